@@ -25,8 +25,8 @@ from ratios import MISSED, report
 from trees import OWNER, namespace
 
 from slurm_affinode.base.pidfd import Id, Process
+from slurm_affinode.checkpoint.criu.kernel_states import lost
 from slurm_affinode.checkpoint.inspection import collect
-from slurm_affinode.checkpoint.kernel_states import lost
 from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, StoppedJob
 from slurm_affinode.suspension.refusals import of_tree
 

@@ -35,10 +35,10 @@ from typing import cast
 from ratios import MISSED, report
 from trees import ORDERS
 
-from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image
-from slurm_affinode.checkpoint.retention import Copy, Tier
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.retention import Copy, Tier
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 
 SHARE = 0.8

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_affinode.base.pidfd import Namespace, Process, ProcessGoneError
-from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.criu.criu import Criu
 from slurm_affinode.checkpoint.interface import Image, Tree
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 from slurm_affinode.suspension.process_tree import LinuxProcesses, StoppedJob

@@ -10,7 +10,7 @@ import pytest
 from agent_site import STEPS, Crash, World
 from agent_stand_ins import Node1, agent, config_of
 
-from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.record import NOTHING_NEW, SuspensionFacts

@@ -11,8 +11,19 @@ from agent_site import Node, Process, Slurm, World, make_job
 from job_owner import OWNER
 
 from slurm_affinode.checkpoint import root_directory
-from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
+from slurm_affinode.checkpoint.files.scratch_files import (
+    NOT_SEARCHED,
+    NOTHING,
+    ScratchFiles,
+    ScratchOutcome,
+    ScratchRestored,
+    ScratchRules,
+)
+from slurm_affinode.checkpoint.files.scratch_index import INDEX, ScratchIndex
+from slurm_affinode.checkpoint.files.scratch_record import ScratchRecords
+from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import (
     Capabilities,
@@ -24,19 +35,8 @@ from slurm_affinode.checkpoint.interface import (
     RestoreFailed,
     RestoreInterrupted,
 )
-from slurm_affinode.checkpoint.scratch_files import (
-    NOT_SEARCHED,
-    NOTHING,
-    ScratchFiles,
-    ScratchOutcome,
-    ScratchRestored,
-    ScratchRules,
-)
-from slurm_affinode.checkpoint.scratch_index import INDEX, ScratchIndex
-from slurm_affinode.checkpoint.scratch_record import ScratchRecords
-from slurm_affinode.checkpoint.scratch_search import ScratchFound
-from slurm_affinode.checkpoint.signatures import Signer
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import Mode, SavedOutput, SuspendOption, Versions
 from slurm_affinode.suspension.context import Parts, SuspendSettings

@@ -38,7 +38,7 @@ from gpu.machine import MIB, Machine, Missing, find
 from gpu.programs import Programs, programs, unusable
 
 from benchmarks.gpu import measure, report
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda.client import Cuda
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 HARDWARE = REPOSITORY / "benchmarks" / "results" / "gpu.json"

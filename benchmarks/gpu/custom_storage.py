@@ -34,9 +34,9 @@ if __name__ == "__main__":
 
 from gpu import protocol
 
-from slurm_affinode.checkpoint import cuda_driver
-from slurm_affinode.checkpoint.cuda_driver import Driver, DriverSaysError, NotAvailableError
-from slurm_affinode.checkpoint.cuda_features import COMPLETE, ENTRY_POINTS
+from slurm_affinode.checkpoint.cuda import driver as cuda_driver
+from slurm_affinode.checkpoint.cuda.driver import Driver, DriverSaysError, NotAvailableError
+from slurm_affinode.checkpoint.cuda.features import COMPLETE, ENTRY_POINTS
 
 BLOCK = 64 << 20
 SLOTS = 4

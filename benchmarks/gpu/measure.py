@@ -19,11 +19,11 @@ from gpu.machine import MIB, Machine
 from gpu.programs import HERE, Program, ProgramError, Programs, end, looked_after
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_driver import Driver
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.criu.criu import Criu
+from slurm_affinode.checkpoint.cuda.client import Cuda
+from slurm_affinode.checkpoint.cuda.driver import Driver
 from slurm_affinode.checkpoint.interface import CudaError, Feature
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.suspension import memory

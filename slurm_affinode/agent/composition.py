@@ -21,18 +21,18 @@ from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.base.users import uids
 from slurm_affinode.checkpoint import yama
-from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
-from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.criu.criu import Criu
+from slurm_affinode.checkpoint.cuda.client import Cuda
+from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
+from slurm_affinode.checkpoint.files.scratch_files import Policy, ScratchFiles, ScratchRules
+from slurm_affinode.checkpoint.files.scratch_record import ScratchRecords
+from slurm_affinode.checkpoint.files.service_connections import Services
+from slurm_affinode.checkpoint.image.manifest import load_key
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.inspection import TreeInspector, collect, memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
-from slurm_affinode.checkpoint.manifest import load_key
 from slurm_affinode.checkpoint.root_directory import check_above
-from slurm_affinode.checkpoint.scratch_files import Policy, ScratchFiles, ScratchRules
-from slurm_affinode.checkpoint.scratch_record import ScratchRecords
-from slurm_affinode.checkpoint.service_connections import Services
-from slurm_affinode.checkpoint.signatures import Signer
-from slurm_affinode.checkpoint.tiers import log_problem, open_tiers
+from slurm_affinode.checkpoint.store.tiers import log_problem, open_tiers
 from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Mode, Versions

@@ -39,8 +39,8 @@ from slurm_affinode.base.text import escaped
 from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.base.users import name_of_user
-from slurm_affinode.checkpoint.manifest import load_key
-from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.image.manifest import load_key
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import ServerTrees, holders

@@ -19,12 +19,13 @@ from pathlib import Path
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes, processes_elsewhere
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
-from slurm_affinode.checkpoint import device_files, open_files, sessions
-from slurm_affinode.checkpoint.criu import cgroup_files
+from slurm_affinode.checkpoint.criu import sessions
+from slurm_affinode.checkpoint.criu.criu import cgroup_files
+from slurm_affinode.checkpoint.criu.restore_gate import Credentials, of_threads
+from slurm_affinode.checkpoint.files import device_files, open_files
+from slurm_affinode.checkpoint.files.service_connections import ServiceConnection, Services
 from slurm_affinode.checkpoint.host_memory import available_memory
 from slurm_affinode.checkpoint.interface import CheckpointError
-from slurm_affinode.checkpoint.restore_gate import Credentials, of_threads
-from slurm_affinode.checkpoint.service_connections import ServiceConnection, Services
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 NO_LIMIT = 1 << 60

@@ -1,7 +1,7 @@
 """Interfaces, errors and value types for checkpointing and restoring a job.
 
-Implementations: ``cuda.py`` (``CudaDriver``), ``criu.py`` (``Imager``), ``image_verifier.py`` (``Pages``). Checkpoint
-images are written by ``image_writer.py`` and stored by ``image_store.DirectoryStore``.
+Implementations: ``cuda.client`` (``CudaDriver``), ``criu.criu`` (``Imager``), ``image.verifier`` (``Pages``).
+Checkpoint images are written by ``image.writer`` and stored by ``store.image_store.DirectoryStore``.
 
 PIDs are those of the agent's PID namespace, except names with ``_ns`` (the job's namespace). Sizes are in bytes.
 """
@@ -21,7 +21,7 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import Manifest
 
 if TYPE_CHECKING:
-    from slurm_affinode.checkpoint.created_files import CreatedFiles
+    from slurm_affinode.checkpoint.files.created_files import CreatedFiles
 
 _MAY_PASS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EDQUOT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR,

@@ -19,13 +19,13 @@ from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.base.text import size, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.base.users import name_of_user
-from slurm_affinode.checkpoint import deleted_files
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.files import deleted_files
+from slurm_affinode.checkpoint.image.manifest import load_key, summary
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Usage
-from slurm_affinode.checkpoint.manifest import load_key, summary
-from slurm_affinode.checkpoint.retention import Tier
-from slurm_affinode.checkpoint.signatures import Signer
-from slurm_affinode.checkpoint.tiers import Tiers, open_tiers
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.retention import Tier
+from slurm_affinode.checkpoint.store.tiers import Tiers, open_tiers
 from slurm_affinode.cli.command import group
 from slurm_affinode.cli.node_options import config_file
 from slurm_affinode.cli.options import clock, echo, json_option, print_json, print_table, progress, warn, zone

@@ -19,7 +19,8 @@ from slurm_affinode.base.process import Helper
 from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import counted
-from slurm_affinode.checkpoint import device_files, yama
+from slurm_affinode.checkpoint import yama
+from slurm_affinode.checkpoint.files import device_files
 from slurm_affinode.db import migrations
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics import aliases

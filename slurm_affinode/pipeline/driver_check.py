@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slurm_affinode.checkpoint import cuda_features
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_driver import LIBRARY
+from slurm_affinode.checkpoint.cuda import features as cuda_features
+from slurm_affinode.checkpoint.cuda.client import Cuda
+from slurm_affinode.checkpoint.cuda.driver import LIBRARY
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver

@@ -18,14 +18,14 @@ from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.sizes import parse_size
 from slurm_affinode.base.threads import Workers
 from slurm_affinode.base.times import parse_span_s
-from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
+from slurm_affinode.checkpoint.files.scratch_files import ScratchOutcome, ScratchRestored
+from slurm_affinode.checkpoint.files.scratch_record import ScratchRecord, ScratchRecords
+from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
 from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
-from slurm_affinode.checkpoint.scratch_files import ScratchOutcome, ScratchRestored
-from slurm_affinode.checkpoint.scratch_record import ScratchRecord, ScratchRecords
-from slurm_affinode.checkpoint.scratch_search import ScratchFound
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.wake_time import backoff_s
 from slurm_affinode.model.cluster import Job

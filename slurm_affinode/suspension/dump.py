@@ -16,12 +16,13 @@ from functools import partial
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.base.text import one_line
-from slurm_affinode.checkpoint import deleted_files, kernel_states, local_files
-from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.criu import kernel_states
+from slurm_affinode.checkpoint.files import deleted_files, local_files
+from slurm_affinode.checkpoint.files.scratch_files import NOT_SEARCHED, NOTHING, ScratchOutcome
+from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
+from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree
-from slurm_affinode.checkpoint.scratch_files import NOT_SEARCHED, NOTHING, ScratchOutcome
-from slurm_affinode.checkpoint.scratch_search import ScratchFound
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, SavedOutput
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts

@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.checkpoint import local_files, scratch_index
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.files import local_files, scratch_index
+from slurm_affinode.checkpoint.files.local_files import INDEX, LIMIT
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
-from slurm_affinode.checkpoint.local_files import INDEX, LIMIT
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.core.suspension import IN_PLACE
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.ledger import LedgerEntry

@@ -17,7 +17,7 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
-from slurm_affinode.checkpoint.retention import Copy, SharedDemand
+from slurm_affinode.checkpoint.store.retention import Copy, SharedDemand
 from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.shared_state import Note

@@ -4,7 +4,8 @@ Agents decide independently, each with its own copy of the queue. Before an agen
 one, it creates ``promises/CLUSTER.JOBID.TASK`` beside the images with ``link(2)``. The first agent wins; the others
 choose another pending job. TASK counts the tasks of a pending array and is 0 for other jobs. A promise is withdrawn
 with its suspension; otherwise it lasts until Slurm has had time to start the pending job. An expired promise (its agent
-has died) does not count. Promises are signed (``checkpoint.signatures``); unsigned ones of older releases do not count.
+has died) does not count. Promises are signed (``checkpoint.image.signatures``); unsigned ones of older releases do not
+count.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.base.timeouts import FileSystemCalls
-from slurm_affinode.checkpoint.signatures import SIGNER, Signer
+from slurm_affinode.checkpoint.image.signatures import SIGNER, Signer
 from slurm_affinode.core.policy import Promise, Waiting
 from slurm_affinode.suspension.shared_state import opened, read_signed
 

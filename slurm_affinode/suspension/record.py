@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from slurm_affinode.base import json_values
-from slurm_affinode.checkpoint.deleted_files import RemovedFile
+from slurm_affinode.checkpoint.files.deleted_files import RemovedFile
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, MailKind, Phase, SuspendOption, SuspensionMail

@@ -9,7 +9,7 @@ from dataclasses import replace
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.base.timeouts import SILENT
-from slurm_affinode.checkpoint import deleted_files
+from slurm_affinode.checkpoint.files import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageUnreadable
 from slurm_affinode.core.retention import Fate, fate
 from slurm_affinode.core.suspension import IN_PLACE, JobFact, RecoveryAction, World, recover

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.text import size
+from slurm_affinode.checkpoint.criu.restore_gate import excess, of_owner
+from slurm_affinode.checkpoint.criu.sessions import NOT_LED
+from slurm_affinode.checkpoint.files.service_connections import addresses
 from slurm_affinode.checkpoint.inspection import QUEUE, SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import Capabilities
-from slurm_affinode.checkpoint.restore_gate import excess, of_owner
-from slurm_affinode.checkpoint.service_connections import addresses
-from slurm_affinode.checkpoint.sessions import NOT_LED
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption

@@ -31,7 +31,9 @@ from pathlib import PurePath
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
 from slurm_affinode.base.timeouts import NoAnswerError
-from slurm_affinode.checkpoint import deleted_files, scratch_files, scratch_index
+from slurm_affinode.checkpoint.files import deleted_files, scratch_files, scratch_index
+from slurm_affinode.checkpoint.files.scratch_files import ScratchRestored
+from slurm_affinode.checkpoint.image.private_image import verified_file
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
     CudaState,
@@ -43,9 +45,7 @@ from slurm_affinode.checkpoint.interface import (
     RestoreInterrupted,
     may_pass,
 )
-from slurm_affinode.checkpoint.private_image import verified_file
-from slurm_affinode.checkpoint.retention import Copy
-from slurm_affinode.checkpoint.scratch_files import ScratchRestored
+from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.core.suspension import AfterLossVerdict, after_loss, pair_gpus
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cluster import Job

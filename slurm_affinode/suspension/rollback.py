@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from slurm_affinode.base.pidfd import ExhaustedError, Id
-from slurm_affinode.checkpoint import deleted_files
+from slurm_affinode.checkpoint.files import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaState
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.journal import JobJournal

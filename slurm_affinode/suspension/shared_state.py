@@ -5,7 +5,7 @@ failed), ``restored/CLUSTER.JOBID.json`` (the last restore of a job that runs ag
 lost), and ``claims/CLUSTER.JOBID.RESTARTS`` (which shepherd restores this attempt; the first one wins, so an image is
 never restored twice). An image is complete without its note.
 
-All files are signed (``checkpoint.signatures``); others are ignored and logged. Earlier releases did not sign. An
+All files are signed (``checkpoint.image.signatures``); others are ignored and logged. Earlier releases did not sign. An
 unsigned note counts only if its image, made by such a release too, exists and agrees, and never as a statement that the
 image was abandoned; an unsigned claim counts only if the image was made by such a release; an unsigned plan never does.
 """
@@ -29,10 +29,10 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import fsync_dir, write_text
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
+from slurm_affinode.checkpoint.image.manifest import built
+from slurm_affinode.checkpoint.image.signatures import LARGEST, SignatureError, Signer, read_bounded
 from slurm_affinode.checkpoint.interface import CheckpointError
-from slurm_affinode.checkpoint.manifest import built
-from slurm_affinode.checkpoint.signatures import LARGEST, SignatureError, Signer, read_bounded
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 _CLAIM = re.compile(r"(?P<job>[A-Za-z0-9_-]+\.\d+)\.\d+")

@@ -25,11 +25,12 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.base.timeouts import FileSystemCalls
-from slurm_affinode.checkpoint import deleted_files, image_store
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.files import deleted_files
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged
-from slurm_affinode.checkpoint.signatures import Signer
-from slurm_affinode.checkpoint.store_entries import JOB
+from slurm_affinode.checkpoint.store import image_store
+from slurm_affinode.checkpoint.store.entries import JOB
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.core.retention import Fate, fate, too_many
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import LiveRun

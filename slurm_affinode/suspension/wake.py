@@ -19,8 +19,8 @@ from slurm_affinode.base.files import write_text
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.base.timeouts import FileSystemCalls
+from slurm_affinode.checkpoint.image.signatures import SIGNER, Signer
 from slurm_affinode.checkpoint.interface import CheckpointError
-from slurm_affinode.checkpoint.signatures import SIGNER, Signer
 from slurm_affinode.core.policy import WAITS_FOR_ROOM
 from slurm_affinode.core.wake_time import backoff_s, wake_time
 from slurm_affinode.model.cluster import Job, Node

@@ -98,7 +98,7 @@ def locks() -> Iterator[str]:
 
 
 def test_the_daemon_is_found() -> None:
-    assert {"suspension.suspend", "checkpoint.criu", "base.pidfd"} <= modules().keys()
+    assert {"suspension.suspend", "checkpoint.criu.criu", "base.pidfd"} <= modules().keys()
 
 
 def test_queues_are_listed() -> None:

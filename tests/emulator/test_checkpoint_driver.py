@@ -11,7 +11,7 @@ import pytest
 from emulator.node import Node, Program
 from stopping import stop
 
-from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
+from slurm_affinode.checkpoint.cuda.client import Cuda, Deadlines
 from slurm_affinode.checkpoint.interface import (
     CudaError,
     CudaState,

@@ -15,15 +15,15 @@ from emulator.node import DriverError, Node, Program
 
 from benchmarks.gpu import measure
 from benchmarks.gpu.custom_storage import Storage
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_driver import Driver
+from slurm_affinode.checkpoint.cuda.client import Cuda
+from slurm_affinode.checkpoint.cuda.driver import Driver
 from slurm_affinode.checkpoint.interface import CudaError, CudaState
 
 VERSION = "615.71.05"
 MIB = 1 << 20
 SETUP = """
 from benchmarks.gpu import custom_storage
-from slurm_affinode.checkpoint.cuda_driver import Driver
+from slurm_affinode.checkpoint.cuda.driver import Driver
 storage = custom_storage.Storage(Driver())
 """
 

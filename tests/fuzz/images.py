@@ -16,18 +16,11 @@ from random import Random
 from fuzz.mutation import mutated, some
 from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
-from slurm_affinode.checkpoint import (
-    criu_images,
-    deleted_files,
-    file_table,
-    memory_map,
-    open_files,
-    restore_gate,
-    sessions,
-    unix_sockets,
-)
-from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, encoded, framed
-from slurm_affinode.checkpoint.file_table import FileTable, Type
+from slurm_affinode.checkpoint.criu import restore_gate, sessions
+from slurm_affinode.checkpoint.files import deleted_files, file_table, open_files, unix_sockets
+from slurm_affinode.checkpoint.files.file_table import FileTable, Type
+from slurm_affinode.checkpoint.image import criu_images, memory_map
+from slurm_affinode.checkpoint.image.criu_images import PAGE, BadImage, encoded, framed
 from slurm_affinode.checkpoint.interface import DumpFailed
 
 _DUMP = Path(__file__).parent / "dump.tar.gz"

@@ -19,7 +19,7 @@ from random import Random
 from fuzz.mutation import mutated, mutated_json, some, text
 from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
-from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.suspension import job_environment, memory_limits, sweep
 from slurm_affinode.suspension.announcements import AnnouncementError, Announcements

@@ -21,16 +21,10 @@ from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.agent import orphans
 from slurm_affinode.base import pidfd
-from slurm_affinode.checkpoint import (
-    criu,
-    cuda,
-    deleted_files,
-    device_files,
-    inspection,
-    local_files,
-    open_files,
-    restore_gate,
-)
+from slurm_affinode.checkpoint import inspection
+from slurm_affinode.checkpoint.criu import criu, restore_gate
+from slurm_affinode.checkpoint.cuda import client as cuda
+from slurm_affinode.checkpoint.files import deleted_files, device_files, local_files, open_files
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.suspension import cgroup
 from slurm_affinode.suspension.inplace import file_locks, sock_diag, sockets

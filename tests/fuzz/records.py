@@ -21,14 +21,16 @@ from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.agent import hook_records
 from slurm_affinode.agent.hook_records import GpuNumbers
 from slurm_affinode.base.pidfd import Id
-from slurm_affinode.checkpoint import cpu_affinity, deleted_files, inet_sockets, local_files, manifest
-from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
-from slurm_affinode.checkpoint.criu_images import BadImage
+from slurm_affinode.checkpoint.criu import cpu_affinity
+from slurm_affinode.checkpoint.files import deleted_files, inet_sockets, local_files
+from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
+from slurm_affinode.checkpoint.files.scratch_files import ScratchFiles, ScratchRules
+from slurm_affinode.checkpoint.files.scratch_record import RecordError, ScratchRecords
+from slurm_affinode.checkpoint.image import manifest
+from slurm_affinode.checkpoint.image.criu_images import BadImage
+from slurm_affinode.checkpoint.image.signatures import NAME, SIGNER, SignatureError, Signer
 from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
-from slurm_affinode.checkpoint.retention import SharedDemand
-from slurm_affinode.checkpoint.scratch_files import ScratchFiles, ScratchRules
-from slurm_affinode.checkpoint.scratch_record import RecordError, ScratchRecords
-from slurm_affinode.checkpoint.signatures import NAME, SIGNER, SignatureError, Signer
+from slurm_affinode.checkpoint.store.retention import SharedDemand
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model import ledger
 from slurm_affinode.model.suspension import (

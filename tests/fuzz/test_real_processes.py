@@ -18,9 +18,11 @@ from job_owner import OWNER
 from fuzz.mutation import LINE_ENDS
 from slurm_affinode.agent import orphans
 from slurm_affinode.base.pidfd import ExhaustedError, Id, Process, processes
-from slurm_affinode.checkpoint import cuda, deleted_files, inspection, local_files, open_files
-from slurm_affinode.checkpoint.criu import cgroup_files
-from slurm_affinode.checkpoint.local_files import _sockets
+from slurm_affinode.checkpoint import inspection
+from slurm_affinode.checkpoint.criu.criu import cgroup_files
+from slurm_affinode.checkpoint.cuda import client as cuda
+from slurm_affinode.checkpoint.files import deleted_files, local_files, open_files
+from slurm_affinode.checkpoint.files.local_files import _sockets
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.inplace.sock_diag import socket_inodes

@@ -23,7 +23,7 @@ import pytest
 from gpu.machine import COMMAND, Machine, Missing, find
 from gpu.programs import Programs, programs, unusable
 from gpu.skips import without
-from slurm_affinode.checkpoint.cuda import Cuda, Deadlines
+from slurm_affinode.checkpoint.cuda.client import Cuda, Deadlines
 from slurm_affinode.gpu.nvml import NvmlDriver
 
 _RESULTS = Path(os.environ.get("GPU_RESULTS", "out/gpu/tests.json"))

@@ -17,12 +17,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from slurm_affinode.agent.composition import DriverGpus
-from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda.client import Cuda
+from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
+from slurm_affinode.checkpoint.files.scratch_files import ScratchFiles, ScratchRules
+from slurm_affinode.checkpoint.files.scratch_record import ScratchRecords
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.inspection import collect, memory_facts
-from slurm_affinode.checkpoint.scratch_files import ScratchFiles, ScratchRules
-from slurm_affinode.checkpoint.scratch_record import ScratchRecords
-from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, still_idle
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.cluster import Job

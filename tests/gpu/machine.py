@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.cuda_features import major_of
+from slurm_affinode.checkpoint.criu.criu import Criu
+from slurm_affinode.checkpoint.cuda.features import major_of
 from slurm_affinode.checkpoint.inspection import memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.gpu.interface import GpuError

@@ -18,8 +18,8 @@ from typing import Any
 
 from gpu import protocol
 from gpu.machine import Missing, torch_env, torch_python
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_features import NEEDS, major_of
+from slurm_affinode.checkpoint.cuda.client import Cuda
+from slurm_affinode.checkpoint.cuda.features import NEEDS, major_of
 from slurm_affinode.checkpoint.interface import CudaError, CudaState, Feature
 
 HERE = Path(__file__).resolve().parent

@@ -50,7 +50,7 @@ def quiet(machine: Machine, nvml: NvmlDriver) -> None:
 def helper_or_us(pid: int) -> bool:
     """Return whether the process only queries the driver, like this one and the helpers."""
     try:
-        return pid == os.getpid() or b"checkpoint.cuda_helper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return pid == os.getpid() or b"checkpoint.cuda.helper" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -10,8 +10,8 @@ import pytest
 
 from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_features import refusal
+from slurm_affinode.checkpoint.cuda.client import Cuda
+from slurm_affinode.checkpoint.cuda.features import refusal
 from slurm_affinode.checkpoint.interface import CudaState, CudaUnavailable, Feature
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.suspension.inplace.sockets import waits, went_on

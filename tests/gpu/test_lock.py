@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu.programs import Programs
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda.client import Cuda
 from slurm_affinode.checkpoint.interface import CudaError, CudaState, LockTimeout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

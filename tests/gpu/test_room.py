@@ -9,7 +9,7 @@ import pytest
 
 from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda.client import Cuda
 from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.suspension import memory

@@ -23,7 +23,7 @@ from gpu.inplace import InPlace, sleeping_in_place
 from gpu.machine import Machine, settled, torch_env, torch_python
 from gpu.programs import HERE, Program, Programs, looked_after
 from gpu.skips import without
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda.client import Cuda
 from slurm_affinode.gpu.interface import NotPermitted, NotSupported
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.suspension.inplace.sock_diag import SockDiag, SockDiagError

@@ -8,7 +8,7 @@ import pytest
 
 from gpu.machine import Machine
 from gpu.programs import oldest
-from slurm_affinode.checkpoint.cuda_features import major_of
+from slurm_affinode.checkpoint.cuda.features import major_of
 from slurm_affinode.pipeline import driver_check
 from slurm_affinode.pipeline.checks import OK
 

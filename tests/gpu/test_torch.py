@@ -10,7 +10,7 @@ import pytest
 from gpu.machine import Machine
 from gpu.programs import Programs
 from gpu.skips import without
-from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda.client import Cuda
 from slurm_affinode.checkpoint.interface import CudaState
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]

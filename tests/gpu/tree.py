@@ -20,9 +20,9 @@ from pathlib import Path
 from gpu.machine import MIB
 from gpu.programs import HERE, Program, undisturbed
 from slurm_affinode.base.pidfd import Namespace, Process
-from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.criu.criu import Criu
 from slurm_affinode.checkpoint.interface import CheckpointError, Tree
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
 from slurm_affinode.suspension.process_tree import LinuxProcesses, StoppedJob

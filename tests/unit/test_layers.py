@@ -51,7 +51,7 @@ OWNERS = {
     "jinja2": ("report",),
     "pandas": ("api",),
     "pynvml": ("gpu.nvml",),
-    "cuda": ("checkpoint.cuda_driver",),
+    "cuda": ("checkpoint.cuda.driver",),
     "httpx": ("base.http",),
     "urllib.request": ("base.http",),
     "http.client": (),
@@ -224,7 +224,7 @@ def test_headings_of_tables_are_in_one_style() -> None:
 SMALL = 80
 """Lines below which a module needs two importers."""
 PROGRAMS = {
-    "analysis.join.sources", "api", "checkpoint.cuda_helper", "metrics.spool", "pipeline.suspension_mail",
+    "analysis.join.sources", "api", "checkpoint.cuda.helper", "metrics.spool", "pipeline.suspension_mail",
     "slurm.pyslurm_worker", "suspension.memory_pressure",
 }  # fmt: skip
 """Modules that are run or imported from outside of the package."""

@@ -18,7 +18,7 @@ PACKAGES = ("checkpoint", "suspension", "agent", "zombies")
 
 # (module, function): the record that the IDs are from.
 OWNERS = {
-    ("checkpoint.deleted_files", "gone"): "the signed manifest of an image",
+    ("checkpoint.files.deleted_files", "gone"): "the signed manifest of an image",
     ("suspension.announcements", "_parse"): "the announcement that root has written",
     ("suspension.interface", "owner"): "the announcement, by way of the identity of the shepherd",
     ("suspension.registry", "owner"): "the same",
@@ -28,12 +28,15 @@ OWNERS = {
 
 # (module, function): what the IDs are compared with, or shown for.
 READERS = {
-    ("checkpoint.restore_gate", "of_process"): "compared with the credentials of the owner or of the attempt",
+    ("checkpoint.criu.restore_gate", "of_process"): "compared with the credentials of the owner or of the attempt",
     ("checkpoint.inspection", "_facts_of"): "compared with the owner, for refusals",
     ("checkpoint.inspection", "_sysv"): "finds System V objects, for a refusal",
     ("checkpoint.inspection", "_uses_mps"): "finds the MPS daemon of the user, for a refusal",
-    ("checkpoint.local_files", "used_files"): "finds files that a process of the owner has open: these stay",
-    ("checkpoint.scratch_search", "_ambiguous"): "finds other processes of the owner, whose files are not the job's",
+    ("checkpoint.files.local_files", "used_files"): "finds files that a process of the owner has open: these stay",
+    (
+        "checkpoint.files.scratch_search",
+        "_ambiguous",
+    ): "finds other processes of the owner, with files of their own",
     ("suspension.peers", "_examined"): "compared with the user who has connected, and that user with the announcement",
     ("suspension.peers", "_parent"): "the parent of a shepherd has to be root's",
     ("suspension.process_tree", "_member"): "shown in messages",

@@ -23,19 +23,19 @@ EXCEPTIONS = {
     # The group of a child that has not been waited for; its ID cannot be reused yet.
     ("base.process", "os.killpg"): "a group has no descriptor",
     # By descriptors of namespaces: those that CRIU enters, and those in which sockets are queried.
-    ("checkpoint.criu_launcher", "setns"): "enters the namespaces of a shepherd, given as descriptors",
+    ("checkpoint.criu.launcher", "setns"): "enters the namespaces of a shepherd, given as descriptors",
     ("checkpoint.user_files", "setns"): "a thread of its own enters a mount namespace that is held",
     ("suspension.inplace.sock_diag", "setns"): "a thread of its own enters a network namespace that is held",
     # A thread has no descriptor, either; it is detached if it is not a thread of the held process.
     ("base.ptrace", "ptrace"): "the callers below",
     ("suspension.process_tree", "ptrace"): "the traced process is checked afterwards",
-    ("checkpoint.kernel_states", "ptrace"): "the caller traces the process, so its number stays its own",
+    ("checkpoint.criu.kernel_states", "ptrace"): "the caller traces the process, so its number stays its own",
     (
-        "checkpoint.cpu_affinity",
+        "checkpoint.criu.cpu_affinity",
         "os.sched_setaffinity",
     ): "CRIU holds the thread, found alive after that",
-    ("checkpoint.criu", "os.sched_getaffinity"): "the process is found alive after that",
-    ("checkpoint.page_filler", "os.sched_getaffinity"): "the CPUs of another process would only be slower",
+    ("checkpoint.criu.criu", "os.sched_getaffinity"): "the process is found alive after that",
+    ("checkpoint.image.page_filler", "os.sched_getaffinity"): "the CPUs of another process would only be slower",
 }
 FORBIDDEN = {
     "os.kill", "os.killpg", "os.pidfd_open", "signal.pidfd_send_signal", "os.setns", "os.getpgid", "os.getsid",

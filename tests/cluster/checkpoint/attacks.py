@@ -22,7 +22,7 @@ from drive import Driven, serve
 from session import JOB, PYTHON, UID, members, wait_for
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import deleted_files
+from slurm_affinode.checkpoint.files import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, InheritFd
 from slurm_affinode.model.suspension import LiveRun
 

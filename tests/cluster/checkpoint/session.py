@@ -17,11 +17,11 @@ from typing import Any
 import pynvml
 
 from slurm_affinode.base.pidfd import Id, Namespace, Process
-from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.criu.criu import Criu
+from slurm_affinode.checkpoint.cuda.client import Cuda
 from slurm_affinode.checkpoint.inspection import collect, forked_workers, memory_facts
 from slurm_affinode.checkpoint.interface import Image, InheritFd, Pages, Tree
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, SuspendOption, Versions

@@ -22,7 +22,7 @@ from agent_stand_ins import (
 )
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.model.suspension import Mode, Refusal
 from slurm_affinode.suspension.promises import Promises
 from slurm_affinode.suspension.record import SuspensionRecord

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import digest
-from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.image import digest
+from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import Image, Pages
-from slurm_affinode.checkpoint.retention import Copy, Tier
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.retention import Copy, Tier
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import (
     GpuFact,
     JobKey,

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from slurm_affinode.checkpoint.criu_images import encoded, framed
+from slurm_affinode.checkpoint.image.criu_images import encoded, framed
 
 HEADER = bytes(8)
 Field = tuple[int, int | bytes]

@@ -15,7 +15,7 @@ _PREFIX = "slurm_affinode."
 _FOLDERS = ("checkpoint", "suspension")
 _GATES = ("dump", "restore", "memory", "streams", "suspend", "process_tree")
 """Modules of ``suspension`` that take part in a dump or restore."""
-_NO_GATES = ("cuda_features",)
+_NO_GATES = ("cuda.features",)
 """Modules of ``checkpoint`` whose refusals are those of the driver."""
 DUMP = (
     "DumpFailed", "DumpNoRoom", "NotRestored", "AbortedError", "InUseError", "NotStoppedError", "StreamsError",
@@ -33,13 +33,13 @@ class RefusalSite:
     """A place where a dump or restore is refused."""
 
     module: str
-    """``checkpoint.criu``."""
+    """``checkpoint.criu.criu``."""
     by: str
     """The error, or ``return``."""
     text: str
     """The message; ``{}``: a value."""
     function: str
-    """The function there: ``checkpoint.criu:Criu.dump``."""
+    """The function there: ``checkpoint.criu.criu:Criu.dump``."""
 
 
 def sites() -> Iterator[RefusalSite]:
@@ -74,8 +74,9 @@ def _text(node: ast.expr) -> str:
 def _modules() -> dict[str, ast.Module]:
     found = {}
     for folder in _FOLDERS:
-        for path in sorted((PACKAGE / folder).glob("*.py")):
-            found[f"{folder}.{path.stem}"] = ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((PACKAGE / folder).glob("**/*.py" if folder == "checkpoint" else "*.py")):
+            name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+            found[name] = ast.parse(path.read_text(encoding="utf-8"))
     return found
 
 
@@ -96,7 +97,7 @@ def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
 
 @cache
 def functions() -> dict[str, ast.FunctionDef]:
-    """Return every function and method of the folders: ``checkpoint.criu:Criu.dump`` -> its source."""
+    """Return every function and method of the folders: ``checkpoint.criu.criu:Criu.dump`` -> its source."""
     return {name: node for module, tree in _modules().items() for name, node in _functions(module, tree)}
 
 

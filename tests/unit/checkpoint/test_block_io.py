@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import block_io
+from slurm_affinode.checkpoint.image import block_io
 
 MIB = 1 << 20
 

@@ -14,8 +14,8 @@ from waiting import wait_until
 
 from slurm_affinode.base import pidfd
 from slurm_affinode.base.pidfd import Id, Process
-from slurm_affinode.checkpoint import cpu_affinity
-from slurm_affinode.checkpoint.criu_images import BadImage
+from slurm_affinode.checkpoint.criu import cpu_affinity
+from slurm_affinode.checkpoint.image.criu_images import BadImage
 
 pytestmark = [
     needs_root,

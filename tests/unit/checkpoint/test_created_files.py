@@ -14,8 +14,8 @@ import pytest
 from job_owner import OWNER, hand_over, using
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import local_files
-from slurm_affinode.checkpoint.created_files import CreatedFiles, CreatedFilesOfJobs, FileIdentity
+from slurm_affinode.checkpoint.files import local_files
+from slurm_affinode.checkpoint.files.created_files import CreatedFiles, CreatedFilesOfJobs, FileIdentity
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey
@@ -204,7 +204,7 @@ def test_record_that_does_not_belong_to_the_job_permits_nothing(
     }[change]
     record.path.write_text(text)
     if change == "large":
-        monkeypatch.setattr("slurm_affinode.checkpoint.created_files._LIMIT", len(text) - 1)
+        monkeypatch.setattr("slurm_affinode.checkpoint.files.created_files._LIMIT", len(text) - 1)
     if change == "none":
         node.records.remove(7)
     with pytest.raises(RestoreFailed, match=OTHER):

@@ -19,11 +19,12 @@ from namespace_job import EmptyNamespace
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.base.process import Completed
-from slurm_affinode.checkpoint import device_files, root_directory
-from slurm_affinode.checkpoint.criu import Criu, _free_pid, cgroup_files
-from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
+from slurm_affinode.checkpoint import root_directory
+from slurm_affinode.checkpoint.criu.criu import Criu, _free_pid, cgroup_files
+from slurm_affinode.checkpoint.files import device_files
+from slurm_affinode.checkpoint.files.service_connections import ServiceConnection, Services
+from slurm_affinode.checkpoint.image.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
-from slurm_affinode.checkpoint.service_connections import ServiceConnection, Services
 
 from . import criu_files
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_affinode.checkpoint import criu, criu_images
+from slurm_affinode.checkpoint.criu import criu
+from slurm_affinode.checkpoint.image import criu_images
 from slurm_affinode.checkpoint.interface import (
     CudaError,
     ImageDamaged,
@@ -27,8 +28,8 @@ def test_messages_are_unique() -> None:
 @pytest.mark.parametrize(
     ("log", "checks"),
     [
-        ("File home/a b has bad size 4 (expect 5)", ("open_files",)),
-        ("Can't find a session leader for 12", ("sessions",)),
+        ("File home/a b has bad size 4 (expect 5)", ("files.open_files",)),
+        ("Can't find a session leader for 12", ("criu.sessions",)),
         ("Can't dump nested net namespace for 12", None),  # of a dump, which is no restore
         ("Unable to detach 12: No such process", None),
         ("Can't fork for 12: File exists", None),

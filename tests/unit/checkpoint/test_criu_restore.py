@@ -18,9 +18,10 @@ from namespace_job import EmptyNamespace
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Namespace, Number
 from slurm_affinode.base.process import Completed
-from slurm_affinode.checkpoint import criu, inet_sockets
-from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.inet_sockets import BoundPort
+from slurm_affinode.checkpoint.criu import criu
+from slurm_affinode.checkpoint.criu.criu import Criu
+from slurm_affinode.checkpoint.files import inet_sockets
+from slurm_affinode.checkpoint.files.inet_sockets import BoundPort
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed, Take
 
 from . import criu_files

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.cuda import Cuda, Deadlines, host_bytes
+from slurm_affinode.checkpoint.cuda.client import Cuda, Deadlines, host_bytes
 from slurm_affinode.checkpoint.interface import CudaUnavailable, HelperLost
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from background import started_of
 
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_driver import Driver
-from slurm_affinode.checkpoint.cuda_helper import answer
+from slurm_affinode.checkpoint.cuda.client import Cuda
+from slurm_affinode.checkpoint.cuda.driver import Driver
+from slurm_affinode.checkpoint.cuda.helper import answer
 from slurm_affinode.checkpoint.interface import CudaError
 
 GONE = 2**22 + 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import kernel_states
-from slurm_affinode.checkpoint.criu_images import BadImage, image_records, integer, message
-from slurm_affinode.checkpoint.private_image import PrivateImage
+from slurm_affinode.checkpoint.criu import kernel_states
+from slurm_affinode.checkpoint.image.criu_images import BadImage, image_records, integer, message
+from slurm_affinode.checkpoint.image.private_image import PrivateImage
 
 from . import criu_files
 

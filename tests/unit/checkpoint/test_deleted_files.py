@@ -16,8 +16,9 @@ from stalling import Stalling
 
 from slurm_affinode.base import timeouts
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import deleted_files, root_directory
-from slurm_affinode.checkpoint.deleted_files import RemovedFile
+from slurm_affinode.checkpoint import root_directory
+from slurm_affinode.checkpoint.files import deleted_files
+from slurm_affinode.checkpoint.files.deleted_files import RemovedFile
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.suspension.record import SuspensionFacts, decode, encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from slurm_affinode.checkpoint.retention import SharedDemand
+from slurm_affinode.checkpoint.store.retention import SharedDemand
 
 
 def test_concurrent_updates_and_reads_do_not_fail() -> None:

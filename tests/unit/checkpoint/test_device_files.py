@@ -13,7 +13,7 @@ import pytest
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import device_files
+from slurm_affinode.checkpoint.files import device_files
 from slurm_affinode.pipeline.checks import OK, PROBLEM
 from slurm_affinode.pipeline.doctor import forked_workers
 

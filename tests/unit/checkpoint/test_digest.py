@@ -12,9 +12,9 @@ from pathlib import Path
 import blake3
 import pytest
 
-from slurm_affinode.checkpoint import digest
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.image import digest
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 
 BLOCK = 1 << 12
 

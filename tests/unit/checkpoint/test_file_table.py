@@ -10,9 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.checkpoint import file_table
-from slurm_affinode.checkpoint.criu_images import BadImage, bodies, message
-from slurm_affinode.checkpoint.file_table import (
+from slurm_affinode.checkpoint.files import file_table
+from slurm_affinode.checkpoint.files.file_table import (
     READ,
     SEARCH,
     WRITE,
@@ -23,6 +22,7 @@ from slurm_affinode.checkpoint.file_table import (
     packets,
     remaps,
 )
+from slurm_affinode.checkpoint.image.criu_images import BadImage, bodies, message
 
 from . import criu_files as made
 

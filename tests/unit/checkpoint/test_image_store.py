@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.checkpoint import digest, image_writer, manifest
-from slurm_affinode.checkpoint.block_io import Limiter
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.image import digest, manifest
+from slurm_affinode.checkpoint.image import writer as image_writer
+from slurm_affinode.checkpoint.image.block_io import Limiter
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom
-from slurm_affinode.checkpoint.transfer import How
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.transfer import How
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 from .conftest import JOB, KEY, LATER, MANIFEST

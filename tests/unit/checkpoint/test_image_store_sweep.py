@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.image_store import DirectoryStore, newest
 from slurm_affinode.checkpoint.interface import Image
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore, newest
 from slurm_affinode.model.suspension import JobKey, LiveRun
 
 from .conftest import JOB, KEY, LATER, MANIFEST

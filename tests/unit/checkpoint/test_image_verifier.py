@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.base import threads as base_threads
-from slurm_affinode.checkpoint import digest, image_verifier
+from slurm_affinode.checkpoint.image import digest
+from slurm_affinode.checkpoint.image import verifier as image_verifier
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 
 from .conftest import Node

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import inet_sockets
-from slurm_affinode.checkpoint.criu_images import BadImage, bodies, encoded, framed, message
-from slurm_affinode.checkpoint.inet_sockets import INDEX
+from slurm_affinode.checkpoint.files import inet_sockets
+from slurm_affinode.checkpoint.files.inet_sockets import INDEX
+from slurm_affinode.checkpoint.image.criu_images import BadImage, bodies, encoded, framed, message
+from slurm_affinode.checkpoint.image.private_image import PrivateImage
 from slurm_affinode.checkpoint.interface import RestoreFailed
-from slurm_affinode.checkpoint.private_image import PrivateImage
 
 HEADER = b"\x56\x54\x49\x48\x54\x54\x15\x56"
 OLD = {ipaddress.ip_address("10.0.0.1"): "eth0", ipaddress.ip_address("10.1.0.1"): "ib0",

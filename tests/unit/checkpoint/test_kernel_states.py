@@ -14,7 +14,7 @@ import pytest
 from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint.kernel_states import lost
+from slurm_affinode.checkpoint.criu.kernel_states import lost
 from slurm_affinode.suspension.process_tree import LinuxProcesses
 
 pytestmark = [

@@ -21,9 +21,9 @@ from job_owner import BECOME_OWNER, OWNER, hand_over, using
 from stalling import Stalling
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import local_files
+from slurm_affinode.checkpoint.files import local_files
+from slurm_affinode.checkpoint.files.local_files import INDEX, leave, put_back, remove, save
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, RestoreFailed
-from slurm_affinode.checkpoint.local_files import INDEX, leave, put_back, remove, save
 from slurm_affinode.checkpoint.user_files import User
 
 
@@ -360,7 +360,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Return a manager, which is a Python program here; the files that it has named are removed."""
     if not os.access(SHM, os.W_OK):
         pytest.skip(f"{SHM} is not writable")
-    monkeypatch.setattr("slurm_affinode.checkpoint.local_files._MANAGER", Path("/proc/self/exe").readlink().name)
+    monkeypatch.setattr("slurm_affinode.checkpoint.files.local_files._MANAGER", Path("/proc/self/exe").readlink().name)
     made = Manager()
     yield made
     for name in made.names:
@@ -413,7 +413,7 @@ def test_false_manager_gets_no_files_of_other_users(
     manager.names.append(f"torch_6_{os.getpid()}_3")
     with manager.running() as process:
         assert save(process.id, [process.id], place.fd, OWNER, places=[SHM]) == 0
-        monkeypatch.setattr("slurm_affinode.checkpoint.local_files._MOST_MEMORY", 1 << 20)
+        monkeypatch.setattr("slurm_affinode.checkpoint.files.local_files._MOST_MEMORY", 1 << 20)
         with pytest.raises(DumpFailed, match="has more than 1048576 bytes of memory"):
             save(process.id, [process.id], place.fd, OWNER, places=[SHM])
     assert list(place.image.iterdir()) == []
@@ -423,7 +423,7 @@ def test_number_of_names_in_memory_is_limited(place: Place, manager: Manager, mo
     """A gigabyte holds fifty million names: the agent would need more memory for them than the node has."""
     for number in range(3):
         manager.make(f"torch_6_{os.getpid()}_{number}", b"batch")
-    monkeypatch.setattr("slurm_affinode.checkpoint.local_files._MOST_NAMES", 2, raising=False)
+    monkeypatch.setattr("slurm_affinode.checkpoint.files.local_files._MOST_NAMES", 2, raising=False)
     with manager.running() as process, pytest.raises(DumpFailed, match="has more than 2 names"):
         save(process.id, [process.id], place.fd, OWNER, places=[SHM])
 
@@ -471,7 +471,7 @@ def test_file_that_grows_is_copied_up_to_its_size(place: Place, monkeypatch: pyt
             file.truncate(1 << 40)
             os.pwrite(file.fileno(), b"x", 1 << 39)
 
-        monkeypatch.setattr("slurm_affinode.checkpoint.local_files._check_room", grow)
+        monkeypatch.setattr("slurm_affinode.checkpoint.files.local_files._check_room", grow)
         assert place.save() == 4
     assert (place.image / "local-0").read_bytes() == b"mine"
 
@@ -488,7 +488,7 @@ def test_holes_of_all_files_need_room(place: Place) -> None:
 
 def test_list_that_could_not_be_read_is_not_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """No restore of such an image would succeed."""
-    monkeypatch.setattr("slurm_affinode.checkpoint.local_files.LIMIT", 100)
+    monkeypatch.setattr("slurm_affinode.checkpoint.files.local_files.LIMIT", 100)
     with (place.tmp / ("x" * 100)).open("w"), pytest.raises(DumpFailed, match="list is longer than 100 bytes"):
         place.save()
 
@@ -686,7 +686,7 @@ def test_file_swapped_after_the_check_is_not_copied(tmp_path: Path, monkeypatch:
             user.stdin.flush()  # type: ignore[union-attr]
             user.stdout.readline()  # type: ignore[union-attr]
 
-        monkeypatch.setattr("slurm_affinode.checkpoint.local_files._check_room", swap)
+        monkeypatch.setattr("slurm_affinode.checkpoint.files.local_files._check_room", swap)
         fd = os.open(image, os.O_RDONLY | os.O_DIRECTORY)
         try:
             save(Process(user.pid).id, [Process(user.pid).id], fd, User(2001, 2001), places=[str(place)])

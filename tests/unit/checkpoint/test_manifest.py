@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.checkpoint import signatures
+from slurm_affinode.checkpoint.image import signatures
+from slurm_affinode.checkpoint.image.manifest import decode, encode, former_signature, sign
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
-from slurm_affinode.checkpoint.manifest import decode, encode, former_signature, sign
 
 KEY = bytes(32)
 

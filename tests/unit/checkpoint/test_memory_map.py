@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, inspect
-from slurm_affinode.checkpoint.memory_map import PageStretch, TreeMemory, fillable
+from slurm_affinode.checkpoint.image.criu_images import PAGE, BadImage, inspect
+from slurm_affinode.checkpoint.image.memory_map import PageStretch, TreeMemory, fillable
 
 from .test_criu import HEADER, make_image, record, varint
 
@@ -101,7 +101,7 @@ def test_memory_in_too_many_pieces_is_left_to_criu(image: Path, monkeypatch: pyt
     """A job that uses every other page would cost the agent a twentieth of its own size."""
     fill(image, ROOT, [(at, 1, LAZY | PRESENT) for at in range(0, 20, 2)], [(0, 20)])
     assert len(found(image)[0].runs) == 10
-    monkeypatch.setattr("slurm_affinode.checkpoint.memory_map._MOST_RUNS", 9, raising=False)
+    monkeypatch.setattr("slurm_affinode.checkpoint.image.memory_map._MOST_RUNS", 9, raising=False)
     assert found(image) == ()
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from stalling import Stalling
 
-from slurm_affinode.checkpoint import open_files
-from slurm_affinode.checkpoint.criu_images import bodies, message
+from slurm_affinode.checkpoint.files import open_files
+from slurm_affinode.checkpoint.files.open_files import Inheritance
+from slurm_affinode.checkpoint.image.criu_images import bodies, message
+from slurm_affinode.checkpoint.image.private_image import PrivateImage, private_image
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed, Take
-from slurm_affinode.checkpoint.open_files import Inheritance
-from slurm_affinode.checkpoint.private_image import PrivateImage, private_image
 from slurm_affinode.checkpoint.user_files import User
 
 from . import criu_files as made

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint.open_files import OpenFiles, watched
+from slurm_affinode.checkpoint.files.open_files import OpenFiles, watched
 from slurm_affinode.checkpoint.user_files import User
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may inspect open files of others")

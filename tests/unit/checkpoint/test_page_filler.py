@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.block_io import Buffer
-from slurm_affinode.checkpoint.criu_images import PAGE
+from slurm_affinode.checkpoint.image.block_io import Buffer
+from slurm_affinode.checkpoint.image.criu_images import PAGE
+from slurm_affinode.checkpoint.image.memory_map import PageStretch, TreeMemory
+from slurm_affinode.checkpoint.image.page_filler import CannotFill, Filler, beside
 from slurm_affinode.checkpoint.interface import ImageDamaged
-from slurm_affinode.checkpoint.memory_map import PageStretch, TreeMemory
-from slurm_affinode.checkpoint.page_filler import CannotFill, Filler, beside
 
 PAGES = 600
 FILE = "pages-1.img"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import digest, private_image
-from slurm_affinode.checkpoint.criu_images import PAGE, BadImage
-from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.image_verifier import NamedPages
+from slurm_affinode.checkpoint.image import digest, private_image
+from slurm_affinode.checkpoint.image.criu_images import PAGE, BadImage
+from slurm_affinode.checkpoint.image.memory_map import PageStretch, TreeMemory
+from slurm_affinode.checkpoint.image.private_image import PrivateImage
+from slurm_affinode.checkpoint.image.verifier import NamedPages
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Pages, RestoreFailed, Take
-from slurm_affinode.checkpoint.memory_map import PageStretch, TreeMemory
-from slurm_affinode.checkpoint.private_image import PrivateImage
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 
 OUTPUT = b"tre"
 LARGE = b"local" * (1 << 20)

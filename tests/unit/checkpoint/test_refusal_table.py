@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.checkpoint import criu_images
+from slurm_affinode.checkpoint.image import criu_images
 from slurm_affinode.checkpoint.interface import RestoreFailed, RestoreInterrupted, may_pass
 
 from . import refusal_sites
@@ -24,7 +24,7 @@ ADMISSION = (
     "checkpoint.inspection:collect",  # Parts.look
 )
 """What ``status`` and a suspension call before anything is changed."""
-IN_DUMP = ("checkpoint.criu:Criu.dump",)
+IN_DUMP = ("checkpoint.criu.criu:Criu.dump",)
 ROWS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))[
     "refusal"
 ]
@@ -57,7 +57,7 @@ def test_every_refusal_has_its_row() -> None:
 def test_refusals_are_found_in_sources() -> None:
     """The reader of the sources finds as many constructions of the errors as a search for their text."""
     for name in ("RestoreFailed", "RestoreInterrupted", "restore_failure", "DumpFailed"):
-        text = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "checkpoint").glob("*.py"))
+        text = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "checkpoint").rglob("*.py"))
         made = len(re.findall(rf"(?<!class )(?<!def )\b{name}\(", text))
         assert sum(one.by == name and one.module.startswith("checkpoint") for one in sites()) == made
 
@@ -93,7 +93,7 @@ def test_check_of_an_error_of_criu_is_reached(message: criu_images.CriuMessage) 
     if message.at == "dump":
         assert set(message.checks) <= refusal_codes(reached(ADMISSION))
     else:
-        steps = reached((*IN_DUMP, "checkpoint.criu:Criu.restore"))
+        steps = reached((*IN_DUMP, "checkpoint.criu.criu:Criu.restore"))
         assert {f"checkpoint.{check}" for check in message.checks} <= {name.partition(":")[0] for name in steps}
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.checkpoint import restore_gate
-from slurm_affinode.checkpoint.criu_images import BadImage
+from slurm_affinode.checkpoint.criu import restore_gate
+from slurm_affinode.checkpoint.criu.restore_gate import Credentials, Gate
+from slurm_affinode.checkpoint.image.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import RestoreFailed
-from slurm_affinode.checkpoint.restore_gate import Credentials, Gate
 from slurm_affinode.checkpoint.work_directory import work_directory
 
 from .criu_files import Field, image, message

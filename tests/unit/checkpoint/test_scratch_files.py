@@ -18,18 +18,18 @@ import pytest
 from job_owner import OWNER, hand_over, using
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import scratch_search
-from slurm_affinode.checkpoint.interface import DumpNoRoom, RestoreFailed
-from slurm_affinode.checkpoint.scratch_files import (
+from slurm_affinode.checkpoint.files import scratch_search
+from slurm_affinode.checkpoint.files.scratch_files import (
     ScratchFiles,
     ScratchOutcome,
     ScratchRestored,
     ScratchRules,
     tied,
 )
-from slurm_affinode.checkpoint.scratch_index import DATA, INDEX
-from slurm_affinode.checkpoint.scratch_record import RecordError, ScratchRecord, ScratchRecords
-from slurm_affinode.checkpoint.scratch_search import ScratchFound
+from slurm_affinode.checkpoint.files.scratch_index import DATA, INDEX
+from slurm_affinode.checkpoint.files.scratch_record import RecordError, ScratchRecord, ScratchRecords
+from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
+from slurm_affinode.checkpoint.interface import DumpNoRoom, RestoreFailed
 from slurm_affinode.model.suspension import JobKey
 
 BEFORE, FOREVER = 0.0, float("inf")

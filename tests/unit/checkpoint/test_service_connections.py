@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint.service_connections import Services, environment
+from slurm_affinode.checkpoint.files.service_connections import Services, environment
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root listens as another user")
 USER = 2001

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_affinode.checkpoint.criu_images import BadImage, records
+from slurm_affinode.checkpoint.criu.sessions import SessionProcess, adopted, misplaced, settle, unled
+from slurm_affinode.checkpoint.image.criu_images import BadImage, records
 from slurm_affinode.checkpoint.interface import DumpFailed
-from slurm_affinode.checkpoint.sessions import SessionProcess, adopted, misplaced, settle, unled
 
 HEADER = b"CRIUPSTR"
 Row = tuple[int, int, int, int]

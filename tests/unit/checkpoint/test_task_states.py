@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import sessions
-from slurm_affinode.checkpoint.criu_images import BadImage, image_records, integer, message
+from slurm_affinode.checkpoint.criu import sessions
+from slurm_affinode.checkpoint.image.criu_images import BadImage, image_records, integer, message
 
 from . import criu_files
 

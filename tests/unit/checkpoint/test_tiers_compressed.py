@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import compression
-from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.image import compression
+from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 
 from .conftest import JOB, KEY, LATER, MANIFEST, MIB, SMALL, Node, whole
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import block_io, digest
-from slurm_affinode.checkpoint.block_io import Limiter
-from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.image import block_io, digest
+from slurm_affinode.checkpoint.image.block_io import Limiter
+from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, Image, NoRoom
-from slurm_affinode.checkpoint.retention import Copy
+from slurm_affinode.checkpoint.store.retention import Copy
 
 from .conftest import JOB, LATER, MANIFEST, MIB, SMALL, Node, whole
 

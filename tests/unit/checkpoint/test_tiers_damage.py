@@ -20,7 +20,7 @@ from slurm_affinode.checkpoint.interface import (
     Pages,
     RestoreFailed,
 )
-from slurm_affinode.checkpoint.retention import Copy
+from slurm_affinode.checkpoint.store.retention import Copy
 
 from .conftest import JOB, LATER, SMALL, Node, whole
 

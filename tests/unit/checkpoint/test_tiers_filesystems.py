@@ -12,9 +12,9 @@ import pytest
 
 from slurm_affinode.base.node_config import SuspendConfig, TiersConfig
 from slurm_affinode.checkpoint import root_directory
-from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
-from slurm_affinode.checkpoint.tiers import Tiers, filesystem, open_tiers
+from slurm_affinode.checkpoint.store.tiers import Tiers, filesystem, open_tiers
 from slurm_affinode.model.suspension import JobKey, Manifest
 
 from .conftest import JOB, KEY, LATER, MANIFEST, MIB, Node, run_of, whole

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from slurm_affinode.checkpoint.interface import CheckpointError, NoRoom
-from slurm_affinode.checkpoint.retention import Copy
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.retention import Copy
+from slurm_affinode.checkpoint.store.tiers import Tiers
 
 from .conftest import JOB, MIB, Node, run_of
 
@@ -142,7 +142,7 @@ def test_copy_is_written_by_one_process_at_a_time(
     """That also holds on file systems without locks on directories."""
     node = make_node()
     image = node.dump(publish=False)
-    monkeypatch.setattr("slurm_affinode.checkpoint.image_writer.lock", lambda fd: True)
+    monkeypatch.setattr("slurm_affinode.checkpoint.image.writer.lock", lambda fd: True)
     writer = node.shared.take_up(image)
     with pytest.raises(CheckpointError, match="another process is writing"):
         node.tiers.publish(JOB.name, 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import sessions
-from slurm_affinode.checkpoint.criu_images import BadImage, encoded, framed, records
+from slurm_affinode.checkpoint.criu import sessions
+from slurm_affinode.checkpoint.image.criu_images import BadImage, encoded, framed, records
 
 HEADER = b"CRIUFILE"
 REGULAR = framed(encoded(1, 1) + encoded(2, 7) + encoded(3, encoded(1, 7)))

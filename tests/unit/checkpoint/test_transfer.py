@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import block_io, transfer
-from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.image import block_io
+from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.store import transfer
 
 from .conftest import JOB, MANIFEST, MIB, Node
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import unix_sockets
-from slurm_affinode.checkpoint.file_table import FileTable
+from slurm_affinode.checkpoint.files import unix_sockets
+from slurm_affinode.checkpoint.files.file_table import FileTable
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.user_files import User
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.block_io import Writeback, start_writing
+from slurm_affinode.checkpoint.image.block_io import Writeback, start_writing
 
 MIB = 1 << 20
 WAIT_S = 30.0

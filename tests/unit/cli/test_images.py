@@ -19,10 +19,11 @@ from click.testing import CliRunner
 from job_owner import OWNER, hand_over
 
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
-from slurm_affinode.checkpoint import digest, root_directory
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint import root_directory
+from slurm_affinode.checkpoint.image import digest
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.interface import Image
-from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.cli.images import images
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
 from slurm_affinode.slurm.interface import UnknownJobError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.checkpoint.block_io import TokenBucket
+from slurm_affinode.checkpoint.image.block_io import TokenBucket
 from slurm_affinode.core.retention import Cut, Demand, EvictionPlan, TierImage, Turnover, density, make_room
 
 GIB = 1 << 30

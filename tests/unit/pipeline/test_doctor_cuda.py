@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from gpu_fakes import A100, FakeDriver
 
-from slurm_affinode.checkpoint import cuda_features
-from slurm_affinode.checkpoint.cuda_driver import Driver, NotAvailableError
-from slurm_affinode.checkpoint.cuda_features import ENTRY_POINTS, DriverFacts
+from slurm_affinode.checkpoint.cuda import features as cuda_features
+from slurm_affinode.checkpoint.cuda.driver import Driver, NotAvailableError
+from slurm_affinode.checkpoint.cuda.features import ENTRY_POINTS, DriverFacts
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
 from slurm_affinode.pipeline import driver_check
 from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED

@@ -8,10 +8,10 @@ from agent_site import World
 from agent_world import KEY, Agent
 
 from slurm_affinode.agent.composition import report_problem
-from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import NoRoom
-from slurm_affinode.checkpoint.retention import Tier
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.retention import Tier
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 
 

@@ -10,7 +10,7 @@ from agent_fixtures import in_order, node, world
 from waiting import DEADLINE_S
 
 from slurm_affinode.base.threads import Workers
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 
 __all__ = ["in_order", "node", "world"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from slurm_affinode.checkpoint.files.service_connections import ServiceConnection
 from slurm_affinode.checkpoint.inspection import ProcessFacts, TreeFacts
-from slurm_affinode.checkpoint.service_connections import ServiceConnection
 from slurm_affinode.model.suspension import Steps, SuspendOption
 from slurm_affinode.suspension.compatibility import CompatibilityRow, kinds
 from slurm_affinode.suspension.registry import WatchedJob

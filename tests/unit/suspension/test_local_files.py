@@ -9,8 +9,8 @@ from agent_site import Crash, Slurm, World, make_job
 from agent_world import Agent
 from job_owner import OWNER
 
-from slurm_affinode.checkpoint import local_files
-from slurm_affinode.checkpoint.created_files import FileIdentity
+from slurm_affinode.checkpoint.files import local_files
+from slurm_affinode.checkpoint.files.created_files import FileIdentity
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.suspension.shepherd import Restored

@@ -11,7 +11,7 @@ from agent_site import STEPS, Crash, World, make_job
 from agent_world import KEEP_UNKNOWN_S, Agent
 from job_owner import OWNER
 
-from slurm_affinode.checkpoint.created_files import FileIdentity
+from slurm_affinode.checkpoint.files.created_files import FileIdentity
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import SuspendSettings

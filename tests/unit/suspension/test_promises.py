@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.core.policy import Promise, Waiting
 from slurm_affinode.suspension.promises import SETTLE_S, Promises
 

@@ -12,7 +12,7 @@ from inplace_site import Node, asleep, awake, failing
 
 from slurm_affinode.checkpoint.inspection import MemoryFacts
 from slurm_affinode.checkpoint.interface import CudaError
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.slurm.interface import ControllerDownError
 from slurm_affinode.suspension.interface import AbortedError, Refused

@@ -12,8 +12,8 @@ import pytest
 from agent_site import SUBMIT
 from agent_world import KEY
 
-from slurm_affinode.checkpoint import manifest
-from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.image import manifest
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.model import ledger
 from slurm_affinode.model.suspension import JobKey, Phase
 from slurm_affinode.suspension.inplace.sleeper import Sleeper

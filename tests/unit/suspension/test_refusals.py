@@ -15,6 +15,8 @@ from namespace_job import Job, needs_root
 
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint import inspection
+from slurm_affinode.checkpoint.criu.restore_gate import of_owner
+from slurm_affinode.checkpoint.files.service_connections import ServiceConnection
 from slurm_affinode.checkpoint.inspection import (
     MemoryFacts,
     ProcessFacts,
@@ -24,8 +26,6 @@ from slurm_affinode.checkpoint.inspection import (
     memory_facts,
 )
 from slurm_affinode.checkpoint.interface import Capabilities
-from slurm_affinode.checkpoint.restore_gate import of_owner
-from slurm_affinode.checkpoint.service_connections import ServiceConnection
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension.refusals import (

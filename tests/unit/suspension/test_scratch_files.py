@@ -11,8 +11,8 @@ from agent_world import Agent
 
 from slurm_affinode.agent import status_rows
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.checkpoint import scratch_record
-from slurm_affinode.checkpoint.scratch_files import NOTHING, ScratchOutcome
+from slurm_affinode.checkpoint.files import scratch_record
+from slurm_affinode.checkpoint.files.scratch_files import NOTHING, ScratchOutcome
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.shared_state import Notes
 from slurm_affinode.suspension.shepherd import Restored

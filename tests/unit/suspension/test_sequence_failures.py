@@ -12,8 +12,8 @@ from agent_world import Agent, FakeProcesses
 from job_owner import OWNER
 
 from slurm_affinode.base.pidfd import ExhaustedError
+from slurm_affinode.checkpoint.criu.restore_gate import of_owner
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, CudaUnavailable, HelperLost, ImageUnanswered
-from slurm_affinode.checkpoint.restore_gate import of_owner
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
 from slurm_affinode.slurm.interface import NotPermittedError
 from slurm_affinode.suspension.context import SuspendSettings

@@ -16,8 +16,8 @@ from agent_world import KEY, Agent
 from job_owner import OWNER
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.checkpoint.manifest import former_signature
-from slurm_affinode.checkpoint.signatures import LARGEST, SignatureError, Signer
+from slurm_affinode.checkpoint.image.manifest import former_signature
+from slurm_affinode.checkpoint.image.signatures import LARGEST, SignatureError, Signer
 from slurm_affinode.core.policy import Waiting
 from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.suspension.promises import Promises

@@ -14,9 +14,9 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.composition import report_problem
 from slurm_affinode.base.timeouts import FileSystemCalls
-from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.retention import Tier
-from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.checkpoint.store.retention import Tier
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.shepherd import Hold, Restored

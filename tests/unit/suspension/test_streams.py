@@ -10,9 +10,9 @@ import pytest
 from job_owner import OWNER, hand_over
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import image_writer
-from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.image import writer as image_writer
 from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, SavedOutput
 from slurm_affinode.suspension import streams

@@ -11,7 +11,7 @@ import pytest
 from agent_site import STEPS, Process, World
 from agent_world import FakeImager
 
-from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import DumpNoRoom, Image, ImageDamaged, NoRoom, Stop
 from slurm_affinode.model.suspension import Manifest, Phase
 from slurm_affinode.suspension.interface import Refused

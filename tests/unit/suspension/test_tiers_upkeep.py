@@ -13,7 +13,7 @@ import pytest
 from agent_site import World, make_job
 
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
-from slurm_affinode.checkpoint.retention import Copy
+from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.model.suspension import LiveRun, Phase
 from slurm_affinode.suspension import sweep
 from slurm_affinode.suspension.prefetch import Prefetcher, load_demand

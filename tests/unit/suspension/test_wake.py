@@ -12,7 +12,7 @@ from agent_world import KEY, Agent
 
 from slurm_affinode.agent import status_rows
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.model.cluster import GpuCount, Node
 from slurm_affinode.model.ledger import LedgerEntry, decode
 from slurm_affinode.model.suspension import JobKey, LiveRun

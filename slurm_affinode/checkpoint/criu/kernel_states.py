@@ -1,0 +1,289 @@
+"""States of processes that CRIU does not carry, or restores so that they do harm.
+
+A restored process would lose the permission to use AMX, without which its next matrix instruction raises SIGILL, the
+denial of writable and executable memory (``PR_SET_MDWE``), and others. The kernel shows none of them in ``/proc``, so
+the process, which is traced, is made to execute the queries: its registers, signal mask and memory are restored.
+
+The queries are for x86-64. Other architectures have no AMX, and their processes are not queried.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+
+from slurm_affinode.base import ptrace
+from slurm_affinode.base.pidfd import Process, ProcessGoneError
+from slurm_affinode.checkpoint.image.criu_images import (
+    BadImage,
+    bodies,
+    encoded,
+    framed,
+    image_records,
+    integer,
+    repeated,
+    spans,
+)
+from slurm_affinode.checkpoint.image.private_image import PrivateImage
+
+_TRACE_SYSCALLS, _SUSPEND_SECCOMP = 1, 1 << 21
+_SYSCALL_STOP, _EVENT_STOP = 5 | 0x80, 128
+_GENERAL_REGISTERS = 1  # NT_PRSTATUS
+_ANY_CHILD = 0x40000000  # __WALL
+_WAIT_S = 5.0
+_PAUSE_S = 0.0005
+"""Between two checks of a thread, which usually stops within microseconds, and has the CPU meanwhile."""
+_NAMES = (
+    "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base "
+    "ds es fs gs"
+)
+"""Of ``struct user_regs_struct``."""
+_BELOW_STACK = 512
+"""Distance of the buffer for results from the top of the stack: beyond the 128 bytes that a function may use."""
+_INSTRUCTION = b"\x0f\x05"
+_PRCTL, _ARCH_PRCTL, _RESTART = 157, 158, 219
+_RESTARTED, _RESTARTED_BY_CALL = (-512, -513, -514), -516
+"""Values that the kernel puts in place of a result when it is to repeat an interrupted call (``linux/errno.h``)."""
+_MOST_STOPS = 100
+"""Of a thread on its way to a system call, or out of it."""
+_MAGICS = 8  # bytes
+_PID, _THREADS = 1, 5  # fields of pstree_entry in images/pstree.proto
+_THREAD_CORE, _SIGNAL = 5, 8  # images/core.proto
+_BUFFER = -1
+_STRICT = "1"
+_XCOMP_PERM = 0x1022
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A system call that returns a state, or writes it to a buffer (``_BUFFER`` among the arguments)."""
+
+    number: int
+    arguments: tuple[int, ...]
+    usual: int
+    """The state of an ordinary process."""
+    name: str
+    mask: int = -1
+    """The bits that matter."""
+    implied: bool = False
+    """The strict mode of seccomp, which CRIU restores, implies another state."""
+
+
+_QUERIES = (
+    _Query(_PRCTL, (66, 0, 0, 0, 0), 0, "forbidden writable and executable memory (PR_SET_MDWE)"),
+    _Query(_PRCTL, (68, 0, 0, 0, 0), 0, "requested to merge equal pages (PR_SET_MEMORY_MERGE)"),
+    _Query(_PRCTL, (34, 0, 0, 0, 0), 2, "chosen a policy for memory errors (PR_MCE_KILL)"),
+    _Query(_PRCTL, (25, _BUFFER, 0, 0, 0), 1, "disabled the time stamp counter (PR_SET_TSC)", implied=True),
+    _Query(_ARCH_PRCTL, (0x1011, 0), 1, "disabled the CPUID instruction (ARCH_SET_CPUID)"),
+)
+
+
+class _Registers(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in _NAMES.split())
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def lost(process: Process) -> str | None:
+    """Return a state of a process that a restore would lose, in words that follow *has*; ``None``: there is none.
+
+    All threads of the process are stopped, and traced by the calling thread. One of them is queried: a state that the
+    kernel keeps for each thread is that of the thread by which it was created, unless it has changed it. Raises
+    ``OSError`` if the process has ended, or cannot be examined.
+    """
+    if os.uname().machine != "x86_64":
+        return None
+    strict = process.status().get("Seccomp") == _STRICT
+    with _queried(process) as tracee:
+        for query in _queries():
+            if strict and query.implied:
+                continue
+            value = tracee.result(query)
+            if value is not None and value & query.mask != query.usual & query.mask:
+                return query.name
+    return None
+
+
+@cache
+def _queries() -> tuple[_Query, ...]:
+    """Return all queries, with that of the CPU features that a process may use beyond those of this one."""
+    libc, value = ctypes.CDLL(None), ctypes.c_uint64()
+    libc.syscall.restype = ctypes.c_long
+    if libc.syscall(_ARCH_PRCTL, _XCOMP_PERM, ctypes.byref(value)) != 0:
+        return _QUERIES
+    text = "requested a CPU feature (AMX, ARCH_REQ_XCOMP_PERM)"
+    return (*_QUERIES, _Query(_ARCH_PRCTL, (_XCOMP_PERM, _BUFFER), 0, text, ~value.value))
+
+
+class _Tracee:
+    """A stopped thread of a process, in which system calls are executed."""
+
+    def __init__(self, thread: int, memory: int, instruction: int) -> None:
+        self._thread, self._memory, self._instruction = thread, memory, instruction
+        self._saved = self._registers()
+        self.signals: list[int] = []
+        """Signals that were about to be delivered, and were not."""
+
+    def result(self, query: _Query) -> int | None:
+        """Return a state, or ``None`` if the kernel does not have it."""
+        if _BUFFER not in query.arguments:
+            value = self._call(query.number, query.arguments)
+            return None if value < 0 else value
+        buffer = (self._saved.rsp - _BELOW_STACK) & ~0xF
+        before = os.pread(self._memory, 8, buffer)
+        os.pwrite(self._memory, bytes(8), buffer)
+        try:
+            value = self._call(query.number, [buffer if one == _BUFFER else one for one in query.arguments])
+            written = os.pread(self._memory, 8, buffer)
+        finally:
+            os.pwrite(self._memory, before, buffer)
+        return None if value < 0 else int.from_bytes(written, "little")
+
+    def _call(self, number: int, arguments: Sequence[int]) -> int:
+        registers = _copy(self._saved)
+        registers.rax, registers.orig_rax, registers.rip = number, (1 << 64) - 1, self._instruction
+        for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8"), arguments, strict=False):
+            setattr(registers, name, value)
+        self._set(registers)
+        for _ in ("entry", "exit"):
+            for _ in range(_MOST_STOPS):
+                ptrace.ptrace(ptrace.SYSCALL, self._thread)
+                status = _wait(self._thread)
+                if os.WSTOPSIG(status) == _SYSCALL_STOP:
+                    break
+                if status >> 16 == _EVENT_STOP:  # that of a process that was stopped before, or of the interruption
+                    continue
+                if os.WSTOPSIG(status) != signal.SIGSTOP:  # all others are blocked: it has changed its vDSO
+                    raise OSError(0, f"it is stopped by signal {os.WSTOPSIG(status)}")
+                self.signals.append(signal.SIGSTOP)
+            else:
+                raise OSError(0, "it is stopped again and again")
+        return ctypes.c_int64(self._registers().rax).value
+
+    def put_back(self) -> None:
+        """Restore the registers. The kernel repeats a call that was interrupted only in its own way to the process."""
+        registers, value = _copy(self._saved), ctypes.c_int64(self._saved.rax).value
+        if ctypes.c_int64(registers.orig_rax).value >= 0 and value in (*_RESTARTED, _RESTARTED_BY_CALL):
+            registers.rax = _RESTART if value == _RESTARTED_BY_CALL else registers.orig_rax
+            registers.rip -= len(_INSTRUCTION)
+            registers.orig_rax = (1 << 64) - 1
+        self._set(registers)
+
+    def _registers(self) -> _Registers:
+        found = _Registers()
+        vector = _Vector(ctypes.addressof(found), ctypes.sizeof(found))
+        ptrace.ptrace(ptrace.GETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
+        if vector.length != ctypes.sizeof(found):
+            raise OSError(0, "it is a program for 32 bits")
+        return found
+
+    def _set(self, registers: _Registers) -> None:
+        vector = _Vector(ctypes.addressof(registers), ctypes.sizeof(registers))
+        ptrace.ptrace(ptrace.SETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
+
+
+@contextmanager
+def _queried(process: Process) -> Iterator[_Tracee]:
+    """Prepare a thread of a process for queries, and let it continue where it was."""
+    memory = process.open("mem", os.O_RDWR)
+    try:
+        instruction, thread = _instruction(process, memory), _thread(process)
+        lost: list[int] = []
+        with suppress(OSError):
+            status = _wait(thread, wait_s=0.0)  # the stop that is known already
+            if status >> 16 != _EVENT_STOP:
+                lost.append(os.WSTOPSIG(status))
+        filtered = process.status().get("Seccomp", "0") != "0"
+        ptrace.ptrace(ptrace.SETOPTIONS, thread, 0, _TRACE_SYSCALLS | (_SUSPEND_SECCOMP if filtered else 0))
+        mask = ctypes.c_uint64()
+        ptrace.ptrace(ptrace.GETSIGMASK, thread, ctypes.sizeof(mask), ctypes.addressof(mask))
+        every = ctypes.c_uint64((1 << 64) - 1)
+        tracee = _Tracee(thread, memory, instruction)
+        ptrace.ptrace(ptrace.SETSIGMASK, thread, ctypes.sizeof(every), ctypes.addressof(every))
+        try:
+            yield tracee
+        finally:
+            tracee.put_back()
+            ptrace.ptrace(ptrace.SETSIGMASK, thread, ctypes.sizeof(mask), ctypes.addressof(mask))
+            ptrace.ptrace(ptrace.SETOPTIONS, thread, 0, 0)
+            for number in dict.fromkeys([*lost, *tracee.signals]):
+                process.signal(number)
+    finally:
+        os.close(memory)
+
+
+def _thread(process: Process) -> int:
+    """Return a thread of a process that has not ended. Raises ``ProcessGoneError``."""
+    for thread in process.threads():
+        if process.read(f"task/{thread}/stat").rpartition(b")")[2].split()[0] not in b"ZX":
+            return thread
+    raise ProcessGoneError(0, "it has ended", str(process.pid))
+
+
+def _instruction(process: Process, memory: int) -> int:
+    """Return the address of an instruction for system calls in the part that the kernel maps into each process."""
+    for line in process.text("maps").split("\n"):
+        if line.endswith("[vdso]"):
+            first, _, last = line.split()[0].partition("-")
+            at = os.pread(memory, int(last, 16) - int(first, 16), int(first, 16)).find(_INSTRUCTION)
+            if at >= 0:
+                return int(first, 16) + at
+    raise OSError(0, "it has unmapped the vDSO")
+
+
+def _wait(thread: int, wait_s: float = _WAIT_S) -> int:
+    """Wait for the next stop of a traced thread; return its status. Raises ``OSError``."""
+    began = time.monotonic()
+    while True:
+        found, status = os.waitpid(thread, _ANY_CHILD | os.WNOHANG)
+        if found:
+            break
+        waited_s = time.monotonic() - began
+        if waited_s > wait_s:
+            raise OSError(0, "it does not stop")
+        time.sleep(0 if waited_s < _PAUSE_S else _PAUSE_S)
+    if not os.WIFSTOPPED(status):
+        raise ProcessGoneError(0, "it has ended", str(thread))
+    return status
+
+
+def _copy(registers: _Registers) -> _Registers:
+    return _Registers.from_buffer_copy(registers)
+
+
+def clear_death_signals(image: PrivateImage) -> None:
+    """Remove the signals that threads of the first process get at the end of its parent (``PR_SET_PDEATHSIG``).
+
+    CRIU restores that process as its own child and ends, so that the kernel would send the signal at once
+    (``root_prepare_shared`` in ``criu/cr-restore.c`` warns of it). Its parent is the shepherd before the dump and after
+    the restore: PID 1, with whose end the kernel kills all processes of the namespace. The signal can thus never be
+    delivered. CRIU restores those of all other processes. Raises ``BadImage``.
+    """
+    root = next(image_records(image.fd, "pstree.img"), None)
+    if root is None:
+        raise BadImage("pstree.img: no process")
+    for thread in dict.fromkeys([integer(root, _PID), *repeated(root, _THREADS)]):
+        name = f"core-{thread}.img"
+        data = image.read(name)
+        made = data[:_MAGICS] + b"".join(framed(_without_signal(body)) for body in bodies(data))
+        if made != data:
+            image.replace(name, made)
+
+
+def _without_signal(core: bytes) -> bytes:
+    made = []
+    for number, value, begin, end in spans(core):
+        if number == _THREAD_CORE and isinstance(value, bytes):
+            kept = b"".join(value[first:last] for field, _, first, last in spans(value) if field != _SIGNAL)
+            made.append(encoded(number, kept))
+        else:
+            made.append(core[begin:end])
+    return b"".join(made)

@@ -1,0 +1,248 @@
+"""Changes to a dump so that CRIU restores every process in its place, running if it ran, with its timers.
+
+A daemon that has forked twice is in a session without a leader, and a child of the script, which is a subreaper
+(``PR_SET_CHILD_SUBREAPER``). CRIU restores such a session with a helper that leads it, is the daemon's parent and ends
+(``prepare_pstree_ids`` in ``criu/pstree.c``), but makes the script a subreaper again only at its end
+(``criu/pie/restorer.c``): by then the daemon is a child of PID 1, outside the tree that the next dump covers. So such
+sessions are dissolved, and their processes are restored in the script's session. Their process groups stay, and no
+other session can get the old session's number meanwhile; the only visible change is the result of ``getsid()``.
+
+If another process of the job leads the session (a shell below ``setsid`` or in a terminal multiplexer), its terminal
+and its process groups are in use, and the session stays. The daemon is then restored as a child of that leader instead
+of the script: CRIU needs no helper for that, and every process stays below the script.
+
+A job is stopped before it is dumped, and CRIU restores a process as it finds it. So the processes that the agent has
+stopped are marked as running: ``task_core_entry.task_state`` in ``core-PID.img`` (``images/core.proto``, CRIU 4.1).
+
+The kernel rearms a periodic timerfd when the expiration is read (``timerfd_read_iter`` in ``fs/timerfd.c``). Until
+then ``/proc/PID/fdinfo`` shows no time left, and CRIU 4.1 sets the timer to that (``criu/timerfd.c``): to 0, which
+disarms it. A job is stopped for seconds before its dump, so most periodic timers have expired by then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_affinode.checkpoint import root_directory
+from slurm_affinode.checkpoint.files.file_table import FILES
+from slurm_affinode.checkpoint.image.criu_images import (
+    BadImage,
+    bodies,
+    framed,
+    integer,
+    message,
+    read_image,
+    spans,
+    with_field,
+)
+from slurm_affinode.checkpoint.interface import DumpFailed
+
+_TREE = "pstree.img"
+_MAGICS = 8  # bytes
+_PID, _PARENT, _SESSION = 1, 2, 4  # fields of pstree_entry in images/pstree.proto
+_TASK, _STATE = 3, 1
+_TIMERFD = 12  # field of file_entry in images/fdinfo.proto
+_TICKS, _LEFT_S, _LEFT_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10  # fields of timerfd_entry in images/timerfd.proto
+_ALIVE, _STOPPED = 1, 3  # criu/include/pstree.h
+NOT_LED = "which is not led by a process above it: it could not be restored"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionProcess:
+    """One entry of the tree, parents before children."""
+
+    pid: int
+    parent: int
+    session: int
+    zombie: bool = False
+
+
+def settle(directory_fd: int) -> None:
+    """Change a dump as described above. Raises ``BadImage``, and ``DumpFailed`` if CRIU could not restore it.
+
+    The file is rewritten before digests are computed. A tree whose root leads no session is not changed.
+    """
+    data = read_image(directory_fd, _TREE)
+    bodies = list(_bodies(data))
+    names = frozenset(root_directory.names(directory_fd))
+    tree = [_process(body, names) for body in bodies]
+    _check(tree)
+    if not _leads(tree):
+        return
+    lost = stray(tree)
+    if lost is not None:
+        raise DumpFailed(f"process {lost.pid} is in session {lost.session}, {NOT_LED}")
+    after = _settled(tree)
+    if after != tree:
+        before = {one.pid: body for one, body in zip(tree, bodies, strict=True)}
+        made = (with_field(with_field(before[one.pid], _PARENT, one.parent), _SESSION, one.session) for one in after)
+        packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
+        root_directory.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
+        os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+
+
+def stray(tree: Sequence[SessionProcess]) -> SessionProcess | None:
+    """Return a process that could not be restored into its session; ``None``: there is none. Parents come first."""
+    return misplaced(_settled(tree)) if _leads(tree) else None
+
+
+def _leads(tree: Sequence[SessionProcess]) -> bool:
+    return bool(tree) and tree[0].session == tree[0].pid
+
+
+def _settled(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
+    """Return the tree as it is restored."""
+    lost = unled(tree)
+    return adopted([replace(one, session=tree[0].pid) if one.session in lost else one for one in tree])
+
+
+def resume(directory_fd: int, pids: Iterable[int], *, but: Collection[int]) -> None:
+    """Mark the stopped processes of a dump as running, except ``but``. Raises ``BadImage``, ``OSError``.
+
+    ``pids``, ``but``: PIDs in the job's namespace. The files are rewritten before digests are computed.
+    """
+    for pid in pids:
+        if pid not in but:
+            _resume(directory_fd, f"core-{pid}.img")
+
+
+def rearm(directory_fd: int) -> None:
+    """Let the expired periodic timers of a dump expire at once when they are restored.
+
+    Raises ``BadImage``, ``OSError``. The file is rewritten before digests are computed. Expirations that were not read
+    are still counted.
+    """
+    before = read_image(directory_fd, FILES)
+    after = before[:_MAGICS] + b"".join(framed(_rearmed(body)) for body in bodies(before))
+    if after != before:
+        fd = os.open(FILES, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+        with os.fdopen(fd, "wb") as file:
+            file.write(after)
+
+
+def _resume(directory_fd: int, name: str) -> None:
+    data = read_image(directory_fd, name)
+    body, *others = bodies(data)
+    task = message(body).get(_TASK, [])
+    if others or len(task) != 1 or not isinstance(task[0], bytes):
+        raise BadImage(f"{name}: a process is described twice, or not at all")
+    if integer(message(task[0]), _STATE) != _STOPPED:
+        return
+    running = with_field(body, _TASK, with_field(task[0], _STATE, _ALIVE))
+    fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data[:_MAGICS] + framed(running))
+
+
+def _rearmed(entry: bytes) -> bytes:
+    timer = _part(entry, _TIMERFD)
+    if timer is None:
+        return entry
+    fields = message(timer)
+    left = integer(fields, _LEFT_S) or integer(fields, _LEFT_NS)
+    interval = integer(fields, _INTERVAL_S) or integer(fields, _INTERVAL_NS)
+    if left or not interval or not integer(fields, _TICKS):
+        return entry  # it expires in the future, once, or was disarmed
+    return with_field(entry, _TIMERFD, with_field(timer, _LEFT_NS, 1))
+
+
+def _part(body: bytes, field: int) -> bytes | None:
+    """Return the message in a field; ``None`` if it has none. Raises ``BadImage``."""
+    found = message(body).get(field, [])
+    if len(found) > 1 or not all(isinstance(one, bytes) for one in found):
+        raise BadImage(f"field {field} is there twice, or is no message")
+    return next((one for one in found if isinstance(one, bytes)), None)
+
+
+def _check(tree: Sequence[SessionProcess]) -> None:
+    """Check that parents precede children, so that walking the tree terminates. Raises ``BadImage``."""
+    seen: set[int] = set()
+    for one in tree:
+        if one.pid in seen or one.parent not in (seen or (0,)):
+            raise BadImage(f"{_TREE}: process {one.pid} is there twice, or has no parent")
+        seen.add(one.pid)
+
+
+def unled(tree: Sequence[SessionProcess]) -> frozenset[int]:
+    """Return the sessions without a leader."""
+    led = {one.pid for one in tree if one.session == one.pid and not one.zombie}
+    return frozenset(one.session for one in tree) - led
+
+
+def adopted(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
+    """Make children of the root in another process's session children of its leader. Parents come first.
+
+    This includes zombies: CRIU would wait forever for one forked by a helper. A process above the leader is not moved,
+    since otherwise two processes could be put below each other and be lost.
+    """
+    by_pid, root = {one.pid: one for one in tree}, tree[0].pid
+    found = []
+    for one in tree:
+        leader = by_pid.get(one.session)
+        strange = one.parent == root and leader is not None and leader.pid not in (root, one.pid)
+        if strange and leader is not None and leader.session == leader.pid and one.pid not in _above(leader, by_pid):
+            one = by_pid[one.pid] = replace(one, parent=leader.pid)  # noqa: PLW2901 - the same process
+        found.append(one)
+    return found if found == list(tree) else _parents_first(found)
+
+
+def _above(one: SessionProcess, by_pid: Mapping[int, SessionProcess]) -> set[int]:
+    found: set[int] = set()
+    while one.parent in by_pid and one.parent not in found:
+        found.add(one.parent)
+        one = by_pid[one.parent]
+    return found
+
+
+def _parents_first(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
+    children: dict[int, list[SessionProcess]] = {}
+    for one in tree[1:]:
+        children.setdefault(one.parent, []).append(one)
+    found, todo = [], [tree[0]]
+    while todo:
+        found.append(todo.pop())
+        todo.extend(reversed(children.get(found[-1].pid, ())))
+    return found
+
+
+def misplaced(tree: Sequence[SessionProcess]) -> SessionProcess | None:
+    """Return a process that CRIU cannot put into its session, by the rules of ``prepare_pstree_ids``.
+
+    Children of the root get a helper. Others are forked by a parent that was in that session before it began its own.
+    This applies to all ancestors up to the leader, and each was born in one session only.
+    """
+    by_pid = {one.pid: one for one in tree}
+    root = tree[0].pid
+    born: dict[int, int] = {}
+    for one in tree[1:]:
+        if one.session == one.pid or one.parent == root or by_pid[one.parent].session == one.session:
+            continue
+        above = by_pid[one.parent]
+        while above.pid != one.session:
+            if above.pid == root or born.setdefault(above.pid, one.session) != one.session:
+                return one
+            above = by_pid[above.parent]
+    return None
+
+
+def _bodies(data: bytes) -> list[bytes]:
+    found, at = [], _MAGICS
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+        if at > len(data):
+            raise BadImage(f"{_TREE}: a record is cut short")
+    return found
+
+
+def _process(body: bytes, names: Collection[str]) -> SessionProcess:
+    numbers = {number: value for number, value, _, _ in spans(body) if isinstance(value, int)}
+    try:
+        pid = numbers[_PID]
+        # A zombie has a core file and no memory file.
+        return SessionProcess(pid, numbers[_PARENT], numbers[_SESSION], zombie=f"mm-{pid}.img" not in names)
+    except KeyError as error:
+        raise BadImage(f"{_TREE}: field {error} is missing") from None

@@ -1,0 +1,1 @@
+"""The CUDA driver: checkpoint, restore and features, through a helper process."""

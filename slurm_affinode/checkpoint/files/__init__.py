@@ -1,0 +1,1 @@
+"""Files, sockets and devices of a job: what becomes of them in a suspension."""

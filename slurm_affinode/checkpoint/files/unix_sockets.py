@@ -1,0 +1,196 @@
+"""UNIX sockets with names in the file system, recreated with the rights of their user.
+
+CRIU would remove the name, bind and connect as root, wherever a link in the path may lead by then. So such a socket is
+created in advance, in the job's own mount namespace, by a thread with the user's file system rights, and CRIU inherits
+it. A connection by name from one socket of the tree to another is made by CRIU itself and cannot be inherited, so it is
+refused at dump time. An accepted connection has the name of its listening socket. A
+connection to a service (``service_connections.py``) is inherited as a socket whose other end is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import struct
+import uuid
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from slurm_affinode.checkpoint.files.file_table import DATAGRAM, ESTABLISHED, LISTEN, FileTable, UnixSocket
+from slurm_affinode.checkpoint.interface import restore_failure
+from slurm_affinode.checkpoint.user_files import User, as_user
+
+_KEEP_FLAGS = os.O_NONBLOCK | os.O_ASYNC
+_PASSSEC = 34
+# Fields of sk_opts_entry (images/sk-opts.proto) that are plain integer options of SOL_SOCKET.
+_OPTIONS = {9: socket.SO_RCVLOWAT, 8: socket.SO_PRIORITY, 11: socket.SO_PASSCRED, 12: _PASSSEC}
+_BUFFERS = {1: 32, 2: 33}  # SO_SNDBUFFORCE, SO_RCVBUFFORCE
+_TIMES = {(3, 4): socket.SO_SNDTIMEO, (5, 6): socket.SO_RCVTIMEO}
+_SHUTDOWN = {1: socket.SHUT_RD, 2: socket.SHUT_WR, 3: socket.SHUT_RDWR}
+_LONGEST = 108  # bytes, of sun_path
+
+
+def made_before(table: FileTable) -> list[UnixSocket]:
+    """Return the sockets that CRIU must inherit, because it would bind, connect or listen as root."""
+    external = {one.ino for one in table.sockets if one.external and one.path is not None}
+    found = []
+    for one in table.sockets:
+        if one.closed:
+            found.append(one)
+        if one.external or (one.type != DATAGRAM and one.state == ESTABLISHED):
+            continue
+        if one.path is not None or one.peer in external or one.state == LISTEN:
+            found.append(one)
+    return found
+
+
+def refusal(table: FileTable, queued: Collection[int] = ()) -> str | None:
+    """Return why the sockets of an image could not be restored, or ``None``. ``queued``: those with unread data."""
+    made = {one.ino: one for one in made_before(table)}
+    external = {one.ino: one for one in table.sockets if one.external}
+    for one in table.sockets:
+        peer = made.get(one.peer) if one.peer else None
+        if peer is not None and peer.closed:
+            continue  # the end of the service
+        if peer is not None and peer.state == LISTEN:
+            return f"a connection to its socket {_name(peer)} is not accepted yet"
+        if peer is not None:
+            return f"one of its datagram sockets is connected to another one by name: {_name(peer)}"
+    for one in made.values():
+        if one.closed and one.id in queued:
+            return f"its connection to {_name(external[one.peer])} has data that is not read yet"
+        if one.id in queued:
+            return f"its socket {_name(one)} has data that is not read yet"
+        if one.signals:
+            return f"its socket {_name(one)} sends signals"
+        if one.peer and one.peer not in external:
+            return f"its socket {_name(one)} is connected to another one of the tree"
+        if one.peer and not (external[one.peer].path or "/").startswith("/"):
+            return f"its socket is connected to {_name(external[one.peer])}, which is not a full path"
+    return None
+
+
+def _name(one: UnixSocket) -> str:
+    return one.path or one.name.decode("utf-8", "backslashreplace") or "without a name"
+
+
+def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.socket]:
+    """Create the sockets of ``made_before``: entry -> socket. ``namespace_fd``: the job's mount namespace.
+
+    Raises ``RestoreFailed``.
+    """
+    wanted = made_before(table)
+    if not wanted:
+        return {}
+    names = {one.ino: one for one in table.sockets}
+    made: dict[int, socket.socket] = {}
+
+    def call() -> None:
+        for one in wanted:
+            try:
+                made[one.id] = _made(one, names.get(one.peer) if one.peer else None)
+            except OSError as error:
+                raise restore_failure(f"{_name(one)}: its socket cannot be made", error) from None
+
+    try:
+        # Peers see the effective IDs at the time of listen or connect, and would trust root's.
+        as_user(user, call, namespace_fd=namespace_fd, effective=True)
+        for entry in wanted:
+            _set_options(made[entry.id], entry)  # some need rights that the user does not have
+    except BaseException:
+        for one in made.values():
+            one.close()
+        raise
+    return made
+
+
+def _made(one: UnixSocket, peer: UnixSocket | None) -> socket.socket:
+    made = _closed(one) if one.closed else socket.socket(socket.AF_UNIX, one.type & 0xF)
+    try:
+        if one.name:
+            _bind(made, one)
+        if one.state == LISTEN:
+            made.listen(one.backlog)
+        if peer is not None and not one.closed:
+            made.connect(peer.path or peer.name)
+        if one.shutdown in _SHUTDOWN:
+            made.shutdown(_SHUTDOWN[one.shutdown])
+        flags = fcntl.fcntl(made, fcntl.F_GETFL)
+        fcntl.fcntl(made, fcntl.F_SETFL, (flags & ~_KEEP_FLAGS) | (one.flags & _KEEP_FLAGS))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _closed(one: UnixSocket) -> socket.socket:
+    """Return a connected socket whose other end is closed."""
+    made, other = socket.socketpair(socket.AF_UNIX, one.type & 0xF)
+    other.close()
+    return made
+
+
+def _bind(made: socket.socket, one: UnixSocket) -> None:
+    if one.path is None:
+        made.bind(one.name)
+        return
+    if len(one.name) > _LONGEST:
+        raise OSError(errno.ENAMETOOLONG, "its name is too long")
+    if one.directory is not None:
+        os.chdir(one.directory)
+    path = Path(one.path)
+    mode = 0o777 if one.mode is None else one.mode & 0o777
+    aside = path.with_name(f".aside.{uuid.uuid4().hex}") if one.deleted and _there(path) else None
+    if aside is not None:
+        path.rename(aside)
+    elif stat.S_ISSOCK(_there(path)):
+        path.unlink()  # its own socket, from the previous attempt
+    created = _make_directories(path) if one.deleted else []
+    umask = os.umask(~mode & 0o777)  # of this thread only
+    try:
+        made.bind(one.path)
+    finally:
+        os.umask(umask)
+    if one.deleted:
+        path.unlink()
+    if aside is not None:
+        aside.rename(path)
+    for directory in reversed(created):
+        with suppress(OSError):
+            directory.rmdir()
+
+
+def _there(path: Path) -> int:
+    """Return the mode of a file, 0 if it does not exist."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0
+
+
+def _make_directories(path: Path) -> list[Path]:
+    """Create the missing parent directories and return them."""
+    missing = [above for above in reversed(path.parents) if not _there(above)]
+    for directory in missing:
+        directory.mkdir(mode=0o700)
+    return missing
+
+
+def _set_options(made: socket.socket, one: UnixSocket) -> None:
+    """Set the options that programs use on UNIX sockets, as far as the kernel accepts them."""
+    for field, option in _BUFFERS.items():
+        if one.options.get(field, 0) < 1 << 31:
+            with suppress(OSError):
+                made.setsockopt(socket.SOL_SOCKET, option, one.options.get(field, 0) // 2)  # the kernel doubles it
+    for field, option in _OPTIONS.items():
+        if 0 < one.options.get(field, 0) < 1 << 31:
+            with suppress(OSError):
+                made.setsockopt(socket.SOL_SOCKET, option, one.options[field])
+    for (seconds, micro), option in _TIMES.items():
+        value = one.options.get(seconds, 0), one.options.get(micro, 0)
+        if any(value) and max(value) < 1 << 62:
+            made.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *value))

@@ -1,0 +1,1 @@
+"""The checkpoint image: contents, manifest, signatures, verification."""

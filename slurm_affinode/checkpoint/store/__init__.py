@@ -1,0 +1,1 @@
+"""Stores of images on several tiers: entries, copies, retention, transfer."""

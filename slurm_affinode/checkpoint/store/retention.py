@@ -1,0 +1,276 @@
+"""Retention: which images stay in which tier, and how a full tier gets room.
+
+A copy leaves a tier, wholly or in part, only if a complete one is in a slower durable tier and it is not in use.
+``core/retention.py`` decides which one; its inputs are measured here: the read rates of the tiers, the expected
+requests of each image, and the time in which all contents of a tier have been replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_affinode.base import text
+from slurm_affinode.checkpoint.image import digest
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.core.retention import Cut, Demand, TierImage, Turnover, make_room
+from slurm_affinode.model.suspension import JobKey, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Host memory, the node's own disk, or the shared file system."""
+
+    name: str
+    """``memory``, ``disk`` or ``shared``."""
+    store: DirectoryStore
+    durable: bool = True
+    shared: bool = False
+    """Visible to every node."""
+    direct: bool = False
+    """Whether it is written past the page cache."""
+    level: int = 0
+    """zstd level for copies to this tier; 0: not compressed."""
+    left: Callable[[], int | None] = lambda: None
+    """Bytes available beyond the limits of the store (host memory); ``None``: no other limit."""
+
+    def room(self) -> int:
+        """Return the bytes available for images; negative if the tier is over its limit."""
+        room, left = self.store.room(), self.left()
+        return room if left is None else min(room, left - self.store.budget.promised)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A complete copy of a checkpoint image."""
+
+    image: Image
+    tier: Tier
+
+    @property
+    def id(self) -> tuple[str, int]:
+        """Job and sequence number of the image: the same for all its copies."""
+        return self.image.job, self.image.manifest.seq
+
+    def is_sound(self) -> bool:
+        """Return whether the copy is readable and verified."""
+        with suppress(CheckpointError, OSError):
+            self.tier.store.verify(self.image)
+            return True
+        return False
+
+
+class SharedDemand(Demand):
+    """A thread-safe ``Demand``."""
+
+    def __init__(self, **settings: Any) -> None:
+        """As ``Demand``."""
+        super().__init__(**settings)
+        self._lock = threading.RLock()
+
+    def requested(self, name: str, now_s: float) -> None:
+        """As ``Demand``."""
+        with self._lock:
+            super().requested(name, now_s)
+
+    def rates(self, names: Iterable[str], now_s: float, *horizon_s: float) -> dict[str, float]:
+        """As ``Demand``."""
+        with self._lock:
+            return super().rates(names, now_s, *horizon_s)
+
+    def forget(self, name: str) -> None:
+        """As ``Demand``."""
+        with self._lock:
+            super().forget(name)
+
+    def keep(self, names: Collection[str]) -> None:
+        """As ``Demand``."""
+        with self._lock:
+            super().keep(names)
+
+    def state(self) -> dict[str, Any]:
+        """As ``Demand``."""
+        with self._lock:
+            return super().state()
+
+
+LOG = logging.getLogger("slurm_affinode.agent")
+_FIRST_SPEED = {"memory": 4e9, "disk": 1e9, "shared": 3e8}
+"""Assumed read rate of a tier, in bytes per second, until it is measured."""
+_KNOWN = 0.3
+
+
+class Retention:
+    """Retention in the tiers of one node, fastest first. Thread-safe."""
+
+    def __init__(self, tiers: Sequence[Tier], demand: SharedDemand, now: Callable[[], float]) -> None:
+        self.tiers = tuple(tiers)
+        self.demand = demand
+        self._now = now
+        self._speeds = dict(_FIRST_SPEED)
+        self._turnover = {tier.name: Turnover(now()) for tier in tiers}
+        self._pins: dict[tuple[str, int], int] = {}
+        self._relieved = False
+        self._lock = threading.RLock()
+
+    # --- room
+
+    def may_take(self, tier: Tier, count: int) -> bool:
+        """Return whether there is room for this many bytes, or room can be made."""
+        room = tier.room()
+        return room >= count or room + self._freeable(tier) >= count
+
+    def check_room(self, tier: Tier, uid: int, count: int) -> None:
+        """Check that a tier takes a user's image of this size, including room that can be made. Raises ``NoRoom``."""
+        tier.store.check_room(uid, count, freeable=0 if tier.room() >= count else self._freeable(tier))
+
+    def _freeable(self, tier: Tier) -> int:
+        return sum(one.held for one, _ in self._candidates(tier))
+
+    def make_room_for_new(self, tier: Tier, key: JobKey, size: int) -> None:
+        """Make room for a new image. Raises ``NoRoom``."""
+        self._make_room(tier, TierImage(f"{key.name}/new", size, 0, size / self._speed(self._below(tier))), key.name)
+
+    def make_room_for(self, tier: Tier, held: TierImage) -> None:
+        """Make room for a copy. Raises ``NoRoom`` if the images there are worth more or cannot be evicted."""
+        self._make_room(tier, held, held.name)
+
+    def _make_room(self, tier: Tier, wanted: TierImage, name: str) -> None:
+        with self._lock:
+            room = tier.room()
+            need = wanted.size - wanted.held
+            if room >= need or tier.shared:
+                return
+            candidates = self._candidates(tier, replaced=name if wanted.name != name else None)
+            rates = self._rates(tier, [name, *(one.name for one, _ in candidates)])
+            rates[wanted.name] = rates[name]
+            plan = make_room([one for one, _ in candidates], wanted, room, rates, grain=digest.BLOCK)
+            if plan.room < need:
+                raise NoRoom(f"{tier.store.path}: {text.size(max(0, room))} free, {text.size(need)} needed")
+            self._cut(tier, plan.cuts, candidates)
+
+    def relieve(self) -> None:
+        """Free host memory if the node is short of it; on the first call, also enforce a reduced budget."""
+        with self._lock:
+            for tier in self.tiers:
+                lack = 0 if tier.shared else self._lack(tier)
+                if lack > 0:
+                    candidates = self._candidates(tier)
+                    rates = self._rates(tier, [one.name for one, _ in candidates])
+                    wanted = TierImage("", lack, 0, 0.0)
+                    plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
+                    self._cut(tier, plan.cuts, candidates)
+            self._relieved = True
+
+    def _lack(self, tier: Tier) -> int:
+        """Return the bytes that must be freed."""
+        left = tier.left()
+        lack = 0 if left is None or left > 0 else digest.BLOCK - left
+        if not self._relieved:
+            with suppress(CheckpointError):  # the store cannot be read
+                lack = max(lack, -tier.store.room())
+        return lack
+
+    def _candidates(self, tier: Tier, replaced: str | None = None) -> list[tuple[TierImage, Image]]:
+        """Return the images that may be evicted from a tier: complete in a slower durable tier, and not in use.
+
+        Requests count for a job's newest image; older images get names that are never requested. ``replaced``: a job
+        with a newest image that is about to be superseded.
+        """
+        slower = [one for one in self.tiers[self.tiers.index(tier) + 1 :] if one.durable]
+        found = []
+        with suppress(CheckpointError, OSError):
+            whole = [(one.manifest, one.manifest.size) for one in tier.store.images() if isinstance(one, Image)]
+            there = [*whole, *tier.store.begun()]
+            newest: dict[str, int] = {}
+            for facts, _ in there:
+                newest[facts.key.name] = max(facts.seq, newest.get(facts.key.name, 0))
+            for facts, held in there:
+                name = facts.key.name
+                if (name, facts.seq) in self._pins:
+                    continue
+                if facts.seq < newest[name] or name == replaced:
+                    name = f"{name}/{facts.seq}"
+                where = next((one for one in slower if _has(one, facts)), None)
+                if where is not None:
+                    load_s = facts.size / self._speed(where)
+                    found.append((TierImage(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))
+        return found
+
+    @staticmethod
+    def _cut(tier: Tier, cuts: Sequence[Cut], candidates: Sequence[tuple[TierImage, Image]]) -> None:
+        for cut in cuts:
+            for held, image in candidates:
+                if held.name == cut.name:
+                    with suppress(CheckpointError, OSError):
+                        tier.store.cut(image, cut.keep)
+                        kept, whole = text.size(cut.keep), text.size(held.size)
+                        LOG.info("%s: %s of %s left in the tier %s", cut.name, kept, whole, tier.name)
+
+    def _rates(self, tier: Tier, names: Sequence[str]) -> dict[str, float]:
+        now = self._now()
+        return self.demand.rates(names, now, self._turnover[tier.name].horizon_s(_capacity(tier), now))
+
+    # --- what is known of the tiers
+
+    def held(self, copy: Copy, tier: Tier, *, expected_s: float | None = None) -> TierImage:
+        """Describe an image to be copied to a tier, with the bytes already there.
+
+        ``expected_s``: seconds until it is needed.
+        """
+        facts = copy.image.manifest
+        there = 0
+        with suppress(CheckpointError, OSError):
+            there = next((held for begun, held in tier.store.begun() if begun == facts), 0)
+        # A copy to a slower tier is rated like a new image: its present tier may be volatile, or not of this node.
+        out = self.tiers.index(copy.tier) < self.tiers.index(tier)
+        load_s = facts.size / self._speed(self._below(tier) if out else copy.tier)
+        return TierImage(facts.key.name, facts.size, there, load_s, expected_s)
+
+    def took(self, tier: Tier, count: int) -> None:
+        """Count bytes written to a tier."""
+        self._turnover[tier.name].took(count, _capacity(tier), self._now())
+
+    def measured(self, tier: Tier, size: int, took_s: float) -> None:
+        """Update the read rate of a tier with a measurement."""
+        if size >= digest.BLOCK and took_s > 0:
+            before = self._speed(tier)
+            self._speeds[tier.name] = before + _KNOWN * (size / took_s - before)
+
+    def _below(self, tier: Tier) -> Tier:
+        """Return the next slower tier, from which images missing in this one are loaded."""
+        after = self.tiers[self.tiers.index(tier) + 1 :]
+        return after[0] if after else tier
+
+    def _speed(self, tier: Tier) -> float:
+        return self._speeds.get(tier.name, 1e9)
+
+    @contextmanager
+    def pinned(self, copy: Copy) -> Iterator[None]:
+        """Keep a copy from eviction while it is in use."""
+        with self._lock:
+            self._pins[copy.id] = self._pins.get(copy.id, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pins[copy.id] -= 1
+                if not self._pins[copy.id]:
+                    del self._pins[copy.id]
+
+
+def _has(tier: Tier, facts: Manifest) -> bool:
+    try:
+        return tier.store.get(facts.key.name, facts.seq).manifest == facts
+    except (CheckpointError, OSError):
+        return False
+
+
+def _capacity(tier: Tier) -> int:
+    usage = tier.store.usage()
+    return usage.used + usage.free if usage.quota is None else min(usage.quota, usage.used + usage.free)
