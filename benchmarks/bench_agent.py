@@ -33,7 +33,7 @@ import sys
 sys.path[:0] = [sys.argv[3]]
 from slurm_affinode.cli import agent as _command  # what the command imports is counted
 from slurm_affinode.agent import daemon, composition as orchestration  # counted too
-from slurm_affinode.suspension.peers import Identity, Inspector
+from slurm_affinode.suspension.job.peers import Identity, Inspector
 from slurm_affinode.base.config import load
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.slurm.client import open_client  # counted too

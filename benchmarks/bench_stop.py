@@ -27,7 +27,7 @@ from trees import OWNER, namespace
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint.criu.kernel_states import lost
 from slurm_affinode.checkpoint.inspection import collect
-from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, StoppedJob
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses, Member, StoppedJob
 from slurm_affinode.suspension.refusals import of_tree
 
 ADDED_MS, REFUSED_MS = 50.0, 1000.0

@@ -26,7 +26,7 @@ from slurm_affinode.checkpoint.interface import Image, Tree
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
-from slurm_affinode.suspension.process_tree import LinuxProcesses, StoppedJob
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses, StoppedJob
 
 MIB = 1 << 20
 OWNER = User(65534, 65534)

@@ -12,8 +12,8 @@ from agent_stand_ins import Node1, agent, config_of
 
 from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.model.suspension import Phase
-from slurm_affinode.suspension.journal import JobJournal
-from slurm_affinode.suspension.record import NOTHING_NEW, SuspensionFacts
+from slurm_affinode.suspension.records.journal import JobJournal
+from slurm_affinode.suspension.records.record import NOTHING_NEW, SuspensionFacts
 
 FOLLOWS = {
     Phase.RUNNING: {Phase.LOCKING, Phase.RESTORING},

@@ -27,11 +27,11 @@ from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
 from slurm_affinode.suspension.compatibility import Compatibility, CompatibilityRow
 from slurm_affinode.suspension.interface import AgentContext, Arrival, LookAgain, Orchestration
-from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
-from slurm_affinode.suspension.record import SuspensionRecord
-from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.shared_state import SuspendedJob
-from slurm_affinode.suspension.shepherd import Reply, Restored
+from slurm_affinode.suspension.job.peers import Identity, Inspector, NotAShepherd, Peer
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.shepherd import Reply, Restored
+from slurm_affinode.suspension.records.record import SuspensionRecord
+from slurm_affinode.suspension.records.shared_state import SuspendedJob
 
 NOW = datetime.now(UTC)
 ALICE, BOB, ROOT = Caller(2001, "alice", True), Caller(2002, "bob", True), Caller(0, "root", True)

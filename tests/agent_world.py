@@ -42,20 +42,20 @@ from slurm_affinode.model.suspension import Mode, SavedOutput, SuspendOption, Ve
 from slurm_affinode.suspension.context import Parts, SuspendSettings
 from slurm_affinode.suspension.dump import RequeueEnding
 from slurm_affinode.suspension.interface import Arrival
-from slurm_affinode.suspension.job_environment import JobEnvironments
-from slurm_affinode.suspension.journal import Journal
-from slurm_affinode.suspension.ledger import SuspensionLedger
+from slurm_affinode.suspension.job.environment import JobEnvironments
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job.process_tree import Member, TreeGoneError
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
+from slurm_affinode.suspension.job.shepherd import Hello, Start
 from slurm_affinode.suspension.mail import SILENT, Mailer
-from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.notify import SuspensionOutcomes
-from slurm_affinode.suspension.process_tree import Member, TreeGoneError
+from slurm_affinode.suspension.records.journal import Journal
+from slurm_affinode.suspension.records.ledger import SuspensionLedger
+from slurm_affinode.suspension.records.shared_state import Notes, vouched
+from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.recovery import JobKeeper
-from slurm_affinode.suspension.registry import Registry, WatchedJob
 from slurm_affinode.suspension.restore import JobRestorer
-from slurm_affinode.suspension.shared_state import Notes, vouched
-from slurm_affinode.suspension.shepherd import Hello, Start
 from slurm_affinode.suspension.suspend import JobSuspender
-from slurm_affinode.suspension.sweep import Absences
 from slurm_affinode.suspension.wake import JobWaker, Lease
 
 KEY = b"k" * 32

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from waiting import DEADLINE_S
 
-from slurm_affinode.suspension.process_tree import LinuxProcesses
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses
 
 END_S = 60.0
 

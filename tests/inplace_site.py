@@ -22,12 +22,12 @@ from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Soc
 from slurm_affinode.suspension.inplace.sockets import Look, Own
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import DaemonCalls
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job.process_tree import Member
+from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.mail import SILENT, Mailer
-from slurm_affinode.suspension.memory_limits import MemoryLimits
-from slurm_affinode.suspension.process_tree import Member
-from slurm_affinode.suspension.record import SuspensionRecord
+from slurm_affinode.suspension.records.record import SuspensionRecord
 from slurm_affinode.suspension.recovery import JobKeeper
-from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.suspend import JobSuspender
 
 OUT = ["lock", "checkpoint", "freeze"]

@@ -11,10 +11,10 @@ from dataclasses import replace
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.suspension.interface import Arrival, Orchestration
-from slurm_affinode.suspension.peers import Identity, Inspector
-from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
-from slurm_affinode.suspension.shepherd import Hello, Hold, Outgoing, Reply, Restored, Start, Wait
-from slurm_affinode.suspension.streams import close
+from slurm_affinode.suspension.job.peers import Identity, Inspector
+from slurm_affinode.suspension.job.registry import Link, Registry, WatchedJob
+from slurm_affinode.suspension.job.shepherd import Hello, Hold, Outgoing, Reply, Restored, Start, Wait
+from slurm_affinode.suspension.job.streams import close
 
 log = logging.getLogger(__name__)
 

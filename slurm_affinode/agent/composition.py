@@ -39,7 +39,6 @@ from slurm_affinode.model.suspension import JobKey, Mode, Versions
 from slurm_affinode.slurm.accounting.sacct_command import jobs_on_node
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import messages
-from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
 from slurm_affinode.suspension.context import LOG, Parts, Reservations, SuspendSettings
 from slurm_affinode.suspension.dump import RequeueEnding
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
@@ -48,22 +47,23 @@ from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
-from slurm_affinode.suspension.job_environment import DIRECTORY as ENVIRONMENTS
-from slurm_affinode.suspension.job_environment import JobEnvironments
-from slurm_affinode.suspension.journal import Journal
-from slurm_affinode.suspension.ledger import SuspensionLedger
+from slurm_affinode.suspension.job.announcements import DIRECTORY, Announcements
+from slurm_affinode.suspension.job.environment import DIRECTORY as ENVIRONMENTS
+from slurm_affinode.suspension.job.environment import JobEnvironments
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job.peers import Inspector
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses
+from slurm_affinode.suspension.job.streams import ProcessStreams
 from slurm_affinode.suspension.mail import mailer
-from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.notify import SuspensionOutcomes
-from slurm_affinode.suspension.peers import Inspector
 from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
-from slurm_affinode.suspension.process_tree import LinuxProcesses
+from slurm_affinode.suspension.records.journal import Journal
+from slurm_affinode.suspension.records.ledger import SuspensionLedger
+from slurm_affinode.suspension.records.shared_state import Notes, vouched
+from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.recovery import JobKeeper
 from slurm_affinode.suspension.restore import JobRestorer
-from slurm_affinode.suspension.shared_state import Notes, vouched
-from slurm_affinode.suspension.streams import ProcessStreams
 from slurm_affinode.suspension.suspend import JobSuspender
-from slurm_affinode.suspension.sweep import Absences
 from slurm_affinode.suspension.wake import JobWaker, Lease
 
 _MIB = 2**20

@@ -28,7 +28,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.seats import Seats, machine_of
 from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.base.users import name_of_user
-from slurm_affinode.suspension.peers import peer_of
+from slurm_affinode.suspension.job.peers import peer_of
 
 log = logging.getLogger(__name__)
 

@@ -48,12 +48,12 @@ from slurm_affinode.model.suspension import Mode
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, ports
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.activity import Watch, by_index
-from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
 from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
-from slurm_affinode.suspension.journal import Journal
-from slurm_affinode.suspension.peers import Identity, Inspector, Peer
-from slurm_affinode.suspension.promises import Promises
-from slurm_affinode.suspension.registry import Registry
+from slurm_affinode.suspension.job.announcements import DIRECTORY, Announcements
+from slurm_affinode.suspension.job.peers import Identity, Inspector, Peer
+from slurm_affinode.suspension.job.registry import Registry
+from slurm_affinode.suspension.records.journal import Journal
+from slurm_affinode.suspension.records.promises import Promises
 from slurm_affinode.suspension.slurm_queue import QueueView, SlurmQueue
 
 log = logging.getLogger(__name__)

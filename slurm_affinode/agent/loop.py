@@ -23,8 +23,8 @@ from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal
 from slurm_affinode.suspension import slurm_queue as queues
 from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.interface import LookAgain, Orchestration
-from slurm_affinode.suspension.promises import Promises
-from slurm_affinode.suspension.registry import Registry, WatchedJob
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
+from slurm_affinode.suspension.records.promises import Promises
 from slurm_affinode.suspension.slurm_queue import QueueView, SlurmQueue
 
 log = logging.getLogger(__name__)

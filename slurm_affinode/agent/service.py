@@ -23,9 +23,9 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
 from slurm_affinode.suspension.compatibility import Compatibility
 from slurm_affinode.suspension.interface import Orchestration
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
+from slurm_affinode.suspension.records.shared_state import SuspendedJob
 from slurm_affinode.suspension.refusals import JobFacts, remedy
-from slurm_affinode.suspension.registry import Registry, WatchedJob
-from slurm_affinode.suspension.shared_state import SuspendedJob
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.base.seats import Seats
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
-from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
-from slurm_affinode.suspension.shepherd import (
+from slurm_affinode.suspension.job.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
+from slurm_affinode.suspension.job.shepherd import (
     MAX_PACKET_BYTES,
     BadMessage,
     Exited,
@@ -32,7 +32,7 @@ from slurm_affinode.suspension.shepherd import (
     decode,
     encode,
 )
-from slurm_affinode.suspension.streams import close, stuck
+from slurm_affinode.suspension.job.streams import close, stuck
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
 from slurm_affinode.suspension import messages, refusals
 from slurm_affinode.suspension.activity import name_of
 from slurm_affinode.suspension.compatibility import Compatibility
-from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.shared_state import LastRestore, SuspendedJob
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.records.shared_state import LastRestore, SuspendedJob
 
 
 def watched(

@@ -19,8 +19,8 @@ from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.suspension.interface import Arrival, LookAgain, Orchestration, Refused
-from slurm_affinode.suspension.registry import Link, WatchedJob
-from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, SignalMessage, Start, Wait
+from slurm_affinode.suspension.job.registry import Link, WatchedJob
+from slurm_affinode.suspension.job.shepherd import Hold, Reply, Restored, SignalMessage, Start, Wait
 
 log = logging.getLogger(__name__)
 

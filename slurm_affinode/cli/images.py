@@ -32,8 +32,8 @@ from slurm_affinode.cli.options import clock, echo, json_option, print_json, pri
 from slurm_affinode.model.suspension import Manifest
 from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED, Check
 from slurm_affinode.slurm.client import open_client
-from slurm_affinode.suspension.shared_state import Notes, vouched
-from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, Absences, ImageSweep, StoppedSweep
+from slurm_affinode.suspension.records.shared_state import Notes, vouched
+from slurm_affinode.suspension.records.sweep import STOPPED_HINT, Absence, Absences, ImageSweep, StoppedSweep
 
 _EPILOG = """\b
 Only root can read the stores: an image holds the memory of a user's job.

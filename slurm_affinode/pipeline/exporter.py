@@ -26,7 +26,7 @@ from slurm_affinode.gpu.server_trees import GpuHolder, ServerTrees, holders
 from slurm_affinode.metrics.serving import engines
 from slurm_affinode.model.gpu import Sweep
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, orphaned
-from slurm_affinode.suspension.journal import Journal
+from slurm_affinode.suspension.records.journal import Journal
 
 Say = Callable[[str], None]
 CONVERT_TIMEOUT_S = 120.0

@@ -15,8 +15,8 @@ from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import Device, ProcessUtilization, Reading, of_slurm
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.suspension.inplace.freezer import Freezer, LinuxFreezer
-from slurm_affinode.suspension.peers import Inspector
-from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.job.peers import Inspector
+from slurm_affinode.suspension.job.registry import WatchedJob
 
 MIB = 1 << 20
 FIRST_LOOK_S = 5.0

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from slurm_affinode.checkpoint.inspection import ProcessFacts, TreeFacts, forked_workers
 from slurm_affinode.model.suspension import Mode, Refusal, Steps
-from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.job.registry import WatchedJob
 
 
 class CompatibilityRow(StrEnum):

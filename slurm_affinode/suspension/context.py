@@ -32,16 +32,16 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import AfterLoss, SavedOutput, Versions
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.suspension.job_environment import JobEnvironments
-from slurm_affinode.suspension.journal import Journal
-from slurm_affinode.suspension.ledger import SuspensionLedger
+from slurm_affinode.suspension.job.environment import JobEnvironments
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job.process_tree import Processes
+from slurm_affinode.suspension.job.registry import Registry
+from slurm_affinode.suspension.job.streams import OpenSaved, Save
 from slurm_affinode.suspension.mail import SILENT, Mailer
-from slurm_affinode.suspension.memory_limits import MemoryLimits
-from slurm_affinode.suspension.process_tree import Processes
-from slurm_affinode.suspension.registry import Registry
-from slurm_affinode.suspension.shared_state import Notes
-from slurm_affinode.suspension.streams import OpenSaved, Save
-from slurm_affinode.suspension.sweep import Absences
+from slurm_affinode.suspension.records.journal import Journal
+from slurm_affinode.suspension.records.ledger import SuspensionLedger
+from slurm_affinode.suspension.records.shared_state import Notes
+from slurm_affinode.suspension.records.sweep import Absences
 
 
 class Reservations:

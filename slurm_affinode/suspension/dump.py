@@ -27,16 +27,16 @@ from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, R
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import AbortedError, Refused, cause
-from slurm_affinode.suspension.journal import JobJournal
+from slurm_affinode.suspension.job.process_tree import Member, NotStoppedError, StoppedJob
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.streams import StreamsError
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpus
 from slurm_affinode.suspension.notify import SuspensionOutcomes
-from slurm_affinode.suspension.process_tree import Member, NotStoppedError, StoppedJob
-from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.records.journal import JobJournal
+from slurm_affinode.suspension.records.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import ImageFacts, estimate, of_criu, of_services, of_tree
-from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer
 from slurm_affinode.suspension.rollback import Rollback
-from slurm_affinode.suspension.streams import StreamsError
 from slurm_affinode.suspension.suspend import STOP_S, Attempt, Ending, announce, first_facts
 
 _OUTPUT_BYTES = 64 << 20

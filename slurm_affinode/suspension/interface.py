@@ -20,10 +20,10 @@ from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.compatibility import Compatibility
-from slurm_affinode.suspension.record import SuspensionRecord
-from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
-from slurm_affinode.suspension.shared_state import LastRestore, SuspendedJob
-from slurm_affinode.suspension.shepherd import Hello, Reply
+from slurm_affinode.suspension.job.registry import Link, Registry, WatchedJob
+from slurm_affinode.suspension.job.shepherd import Hello, Reply
+from slurm_affinode.suspension.records.record import SuspensionRecord
+from slurm_affinode.suspension.records.shared_state import LastRestore, SuspendedJob
 
 LookAgain = Callable[[], str | None]
 """Samples the job's GPUs again: ``None`` if it is still idle, otherwise a description of the activity. To be called

@@ -24,12 +24,12 @@ from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import GpuFact, Phase
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import AbortedError
-from slurm_affinode.suspension.memory_limits import STILL_RAISED, AllocatedMemory, LimitRoom, MemoryLimitError
-from slurm_affinode.suspension.process_tree import TreeGoneError
-from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.job.memory_limits import STILL_RAISED, AllocatedMemory, LimitRoom, MemoryLimitError
+from slurm_affinode.suspension.job.process_tree import TreeGoneError
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.records.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import MARGIN as HOST_MARGIN
 from slurm_affinode.suspension.refusals import SlurmFacts
-from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.slurm_queue import MIB, memory_mib
 
 MARGIN = 64 << 20

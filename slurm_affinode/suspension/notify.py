@@ -21,8 +21,8 @@ from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import MailKind, Phase
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.journal import JobJournal, JournalError
-from slurm_affinode.suspension.record import SuspensionRecord
+from slurm_affinode.suspension.records.journal import JobJournal, JournalError
+from slurm_affinode.suspension.records.record import SuspensionRecord
 
 
 def comment(parts: Parts, job_id: int, own: str | None) -> None:

@@ -20,7 +20,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 from slurm_affinode.checkpoint.store.retention import Copy, SharedDemand
 from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.shared_state import Note
+from slurm_affinode.suspension.records.shared_state import Note
 
 _MEND_S = 60.0
 _SAVE_S = 60.0

@@ -19,16 +19,16 @@ from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
-from slurm_affinode.suspension.journal import JobJournal
-from slurm_affinode.suspension.memory_limits import ExceededLimit
+from slurm_affinode.suspension.job.memory_limits import ExceededLimit
+from slurm_affinode.suspension.job.process_tree import TreeGoneError
+from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.notify import SuspensionOutcomes
-from slurm_affinode.suspension.process_tree import TreeGoneError
-from slurm_affinode.suspension.record import SuspensionRecord
-from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.records.journal import JobJournal
+from slurm_affinode.suspension.records.record import SuspensionRecord
+from slurm_affinode.suspension.records.shared_state import NO_NOTE, LastRestore, Note, SuspendedJob
+from slurm_affinode.suspension.records.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, UnresponsiveError
 from slurm_affinode.suspension.rollback import Rollback
-from slurm_affinode.suspension.shared_state import NO_NOTE, LastRestore, Note, SuspendedJob
-from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of
 
 UNKNOWN = "Slurm does not know this job: has slurmctld lost its state? Its image is kept for a time"
 

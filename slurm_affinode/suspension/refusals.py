@@ -21,8 +21,8 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.memory_limits import STILL_RAISED, of_spare
-from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.job.memory_limits import STILL_RAISED, of_spare
+from slurm_affinode.suspension.job.registry import WatchedJob
 
 MARGIN = 256 << 20
 """Host memory to spare once GPU memory has moved in; also disk space for CRIU's small files and the manifest."""

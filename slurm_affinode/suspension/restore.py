@@ -66,13 +66,13 @@ from slurm_affinode.suspension import mail, messages, notify
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import Arrival, cause
-from slurm_affinode.suspension.journal import JobJournal, JournalError
+from slurm_affinode.suspension.job.shepherd import Hold, Reply, Restored, Start, Wait
+from slurm_affinode.suspension.job.streams import STREAMS, say
 from slurm_affinode.suspension.memory import HostMemory, shortage, visible_gpus
-from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.records.journal import JobJournal, JournalError
+from slurm_affinode.suspension.records.record import SuspensionFacts
+from slurm_affinode.suspension.records.shared_state import NOW, LastRestore, Note
 from slurm_affinode.suspension.requeue import retry
-from slurm_affinode.suspension.shared_state import NOW, LastRestore, Note
-from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, Start, Wait
-from slurm_affinode.suspension.streams import STREAMS, say
 
 _PAUSE_S = 1.0
 _LOOK_S = 0.5

@@ -9,9 +9,9 @@ from slurm_affinode.base.pidfd import ExhaustedError, Id
 from slurm_affinode.checkpoint.files import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaState
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.journal import JobJournal
-from slurm_affinode.suspension.process_tree import Member, TreeGoneError
-from slurm_affinode.suspension.record import SuspensionRecord
+from slurm_affinode.suspension.job.process_tree import Member, TreeGoneError
+from slurm_affinode.suspension.records.journal import JobJournal
+from slurm_affinode.suspension.records.record import SuspensionRecord
 
 _ATTEMPTS = 5
 _PAUSE_S = 1.0

@@ -24,12 +24,12 @@ from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.compatibility import Compatibility, kinds
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import InUseError, LookAgain, Refused
-from slurm_affinode.suspension.journal import JobJournal
+from slurm_affinode.suspension.job.process_tree import Member, StoppedJob, TreeGoneError, stopped
+from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.memory import HostMemory, cuda_users, gpu_memory
-from slurm_affinode.suspension.process_tree import Member, StoppedJob, TreeGoneError, stopped
-from slurm_affinode.suspension.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord
+from slurm_affinode.suspension.records.journal import JobJournal
+from slurm_affinode.suspension.records.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord
 from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, SlurmFacts
-from slurm_affinode.suspension.registry import WatchedJob
 
 STOP_S = 5.0
 """Timeout for stopping the processes of a job: a busy node may take long to schedule them."""

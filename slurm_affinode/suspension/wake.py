@@ -30,8 +30,8 @@ from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
 from slurm_affinode.suspension import messages, notify
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.shared_state import NO_NOTE, NOW, Note, StartPlan, read_signed
-from slurm_affinode.suspension.sweep import is_of
+from slurm_affinode.suspension.records.shared_state import NO_NOTE, NOW, Note, StartPlan, read_signed
+from slurm_affinode.suspension.records.sweep import is_of
 
 _LEASE_FACTOR = 4.0
 _LEASE = "waker lease"

@@ -33,9 +33,9 @@ from slurm_affinode.base.process import Completed
 from slurm_affinode.base.threads import Workers
 from slurm_affinode.model.suspension import JobKey, SuspendOption
 from slurm_affinode.suspension.interface import AgentContext, Orchestration
-from slurm_affinode.suspension.peers import Peer
-from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.shared_state import SuspendedJob
+from slurm_affinode.suspension.job.peers import Peer
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.records.shared_state import SuspendedJob
 
 ALICE, BOB = 2001, 2002
 _CALLERS = (0, ALICE, BOB, 64030, 4294967294)

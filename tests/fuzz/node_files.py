@@ -21,8 +21,10 @@ from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.user_files import User
-from slurm_affinode.suspension import job_environment, memory_limits, sweep
-from slurm_affinode.suspension.announcements import AnnouncementError, Announcements
+from slurm_affinode.suspension.job import environment as job_environment
+from slurm_affinode.suspension.job import memory_limits
+from slurm_affinode.suspension.job.announcements import AnnouncementError, Announcements
+from slurm_affinode.suspension.records import sweep
 
 _KEY = b"k" * 32
 _ANNOUNCEMENT = (

@@ -26,12 +26,18 @@ from slurm_affinode.checkpoint.criu import criu, restore_gate
 from slurm_affinode.checkpoint.cuda import client as cuda
 from slurm_affinode.checkpoint.files import deleted_files, device_files, local_files, open_files
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.suspension import cgroup
 from slurm_affinode.suspension.inplace import file_locks, sock_diag, sockets
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
-from slurm_affinode.suspension.memory_limits import MemoryLimits
-from slurm_affinode.suspension.peers import Inspector
-from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, pending_signals, thread_state, thread_states
+from slurm_affinode.suspension.job import cgroup
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job.peers import Inspector
+from slurm_affinode.suspension.job.process_tree import (
+    LinuxProcesses,
+    Member,
+    pending_signals,
+    thread_state,
+    thread_states,
+)
 
 PID, PARENT = 300, 200
 _STATES = "RSDTtZX"

@@ -45,8 +45,9 @@ from slurm_affinode.model.suspension import (
     SuspendOption,
     Versions,
 )
-from slurm_affinode.suspension import journal, prefetch, promises, record, shared_state, wake
+from slurm_affinode.suspension import prefetch, wake
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
+from slurm_affinode.suspension.records import journal, promises, record, shared_state
 from slurm_affinode.suspension.wake import Lease
 
 

@@ -19,9 +19,9 @@ from fuzz.mutation import mutated, some
 from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.agent.shepherd_server import Connection, ShepherdServer
 from slurm_affinode.model.suspension import SuspendOption
-from slurm_affinode.suspension import streams
-from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer
-from slurm_affinode.suspension.shepherd import BadMessage, Exited, Hello, Reaped, Signalled, Start, Started, decode
+from slurm_affinode.suspension.job import streams
+from slurm_affinode.suspension.job.peers import Identity, NotAShepherd, Peer
+from slurm_affinode.suspension.job.shepherd import BadMessage, Exited, Hello, Reaped, Signalled, Start, Started, decode
 
 _HELLO = (
     b"hello\nversion=1\njob=7\nrestarts=1\nimage=1\nroot=0\n"

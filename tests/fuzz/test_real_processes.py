@@ -27,8 +27,8 @@ from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.inplace.sock_diag import socket_inodes
 from slurm_affinode.suspension.inplace.sockets import waits
-from slurm_affinode.suspension.peers import Inspector
-from slurm_affinode.suspension.process_tree import LinuxProcesses, thread_state
+from slurm_affinode.suspension.job.peers import Inspector
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses, thread_state
 
 _PR_SET_NAME = 15
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -35,16 +35,16 @@ from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import DaemonCalls, Refused
-from slurm_affinode.suspension.job_environment import JobEnvironments
-from slurm_affinode.suspension.journal import Journal
-from slurm_affinode.suspension.ledger import SuspensionLedger
+from slurm_affinode.suspension.job.environment import JobEnvironments
+from slurm_affinode.suspension.job.peers import Inspector
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.notify import SuspensionOutcomes
-from slurm_affinode.suspension.peers import Inspector
-from slurm_affinode.suspension.process_tree import LinuxProcesses
-from slurm_affinode.suspension.registry import Registry, WatchedJob
-from slurm_affinode.suspension.shared_state import Notes
+from slurm_affinode.suspension.records.journal import Journal
+from slurm_affinode.suspension.records.ledger import SuspensionLedger
+from slurm_affinode.suspension.records.shared_state import Notes
+from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.suspend import JobSuspender
-from slurm_affinode.suspension.sweep import Absences
 
 LOOK_S = 0.1
 WINDOW_S = 0.5

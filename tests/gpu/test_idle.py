@@ -20,8 +20,8 @@ from slurm_affinode.gpu.interface import NotPermitted, NotSupported
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import SuspendOption
 from slurm_affinode.suspension.activity import Watch
-from slurm_affinode.suspension.peers import Inspector
-from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.job.peers import Inspector
+from slurm_affinode.suspension.job.registry import WatchedJob
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

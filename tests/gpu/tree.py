@@ -25,7 +25,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError, Tree
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
-from slurm_affinode.suspension.process_tree import LinuxProcesses, StoppedJob
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses, StoppedJob
 
 OWNER = User(65534, 65534)
 """The owner of trees that are dumped: root acts for no process of its own."""

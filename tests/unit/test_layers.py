@@ -225,7 +225,7 @@ SMALL = 80
 """Lines below which a module needs two importers."""
 PROGRAMS = {
     "analysis.join.sources", "api", "checkpoint.cuda.helper", "metrics.spool", "pipeline.suspension_mail",
-    "slurm.pyslurm_worker", "suspension.memory_pressure",
+    "slurm.pyslurm_worker", "suspension.job.memory_pressure",
 }  # fmt: skip
 """Modules that are run or imported from outside of the package."""
 

@@ -19,10 +19,10 @@ PACKAGES = ("checkpoint", "suspension", "agent", "zombies")
 # (module, function): the record that the IDs are from.
 OWNERS = {
     ("checkpoint.files.deleted_files", "gone"): "the signed manifest of an image",
-    ("suspension.announcements", "_parse"): "the announcement that root has written",
+    ("suspension.job.announcements", "_parse"): "the announcement that root has written",
     ("suspension.interface", "owner"): "the announcement, by way of the identity of the shepherd",
-    ("suspension.registry", "owner"): "the same",
-    ("suspension.record", "owner"): "the journal, which only root can write",
+    ("suspension.job.registry", "owner"): "the same",
+    ("suspension.records.record", "owner"): "the journal, which only root can write",
 }
 """Functions that make a ``User``, whose rights root takes."""
 
@@ -33,13 +33,13 @@ READERS = {
     ("checkpoint.inspection", "_sysv"): "finds System V objects, for a refusal",
     ("checkpoint.inspection", "_uses_mps"): "finds the MPS daemon of the user, for a refusal",
     ("checkpoint.files.local_files", "used_files"): "finds files that a process of the owner has open: these stay",
+    ("checkpoint.files.scratch_search", "_ambiguous"): "finds other processes of the owner, and their files",
     (
-        "checkpoint.files.scratch_search",
-        "_ambiguous",
-    ): "finds other processes of the owner, with files of their own",
-    ("suspension.peers", "_examined"): "compared with the user who has connected, and that user with the announcement",
-    ("suspension.peers", "_parent"): "the parent of a shepherd has to be root's",
-    ("suspension.process_tree", "_member"): "shown in messages",
+        "suspension.job.peers",
+        "_examined",
+    ): "compared with the connected user, who is compared with the announcement",
+    ("suspension.job.peers", "_parent"): "the parent of a shepherd has to be root's",
+    ("suspension.job.process_tree", "_member"): "shown in messages",
     ("suspension.inplace.gpu_sharing", "_job_above"): "compared with the announcement, as a peer",
 }
 """Functions that read the IDs of a process."""

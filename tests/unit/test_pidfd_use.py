@@ -28,7 +28,7 @@ EXCEPTIONS = {
     ("suspension.inplace.sock_diag", "setns"): "a thread of its own enters a network namespace that is held",
     # A thread has no descriptor, either; it is detached if it is not a thread of the held process.
     ("base.ptrace", "ptrace"): "the callers below",
-    ("suspension.process_tree", "ptrace"): "the traced process is checked afterwards",
+    ("suspension.job.process_tree", "ptrace"): "the traced process is checked afterwards",
     ("checkpoint.criu.kernel_states", "ptrace"): "the caller traces the process, so its number stays its own",
     (
         "checkpoint.criu.cpu_affinity",

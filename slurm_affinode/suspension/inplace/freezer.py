@@ -25,8 +25,8 @@ from slurm_affinode.base import kernel_text
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import PROC, Process, processes
 from slurm_affinode.gpu.jobs import cgroup_of_job
-from slurm_affinode.suspension.cgroup import Cgroup
-from slurm_affinode.suspension.process_tree import (
+from slurm_affinode.suspension.job.cgroup import Cgroup
+from slurm_affinode.suspension.job.process_tree import (
     STILL,
     LinuxProcesses,
     Member,

@@ -21,10 +21,10 @@ from slurm_affinode.suspension.activity import name_of
 from slurm_affinode.suspension.context import Gpus
 from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.interface import DaemonCalls
+from slurm_affinode.suspension.job.peers import Identity, Inspector, NotAShepherd, Peer
+from slurm_affinode.suspension.job.process_tree import TreeGoneError
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.memory import held_by
-from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
-from slurm_affinode.suspension.process_tree import TreeGoneError
-from slurm_affinode.suspension.registry import Registry, WatchedJob
 
 _MIB = 1 << 20
 _LEAVING = frozenset({Phase.LOCKING, Phase.LOCKED})

@@ -34,10 +34,10 @@ from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
 from slurm_affinode.suspension.interface import DaemonCalls, Refused
-from slurm_affinode.suspension.journal import JobJournal, JournalError
+from slurm_affinode.suspension.job.process_tree import TreeGoneError
+from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.notify import mail_owner
-from slurm_affinode.suspension.process_tree import TreeGoneError
-from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.records.journal import JobJournal, JournalError
 
 _STOPS_S = 3.0
 """Slurm's SIGSTOP follows its SIGTSTP by two seconds: a job woken in between would be stopped with its memory on the

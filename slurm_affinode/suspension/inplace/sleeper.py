@@ -12,8 +12,8 @@ from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.inplace.file_locks import Lock
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls
 from slurm_affinode.suspension.inplace.sockets import Look, Own, look_of
-from slurm_affinode.suspension.journal import JobJournal, JournalError
-from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.records.journal import JobJournal, JournalError
+from slurm_affinode.suspension.records.record import SuspensionFacts
 
 TURN_OVER = "it was busy when its turn was over"
 """The wake request of a job that was moved out although it was busy."""

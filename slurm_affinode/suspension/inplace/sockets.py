@@ -17,7 +17,7 @@ from typing import Protocol
 from slurm_affinode.base.pidfd import PROC, processes
 from slurm_affinode.base.text import span
 from slurm_affinode.suspension.inplace.sock_diag import NetSpace, Sock, SockDiag, SockDiagError, socket_inodes
-from slurm_affinode.suspension.record import SocketState, SuspensionRecord
+from slurm_affinode.suspension.records.record import SocketState, SuspensionRecord
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Look = Mapping[int, Sock]

@@ -13,9 +13,9 @@ from typing import Any
 from slurm_affinode.core.inplace import GpuLoad
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace.freezer import Freezer
-from slurm_affinode.suspension.process_tree import TreeGoneError
-from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.shepherd import Start, Wait
+from slurm_affinode.suspension.job.process_tree import TreeGoneError
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.shepherd import Start, Wait
 
 _KEEP_WAITING_S = 10.0
 """Interval of ``Wait`` messages to a waiting shepherd."""

@@ -27,13 +27,13 @@ from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, states_of, unnoticed
 from slurm_affinode.suspension.interface import InUseError, Refused, cause
-from slurm_affinode.suspension.journal import JobJournal
+from slurm_affinode.suspension.job.process_tree import Member, StoppedJob, TreeGoneError
+from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
 from slurm_affinode.suspension.notify import SuspensionOutcomes, mail_owner
-from slurm_affinode.suspension.process_tree import Member, StoppedJob, TreeGoneError
-from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.records.journal import JobJournal
+from slurm_affinode.suspension.records.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import JobFacts, of_nodes, of_steps
-from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.suspend import Attempt, Ending, announce, first_facts
 

@@ -23,10 +23,10 @@ from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, Free
 from slurm_affinode.suspension.inplace.gpu_sharing import Sharing
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import Sockets, unnoticed
-from slurm_affinode.suspension.journal import JobJournal, JournalError
+from slurm_affinode.suspension.job.process_tree import stopped
 from slurm_affinode.suspension.notify import mail_owner
-from slurm_affinode.suspension.process_tree import stopped
-from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.records.journal import JobJournal, JournalError
+from slurm_affinode.suspension.records.record import SuspensionFacts
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.5

@@ -25,7 +25,7 @@ from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, SuspendOption, Versions
-from slurm_affinode.suspension.process_tree import LinuxProcesses, StoppedJob
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses, StoppedJob
 from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, refusals
 
 HERE = Path(__file__).parent

@@ -24,8 +24,8 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.model.suspension import Mode, Refusal
-from slurm_affinode.suspension.promises import Promises
-from slurm_affinode.suspension.record import SuspensionRecord
+from slurm_affinode.suspension.records.promises import Promises
+from slurm_affinode.suspension.records.record import SuspensionRecord
 from slurm_affinode.suspension.slurm_queue import waiting_of
 
 OPTION = "window=1,when=pressure"

@@ -16,8 +16,8 @@ from slurm_affinode.agent.requests import Caller
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.suspension import JobKey
-from slurm_affinode.suspension.peers import Peer
-from slurm_affinode.suspension.shared_state import SuspendedJob
+from slurm_affinode.suspension.job.peers import Peer
+from slurm_affinode.suspension.records.shared_state import SuspendedJob
 
 HOST = "127.0.0.1"
 

@@ -25,7 +25,7 @@ from slurm_affinode.agent.munge import BadCredentialError, Message
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.slurm.interface import ControllerDownError, SlurmClient
 from slurm_affinode.suspension.interface import AgentContext, Orchestration
-from slurm_affinode.suspension.peers import Peer
+from slurm_affinode.suspension.job.peers import Peer
 
 HOST = "127.0.0.1"
 

@@ -29,8 +29,8 @@ from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.model.cluster import Job, Step
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.suspension import refusals
-from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.shared_state import SuspendedJob
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.records.shared_state import SuspendedJob
 
 
 def asleep(job_id: int = 8, uid: int = 2001) -> SuspendedJob:

@@ -18,7 +18,7 @@ from slurm_affinode.base.pidfd import Process
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import JobRef
 from slurm_affinode.model.suspension import Mode, SuspendOption
-from slurm_affinode.suspension.registry import Registry, WatchedJob
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to examine and become other users")
 

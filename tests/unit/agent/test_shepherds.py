@@ -24,9 +24,9 @@ from slurm_affinode.agent.listeners import prepare_directory, receive
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.model.suspension import Notice, SuspendOption
-from slurm_affinode.suspension import streams
-from slurm_affinode.suspension.peers import Identity, Peer
-from slurm_affinode.suspension.shepherd import (
+from slurm_affinode.suspension.job import streams
+from slurm_affinode.suspension.job.peers import Identity, Peer
+from slurm_affinode.suspension.job.shepherd import (
     MAX_TEXT_BYTES,
     BadMessage,
     Exited,

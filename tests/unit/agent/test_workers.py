@@ -15,9 +15,9 @@ from slurm_affinode.agent.workers import Work
 from slurm_affinode.base.threads import Workers
 from slurm_affinode.model.suspension import Notice, Refusal, SuspendOption
 from slurm_affinode.suspension.interface import Arrival, LookAgain, Refused
-from slurm_affinode.suspension.record import SuspensionRecord
-from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.shepherd import Hello, Reply, Restored
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.shepherd import Hello, Reply, Restored
+from slurm_affinode.suspension.records.record import SuspensionRecord
 
 ALICE, BOB = 2001, 2002
 

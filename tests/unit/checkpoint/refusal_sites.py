@@ -13,7 +13,7 @@ import slurm_affinode
 PACKAGE = Path(slurm_affinode.__file__).parent
 _PREFIX = "slurm_affinode."
 _FOLDERS = ("checkpoint", "suspension")
-_GATES = ("dump", "restore", "memory", "streams", "suspend", "process_tree")
+_GATES = ("dump", "restore", "memory", "suspend", "job.streams", "job.process_tree")
 """Modules of ``suspension`` that take part in a dump or restore."""
 _NO_GATES = ("cuda.features",)
 """Modules of ``checkpoint`` whose refusals are those of the driver."""
@@ -74,7 +74,7 @@ def _text(node: ast.expr) -> str:
 def _modules() -> dict[str, ast.Module]:
     found = {}
     for folder in _FOLDERS:
-        for path in sorted((PACKAGE / folder).glob("**/*.py" if folder == "checkpoint" else "*.py")):
+        for path in sorted((PACKAGE / folder).rglob("*.py")):
             name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
             found[name] = ast.parse(path.read_text(encoding="utf-8"))
     return found

@@ -21,7 +21,7 @@ from slurm_affinode.checkpoint.files import deleted_files
 from slurm_affinode.checkpoint.files.deleted_files import RemovedFile
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.user_files import User
-from slurm_affinode.suspension.record import SuspensionFacts, decode, encode
+from slurm_affinode.suspension.records.record import SuspensionFacts, decode, encode
 
 ALICE = User(2001, 2001)
 ME = Process(os.getpid()).id

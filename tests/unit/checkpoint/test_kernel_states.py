@@ -15,7 +15,7 @@ from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.criu.kernel_states import lost
-from slurm_affinode.suspension.process_tree import LinuxProcesses
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses
 
 pytestmark = [
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86-64"),

@@ -27,8 +27,8 @@ from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.cli.images import images
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
 from slurm_affinode.slurm.interface import UnknownJobError
-from slurm_affinode.suspension.shared_state import Note, Notes
-from slurm_affinode.suspension.sweep import Absences
+from slurm_affinode.suspension.records.shared_state import Note, Notes
+from slurm_affinode.suspension.records.sweep import Absences
 
 KEY = bytes(64)
 

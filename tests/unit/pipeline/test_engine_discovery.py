@@ -29,7 +29,7 @@ from slurm_affinode.model.gpu import JobRef, Sweep
 from slurm_affinode.pipeline import engine_discovery
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, ListeningPort
 from slurm_affinode.pipeline.exporter import LastEngines, ProcessesOnGpus
-from slurm_affinode.suspension.journal import Journal
+from slurm_affinode.suspension.records.journal import Journal
 
 NOBODY = 65534
 SERVER = """

@@ -6,7 +6,7 @@ from agent_site import STEPS
 from agent_world import Agent
 
 from slurm_affinode.model.ledger import decode
-from slurm_affinode.suspension.shepherd import Restored
+from slurm_affinode.suspension.job.shepherd import Restored
 
 
 def recovered(world, node="c1", limits=None):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.suspension import cgroup as cgroup_module
-from slurm_affinode.suspension.cgroup import Cgroup
-from slurm_affinode.suspension.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job import cgroup as cgroup_module
+from slurm_affinode.suspension.job.cgroup import Cgroup
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
 
 MIB, GIB = 1 << 20, 1 << 30
 UNLIMITED = 9223372036854771712

@@ -17,9 +17,9 @@ from slurm_affinode.model.suspension import AfterLoss, SuspendOption, Suspension
 from slurm_affinode.suspension import recovery
 from slurm_affinode.suspension import restore as restore_module
 from slurm_affinode.suspension.context import SuspendSettings
+from slurm_affinode.suspension.job.shepherd import Hold, Restored, Start
 from slurm_affinode.suspension.mail import Mailer
-from slurm_affinode.suspension.shared_state import LastRestore
-from slurm_affinode.suspension.shepherd import Hold, Restored, Start
+from slurm_affinode.suspension.records.shared_state import LastRestore
 
 from .agent_sequences import begun_at_c2
 
@@ -257,7 +257,7 @@ def test_restore_completed_by_the_next_agent_is_recorded(world: World, monkeypat
     agent = begun_at_c2(world)
     with monkeypatch.context() as patch:
         patch.setattr(agent.parts.notes, "write_restore", lambda restore: None)
-        patch.setattr("slurm_affinode.suspension.journal.JobJournal.close", lambda self: None)
+        patch.setattr("slurm_affinode.suspension.records.journal.JobJournal.close", lambda self: None)
         agent.restore()
     following = Agent(world, "c2")
     following.keeper.registered(following.watched())

@@ -12,7 +12,7 @@ from slurm_affinode.checkpoint.files.service_connections import ServiceConnectio
 from slurm_affinode.checkpoint.inspection import ProcessFacts, TreeFacts
 from slurm_affinode.model.suspension import Steps, SuspendOption
 from slurm_affinode.suspension.compatibility import CompatibilityRow, kinds
-from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.job.registry import WatchedJob
 
 SCRIPT = ProcessFacts(100, "slurm_script", (1001,) * 4)
 PROGRAM = ProcessFacts(101, "python", (1001,) * 4, files=("/dev/nvidia0",))

@@ -21,9 +21,9 @@ from waiting import wait_until
 from slurm_affinode.base.pidfd import ExhaustedError, Process, processes
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.suspension import announcements as announcements_module
-from slurm_affinode.suspension.announcements import Announcement, AnnouncementError, Announcements
-from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
+from slurm_affinode.suspension.job import announcements as announcements_module
+from slurm_affinode.suspension.job.announcements import Announcement, AnnouncementError, Announcements
+from slurm_affinode.suspension.job.peers import Identity, Inspector, NotAShepherd, Peer
 
 USER = 65534
 TITLE = "slurmstepd: [123.batch]"

@@ -12,7 +12,7 @@ import pytest
 from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Id, Process, ProcessGoneError
-from slurm_affinode.suspension.job_environment import JobEnvironments, exports
+from slurm_affinode.suspension.job.environment import JobEnvironments, exports
 
 ODD = "a 'quoted' $(touch /nonexistent/x) `name`\nof two lines \\ "
 

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
-from slurm_affinode.suspension.journal import Journal, JournalError, parse
-from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.records.journal import Journal, JournalError, parse
+from slurm_affinode.suspension.records.record import SuspensionFacts
 
 KEY = JobKey("alpha", 12, 1_700_000_000)
 FIRST = SuspensionFacts(

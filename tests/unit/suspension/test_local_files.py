@@ -13,7 +13,7 @@ from slurm_affinode.checkpoint.files import local_files
 from slurm_affinode.checkpoint.files.created_files import FileIdentity
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey
-from slurm_affinode.suspension.shepherd import Restored
+from slurm_affinode.suspension.job.shepherd import Restored
 
 from .agent_sequences import begun_at_c2, recovered
 

@@ -15,7 +15,7 @@ from slurm_affinode.checkpoint.files.created_files import FileIdentity
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import SuspendSettings
-from slurm_affinode.suspension.sweep import ASKED
+from slurm_affinode.suspension.records.sweep import ASKED
 from slurm_affinode.suspension.wake import JobWaker
 
 from .agent_sequences import check, go_on_at_c2, ledger, recovered

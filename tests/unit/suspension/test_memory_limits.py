@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint.inspection import SpareMemory
-from slurm_affinode.suspension.memory_limits import (
+from slurm_affinode.suspension.job.memory_limits import (
     AllocatedMemory,
     ExceededLimit,
     LimitRoom,

@@ -10,7 +10,7 @@ from agent_site import STEPS, World
 from agent_world import Agent
 
 from slurm_affinode.model.suspension import Phase
-from slurm_affinode.suspension.shepherd import Hold, Restored, Start
+from slurm_affinode.suspension.job.shepherd import Hold, Restored, Start
 
 
 @pytest.fixture

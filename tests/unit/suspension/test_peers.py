@@ -26,8 +26,8 @@ from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SuspendOption
 from slurm_affinode.suspension import slurm_queue as queues
 from slurm_affinode.suspension.activity import Watch, by_index
-from slurm_affinode.suspension.peers import Inspector, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
-from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.job.peers import Inspector, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
+from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.slurm_queue import QueueView, memory_mib, room_of, waiting_of
 
 

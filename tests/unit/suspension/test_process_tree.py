@@ -16,7 +16,7 @@ from background import started_of
 from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Id
-from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, StoppedJob, TreeGoneError
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses, Member, StoppedJob, TreeGoneError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.core.policy import Promise, Waiting
-from slurm_affinode.suspension.promises import SETTLE_S, Promises
+from slurm_affinode.suspension.records.promises import SETTLE_S, Promises
 
 KEY = bytes(32)
 WAITING = Waiting(99, "99", ("gpu",), "Resources", held=False, priority=1, gpus=1)

@@ -16,9 +16,9 @@ from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.slurm.interface import ControllerDownError
 from slurm_affinode.suspension.interface import AbortedError, Refused
+from slurm_affinode.suspension.job.shepherd import Hold, Restored, Say
 from slurm_affinode.suspension.memory import Allowance
-from slurm_affinode.suspension.record import SuspensionFacts
-from slurm_affinode.suspension.shepherd import Hold, Restored, Say
+from slurm_affinode.suspension.records.record import SuspensionFacts
 
 from .agent_sequences import check, recovered
 from .cgroup_site import GIB, MIB, USED, CgroupSite

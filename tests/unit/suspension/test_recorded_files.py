@@ -18,10 +18,10 @@ from slurm_affinode.model import ledger
 from slurm_affinode.model.suspension import JobKey, Phase
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import states_of
-from slurm_affinode.suspension.journal import JobJournal, Journal
 from slurm_affinode.suspension.notify import mail_owner
-from slurm_affinode.suspension.record import decode, encode
-from slurm_affinode.suspension.shared_state import Note, Notes
+from slurm_affinode.suspension.records.journal import JobJournal, Journal
+from slurm_affinode.suspension.records.record import decode, encode
+from slurm_affinode.suspension.records.shared_state import Note, Notes
 
 DATA = Path(__file__).parents[2] / "data" / "suspension"
 EXPECTED = json.loads((DATA / "expected.json").read_text())

@@ -10,7 +10,7 @@ from agent_site import STEPS, World, make_job
 
 from slurm_affinode.base.timeouts import NoAnswerError
 from slurm_affinode.model.suspension import Phase
-from slurm_affinode.suspension.shepherd import Hold, Restored
+from slurm_affinode.suspension.job.shepherd import Hold, Restored
 
 from .agent_tiers import Tiered, again_at, asleep
 

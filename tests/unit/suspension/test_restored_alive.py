@@ -15,7 +15,7 @@ from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.model.suspension import SuspensionMail
 from slurm_affinode.suspension import recovery
 from slurm_affinode.suspension.context import SuspendSettings
-from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, Start, Wait
+from slurm_affinode.suspension.job.shepherd import Hold, Reply, Restored, Start, Wait
 
 from .agent_sequences import begun_at_c2, ledger
 

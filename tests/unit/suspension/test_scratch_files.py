@@ -14,8 +14,8 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.checkpoint.files import scratch_record
 from slurm_affinode.checkpoint.files.scratch_files import NOTHING, ScratchOutcome
 from slurm_affinode.model.suspension import Phase
-from slurm_affinode.suspension.shared_state import Notes
-from slurm_affinode.suspension.shepherd import Restored
+from slurm_affinode.suspension.job.shepherd import Restored
+from slurm_affinode.suspension.records.shared_state import Notes
 
 from .agent_sequences import recovered
 

@@ -18,7 +18,7 @@ from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
 from slurm_affinode.slurm.interface import NotPermittedError
 from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.shepherd import Hold, Restored, Start
+from slurm_affinode.suspension.job.shepherd import Hold, Restored, Start
 
 from .agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
 

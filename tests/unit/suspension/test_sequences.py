@@ -14,8 +14,8 @@ from job_owner import OWNER
 
 from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
-from slurm_affinode.suspension.record import SuspensionFacts
-from slurm_affinode.suspension.shepherd import Restored, Start
+from slurm_affinode.suspension.job.shepherd import Restored, Start
+from slurm_affinode.suspension.records.record import SuspensionFacts
 
 from .agent_sequences import check, go_on_at_c2, ledger, recovered
 

@@ -20,10 +20,10 @@ from slurm_affinode.checkpoint.image.manifest import former_signature
 from slurm_affinode.checkpoint.image.signatures import LARGEST, SignatureError, Signer
 from slurm_affinode.core.policy import Waiting
 from slurm_affinode.model.suspension import JobKey, LiveRun
-from slurm_affinode.suspension.promises import Promises
-from slurm_affinode.suspension.shared_state import Note, Notes, StartPlan
-from slurm_affinode.suspension.shepherd import Restored
-from slurm_affinode.suspension.sweep import Absences
+from slurm_affinode.suspension.job.shepherd import Restored
+from slurm_affinode.suspension.records.promises import Promises
+from slurm_affinode.suspension.records.shared_state import Note, Notes, StartPlan
+from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.wake import Lease
 
 from .agent_sequences import go_on_at_c2

@@ -19,7 +19,7 @@ from slurm_affinode.checkpoint.store.retention import Tier
 from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.shepherd import Hold, Restored
+from slurm_affinode.suspension.job.shepherd import Hold, Restored
 
 from .agent_tiers import Tiered, again_at, asleep
 

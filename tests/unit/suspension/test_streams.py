@@ -15,7 +15,7 @@ from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, SavedOutput
-from slurm_affinode.suspension import streams
+from slurm_affinode.suspension.job import streams
 
 ALICE = User(2001, 2001, (2001, 2077))
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as another user")

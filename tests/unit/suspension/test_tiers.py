@@ -15,9 +15,9 @@ from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import DumpNoRoom, Image, ImageDamaged, NoRoom, Stop
 from slurm_affinode.model.suspension import Manifest, Phase
 from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.job.shepherd import Hold, Restored
 from slurm_affinode.suspension.prefetch import Prefetcher
-from slurm_affinode.suspension.shared_state import NO_NOTE
-from slurm_affinode.suspension.shepherd import Hold, Restored
+from slurm_affinode.suspension.records.shared_state import NO_NOTE
 from slurm_affinode.suspension.wake import JobWaker
 
 from .agent_tiers import Tiered, again_at, asleep, read_only, read_only_store
@@ -244,7 +244,7 @@ def test_job_without_note_is_shown(world: World, monkeypatch: pytest.MonkeyPatch
     agent = Tiered(world, "c1")
     waker = JobWaker(agent.parts, agent.waker._lease)
     with monkeypatch.context() as patch:
-        patch.setattr("slurm_affinode.suspension.shared_state.write_text", read_only)
+        patch.setattr("slurm_affinode.suspension.records.shared_state.write_text", read_only)
         patch.setattr(agent.parts.tiers, "publish", read_only_store)
         patch.setattr(agent.outcomes, "_asleep", lambda record: not agent.outcomes._stop.set())
         assert agent.suspend().phase is Phase.QUEUED

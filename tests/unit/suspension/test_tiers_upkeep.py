@@ -15,11 +15,11 @@ from agent_site import World, make_job
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.model.suspension import LiveRun, Phase
-from slurm_affinode.suspension import sweep
+from slurm_affinode.suspension.job.shepherd import Restored
 from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
-from slurm_affinode.suspension.shared_state import StartPlan
-from slurm_affinode.suspension.shepherd import Restored
-from slurm_affinode.suspension.sweep import Absence
+from slurm_affinode.suspension.records import sweep
+from slurm_affinode.suspension.records.shared_state import StartPlan
+from slurm_affinode.suspension.records.sweep import Absence
 from slurm_affinode.suspension.wake import JobWaker
 
 from .agent_tiers import Tiered, again_at, asleep, read_only

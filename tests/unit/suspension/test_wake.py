@@ -20,8 +20,8 @@ from slurm_affinode.slurm.interface import InvalidStateError
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.ledger import SuspensionLedger
-from slurm_affinode.suspension.shared_state import LastRestore, Note, Notes
+from slurm_affinode.suspension.records.ledger import SuspensionLedger
+from slurm_affinode.suspension.records.shared_state import LastRestore, Note, Notes
 from slurm_affinode.suspension.wake import Free, Lease, waited_for, why_unavailable
 
 from .agent_sequences import recovered

@@ -30,9 +30,9 @@ from slurm_affinode.suspension.activity import Watch
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, NetSpace, Sock, SockDiagError
 from slurm_affinode.suspension.inplace.sockets import NodeSockets, Own, look_of, states_of
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.peers import Inspector
-from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.shepherd import BadMessage, Signalled, Start, Wait, decode, encode
+from slurm_affinode.suspension.job.peers import Inspector
+from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.shepherd import BadMessage, Signalled, Start, Wait, decode, encode
 
 VIEW: dict[str, Any] = {
     "starting": False, "since": 1_760_000_000.0, "asleep_s": 720.0, "why": "idle 15m", "gpu_bytes": 48 << 30,

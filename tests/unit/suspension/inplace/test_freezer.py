@@ -16,9 +16,16 @@ from stopping import stop
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.suspension import cgroup as cgroup_module
 from slurm_affinode.suspension.inplace.freezer import OWN, SIGNALS, FreezeError, LinuxFreezer
-from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, TreeGoneError, parents_first, send, stopped
+from slurm_affinode.suspension.job import cgroup as cgroup_module
+from slurm_affinode.suspension.job.process_tree import (
+    LinuxProcesses,
+    Member,
+    TreeGoneError,
+    parents_first,
+    send,
+    stopped,
+)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from inplace_site import GIB, OPEN, QUIET, Inline, Node, asleep, awake, entries
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
-from slurm_affinode.suspension.process_tree import LinuxProcesses
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses
 
 
 def test_next_agent_shows_job_as_asleep_when_shepherd_reconnects(world, node):

@@ -8,8 +8,8 @@ from agent_world import FakeLink
 from inplace_site import BACK, GIB, Node, asleep, awake
 
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
-from slurm_affinode.suspension.process_tree import Member
-from slurm_affinode.suspension.shepherd import Start, Wait
+from slurm_affinode.suspension.job.process_tree import Member
+from slurm_affinode.suspension.job.shepherd import Start, Wait
 
 
 def test_job_waits_for_room_and_names_job_to_suspend(world, node):

@@ -10,7 +10,7 @@ import pytest
 from inplace_site import GIB, Node, asleep, awake
 
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules, unheard
-from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer
+from slurm_affinode.suspension.job.peers import Identity, NotAShepherd, Peer
 
 
 def put(proc: Path, pid: int, pid_ns: int, parent: int, space: str, *argv: str) -> None:

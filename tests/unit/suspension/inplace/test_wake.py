@@ -16,8 +16,8 @@ from slurm_affinode.suspension.inplace.freezer import FreezeError
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
 from slurm_affinode.suspension.inplace.sock_diag import Sock
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.journal import JobJournal, JournalError
-from slurm_affinode.suspension.process_tree import TreeGoneError
+from slurm_affinode.suspension.job.process_tree import TreeGoneError
+from slurm_affinode.suspension.records.journal import JobJournal, JournalError
 
 
 def test_job_wakes_at_its_time_or_if_unreachable(world, node):

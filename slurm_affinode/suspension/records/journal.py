@@ -23,7 +23,7 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import fsync_dir
 from slurm_affinode.model.suspension import JobKey, Phase
-from slurm_affinode.suspension.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord, decode, encode
+from slurm_affinode.suspension.records.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord, decode, encode
 
 VERSION = 1
 _NAME = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>\d+)\.(?P<submit>\d+)\.jsonl")

@@ -32,8 +32,8 @@ from slurm_affinode.base.pidfd import PROC, Id, Process
 from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import NO_LIMIT, SpareMemory, reclaimable
 from slurm_affinode.gpu.jobs import JobFinder, cgroup_of_job
-from slurm_affinode.suspension import memory_pressure
-from slurm_affinode.suspension.cgroup import Cgroup
+from slurm_affinode.suspension.job import memory_pressure
+from slurm_affinode.suspension.job.cgroup import Cgroup
 
 LOG = logging.getLogger("slurm_affinode.agent")
 _VERSION = 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import of_module, run
-from slurm_affinode.suspension.cgroup import Cgroup
+from slurm_affinode.suspension.job.cgroup import Cgroup
 
 _BYTES = 16 << 20
 _TIMEOUT_S = 5.0

@@ -25,7 +25,7 @@ from slurm_affinode.base.files import write_text
 from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint.image.signatures import SIGNER, Signer
 from slurm_affinode.core.policy import Promise, Waiting
-from slurm_affinode.suspension.shared_state import opened, read_signed
+from slurm_affinode.suspension.records.shared_state import opened, read_signed
 
 SETTLE_S = 60.0
 """Time for Slurm to start the pending job once the GPUs are free, and for other agents to learn of it."""

@@ -16,7 +16,7 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, MailKind, Phase, SuspendOption, SuspensionMail
 from slurm_affinode.suspension import mail, messages
-from slurm_affinode.suspension.shared_state import Note
+from slurm_affinode.suspension.records.shared_state import Note
 
 
 class SocketState(NamedTuple):

@@ -12,8 +12,8 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
-from slurm_affinode.suspension.shared_state import LastRestore
-from slurm_affinode.suspension.shepherd import Outgoing, Say
+from slurm_affinode.suspension.job.shepherd import Outgoing, Say
+from slurm_affinode.suspension.records.shared_state import LastRestore
 
 
 class Link(Protocol):

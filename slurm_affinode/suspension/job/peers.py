@@ -18,7 +18,7 @@ from slurm_affinode.base import kernel_text
 from slurm_affinode.base.node_config import RUN_DIR, SHEPHERD
 from slurm_affinode.base.pidfd import PROC, NotContainedError, Process, namespace, own_namespace
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.suspension.announcements import DIRECTORY, Announcement, AnnouncementError, Announcements
+from slurm_affinode.suspension.job.announcements import DIRECTORY, Announcement, AnnouncementError, Announcements
 
 _CRED = struct.Struct("iII")
 _PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)

@@ -35,7 +35,7 @@ from slurm_affinode.core.retention import Fate, fate, too_many
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import LiveRun
 from slurm_affinode.slurm.interface import SlurmClient, UnknownJobError
-from slurm_affinode.suspension.shared_state import Note, Notes, opened, read_signed
+from slurm_affinode.suspension.records.shared_state import Note, Notes, opened, read_signed
 
 _PURPOSE, _STOPPED = "unknown job", "stopped sweep"
 _FORGOTTEN_S = 30 * 86400.0

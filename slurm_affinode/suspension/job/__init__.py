@@ -1,0 +1,1 @@
+"""The job on its node: processes, shepherd, announcement, cgroups, streams, environment."""
