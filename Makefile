@@ -46,7 +46,7 @@ test: system-packages .venv/.dev lint check-types ## Install what is needed, che
 	@tests/run.sh
 
 test-fast: .venv/.dev ## Only the tests that need no server and no browser.
-	$(VENV)/pytest -q -m "not browser and not database and not cluster and not gpu and not slow"
+	$(VENV)/pytest -q -n auto --dist worksteal -m "not browser and not database and not cluster and not gpu and not slow"
 
 # Measuring it makes the tests two to three times slower, so `make test` does not.
 coverage: system-packages .venv/.dev ## Measure how much of the code the tests without a cluster run (at least 90 %).

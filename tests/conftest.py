@@ -21,6 +21,7 @@ settings.register_profile("untimed", deadline=None)  # the time of an example de
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(trylast=True)  # of those that are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with slow tests first, so that no worker is left with one at the end."""
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
