@@ -18,6 +18,7 @@ MAX_NAME = 255
 
 _NONE_WORDS = frozenset({"", "none assigned", "none", "(null)", "unknown", "n/a", "no_val"})
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_PLAIN = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 
 
@@ -34,6 +35,8 @@ def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
     clean = text.strip()
     if is_none(clean):
         return []
+    if _PLAIN.fullmatch(clean):  # most jobs have one node
+        return [clean]
     count(clean, limit=limit)
     names: dict[str, None] = {}
     for entry in _entries(clean):

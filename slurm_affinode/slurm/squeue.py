@@ -6,8 +6,9 @@ comments, so such text stays one field.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import cache
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.cluster import Job
@@ -22,8 +23,8 @@ FIELDS = (
 )  # fmt: skip
 """Fields of ``squeue --Format``, in this order. ``tres-alloc`` of a pending job is its request."""
 
-
 _DIGITS = 20
+_PART_BYTES = 1 << 20
 
 
 def argv(mark: str) -> list[str]:
@@ -34,91 +35,101 @@ def argv(mark: str) -> list[str]:
 
 def jobs(data: bytes, mark: str) -> Iterator[Job]:
     """Yield the jobs. Raises ``UnreachableError`` if the output has another form."""
-    width, end, start = len(FIELDS), mark.encode(), 0
-    known: dict[Any, Any] = {}
-    while start < len(data):
-        row: list[str] = []
-        for _ in range(width):
-            stop = data.find(end, start)
-            if stop < 0:
-                if not row and not data[start:].strip():
-                    return
-                raise UnreachableError(
-                    "squeue did not return the requested fields",
-                    hint="slurm-affinode doctor shows the release of Slurm; 24.11 and newer are supported",
-                )
-            row.append(data[start:stop].decode("utf-8", "backslashreplace"))
-            start = stop + len(end)
+    parse = _Parsers()
+    for row in _rows(data, mark):
         row[0] = row[0].lstrip("\n")
         if _number(row[0].strip()) is not None:
-            yield _job([field.strip() for field in row[:-2]], row[-2], row[-1], known)
+            yield _job(row, parse)
 
 
-def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> Job:
-    values = dict(zip(FIELDS, row, strict=False))
-    task, het = values["ArrayTaskID"], _number(values["HetJobID"])
-    array = _number(values["ArrayJobID"]) if task and task != "N/A" else None
+def _rows(data: bytes, mark: str) -> Iterator[list[str]]:
+    """Yield the fields of each row. Decodes a part of the output at a time: all of its fields would take much memory."""
+    width, end, start = len(FIELDS), mark.encode(), 0
+    fields: list[str] = []
+    rest = ""
+    while start < len(data):
+        stop = data.find(end, start + _PART_BYTES)
+        fields += data[start : stop if stop >= 0 else None].decode("utf-8", "backslashreplace").split(mark)
+        if stop < 0:
+            rest, stop = fields.pop(), len(data)
+        whole = len(fields) // width * width
+        for first in range(0, whole, width):
+            yield fields[first : first + width]
+        del fields[:whole]
+        start = stop + len(end)
+    if fields or rest.strip():
+        raise UnreachableError(
+            "squeue did not return the requested fields",
+            hint="slurm-affinode doctor shows the release of Slurm; 24.11 and newer are supported",
+        )
+
+
+class _Parsers:
+    """Parsers that parse and store each text once, because thousands of jobs share most of their values."""
+
+    def __init__(self) -> None:
+        self.number = cache(_number)
+        self.word = cache(live_records.word)
+        self.nodes = cache(live_records.nodes)
+        self.span_s = cache(scontrol.span_s)
+        self.tres = cache(live_records.tres)
+        self.gpus = cache(lambda text: live_records.gpus(live_records.tres(text)))
+        self.partitions = cache(lambda text: tuple(filter(None, text.split(","))))
+        self.requests_share = cache(live_records.requests_share)
+
+
+def _job(row: Sequence[str], parse: _Parsers) -> Job:
+    values = dict(zip(FIELDS, map(str.strip, row), strict=True))
+    number, word, nodes = parse.number, parse.word, parse.nodes
+    task, het = values["ArrayTaskID"], number(values["HetJobID"])
+    array = number(values["ArrayJobID"]) if task and task != "N/A" else None
     several, _, limit = task.partition("%")
-    # Thousands of jobs share these values: parse and store each only once.
-    tres = _once(known, ("tres", values["tres-alloc"]), live_records.tres)
-    gpus = _once(known, ("gpus", values["tres-alloc"]), lambda text: live_records.gpus(live_records.tres(text)))
-    nodes, required, excluded = (
-        _once(known, ("nodes", values[key]), live_records.nodes) for key in ("NodeList", "ReqNodes", "ExcNodes")
-    )
-    partitions = _once(known, ("partitions", values["Partition"]), lambda text: tuple(filter(None, text.split(","))))
-    word = {
-        key: _once(known, ("word", values[key]), live_records.word) for key in ("UserName", "Account", "QOS", "Reason")
-    }
+    tres, gpus = parse.tres(values["tres-alloc"]), parse.gpus(values["tres-alloc"])
+    name, comment = row[-2:]  # users' texts, as they are
     return live_records.job(
         job_id=int(values["JobID"]),
         array_job_id=array,
-        array_task_id=_number(task) if array is not None else None,
+        array_task_id=number(task) if array is not None else None,
         array_tasks=several if array is not None and not task.isdigit() else None,
-        array_limit=_number(limit) if array is not None else None,
+        array_limit=number(limit) if array is not None else None,
         het_job_id=het,
-        het_offset=None if het is None else _number(values["HetJobOffset"]),
-        name=live_records.word(name),
-        user=word["UserName"],
-        uid=_number(values["UserID"]),
-        account=word["Account"],
-        partitions=partitions,
-        qos=word["QOS"],
-        state=_once(known, ("state", values["State"]), str),
-        reason=word["Reason"],
-        priority=_number(values["PriorityLong"]),
+        het_offset=None if het is None else number(values["HetJobOffset"]),
+        name=word(name),
+        user=word(values["UserName"]),
+        uid=number(values["UserID"]),
+        account=word(values["Account"]),
+        partitions=parse.partitions(values["Partition"]),
+        qos=word(values["QOS"]),
+        state=sys.intern(values["State"]),
+        reason=word(values["Reason"]),
+        priority=number(values["PriorityLong"]),
         submit=live_records.moment(_number(values["SubmitTime"])),
         eligible=live_records.moment(_number(values["EligibleTime"])),
         start=_number(values["StartTime"]),
         end=_number(values["EndTime"]),
-        time_limit_s=_once(known, ("span", values["TimeLimit"]), scontrol.span_s),
-        nodes=nodes,
-        batch_host=_once(known, ("word", values["BatchHost"]), live_records.word),
-        node_count=_number(values["NumNodes"].partition("-")[0]),
-        cpus=_number(values["NumCPUs"].partition("-")[0]),
+        time_limit_s=parse.span_s(values["TimeLimit"]),
+        nodes=nodes(values["NodeList"]),
+        batch_host=word(values["BatchHost"]),
+        node_count=number(values["NumNodes"].partition("-")[0]),
+        cpus=number(values["NumCPUs"].partition("-")[0]),
         requeue=values["Requeue"] == "1",
-        restarts=_number(values["RestartCnt"]) or 0,
+        restarts=number(values["RestartCnt"]) or 0,
         tres_requested=tres,
         tres_allocated=tres,
         gpus_requested=gpus,
         gpus_allocated=gpus,
         node_gpus=None,
-        features=_once(known, ("word", values["Feature"]), live_records.word),
-        reservation=_once(known, ("word", values["Reservation"]), live_records.word),
-        comment=live_records.word(comment),
+        features=word(values["Feature"]),
+        reservation=word(values["Reservation"]),
+        comment=word(comment),
         admin_comment=None,
         stdout=None,
         stderr=None,
         batch=values["BatchFlag"] == "1",
-        requests_share=any(_once(known, ("share", values[name]), live_records.requests_share) for name in _REQUESTS),
-        nodes_required=required,
-        nodes_excluded=excluded,
+        requests_share=any(parse.requests_share(values[request]) for request in _REQUESTS),
+        nodes_required=nodes(values["ReqNodes"]),
+        nodes_excluded=nodes(values["ExcNodes"]),
     )
-
-
-def _once(known: dict[Any, Any], key: tuple[str, str], make: Any) -> Any:
-    if key not in known:
-        known[key] = make(key[1])
-    return known[key]
 
 
 def _number(text: str) -> int | None:

@@ -99,8 +99,19 @@ def test_completing_job_has_an_end() -> None:
 def test_output_of_another_program_is_refused() -> None:
     """Truncated output and output with other fields are refused; empty output is accepted."""
     assert list(squeue.jobs(b"\n", MARK)) == []
-    with pytest.raises(UnreachableError, match="return the requested fields"):
-        list(squeue.jobs(_row(7)[:-40], MARK))
+    for lost in (2, 40):  # a part of the last mark, or more
+        with pytest.raises(UnreachableError, match="return the requested fields"):
+            list(squeue.jobs(_row(7) + _row(8)[:-lost], MARK))
+
+
+@pytest.mark.parametrize("part_bytes", [1, 30, 400, 1000])
+def test_large_output_is_decoded_in_parts(part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts end within and between rows."""
+    text = _row(7, "\N{GREEK SMALL LETTER ALPHA}") + _row(8) + _row(9, state="PENDING").replace(b"wrap", b"\xce\xff")
+    whole = list(squeue.jobs(text, MARK))
+    assert [job.name for job in whole] == ["\N{GREEK SMALL LETTER ALPHA}", "wrap", r"\xce\xff"]
+    monkeypatch.setattr(squeue, "_PART_BYTES", part_bytes)
+    assert list(squeue.jobs(text, MARK)) == whole
 
 
 class Programs:
