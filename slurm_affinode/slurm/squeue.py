@@ -43,7 +43,7 @@ def jobs(data: bytes, mark: str) -> Iterator[Job]:
 
 
 def _rows(data: bytes, mark: str) -> Iterator[list[str]]:
-    """Yield the fields of each row. Decodes a part of the output at a time: all of its fields would take much memory."""
+    """Yield the fields of each row. Only a part of the output is decoded at a time, to save memory."""
     width, end, start = len(FIELDS), mark.encode(), 0
     fields: list[str] = []
     rest = ""

@@ -60,8 +60,8 @@ def find_live_misfits(
         return [], []
     since = request.since or seen.at - timedelta(seconds=parse_span_s(config.zombies.look_back))
     stored, recorded, notes = _stored(config, since, seen.at, seen.snapshot.cluster)
-    jobs = frame(seen.snapshot, _uses(seen))
-    jobs = _together(stored, jobs)
+    uses = _uses(seen)
+    jobs = _together(stored, frame(seen.snapshot, uses))
     gpus = pl.concat([recorded, _allocations(seen)])
     rules = config.zombies.misfits
     gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
@@ -73,7 +73,7 @@ def find_live_misfits(
         held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted,
         gpu_partitions=gpu_partitions(seen.snapshot.nodes),
     )  # fmt: skip
-    return [_live(one, refs) for one in found], [*notes, *_silent(seen, wanted, history, since)]
+    return [_live(one, refs) for one in found], [*notes, *_silent(seen, uses, wanted, history, since)]
 
 
 BY_GPUS = ("gpu-too-powerful", "low-efficiency-user")
@@ -83,7 +83,9 @@ BY_USE = ("cpu-cores-per-gpu", "memory-per-gpu")
 FRESH_S = 600.0
 
 
-def _silent(seen: Now, wanted: Collection[str], history: SampleStore, since: datetime) -> list[str]:
+def _silent(
+    seen: Now, uses: Collection[int], wanted: Collection[str], history: SampleStore, since: datetime
+) -> list[str]:
     """Return a note for each rule that cannot be evaluated, with the data that it needs."""
     notes = []
     blind = " and ".join(kind for kind in BY_GPUS if kind in wanted)
@@ -97,8 +99,7 @@ def _silent(seen: Now, wanted: Collection[str], history: SampleStore, since: dat
         )
     mute = " and ".join(kind for kind in BY_USE if kind in wanted)
     running = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.gpus_allocated]
-    told = _uses(seen)
-    unknown = sum(job.job_id not in told for job in running)
+    unknown = sum(job.job_id not in uses for job in running)
     if mute and unknown:
         notes.append(f"{mute}: unknown of {unknown} of {len(running)} jobs: the agents of their nodes do not report "
                      "their use of cores and host memory")  # fmt: skip

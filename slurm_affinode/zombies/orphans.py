@@ -3,7 +3,7 @@ complete, drained nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -32,7 +32,7 @@ XIDS = {
 
 def find(  # noqa: PLR0917
     cluster: str, jobs: Sequence[Job], nodes: Iterable[Node], told: Iterable[NodeAnswer],
-    answers: Iterable[NodeAnswer], now: datetime, *, before: Iterable[Job], completing_s: float,
+    answers: Iterable[NodeAnswer], now: datetime, *, before: Sequence[Job], completing_s: float,
 ) -> list[Finding]:  # fmt: skip
     """Return findings about processes, GPUs and nodes, and about jobs that are COMPLETING for ``completing_s``.
 
@@ -40,7 +40,7 @@ def find(  # noqa: PLR0917
     ``jobs`` those after the last. Only what both responses show is reported, and only if it fits neither list of jobs:
     jobs may have started or ended in between.
     """
-    found = _strays(cluster, _known((*before, *jobs)), told, answers, now)
+    found = _strays(cluster, _known(jobs if before is jobs else (*before, *jobs)), told, answers, now)
     found += _engines(cluster, jobs, told, answers, now)
     found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
     found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
@@ -56,8 +56,8 @@ def _engines(
         (answer.node, one.pid, one.start_ticks)
         for answer in told for gpu in answer.gpus for one in gpu.processes or () if one.server is not None
     }  # fmt: skip
-    found = []
-    for answer in answers:
+    found: list[Finding] = []
+    for answer in answers if first else ():
         for process, gpus in _by_process(answer):
             job = running.get(process.job) if process.job is not None else None
             lasts = (answer.node, process.pid, process.start_ticks) in first
@@ -102,7 +102,10 @@ def _by_process(answer: NodeAnswer) -> list[tuple[LiveProcess, list[LiveGpu]]]:
         for process in gpu.processes or ():
             on.setdefault(process.pid, []).append((process, gpu))
     return [
-        (replace(rows[0][0], used_mib=total_mib(one.used_mib for one, _ in rows)), [gpu for _, gpu in rows])
+        (
+            rows[0][0] if len(rows) == 1 else replace(rows[0][0], used_mib=total_mib(one.used_mib for one, _ in rows)),
+            [gpu for _, gpu in rows],
+        )
         for rows in on.values()
     ]
 
@@ -181,9 +184,9 @@ def _strays(
         if answer.by != "agent":
             continue
         found += _processes(cluster, answer, there, known, now)
-        here = known.on.get(answer.node, ())
-        lasting = [gpu for gpu in answer.gpus if gpu.key in held]
-        found += [one for gpu in lasting if (one := _memory(cluster, gpu, here, now)) is not None]
+        lasting = [gpu for gpu in answer.gpus if _unowned(gpu) and gpu.key in held]
+        claims = _Claims.of(answer.node, known.on.get(answer.node, ())) if lasting else None
+        found += [_memory(cluster, gpu, now) for gpu in lasting if claims is not None and not claims.may_cover(gpu)]
     return found
 
 
@@ -220,18 +223,14 @@ def _unowned(gpu: LiveGpu) -> bool:
     return gpu.used_mib is not None and gpu.used_mib > FREE_MIB and gpu.processes == () and not gpu.fault
 
 
-def _memory(cluster: str, gpu: LiveGpu, here: Sequence[Job], now: datetime) -> Finding | None:
-    if gpu.used_mib is None or not _unowned(gpu):
-        return None
-    if any(_may_have(job, gpu) for job in here):
-        return None
-    xid = gpu.xid
+def _memory(cluster: str, gpu: LiveGpu, now: datetime) -> Finding:
+    used_gib, xid = (gpu.used_mib or 0.0) / 1024, gpu.xid
     hint = ""
     if xid:
         hint = f"XID {xid}: {XIDS.get(xid, 'see the documentation of the driver')}"
     evidence = (
-        Evidence("memory", gpu.used_mib / 1024, "GiB", f"above {FREE_MIB / 1024:.1f} GiB", 0.4,
-                 f"{gpu.used_mib / 1024:.1f} GiB of GPU memory held", met=True),
+        Evidence("memory", used_gib, "GiB", f"above {FREE_MIB / 1024:.1f} GiB", 0.4,
+                 f"{used_gib:.1f} GiB of GPU memory held", met=True),
         Evidence("processes", 0.0, "", "none", 0.4, "the driver shows no process on it", met=True),
         Evidence("job", "none", "", "none", 0.2, "no job has the GPU", met=True),
         Evidence("xid", None if xid is None else float(xid), "", None, 0.0,
@@ -243,15 +242,32 @@ def _memory(cluster: str, gpu: LiveGpu, here: Sequence[Job], now: datetime) -> F
                  node=gpu.node, gpus=[gpu], advice=advice)  # fmt: skip
 
 
-def _may_have(job: Job, gpu: LiveGpu) -> bool:
-    """Return whether a job on the node has the GPU or a share of it, or its GPUs are unknown."""
-    if job.node_gpus is None:
-        return job.shares_gpus or bool(job.gpus_allocated)
-    return job.shares_gpus or any(
-        one.node == gpu.node
-        and (gpu.minor is None or gpu.mig is not None or gpu.minor in one.indices or not one.indices)
-        for one in job.node_gpus
-    )
+@dataclass(frozen=True, slots=True)
+class _Claims:
+    """The GPUs of a node that its jobs have or may have."""
+
+    every: bool
+    """A job shares GPUs, or its GPUs are unknown: it may have any of them."""
+    minors: Set[int]
+
+    @classmethod
+    def of(cls, node: str, jobs: Iterable[Job]) -> _Claims:
+        minors: set[int] = set()
+        for job in jobs:
+            if job.shares_gpus or (job.node_gpus is None and job.gpus_allocated):
+                return cls(every=True, minors=minors)
+            for one in job.node_gpus or ():
+                if one.node == node and not one.indices:
+                    return cls(every=True, minors=minors)
+                if one.node == node:
+                    minors.update(one.indices)
+        return cls(every=False, minors=minors)
+
+    def may_cover(self, gpu: LiveGpu) -> bool:
+        """Return whether a job has the GPU or a share of it, or its GPUs are unknown."""
+        if gpu.minor is None or gpu.mig is not None:  # Slurm does not number MIG instances by device file
+            return self.every or bool(self.minors)
+        return self.every or gpu.minor in self.minors
 
 
 def _completing(cluster: str, job: Job, now: datetime, longer_s: float) -> Finding | None:

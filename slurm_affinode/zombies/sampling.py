@@ -114,7 +114,12 @@ def look(
 
 
 def _without_noise(gpus: Iterable[LiveGpu], floors_pct: Mapping[str, float]) -> tuple[LiveGpu, ...]:
-    return tuple(replace(gpu, signals_pct=without_noise(gpu.signals_pct, floors_pct)) for gpu in gpus)
+    return tuple(_gpu_without_noise(gpu, floors_pct) for gpu in gpus)
+
+
+def _gpu_without_noise(gpu: LiveGpu, floors_pct: Mapping[str, float]) -> LiveGpu:
+    signals = without_noise(gpu.signals_pct, floors_pct)
+    return gpu if signals == gpu.signals_pct else replace(gpu, signals_pct=signals)
 
 
 def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> list[LiveGpu]:
@@ -204,18 +209,18 @@ class Past:
     """``idle_windows.used_before``."""
 
 
-def gpus_of(job: Job, gpus: Sequence[LiveGpu], configured: Mapping[str, int]) -> list[LiveGpu]:
+def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapping[str, int]) -> list[LiveGpu]:
     """Return the GPUs of a job: by Slurm's indices, whole nodes, the exporter's labels, or the job's processes.
 
-    ``configured``: node -> GPUs configured in Slurm. If a node shows fewer, the whole-node mapping does not apply: it
-    is unknown which of them the job has. Labels of more GPUs than the job has, and those of MIG instances with several
-    jobs, are ambiguous: dcgm-exporter labels each instance with all jobs of its GPU.
+    ``by_node``: node -> its GPUs; ``configured``: node -> GPUs configured in Slurm. If a node shows fewer, the
+    whole-node mapping does not apply: it is unknown which of them the job has. Labels of more GPUs than the job has,
+    and those of MIG instances with several jobs, are ambiguous: dcgm-exporter labels each instance with all jobs of
+    its GPU.
     """
     found: list[LiveGpu] = []
     told = {one.node: one for one in job.node_gpus or ()}
-    names = {str(job.job_id), job.id}
     for node in job.nodes:
-        here = [gpu for gpu in gpus if gpu.node == node]
+        here = by_node.get(node, ())
         given = told.get(node)
         complete = len(here) == configured.get(node, len(here))
         # Slurm's indices do not number MIG instances by device file.
@@ -226,6 +231,7 @@ def gpus_of(job: Job, gpus: Sequence[LiveGpu], configured: Mapping[str, int]) ->
         elif given is not None and given.count == len(here) and complete:
             found += [replace(gpu, mapping="whole-node") for gpu in here]
         else:
+            names = {str(job.job_id), job.id}
             labelled = _unambiguous(job, [gpu for gpu in here if names & set(gpu.jobs)], node)
             found += [replace(gpu, mapping="labels") for gpu in labelled]
             found += [
@@ -257,7 +263,7 @@ def _gpus_of_all(
         else:
             part.setdefault(one.gpu.part_of, []).append(one.gpu)
     whole = {
-        job.job_id: gpus_of(job, [gpu for node in job.nodes for gpu in by_node.get(node, ())], configured)
+        job.job_id: gpus_of(job, by_node, configured)
         for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
     }  # fmt: skip
     return whole | part
