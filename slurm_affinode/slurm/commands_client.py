@@ -8,14 +8,16 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from signal import SIGKILL
 from types import TracebackType
 from typing import Self
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.garbage import without_collection
 from slurm_affinode.base.process import Completed
-from slurm_affinode.model.cluster import Job, Node, NodeGpus, Partition, Step
+from slurm_affinode.model.cluster import ALLOCATED_STATES, GpuCount, Job, Node, NodeGpus, Partition, Step
 from slurm_affinode.slurm import identifiers, interface, scontrol, squeue
 from slurm_affinode.slurm.identifiers import Target
 from slurm_affinode.slurm.interface import Runner, SignalTo
@@ -64,26 +66,46 @@ class CommandsClient:
         done = self._call(*squeue.argv(mark), more={"SLURM_TIME_FORMAT": "%s"})
         if done.returncode != 0:
             raise interface.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
-        return self.with_gpu_numbers(squeue.jobs(done.stdout, mark))
+        return self._complete(squeue.jobs(done.stdout, mark, self._node_gpus()))
 
     def with_gpu_numbers(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the jobs with their GPU indices per node; ``None`` where these are uncertain.
 
         Takes one request, and up to ``MOST_SINGLE`` lookups of single jobs.
         """
-        found = tuple(jobs)
-        needed = scontrol.needed(found)
-        told: dict[int, tuple[NodeGpus, ...]] = {}
-        if needed:
+        node_gpus = self._node_gpus()
+        return self._complete(
+            replace(job, node_gpus=node_gpus(job.job_id, job.state, job.nodes, job.gpus_allocated)) for job in jobs
+        )
+
+    def _node_gpus(self) -> squeue.NodeGpusOf:
+        """Return a function that returns the GPUs of a job per node. The first job with GPUs takes one request."""
+
+        @cache
+        def details() -> scontrol.Details:
             done = self._call(*scontrol.ARGV)
             if done.returncode != 0:
                 raise interface.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
-            told = scontrol.node_gpus(done.stdout, needed)
-        for job in [one for one in needed if one.job_id not in told][:MOST_SINGLE]:
+            return scontrol.Details(done.stdout)
+
+        def node_gpus(
+            job_id: int, state: str, nodes: tuple[str, ...], allocated: GpuCount | None
+        ) -> tuple[NodeGpus, ...] | None:
+            if state not in ALLOCATED_STATES or allocated is None or not allocated.count:
+                return ()
+            return details().node_gpus(job_id, nodes, allocated)
+
+        return node_gpus
+
+    def _complete(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
+        """Return the jobs; look up the first ``MOST_SINGLE`` of those whose GPU indices are uncertain."""
+        with without_collection():
+            found = list(jobs)
+        uncertain = [place for place, job in enumerate(found) if job.node_gpus is None]
+        for place in uncertain[:MOST_SINGLE]:
             with contextlib.suppress(interface.SlurmError):  # the job has ended meanwhile
-                told[job.job_id] = self.job(job.job_id).node_gpus or ()
-        holding = {job.job_id for job in needed}
-        return tuple(replace(job, node_gpus=told.get(job.job_id) if job.job_id in holding else ()) for job in found)
+                found[place] = replace(found[place], node_gpus=self.job(found[place].job_id).node_gpus or ())
+        return tuple(found)
 
     def job(self, job: int | str) -> Job:
         """See ``SlurmClient``."""

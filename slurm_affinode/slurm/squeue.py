@@ -7,11 +7,11 @@ comments, so such text stays one field.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
 from slurm_affinode.slurm import live_records, scontrol
 
 _REQUESTS = ("tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task")
@@ -33,13 +33,17 @@ def argv(mark: str) -> list[str]:
     return ["squeue", "--all", "--local", "--noheader", "--states=all", f"--Format={columns}"]
 
 
-def jobs(data: bytes, mark: str) -> Iterator[Job]:
+NodeGpusOf = Callable[[int, str, tuple[str, ...], GpuCount | None], tuple[NodeGpus, ...] | None]
+"""Raw ID, state, nodes and GPUs of a job -> its GPUs per node; ``None``: unknown."""
+
+
+def jobs(data: bytes, mark: str, node_gpus: NodeGpusOf = lambda *_: None) -> Iterator[Job]:
     """Yield the jobs. Raises ``UnreachableError`` if the output has another form."""
     parse = _Parsers()
     for row in _rows(data, mark):
         row[0] = row[0].lstrip("\n")
         if _number(row[0].strip()) is not None:
-            yield _job(row, parse)
+            yield _job(row, parse, node_gpus)
 
 
 def _rows(data: bytes, mark: str) -> Iterator[list[str]]:
@@ -78,7 +82,7 @@ class _Parsers:
         self.requests_share = cache(live_records.requests_share)
 
 
-def _job(row: Sequence[str], parse: _Parsers) -> Job:
+def _job(row: Sequence[str], parse: _Parsers, node_gpus: NodeGpusOf) -> Job:
     values = dict(zip(FIELDS, map(str.strip, row), strict=True))
     number, word, nodes = parse.number, parse.word, parse.nodes
     task, het = values["ArrayTaskID"], number(values["HetJobID"])
@@ -86,8 +90,9 @@ def _job(row: Sequence[str], parse: _Parsers) -> Job:
     several, _, limit = task.partition("%")
     tres, gpus = parse.tres(values["tres-alloc"]), parse.gpus(values["tres-alloc"])
     name, comment = row[-2:]  # users' texts, as they are
+    job_id, state, allocated = int(values["JobID"]), sys.intern(values["State"]), nodes(values["NodeList"])
     return live_records.job(
-        job_id=int(values["JobID"]),
+        job_id=job_id,
         array_job_id=array,
         array_task_id=number(task) if array is not None else None,
         array_tasks=several if array is not None and not task.isdigit() else None,
@@ -100,7 +105,7 @@ def _job(row: Sequence[str], parse: _Parsers) -> Job:
         account=word(values["Account"]),
         partitions=parse.partitions(values["Partition"]),
         qos=word(values["QOS"]),
-        state=sys.intern(values["State"]),
+        state=state,
         reason=word(values["Reason"]),
         priority=number(values["PriorityLong"]),
         submit=live_records.moment(_number(values["SubmitTime"])),
@@ -108,7 +113,7 @@ def _job(row: Sequence[str], parse: _Parsers) -> Job:
         start=_number(values["StartTime"]),
         end=_number(values["EndTime"]),
         time_limit_s=parse.span_s(values["TimeLimit"]),
-        nodes=nodes(values["NodeList"]),
+        nodes=allocated,
         batch_host=word(values["BatchHost"]),
         node_count=number(values["NumNodes"].partition("-")[0]),
         cpus=number(values["NumCPUs"].partition("-")[0]),
@@ -118,7 +123,7 @@ def _job(row: Sequence[str], parse: _Parsers) -> Job:
         tres_allocated=tres,
         gpus_requested=gpus,
         gpus_allocated=gpus,
-        node_gpus=None,
+        node_gpus=node_gpus(job_id, state, allocated, gpus),
         features=word(values["Feature"]),
         reservation=word(values["Reservation"]),
         comment=word(comment),

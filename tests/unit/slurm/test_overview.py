@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,10 +57,12 @@ def test_required_and_excluded_nodes_are_read() -> None:
 
 def test_gpu_indices_are_read(record: Callable[[str], bytes]) -> None:
     """They are per node; for the job with a newline in its name they are uncertain."""
-    told = scontrol.node_gpus(record("scontrol-details.txt"), table(record).values())
-    task = next(job for job in table(record).values() if job.array_task_id)
-    assert told[task.job_id] == (NodeGpus("c2", 2, "h100", (0, 1)),)
-    assert "alice" not in {job.user for job in table(record).values() if job.job_id in told}
+    details = scontrol.Details(record("scontrol-details.txt"))
+    holding = [job for job in table(record).values() if job.allocated and job.gpus_allocated]
+    told = {job.id: details.node_gpus(job.job_id, job.nodes, job.gpus_allocated or GpuCount(0)) for job in holding}
+    task = next(job for job in holding if job.array_task_id)
+    assert told[task.id] == (NodeGpus("c2", 2, "h100", (0, 1)),)
+    assert {told[job.id] for job in holding if job.user == "alice"} == {None}
 
 
 def _row(number: int, name: str = "wrap", state: str = "RUNNING", **more: str) -> bytes:
@@ -170,6 +171,12 @@ def test_uncertain_gpu_indices_are_requested_singly(text: str) -> None:
     assert "scontrol job 7" in programs.asked
 
 
+def test_excessive_number_in_a_name_is_no_job_id() -> None:
+    """It is too long for an integer."""
+    text = _record(7, name="x\nJobId=" + "9" * 5000 + " ") + _record(8)
+    assert scontrol.Details(text.encode()).node_gpus(8, ("g1", "g2"), GpuCount(4)) is not None
+
+
 def test_refusal_of_slurm_is_an_error() -> None:
     def down(argv: Sequence[str], **_: object) -> Completed:
         return Completed(tuple(argv), 1, b"", "slurm_load_jobs error: Unable to contact slurm controller")
@@ -183,8 +190,9 @@ def test_jobs_without_gpus_need_one_request() -> None:
     programs = Programs(_row(7, **{"tres-alloc": "cpu=1,mem=1G"}), "")
     assert overview(programs)[7].node_gpus == ()
     assert programs.asked == ["squeue"]
-    waits = list(squeue.jobs(_row(7, state="PENDING"), MARK))
-    assert scontrol.needed([*waits, replace(waits[0], state="RUNNING")]) == []
+    waiting = Programs(_row(7, state="PENDING"), "")
+    assert overview(waiting)[7].node_gpus == ()
+    assert waiting.asked == ["squeue"]
 
 
 @pytest.mark.parametrize(
