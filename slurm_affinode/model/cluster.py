@@ -22,6 +22,9 @@ ALLOCATED_STATES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING
 """States in which a job holds nodes."""
 
 
+_SHARES = ("gres/shard", "gres/mps")
+
+
 @dataclass(frozen=True, slots=True)
 class GpuCount:
     """Number of GPUs in a TRES or GRES string."""
@@ -177,8 +180,9 @@ class Job:
 
         Slurm counts shares only where ``AccountingStorageTRES`` names them, so the request counts as well.
         """
-        counted = any(name.partition(":")[0] in ("gres/shard", "gres/mps") for name in self.tres_allocated)
-        return counted or (self.allocated and self.requests_share)
+        if self.requests_share and self.allocated:
+            return True
+        return any(name.startswith(_SHARES) and name.partition(":")[0] in _SHARES for name in self.tres_allocated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,7 +350,8 @@ def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: fi
 def _gpu(  # noqa: PLR0917
     page: Explanation, job: Job, now: Observed, seen: _Seen, gpu: LiveGpu, found: Sequence[Finding]
 ) -> GpuPage:
-    sight, verdicts = live.see(job, now.looks.watched[gpu.key], now, gpu.mapping)
+    watched = now.looks.watched[gpu.key]
+    sight, verdicts = live.see(job, watched, now, gpu.mapping), live.verdicts(job, watched, now)
     known = next(
         (one.slots for one in page.gpus if one.gpu.node == gpu.node
          and (one.gpu.uuid == gpu.uuid if one.gpu.uuid and gpu.uuid else one.gpu.gpu == sight.gpu.gpu)), None,

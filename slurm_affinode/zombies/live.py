@@ -350,25 +350,33 @@ def _job(job: Job, seen: Observed) -> Finding | None:
         return None
     if not any(watched[gpu.key].idle_since is not None for gpu in on):
         return None  # every GPU is active or unknown: no signature matches
-    sights = [see(job, watched[gpu.key], seen, gpu.mapping)[0] for gpu in on]
+    sights = [see(job, watched[gpu.key], seen, gpu.mapping) for gpu in on]
     row = {"cluster": seen.snapshot.cluster, "user": job.user, "account": job.account, "qos": job.qos,
            "partition": next(iter(job.partitions), None),
            "gpus": None if job.gpus_allocated is None else job.gpus_allocated.count}  # fmt: skip
     return squatters.finding(JobAttempt.of(job), row, job.nodes, sights, "live")
 
 
-def see(
-    job: Job, one: Watched, seen: Observed, mapping: str | None
-) -> tuple[ObservedGpu, tuple[SignatureVerdict, ...]]:
-    """Return the evidence about a job's GPU and the verdict of every signature. ``mapping``: see ``LiveGpu``."""
+def see(job: Job, one: Watched, seen: Observed, mapping: str | None) -> ObservedGpu:
+    """Return the evidence about a job's GPU, with the first signature that matches. ``mapping``: see ``LiveGpu``."""
     facts, since = seen.facts(job, one)
-    gpu, run = one.gpu, seen.run(job)
-    shown = replace(gpu.evidence(), peak_pct=facts.peak_pct, idle_s=facts.idle_s, mapping=mapping)
-    verdicts = tuple(judge(signature, facts, run) for signature in seen.signatures)
-    fits = next((verdict for verdict in verdicts if verdict.fits), None)
+    gpu = one.gpu
+    fits = next((verdict for verdict in _judge_each(job, facts, seen) if verdict.fits), None)
+    shown = replace(
+        gpu.evidence(), peak_pct=facts.peak_pct, idle_s=facts.idle_s, mapping=mapping, flagged=fits is not None
+    )
     computes = fits is None and bool(gpu.signals_pct) and one.idle_since is None
-    shown = shown if fits is None else replace(shown, flagged=True)
-    return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, seen.at), verdicts
+    return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, seen.at)
+
+
+def verdicts(job: Job, one: Watched, seen: Observed) -> tuple[SignatureVerdict, ...]:
+    """Return the verdict of every signature about a job's GPU."""
+    return tuple(_judge_each(job, seen.facts(job, one)[0], seen))
+
+
+def _judge_each(job: Job, facts: GpuFacts, seen: Observed) -> Iterator[SignatureVerdict]:
+    run = seen.run(job)
+    return (judge(signature, facts, run) for signature in seen.signatures)
 
 
 def _waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[PendingJob]:

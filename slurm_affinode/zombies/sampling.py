@@ -21,6 +21,7 @@ from slurm_affinode.analysis import idle_windows
 from slurm_affinode.analysis.idle_windows import NEVER, Pairs, Trailing
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.base.config import Config
+from slurm_affinode.base.garbage import without_collection
 from slurm_affinode.base.text import span
 from slurm_affinode.base.times import epoch_ms, parse_span_s
 from slurm_affinode.core.signatures import GpuFacts
@@ -93,10 +94,11 @@ def look(
     sharing = [job for job in jobs if job.allocated and job.start is not None and not job.gpus_allocated]
 
     def once() -> tuple[tuple[NodeAnswer, ...], tuple[LiveGpu, ...]]:
-        told = ask_all(tuple(names), eyes.ask)
-        answers = tuple(replace(one, gpus=_without_noise(one.gpus, floors_pct)) for one in told)
-        whole = [gpu for one in answers for gpu in one.gpus]
-        gpus = (*whole, *_without_noise(parts(sharing, whole, limit_pct), floors_pct))
+        with without_collection():
+            told = ask_all(tuple(names), eyes.ask)
+            answers = tuple(replace(one, gpus=_without_noise(one.gpus, floors_pct)) for one in told)
+            whole = [gpu for one in answers for gpu in one.gpus]
+            gpus = (*whole, *_without_noise(parts(sharing, whole, limit_pct), floors_pct))
         eyes.told(eyes.now(), gpus)
         return answers, gpus
 
@@ -262,10 +264,11 @@ def _gpus_of_all(
             by_node.setdefault(one.gpu.node, []).append(one.gpu)
         else:
             part.setdefault(one.gpu.part_of, []).append(one.gpu)
-    whole = {
-        job.job_id: gpus_of(job, by_node, configured)
-        for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
-    }  # fmt: skip
+    with without_collection():
+        whole = {
+            job.job_id: gpus_of(job, by_node, configured)
+            for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
+        }  # fmt: skip
     return whole | part
 
 
