@@ -195,9 +195,8 @@ def from_the_cluster(state: Path, count: int) -> int:
     queries = (root / "queries").read_text().splitlines()
     nodes = len({gpu // PER_NODE for gpu in range(count)})
     summary = f"{len(queries)} of Slurm ({', '.join(queries)}), 1 of each of {nodes:,} nodes (simulated)"
-    end = shown("live", found, took, summary, count) if len(queries) == len(set(queries)) else 1
-    report(live_to_splitting=took / split(root))  # after the peak memory was read: this takes as much
-    return end
+    report(live_to_splitting=took / split(root))
+    return shown("live", found, took, summary, count) if len(queries) == len(set(queries)) else 1
 
 
 def split(root: Path) -> float:

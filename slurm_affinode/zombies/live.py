@@ -148,6 +148,7 @@ def _row(cluster: str, job: Job, use: JobUse | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=4096)  # thousands of jobs have the same amount
 def _bytes(text: str | None) -> int | None:
     try:
         found = units.parse_memory(text or "", bare="M")
