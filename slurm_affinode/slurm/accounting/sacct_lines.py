@@ -18,7 +18,7 @@ from typing import BinaryIO
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.input_files import whole_lines
+from slurm_affinode.base.input_files import count_byte, whole_lines
 from slurm_affinode.base.limits import ACCOUNTING_LINE_BYTES
 from slurm_affinode.slurm import identifiers
 from slurm_affinode.slurm.accounting.sacct_header import FREE_TEXT, KNOWN, USED, Header, find_header, parse_header
@@ -399,30 +399,37 @@ def read_blocks(
     )
     while True:
         data = next(pieces, b"")
-        buffer = rest + data if rest else data
-        if b"\r" in buffer:
-            buffer = buffer.replace(b"\r\n", b"\n")
+        last = not data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
         if header is None:
-            blank = len(buffer) - len(buffer.lstrip(b"\n"))
-            line, buffer = line + blank, buffer[blank:]
-            if data and b"\n" not in buffer:
-                rest = buffer
+            data = rest + data
+            blank = len(data) - len(data.lstrip(b"\n"))
+            line, data = line + blank, data[blank:]
+            if not last and b"\n" not in data:
+                rest = data
                 continue
-            header, buffer = _first_header(buffer, where, delimiter)
+            header, data = _first_header(data, where, delimiter)
+            rest = b""
             line += 1
         while unread:
             reject(_left_out(*unread.pop(0), header))
-        if not data:
-            yield from _blocks(buffer, header, line, delimiter)[0]
+        if last:
+            yield from _blocks(rest + data, header, line, delimiter)[0]
             return
-        cut = _cut(buffer, header)
-        if not cut and len(buffer) > 4 * max(chunk_bytes, ACCOUNTING_LINE_BYTES):
-            cut = buffer.rfind(b"\n") + 1  # longer than any record, so unreadable
-        rest = buffer[cut:]
-        if cut:
-            blocks, header = _blocks(buffer[:cut], header, line, delimiter)
-            yield from blocks
-            line += buffer.count(b"\n", 0, cut)
+        if not (cut := _cut(data, header)):
+            rest, data = b"", rest + data
+            cut = _cut(data, header)
+        if not cut and len(data) > 4 * max(chunk_bytes, ACCOUNTING_LINE_BYTES):
+            cut = data.rfind(b"\n") + 1  # longer than any record, so unreadable
+        if not cut:
+            rest = data
+            continue
+        buffer = b"".join((rest, memoryview(data)[:cut]))  # copies once
+        rest = data[cut:]
+        blocks, header = _blocks(buffer, header, line, delimiter)
+        yield from blocks
+        line += count_byte(buffer, b"\n")
 
 
 def _left_out(line: int, why: str, data: bytes, header: Header) -> Problem:
@@ -530,8 +537,8 @@ def _regular(data: bytes, header: Header) -> pl.DataFrame | None:
     """
     if header.delimiter is None or len(header.delimiter.encode()) != 1:
         return None
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    if data.count(header.delimiter.encode()) != lines * header.delimiters:
+    lines = count_byte(data, b"\n") + (not data.endswith(b"\n"))
+    if count_byte(data, header.delimiter.encode()) != lines * header.delimiters:
         return None
     names = [*header.names, "#trailing"] if header.trailing else list(header.names)
     try:
