@@ -7,12 +7,13 @@ states are accepted as long words, as two-letter codes, and truncated as in sacc
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import polars as pl
 
 from slurm_affinode.model.cluster import ENDED_STATES
-from slurm_affinode.slurm.accounting.schema import JOB_KEY, JOBS, STEP_KEY, STEPS, TIME, Problem, conform
+from slurm_affinode.slurm.accounting.schema import JOB_KEY, JOBS, STEP_KEY, STEPS, TIME, Problem, conform, empty
 
 STATES = {
     "BOOT_FAIL": "BF",
@@ -86,13 +87,14 @@ RECORDS: dict[str, pl.DataType] = {
 }
 """One row per record as read; ``submit`` is the record's own."""
 
+_OF_JOB = ["line", "gpus_said", *JOBS]
 _OF_STEP = ["line", "printed", "gpus_said", *("job_name" if name == "step_name" else name for name in STEPS)]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RUN = ("cluster", "job_id")
 _OVER = sorted(ENDED_STATES | {"REQUEUED"})
 
 
-def gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
+def _gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
     """Return the clusters with a record, of a job or a step, that has allocated or requested GPUs."""
     named = pl.col("gpus").is_not_null() | pl.col("req_gpus").is_not_null()
     return frozenset(records.select(pl.col("cluster").filter(named).unique()).to_series().to_list())
@@ -120,18 +122,63 @@ def endless(records: pl.DataFrame) -> pl.Series:
     return records["start"].is_not_null() & records["end"].is_null() & records["state"].is_in(_OVER)
 
 
-def assemble(records: pl.DataFrame, *, counting: frozenset[str]) -> tuple[pl.DataFrame, pl.DataFrame, list[Problem]]:
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Records by kind, of one block or of a whole input."""
+
+    jobs: pl.DataFrame
+    """``line``, ``gpus_said`` and ``JOBS``."""
+    steps: pl.DataFrame
+    """``line``, ``printed``, ``gpus_said`` and ``STEPS``, with the step's own ``submit`` and ``job_name``."""
+    gpu_clusters: frozenset[str]
+    """Clusters with a record, of a job or a step, that has allocated or requested GPUs."""
+    stand_ins: int
+    """Number of records whose job ID is a substitute."""
+    endless: int
+    """Number of runs that are over and have a start but no end."""
+
+    @property
+    def height(self) -> int:
+        """Number of records."""
+        return self.jobs.height + self.steps.height
+
+
+def divide(records: pl.DataFrame) -> Divided:
+    """Return ``records`` (``RECORDS``) by kind, each with only the columns of its kind."""
+    is_step = records["step_id"].is_not_null()
+    return Divided(
+        records.select(_OF_JOB).filter(~is_step),
+        records.select(_OF_STEP).filter(is_step),
+        _gpu_clusters(records),
+        int((records["job_id"] < 0).sum()),
+        int((endless(records) & ~is_step).sum()),
+    )
+
+
+def joined(blocks: list[Divided]) -> Divided:
+    """Return the blocks of an input as one."""
+    if not blocks:
+        return divide(empty(RECORDS))
+    return Divided(
+        pl.concat([block.jobs for block in blocks]),
+        pl.concat([block.steps for block in blocks]),
+        frozenset().union(*(block.gpu_clusters for block in blocks)),
+        sum(block.stand_ins for block in blocks),
+        sum(block.endless for block in blocks),
+    )
+
+
+def assemble(records: Divided, *, counting: frozenset[str]) -> tuple[pl.DataFrame, pl.DataFrame, list[Problem]]:
     """Return runs (``JOBS``), steps (``STEPS``), and a problem for each step without a job in the input.
 
-    ``counting`` names the clusters that count GPUs in accounting: those of ``gpu_clusters``, and others known before.
+    ``counting`` names the clusters that count GPUs in accounting: those of ``records``, and others known before.
     """
-    is_step = records["step_id"].is_not_null()
-    jobs = _zero_gpus(records.select("line", "gpus_said", *JOBS).filter(~is_step), counting).with_columns(
+    jobs = _zero_gpus(records.jobs, counting).with_columns(
         pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit")
     )
     met = jobs.height
     jobs = _once(_apart(jobs), JOB_KEY)
-    steps, problems = _place(_zero_gpus(records.select(_OF_STEP).filter(is_step), counting), jobs)
+    steps, problems = _place(_zero_gpus(records.steps, counting), jobs)
     if jobs.height < met:
         steps = _once(steps, STEP_KEY)
     jobs = _fill_from_steps(jobs, steps)
@@ -189,7 +236,8 @@ def _place(steps: pl.DataFrame, jobs: pl.DataFrame) -> tuple[pl.DataFrame, list[
     single = jobs if several.is_empty() else jobs.join(several, on=_RUN, how="anti")
     # Job IDs alone are faster to join, and sufficient with one cluster.
     on = ["job_id"] if jobs["cluster"].n_unique() <= 1 and steps["cluster"].n_unique() <= 1 else list(_RUN)
-    steps = steps.join(single.select(*on, run="submit"), on=on, how="left", maintain_order="left")
+    runs = steps.select(on).join(single.select(*on, run="submit"), on=on, how="left", maintain_order="left")
+    steps = steps.with_columns(runs["run"])
     if several.height:
         steps = _place_among(steps, jobs.join(several, on=_RUN, how="semi"))
     lost = steps.filter(pl.col("run").is_null())
@@ -251,8 +299,8 @@ def _fill_from_steps(jobs: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     with_gpus = steps.filter(pl.col("gpus") > 0).join(without, on=on, how="semi")
     for found, name in ((largest, "max_rss_bytes"), (_largest(with_gpus, on, "gpus"), "gpus")):
         if found.height:
-            joined = jobs.join(found, on=on, how="left", maintain_order="left")
-            jobs = joined.with_columns(pl.max_horizontal(name, "of_steps").alias(name)).drop("of_steps")
+            of_steps = jobs.select(on).join(found, on=on, how="left", maintain_order="left")["of_steps"]
+            jobs = jobs.with_columns(pl.max_horizontal(name, of_steps).alias(name))
     return jobs
 
 

@@ -22,10 +22,10 @@ from slurm_affinode.base.input_files import (
     unpacked,
     utf8_stream,
 )
-from slurm_affinode.slurm.accounting.records import RECORDS, assemble, endless, gpu_clusters
+from slurm_affinode.slurm.accounting.records import Divided, assemble, divide, joined
 from slurm_affinode.slurm.accounting.sacct_columns import Converter, Shared
 from slurm_affinode.slurm.accounting.sacct_lines import CHUNK_BYTES, CellBlock, read_blocks
-from slurm_affinode.slurm.accounting.schema import Accounting, Problem, TimeDecision, empty
+from slurm_affinode.slurm.accounting.schema import Accounting, Problem, TimeDecision
 
 _MAGIC = {
     b"PAR1": "a Parquet file",
@@ -124,7 +124,7 @@ def _refuse_binary(head: bytes, name: str) -> None:
 def _read_text(
     stream: BinaryIO, name: str, options: SacctReading, advance: Callable[[int], object] | None
 ) -> Accounting:
-    frames: list[pl.DataFrame] = []
+    divided: list[Divided] = []
     problems: list[Problem] = []
     decisions: list[TimeDecision] = []
     blocks: list[CellBlock] = []
@@ -139,7 +139,7 @@ def _read_text(
     read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes, reject=reject)
     for block in _ahead(read_):
         converter = Converter(block, zone=options.zone, cluster=options.cluster, shared=shared)
-        frames.append(converter.convert())
+        divided.append(divide(converter.convert()))  # by block: all records at once would need twice the memory
         found = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
         unfinished = block.unfinished
         if unfinished is not None and (_cut_name(block) or any((p.line or 0) >= unfinished for p in found)):
@@ -155,7 +155,8 @@ def _read_text(
         blocks.append(replace(block, cells=block.cells.clear()))
         if advance is not None:
             advance(block.cells.height + len(block.problems))
-    records = pl.concat(frames) if frames else empty(RECORDS)
+    records = joined(divided)
+    divided.clear()
     count = records.height + sum(problem.dropped for problem in problems)
     found_all = _assembled(records, problems, name, options, unit="line")
     return replace(found_all, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))
@@ -179,18 +180,16 @@ def _cut_name(block: CellBlock) -> bool:
 
 
 def _read_json(read_: tuple[pl.DataFrame, list[Problem], list[str]], name: str, options: SacctReading) -> Accounting:
-    records, problems, notes = read_
+    rows, problems, notes = read_
+    records = divide(rows)
     if options.strict and problems:
         raise _first_problem(problems[0], name, "record")
     count = records.height + sum(problem.dropped for problem in problems)
     return replace(_assembled(records, problems, name, options, unit="record"), records=count, notes=tuple(notes))
 
 
-def _assembled(
-    records: pl.DataFrame, problems: list[Problem], name: str, options: SacctReading, *, unit: str
-) -> Accounting:
-    seen = gpu_clusters(records)
-    jobs, steps, lost = assemble(records, counting=options.counting | seen)
+def _assembled(records: Divided, problems: list[Problem], name: str, options: SacctReading, *, unit: str) -> Accounting:
+    jobs, steps, lost = assemble(records, counting=options.counting | records.gpu_clusters)
     if options.strict and lost:
         raise _first_problem(lost[0], name, unit)
     everything = sorted([*problems, *lost], key=lambda problem: problem.line or 0)
@@ -202,7 +201,7 @@ def _assembled(
             where=name,
             hint="does the header belong to these lines, with the same delimiter?" if unit == "line" else None,
         )
-    return Accounting(jobs=jobs, steps=steps, problems=tuple(everything), unit=unit, gpu_clusters=seen)
+    return Accounting(jobs=jobs, steps=steps, problems=tuple(everything), unit=unit, gpu_clusters=records.gpu_clusters)
 
 
 def _first_problem(problem: Problem, name: str, unit: str) -> InputError:
@@ -210,12 +209,11 @@ def _first_problem(problem: Problem, name: str, unit: str) -> InputError:
     return InputError(str(problem), where=where, hint="without --strict this is reported and the rest is read")
 
 
-def _notes(blocks: list[CellBlock], records: pl.DataFrame, unfinished: int | None) -> tuple[str, ...]:
+def _notes(blocks: list[CellBlock], records: Divided, unfinished: int | None) -> tuple[str, ...]:
     wrong = sum(block.not_utf8 for block in blocks)
     continued = [line for block in blocks for line in block.continued]
     repaired = sum(block.repaired for block in blocks)
-    stand_ins = int((records["job_id"] < 0).sum())
-    no_end = int((endless(records) & records["step_id"].is_null()).sum())
+    stand_ins, no_end = records.stand_ins, records.endless
     notes = [
         (wrong, f"{_counted(wrong, 'byte is', 'bytes are')} not UTF-8 and shown as \\xNN"),
         (continued, _over_lines(continued)),

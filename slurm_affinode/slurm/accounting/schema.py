@@ -71,7 +71,7 @@ class Accounting:
     unit: str = "line"
     """The unit of ``Problem.line``: ``"line"`` or ``"record"``."""
     gpu_clusters: frozenset[str] = field(default_factory=frozenset)
-    """Clusters whose GPUs appear in this input (see ``records.gpu_clusters``)."""
+    """Clusters whose GPUs appear in this input (see ``records.Divided``)."""
 
     @property
     def bad_records(self) -> int:
