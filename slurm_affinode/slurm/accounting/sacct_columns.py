@@ -43,7 +43,7 @@ class Known:
 
     def __init__(self) -> None:
         self.table: pl.DataFrame | None = None
-        """Columns ``key`` and ``value``."""
+        """Columns ``key``, ``value`` and ``listed``, which is true: a value may be null."""
         self.wrong: dict[str, str] = {}
         """Unreadable cell -> error."""
 
@@ -56,27 +56,33 @@ def mapped(
     ``known``: the results of earlier calls with the same function, to which those of this call are added.
     """
     known = known or Known()
-    if known.table is not None and known.table.height > _MOST_KNOWN:
-        known.table, known.wrong = None, {}
-    distinct = cells.drop_nulls().unique()
-    if known.table is not None:
-        distinct = distinct.filter(~distinct.is_in(known.table["key"].implode()))
-    keys = distinct.to_list()
-    out: list[Any] = []
-    for key in keys:
-        try:
-            out.append(function(key))
-        except (ValueError, OverflowError) as error:
-            out.append(None)
-            known.wrong[key] = str(error)
-    if keys or known.table is None:
-        table = pl.DataFrame({"key": distinct, "value": pl.Series(out, dtype=dtype, strict=False)})
-        known.table = table if known.table is None else pl.concat([known.table, table])
-    if known.table.height == 1 and not cells.has_nulls():
+    if known.table is None or known.table.height > _MOST_KNOWN:
+        known.table, known.wrong = _table(pl.Series([], dtype=pl.String), pl.Series([], dtype=dtype)), {}
+    if known.table.height == 1 and (cells == known.table["key"][0]).all(ignore_nulls=False):
         values = known.table["value"].new_from_index(0, len(cells))
-    else:
-        values = cells.to_frame("key").join(known.table, on="key", how="left", maintain_order="left")["value"]
+        return Typed(values.rename(cells.name), _positions(cells, known.wrong))
+    found = _look_up(cells, known.table)
+    if found["listed"].null_count() > cells.null_count():
+        distinct = cells.filter(found["listed"].is_null()).drop_nulls().unique()
+        out: list[Any] = []
+        for key in distinct.to_list():
+            try:
+                out.append(function(key))
+            except (ValueError, OverflowError) as error:
+                out.append(None)
+                known.wrong[key] = str(error)
+        known.table = pl.concat([known.table, _table(distinct, pl.Series(out, dtype=dtype, strict=False))])
+        found = _look_up(cells, known.table)
+    values = found["value"]
     return Typed(values.rename(cells.name), _positions(cells, known.wrong))
+
+
+def _table(keys: pl.Series, values: pl.Series) -> pl.DataFrame:
+    return pl.DataFrame({"key": keys, "value": values}).with_columns(listed=True)
+
+
+def _look_up(cells: pl.Series, table: pl.DataFrame) -> pl.DataFrame:
+    return cells.to_frame("key").join(table, on="key", how="left", maintain_order="left")
 
 
 def _positions(cells: pl.Series, wrong: dict[str, str]) -> dict[int, str]:
@@ -88,6 +94,8 @@ def _positions(cells: pl.Series, wrong: dict[str, str]) -> dict[int, str]:
 
 def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]) -> Typed:
     """Return ``quick`` with ``function`` applied where it is null although the cell is not empty."""
+    if quick.null_count() == cells.null_count():  # of a null cell, quick is null
+        return Typed(quick, {})
     open_ = quick.is_null() & cells.is_not_null() & (cells != "")
     if not open_.any():
         return Typed(quick, {})
@@ -185,12 +193,15 @@ class Times:
 def moments(cells: pl.Series, zone: str) -> Times:
     """Convert times in any form that ``times.parse`` accepts; those without an offset are local in ``zone``."""
     naive = cells.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False, exact=True)
-    utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
-    if (cells.str.len_bytes() > 19).any():
-        utc = _with_offset(cells, utc)
     possible = naive.is_between(*times.POSSIBLE, closed="left")
     if not possible.all():
         naive = naive.set(~possible, None)
+    if naive.null_count() == cells.null_count():  # of a null cell, naive is null
+        local, open_ = _local(naive, zone)
+        return Times(local.rename(cells.name), {}, open_)
+    utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
+    if (cells.str.len_bytes() > 19).any():
+        utc = _with_offset(cells, utc)
     left = naive.is_null() & utc.is_null() & cells.is_not_null()
     slow = mapped(cells.filter(left), times.normalise, pl.String()) if left.any() else None
     bad: dict[int, str] = {}

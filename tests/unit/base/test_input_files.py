@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.base import input_files
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.input_files import is_binary, unpacked, utf8_stream, whole_lines
+from slurm_affinode.base.input_files import count_byte, is_binary, unpacked, utf8_stream, whole_lines
 
 LONGEST = 8
 _bytes = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\0", b"x" * 9, b"y" * 40, b"\xff"])).map(b"".join)
@@ -83,3 +83,10 @@ def test_small_file_that_unpacks_to_a_huge_one_is_refused(kind: str, monkeypatch
     assert unpacked(io.BytesIO(pack(text)), kind, where="in").read() == text
     with pytest.raises(InputError, match="in: unpacks to more than"):
         unpacked(io.BytesIO(pack(b"0" * (32 << 20))), kind, where="in").read()
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 16) - 1, 1 << 16, (1 << 17) + 3])
+def test_count_byte_counts_like_bytes_count(size: int) -> None:
+    """Also across the blocks in which it counts."""
+    data = (b"a|bc\n|" * (size // 6 + 1))[:size]
+    assert count_byte(data, b"|") == data.count(b"|")
