@@ -35,9 +35,9 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 _MOST_NUL_LINES = 1000
 _BLOCK = 1 << 16
+"""Bytes of a compressed file that are read at once; of some formats, this much before a damage is lost."""
 _COUNTED = 1 << 16
 """Bytes compared at a time: their masks stay in the cache."""
-"""Bytes of a compressed file that are read at once; of some formats, this much before a damage is lost."""
 
 
 class _Utf8(io.RawIOBase):
