@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import importlib
 from collections.abc import Callable, Mapping
@@ -38,6 +39,19 @@ class SectionGroup(click.Group):
         """Write the options by section, then the commands."""
         _format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name; the error of an unknown one names similar ones."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            similar = difflib.get_close_matches(args[0], self.list_commands(ctx)) if args else []
+            if not similar:
+                raise
+            names = " or ".join(map(repr, similar))
+            raise click.UsageError(f"{error.message} Did you mean {names}?", ctx) from None
 
 
 def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:

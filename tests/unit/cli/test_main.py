@@ -60,6 +60,19 @@ def test_unknown_option_is_a_usage_error() -> None:
     assert "--no-such-option" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("reprot", "No such command 'reprot'. Did you mean 'report'"),
+        ("ingest gup", "No such command 'gup'. Did you mean 'gpu'?"),
+        ("qqq", "No such command 'qqq'.\n"),
+    ],
+)
+def test_unknown_command_is_answered_with_similar_ones(words: str, said: str) -> None:
+    done = CliRunner().invoke(cli, words.split())
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
 def test_missing_configuration_is_reported_with_hint(tmp_path: Path) -> None:
     """An expected failure has no traceback."""
     done = run("report", "--config", str(tmp_path / "none.toml"))
