@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -250,11 +250,14 @@ def print_table(
     title: str | None = None,
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
+    minor: Sequence[str] = (),
 ) -> None:
     """Print a table. Cells are plain text, never markup, so that a hostile name is shown literally.
 
     Control characters in cells are replaced: a job name must not control the terminal. The words in columns
-    ``whole`` are not broken on a terminal of at least 80 columns.
+    ``whole`` are not broken on a terminal of at least 80 columns, numbers (``right``) on none. Where a table with
+    ``minor`` columns does not fit, headings are broken between words, and then the first of these columns are left out
+    until it does; a line below names them.
     """
     from rich.console import Console  # noqa: PLC0415 - what answers in JSON starts in half the time without rich
     from rich.markup import escape  # noqa: PLC0415
@@ -264,17 +267,45 @@ def print_table(
     console = Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
     shown = None if title is None else escape(printable(title))
     table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(
-            column, justify="right" if column in right else "left", overflow="fold",
-            no_wrap=column in whole and console.width >= _USUAL_WIDTH,
-        )  # fmt: skip
-    for row in rows:
-        table.add_row(*(Text(printable("" if cell is None else str(cell))) for cell in row))
+    cells = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
+    headings, left_out = _fitted(columns, cells, right, minor, console.width) if minor else (list(columns), [])
+    for column, heading in zip(columns, headings, strict=True):
+        if column not in left_out:
+            table.add_column(
+                heading, justify="right" if column in right else "left", overflow="fold",
+                no_wrap=column in right or (column in whole and console.width >= _USUAL_WIDTH),
+            )  # fmt: skip
+    for row in cells:
+        table.add_row(*(Text(cell) for column, cell in zip(columns, row, strict=True) if column not in left_out))
     console.print(table)
+    if left_out:
+        echo(f"Not shown on {console.width} columns: {', '.join(left_out)} (--json has them)")
 
 
 _USUAL_WIDTH = 80
+_LEAST_TEXT = 12
+"""Characters of a column of text, which may be broken, where a table does not fit."""
+
+
+def _fitted(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], right: Collection[str], minor: Sequence[str], width: int
+) -> tuple[list[str], list[str]]:
+    """Return the headings, broken between words if need be, and the columns to leave out in ``width`` characters."""
+    longest = [max((len(row[place]) for row in cells), default=0) for place in range(len(columns))]
+    if sum(map(max, longest, map(len, columns))) + 2 * (len(columns) - 1) <= width:
+        return list(columns), []
+    broken = [column.replace(" ", "\n") for column in columns]
+    least = {
+        column: max(*map(len, column.split(" ")), cell if column in right else min(cell, _LEAST_TEXT))
+        for column, cell in zip(columns, longest, strict=True)
+    }
+    left_out: list[str] = []
+    for column in minor:
+        if sum(size + 2 for size in least.values()) - 2 <= width:
+            break
+        if least.pop(column, None) is not None:
+            left_out.append(column)
+    return broken, left_out
 
 
 def echo(*lines: object) -> None:

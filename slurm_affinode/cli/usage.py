@@ -128,7 +128,10 @@ def users(
         [[row[group] or "?", *(_amount(row[name]) for name in shown), row["users" if group == "job" else "partitions"]]
          for row in rows.head(top).iter_rows(named=True)],
         right=[name.replace("_", " ") for name in shown],
+        minor=(whose, "oom", "timeout", "cancelled", "failed", "completed", "core hours", "cores now", "waiting"),
     )  # fmt: skip
+    if not now:
+        echo(f"Running, waiting and now: at {clock(until)} ({zone()})")
     if rows.height > top:
         echo(f"{rows.height - top} more: --top {rows.height}")
     return 0
@@ -172,7 +175,7 @@ def queue(
         ("job", "user", "partition", "qos", "GPUs", "cores", "nodes", "waits", f"submitted ({zone()})", "reason"),
         [(one.id, one.user, one.partition, one.qos, one.gpus, one.cores, one.nodes, span(one.waited_s),
           "" if one.submitted is None else clock(one.submitted), one.reason) for one in found[:top]],
-        right=("GPUs", "cores", "nodes", "waits"),
+        right=("GPUs", "cores", "nodes", "waits"), minor=("qos", "nodes", "cores", "partition"),
     )  # fmt: skip
     if len(found) > top:
         echo(f"{len(found) - top} more: --top {len(found)}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import io
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,30 @@ def test_progress_shows_markup_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
         advance(1)
     assert "[31m\N{REPLACEMENT CHARACTER}" in terminal.getvalue()
     assert "\x9b" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "heading", "left_out"),
+    [
+        (40, ["user  gpu hours  oom  partition"], None),
+        (28, ["        gpu", "user  hours  oom  partition"], None),
+        (18, ["        gpu", "user  hours  oom"], "Not shown on 18 columns: partition (--json has them)"),
+        (11, ["        gpu", "user  hours"], "Not shown on 11 columns: partition, oom (--json has them)"),
+    ],
+)  # fmt: skip
+def test_table_that_does_not_fit_leaves_columns_out(
+    width: int,
+    heading: list[str],
+    left_out: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Numbers are never broken, and headings only between words."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = ("user", "gpu hours", "oom", "partition")
+    options.print_table(columns, [("anna", "123.4", 5, "gpu")], right=columns[1:3], minor=("partition", "oom"))
+    lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[: len(heading)] == heading
+    assert "123.4" in lines[len(heading)]
+    assert lines[len(heading) + 1 :] == ([] if left_out is None else [left_out])
