@@ -41,6 +41,17 @@ def test_lines_do_not_depend_on_the_chunk_size(data: bytes, chunk: int) -> None:
     assert all(piece.endswith(b"\n") for piece in pieces[:-1])
 
 
+@pytest.mark.parametrize("chunk", range(1, 30))
+@pytest.mark.parametrize("end", [b"", b"\n", b"\na"])
+def test_longest_permitted_line_is_read(end: bytes, chunk: int) -> None:
+    """One byte more is too many; no line disappears without being reported, wherever a chunk ends."""
+    at_most = b"b\n" + b"x" * LONGEST + end
+    pieces, rejected = read(at_most, chunk)
+    assert (b"".join(pieces), rejected) == (at_most, [])
+    pieces, rejected = read(b"b\n" + b"x" * (LONGEST + 1) + end, chunk)
+    assert (b"".join(pieces), rejected) == (b"b\n" + end, [2])
+
+
 @given(st.lists(st.sampled_from([b"", b"a", b"bc"]), min_size=2), st.integers(40, 60))
 def test_lines_may_end_in_carriage_returns(lines: list[bytes], chunk: int) -> None:
     """The first line of the file does."""
