@@ -610,9 +610,7 @@ class Converter:
             for span, part in zip(spans, parts, strict=True):
                 self._note(span.bad, part.name)
             if len(spans) == 2:
-                known = spans[0].values.is_not_null() | spans[1].values.is_not_null()
-                total = spans[0].values.fill_null(0.0) + spans[1].values.fill_null(0.0)
-                self._out["total_cpu_s"] = total.set(~known, None)
+                self._out["total_cpu_s"] = spans[0].values + spans[1].values  # unknown if a part is
         if (cells := self._column("maxrss")) is not None:
             self._take(bytes_(cells), "maxrss", "max_rss_bytes")
         self._first(("consumedenergyraw", whole), ("consumedenergy", joules), target="energy_j")

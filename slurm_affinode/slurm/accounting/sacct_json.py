@@ -352,7 +352,7 @@ def _required_memory(required: Mapping[str, Any], record: Mapping[str, Any]) -> 
 def _cpu_seconds(value: Any) -> float | None:
     body = _object(value)
     seconds, micro = _number(body.get("seconds")), _number(body.get("microseconds"))
-    return None if seconds is None and micro is None else (seconds or 0.0) + (micro or 0.0) / 1e6
+    return None if seconds is None else seconds + (micro or 0.0) / 1e6
 
 
 def _time(value: Any) -> datetime | None:

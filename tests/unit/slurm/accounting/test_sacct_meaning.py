@@ -288,11 +288,11 @@ def test_time_limits_are_read() -> None:
 
 
 def test_usage_of_cpu_memory_energy_and_gpus() -> None:
-    """Peak values are those of steps; an energy of 0 was not measured."""
+    """Peak values are those of steps; an energy of 0 was not measured; a time with a missing part is unknown."""
     usage = "cpu=00:01:00,energy=5,gres/gpumem=1024M,gres/gpuutil=97,mem=200K"
     found = parse(
         "JobID|UserCPU|SystemCPU|TRESUsageInMax|ConsumedEnergyRaw\n"
-        f"1|00:10.5|1-00:00:00||0\n1.0||01:00|{usage}|1500\n1.1|||mem=1M|18446744073709551614\n"
+        f"1|00:10.5|1-00:00:00||0\n1.0|00:00:00|01:00|{usage}|1500\n1.1||01:00|mem=1M|18446744073709551614\n"
     )
     assert found.jobs.select("total_cpu_s", "energy_j", "max_rss_bytes").row(0) == (86410.5, None, 1 << 20)
     assert found.steps.select(
