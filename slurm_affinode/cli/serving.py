@@ -441,7 +441,7 @@ def tuning_rows(facts: TuningFacts) -> list[tuple[str, str]]:
         ("running and waiting, peaks", f"{_figure(facts.running_peak)}, {_figure(facts.waiting_peak)}"),
         ("preemptions", _figure(facts.preemptions)),
         ("least free GPU memory", free),
-        ("failures in the logs", "unknown: no log given" if facts.failures is None else
+        ("failures in the logs", "unknown: no log of this engine alone" if facts.failures is None else
          ", ".join(dict.fromkeys(one.kind for one in facts.failures)) or "none"),
     ]  # fmt: skip
 

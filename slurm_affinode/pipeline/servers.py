@@ -296,6 +296,7 @@ class TunedEngine:
     tuning: Tuning
 
 
+_WHOSE_FAILURES = "failures (a log does not show which of the selected engines it is of: select one engine)"
 _DIFFERENT_STARTS = "a part of what engines log at startup (the logs differ in it: give the log of one start)"
 
 
@@ -309,15 +310,17 @@ def _agreed(startups: Sequence[StartupFacts]) -> tuple[StartupFacts, bool]:
 def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -> list[TunedEngine]:
     """Return advice for the selected engines, in the order of their identity. ``logs``: those of the engines.
 
-    What engines log at startup is unknown as far as the logs differ: they do not show which engine each one is of.
+    Logs do not show which engine each one is of: with several engines, the failures in them are unknown, and so is what
+    engines log at startup, as far as the logs differ.
 
     Raises ``NoStoreError`` without stored samples of engines.
     """
-    failures = [one for log in logs for one in log.failures] if logs else None
     startup, differ = _agreed([log.startup for log in logs])
     with _selected(config, query) as (_, _, samples, gpus):
         found = []
-        for health in diagnose_all(samples, Fleet(gpus=gpus)):
+        engines = list(diagnose_all(samples, Fleet(gpus=gpus)))
+        failures = [one for log in logs for one in log.failures] if logs and len(engines) == 1 else None
+        for health in engines:
             series = _series(health, samples)
             if series is None:
                 continue
@@ -326,6 +329,8 @@ def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -
                 series, health.diagnoses, failures, startup, gpu_total_gib=total, gpu_free_gib=free
             )  # fmt: skip
             advice = advise(facts)
+            if logs and failures is None:
+                advice = replace(advice, unknown=(*advice.unknown, _WHOSE_FAILURES))
             if differ:
                 advice = replace(advice, unknown=(*advice.unknown, _DIFFERENT_STARTS))
             found.append(TunedEngine(health, advice))

@@ -208,7 +208,7 @@ def test_advice_names_what_is_unknown(state: Path) -> None:
     code, text = invoke("tune", "busy:8000", "--state", str(state))
     assert code == 0
     assert "unknown: free GPU memory" in text
-    assert "unknown: no log given" in text
+    assert "unknown: no log of this engine alone" in text
 
 
 def test_large_figures_have_all_their_digits() -> None:

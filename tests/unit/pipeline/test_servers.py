@@ -134,6 +134,20 @@ def test_partition_of_an_engine_is_unknown_if_attempts_of_its_job_differ(config)
         assert "busy:1" not in {one.health.key.address for one in (report.engines if report else ())}
 
 
+def test_failures_of_one_of_several_engines_are_unknown(config):
+    """A log that names no engine may be of any of them."""
+    lines = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.\n"
+    log = crash_log.scan([lines.encode()], "server.log")
+    every = servers.ServerQuery(DAY.since, DAY.until)
+    (one,) = servers.tune(config, replace(every, addresses=("lazy:1",)), [log])
+    assert [failure.kind for failure in one.tuning.facts.failures or ()] == ["gpu-out-of-memory"]
+    assert not any("which of the selected engines" in line for line in one.tuning.unknown)
+    several = servers.tune(config, every, [log])
+    assert len(several) > 1
+    assert {engine.tuning.facts.failures for engine in several} == {None}
+    assert all(any("which of the selected engines" in line for line in engine.tuning.unknown) for engine in several)
+
+
 def test_logs_of_different_starts_leave_the_options_unknown(config):
     """Of the logs of two servers, none decides; a log that has other facts completes the first one."""
     first, second, rank = (
