@@ -11,7 +11,7 @@ from cluster.sleepers import journals, wait_for_agents
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-HELPER = "[c]heckpoint.cuda_helper"
+HELPER = "[c]heckpoint.cuda.helper"
 
 
 @pytest.fixture(autouse=True)
