@@ -63,7 +63,7 @@ def test_unknown_option_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("reprot", "No such command 'reprot'. Did you mean 'report'"),
+        ("reportt", "No such command 'reportt'. Did you mean 'report'"),
         ("ingest gup", "No such command 'gup'. Did you mean 'gpu'?"),
         ("qqq", "No such command 'qqq'.\n"),
     ],
