@@ -86,9 +86,10 @@ class FakeProcesses:
         if self.machine.init != init_pid:
             raise TreeGoneError("gone")
         root = next((p.pid for p in self.machine.processes if p.pid_ns == 2), 0)
-        parent = {2: init_pid, 3: root}
         return [
-            Member(p.pid, p.pid_ns, parent[p.pid_ns], 5, "T" if p.stopped else "S", "python", OWNER.uid)
+            Member(
+                p.pid, p.pid_ns, init_pid if p.pid_ns == 2 else root, 5, "T" if p.stopped else "S", "python", OWNER.uid
+            )
             for p in self.machine.processes
         ]
 

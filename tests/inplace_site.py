@@ -153,6 +153,8 @@ class FakeCards:
         self.agent = agent
         self.uuid = agent.cuda.devices()[0]
         self.others = 0
+        self.each = 48 * GIB
+        """Memory of a process that uses the GPU."""
         self.lost = False
 
     def devices(self) -> tuple[Device, ...]:
@@ -163,7 +165,7 @@ class FakeCards:
             raise DriverMissing("the driver is away")
         on = (CudaState.RUNNING, CudaState.LOCKED)
         machine = self.agent.world.nodes[self.agent.node]
-        return {self.uuid: {p.pid: 48 * GIB for p in machine.processes if p.cuda in on}}
+        return {self.uuid: {p.pid: self.each for p in machine.processes if p.cuda in on}}
 
     def free_bytes(self, device: Device) -> int:
         return 80 * GIB - self.others - sum(self.processes()[self.uuid].values())

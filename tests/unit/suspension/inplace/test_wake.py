@@ -261,6 +261,30 @@ def test_lost_helper_is_not_a_failure(world, node, monkeypatch):
     assert lost
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_processes_are_restored_at_once(world, node, monkeypatch, lost):
+    """If the helper is lost meanwhile, those that remain are restored one after another."""
+    node.cards.each = 20 * GIB
+    first = next(process for process in node.processes if process.cuda)
+    node.processes.append(Process(first.pid + 50, 4, CudaState.RUNNING, steps=first.steps))
+    node.sleep()
+    node.connection()
+    restore, calls = node.agent.cuda.restore, []
+
+    def noted(*pids: int, **given: object) -> None:
+        calls.append(pids)
+        if lost and len(calls) == 1:
+            raise HelperLost("the helper for the CUDA driver ended")
+        restore(*pids, **given)
+
+    monkeypatch.setattr(node.agent.cuda, "restore", noted)
+    node.round()
+    assert world.effect_log[-6:] == ["thaw", "restore", "restore", "unlock", "unlock", "thaw"]
+    assert node.stopped() == [False] * 3
+    both = (first.pid, first.pid + 50)
+    assert calls == ([both, both[:1], both[1:]] if lost else [both])
+
+
 def test_lost_cuda_state_is_reported(world, node):
     """The driver reports the state as failed: the job stays suspended, and status says so."""
     node.sleep()
