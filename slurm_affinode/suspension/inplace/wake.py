@@ -160,21 +160,16 @@ class Waking:
                 self._leave(sleeper, pid, state)
 
     def _restore_together(self, sleeper: Sleeper) -> None:
-        """Restore several processes at once. Those that remain, as one has ended or the helper was lost, are left."""
-        cuda = self._parts.cuda
-        waiting: tuple[int, ...] = ()
+        """Restore several processes at once. ``_leave`` restores those that remain, and reports a lack of memory."""
+        cuda, pids = self._parts.cuda, self._there(sleeper)
         try:
-            waiting = tuple(pid for pid in self._there(sleeper) if cuda.state(pid) is CudaState.CHECKPOINTED)
-            if len(waiting) < 2:
-                return
-            why = self._short(sleeper)
-            if why is not None:
-                raise CudaError(why)  # noqa: TRY301
-            cuda.restore(*waiting)
+            waiting = [pid for pid in pids if cuda.state(pid) is CudaState.CHECKPOINTED]
+            if len(waiting) > 1 and self._short(sleeper) is None:
+                cuda.restore(*waiting)
         except HelperLost as error:
             self._parts.log.info("job %s: %s; its processes are restored one after another", sleeper.job_id, error)
         except CudaError:
-            if set(waiting) <= set(self._there(sleeper)):
+            if set(pids) <= set(self._there(sleeper)):  # otherwise it may be that of a process that has ended
                 raise
 
     def _leave(self, sleeper: Sleeper, pid: int, state: CudaState) -> None:

@@ -285,6 +285,29 @@ def test_processes_are_restored_at_once(world, node, monkeypatch, lost):
     assert calls == ([both, both[:1], both[1:]] if lost else [both])
 
 
+def test_process_that_ends_before_its_restore_does_not_fail_the_wake(world, node, monkeypatch):
+    """The driver reports an error for it, and the other one is restored."""
+    node.cards.each = 20 * GIB
+    first = next(process for process in node.processes if process.cuda)
+    second = Process(first.pid + 50, 4, CudaState.RUNNING)
+    node.processes.append(second)
+    node.sleep()
+    node.connection()
+    state = node.agent.cuda.state
+
+    def ends(pid: int) -> CudaState:
+        if pid == second.pid:
+            node.processes.remove(second)
+            raise CudaError("there is no such process")
+        return state(pid)
+
+    monkeypatch.setattr(node.agent.cuda, "state", ends)
+    node.round()
+    assert node.stopped() == [False, False]
+    assert first.cuda is CudaState.RUNNING
+    assert "failure" not in world.comment
+
+
 def test_lost_cuda_state_is_reported(world, node):
     """The driver reports the state as failed: the job stays suspended, and status says so."""
     node.sleep()
