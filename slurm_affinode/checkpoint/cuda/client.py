@@ -94,7 +94,8 @@ def _start(env: Mapping[str, str] | None) -> process.Helper:
     return process.Child(process.of_module("slurm_affinode.checkpoint.cuda.helper"), env=env)
 
 
-def _of(what: str, pids: Sequence[int | None]) -> str:
+def _with_pids(what: str, pids: Sequence[int | None]) -> str:
+    """Return the text of an error with the processes in place of ``process {pid}``, if it has that."""
     return what.replace("process {pid}", f"process{'es' * (len(pids) > 1)} {', '.join(map(str, pids))}")
 
 
@@ -234,7 +235,7 @@ class Cuda:
 
     def _ask(self, call: str, what: str, deadline_s: float, **arguments: Any) -> Any:
         line = json.dumps({"call": call, **arguments}).encode()
-        of = arguments.get("pids") or [None]
+        pids = arguments.get("pids") or [None]
         with self._lock:
             fresh = self._child is None
             try:
@@ -248,14 +249,14 @@ class Cuda:
                 if self._child is not None and isinstance(error, ValueError):  # otherwise it has ended
                     self._child.close()
                 self._child = None
-                raise HelperLost(f"cannot {_of(what, of)}: the helper for the CUDA driver {error}") from None
+                raise HelperLost(f"cannot {_with_pids(what, pids)}: the helper for the CUDA driver {error}") from None
             except BaseException:
                 # A late answer would be mistaken for the answer to the next request.
                 child, self._child = self._child, None
                 if child is not None:
                     child.close()
                 raise
-        what = _of(what, [said["pid"]] if "pid" in said else of)
+        what = _with_pids(what, [said["pid"]] if "pid" in said else pids)
         if "cuda" in said:
             code = str(said["cuda"])
             raise CudaError(f"cannot {what}: {_MEANING.get(code, 'the driver failed')} ({code})", code=code)
