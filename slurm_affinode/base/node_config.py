@@ -65,9 +65,15 @@ def _listen(where: str, key: str, text: str) -> None:
         raise ConfigError(f"{where}: {key}: {error}", hint='write for example "0.0.0.0:9403", or ""') from None
 
 
+def is_below_root(path: str) -> bool:
+    """Return whether a path is absolute, names no parent directory, and is not the root directory itself."""
+    names = set(path.split("/"))
+    return path.startswith("/") and ".." not in names and bool(names - {"", "."})
+
+
 def _absolute(where: str, key: str, paths: tuple[str, ...]) -> None:
     for path in paths:
-        if not path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.strip("/").split("/")):
+        if not is_below_root(path):
             raise ConfigError(f"{where}: {key}: {path!r} is not the absolute path of a directory below /")
 
 

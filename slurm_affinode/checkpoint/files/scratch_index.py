@@ -11,6 +11,7 @@ import os
 from dataclasses import asdict, dataclass
 
 from slurm_affinode.base import json_values
+from slurm_affinode.base.node_config import is_below_root
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.user_files import MOST_ID
 
@@ -103,16 +104,11 @@ def _check_file(one: ScratchFile, listed: set[tuple[str, str]]) -> None:
         json_values.whole(number, _MOST)
     json_values.whole(one.mode, 0o7777)
     json_values.whole(one.gid, MOST_ID)
-    if "\0" in text or one.kind not in _KINDS or not one.place.startswith("/") or not _is_below(one.place.strip("/")):
+    if "\0" in text or one.kind not in _KINDS or not is_below_root(one.place):
         raise ValueError(f"{one.path!r:.60} is a {one.kind!r:.20} in {one.place!r:.60}")
-    if not _is_below(one.path):
+    if not set(one.path.split("/")).isdisjoint(("", ".", "..")):
         raise ValueError(f"{one.path!r:.60} is not a path below a directory")
     if one.kind == "link" and (one.place, one.target) not in listed:
         raise ValueError(f"{one.path!r:.60} is not another name of a file listed before it")
     if one.kind == "file":
         listed.add((one.place, one.path))
-
-
-def _is_below(path: str) -> bool:
-    """Return whether a relative path names something below its directory, in one way only."""
-    return set(path.split("/")).isdisjoint(("", ".", ".."))

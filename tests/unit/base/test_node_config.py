@@ -74,6 +74,10 @@ def test_sections_are_read() -> None:
         ("[agent.host]\ncpu = -1\n", r"agent\.host\.cpu: -1 is below 0"),
         ("[agent.host]\ncpu = 'x'\n", r"agent\.host\.cpu: 'x' is not a number"),
         ("[agent.floors_pct]\nutil = 1\n", r"unknown key agent\.floors_pct\.util"),
+        (
+            "[suspend]\nlocal_directories = ['/tmp', '/./']\n",
+            r"local_directories: '/\./' is not the absolute path of a dir",
+        ),
         ("[suspend]\nbudget = 'much'\n", r"suspend\.budget: 'much' is not a size"),
         ("[suspend]\non_restore_failure = 'x'\n", r"suspend\.on_restore_failure: 'x' is not hold or fresh"),
         ("[suspend]\nmax_at_once = -1\n", r"suspend\.max_at_once: -1 is below 1"),
