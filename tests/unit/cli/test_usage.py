@@ -80,6 +80,7 @@ def test_usage_per_user(state: Path) -> None:
     assert (jobs["8"]["users"], jobs["8"]["gpus_now"], len(jobs)) == ("ann", 1, 8)
     text = run(state, "users", "--top", "2").stdout
     assert "1 more: --top 3" in text
+    assert "Running, waiting and now: at 2" in text
     assert "\x1b" not in run(state, "users").stdout
 
 
