@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from ratios import MISSED, report
 
-from slurm_affinode.analysis.serving.diagnosis import diagnose_all, examine
-from slurm_affinode.metrics.serving.schema import SAMPLES
+from slurm_affinode.engines.diagnosis.examination import diagnose_all, examine
+from slurm_affinode.engines.schema import SAMPLES
 from slurm_affinode.model.serving import EngineKey
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)

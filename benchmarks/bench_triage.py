@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from ratios import MISSED, report
 
-from slurm_affinode.analysis.serving.crash_log import TRIGGERS
+from slurm_affinode.engines.crashes.crash_log import TRIGGERS
 from slurm_affinode.pipeline.triage import examine
 
 LIMIT_MB_S = 200

@@ -51,7 +51,7 @@ from eviction_policies import POLICIES, Replay, lru, ours
 from ratios import MISSED, report
 
 from slurm_affinode.core import retention
-from slurm_affinode.metrics.readers import gentd26
+from slurm_affinode.traces import gentd26
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 VARIANTS = ("matched", "independent", "proportional", "means")

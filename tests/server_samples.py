@@ -8,11 +8,11 @@ from typing import Any
 
 import polars as pl
 
-from slurm_affinode.analysis.serving.diagnosis import Fleet, examine_all
-from slurm_affinode.analysis.serving.timeline import timeline
-from slurm_affinode.analysis.serving.usage import ServerReport, usage
+from slurm_affinode.engines.diagnosis.examination import Fleet, examine_all
+from slurm_affinode.engines.diagnosis.timeline import timeline
+from slurm_affinode.engines.diagnosis.usage import ServerReport, usage
+from slurm_affinode.engines.schema import SAMPLES
 from slurm_affinode.metrics.schema import SAMPLES as GPU_SAMPLES
-from slurm_affinode.metrics.serving.schema import SAMPLES
 
 START = datetime(2026, 11, 3, 8, tzinfo=UTC)
 STEP_S = 15

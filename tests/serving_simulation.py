@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 
-from slurm_affinode.metrics.serving.schema import SAMPLES
+from slurm_affinode.engines.schema import SAMPLES
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 

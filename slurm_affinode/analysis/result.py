@@ -17,7 +17,7 @@ from slurm_affinode.analysis.segments import Floats, Ints
 from slurm_affinode.model.gpu import FLOORS_PCT, floor_of
 
 if TYPE_CHECKING:
-    from slurm_affinode.analysis.serving.usage import ServerReport
+    from slurm_affinode.engines.diagnosis.usage import ServerReport
 
 TIME_SUMS = 4
 """Number of leading columns of ``SUMS`` that are times, one per activity class."""

@@ -38,6 +38,8 @@ from slurm_affinode.cli.options import (
 )
 from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, Upserted
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.engines import reader as serving
+from slurm_affinode.engines.ingest import EngineTotals
 from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary
 from slurm_affinode.metrics.prometheus.client import Client
 from slurm_affinode.metrics.prometheus.importer import ImportOutcome
@@ -45,8 +47,6 @@ from slurm_affinode.metrics.prometheus.server import Server
 from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.readers.inputs import FORMATS
-from slurm_affinode.metrics.serving import reader as serving
-from slurm_affinode.metrics.serving.ingest import EngineTotals
 from slurm_affinode.pipeline import ingest, ledgers, stored_accounting
 from slurm_affinode.pipeline.ledgers import LedgerIntake
 from slurm_affinode.slurm import times

@@ -13,9 +13,6 @@ from typing import Any, TypeVar
 
 import click
 
-from slurm_affinode.analysis.serving.crash_log import MEMORIES
-from slurm_affinode.analysis.serving.triage import CrashTriage, LastMetrics
-from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import UnreachableError
@@ -35,6 +32,9 @@ from slurm_affinode.cli.options import (
     warn,
     zone,
 )
+from slurm_affinode.engines.crashes.crash_log import MEMORIES
+from slurm_affinode.engines.crashes.triage import CrashTriage, LastMetrics
+from slurm_affinode.engines.tuning import TuningFacts
 from slurm_affinode.model.finding import Evidence, plain
 from slurm_affinode.model.serving import BY_SEVERITY, LOOPBACK, Diagnosis, EngineHealth
 from slurm_affinode.pipeline import servers

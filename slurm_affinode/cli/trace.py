@@ -12,7 +12,6 @@ import polars as pl
 
 from slurm_affinode.analysis import prices
 from slurm_affinode.analysis.result import WasteResult
-from slurm_affinode.analysis.serving.engine_model import EngineModel
 from slurm_affinode.base import config
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.cli.command import group
@@ -28,6 +27,7 @@ from slurm_affinode.slurm import times
 from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.slurm.accounting.sacct import SacctReading
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
+from slurm_affinode.traces.engine_model import EngineModel
 
 
 def write_outputs(out: Path, html: str, summary: Summary) -> None:
@@ -70,10 +70,8 @@ def gentd26(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     Example:
       slurm-affinode trace gentd26 cluster-trace-v2026-GenAI/ --out out/gentd26
     """
-    from slurm_affinode.analysis import claims  # noqa: PLC0415 - --help stays quick
-    from slurm_affinode.analysis.serving import fleet  # noqa: PLC0415
-    from slurm_affinode.metrics.readers import gentd26 as reader  # noqa: PLC0415
-    from slurm_affinode.report import fleet_page  # noqa: PLC0415
+    from slurm_affinode.traces import claims, fleet, fleet_page  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.traces import gentd26 as reader  # noqa: PLC0415
 
     with progress("files", total=None) as advance:
         found = reader.read(paths, on_file=lambda _: advance(1))
@@ -192,9 +190,7 @@ def azure(
       slurm-affinode trace azure AzureLLMInferenceTrace_code.csv --out out/azure
       slurm-affinode trace azure AzureLLMInferenceTrace_conv_1week.csv --kv-tokens 120000 --json
     """
-    from slurm_affinode.analysis.serving import requests  # noqa: PLC0415 - --help stays quick
-    from slurm_affinode.metrics.readers import azure_llm  # noqa: PLC0415
-    from slurm_affinode.report import requests_page  # noqa: PLC0415
+    from slurm_affinode.traces import azure_llm, requests, requests_page  # noqa: PLC0415 - --help stays quick
 
     engine = EngineModel(
         kv_tokens=kv_tokens, max_running=max_running, base_s=iteration_ms / 1e3, per_request_s=request_us / 1e6,

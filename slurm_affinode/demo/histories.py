@@ -19,10 +19,10 @@ from slurm_affinode.base.errors import AffinodeError, unwritable
 from slurm_affinode.base.files import replacing, write_text
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.demo.synthetic import NODES, node_history, sacct_lines, schedule
+from slurm_affinode.engines.reader import read_file
+from slurm_affinode.engines.schema import SAMPLES
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
-from slurm_affinode.metrics.serving.reader import read_file
-from slurm_affinode.metrics.serving.schema import SAMPLES
 from slurm_affinode.pipeline import ingest, report, stored_accounting
 from slurm_affinode.report.output import WrittenReport
 from slurm_affinode.slurm.accounting import sacct

@@ -5,7 +5,7 @@ process that is known as an inference engine by its command line or executable, 
 the job names in ``SLURM_AFFINODE_METRICS_PORT``. Such a port is an engine if it responds as one to ``/metrics``. A
 process that does not respond in HTTP is probed ``MOST_REFUSALS`` times, in growing intervals, and then never again.
 
-The request is sent by a program with the privileges of that process (``metrics.serving.scrape``): it reaches nothing
+The request is sent by a program with the privileges of that process (``engines.scrape``): it reaches nothing
 that the user could not reach, and only its bounded result is read here. A process is held while it is examined, and the
 socket must still be its own after the scrape, so that no other program's metrics count for the job. Jobs are those of
 cgroups and of slurmstepd; environment variables are the user's, and do not count. Engines in network namespaces of
@@ -32,10 +32,10 @@ from slurm_affinode.base import kernel_text, process
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, own_namespace, processes
 from slurm_affinode.base.users import name_of_user
+from slurm_affinode.engines import metric_table, scrape
+from slurm_affinode.engines.scrape import EngineReading
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import TRUSTED, GpuHolder, ServerPort, ServerTrees, listening, sockets_of
-from slurm_affinode.metrics.serving import engines, scrape
-from slurm_affinode.metrics.serving.scrape import EngineReading
 from slurm_affinode.model.gpu import total_mib
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 
@@ -187,10 +187,10 @@ class _Announcement:
     def of(cls, one: Process, programs: Sequence[str]) -> _Announcement | None:
         """Read it; ``None``: nothing is announced. Raises ``OSError``, ``ExhaustedError``."""
         arguments = one.read("cmdline", _MOST_BYTES).decode("utf-8", "replace").rstrip("\0").split("\0")
-        names = engines.program_names(arguments)
+        names = metric_table.program_names(arguments)
         with contextlib.suppress(OSError):
             names.append(one.link("exe").rpartition("/")[2])
-        servers = engines.servers_named(names)
+        servers = metric_table.servers_named(names)
         listed = any(
             fnmatchcase(name.removesuffix(".py"), pattern.removesuffix(".py")) for name in names for pattern in programs
         )
@@ -238,7 +238,7 @@ def request(port: ListeningPort) -> list[EngineReading]:
     Raises ``AffinodeError`` with the reason if there was no response of HTTP.
     """
     argv = process.of_module(
-        "slurm_affinode.metrics.serving.scrape", port.host, str(port.port), str(port.uid), str(port.gid),
+        "slurm_affinode.engines.scrape", port.host, str(port.port), str(port.uid), str(port.gid),
         ",".join(map(str, port.groups)),
     )  # fmt: skip
     done = process.run(argv, timeout_s=PROGRAM_S)

@@ -17,13 +17,13 @@ from prometheus_client.registry import Collector
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError, unwritable
 from slurm_affinode.base.pidfd import ExhaustedError
+from slurm_affinode.engines import metric_table
 from slurm_affinode.gpu import sampler
 from slurm_affinode.gpu.exporter import Access, LastSweep, MetricsServer
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.sampler import Spool
 from slurm_affinode.gpu.server_trees import GpuHolder, ServerTrees, holders
-from slurm_affinode.metrics.serving import engines
 from slurm_affinode.model.gpu import Sweep
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, orphaned
 from slurm_affinode.suspension.records.journal import Journal
@@ -83,22 +83,22 @@ class LastEngines(Collector):
         labelled = {
             tuple(sorted(labels.items())): (one, labels) for one in found if (labels := self._labels(one, gpus))
         }
-        up = Metric(engines.EXPORTED_UP, "Whether the last scrape of the engine succeeded.", "gauge")
+        up = Metric(metric_table.EXPORTED_UP, "Whether the last scrape of the engine succeeded.", "gauge")
         fields: dict[str, Metric] = {}
         for one, labels in labelled.values():
             if one.up is not None:
                 up.add_sample(up.name, labels, float(one.up))
             values = dict(one.reading.values) if one.took_s is None else {**one.reading.values, "scrape_s": one.took_s}
             for field_name, value in values.items():
-                name = engines.exported_name(field_name)
-                kind = "counter" if field_name in engines.COUNTERS else "gauge"
+                name = metric_table.exported_name(field_name)
+                kind = "counter" if field_name in metric_table.COUNTERS else "gauge"
                 metric = fields.setdefault(
                     field_name, Metric(name.removesuffix("_total"), f"Column {field_name} of engine samples.", kind)
                 )
                 metric.add_sample(name, labels, value)
             for field_name, buckets in one.reading.buckets.items():
                 text = f"Column {field_name} of engine samples, of requests that ended."
-                metric = fields.setdefault(field_name, Metric(engines.EXPORTED + field_name, text, "histogram"))
+                metric = fields.setdefault(field_name, Metric(metric_table.EXPORTED + field_name, text, "histogram"))
                 for bound, count in buckets:
                     metric.add_sample(
                         f"{metric.name}_bucket", {**labels, "le": "+Inf" if bound == math.inf else str(bound)}, count

@@ -21,6 +21,10 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.times import epoch_ms, parse_span_s, parse_when, utc
 from slurm_affinode.db.records import IngestProblem, IngestRecord
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.engines import ingest as serving
+from slurm_affinode.engines import prometheus as serving_prometheus
+from slurm_affinode.engines.ingest import EngineTotals
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary, ingest_files
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -30,10 +34,6 @@ from slurm_affinode.metrics.prometheus.queries import Question, discover, parse_
 from slurm_affinode.metrics.prometheus.server import Server
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.readers.local_time import local_zone
-from slurm_affinode.metrics.serving import ingest as serving
-from slurm_affinode.metrics.serving import prometheus as serving_prometheus
-from slurm_affinode.metrics.serving.ingest import EngineTotals
-from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.pipeline import stored_accounting
 
 

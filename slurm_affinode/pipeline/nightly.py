@@ -25,11 +25,11 @@ from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.db.audit import Who, ZombieLog
 from slurm_affinode.db.records import ReportRecord
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.ingest import IngestSummary
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
 from slurm_affinode.metrics.readers.common import ReadOptions
-from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.pipeline import ingest, ledgers, report, report_archive, stored_accounting
 from slurm_affinode.pipeline.report_archive import Period, candidates
 from slurm_affinode.report.output import WrittenReport

@@ -21,8 +21,8 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
 from slurm_affinode.base.text import visible
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.pipeline import ledgers, stored_accounting
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.report import format as fmt

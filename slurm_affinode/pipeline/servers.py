@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.serving.crash_log import LogFindings, StartupFacts
-from slurm_affinode.analysis.serving.diagnosis import ExaminedEngine, Fleet, diagnose_all, examine_all, of_each
-from slurm_affinode.analysis.serving.series import EngineSeries, responds_in_turn, streams
-from slurm_affinode.analysis.serving.timeline import timeline
-from slurm_affinode.analysis.serving.tuning import Tuning, observe
-from slurm_affinode.analysis.serving.tuning import tune as advise
-from slurm_affinode.analysis.serving.usage import EngineUsage, ServerReport, usage
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.engines.crashes.crash_log import LogFindings, StartupFacts
+from slurm_affinode.engines.diagnosis.examination import ExaminedEngine, Fleet, diagnose_all, examine_all, of_each
+from slurm_affinode.engines.diagnosis.series import EngineSeries, responds_in_turn, streams
+from slurm_affinode.engines.diagnosis.timeline import timeline
+from slurm_affinode.engines.diagnosis.usage import EngineUsage, ServerReport, usage
+from slurm_affinode.engines.schema import IDENTITY
+from slurm_affinode.engines.store import engine_store
+from slurm_affinode.engines.tuning import Tuning, observe
+from slurm_affinode.engines.tuning import tune as advise
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.serving.schema import IDENTITY
-from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.model.serving import LOOPBACK, EngineEvent, EngineHealth
 from slurm_affinode.slurm.times import site_zone
 
@@ -66,7 +66,7 @@ class Servers:
     until: datetime
     engines: tuple[EngineHealth, ...]
     timelines: tuple[pl.DataFrame, ...] = ()
-    """``analysis.serving.timeline`` of each engine over the time from its first to its last scrape, if requested."""
+    """``engines.diagnosis.timeline`` of each engine over the time from its first to its last scrape, if requested."""
 
 
 @contextlib.contextmanager

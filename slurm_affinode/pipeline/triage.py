@@ -15,16 +15,16 @@ from typing import BinaryIO, TypeVar, cast
 
 import polars as pl
 
-from slurm_affinode.analysis.serving import crash_log
-from slurm_affinode.analysis.serving.crash_log import LogFindings
-from slurm_affinode.analysis.serving.triage import CrashTriage, JobOutcome, LastMetrics, triage
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.base.input_files import DAMAGED, MAGIC_BYTES, compression, unpacked, utf8_stream
 from slurm_affinode.checkpoint.user_files import User, as_user
+from slurm_affinode.engines.crashes import crash_log
+from slurm_affinode.engines.crashes.crash_log import LogFindings
+from slurm_affinode.engines.crashes.triage import CrashTriage, JobOutcome, LastMetrics, triage
+from slurm_affinode.engines.schema import IDENTITY
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.serving.schema import IDENTITY
-from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.slurm import identifiers
 from slurm_affinode.slurm.accounting import sacct, sacct_command
 from slurm_affinode.slurm.interface import Runner

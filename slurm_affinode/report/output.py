@@ -52,7 +52,7 @@ def csv_files(result: WasteResult) -> Mapping[str, bytes]:
     if result.suspensions is not None and not result.suspensions.is_empty():
         files["suspensions.csv"] = to_csv(result.suspensions)
     if result.servers is not None:
-        from slurm_affinode.analysis.serving.usage import table  # noqa: PLC0415 - many sites have no model servers
+        from slurm_affinode.engines.diagnosis.usage import table  # noqa: PLC0415 - many sites have no model servers
 
         files["servers.csv"] = to_csv(table(result.servers.engines))
     for word, frame in result.groups.items():

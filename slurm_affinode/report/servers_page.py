@@ -10,9 +10,9 @@ import polars as pl
 from markupsafe import Markup
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.serving.usage import ServerReport, foremost
 from slurm_affinode.base.text import visible
-from slurm_affinode.metrics.serving.store import engine_id
+from slurm_affinode.engines.diagnosis.usage import ServerReport, foremost
+from slurm_affinode.engines.store import engine_id
 from slurm_affinode.model.finding import Evidence
 from slurm_affinode.model.serving import DIAGNOSES, Diagnosis, EngineHealth
 from slurm_affinode.report import format as fmt
@@ -68,7 +68,7 @@ def html(
     back: str = "",
     origin: str = "",
 ) -> str:
-    """Return the self-contained page of engines with their timelines (``analysis.serving.timeline``).
+    """Return the self-contained page of engines with their timelines (``engines.diagnosis.timeline``).
 
     ``back``: file name of the report to which the page belongs; ``origin``: that of the samples, if it must be named.
     """

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime, tzinfo
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.serving.rules import SIGNATURE_NOTE
-from slurm_affinode.analysis.serving.usage import DiagnosisCost, EngineUsage, ServerReport, costs
 from slurm_affinode.base.text import visible
+from slurm_affinode.engines.diagnosis.rules import SIGNATURE_NOTE
+from slurm_affinode.engines.diagnosis.usage import DiagnosisCost, EngineUsage, ServerReport, costs
 from slurm_affinode.model.serving import DIAGNOSES, Diagnosis
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Cell, Column, ModelServers, Table

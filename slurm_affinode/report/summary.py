@@ -76,7 +76,7 @@ def _servers(result: WasteResult, top: int) -> Summary | None:
     report = result.servers
     if report is None:
         return None
-    from slurm_affinode.analysis.serving.usage import costs, foremost, table  # noqa: PLC0415 - many sites have no model servers
+    from slurm_affinode.engines.diagnosis.usage import costs, foremost, table  # noqa: PLC0415 - many sites have no model servers
     from slurm_affinode.report.servers_page import page_name  # noqa: PLC0415
 
     frame = table(report.engines)

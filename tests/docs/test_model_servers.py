@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_affinode.analysis.serving.rules import table
+from slurm_affinode.engines.diagnosis.rules import table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "model-servers.md"
 

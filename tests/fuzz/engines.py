@@ -13,9 +13,9 @@ from random import Random
 from fuzz import mutation
 from fuzz.mutation import some
 from fuzz.runner import Check, Target, Wrong
-from slurm_affinode.metrics.serving import engines, scrape
+from slurm_affinode.engines import metric_table, scrape
 
-_NAMES = sorted(engines.load().by_name)
+_NAMES = sorted(metric_table.load().by_name)
 _LABELS = (
     "model_name",
     "model",
@@ -62,7 +62,7 @@ def _reported() -> Iterator[Check]:
         for one in scrape.decode(data):
             sound = all(isinstance(value, float) and math.isfinite(value) for value in one.values.values())
             sound &= all(counts[-1][0] == math.inf for counts in one.buckets.values())
-            if not sound or not (one.model or "").isprintable() or one.engine not in engines.load().engines:
+            if not sound or not (one.model or "").isprintable() or one.engine not in metric_table.load().engines:
                 raise Wrong(f"{one!r:.80} was accepted")
         return True
 

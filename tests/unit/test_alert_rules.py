@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.metrics.serving.engines import EXPORTED_UP, exported_fields
+from slurm_affinode.engines.metric_table import EXPORTED_UP, exported_fields
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "reports" / "prometheus" / "serving.rules.yml"

@@ -167,7 +167,7 @@ import os, sys
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import run
 stops = (
-    "import os, signal; from slurm_affinode.metrics.serving.scrape import drop_privileges;"
+    "import os, signal; from slurm_affinode.engines.scrape import drop_privileges;"
     "drop_privileges(65534, 65534, [1234]); os.kill(os.getpid(), signal.SIGSTOP)"
 )
 try:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from slurm_affinode.analysis.serving.fleet import gini, lorenz, mean, percentile, ratio, top_share
+from slurm_affinode.traces.fleet import gini, lorenz, mean, percentile, ratio, top_share
 
 amounts = st.lists(st.integers(0, 10_000), min_size=1, max_size=40)
 

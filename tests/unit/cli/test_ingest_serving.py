@@ -18,11 +18,11 @@ from prometheus_server import prometheus
 
 from slurm_affinode.cli.main import cli
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.engines.metric_table import ORPHANED
+from slurm_affinode.engines.samples import NO_RESPONSE, NO_SERVER
+from slurm_affinode.engines.schema import SAMPLES
+from slurm_affinode.engines.store import ENGINES, engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.serving.engines import ORPHANED
-from slurm_affinode.metrics.serving.samples import NO_RESPONSE, NO_SERVER
-from slurm_affinode.metrics.serving.schema import SAMPLES
-from slurm_affinode.metrics.serving.store import ENGINES, engine_store
 from slurm_affinode.slurm.accounting.schema import conform
 
 MS = 1793520000000
@@ -185,7 +185,7 @@ def test_endpoint_that_redirects_is_not_followed(state: Path, endpoint: Endpoint
 
 
 def test_oversized_scrape_is_refused(state: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_affinode.metrics.serving.ingest.LARGEST_SCRAPE", 10)
+    monkeypatch.setattr("slurm_affinode.engines.ingest.LARGEST_SCRAPE", 10)
     result = run(state, "--scrape", endpoint.address)
     assert result.return_value == 2
     assert "more than" in result.stderr

@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner
 from prometheus_server import prometheus
 
-from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base.config import Config, PrometheusConfig, StoreConfig
 from slurm_affinode.base.errors import InputError, NoStoreError, UnreachableError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.cli.options import print_table
 from slurm_affinode.cli.serving import tuning_rows
+from slurm_affinode.engines.tuning import TuningFacts
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline.servers import ServerQuery

@@ -21,12 +21,12 @@ from click.testing import CliRunner, Result
 
 from slurm_affinode.analysis import waste
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.serving.fleet import ServingSummary
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, empty
+from slurm_affinode.traces.fleet import ServingSummary
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPECIFIED = (

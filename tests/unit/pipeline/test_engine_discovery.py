@@ -20,11 +20,11 @@ from waiting import wait_until
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import ExhaustedError, Id, Process, processes
+from slurm_affinode.engines import metric_table, scrape
+from slurm_affinode.engines.scrape import EngineReading
 from slurm_affinode.gpu import server_trees
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import GpuHolder, LostServer, ServerPort, ServerTrees
-from slurm_affinode.metrics.serving import engines, scrape
-from slurm_affinode.metrics.serving.scrape import EngineReading
 from slurm_affinode.model.gpu import JobRef, Sweep
 from slurm_affinode.pipeline import engine_discovery
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, ListeningPort
@@ -413,9 +413,9 @@ def test_announced_port_is_first_among_many(peer: tuple[int, set[int]], monkeypa
     """An engine has many sockets beside that of its API."""
     pid, own_ports = peer
     announced = max(own_ports)
-    table = engines.load()
+    table = metric_table.load()
     known = {**table.engines, "vllm": replace(table.engines["vllm"], ports=(announced,))}
-    monkeypatch.setattr(engines, "load", lambda: replace(table, engines=known))
+    monkeypatch.setattr(metric_table, "load", lambda: replace(table, engines=known))
     assert engine_discovery.ports(OneJob(pid))[0].port == announced
 
 

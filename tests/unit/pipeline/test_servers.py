@@ -12,10 +12,10 @@ import pytest
 from server_samples import START, engine, idle, overloaded, serving
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.serving import crash_log
 from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.metrics.serving.store import engine_store
+from slurm_affinode.engines.crashes import crash_log
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.pipeline import servers
 from slurm_affinode.slurm.accounting.schema import JOBS as JOBS_SCHEMA
 from slurm_affinode.slurm.accounting.schema import conform

@@ -17,10 +17,10 @@ import pytest
 from slurm_affinode.base.config import Config, StoreConfig, parse
 from slurm_affinode.base.errors import InputError, UnreachableError
 from slurm_affinode.base.process import Completed
+from slurm_affinode.engines.schema import SAMPLES as ENGINE_SAMPLES
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES as GPU_SAMPLES
-from slurm_affinode.metrics.serving.schema import SAMPLES as ENGINE_SAMPLES
-from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.pipeline.triage import JobTriage, examine, is_job, last_metrics
 
 OUT_OF_GPU = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"

@@ -10,8 +10,8 @@ import waste_samples
 from server_samples import START, server_report
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.serving.rules import SIGNATURE_NOTE
-from slurm_affinode.analysis.serving.usage import ServerReport
+from slurm_affinode.engines.diagnosis.rules import SIGNATURE_NOTE
+from slurm_affinode.engines.diagnosis.usage import ServerReport
 from slurm_affinode.report import output, servers_section
 from slurm_affinode.report.pages import render_report
 from slurm_affinode.report.servers_page import page_name, pages

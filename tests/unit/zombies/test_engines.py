@@ -14,8 +14,8 @@ import pytest
 from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.core.cleanup_plan import decide, plan
 from slurm_affinode.core.cleanup_policy import parse_policy
-from slurm_affinode.metrics.serving.schema import SAMPLES
-from slurm_affinode.metrics.serving.store import engine_store
+from slurm_affinode.engines.schema import SAMPLES
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.model.cleanup import Ledger
 from slurm_affinode.model.finding import Finding
 from slurm_affinode.slurm.accounting.schema import conform

@@ -14,7 +14,7 @@ from server_samples import engine, overloaded, serving
 from slurm_affinode.base.errors import ConfigError, UnreachableError
 from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.metrics.serving.store import engine_store
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.model.cleanup import AuditEntry
 from slurm_affinode.pipeline.nightly import Failure, NightlyError
 

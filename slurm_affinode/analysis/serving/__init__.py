@@ -1,1 +1,0 @@
-"""Model servers: fleets of serving pods, diagnoses of engines, and request traces."""

@@ -1,0 +1,1 @@
+"""Model servers: metrics of their engines, diagnoses, crashes and tuning."""

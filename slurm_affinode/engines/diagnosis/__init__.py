@@ -1,0 +1,1 @@
+"""What the samples of an engine say about its health."""

@@ -1,0 +1,134 @@
+"""Episodes: runs of samples for which a condition holds, and the rising and falling legs of a queue."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_affinode.engines.diagnosis.series import Bools, EngineSeries, Floats
+
+CLOSE_STEPS, CLOSE_S = 6.0, 10.0
+"""A condition that pauses for less (the longer of both) can be one episode."""
+SHORT_STEPS = 2.5
+"""A condition that pauses for less is one episode in any case."""
+
+
+def close_s(series: EngineSeries) -> float:
+    """Return the longest pause, in seconds, within an episode."""
+    return max(CLOSE_STEPS * series.step_s, CLOSE_S)
+
+
+def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> list[tuple[int, int]]:
+    """Return the episodes (first, last sample) in which ``mask`` holds, within the segments of the series.
+
+    The condition may pause for ``close`` seconds; by default, for two samples, for ``close_s``, or for half the time of
+    the parts before and after. A pause of more samples is never longer than either part: a long episode does not absorb
+    single samples around it.
+    """
+    short = SHORT_STEPS * series.step_s if close is None else 0.0
+    longest = close_s(series)
+    time = series.time
+    found: list[tuple[int, int]] = []
+    for first, end in series.segments:
+        part = mask[first:end]
+        if not part.any():
+            continue
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], part.astype(np.int8), [0]])))
+        begins, ends = (edges[::2] + first).tolist(), (edges[1::2] + first - 1).tolist()
+        merged: list[tuple[int, int, float]] = []
+        for begin, last in zip(begins, ends, strict=True):
+            held = float(time[last] - time[begin]) + series.step_s
+            now = (begin, last, held)
+            while merged:
+                before = merged[-1]
+                pause = float(time[now[0]] - time[before[1]]) - series.step_s
+                shorter = min(before[2], now[2])
+                limit = max(longest, shorter / 2) if close is None else close
+                if pause > max(limit, short) or (pause > short and pause > shorter):
+                    break
+                now = (before[0], now[1], before[2] + now[2])
+                merged.pop()
+            merged.append(now)
+        found += [one[:2] for one in merged]
+    return found
+
+
+WINDOW = 12
+"""Samples over which the share with a condition is taken."""
+ENTER, LEAVE = 0.5, 0.25
+
+
+def lasting(series: EngineSeries, mask: Bools) -> list[tuple[int, int]]:
+    """Return the episodes (first, last sample) in which ``mask`` holds most of the time.
+
+    An episode begins where the condition holds in half of the samples of a window, and extends to where it holds in a
+    quarter, so that a condition that flickers gives one episode, and a short one none.
+    """
+    found: list[tuple[int, int]] = []
+    for first, end in series.segments:
+        part = mask[first:end]
+        if not part.any():
+            continue
+        total = np.concatenate([[0], np.cumsum(part)])
+        at = np.arange(len(part))
+        low, high = np.maximum(at - WINDOW // 2, 0), np.minimum(at + WINDOW // 2, len(part))
+        share = (total[high] - total[low]) / (high - low)
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], (share >= LEAVE).astype(np.int8), [0]])))
+        for begin, last in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
+            held = np.flatnonzero(part[begin : last + 1])
+            if len(held) >= 2 and float(share[begin : last + 1].max()) >= ENTER:
+                found.append((first + begin + int(held[0]), first + begin + int(held[-1])))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Part of a series between two turning points."""
+
+    first: int
+    last: int
+    rise: float
+    """Change from first to last; negative: the series falls."""
+
+
+def legs(time: Floats, value: Floats, variance: float, share: float = 0.2) -> list[Leg]:
+    """Split a series at its turning points.
+
+    A point is a turning point if the series moves away from it by more than three standard deviations of a random walk
+    with this variance per second over the time it took, by more than ``share`` of the leg before it, and by 3.
+    """
+
+    def away(distance: float, leg: float, length: float) -> bool:
+        return distance > 3 and distance > share * leg and distance > 3 * math.sqrt(variance * length)
+
+    points, level = time.tolist(), value.tolist()
+    turns = [0]
+    low = high = 0
+    direction = 0
+    for i in range(1, len(level)):
+        now = level[i]
+        if direction >= 0:
+            if now > level[high]:
+                high = i
+            elif away(level[high] - now, level[high] - level[turns[-1]], points[i] - points[high]):
+                if high > turns[-1]:
+                    turns.append(high)
+                direction, low = -1, i
+                continue
+        if direction <= 0:
+            if now <= level[low]:
+                low = i
+            elif away(now - level[low], level[turns[-1]] - level[low], points[i] - points[low]):
+                if low > turns[-1]:
+                    turns.append(low)
+                direction, high = 1, i
+    if direction >= 0 and high > turns[-1]:
+        turns.append(high)
+    elif direction < 0 and low > turns[-1]:
+        turns.append(low)
+    if turns[-1] < len(level) - 1:
+        turns.append(len(level) - 1)
+    return [Leg(a, b, level[b] - level[a]) for a, b in itertools.pairwise(turns)]

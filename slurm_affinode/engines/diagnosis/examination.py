@@ -1,0 +1,360 @@
+"""Diagnose inference engines from their samples, with GPU samples and events where these are known.
+
+Nothing here reads a clock. An engine is diagnosed from its own samples alone, so that memory is bounded by a few
+engines at a time, and several processes can each diagnose a part of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.base.text import counted, figure, percent
+from slurm_affinode.engines.diagnosis import capacity, liveness, memory, queue
+from slurm_affinode.engines.diagnosis.episodes import runs
+from slurm_affinode.engines.diagnosis.rules import diagnosis, evidence
+from slurm_affinode.engines.diagnosis.series import EngineSeries, conform, moment, streams
+from slurm_affinode.engines.schema import IDENTITY
+from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey
+
+IDLE_S = 600.0
+ROWS = 60_000
+"""Samples held in memory at a time, by each process."""
+MANY = 100
+"""Engines from which further processes, each of which needs a second to start, save time."""
+_NOT_HEALTHY = frozenset({
+    "idle", "asleep", "kv-saturated", "batch-full", "queue-unstable", "recovering", "preemption-storm",
+    "request-too-large", "swap-thrashing", "stalled",
+})  # fmt: skip
+_GPU_COLUMNS = ("uuid", "index", "time", "fb_used_mib", "fb_total_mib", "util_pct", "power_w")
+_HISTOGRAMS = ("prompt_lengths", "generation_lengths")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """Facts about one engine from other sources. Absent is unknown."""
+
+    gpus: pl.DataFrame | None = None
+    """GPU samples of the engine's GPUs, with columns of the GPU metrics (``uuid``, ``time``, ``fb_used_mib``, ...)."""
+    events: tuple[EngineEvent, ...] = ()
+    job_running: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Parameters of the diagnosis."""
+
+    idle_s: float = IDLE_S
+    """Time without requests from which an engine is idle."""
+
+
+_NOTHING = EngineContext()
+_DEFAULTS = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedEngine:
+    """An engine with its health, and the data of the diagnoses."""
+
+    health: EngineHealth
+    series: EngineSeries
+    samples: pl.DataFrame
+    """Its samples, failed scrapes included. Histograms may be missing."""
+    gpus: pl.DataFrame | None
+    """Samples of its GPUs; ``None``: unknown."""
+
+
+def examine(
+    key: EngineKey, samples: pl.DataFrame, around: EngineContext = _NOTHING, options: Options = _DEFAULTS
+) -> Iterator[ExaminedEngine]:
+    """Yield one engine, or each of its processes if several respond in turn.
+
+    ``samples``: its samples, in any order. Raises ``ValueError`` if there are none.
+    """
+    for series in streams(key, samples):
+        yield ExaminedEngine(_health(series, around, options), series, series.samples, around.gpus)
+
+
+def _health(series: EngineSeries, around: EngineContext, options: Options) -> EngineHealth:
+    gpus = memory.gpu_state(series, around.gpus)
+    found: list[Diagnosis] = []
+    if len(series):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            limits = capacity.estimate(series)
+            found += memory.unused(series, gpus, options.idle_s)
+            found += capacity.saturation(series, limits)
+            found += capacity.preemption_storms(series)
+            found += capacity.swapping(series, limits)
+            found += queue.instabilities(series, limits)
+            found += liveness.without_progress(series, limits)
+            found += memory.signature(series, gpus, options.idle_s, around.job_running)
+            found += memory.leaks(series)
+        found += _healthy(series, found)
+    share = None
+    if gpus is not None and np.isfinite(gpus.share).any():
+        share = float(np.nanmax(gpus.share[-5:])) if np.isfinite(gpus.share[-5:]).any() else None
+    found += liveness.endings(series, around.events, share)
+    left = liveness.orphans(series)
+    # The end of a server that left processes is one condition.
+    found = [one for one in found if one.kind != "ended" or not any(_within(one, orphan) for orphan in left)] + left
+    found.sort(key=lambda one: (one.since, one.kind))
+    return EngineHealth(
+        series.key, series.job, series.user, series.gpus, moment(series.all_times[0]), moment(series.all_times[-1]),
+        len(series.all_times), int(series.failed.sum()), tuple(found), moment(series.time[-1]) if len(series) else None,
+        series.step_s or None,
+    )  # fmt: skip
+
+
+def _within(one: Diagnosis, other: Diagnosis) -> bool:
+    return other.since <= one.since and one.until <= other.until
+
+
+def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Return the times in which no diagnosis of the load holds."""
+    times = series.time
+    if series.disordered:
+        return []  # several processes respond, and cannot be distinguished
+    free = np.isfinite(series.value("running")) | np.isfinite(series.progress)
+    for one in found:
+        if one.kind in _NOT_HEALTHY:
+            begin, end = one.since.timestamp(), one.until.timestamp()
+            free &= (times < begin - 0.001) | (times > end + 0.001)
+    healthy = []
+    for first, last in runs(series, free, close=0.0):
+        length = float(times[last] - times[first])
+        if last == first and len(series) > 1:
+            continue
+        running, waiting = series.peak_of("running", first, last), series.peak_of("waiting", first, last)
+        usage = series.peak_of("kv_usage", first, last)
+        ttft = series.ratio_of("ttft_s", "ttft_count", first, last)
+        rate = series.rate_of("generation_tokens", first, last)
+        done = series.rate_of("finished", first, last)
+        lasting = float(np.mean(series.value("waiting")[first : last + 1] > 0))
+        proof = [
+            evidence("scrapes", float(last - first + 1), "", None, 0.3, f"{last - first + 1} scrapes succeeded"),
+            evidence("queue", waiting, "requests", "empty most of the time", 0.4,
+                     "the queue is unknown" if waiting is None
+                     else f"requests waited in {percent(lasting)} of the samples, at most {waiting:g}",
+                     met=lasting < 0.5),
+            evidence("kv", usage, "", None, 0.15, "KV usage is unknown" if usage is None else
+                     f"KV usage is {usage:.2f} at most"),
+            evidence("ttft", ttft, "s", None, 0.15, "time to first token is unknown" if ttft is None else
+                     f"time to first token is {figure(ttft)} s on average"),
+        ]  # fmt: skip
+        summary = "No overload"
+        summary += "" if running is None else f"; up to {counted(round(running), 'request')} running"
+        summary += "" if waiting is None else f"; up to {counted(round(waiting), 'request')} waiting"
+        summary += "" if rate is None else f"; {figure(rate)} output tokens/s"
+        late = int(series.failed[series.reached[first] : series.reached[last]].sum())
+        healthy.append(diagnosis(
+            "healthy", moment(times[first]), moment(times[last]), proof, f"{summary}.",
+            figures={"seconds": length, "served_per_s": done, "tokens_per_s": rate, "ttft_s": ttft,
+                     "waiting_max": waiting, "kv_max": usage},
+            doubt=f"{late} scrapes failed and succeeded again" if late else "",
+        ))  # fmt: skip
+    return healthy
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Facts about engines from other sources, for many engines at a time."""
+
+    gpus: pl.LazyFrame | None = None
+    """GPU samples with columns of the GPU metrics. An engine's GPUs are those of its samples (``gpus``)."""
+    events: Mapping[tuple[str | None, str], Sequence[EngineEvent]] = field(default_factory=dict)
+    """By cluster and job ID."""
+    log_events: tuple[EngineEvent, ...] = ()
+    """Events in logs of all these engines."""
+    ends: Mapping[tuple[str | None, str], datetime | None] = field(default_factory=dict)
+    """Cluster and ID of each known job -> its end; ``None``: it runs."""
+
+
+_NO_FLEET = Fleet()
+
+
+def diagnose_all(
+    samples: pl.LazyFrame, fleet: Fleet = _NO_FLEET, options: Options = _DEFAULTS
+) -> Iterator[EngineHealth]:
+    """Yield the health of every engine in ``samples``, as ``of_each``."""
+    return of_each(samples, _health_of, fleet, options)
+
+
+def _health_of(one: ExaminedEngine) -> EngineHealth:
+    return one.health
+
+
+def examine_all(
+    samples: pl.LazyFrame, fleet: Fleet = _NO_FLEET, options: Options = _DEFAULTS
+) -> Iterator[ExaminedEngine]:
+    """Yield every engine in ``samples`` with its data, in this process. See ``of_each``."""
+    work = _Work(conform(samples), fleet, options)
+    for engines in _batches(work.counts()):
+        yield from work.examine(engines)
+
+
+Result = TypeVar("Result")
+
+
+def of_each(
+    samples: pl.LazyFrame, take: Callable[[ExaminedEngine], Result], fleet: Fleet = _NO_FLEET,
+    options: Options = _DEFAULTS, *, many: int = MANY,
+) -> Iterator[Result]:  # fmt: skip
+    """Yield ``take`` of every engine in ``samples``.
+
+    With a column ``device``, as in the sample store, engines are in its order, otherwise in that of their identity. A
+    few engines are in memory at a time. Histograms are read only for engines with an overload, whose estimate they make
+    more exact. An address is an engine for each job that served there.
+
+    From ``many`` engines on, each core has a process for a part of them: ``take`` is a function that can be pickled.
+    """
+    work = _Work(conform(samples), fleet, options)
+    counts = work.counts()
+    batches = list(_batches(counts))
+    workers = min(len(os.sched_getaffinity(0)), len(batches))
+    if workers < 2 or len(counts) < many:
+        for engines in batches:
+            yield from map(take, work.examine(engines))
+        return
+    # Not forked: Polars has threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _begin, (work, take)) as pool:
+        waiting: deque[Future[list[Result]]] = deque()
+        try:
+            for engines in batches:
+                waiting.append(pool.submit(_examine_batch, engines))
+                # Bounded: the results of a batch may be large.
+                if len(waiting) > workers + 1:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_of_process: list[tuple[_Work, Callable[[ExaminedEngine], Any]]] = []
+"""In a process of the pool: its work. Facts about a fleet are sent once, not with each batch."""
+
+
+def _begin(work: _Work, take: Callable[[ExaminedEngine], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the process that waits for this one
+    _of_process.append((work, take))
+
+
+def _examine_batch(engines: pl.DataFrame) -> list[Any]:
+    ((work, take),) = _of_process
+    return [take(one) for one in work.examine(engines)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Samples of engines, with the facts and options for their diagnosis."""
+
+    whole: pl.LazyFrame
+    """Conforming samples."""
+    fleet: Fleet
+    options: Options
+
+    @property
+    def by(self) -> list[str]:
+        """Return the columns that tell engines apart."""
+        return ["device"] if "device" in self.whole.collect_schema().names() else _KEY
+
+    def counts(self) -> pl.DataFrame:
+        """Return the engines, and the number of samples of each (``len``)."""
+        found = self.whole.select(self.by).group_by(self.by).len().sort(self.by, nulls_last=True)
+        return found.collect(engine="streaming")
+
+    def examine(self, engines: pl.DataFrame) -> Iterator[ExaminedEngine]:
+        """Yield some engines (rows of ``counts``)."""
+        by = self.by
+        names = [name for name in self.whole.collect_schema().names() if name not in _HISTOGRAMS]
+        part = _of_engines(self.whole.select(names), engines).collect(engine="streaming")
+        gpus = _gpus_of(self.fleet.gpus, part)
+        for chosen, own in part.partition_by(by, as_dict=True).items():
+            key = EngineKey(*own.select(_KEY).row(0))
+            engine = pl.DataFrame([chosen], schema=engines.select(by).schema, orient="row")
+            yield from _one(_of_engines(self.whole, engine), key, own, gpus, self.fleet, self.options)
+
+
+_KEY = list(IDENTITY)
+
+
+def _batches(counts: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    total = counts["len"].cum_sum() // ROWS
+    for _, part in counts.with_columns(total.alias("batch")).group_by("batch", maintain_order=True):
+        yield part
+
+
+def _of_engines(samples: pl.LazyFrame, engines: pl.DataFrame) -> pl.LazyFrame:
+    if "device" in engines.columns:
+        # Stored samples are sorted by device: a range reads only the row groups of these engines.
+        return samples.filter(pl.col("device").is_between(engines["device"].min(), engines["device"].max()))
+    near = samples.filter(pl.col("address").is_in(engines["address"].unique().implode()))
+    chosen = near.join(engines.select(_KEY).lazy(), on=_KEY, how="semi", nulls_equal=True, maintain_order="left")
+    return chosen.sort(_KEY, nulls_last=True, maintain_order=True)
+
+
+def _gpus_of(gpus: pl.LazyFrame | None, samples: pl.DataFrame) -> pl.DataFrame | None:
+    if gpus is None:
+        return None
+    wanted = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
+    names = [name for name in _GPU_COLUMNS if name in gpus.collect_schema().names()]
+    begin, end = samples["time"].min(), samples["time"].max()
+    near = pl.col("uuid").is_in(wanted.implode()) & pl.col("time").is_between(
+        pl.lit(begin).dt.offset_by("-2m"), pl.lit(end).dt.offset_by("2m")
+    )
+    return gpus.select(names).filter(near).collect(engine="streaming")
+
+
+def _one(  # noqa: PLR0917
+    mine: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
+    options: Options,
+) -> Iterator[ExaminedEngine]:  # fmt: skip
+    whole: dict[str | None, pl.DataFrame] | None = None
+    for job, own in _by_job(samples).items():
+        around = _around(key, job, own, gpus, fleet)
+        found = list(examine(key, own, around, options))
+        overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
+        if overloaded and "generation_lengths" in mine.collect_schema().names():
+            whole = whole or _by_job(mine.collect(engine="streaming"))
+            found = list(examine(key, whole[job], around, options))
+        yield from found
+
+
+def _by_job(samples: pl.DataFrame) -> dict[str | None, pl.DataFrame]:
+    """Return the samples of each job that served at an address, by its ID, the earliest job first.
+
+    A scrape without a job, for example a failed one, belongs to the job before it.
+    """
+    known = samples["job"].drop_nulls().unique()
+    if len(known) < 2:
+        return {str(known[0]) if len(known) else None: samples}
+    ordered = samples.sort("time", maintain_order=True)
+    job = pl.col("job").forward_fill().backward_fill().cast(pl.String).alias("of")
+    parts = ordered.with_columns(job).partition_by("of", as_dict=True, include_key=False, maintain_order=True)
+    return {job: part for (job,), part in parts.items()}
+
+
+def _around(
+    key: EngineKey, job: str | None, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet
+) -> EngineContext:  # fmt: skip
+    uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
+    own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
+    events, running = fleet.log_events, None
+    if job is not None:
+        of = key.cluster, job
+        events = (*events, *fleet.events.get(of, ()))
+        if of in fleet.ends:
+            end = fleet.ends[of]
+            running = end is None or bool((samples["time"] <= end).all())
+    return EngineContext(own_gpus, events, running)

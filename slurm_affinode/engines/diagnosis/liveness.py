@@ -1,0 +1,280 @@
+"""Engines that make no progress, that ended, and processes of an engine that outlive their server.
+
+A failed scrape alone proves nothing: a loaded server takes seconds to respond. An engine has ended if its server
+refuses connections, or does not respond for far longer than it ever did before it responded again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_affinode.base.text import percent, span
+from slurm_affinode.engines.diagnosis.capacity import Capacity
+from slurm_affinode.engines.diagnosis.episodes import runs
+from slurm_affinode.engines.diagnosis.rules import ADVICE, diagnosis, evidence
+from slurm_affinode.engines.diagnosis.series import Bools, EngineSeries, moment
+from slurm_affinode.engines.samples import NO_RESPONSE
+from slurm_affinode.model.serving import Diagnosis, EngineEvent
+
+REFUSED = re.compile(r"refused|reset by peer|Errno 111|Errno 113|[Nn]o route|unreachable|not known|RemoteDisconnected")
+"""Errors of a scrape that say that no server listens. Others, timeouts above all, may be a loaded server."""
+REFUSED_SCRAPES = 3
+TIMEOUT_STEPS, TIMEOUT_S = 10, 60.0
+STALL_STEPS, STALL_S = 6, 30.0
+STALL_PAUSES = 5.0
+"""Times the longest pause of an engine that then continued."""
+_SAWTOOTH = 2
+"""Falls of KV usage from full without progress that show a request which is started again and again."""
+
+
+def without_progress(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
+    """Return the times in which requests are held and none makes progress: stalls, and requests that cannot fit."""
+    running, waiting = series.value("running"), series.value("waiting")
+    held = (np.nan_to_num(running) + np.nan_to_num(waiting)) > 0
+    moves = series.progress
+    # Without counters, only an empty batch with a queue shows that nothing is processed.
+    still = held & np.where(np.isfinite(moves), moves == 0, (running == 0) & (waiting > 0))
+    # A preempted request prefills again: the counter of prompt tokens may grow, but no token is generated.
+    looping = held & (series.change("preemptions") > 0) & _none_ends(series)
+    candidates = still | looping
+    if not candidates.any():
+        return []
+    found = []
+    stuck = runs(series, candidates, close=0.0)
+    pauses = [_length(series, first, last) for first, last in stuck]
+    for number, (first, last) in enumerate(stuck):
+        first = max(first - 1, 0) if np.isfinite(series.interval[first]) and not series.restarts[first] else first  # noqa: PLW2901
+        others = [pause for i, pause in enumerate(pauses) if i != number and stuck[i][1] < len(series) - 1]
+        usual = float(np.quantile(others, 0.9)) if others else 0.0
+        limit = max(STALL_STEPS * series.step_s, STALL_S, STALL_PAUSES * usual)
+        length = float(series.time[last] - series.time[first])
+        if length < limit or last - first < 3:
+            continue
+        found.append(_stuck(series, capacity, first, last, limit))
+    return found
+
+
+def _none_ends(series: EngineSeries) -> Bools:
+    ended, made = series.change("finished"), series.change("generation_tokens")
+    unknown = ~np.isfinite(ended) & ~np.isfinite(made)
+    none: Bools = (np.nan_to_num(ended) == 0) & (np.nan_to_num(made) == 0) & ~unknown
+    return none
+
+
+def _length(series: EngineSeries, first: int, last: int) -> float:
+    return float(series.time[last] - series.time[max(first - 1, 0)])
+
+
+def _stuck(series: EngineSeries, capacity: Capacity, first: int, last: int, limit: float) -> Diagnosis:
+    begin, end = moment(series.time[first]), moment(series.time[last])
+    length = float(series.time[last] - series.time[first])
+    usage = series.value("kv_usage")[first + 1 : last + 1]
+    usage = usage[np.isfinite(usage)]
+    running, waiting = series.mean_of("running", first + 1, last), series.mean_of("waiting", first + 1, last)
+    counters = bool(np.isfinite(series.progress[first + 1 : last + 1]).any())
+    preempted = series.sum_of("preemptions", first, last) or 0.0
+    falls = int((np.diff(usage) < -0.3).sum()) if len(usage) > 1 else 0
+    full = len(usage) > 0 and float(np.median(usage)) >= min(0.5, capacity.full_level or 0.5)
+    loop = falls >= _SAWTOOTH or preempted >= 3
+    empty = (
+        len(usage) > 0 and not loop and float(np.max(usage)) < 0.1 and (running or 0.0) == 0 and (waiting or 0.0) > 0
+    )
+    state = "" if not len(usage) else f"; KV usage {float(np.min(usage)):.2f} to {float(np.max(usage)):.2f}"
+    proof = [
+        evidence("time", length, "s", f"at least {span(limit)}", 0.4, f"no request made progress for {span(length)}"),
+        evidence("progress", 0.0 if counters else None, "tokens", "none", 0.3,
+                 "no token was processed and no request ended" if counters else "no counter of tokens or requests"),
+        evidence("held", (running or 0.0) + (waiting or 0.0), "requests", "above 0", 0.1,
+                 f"{running or 0:.1f} requests run and {waiting or 0:.1f} wait, on average"),
+        evidence("kv", float(np.mean(usage)) if len(usage) else None, "",
+                 "nearly empty, or filled again and again" if loop or empty else "unchanged", 0.2,
+                 "KV usage is unknown" if not len(usage) else
+                 f"KV usage between {float(np.min(usage)):.2f} and {float(np.max(usage)):.2f}"
+                 + (f"; {falls} falls, {preempted:g} preemptions" if loop else "")),
+    ]  # fmt: skip
+    figures = {"seconds": length, "running": running, "waiting": waiting, "preemptions": preempted or None}
+    if loop or empty:
+        how = "is started again and again" if loop else "is not started although the KV cache is nearly empty"
+        return diagnosis(
+            "request-too-large", begin, end, proof,
+            f"For {span(length)} a request {how}, and none makes progress{state}.",
+            figures=figures, certainty=0.9 if loop else 0.8,
+            doubt="" if loop else "a scheduler that hangs looks the same",
+        )  # fmt: skip
+    where = "while the KV cache stays full" if full and (running or 0) == 0 else "although requests are held"
+    return diagnosis(
+        "stalled", begin, end, proof, f"No progress for {span(length)} {where}{state}.", figures=figures,
+        doubt="" if counters else "there is no counter of tokens: only the empty batch shows it",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Failed scrapes after which the same process did not respond again."""
+
+    first: int
+    """Position of the first failed scrape among all."""
+    last: int
+    refused: int
+    """Failed scrapes that say that no server listens."""
+    restarted: bool
+    """A new process responded afterwards."""
+    listening: int
+    """Failed scrapes during which a process still listened, as this project's exporter reports."""
+
+
+def outages(series: EngineSeries) -> list[Outage]:
+    """Return the outages.
+
+    Failed scrapes that a success of the same process follows are late ones, unless connections were refused.
+    """
+    failed = series.failed
+    if not failed.any():
+        return []
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], failed.astype(np.int8), [0]])))
+    slowest = float(np.nanmax(series.value("scrape_s"))) if series.known("scrape_s") else 0.0
+    restarted = set(series.reached[series.restarts].tolist())
+    times = series.all_times
+    found = []
+    for first, last in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
+        refused = sum(bool(REFUSED.search(one or "")) for one in series.errors[first : last + 1])
+        length = float(times[last] - times[first]) + series.step_s
+        after = last + 1
+        again = after < len(times) and after not in restarted
+        patience = max(TIMEOUT_STEPS * series.step_s, TIMEOUT_S, 10 * slowest)
+        gone = refused >= REFUSED_SCRAPES and refused * 2 >= last - first + 1
+        # The same process, by its start time, responded again: the network or a proxy was down.
+        if again and (not gone or series.known("start_time")):
+            continue
+        if gone or (last - first + 1 >= REFUSED_SCRAPES and length >= patience):
+            listening = sum(one == NO_RESPONSE for one in series.errors[first : last + 1])
+            found.append(Outage(first, last, refused, after in restarted, listening))
+    return found
+
+
+def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: float | None) -> list[Diagnosis]:
+    """Return the ends of the engine, and those due to lack of memory. ``gpu_share``: of GPU memory held before, 0-1."""
+    found: list[Diagnosis] = []
+    memory = [one for one in events if one.kind in ("gpu-out-of-memory", "host-out-of-memory")]
+    told: set[int] = set()
+    gone = outages(series)
+    for one in gone:
+        begin, end = series.all_times[one.first], series.all_times[one.last]
+        count = one.last - one.first + 1
+        proof = [
+            evidence("scrapes", float(count), "", f"at least {REFUSED_SCRAPES}", 0.5,
+                     f"{count} scrapes failed in succession"),
+            evidence("connection", float(one.refused), "", "refused", 0.5, f"{one.refused} connections were refused"
+                     if one.refused else "no connection was refused: the scrapes timed out or failed otherwise",
+                     met=one.refused > 0),
+        ]  # fmt: skip
+        doubt = "" if one.refused else "the server may be overloaded, or the network interrupted"
+        if one.listening:
+            proof.append(evidence("process", float(one.listening), "", "none listens", 0.5,
+                                  f"a process still listened in {one.listening} of them", met=False))  # fmt: skip
+            doubt = "its process still listens: it hangs or is overloaded, and has not ended"
+        busy = _load_before(series, one.first)
+        found.append(diagnosis(
+            "ended", moment(begin), moment(end), proof,
+            f"The server did not respond to {count} scrapes{busy}"
+            f"{'; a new process responded afterwards' if one.restarted else ''}.",
+            figures={"failed_scrapes": float(count)}, advice="" if one.restarted else None,
+            doubt=doubt,
+        ))  # fmt: skip
+        near = [
+            i for i, event in enumerate(memory)
+            if (len(gone) == 1 if event.time is None else begin - 120 <= event.time.timestamp() <= end + 120)
+        ]  # fmt: skip
+        told |= set(near)
+        of_kind = {memory[i].kind: memory[i] for i in reversed(near)}
+        found += [_out_of_memory(series, begin, end, event) for event in of_kind.values()]
+        if not near and gpu_share is not None and gpu_share >= 0.97 and not one.restarted and busy:
+            proof = [
+                evidence("log", None, "", "out of memory", 0.6, "no log and no event of Slurm is known"),
+                evidence("memory", gpu_share * 100, "%", "at its maximum", 0.4,
+                         f"{percent(gpu_share)} of the GPU memory was held before the end"),
+            ]  # fmt: skip
+            found.append(diagnosis("out-of-memory", moment(begin), moment(end), proof,
+                                   f"The engine ended under load with {percent(gpu_share)} of the GPU memory held.",
+                                   certainty=0.6, doubt="healthy engines reserve as much"))  # fmt: skip
+    # An error is logged on many lines: one diagnosis of a kind.
+    others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in told}
+    # Of several ends, an event without a time may belong to any.
+    edges = (series.all_times[gone[0].first], series.all_times[gone[-1].last]) if gone else (series.all_times[-1],) * 2
+    for event in others.values():
+        begin, end = edges if event.time is None else (event.time.timestamp(),) * 2
+        found.append(_out_of_memory(series, begin, end, event))
+    refused = {one.time: one for one in events if one.kind == "request-too-large"}
+    return found + [_refused_start(series, one) for one in refused.values()]
+
+
+def _load_before(series: EngineSeries, position: int) -> str:
+    before = np.flatnonzero(series.reached < position)
+    if not len(before):
+        return ""
+    held = [float(series.value(name)[before[-1]]) for name in ("running", "waiting")]
+    known = [0.0 if np.isnan(one) else one for one in held]
+    return f", after the last one {known[0]:g} requests ran and {known[1]:g} waited" if sum(known) else ""
+
+
+def _out_of_memory(series: EngineSeries, begin: float, end: float, event: EngineEvent) -> Diagnosis:
+    on_gpu = event.kind == "gpu-out-of-memory"
+    share = series.peak_of("memory_share", 0, len(series) - 1) if len(series) else None
+    proof = [evidence("log", event.text, "", "out of memory", 1.0,
+                      f"{'CUDA' if on_gpu else 'the kernel or Slurm'} reported an out-of-memory error")]  # fmt: skip
+    advice = ADVICE["out-of-memory"] if on_gpu else "Ask Slurm for more host memory, or lower the server's use of it."
+    if on_gpu and share is not None:
+        proof.append(
+            evidence("share", share * 100, "%", None, 0.0, f"the engine may allocate {percent(share)} of the memory")
+        )
+    return diagnosis("out-of-memory", moment(begin), moment(end), proof,
+                     f"The engine ran out of {'GPU' if on_gpu else 'host'} memory.", advice=advice)  # fmt: skip
+
+
+def _refused_start(series: EngineSeries, event: EngineEvent) -> Diagnosis:
+    at = moment(series.all_times[-1]) if event.time is None else event.time
+    proof = [evidence("log", event.text, "", "cache smaller than a request", 1.0,
+                      "the engine refused to start: the KV cache is smaller than one request")]  # fmt: skip
+    return diagnosis("request-too-large", at, at, proof,
+                     "The KV cache is smaller than one request of full length; the engine did not start.")  # fmt: skip
+
+
+def orphans(series: EngineSeries) -> list[Diagnosis]:
+    """Return the times in which processes of the engine are left in the running job without their server.
+
+    The exporter of the node reports them. Processes without a running job are orphans of another kind, which are found
+    on nodes without regard to engines.
+    """
+    found: list[Diagnosis] = []
+    episodes: list[list[tuple[float, float, float | None]]] = []
+    for row in series.orphaned:
+        served = episodes and ((series.time > episodes[-1][-1][0]) & (series.time < row[0])).any()
+        if not episodes or served:
+            episodes.append([])
+        episodes[-1].append(row)
+    for rows in episodes:
+        (begin, _, _), (end, count, memory) = rows[0], rows[-1]
+        some = "1 process" if count == 1 else f"{count:.0f} processes"
+        proof = [
+            evidence("processes", count, "", "without a server", 0.5,
+                     f"{some} of the engine left on GPUs; the processes of the server have ended, "
+                     "and nothing listens at its address"),
+            evidence("looks", float(len(rows)), "", "at least 2", 0.2, f"seen {len(rows)} times", met=len(rows) >= 2),
+            evidence("gpu", memory, "MiB", "above 0", 0.3, "their GPU memory was not measured" if memory is None else
+                     f"they hold {memory:.0f} MiB of GPU memory", met=bool(memory)),
+        ]  # fmt: skip
+        held = (
+            "" if memory is None else f", which hold{'s' if count == 1 else ''} {memory / 1024:.1f} GiB of GPU memory"
+        )
+        hours = None if memory is None else memory / 1024 * (end - begin) / 3600
+        found.append(diagnosis(
+            "orphaned-engine", moment(begin), moment(end), proof,
+            f"The server is gone, with {some} of the engine left in job {series.job or '?'}{held}.",
+            figures={"processes": count, "gpu_memory_mib": memory, "gib_hours": hours},
+            doubt="" if memory else "how much GPU memory they hold is unknown",
+        ))  # fmt: skip
+    return found

@@ -1,0 +1,458 @@
+"""Queue instability: requests arrive faster than they are served.
+
+The test is for drift of the queue against its own random fluctuation, so it holds for engines of any speed and any
+scrape interval, with and without KV metrics. The fluctuation is measured from the changes between scrapes, and is at
+least that of Poisson arrivals.
+
+The token-based estimate of the overload is that of arXiv 2605.04595.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_affinode.base.text import figure, percent, span
+from slurm_affinode.engines.diagnosis.capacity import Capacity
+from slurm_affinode.engines.diagnosis.episodes import Leg, close_s, legs, runs
+from slurm_affinode.engines.diagnosis.rules import diagnosis, evidence
+from slurm_affinode.engines.diagnosis.series import EngineSeries, Floats, Integers, moment
+from slurm_affinode.model.finding import Evidence
+from slurm_affinode.model.serving import Diagnosis
+
+SIGNIFICANT = 3.5
+"""Standard deviations. Excursions of a stable queue seldom have more than 3, however long they last."""
+_LEAST = SIGNIFICANT**2
+"""Requests. Less growth cannot be significant, as its own arrivals fluctuate by their square root."""
+SUSTAINED_S = 20.0
+SUSTAINED_REQUESTS = 3.0
+"""Times a request's processing time: a burst of arrivals is over sooner."""
+LARGEST_STEP = 0.75
+"""Share of the growth that may fall between two scrapes. More is a burst, not a rate."""
+EMPTY_SHARE = 0.05
+MODEL_ERROR = 0.1
+"""Relative error of the token-based estimate itself, as published for an A100."""
+_PERIOD_S, _PERIODS = 5.0, 24
+_ARRIVALS = 5.0
+"""Requests in a period, on average. With fewer, the median of the squares is that of small integers, and too large."""
+_MEDIAN_SQUARE = 0.455
+"""Median of squared deviations, relative to their variance, for a normal distribution."""
+_FEW = 5
+"""Intervals from which the fluctuation can be estimated from the queue itself."""
+_LATE = 3
+"""Scrapes without growth, within which an overload is not over,"""
+_DIP = 0.2
+"""unless the queue falls by this share."""
+_EDGE = 0.02
+"""Share of the growth at its begin and end that is left out of the estimate of the fluctuation."""
+_CALM = 0.1
+"""Share of the growth up to which the queue belongs to the load before it."""
+_PARTS = 8
+_OF_SMALLEST = 0.368
+"""Mean of the smallest three quarters of squared deviations, relative to their variance, for a normal distribution."""
+_LENGTH_VARIATION = 0.5
+"""Coefficient of variation of output lengths up to which the estimate's error accounts, if no histogram is exported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Growth of a queue over an interval."""
+
+    first: int
+    last: int
+    rise: float
+    """Requests."""
+    deviations: float
+    """Growth in standard deviations of its random fluctuation."""
+    steps: int
+    """Intervals between scrapes."""
+    arrivals: float | None
+    """Requests per second, rejected ones included."""
+    service: float | None
+    """Requests completed per second."""
+
+
+def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
+    """Return the overloads of the engine, and the times in which it recovers from them."""
+    backlog = _backlog(series)
+    if not (backlog >= _LEAST).any():
+        return []
+    dispersion = _dispersion(series, backlog)
+    found: list[Diagnosis] = []
+    for first, last in runs(series, backlog > 0):
+        if backlog[first : last + 1].max() < _LEAST:
+            continue
+        lead, tail = _widen(series, first, last)
+        at = np.arange(lead, tail + 1)
+        at = at[np.isfinite(backlog[at])]
+        if len(at) < 3 or float(backlog[at].max()) < _LEAST:
+            continue
+        found += _of_episode(series, capacity, at, backlog[at], dispersion)
+    return found
+
+
+def _backlog(series: EngineSeries) -> Floats:
+    """Return the requests in the queue, with those rejected since the queue was last empty."""
+    waiting = series.value("waiting")
+    rejected = np.nan_to_num(series.change("rejected"))
+    if not (rejected > 0).any():
+        return waiting
+    total = np.cumsum(rejected)
+    calm = np.where((waiting == 0) & (rejected == 0), total, 0.0)
+    return waiting + total - np.maximum.accumulate(calm)
+
+
+def _dispersion(series: EngineSeries, backlog: Floats) -> float:
+    """Return the variance of arrivals relative to that of Poisson arrivals, at least 1: requests may come in batches.
+
+    It is estimated over the whole series, busy or not, from neighboring periods of at least 5 s and 5 requests.
+    """
+    ended = series.change("finished")
+    if not np.isfinite(ended).any():
+        ended = series.change("e2e_count")
+    held = backlog + np.nan_to_num(series.value("running"))
+    arrived = ended + np.concatenate([[np.nan], np.diff(held)])
+    known = np.isfinite(arrived)
+    total, clock = np.cumsum(np.where(known, arrived, 0.0)), np.cumsum(np.where(known, series.interval, 0.0))
+    if not len(clock) or clock[-1] < _PERIOD_S * _PARTS or total[-1] <= 0:
+        return 1.0
+    period = max(_PERIOD_S, series.step_s, _ARRIVALS * float(clock[-1] / total[-1]))
+    edges = np.unique(np.searchsorted(clock, np.arange(0.0, clock[-1], period)))
+    counts, spans = np.diff(total[edges]), np.diff(clock[edges])
+    spans = np.where(spans > 0, spans, np.nan)
+    rate = (counts[1:] + counts[:-1]) / (spans[1:] + spans[:-1])
+    squares = np.diff(counts / spans) ** 2 / (1 / spans[1:] + 1 / spans[:-1]) / np.where(rate > 0, rate, np.nan)
+    squares = squares[np.isfinite(squares)]
+    # The median: a change of the rate is no fluctuation.
+    return max(1.0, float(np.median(squares)) / _MEDIAN_SQUARE) if len(squares) >= _PERIODS else 1.0
+
+
+def _widen(series: EngineSeries, first: int, last: int) -> tuple[int, int]:
+    """Include the sample before and after the episode, if they are of its segment: the queue was empty there."""
+    for begin, end in series.segments:
+        if begin <= first < end:
+            return max(begin, first - 1), min(end - 1, last + 1)
+    return first, last
+
+
+def _variance(time: Floats, queue: Floats, rate: float) -> float:
+    """Return the variance of the queue's random changes per second, as of a random walk with a trend.
+
+    There are three estimates, each of which a different deviation from this model makes too large: differences of
+    neighboring changes (late scrapes and delayed updates), the distance from a line (a trend that changes), and from a
+    parabola (both, but less). The smallest one counts. It is at least ``rate``, events per second, as for Poisson
+    arrivals.
+    """
+    length, steps = float(time[-1] - time[0]), len(time) - 1
+    if steps < _FEW or length <= 0:
+        return max(rate, 1e-9)
+    scale = max(1, steps // _PARTS)
+    spans, change = np.diff(time[::scale]), np.diff(queue[::scale])
+    squares = np.sort(np.diff(change / spans) ** 2 / (1 / spans[1:] + 1 / spans[:-1]))
+    found = [float(squares[: math.ceil(0.75 * len(squares))].mean()) / _OF_SMALLEST]
+    at = 2 * (time - time[0]) / length - 1
+    line = queue[0] + (queue[-1] - queue[0]) * (at + 1) / 2
+    found.append(6 * float(np.mean((queue - line) ** 2)) / length)  # mean square of a Brownian bridge: V T / 6
+    if steps >= _PARTS:
+        basis = np.vander(at, 3)
+        left = queue - basis @ np.linalg.lstsq(basis, queue, rcond=None)[0]
+        found.append(70 / 3 * float(np.mean(left**2)) / length)  # of Brownian motion without its parabola: 3 V T / 70
+    return max(min(found), rate, 1e-9)
+
+
+def _of_episode(
+    series: EngineSeries, capacity: Capacity, at: Integers, queue: Floats, dispersion: float
+) -> list[Diagnosis]:
+    time = series.time[at]
+    parts = legs(time, queue, _variance(time, queue, 0.0))
+    growths: list[Growth] = []
+    for leg in _merged(parts, queue):
+        growth = _growth(series, at, queue, leg, dispersion)
+        if growth is None and (steeper := _after_calm(leg, queue)).first > leg.first:
+            growth = _growth(series, at, queue, steeper, dispersion)
+        if growth is not None:
+            growths.append(growth)
+    found: list[Diagnosis] = []
+    for number, growth in enumerate(growths):
+        until = growths[number + 1].first if number + 1 < len(growths) else int(at[-1])
+        recovery = _recovery(series, at, queue, growth, until)
+        end = growth.last if recovery else _persistence(series, at, queue, growth, until)
+        found.append(_unstable(series, capacity, growth, end))
+        found += recovery
+    return found
+
+
+def _persistence(series: EngineSeries, at: Integers, queue: Floats, growth: Growth, until: int) -> int:
+    """Return the last sample shortly after the growth at which the queue is as long as before.
+
+    A queue fluctuates while it grows: an overload is not over because the last scrape saw a few requests less.
+    """
+    inside = (at >= growth.last) & (at <= until)
+    where, level = at[inside], queue[inside]
+    limit = series.time[growth.last] + max(SUSTAINED_S, _LATE * series.step_s)
+    fell = np.flatnonzero((level < (1 - _DIP) * level[0]) | (series.time[where] > limit))
+    return int(where[fell[0] - 1] if len(fell) else where[-1])
+
+
+def _merged(parts: list[Leg], queue: Floats) -> list[Leg]:
+    """Return the rising legs; those between which the queue falls by less than a third of either are one."""
+    rising: list[Leg] = []
+    for leg in parts:
+        if leg.rise <= 0:
+            continue
+        if rising:
+            before = rising[-1]
+            dip = float(queue[before.last] - queue[leg.first])
+            whole = float(queue[leg.last] - queue[before.first])
+            if dip < min(before.rise, leg.rise) / 3 and queue[leg.last] > queue[before.last]:
+                rising[-1] = Leg(before.first, leg.last, whole)
+                continue
+        rising.append(leg)
+    return rising
+
+
+def _after_calm(leg: Leg, queue: Floats) -> Leg:
+    """Return the growth without the time before it in which the queue was short, and fluctuated."""
+    level = queue[leg.first : leg.last + 1] - queue[leg.first]
+    begin = leg.first + int(np.flatnonzero(level <= _CALM * leg.rise)[-1])
+    return Leg(begin, leg.last, float(queue[leg.last] - queue[begin]))
+
+
+def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg, dispersion: float) -> Growth | None:
+    """Return the growth over a rising leg, or ``None`` if it is random, short, or a single burst."""
+    time = series.time[at]
+    length, steps = float(time[leg.last] - time[leg.first]), leg.last - leg.first
+    first, last = int(at[leg.first]), int(at[leg.last])
+    if steps < 2 or length < SUSTAINED_S or leg.rise < _LEAST:
+        return None
+    service_s = _request_s(series, first, last)
+    if service_s is not None and length < SUSTAINED_REQUESTS * service_s:
+        return None
+    served = _served(series, first, last)
+    # Arrivals at a rate of at least the growth itself, and random service.
+    rate = (dispersion * (leg.rise + (served or 0.0)) + 0.5 * (served or 0.0)) / length
+    # The slow begin and end of the growth are left out of the estimate of its fluctuation.
+    level = queue[leg.first : leg.last + 1] - queue[leg.first]
+    begin = leg.first + int(np.flatnonzero(level <= _EDGE * leg.rise)[-1])
+    end = leg.first + int(np.flatnonzero(level >= (1 - _EDGE) * leg.rise)[0])
+    part = slice(begin, max(begin, end) + 1)
+    deviations = leg.rise / math.sqrt(_variance(time[part], queue[part], rate) * length)
+    if deviations < SIGNIFICANT:
+        return None
+    change, spans = np.diff(queue[leg.first : leg.last + 1]), np.diff(time[leg.first : leg.last + 1])
+    # A scrape that came late covers more time, and may cover more of the growth.
+    burst = change / leg.rise - spans / length
+    if float(burst.max()) > LARGEST_STEP - 1 / steps or (
+        steps == 2 and float((change / leg.rise).max()) > LARGEST_STEP
+    ):
+        return None
+    if steps < _FEW and length < 2 * SUSTAINED_S:
+        return None
+    moving = series.progress[first + 1 : last + 1]
+    if np.isfinite(moving).any() and float(np.nanmean(moving)) < 0.1:
+        return None  # nothing is served at all: a stall
+    service = None if served is None else served / length
+    held = _held_change(series, first, last)
+    arrivals = (
+        None
+        if served is None or held is None
+        else (served + held + (leg.rise - _waiting(series, first, last))) / length
+    )
+    return Growth(first, last, leg.rise, deviations, steps, arrivals, service)
+
+
+def _waiting(series: EngineSeries, first: int, last: int) -> float:
+    waiting = series.value("waiting")
+    return float(waiting[last] - waiting[first])
+
+
+def _held_change(series: EngineSeries, first: int, last: int) -> float | None:
+    running = series.value("running")
+    grown = _waiting(series, first, last)
+    return grown + float(running[last] - running[first]) if math.isfinite(running[last] - running[first]) else grown
+
+
+def _served(series: EngineSeries, first: int, last: int) -> float | None:
+    """Return the requests that ended between two samples, failed ones included."""
+    for name in ("finished", "e2e_count", "generation_length_count"):
+        done = series.sum_of(name, first, last)
+        if done is not None:
+            return done + (series.sum_of("failed", first, last) or 0.0)
+    return None
+
+
+def _request_s(series: EngineSeries, first: int, last: int) -> float | None:
+    """Return the mean time in which the engine processes a request, without its time in the queue."""
+    finished = _served(series, first, last)
+    work = [series.sum_of(name, first, last) for name in ("prefill_s", "decode_s")]
+    if finished and None not in work and series.known("finished"):
+        return sum(one or 0.0 for one in work) / finished
+    output = series.ratio_of("generation_length", "generation_length_count", first, last)
+    each = series.ratio_of("token_latency_s", "token_latency_count", first, last)
+    return output * each if output is not None and each is not None else None
+
+
+def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: int) -> Diagnosis:
+    first, last = growth.first, growth.last
+    length = float(series.time[last] - series.time[first])
+    begin, end = (float(series.value("waiting")[i]) for i in (first, last))
+    ttft, usual = _first_token(series, growth)
+    estimate = overload(series, capacity, growth)
+    ratio = growth.arrivals / growth.service if growth.arrivals is not None and growth.service else None
+    rates = ""
+    if growth.arrivals is not None and growth.service is not None:
+        rates = f"{figure(growth.arrivals)} requests/s arrived and {figure(growth.service)}/s were served"
+    before = "" if usual is None else f", {figure(usual)} s before"
+    proof = [
+        evidence("queue", growth.deviations, "sd", f"at least {SIGNIFICANT:g} standard deviations", 0.4,
+                 f"the queue grew by {growth.rise:g} requests (to {end:g}) in {span(length)}, "
+                 f"{growth.deviations:.1f} standard deviations of its random fluctuation"),
+        _limit_evidence(series, capacity, growth),
+        evidence("arrivals", growth.arrivals, "per s", "more than service", 0.2,
+                 "arrivals are unknown: no counter of completed requests" if ratio is None else
+                 f"{rates} ({ratio:.2f} times)",
+                 met=ratio is not None and ratio > 1),
+        evidence("ttft", ttft, "s", "growing", 0.1, "times to first token are unknown" if ttft is None else
+                 f"time to first token {figure(ttft)} s at the end{before}",
+                 met=ttft is not None and (usual is None or ttft > 2 * usual)),
+        evidence("tokens", None if estimate is None else estimate[0], "", "above 1", 0.1,
+                 "the token-based estimate needs a full KV cache of known size, lengths and iteration times"
+                 if estimate is None else
+                 f"token-based estimate of the overload: {estimate[0]:.2f} ± {estimate[1]:.2f}",
+                 met=estimate is not None and estimate[0] + estimate[1] > 1),
+    ]  # fmt: skip
+    rejected = growth.rise - (end - begin)
+    summary = f"The queue grew from {begin:g} to {end:g} requests in {span(length)}"
+    summary += "" if rejected < 1 else f", and {rejected:g} were rejected"
+    summary += "" if ratio is None else f": {rates}"
+    summary += "" if estimate is None else f"; estimated overload by tokens {estimate[0]:.2f} ± {estimate[1]:.2f}"
+    figures = {
+        "overload": ratio, "overload_tokens": None if estimate is None else estimate[0],
+        "overload_tokens_error": None if estimate is None else estimate[1], "arrivals_per_s": growth.arrivals,
+        "served_per_s": growth.service, "waiting_max": series.peak_of("waiting", first, last),
+        "deviations": growth.deviations, "ttft_s": ttft, "ttft_before_s": usual,
+        "drain_s": end / growth.service if growth.service else None,
+    }  # fmt: skip
+    doubt = []
+    if growth.steps < _FEW:
+        doubt.append(f"only {growth.steps + 1} scrapes cover it")
+    if estimate is not None and estimate[0] + estimate[1] < 1:
+        doubt.append("the token-based estimate does not confirm it")
+    return diagnosis(
+        "queue-unstable", moment(series.time[first]), moment(series.time[until]), proof, f"{summary}.",
+        figures=figures, doubt="; ".join(doubt), certainty=0.7 if growth.steps < _FEW else 1.0,
+    )  # fmt: skip
+
+
+def _limit_evidence(series: EngineSeries, capacity: Capacity, growth: Growth) -> Evidence:
+    part = slice(growth.first, growth.last + 1)
+    full, batch = float(capacity.kv_full[part].mean()), float(capacity.batch_full[part].mean())
+    known = series.known("kv_usage") or series.known("preemptions") or capacity.batch_limit is not None
+    if batch > full:
+        text = f"the batch was full in {percent(batch)} of the samples ({capacity.batch_limit:g} requests)"
+    elif known:
+        text = f"the KV cache was effectively full in {percent(full)} of the samples"
+    else:
+        text = "no limit of the engine is known"
+    share = max(full, batch)
+    return evidence("limit", share * 100 if known else None, "%", "at least 50 %", 0.2, text, met=share >= 0.5)
+
+
+def _first_token(series: EngineSeries, growth: Growth) -> tuple[float | None, float | None]:
+    """Return the mean time to first token in the last third of the growth, and outside of queueing before it."""
+    third = growth.last - max(1, (growth.last - growth.first) // 3)
+    at_end = series.ratio_of("ttft_s", "ttft_count", third, growth.last)
+    calm = np.zeros(len(series), np.bool_)
+    calm[: growth.first] = series.value("waiting")[: growth.first] == 0
+    time, count = series.change("ttft_s"), series.change("ttft_count")
+    usable = calm & np.isfinite(time) & (count > 0)
+    if usable.any():
+        return at_end, float(time[usable].sum() / count[usable].sum())
+    begin = series.ratio_of(
+        "ttft_s", "ttft_count", growth.first, growth.first + max(1, (growth.last - growth.first) // 3)
+    )
+    return at_end, begin
+
+
+def overload(series: EngineSeries, capacity: Capacity, growth: Growth) -> tuple[float, float] | None:
+    """Return the arrival rate relative to M / (b E[g]), and its error (one standard deviation).
+
+    It holds where the KV cache is the limit: ``None`` if that is not full, or if lengths or times are unknown.
+    The time of an iteration, b, lies between the time that running requests need for a token (running / output rate)
+    and the token latency, which includes pauses of preempted requests: their mean is used, their distance is an error.
+    """
+    first, last = growth.first, growth.last
+    size = series.peak_of("kv_tokens", first, last)
+    prompt = series.ratio_of("prompt_length", "prompt_length_count", first, last)
+    output = series.ratio_of("generation_length", "generation_length_count", first, last)
+    rate, running = series.rate_of("generation_tokens", first, last), series.mean_of("running", first, last)
+    latency = series.ratio_of("token_latency_s", "token_latency_count", first, last)
+    times = [one for one in (running / rate if running and rate else None, latency) if one]
+    if growth.arrivals is None or not size or prompt is None or not output or not times:
+        return None
+    if float(capacity.kv_full[first : last + 1].mean()) < 0.5:
+        return None
+    iteration = math.sqrt(times[0] * times[-1])
+    square, square_error = second_moment(series, first, last, output)
+    demand = output * prompt + (square + output) / 2
+    value = growth.arrivals * iteration * demand / size
+    arrived = max(1.0, growth.arrivals * float(series.time[last] - series.time[first]))
+    relative = [
+        1 / math.sqrt(arrived),
+        abs(math.log(times[0] / times[-1])) / 2,
+        square_error / 2 / demand,
+        MODEL_ERROR,
+    ]
+    return value, value * math.sqrt(math.fsum(one**2 for one in relative))
+
+
+def second_moment(series: EngineSeries, first: int, last: int, mean: float) -> tuple[float, float]:
+    """Return E[o²] of the output lengths and its error, from the histogram or from a typical variation.
+
+    Lengths are uniform within a bucket, and scaled to their ``mean``, which is known exactly: buckets are wide.
+    """
+    before, after = series.buckets("generation_lengths", first), series.buckets("generation_lengths", last)
+    if before and after and len(before) == len(after):
+        counts = np.diff([0.0, *(b["count"] - a["count"] for a, b in zip(before, after, strict=True))])
+        bounds = [0.0, *(one["le"] for one in after)]
+        if math.isinf(bounds[-1]):
+            bounds[-1] = bounds[-2] * 1.5
+        low, high = np.array(bounds[:-1]), np.array(bounds[1:])
+        total = float((counts * (low + high) / 2).sum())
+        if counts.min() >= 0 and total > 0:
+            middle = (low**2 + low * high + high**2) / 3
+            scale = mean * float(counts.sum()) / total
+            value = scale**2 * float((counts * middle).sum() / counts.sum())
+            error = scale**2 * float((counts * (high**2 - low**2)).sum() / counts.sum()) / 4
+            return max(value, mean**2), error
+    half = _LENGTH_VARIATION**2 / 2
+    return mean**2 * (1 + half), mean**2 * half
+
+
+def _recovery(series: EngineSeries, at: Integers, queue: Floats, growth: Growth, until: int) -> list[Diagnosis]:
+    """Return the time in which the queue of an overload gets shorter, if it does."""
+    inside = (at >= growth.last) & (at <= until)
+    where, level = at[inside], queue[inside]
+    if len(where) < 3:
+        return []
+    peak = float(level[0])
+    left = max(EMPTY_SHARE * peak, 1.0)
+    emptied = np.flatnonzero(level <= left)
+    end = int(emptied[0]) if len(emptied) else int(np.argmin(level))
+    fallen = peak - float(level[end])
+    first, last = int(where[0]), int(where[end])
+    length = float(series.time[last] - series.time[first])
+    if end < 2 or fallen < 0.25 * peak or length <= close_s(series) / 2:
+        return []
+    served = _served(series, first, last)
+    proof = [
+        evidence("queue", fallen, "requests", "at least 25 % of the peak", 1.0,
+                 f"the queue fell from {peak:g} to {level[end]:g} in {span(length)}"),
+    ]  # fmt: skip
+    left_over = "" if len(emptied) else "; it was not over then"
+    figures = {"waiting_max": peak, "served_per_s": served / length if served is not None and length else None}
+    return [diagnosis("recovering", moment(series.time[first]), moment(series.time[last]), proof,
+                      f"The queue fell from {peak:g} to {level[end]:g} requests in {span(length)}{left_over}.",
+                      figures=figures)]  # fmt: skip

@@ -1,0 +1,515 @@
+"""Advice on the settings of an engine, from the lengths of its requests, KV usage, preemptions and failures.
+
+Each recommendation has a figure behind it. Preemptions with free GPU memory call for a larger share of it, an
+out-of-memory error of the driver for a smaller one. An engine that ran out of memory is never advised to take more.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slurm_affinode.base.text import percent, size
+from slurm_affinode.engines.crashes.crash_log import LogFailure, StartupFacts
+from slurm_affinode.engines.diagnosis.capacity import LOST_SHARE, Capacity, estimate
+from slurm_affinode.engines.diagnosis.queue import second_moment
+from slurm_affinode.engines.diagnosis.series import EngineSeries
+from slurm_affinode.model.finding import plain
+from slurm_affinode.model.serving import Diagnosis
+
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        "memory-share": "--gpu-memory-utilization", "max-length": "--max-model-len", "max-running": "--max-num-seqs",
+        "batched-tokens": "--max-num-batched-tokens", "kv-dtype": "--kv-cache-dtype",
+        "tensor-parallel": "--tensor-parallel-size", "kv-blocks": "--num-gpu-blocks-override",
+    },
+    "sglang": {
+        "memory-share": "--mem-fraction-static", "max-length": "--context-length",
+        "max-running": "--max-running-requests", "batched-tokens": "--chunked-prefill-size",
+        "kv-dtype": "--kv-cache-dtype", "tensor-parallel": "--tp-size",
+    },
+    "llamacpp": {"max-length": "--ctx-size", "max-running": "--parallel", "kv-dtype": "--cache-type-k"},
+}  # fmt: skip
+"""Engine -> setting -> its option. A setting without an option, and ``replicas``, are named in words."""
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("vllm", "serve"),
+    "sglang": ("python3", "-m", "sglang.launch_server", "--model-path"),
+    "llamacpp": ("llama-server", "--model"),
+}
+"""Engine -> the beginning of its command line; the model follows."""
+
+MOST_SHARE = 0.97
+"""Largest share of GPU memory that is advised: the driver and other processes need some."""
+RESERVE_SHARE = 0.03
+"""Share of GPU memory that stays free when more is given: fragmentation and activations vary by about as much."""
+COSTLY_PREEMPTIONS = 0.5
+"""Preemptions per completed request above which a smaller batch is considered: repeating some prefill is cheaper than a
+batch that is too small."""
+TARGET_LOAD = 0.8
+"""Load for which replicas are planned: queues grow long before the arrivals exceed the service."""
+LENGTH_MARGIN = 1.25
+"""Factor above the longest request observed, for the largest length."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningFacts:
+    """Figures of an engine over a period that its settings depend on. ``None`` is unknown."""
+
+    engine: str
+    seconds: float
+    requests: float | None = None
+    """Requests completed."""
+    kv_tokens: float | None = None
+    kv_peak: float | None = None
+    """0-1."""
+    kv_when_waiting: float | None = None
+    """0-1, mean KV usage while requests waited."""
+    memory_share: float | None = None
+    max_running: float | None = None
+    max_length: int | None = None
+    running_peak: float | None = None
+    waiting_peak: float | None = None
+    preemptions: float | None = None
+    lost_share: float | None = None
+    """Share of the output rate that the worst preemption storm cost; ``None``: there was nothing to compare with."""
+    prompt_mean: float | None = None
+    output_mean: float | None = None
+    output_square: float | None = None
+    """Mean of the squared length."""
+    prompt_longest: float | None = None
+    """Upper bound of the longest prompt, from its histogram."""
+    output_longest: float | None = None
+    overload: float | None = None
+    """Arrivals by service in the worst episode of queue instability."""
+    unstable: bool = False
+    """The queue was unstable."""
+    kv_limited: bool = False
+    """The KV cache was full while requests waited, or requests were preempted."""
+    batch_limited: bool = False
+    """The batch was full, and the KV cache was not."""
+    gpu_total_gib: float | None = None
+    """Memory of one GPU."""
+    gpu_free_gib: float | None = None
+    """Least free memory of one of its GPUs in the period."""
+    failures: tuple[LogFailure, ...] | None = None
+    """Those in the logs; ``None``: no log was given."""
+    kv_blocks: int | None = None
+    """Blocks of the KV cache that an option sets."""
+    kv_blocks_free: int | None = None
+    """Blocks for which there was memory at startup."""
+    model: str | None = None
+    """Model on the command line of the start."""
+    options: tuple[tuple[str, ...], ...] | None = None
+    """Options of the start that differ from the defaults, each with its values; ``None``: not logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One change of a setting."""
+
+    setting: str
+    """``kv-blocks``, ``memory-share``, ``max-length``, ``max-running``, ``batched-tokens``, ``kv-dtype``,
+    ``tensor-parallel`` or ``replicas``."""
+    option: str | None
+    """The engine's option; ``None``: it has none for this."""
+    direction: str
+    """``raise``, ``lower`` or ``set``."""
+    current: float | str | None
+    proposed: float | str | None
+    """``None``: the direction is known, the value is not."""
+    reason: str
+    """The figures behind it."""
+    cost: str
+    """Its cost or risk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The advice for an engine."""
+
+    facts: TuningFacts
+    recommendations: tuple[Recommendation, ...]
+    unknown: tuple[str, ...]
+    """Facts that are missing for more advice."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the advice as JSON values."""
+        row: dict[str, Any] = plain(self)
+        return row
+
+    def agrees(self, other: Tuning) -> bool:
+        """Return whether both advise the same changes. Values that follow the load may differ by a tenth."""
+        return len(self.recommendations) == len(other.recommendations) and all(
+            (one.setting, one.direction) == (two.setting, two.direction) and _close(one.proposed, two.proposed)
+            for one, two in zip(self.recommendations, other.recommendations, strict=True)
+        )
+
+    def command(self, served: str | None) -> str | None:
+        """Return the command line of the engine with the proposed options in addition to those of its start.
+
+        ``served``: name of the model in the metrics, if the log has none. ``None`` if no option is
+        proposed, or the engine's command is not known.
+        """
+        start, advised = COMMANDS.get(self.facts.engine), self.options
+        if start is None or not advised:
+            return None
+        kept = (part for option in self.facts.options or () if option[0] not in advised for part in option)
+        return shlex.join([*start, self.facts.model or served or "MODEL", *kept, *advised])
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options with their proposed values, as on a command line."""
+        return tuple(
+            text
+            for one in self.recommendations
+            if one.option is not None and one.proposed is not None
+            for text in (one.option, f"{one.proposed:.10g}" if isinstance(one.proposed, float | int) else one.proposed)
+        )
+
+
+def _close(one: float | str | None, two: float | str | None) -> bool:
+    if isinstance(one, int | float) and isinstance(two, int | float):
+        return math.isclose(one, two, rel_tol=0.1)
+    return one == two
+
+
+def observe(
+    series: EngineSeries, diagnoses: Sequence[Diagnosis], failures: Sequence[LogFailure] | None = None,
+    startup: StartupFacts | None = None, *, gpu_total_gib: float | None = None, gpu_free_gib: float | None = None,
+) -> TuningFacts:  # fmt: skip
+    """Return the figures behind the settings of an engine, from its samples, diagnoses and logs.
+
+    ``series``: with its histograms, if it has some.
+    """
+    last = len(series) - 1
+    limits: Capacity = estimate(series)
+    waiting = series.value("waiting") > 0
+    usage = series.value("kv_usage")[waiting]
+    known = usage[np.isfinite(usage)]
+    kinds = {one.kind for one in diagnoses}
+    ratios = [value for one in diagnoses for name, value in one.figures if name == "overload"]
+    lost = [value for one in diagnoses for name, value in one.figures if name == "lost_share"]
+    preempted = series.sum_of("preemptions", 0, last)
+    full = bool((limits.kv_full & waiting).any()) or bool(preempted)
+    start = startup or StartupFacts()
+    output = series.ratio_of("generation_length", "generation_length_count", 0, last)
+    return TuningFacts(
+        engine=series.key.engine,
+        seconds=float(series.time[-1] - series.time[0]) if len(series) else 0.0,
+        requests=series.sum_of("finished", 0, last),
+        kv_tokens=series.peak_of("kv_tokens", 0, last) or (float(start.kv_tokens) if start.kv_tokens else None),
+        kv_peak=series.peak_of("kv_usage", 0, last),
+        kv_when_waiting=float(known.mean()) if len(known) else None,
+        memory_share=series.peak_of("memory_share", 0, last),
+        max_running=series.peak_of("max_running", 0, last) or (limits.batch_limit if limits.batch_seen else None),
+        max_length=start.max_length,
+        running_peak=series.peak_of("running", 0, last),
+        waiting_peak=series.peak_of("waiting", 0, last),
+        preemptions=preempted,
+        lost_share=max(lost, default=None),
+        prompt_mean=series.ratio_of("prompt_length", "prompt_length_count", 0, last),
+        output_mean=output,
+        output_square=None if output is None else second_moment(series, 0, last, output)[0],
+        prompt_longest=_longest(series, "prompt_lengths"),
+        output_longest=_longest(series, "generation_lengths"),
+        overload=max(ratios, default=None),
+        unstable="queue-unstable" in kinds,
+        kv_limited=full and bool({"kv-saturated", "preemption-storm"} & kinds),
+        batch_limited="batch-full" in kinds,
+        gpu_total_gib=gpu_total_gib,
+        gpu_free_gib=gpu_free_gib,
+        failures=None if failures is None else tuple(failures),
+        kv_blocks=start.kv_blocks,
+        kv_blocks_free=start.kv_blocks_free,
+        model=start.model,
+        options=start.options,
+    )
+
+
+def _longest(series: EngineSeries, name: str) -> float | None:
+    """Return the upper bound of the longest request; ``None`` if there is no histogram, or the bound is open.
+
+    A histogram counts from the start of the process: the last one before each restart counts.
+    """
+    longest = None
+    for first, end in series.segments:
+        buckets = next((found for at in range(end - 1, first - 1, -1) if (found := series.buckets(name, at))), None)
+        if buckets and buckets[-1]["count"] > 0:
+            bound = next(one["le"] for one in buckets if one["count"] >= buckets[-1]["count"])
+            longest = max(longest or 0.0, bound)
+    return longest if longest is not None and math.isfinite(longest) else None
+
+
+def tune(facts: TuningFacts) -> Tuning:
+    """Return the advice for an engine, the most urgent first."""
+    found: list[Recommendation] = []
+    unknown: list[str] = []
+    failed = {one.kind: one for one in facts.failures or ()}
+    found += _kv_blocks(facts)
+    found += _memory_share(facts, failed, unknown)
+    found += _max_length(facts, failed)
+    found += _max_running(facts, failed, unknown)
+    found += _batched_tokens(facts, failed)
+    found += _kv_dtype(facts, failed)
+    found += _tensor_parallel(facts, failed)
+    found += _replicas(facts, unknown)
+    if facts.kv_limited and facts.kv_tokens is None:
+        unknown.append("the size of the KV cache (give the engine's log, which names it at startup)")
+    return Tuning(facts, tuple(found), tuple(dict.fromkeys(unknown)))
+
+
+def _advice(
+    facts: TuningFacts, setting: str, direction: str, current: float | str | None, proposed: float | str | None,
+    *, reason: str, cost: str,
+) -> Recommendation:  # fmt: skip
+    option = OPTIONS.get(facts.engine, {}).get(setting)
+    return Recommendation(setting, option, direction, current, proposed, reason, cost)
+
+
+def _shortage(facts: TuningFacts) -> str:
+    """Return the evidence that the KV cache is too small."""
+    if facts.preemptions:
+        return f"{facts.preemptions:,.0f} preemption{'' if facts.preemptions == 1 else 's'}"
+    return "requests waited while the KV cache was full"
+
+
+def _spare_gib(facts: TuningFacts) -> float | None:
+    """Return the memory of each GPU that the engine could take in addition; 0 if too little, ``None`` if unknown."""
+    if facts.gpu_free_gib is None or facts.gpu_total_gib is None:
+        return None
+    spare = facts.gpu_free_gib - RESERVE_SHARE * facts.gpu_total_gib
+    return spare if spare >= 0.01 * facts.gpu_total_gib else 0.0
+
+
+def _more_blocks(facts: TuningFacts) -> bool:
+    return facts.kv_blocks is not None and (facts.kv_blocks_free or 0) > facts.kv_blocks
+
+
+def _kv_blocks(facts: TuningFacts) -> list[Recommendation]:
+    """Advise the blocks for which the engine found memory, where an option sets fewer and they limit it."""
+    if not facts.kv_limited or not _more_blocks(facts):
+        return []
+    return [
+        _advice(
+            facts, "kv-blocks", "raise", facts.kv_blocks, facts.kv_blocks_free,
+            reason=f"{_shortage(facts)}, and at startup there was memory for {facts.kv_blocks_free:,} blocks of the KV "
+            f"cache: an option sets {facts.kv_blocks:,}",
+            cost="the memory that the engine is configured to use, which is the default without the option",
+        )
+    ]  # fmt: skip
+
+
+def _memory_share(facts: TuningFacts, failed: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
+    share = facts.memory_share
+    if "gpu-out-of-memory" in failed:
+        return [_lower_share(facts, failed["gpu-out-of-memory"])]
+    if "gpu-memory-at-startup" in failed:
+        return [_free_share(facts, failed["gpu-memory-at-startup"])]
+    too_small = (facts.kv_limited and not _more_blocks(facts)) or "no-kv-cache-memory" in failed
+    if not too_small:
+        return []
+    spare = _spare_gib(facts)
+    if spare is None or facts.gpu_total_gib is None:
+        unknown.append("free GPU memory (ingest GPU metrics): it decides whether the KV cache can become larger")
+        return []
+    if not spare:
+        return []
+    proposed = None
+    if share is not None:
+        proposed = math.floor(100 * min(MOST_SHARE, share + spare / facts.gpu_total_gib)) / 100
+        if proposed <= share:
+            return []
+    why = "nothing was left for the KV cache at startup" if "no-kv-cache-memory" in failed else _shortage(facts)
+    return [
+        _advice(
+            facts, "memory-share", "raise", share, proposed,
+            reason=f"{why}, and at least {facts.gpu_free_gib:.1f} of {facts.gpu_total_gib:.1f} GiB of each GPU were "
+            "free",
+            cost="less room for activations and other processes: after an out-of-memory error, lower it again",
+        )
+    ]  # fmt: skip
+
+
+def _lower_share(facts: TuningFacts, failure: LogFailure) -> Recommendation:
+    share, total = facts.memory_share, failure.total
+    if total is None and facts.gpu_total_gib is not None:
+        total = facts.gpu_total_gib * 2**30
+    proposed = None
+    reason = "an allocation of GPU memory failed"
+    if failure.requested is not None:
+        reason += f": {size(round(failure.requested))} requested"
+        reason += "" if failure.free is None else f", {size(round(failure.free))} free"
+    if share is not None and total and failure.requested is not None:
+        short = max(0.0, failure.requested - (failure.free or 0.0)) / total + RESERVE_SHARE
+        proposed = max(0.01, math.floor(100 * (share - short)) / 100)
+    others = sum(held for _, held in failure.holders)
+    if others:
+        reason += f"; other processes held {size(round(others))}"
+    return _advice(
+        facts, "memory-share", "lower", share, proposed, reason=reason,
+        cost="the KV cache becomes smaller by as much: fewer requests at a time",
+    )  # fmt: skip
+
+
+def _free_share(facts: TuningFacts, failure: LogFailure) -> Recommendation:
+    """Advise the share that was free at a start that was refused."""
+    free, total = failure.free, failure.total
+    share = math.floor(100 * free / total) / 100 if free is not None and total else None
+    told = "" if free is None or total is None else f": {size(round(free))} of {size(round(total))}"
+    return _advice(
+        facts, "memory-share", "lower", facts.memory_share, share or None,
+        reason=f"at startup less GPU memory was free than the share{told}",
+        cost="the KV cache becomes smaller; it is better to end the process that holds the rest (nvidia-smi lists it)",
+    )  # fmt: skip
+
+
+def _max_length(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
+    small = failed.get("kv-cache-too-small")
+    if small is not None and small.max_length is not None:
+        return [
+            _advice(
+                facts, "max-length", "lower", facts.max_length, small.max_length,
+                reason=f"the KV cache holds one request of at most {small.max_length:,} tokens",
+                cost="longer requests are refused",
+            )
+        ]  # fmt: skip
+    if facts.max_length is None or facts.prompt_longest is None or facts.output_longest is None:
+        return []
+    longest = facts.prompt_longest + facts.output_longest
+    proposed = math.ceil(longest * LENGTH_MARGIN / 256) * 256
+    if proposed * 2 > facts.max_length:
+        return []
+    gain = "" if facts.kv_tokens is None else (
+        f"; at full length the KV cache holds {facts.kv_tokens / proposed:.1f} requests in place of "
+        f"{facts.kv_tokens / facts.max_length:.1f}"
+    )  # fmt: skip
+    return [
+        _advice(
+            facts, "max-length", "lower", facts.max_length, proposed,
+            reason=f"no prompt had more than {facts.prompt_longest:,.0f} tokens and no answer more than "
+            f"{facts.output_longest:,.0f}{gain}",
+            cost="longer requests are refused; there were none in the period",
+        )
+    ]  # fmt: skip
+
+
+def _max_running(facts: TuningFacts, failed: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
+    if "kv-cache-exhausted" in failed:
+        return [
+            _advice(
+                facts, "max-running", "lower", facts.max_running, None,
+                reason="the KV cache had no room for a batch that was already admitted",
+                cost="requests wait in the queue in place of ending the engine",
+            )
+        ]  # fmt: skip
+    if facts.prompt_mean is None or facts.output_mean is None:
+        if facts.preemptions or facts.batch_limited:
+            unknown.append("lengths of requests, from which the largest batch follows")
+        return []
+    if facts.kv_tokens is None:
+        return []
+    square = facts.output_mean**2 if facts.output_square is None else facts.output_square
+    # Answers without a token are those of embeddings.
+    held = facts.prompt_mean + ((square / facts.output_mean + 1) / 2 if facts.output_mean > 0 else 0.0)
+    fits = max(1, math.floor(facts.kv_tokens / max(1.0, held)))
+    often = (
+        facts.preemptions is not None and facts.requests is not None
+        and facts.preemptions > COSTLY_PREEMPTIONS * facts.requests
+    )  # fmt: skip
+    preempted = often and not _more_blocks(facts)
+    if preempted and facts.lost_share is None:
+        unknown.append("the output rate without preemptions: it decides whether a smaller batch is faster")
+    slower = (facts.lost_share or 0.0) >= LOST_SHARE
+    if preempted and slower and facts.running_peak and fits < min(facts.running_peak, facts.max_running or math.inf):
+        return [
+            _advice(
+                facts, "max-running", "lower", facts.max_running, fits,
+                reason=f"{facts.preemptions:,.0f} preemptions with up to {facts.running_peak:g} requests at a time "
+                f"cost {percent(facts.lost_share or 0.0)} of the output rate; {fits} requests fill the KV cache: they "
+                f"hold {held:,.0f} tokens each on average",
+                cost="requests wait in the queue in place of being preempted, and throughput may fall a little: "
+                "prefer a larger KV cache where that is possible",
+            )
+        ]  # fmt: skip
+    proposed = math.floor(min(fits, 4 * (facts.max_running or 0.0)))
+    unused = facts.kv_when_waiting is not None and facts.kv_when_waiting < 0.7
+    if facts.batch_limited and not facts.kv_limited and unused and facts.max_running and proposed > facts.max_running:
+        return [
+            _advice(
+                facts, "max-running", "raise", facts.max_running, proposed,
+                reason=f"up to {facts.waiting_peak or 0:g} requests waited for a place in the batch, while "
+                f"{percent(facts.kv_when_waiting or 0.0)} of the KV cache was used; {fits} mean requests would fill it",
+                cost="more time between tokens for every request",
+            )
+        ]  # fmt: skip
+    return []
+
+
+def _batched_tokens(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
+    failure = failed.get("gpu-out-of-memory")
+    if failure is None or facts.prompt_longest is None or facts.prompt_longest < 2048:
+        return []
+    return [
+        _advice(
+            facts, "batched-tokens", "lower", None, None,
+            reason=f"GPU memory ran out, and prompts have up to {facts.prompt_longest:,.0f} tokens: activations grow "
+            "with the tokens prefilled in one iteration",
+            cost="longer time to first token for long prompts",
+        )
+    ]  # fmt: skip
+
+
+def _kv_dtype(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
+    spare = _spare_gib(facts)
+    full = spare == 0 or (spare is None and "gpu-out-of-memory" in failed)
+    if not facts.kv_limited or _more_blocks(facts) or not full:
+        return []
+    return [
+        _advice(
+            facts, "kv-dtype", "set", None, "q8_0" if facts.engine == "llamacpp" else "fp8",
+            reason="the KV cache limits the engine, and no GPU memory is free to enlarge it; with 8 in place of 16 "
+            "bits it holds twice the tokens",
+            cost="compare the answers: accuracy may suffer; needs a GPU and attention kernels that support it",
+        )
+    ]  # fmt: skip
+
+
+def _tensor_parallel(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
+    if "no-kv-cache-memory" not in failed or _spare_gib(facts):
+        return []
+    return [
+        _advice(
+            facts, "tensor-parallel", "raise", None, None,
+            reason="the weights leave no memory for the KV cache: twice the GPUs halve them",
+            cost="twice the GPUs; communication between them",
+        )
+    ]  # fmt: skip
+
+
+def _replicas(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]:
+    if facts.overload is None and facts.unstable:
+        unknown.append("arrivals by service (the engine exports no counter of requests): it gives the replicas")
+        waited = "" if facts.waiting_peak is None else f", up to {facts.waiting_peak:g} requests"
+        return [
+            _advice(
+                facts, "replicas", "raise", 1, None,
+                reason=f"more requests arrived than were served, and the queue grew{waited}",
+                cost="the GPUs of each engine, or fewer if other changes make one engine faster",
+            )
+        ]  # fmt: skip
+    if facts.overload is None or facts.overload <= 1:
+        return []
+    count = max(2, math.ceil(facts.overload / TARGET_LOAD))
+    return [
+        _advice(
+            facts, "replicas", "raise", 1, count,
+            reason=f"in the worst episode {facts.overload:.2f} times as many requests arrived as were served; {count} "
+            f"engines would be loaded to {percent(facts.overload / count)}",
+            cost=f"{count} times the GPUs, or fewer if other changes make one engine faster",
+        )
+    ]  # fmt: skip

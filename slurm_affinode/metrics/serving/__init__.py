@@ -1,1 +1,0 @@
-"""Metrics of inference engines: names by engine and release, scrapes, and samples."""

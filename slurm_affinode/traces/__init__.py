@@ -1,0 +1,1 @@
+"""Public traces: readers, figures, the claims of their papers, and pages."""

@@ -1,0 +1,89 @@
+"""Comparison of published statements with computed figures, at the precision in which they were printed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from importlib.resources import files
+from typing import Any
+
+BORNE_OUT = "borne-out"
+OTHER_RECIPE = "other-recipe"
+"""The data gives another number; a different recipe, which is named, reproduces the published one."""
+NOT_BORNE_OUT = "not-borne-out"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One published statement and the figure computed from the data. Numbers are in ``unit``; None is unknown."""
+
+    id: str
+    finding: str
+    """Section of the page that shows the claim."""
+    text: str
+    source: str
+    measure: str
+    """Key of the summary."""
+    unit: str
+    decimals: int
+    published: float
+    computed: float | None
+    verdict: str
+    """One of the four verdicts above."""
+    note: str | None = None
+    other_recipe: str | None = None
+    other_computed: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry of ``summary.json``."""
+        keys = ("id", "text", "source", "measure", "unit", "published", "computed", "verdict", "note")
+        found = {key: getattr(self, key) for key in keys}
+        if self.other_recipe is not None:
+            found |= {"other_recipe": self.other_recipe, "other_computed": self.other_computed}
+        return found
+
+
+def load(name: str) -> Mapping[str, Any]:
+    """Load ``NAME_claims.toml`` from the package."""
+    text = files("slurm_affinode.traces").joinpath(f"{name}_claims.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def judge(table: Mapping[str, Any], figures: Mapping[str, Any]) -> tuple[Claim, ...]:
+    """Compare every claim of the table with ``figures``, the values of a summary by name."""
+    sources: Mapping[str, str] = table["sources"]
+    return tuple(_judge(entry, sources, figures) for entry in table["claim"])
+
+
+def _judge(entry: Mapping[str, Any], sources: Mapping[str, str], figures: Mapping[str, Any]) -> Claim:
+    decimals, published = int(entry["decimals"]), float(entry["value"])
+    computed = _scaled(figures.get(entry["measure"]), entry["scale"])
+    other = _scaled(figures.get(entry.get("other", "")), entry["scale"])
+    if computed is None:
+        verdict = UNKNOWN
+    elif agrees(computed, published, decimals):
+        verdict = BORNE_OUT
+    elif other is not None and agrees(other, published, decimals):
+        verdict = OTHER_RECIPE
+    else:
+        verdict = NOT_BORNE_OUT
+    return Claim(
+        id=entry["id"], finding=entry["finding"], text=entry["text"], source=sources[entry["source"]],
+        measure=entry["measure"], unit=entry["unit"], decimals=decimals, published=published, computed=computed,
+        verdict=verdict, note=entry.get("note"), other_recipe=entry.get("other_recipe"), other_computed=other,
+    )  # fmt: skip
+
+
+def _scaled(value: object, scale: float) -> float | None:
+    return float(value) * scale if isinstance(value, int | float) else None
+
+
+def agrees(computed: float, published: float, decimals: int) -> bool:
+    """Return whether ``computed``, rounded half up to ``decimals`` digits, equals ``published``."""
+    step = Decimal(1).scaleb(-decimals)
+    # Format with 12 digits first: the rounding of 0.6685 x 100 must not depend on its last binary digit.
+    rounded = Decimal(f"{computed:.12g}").quantize(step, rounding=ROUND_HALF_UP)
+    return rounded == Decimal(repr(published)).quantize(step)

@@ -1,0 +1,56 @@
+"""Published statements are verified at the precision at which they were printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_affinode.traces import claims
+from slurm_affinode.traces.fleet import ServingSummary
+
+ENTRY = {
+    "id": "x", "finding": "f", "source": "s", "text": "66.7 %", "measure": "direct", "value": 66.7, "unit": "%",
+    "scale": 100, "decimals": 1, "other": "by_pod", "other_recipe": "summing per pod",
+}  # fmt: skip
+
+
+def judged(**figures: float | None) -> claims.Claim:
+    return claims.judge({"sources": {"s": "somebody"}, "claim": [ENTRY]}, figures)[0]
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ({"direct": 0.6674999, "by_pod": 0.5}, claims.BORNE_OUT),
+        ({"direct": 0.6665}, claims.BORNE_OUT),
+        ({"direct": 0.6675}, claims.NOT_BORNE_OUT),
+        ({"direct": 0.6986, "by_pod": 0.66729}, claims.OTHER_RECIPE),
+        ({"direct": 0.6986, "by_pod": 0.7}, claims.NOT_BORNE_OUT),
+        ({"direct": 0.6986, "by_pod": None}, claims.NOT_BORNE_OUT),
+        ({"by_pod": 0.667}, claims.UNKNOWN),
+        ({"direct": None}, claims.UNKNOWN),
+    ],
+)
+def test_verdict_compares_at_printed_precision(figures: dict[str, float | None], verdict: str) -> None:
+    """Values are rounded half up; a match by another recipe has its own verdict; a missing figure is unknown."""
+    assert judged(**figures).verdict == verdict
+
+
+def test_claim_json_names_recipe() -> None:
+    found = judged(direct=0.6986, by_pod=0.66729).as_dict()
+    assert found["published"] == 66.7
+    assert found["computed"] == pytest.approx(69.86)
+    assert found["other_computed"] == pytest.approx(66.729)
+    assert found["other_recipe"] == "summing per pod"
+
+
+def test_gentd26_claims_refer_to_known_figures_and_sources() -> None:
+    """Every claim names figures of the summary and a listed source."""
+    table = claims.load("gentd26")
+    figures = ServingSummary().as_dict()
+    for entry in table["claim"]:
+        assert entry["measure"] in figures, entry["id"]
+        assert entry["source"] in table["sources"]
+        assert entry.get("other", entry["measure"]) in figures
+        assert ("other" in entry) == ("other_recipe" in entry)
+    assert {claim.verdict for claim in claims.judge(table, figures)} == {claims.UNKNOWN}
+    assert len({entry["id"] for entry in table["claim"]}) == len(table["claim"])
