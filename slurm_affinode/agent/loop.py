@@ -19,7 +19,7 @@ from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
 from slurm_affinode.core.policy import Candidate, Decision, Surroundings, SuspendPolicy, decide, too_soon
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal
+from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal, RefusalCode
 from slurm_affinode.suspension import slurm_queue as queues
 from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.interface import LookAgain, Orchestration
@@ -37,7 +37,15 @@ ASK_AGAIN_S = 10.0
 _AFTER_S = 0.01
 _APART_S = 0.25
 
-NOBODY_WAITS = frozenset({"no-pressure", "promised", "queue-unknown", "node-busy", "short-sleeps"})
+NOBODY_WAITS = frozenset(
+    {
+        RefusalCode.NO_PRESSURE,
+        RefusalCode.PROMISED,
+        RefusalCode.QUEUE_UNKNOWN,
+        RefusalCode.NODE_BUSY,
+        RefusalCode.SHORT_SLEEPS,
+    }
+)
 """Reasons against a suspension that do not hold, or soon will not, when a sleeper waits for the job's GPUs."""
 _TOO_SOON = frozenset({"min-run", "backoff", "failed"})
 """Reasons against a suspension that end by themselves."""
@@ -400,8 +408,8 @@ class Loop:
                 found = () if job is None else tuple(self.orchestration.suspender.refusals(job))
             except AffinodeError as error:
                 log.warning("job %d: %s", job_id, one_line(error))
-                found = (Refusal("not-known", f"whether it can be is not known: {error}"),)
-            if job is not None and job.slurm is not None and any(one.code == "srun-steps" for one in found):
+                found = (Refusal(RefusalCode.NOT_KNOWN, f"whether it can be is not known: {error}"),)
+            if job is not None and job.slurm is not None and any(one.code == RefusalCode.SRUN_STEPS for one in found):
                 self.later(lambda: self.identify(job_id))  # the steps may have ended since slurmctld reported them
             self._no_room = self.orchestration.keeper.room()
             state = self.states.get(job_id)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Refusal
+from slurm_affinode.model.suspension import Refusal, RefusalCode
 
 
 class RequestError(AffinodeError):
@@ -35,10 +35,10 @@ def without_option(job: Job | None) -> Refusal:
     has reported nothing.
     """
     if job is not None and job.het_job_id is not None:
-        return Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one")
+        return Refusal(RefusalCode.HETEROGENEOUS, "it is a heterogeneous job: its parts cannot be suspended as one")
     if job is not None and not job.batch:
-        return Refusal("interactive", "it is interactive (salloc, srun): only batch jobs can be suspended")
-    return Refusal("not-opted-in", "it was submitted without --gpu-suspend-idle")
+        return Refusal(RefusalCode.INTERACTIVE, "it is interactive (salloc, srun): only batch jobs can be suspended")
+    return Refusal(RefusalCode.NOT_OPTED_IN, "it was submitted without --gpu-suspend-idle")
 
 
 def refusal_text(job_id: object, refusal: Refusal) -> str:
@@ -48,4 +48,4 @@ def refusal_text(job_id: object, refusal: Refusal) -> str:
 
 def refusal_hint(refusal: Refusal) -> str | None:
     """Return the remedy of the owner of a job that no agent watches, or ``None`` if there is none."""
-    return None if refusal.code == "heterogeneous" else "submit it with sbatch --gpu-suspend-idle=15m"
+    return None if refusal.code == RefusalCode.HETEROGENEOUS else "submit it with sbatch --gpu-suspend-idle=15m"

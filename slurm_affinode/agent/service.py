@@ -20,7 +20,7 @@ from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import WorkQueue
 from slurm_affinode.core.policy import too_often
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Mode, Phase, Refusal
+from slurm_affinode.model.suspension import Mode, Phase, Refusal, RefusalCode
 from slurm_affinode.suspension.compatibility import Compatibility
 from slurm_affinode.suspension.interface import Orchestration
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
@@ -245,7 +245,7 @@ class Service:
             # Its shepherd, if any, is on the node of its script, where the request belongs.
             return RequestError("unknown-job", f"job {job_id} is known on {job.batch_host}, not on {self.node}")
         refusal = without_option(job)
-        if refusal.code == "not-opted-in" and (what := self._just_started(job)) is not None:
+        if refusal.code == RefusalCode.NOT_OPTED_IN and (what := self._just_started(job)) is not None:
             text = f"{what} has just started: whether the job has the option --gpu-suspend-idle is not known yet"
             return RequestError("starting", text, hint="try again in a moment")
         if job is None:  # it may have just started

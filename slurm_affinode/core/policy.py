@@ -12,7 +12,7 @@ from slurm_affinode.base.text import span
 from slurm_affinode.core import wake_time
 from slurm_affinode.core.features import may_match
 from slurm_affinode.core.idle import IdleState, Verdict
-from slurm_affinode.model.suspension import Mode, Pressure, Refusal, SuspendOption
+from slurm_affinode.model.suspension import Mode, Pressure, Refusal, RefusalCode, SuspendOption
 
 WAITS_FOR_ROOM = frozenset({"Priority", "Resources"})
 """Slurm's reasons of pending jobs that freed GPUs would help. All others (Dependency, BeginTime, JobHeldUser, QOS and
@@ -292,7 +292,7 @@ def too_often(policy: SuspendPolicy, attempts: int, since_s: float) -> Refusal |
     text = (
         f"its suspension was requested {times} in this run, last {span(since_s)} ago; the next one may be {span(pause)}"
     )
-    return Refusal("backoff", f"{text} after that")
+    return Refusal(RefusalCode.BACKOFF, f"{text} after that")
 
 
 def decide(
@@ -356,18 +356,20 @@ def _rules(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
     for what, name, limits in _named(policy, candidate):
         limit = limits.get(name)
         if limit is not None and limit.exclude:
-            yield Refusal(f"excluded-{what}", f"the site excludes {what} {name}")
+            yield Refusal(RefusalCode(f"excluded-{what}"), f"the site excludes {what} {name}")
     yield from too_soon(policy, candidate)
     pause = backoff_s(policy, candidate.failures)
     if candidate.failed_s < pause:
         times = "suspension" if candidate.failures == 1 else f"{candidate.failures} suspensions"
-        yield Refusal("failed", f"its last {times} failed; the next one may be in {span(pause - candidate.failed_s)}")
+        yield Refusal(
+            RefusalCode.FAILED, f"its last {times} failed; the next one may be in {span(pause - candidate.failed_s)}"
+        )
     pause = backoff_s(policy, candidate.short_sleeps)
     if candidate.awake_s < pause and not candidate.wanted_by:
         many = candidate.short_sleeps
         times = "its last sleep was" if many == 1 else f"its last {many} sleeps were"
         yield Refusal(
-            "short-sleeps",
+            RefusalCode.SHORT_SLEEPS,
             f"{times} shorter than {span(policy.short_sleep_s)}, so it stays awake for {span(pause)}; it has been "
             f"awake for {span(int(candidate.awake_s))}",
         )
@@ -380,17 +382,18 @@ def too_soon(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
     """
     least = min_run_s(policy, candidate)
     if candidate.run_s is None:
-        yield Refusal("run-unknown", "how long it has run is unknown: slurmctld has not responded yet")
+        yield Refusal(RefusalCode.RUN_UNKNOWN, "how long it has run is unknown: slurmctld has not responded yet")
         return
     if candidate.run_s < least:
         yield Refusal(
-            "min-run", f"it has run for {span(int(candidate.run_s))}; the site lets each attempt run for {span(least)}"
+            RefusalCode.MIN_RUN,
+            f"it has run for {span(int(candidate.run_s))}; the site lets each attempt run for {span(least)}",
         )
     pause = backoff_s(policy, candidate.suspensions)
     if candidate.run_s < pause:
         times = "once" if candidate.suspensions == 1 else f"{candidate.suspensions} times"
         yield Refusal(
-            "backoff",
+            RefusalCode.BACKOFF,
             f"it was suspended {times}, so it runs for at least {span(pause)}; it has run for {span(candidate.run_s)}",
         )
 
@@ -422,18 +425,20 @@ def _limits(policy: SuspendPolicy, candidate: Candidate, surroundings: Surroundi
         there = counts[what].get(name, 0)
         if most is not None and not surroundings.suspended_known:
             yield Refusal(
-                "limit-unknown",
+                RefusalCode.LIMIT_UNKNOWN,
                 f"how many jobs of {what} {name} are suspended is unknown, and the site allows {most}: slurmctld or "
                 "the shared file system has not responded lately",
             )
         elif most is not None and there >= most:
-            yield Refusal(f"limit-{what}", f"{there} jobs of {what} {name} are suspended; the site allows {most}")
+            yield Refusal(
+                RefusalCode(f"limit-{what}"), f"{there} jobs of {what} {name} are suspended; the site allows {most}"
+            )
     busy = surroundings.in_place_under_way if candidate.in_place else surroundings.under_way
     if busy >= policy.max_at_once:
         kind = "suspensions in place" if candidate.in_place else "suspensions"
-        yield Refusal("node-busy", f"as many {kind} are under way on this node as it does at once ({busy})")
+        yield Refusal(RefusalCode.NODE_BUSY, f"as many {kind} are under way on this node as it does at once ({busy})")
     if surroundings.no_room is not None and not candidate.in_place:
-        yield Refusal("no-room", surroundings.no_room)
+        yield Refusal(RefusalCode.NO_ROOM, surroundings.no_room)
 
 
 _ALONE = "no other job could use their memory while it sleeps in place; with when=always it sleeps nevertheless"
@@ -448,15 +453,17 @@ def _pressure(
         text = "no job waits to wake or to start on its GPUs"
         if candidate.shares_gpus is False:
             text = f"its GPUs are allocated to it alone, so that {_ALONE}"
-        yield Refusal("no-pressure", text)
+        yield Refusal(RefusalCode.NO_PRESSURE, text)
     elif surroundings.waiting is None or surroundings.node is None:
-        yield Refusal("queue-unknown", "the pending jobs are unknown: slurmctld has not responded lately")
+        yield Refusal(RefusalCode.QUEUE_UNKNOWN, "the pending jobs are unknown: slurmctld has not responded lately")
     elif not presses:
         served = pressing(replace(surroundings, promises=()), candidate, others) if surroundings.promises else ()
         if served:
             ids = {one.job_id for one in served}
             nodes = sorted({one.node for one in surroundings.promises if one.job_id in ids})
             names = ", ".join(one.shown_id for one in served[:3]) + (", ..." if len(served) > 3 else "")
-            yield Refusal("promised", f"the jobs that wait for its GPUs ({names}) get others, of {', '.join(nodes)}")
+            yield Refusal(
+                RefusalCode.PROMISED, f"the jobs that wait for its GPUs ({names}) get others, of {', '.join(nodes)}"
+            )
         else:
-            yield Refusal("no-pressure", "no pending job could use its GPUs")
+            yield Refusal(RefusalCode.NO_PRESSURE, "no pending job could use its GPUs")

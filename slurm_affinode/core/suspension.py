@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slurm_affinode.base.text import counted, span
-from slurm_affinode.model.suspension import AfterLoss, GpuFact, LiveRun, Manifest, Phase, Refusal
+from slurm_affinode.model.suspension import AfterLoss, GpuFact, LiveRun, Manifest, Phase, Refusal, RefusalCode
 
 IN_PLACE = frozenset({Phase.FROZEN, Phase.WAKING})
 """Phases of a job that is suspended in place or waking from it."""
@@ -247,16 +247,20 @@ def pair_gpus(old: Sequence[GpuFact], new: Sequence[GpuFact]) -> dict[str, str] 
     ones in order, the other GPUs the others; a GPU is replaced only by one of the same model.
     """
     if len(old) != len(new):
-        return Refusal("gpu-count", f"the processes saw {counted(len(old), 'GPU')}, here the driver shows {len(new)}")
+        return Refusal(
+            RefusalCode.GPU_COUNT, f"the processes saw {counted(len(old), 'GPU')}, here the driver shows {len(new)}"
+        )
     pairs: dict[str, str] = {}
     for allocated in (True, False):
         before = [gpu for gpu in old if gpu.allocated is allocated]
         after = [gpu for gpu in new if gpu.allocated is allocated]
         if len(before) != len(after):
-            return Refusal("gpu-count", f"the job held {counted(_count(old), 'GPU')} and has {_count(new)} now")
+            return Refusal(
+                RefusalCode.GPU_COUNT, f"the job held {counted(_count(old), 'GPU')} and has {_count(new)} now"
+            )
         for one, other in _matched(before, after):
             if one.model != other.model:
-                return Refusal("gpu-model", f"it was on {one.model}, and is given {other.model}")
+                return Refusal(RefusalCode.GPU_MODEL, f"it was on {one.model}, and is given {other.model}")
             pairs[one.uuid] = other.uuid
     return None if all(a == b for a, b in pairs.items()) else pairs
 

@@ -272,12 +272,99 @@ class Phase(StrEnum):
     """Slurm has restarted the job, and the checkpoint image is being restored instead of a fresh start."""
 
 
+class RefusalCode(StrEnum):
+    """Why a job cannot be suspended or woken, for programs and tests. Values are stable."""
+
+    # The job, as it was submitted.
+    INTERACTIVE = "interactive"
+    NOT_OPTED_IN = "not-opted-in"
+    HETEROGENEOUS = "heterogeneous"
+    MULTI_NODE = "multi-node"
+    NO_REQUEUE = "no-requeue"
+    MODE = "mode"
+    OTHER_USER = "other-user"
+    ROOT = "root"
+
+    # Its state.
+    UNKNOWN_JOB = "unknown-job"
+    NOT_KNOWN = "not-known"
+    STATE = "state"
+    SLURM = "slurm"
+    NOT_STARTED = "not-started"
+    GONE = "gone"
+    ENDED = "ended"
+    RUNNING = "running"
+    NOT_SUSPENDED = "not-suspended"
+    BUSY = "busy"
+    RECOVERING = "recovering"
+    HELD_BY_ADMIN = "held-by-admin"
+    NO_NOTE = "no-note"
+
+    # Its processes.
+    SRUN_STEPS = "srun-steps"
+    LEFT_TREE = "left-tree"
+    SETUID = "setuid"
+    CREDENTIALS = "credentials"
+    SESSION = "session"
+    STOPPED = "stopped"
+    TRACED = "traced"
+    UNDUMPABLE = "undumpable"
+    LANDLOCK = "landlock"
+    NAMESPACES = "namespaces"
+    KERNEL_STATE = "kernel-state"
+    IO_URING = "io-uring"
+    SOCKET_KIND = "socket-kind"
+    SOCKETS = "sockets"
+    RDMA = "rdma"
+    SYSV_IPC = "sysv-ipc"
+    STREAM_DELETED = "stream-deleted"
+    SERVICE_BUSY = "service-busy"
+    REQUEST = "request"
+
+    # Its GPUs and memory.
+    GPU_FILE = "gpu-file"
+    GPU_NUMBERS = "gpu-numbers"
+    GPU_COUNT = "gpu-count"
+    GPU_MODEL = "gpu-model"
+    MIG = "mig"
+    MPS = "mps"
+    NO_GPU_MEMORY = "no-gpu-memory"
+    HOST_MEMORY = "host-memory"
+    LIMIT_RAISED = "limit-raised"
+
+    # The node and the site.
+    CRIU = "criu"
+    CRIU_SOCKETS = "criu-sockets"
+    DRIVER = "driver"
+    SERVICE_PLUGIN = "service-plugin"
+    NO_SHARED_STORE = "no-shared-store"
+    NO_ROOM = "no-room"
+    NODE_BUSY = "node-busy"
+    AWAKE_LIMIT = "awake-limit"
+
+    # The policy.
+    MIN_RUN = "min-run"
+    RUN_UNKNOWN = "run-unknown"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+    SHORT_SLEEPS = "short-sleeps"
+    EXCLUDED_PARTITION = "excluded-partition"
+    EXCLUDED_ACCOUNT = "excluded-account"
+    EXCLUDED_USER = "excluded-user"
+    LIMIT_PARTITION = "limit-partition"
+    LIMIT_ACCOUNT = "limit-account"
+    LIMIT_USER = "limit-user"
+    LIMIT_UNKNOWN = "limit-unknown"
+    NO_PRESSURE = "no-pressure"
+    QUEUE_UNKNOWN = "queue-unknown"
+    PROMISED = "promised"
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a job cannot be suspended. Nothing was changed."""
 
-    code: str
-    """Stable, for programs and tests: ``srun-steps``, ``host-memory``, ..."""
+    code: RefusalCode
     text: str
     """One line for the owner, with the relevant numbers."""
     remedy: str | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slurm_affinode.checkpoint.inspection import ProcessFacts, TreeFacts, forked_workers
-from slurm_affinode.model.suspension import Mode, Refusal, Steps
+from slurm_affinode.model.suspension import Mode, Refusal, RefusalCode, Steps
 from slurm_affinode.suspension.job.registry import WatchedJob
 
 
@@ -38,13 +38,13 @@ class CompatibilityRow(StrEnum):
 
 
 _BY_CODE = {
-    "srun-steps": CompatibilityRow.STEPS,
-    "gpu-file": CompatibilityRow.MONITOR,
-    "namespaces": CompatibilityRow.CONTAINER,
-    "mig": CompatibilityRow.MIG,
-    "mps": CompatibilityRow.MPS,
-    "heterogeneous": CompatibilityRow.HETEROGENEOUS,
-    "multi-node": CompatibilityRow.SEVERAL_NODES,
+    RefusalCode.SRUN_STEPS: CompatibilityRow.STEPS,
+    RefusalCode.GPU_FILE: CompatibilityRow.MONITOR,
+    RefusalCode.NAMESPACES: CompatibilityRow.CONTAINER,
+    RefusalCode.MIG: CompatibilityRow.MIG,
+    RefusalCode.MPS: CompatibilityRow.MPS,
+    RefusalCode.HETEROGENEOUS: CompatibilityRow.HETEROGENEOUS,
+    RefusalCode.MULTI_NODE: CompatibilityRow.SEVERAL_NODES,
 }
 _BY_NAME = {
     "torchrun": CompatibilityRow.TORCHRUN,

@@ -23,7 +23,7 @@ from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
 from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree
-from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, SavedOutput
+from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, RefusalCode, SavedOutput
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import AbortedError, Refused, cause
@@ -81,9 +81,9 @@ class RequeueEnding(Ending[DumpAttempt]):
     def of_job(self, job: WatchedJob) -> Iterable[Refusal]:
         """See ``Ending``."""
         if self._parts.shared is None:
-            yield Refusal("no-shared-store", "the site has no shared image store (suspend.shared_store)")
+            yield Refusal(RefusalCode.NO_SHARED_STORE, "the site has no shared image store (suspend.shared_store)")
         if job.owner.is_root:
-            yield Refusal("root", "it runs with the rights of root: files are opened with those of its owner")
+            yield Refusal(RefusalCode.ROOT, "it runs with the rights of root: files are opened with those of its owner")
 
     def image(self, job: WatchedJob, tree: TreeFacts, gpu_bytes: int) -> ImageFacts:
         """See ``Ending``."""
@@ -117,18 +117,18 @@ class RequeueEnding(Ending[DumpAttempt]):
         members = parts.processes.members(job.init_pid, job.init_started)
         root = next((member for member in members if member.pid_ns == job.root), None)
         if root is None:
-            raise Refused(Refusal("not-started", "its script has ended"))
+            raise Refused(Refusal(RefusalCode.NOT_STARTED, "its script has ended"))
         cuda = tuple(sorted(cuda_users(parts, (member.pid for member in members))))
         if cuda and job.slurm is not None and not parts.gpus_of(job.slurm):
             text = "its GPUs are unknown, so it could not be restored: is the prolog set up?"
-            raise Refused(Refusal("gpu-numbers", text))
+            raise Refused(Refusal(RefusalCode.GPU_NUMBERS, text))
         # A courtesy: it saves moving the GPU memory of a job that is refused by the same look at the stopped job.
         with suppress(NotStoppedError):
             try:
                 with parts.processes.hold(members, _refuse_lost_states):
                     pass
             except AbortedError as error:
-                raise Refused(Refusal("kernel-state", str(error))) from None
+                raise Refused(Refusal(RefusalCode.KERNEL_STATE, str(error))) from None
         held = gpu_memory(parts, cuda)
         gpus = visible_gpus(parts, job.devices or (), held) if cuda else ()
         facts = replace(

@@ -19,7 +19,7 @@ from slurm_affinode.checkpoint.inspection import QUEUE, SEMAPHORE, MemoryFacts, 
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
+from slurm_affinode.model.suspension import Mode, Refusal, RefusalCode, Steps, SuspendOption
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.job.memory_limits import STILL_RAISED, of_spare
 from slurm_affinode.suspension.job.registry import WatchedJob
@@ -104,7 +104,7 @@ def needs_all_gpus(capabilities: Capabilities) -> bool:
 
 def of_mode(mode: Mode, allowed: Iterable[Mode]) -> Refusal:
     """Return the refusal of a mode that is not possible on this node."""
-    return Refusal("mode", f"mode={mode} is not allowed here (allowed: {', '.join(allowed) or 'none'})")
+    return Refusal(RefusalCode.MODE, f"mode={mode} is not allowed here (allowed: {', '.join(allowed) or 'none'})")
 
 
 def refusals(
@@ -129,7 +129,7 @@ def refusals(
     found += of_gpu(gpu, tree)
     found += of_memory(gpu.used_bytes, memory)
     if image is not None and image.room is not None:
-        found.append(Refusal("no-room", f"no room for the image: {image.room}"))
+        found.append(Refusal(RefusalCode.NO_ROOM, f"no room for the image: {image.room}"))
     return tuple(found)
 
 
@@ -142,10 +142,10 @@ def of_job(job: JobFacts) -> list[Refusal]:
     """Return why a job of this kind cannot be requeued with its state."""
     found = []
     if not job.batch:
-        found.append(Refusal("interactive", "it is interactive: only batch jobs can be requeued"))
+        found.append(Refusal(RefusalCode.INTERACTIVE, "it is interactive: only batch jobs can be requeued"))
     found += of_nodes(job)
     if job.batch and not job.requeue:
-        found.append(Refusal("no-requeue", "it may not be requeued: submit it with --requeue"))
+        found.append(Refusal(RefusalCode.NO_REQUEUE, "it may not be requeued: submit it with --requeue"))
     return [*found, *of_steps(job)]
 
 
@@ -153,9 +153,13 @@ def of_nodes(job: JobFacts) -> list[Refusal]:
     """Return why a job has processes that are not on this node."""
     found = []
     if job.heterogeneous:
-        found.append(Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one"))
+        found.append(
+            Refusal(RefusalCode.HETEROGENEOUS, "it is a heterogeneous job: its parts cannot be suspended as one")
+        )
     if job.nodes > 1:
-        found.append(Refusal("multi-node", f"it runs on {job.nodes} nodes: only jobs on one node can be suspended"))
+        found.append(
+            Refusal(RefusalCode.MULTI_NODE, f"it runs on {job.nodes} nodes: only jobs on one node can be suspended")
+        )
     return found
 
 
@@ -164,17 +168,17 @@ def of_steps(job: JobFacts, harm: str = "") -> list[Refusal]:
     if not job.steps:
         return []
     names = ", ".join(job.steps[:3]) + (", ..." if len(job.steps) > 3 else "")
-    return [Refusal("srun-steps", f"it runs srun steps ({names}), which are not below its script{harm}")]
+    return [Refusal(RefusalCode.SRUN_STEPS, f"it runs srun steps ({names}), which are not below its script{harm}")]
 
 
 def of_criu(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
     """Return why CRIU on this node cannot dump the job."""
     version, kernel = image.criu, image.kernel
     if version is None:
-        return [Refusal("criu", "CRIU 4.1 or newer is not installed on its node")]
+        return [Refusal(RefusalCode.CRIU, "CRIU 4.1 or newer is not installed on its node")]
     if tree.inet_sockets and _numbers(version) < _SOCKETS_FIXED and _numbers(kernel) >= _SOCKETS_BROKE:
         text = f"it has network sockets, which CRIU {version} cannot dump on Linux {kernel} (4.2 can)"
-        return [Refusal("criu-sockets", text)]
+        return [Refusal(RefusalCode.CRIU_SOCKETS, text)]
     return []
 
 
@@ -184,11 +188,11 @@ def of_services(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
         if one.services and image.no_plugin is not None:
             there = addresses(one.services)
             text = f"{one.name} ({one.pid}) is connected to {there}, and {image.no_plugin}"
-            return [Refusal("service-plugin", text)]
+            return [Refusal(RefusalCode.SERVICE_PLUGIN, text)]
     for one in tree.processes:
         if busy := [connection for connection in one.services if connection.busy]:
             text = f"{one.name} ({one.pid}) has a request to {addresses(busy)} in progress"
-            return [Refusal("service-busy", text)]
+            return [Refusal(RefusalCode.SERVICE_BUSY, text)]
     return []
 
 
@@ -208,7 +212,7 @@ def of_tree(
 
     found: list[Refusal] = []
 
-    def refuse(code: str, what: str, guilty: list[ProcessFacts]) -> None:
+    def refuse(code: RefusalCode, what: str, guilty: list[ProcessFacts]) -> None:
         if guilty:
             names = ", ".join(f"{one.name} ({one.pid})" for one in guilty[:3])
             found.append(Refusal(code, f"{names}{', ...' if len(guilty) > 3 else ''} {what}"))
@@ -217,53 +221,55 @@ def of_tree(
         return [one for one in tree.processes if any(map(pattern.fullmatch, (*one.files, *one.mapped_devices)))]
 
     if not tree.processes:
-        found.append(Refusal("gone", "its processes have ended"))
-    refuse("srun-steps", "is srun: the step that it runs is not below the script",
+        found.append(Refusal(RefusalCode.GONE, "its processes have ended"))
+    refuse(RefusalCode.SRUN_STEPS, "is srun: the step that it runs is not below the script",
            [one for one in tree.processes if one.name == "srun" and not _is_launcher(one)])  # fmt: skip
-    refuse("left-tree", "is outside of the script's process tree and would be lost", list(tree.outside))
+    refuse(RefusalCode.LEFT_TREE, "is outside of the script's process tree and would be lost", list(tree.outside))
     # CRIU restores a zombie without its IDs: it then belongs to root.
     living = [one for one in tree.processes if one.state != "Z"]
     changed = [one for one in living if len(set(one.uids)) > 1]
     strangers = [one for one in living if one.uids and one not in changed and uid not in one.uids]
-    refuse("setuid", "runs with changed user ids (setuid)", changed)
-    refuse("other-user", f"does not belong to the job's user {uid}", strangers)
+    refuse(RefusalCode.SETUID, "runs with changed user ids (setuid)", changed)
+    refuse(RefusalCode.OTHER_USER, f"does not belong to the job's user {uid}", strangers)
     for one in living:
         if one in changed or one in strangers:
             continue
         more = next((why for found_here in one.credentials if (why := excess(found_here, given)) is not None), None)
         if more is not None:
-            refuse("credentials", f"has {more} (setgid, a file capability)", [one])
-    refuse("landlock", "has set no_new_privs, and so may be in a Landlock domain, which a restore would lose",
+            refuse(RefusalCode.CREDENTIALS, f"has {more} (setgid, a file capability)", [one])
+    refuse(RefusalCode.LANDLOCK, "has set no_new_privs, and so may be in a Landlock domain, which a restore would lose",
            [one for one in living if one.pid in tree.maybe_landlocked])  # fmt: skip
-    refuse("traced", "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
-    refuse("io-uring", "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
+    refuse(RefusalCode.TRACED, "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
+    refuse(RefusalCode.IO_URING, "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
     others = {name for one in tree.processes for name in one.protocols} - _PROTOCOLS
-    refuse("socket-kind", f"has a socket that cannot be dumped ({', '.join(sorted(others))})",
+    refuse(RefusalCode.SOCKET_KIND, f"has a socket that cannot be dumped ({', '.join(sorted(others))})",
            [one for one in tree.processes if one.protocols & others])  # fmt: skip
-    refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
-    refuse("namespaces", "is in namespaces of its own (a container)",
+    refuse(RefusalCode.RDMA, "uses RDMA (InfiniBand)", having(_RDMA))
+    refuse(RefusalCode.NAMESPACES, "is in namespaces of its own (a container)",
            [one for one in living if _elsewhere(one, tree)])  # fmt: skip
     foreign = [name for name, inodes in tree.node_namespaces.items() if tree.init_namespaces.get(name) not in inodes]
     if foreign and tree.processes:
         text = f"Slurm has put it into namespaces of its own ({', '.join(foreign)}), which a restore would not"
-        found.append(Refusal("namespaces", text))
+        found.append(Refusal(RefusalCode.NAMESPACES, text))
     holders = [one for one in tree.processes if one.has_gpu_files and one.pid not in cuda_users]
-    refuse("gpu-file", "holds the GPU's device files, and neither it nor its parent uses CUDA with them (a monitor)",
-           [one for one in holders if not is_forked(one)])  # fmt: skip
+    monitor = "holds the GPU's device files, and neither it nor its parent uses CUDA with them (a monitor)"
+    refuse(RefusalCode.GPU_FILE, monitor, [process for process in holders if not is_forked(process)])
     if no_device_files is not None:
-        refuse("gpu-file", f"holds the GPU's device files that it has inherited by a fork, and {no_device_files}",
-               [one for one in holders if is_forked(one)])  # fmt: skip
+        inherited = f"holds the GPU's device files that it has inherited by a fork, and {no_device_files}"
+        refuse(RefusalCode.GPU_FILE, inherited, [process for process in holders if is_forked(process)])
     stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
-    refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
-    refuse("undumpable", "has a POSIX message queue, which cannot be dumped",
+    refuse(RefusalCode.UNDUMPABLE, "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
+    refuse(RefusalCode.UNDUMPABLE, "has a POSIX message queue, which cannot be dumped",
            having(re.compile(re.escape(QUEUE) + ".*")))  # fmt: skip
-    refuse("undumpable", "holds an object that cannot be restored (a semaphore of eventfd(2))", having(_WRONG))
+    refuse(
+        RefusalCode.UNDUMPABLE, "holds an object that cannot be restored (a semaphore of eventfd(2))", having(_WRONG)
+    )
     # A file below /proc/PID would belong to another process, and access to others depends on the process that opens it.
     for one in tree.processes:
         if one.unlasting:
-            refuse("undumpable", f"has {one.unlasting[0]} open, which cannot be opened again for it", [one])
+            refuse(RefusalCode.UNDUMPABLE, f"has {one.unlasting[0]} open, which cannot be opened again for it", [one])
     if tree.stray is not None:
-        refuse("session", f"is in session {tree.stray.session}, {NOT_LED}", [tree.stray])
+        refuse(RefusalCode.SESSION, f"is in session {tree.stray.session}, {NOT_LED}", [tree.stray])
     return [*found, *_of_node(tree)]
 
 
@@ -273,11 +279,13 @@ def _of_node(tree: TreeFacts) -> list[Refusal]:
     if tree.lost_streams:
         # CRIU finds a deleted file by its mount, which belongs to slurmstepd and not to the job.
         names = ", ".join(tree.lost_streams)
-        found.append(Refusal("stream-deleted", f"its output or input was deleted while it has it open: {names}"))
+        found.append(
+            Refusal(RefusalCode.STREAM_DELETED, f"its output or input was deleted while it has it open: {names}")
+        )
     if tree.sysv:
         names = ", ".join(tree.sysv[:3]) + (", ..." if len(tree.sysv) > 3 else "")
         text = f"its user has made System V IPC since it began ({names}), which would stay on its node"
-        found.append(Refusal("sysv-ipc", text))
+        found.append(Refusal(RefusalCode.SYSV_IPC, text))
     return found
 
 
@@ -300,20 +308,22 @@ def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
     """Return why the driver cannot checkpoint the job's GPU memory."""
     found = []
     if gpu.mig:
-        found.append(Refusal("mig", "it runs on MIG instances, which cannot be checkpointed"))
+        found.append(Refusal(RefusalCode.MIG, "it runs on MIG instances, which cannot be checkpointed"))
     elif not gpu.capabilities.checkpoint:
-        found.append(Refusal("driver", gpu.capabilities.why_not or "the driver cannot checkpoint"))
+        found.append(Refusal(RefusalCode.DRIVER, gpu.capabilities.why_not or "the driver cannot checkpoint"))
     elif gpu.some:
         text = f"it may use only some of the node's GPUs, and driver {gpu.capabilities.driver} needs all of them"
-        found.append(Refusal("driver", f"{text} (575.57.08 does not)"))
+        found.append(Refusal(RefusalCode.DRIVER, f"{text} (575.57.08 does not)"))
     everybody = (*tree.processes, *tree.outside)
     if any(one.mps for one in everybody):
-        found.append(Refusal("mps", "it uses MPS, which cannot be checkpointed"))
+        found.append(Refusal(RefusalCode.MPS, "it uses MPS, which cannot be checkpointed"))
     still = [one for one in everybody if one.pid in gpu.users and one.state in "Tt"]
     if still:
         # The process has to lock itself for the driver, which would wait for it beyond every time-out.
         names = ", ".join(f"{one.name} ({one.pid})" for one in still[:3])
-        found.append(Refusal("stopped", f"{names} is stopped (SIGSTOP), and holds GPU memory that only it can move"))
+        found.append(
+            Refusal(RefusalCode.STOPPED, f"{names} is stopped (SIGSTOP), and holds GPU memory that only it can move")
+        )
     return found
 
 
@@ -321,25 +331,25 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
     """Return why the GPU memory does not fit into host memory: the node's, and below the job's memory limit."""
     needed = gpu_bytes + MARGIN
     if memory.raised is None:
-        return [Refusal("limit-raised", "the record of its memory limit cannot be read")]
+        return [Refusal(RefusalCode.LIMIT_RAISED, "the record of its memory limit cannot be read")]
     if memory.raised:
         text = f"its memory limit is still raised by {size(memory.raised)} for an earlier suspension: {STILL_RAISED}"
-        return [Refusal("limit-raised", text)]
+        return [Refusal(RefusalCode.LIMIT_RAISED, text)]
     found = []
     if gpu_bytes and memory.headroom is not None and needed > memory.headroom:
         left = size(max(0, memory.headroom))
         text = (
             f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}: raise --mem"
         )
-        found.append(Refusal("host-memory", text))
+        found.append(Refusal(RefusalCode.HOST_MEMORY, text))
     if gpu_bytes and needed > memory.available:
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
-        found.append(Refusal("host-memory", text, _NODE_MEMORY))
+        found.append(Refusal(RefusalCode.HOST_MEMORY, text, _NODE_MEMORY))
     spare = 0 if memory.spare is None else memory.spare.available
     if gpu_bytes and memory.own is not None and memory.own < needed and spare < needed:
         left = size(max(0, memory.own))
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}"
-        found.append(Refusal("host-memory", f"{text}, and {of_spare(memory.spare)}: raise --mem"))
+        found.append(Refusal(RefusalCode.HOST_MEMORY, f"{text}, and {of_spare(memory.spare)}: raise --mem"))
     return found[:1]
 
 
@@ -352,52 +362,52 @@ _NODE_MEMORY = "try again when others use less memory of the node, or submit it 
 _IN_PLACE = "submit it with mode=inplace"
 _ADMINISTRATORS = "for administrators"
 _REMEDIES = {
-    "no-requeue": f"submit it with --requeue; or {_IN_PLACE}",
-    "multi-node": "submit it for one node (--nodes=1)",
-    "heterogeneous": "submit its components as separate jobs",
-    "srun-steps": "start the program without srun, or submit it with steps=local in --gpu-suspend-idle",
-    "criu": f"{_ADMINISTRATORS}: install CRIU 4.1 or newer; or {_IN_PLACE}",
-    "service-plugin": f"{_ADMINISTRATORS}: install the CRIU plugin; or {_IN_PLACE}",
-    "service-busy": "try again in a moment",
-    "criu-sockets": f"{_ADMINISTRATORS}: install CRIU 4.2 or newer; or {_IN_PLACE}",
-    "no-shared-store": f"{_ADMINISTRATORS}: set suspend.shared_store; or {_IN_PLACE}",
-    "no-room": f"try again later; or {_IN_PLACE}",
-    "setuid": _IN_PLACE,
-    "kernel-state": _IN_PLACE,
-    "landlock": _IN_PLACE,
-    "socket-kind": f"use TCP (GODEBUG=multipathtcp=0 for programs in Go); or {_IN_PLACE}",
-    "credentials": f"end the program, or start it outside of the job; or {_IN_PLACE}",
-    "root": f"submit it as another user; or {_IN_PLACE}",
-    "other-user": _IN_PLACE,
-    "left-tree": _IN_PLACE,
-    "session": _IN_PLACE,
-    "traced": f"detach the debugger; or {_IN_PLACE}",
-    "io-uring": f"submit it without io_uring=allow; or {_IN_PLACE}",
-    "rdma": _IN_PLACE,
-    "namespaces": _IN_PLACE,
-    "undumpable": _IN_PLACE,
-    "stream-deleted": f"do not delete its output while it runs; or {_IN_PLACE}",
-    "sysv-ipc": f"remove the objects (ipcrm) if they are not needed; or {_IN_PLACE}",
-    "gpu-file": f"end the program, or start it outside of the job; or {_IN_PLACE}",
-    "gpu-numbers": f"{_ADMINISTRATORS}: set up the prolog",
-    "mig": "request a whole GPU, or shards",
-    "mps": "start it without MPS",
-    "driver": f"{_ADMINISTRATORS}: install a newer driver",
-    "stopped": "resume the process (kill -CONT)",
-    "host-memory": "request more memory (--mem)",
-    "limit-raised": "free memory of the job, and try again in a moment",
-    "mode": "submit it with another mode",
-    "slurm": "try again in a moment",
-    "not-started": "try again in a moment",
-    "busy": "try again in a moment",
-    "recovering": "try again in a moment",
+    RefusalCode.NO_REQUEUE: f"submit it with --requeue; or {_IN_PLACE}",
+    RefusalCode.MULTI_NODE: "submit it for one node (--nodes=1)",
+    RefusalCode.HETEROGENEOUS: "submit its components as separate jobs",
+    RefusalCode.SRUN_STEPS: "start the program without srun, or submit it with steps=local in --gpu-suspend-idle",
+    RefusalCode.CRIU: f"{_ADMINISTRATORS}: install CRIU 4.1 or newer; or {_IN_PLACE}",
+    RefusalCode.SERVICE_PLUGIN: f"{_ADMINISTRATORS}: install the CRIU plugin; or {_IN_PLACE}",
+    RefusalCode.SERVICE_BUSY: "try again in a moment",
+    RefusalCode.CRIU_SOCKETS: f"{_ADMINISTRATORS}: install CRIU 4.2 or newer; or {_IN_PLACE}",
+    RefusalCode.NO_SHARED_STORE: f"{_ADMINISTRATORS}: set suspend.shared_store; or {_IN_PLACE}",
+    RefusalCode.NO_ROOM: f"try again later; or {_IN_PLACE}",
+    RefusalCode.SETUID: _IN_PLACE,
+    RefusalCode.KERNEL_STATE: _IN_PLACE,
+    RefusalCode.LANDLOCK: _IN_PLACE,
+    RefusalCode.SOCKET_KIND: f"use TCP (GODEBUG=multipathtcp=0 for programs in Go); or {_IN_PLACE}",
+    RefusalCode.CREDENTIALS: f"end the program, or start it outside of the job; or {_IN_PLACE}",
+    RefusalCode.ROOT: f"submit it as another user; or {_IN_PLACE}",
+    RefusalCode.OTHER_USER: _IN_PLACE,
+    RefusalCode.LEFT_TREE: _IN_PLACE,
+    RefusalCode.SESSION: _IN_PLACE,
+    RefusalCode.TRACED: f"detach the debugger; or {_IN_PLACE}",
+    RefusalCode.IO_URING: f"submit it without io_uring=allow; or {_IN_PLACE}",
+    RefusalCode.RDMA: _IN_PLACE,
+    RefusalCode.NAMESPACES: _IN_PLACE,
+    RefusalCode.UNDUMPABLE: _IN_PLACE,
+    RefusalCode.STREAM_DELETED: f"do not delete its output while it runs; or {_IN_PLACE}",
+    RefusalCode.SYSV_IPC: f"remove the objects (ipcrm) if they are not needed; or {_IN_PLACE}",
+    RefusalCode.GPU_FILE: f"end the program, or start it outside of the job; or {_IN_PLACE}",
+    RefusalCode.GPU_NUMBERS: f"{_ADMINISTRATORS}: set up the prolog",
+    RefusalCode.MIG: "request a whole GPU, or shards",
+    RefusalCode.MPS: "start it without MPS",
+    RefusalCode.DRIVER: f"{_ADMINISTRATORS}: install a newer driver",
+    RefusalCode.STOPPED: "resume the process (kill -CONT)",
+    RefusalCode.HOST_MEMORY: "request more memory (--mem)",
+    RefusalCode.LIMIT_RAISED: "free memory of the job, and try again in a moment",
+    RefusalCode.MODE: "submit it with another mode",
+    RefusalCode.SLURM: "try again in a moment",
+    RefusalCode.NOT_STARTED: "try again in a moment",
+    RefusalCode.BUSY: "try again in a moment",
+    RefusalCode.RECOVERING: "try again in a moment",
 }
 """Code -> what the owner can do; codes without an entry have no remedy."""
 
 
 def remedy(refusal: Refusal, option: SuspendOption) -> str | None:
     """Return the remedy of the owner of a job with this option, or ``None`` if there is none."""
-    if refusal.code == "srun-steps" and option.steps is Steps.LOCAL:
+    if refusal.code == RefusalCode.SRUN_STEPS and option.steps is Steps.LOCAL:
         return "start the program without srun, or without the options that need Slurm's srun"
     text = refusal.remedy or _REMEDIES.get(refusal.code)
     if text is not None and option.mode is Mode.INPLACE:

@@ -19,7 +19,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint.inspection import TreeFacts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal
+from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal, RefusalCode
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.compatibility import Compatibility, kinds
 from slurm_affinode.suspension.context import Parts
@@ -152,7 +152,7 @@ class JobSuspender:
             found += ending.of_gpu(held)
         except (CheckpointError, GpuError) as error:
             # The version of a driver that is too old explains more than a missing function.
-            found.append(Refusal("driver", parts.cuda.capabilities().why_not or str(error)))
+            found.append(Refusal(RefusalCode.DRIVER, parts.cuda.capabilities().why_not or str(error)))
         return found
 
     def compatibility(self, job: WatchedJob) -> Compatibility:
@@ -170,12 +170,12 @@ class JobSuspender:
     def _before(self, job: WatchedJob, root: int, members: Sequence[Member], ending: Ending[Any]) -> Iterator[Refusal]:
         """Yield the reasons that are known without an inspection of the process tree."""
         if job.slurm is None:
-            yield Refusal("slurm", "slurmctld has not reported this job yet")
+            yield Refusal(RefusalCode.SLURM, "slurmctld has not reported this job yet")
         yield from ending.of_job(job)
         if job.key is not None and (hindrance := self._parts.journal.of_job(job.key).hindrance):
-            yield Refusal("recovering", hindrance)
+            yield Refusal(RefusalCode.RECOVERING, hindrance)
         if not root:
-            yield Refusal("not-started", "its script has not started yet, or has ended")
+            yield Refusal(RefusalCode.NOT_STARTED, "its script has not started yet, or has ended")
         yield from ending.of_processes(job, members)
 
     def _root_of(self, job: WatchedJob) -> int:
@@ -229,7 +229,7 @@ class JobSuspender:
         """Refuse other suspensions of the job while the context lasts."""
         with self._lock:
             if job_id in self._busy:
-                raise Refused(Refusal("busy", "it is being suspended already"))
+                raise Refused(Refusal(RefusalCode.BUSY, "it is being suspended already"))
             self._busy.add(job_id)
         try:
             yield
@@ -259,9 +259,11 @@ class JobSuspender:
         assert slurm is not None  # noqa: S101 - it is the current record
         key = JobKey.of(self._parts.cluster, slurm)
         if slurm.state != "RUNNING" or slurm.restarts != job.restarts or key is None:
-            raise Refused(Refusal("state", f"Slurm reports that it is {slurm.state.lower()}"))
+            raise Refused(Refusal(RefusalCode.STATE, f"Slurm reports that it is {slurm.state.lower()}"))
         if slurm.uid is not None and slurm.uid != job.uid:
-            raise Refused(Refusal("other-user", f"Slurm reports that it belongs to user {slurm.uid}, not to {job.uid}"))
+            raise Refused(
+                Refusal(RefusalCode.OTHER_USER, f"Slurm reports that it belongs to user {slurm.uid}, not to {job.uid}")
+            )
         for refusal in self.refusals(job):
             raise Refused(refusal)
         return self._parts.journal.of_job(key)

@@ -25,7 +25,7 @@ from slurm_affinode.core.policy import WAITS_FOR_ROOM
 from slurm_affinode.core.wake_time import backoff_s, wake_time
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.ledger import LedgerEntry
-from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal
+from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal, RefusalCode
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
 from slurm_affinode.suspension import messages, notify
 from slurm_affinode.suspension.context import Parts
@@ -105,20 +105,20 @@ class JobWaker:
         except UnknownJobError:
             if note is not None:
                 text = f"Slurm does not know job {key.job_id}; its image is kept for a time: see slurm-affinode status"
-                raise Refused(Refusal("unknown-job", text)) from None
-            raise Refused(Refusal("ended", f"job {key.job_id} is over")) from None
+                raise Refused(Refusal(RefusalCode.UNKNOWN_JOB, text)) from None
+            raise Refused(Refusal(RefusalCode.ENDED, f"job {key.job_id} is over")) from None
         if note is not None and not is_of(note, job):
             note = None
         if job.ended:
-            raise Refused(Refusal("ended", f"job {job.id} is over ({job.state.lower()})"))
+            raise Refused(Refusal(RefusalCode.ENDED, f"job {job.id} is over ({job.state.lower()})"))
         ending = job.state == "COMPLETING" and note is not None  # Slurm is still ending the dumped attempt
         if not job.pending and not ending:
-            raise Refused(Refusal("running", f"job {job.id} is not suspended: it is {job.state.lower()}"))
+            raise Refused(Refusal(RefusalCode.RUNNING, f"job {job.id} is not suspended: it is {job.state.lower()}"))
         if job.held_by_admin and not admin:
             text = f"job {job.id} is held by an administrator, and cannot be woken before one has released it"
-            raise Refused(Refusal("held-by-admin", text))
+            raise Refused(Refusal(RefusalCode.HELD_BY_ADMIN, text))
         if note is None:
-            raise Refused(Refusal("no-note", f"job {job.id} cannot be woken now: {NO_NOTE}"))
+            raise Refused(Refusal(RefusalCode.NO_NOTE, f"job {job.id} cannot be woken now: {NO_NOTE}"))
         parts.log.info("job %s: woken by %s%s", key.job_id, who, ", from its beginning" if from_start else "")
         note = replace(
             note, wake=NOW, failure=None, failures=0, failed_epoch=None, retry_epoch=None, released_epoch=None,

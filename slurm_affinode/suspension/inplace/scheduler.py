@@ -21,7 +21,7 @@ from slurm_affinode.base.threads import surviving
 from slurm_affinode.core.inplace import GpuLoad
 from slurm_affinode.core.wake_time import wake_time
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import Mode, Phase, Refusal
+from slurm_affinode.model.suspension import Mode, Phase, Refusal, RefusalCode
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Gpus, Parts
 from slurm_affinode.suspension.inplace import file_locks, sockets
@@ -380,7 +380,7 @@ class InPlaceScheduler:
             if sleeper is None:
                 if self._requests.wake(job_id, who):
                     return
-                raise Refused(Refusal("not-suspended", f"job {job_id} does not sleep"))
+                raise Refused(Refusal(RefusalCode.NOT_SUSPENDED, f"job {job_id} does not sleep"))
             sleeper.retry_epoch = 0.0
         self._ask(sleeper, f"requested by {who}", lasting=True)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
 from slurm_affinode.core.inplace import sleeps_forever
-from slurm_affinode.model.suspension import Phase, Refusal
+from slurm_affinode.model.suspension import Phase, Refusal, RefusalCode
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace import file_locks, sockets
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls, Freezer
@@ -148,20 +148,21 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         """See ``Ending``."""
         if any(member.name == "srun" for member in members):
             yield Refusal(
-                "srun-steps", "it runs srun: the step's processes belong to another slurmstepd and would keep running"
+                RefusalCode.SRUN_STEPS,
+                "it runs srun: the step's processes belong to another slurmstepd and would keep running",
             )
         if self._freezer.held(job.init_pid):
-            yield Refusal("state", "Slurm has suspended it (scontrol suspend)")
+            yield Refusal(RefusalCode.STATE, "Slurm has suspended it (scontrol suspend)")
 
     def of_gpu(self, held: Mapping[str, int]) -> Iterable[Refusal]:
         """See ``Ending``."""
         if not sum(held.values()):
-            yield Refusal("no-gpu-memory", "it holds no GPU memory: nothing would be released")
+            yield Refusal(RefusalCode.NO_GPU_MEMORY, "it holds no GPU memory: nothing would be released")
             return
         there = {uuid: sum(count.values()) for uuid, count in self._parts.gpus.processes().items()}
         never = sleeps_forever(held, self._scheduler.cards(), there)
         if never is not None:
-            yield Refusal("awake-limit", f"it could not wake again: {never}")
+            yield Refusal(RefusalCode.AWAKE_LIMIT, f"it could not wake again: {never}")
 
     def _members(self, job: WatchedJob) -> Sequence[Member]:
         try:
@@ -207,21 +208,21 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             waits = {**self._sockets.waits(readers), **dict.fromkeys(moving, "")}
             now = self._sockets.look(self._sockets.own(pids))
         except SockDiagError as error:
-            raise Refused(Refusal("sockets", f"requests to it could not be detected: {error}")) from None
+            raise Refused(Refusal(RefusalCode.SOCKETS, f"requests to it could not be detected: {error}")) from None
         if busy:
             return _Rest(now, readers, waits, waited & self._freezer.calls(pids))
         locks = self._scheduler.locks
         waiter = locks.awaited({job.job_id: locks.held(pids)}, {job.job_id: pids}).get(job.job_id)
         if waiter is not None:
-            raise Refused(Refusal("request", file_locks.reason(waiter)))
+            raise Refused(Refusal(RefusalCode.REQUEST, file_locks.reason(waiter)))
         asks = sockets.at_rest(now, earlier, within_s=job.option.window_s)
         if asks is not None:
-            raise Refused(Refusal("request", asks))
+            raise Refused(Refusal(RefusalCode.REQUEST, asks))
         self._settling.forget_others({(one.job_id, one.restarts) for one in self._parts.registry.jobs()})
         # A job without sockets wakes by itself.
         starting = self._settling.hindrance((job.job_id, job.restarts), now) if sockets.can_be(now) else None
         if starting is not None:
-            raise Refused(Refusal("not-started", starting))
+            raise Refused(Refusal(RefusalCode.NOT_STARTED, starting))
         return _Rest(now, readers, waits, waited & self._freezer.calls(pids))
 
     def recheck(self, attempt: FreezeAttempt) -> None:

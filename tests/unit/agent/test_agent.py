@@ -23,7 +23,7 @@ from agent_stand_ins import (
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.checkpoint.image.signatures import Signer
-from slurm_affinode.model.suspension import Mode, Refusal
+from slurm_affinode.model.suspension import Mode, Refusal, RefusalCode
 from slurm_affinode.suspension.records.promises import Promises
 from slurm_affinode.suspension.records.record import SuspensionRecord
 from slurm_affinode.suspension.slurm_queue import waiting_of
@@ -177,7 +177,7 @@ def test_lost_gpu_makes_job_unknown(node: Node1) -> None:
 
 def test_refusals_are_shown_and_respected(node: Node1) -> None:
     """Their codes are shown, and no suspension begins."""
-    node.acts.refused.append(Refusal("srun-steps", "it runs srun steps"))
+    node.acts.refused.append(Refusal(RefusalCode.SRUN_STEPS, "it runs srun steps"))
     watched(node, option="window=1,when=always")
     row = wait_until(
         "its window is full", lambda: ask(node, verb="status", job=7)["jobs"][0],
@@ -189,7 +189,9 @@ def test_refusals_are_shown_and_respected(node: Node1) -> None:
 
 def test_outdated_refusals_are_discarded(node: Node1) -> None:
     """They are determined again after a suspension or another operation, and old ones are not shown meanwhile."""
-    node.acts.refused.append(Refusal("recovering", "an earlier suspension of it is not completed or rolled back yet"))
+    node.acts.refused.append(
+        Refusal(RefusalCode.RECOVERING, "an earlier suspension of it is not completed or rolled back yet")
+    )
     watched(node, option="window=1,when=always")
     loop = node.daemon.loop
     wait_until("the refusal is known", lambda: 7 in loop.states and loop.states[7].refusals)

@@ -27,7 +27,7 @@ from slurm_affinode.agent.requests import Caller
 from slurm_affinode.agent.service import CONNECTS_S
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.model.cluster import Job, Step
-from slurm_affinode.model.suspension import JobKey, Phase, Refusal
+from slurm_affinode.model.suspension import JobKey, Phase, Refusal, RefusalCode
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.records.shared_state import SuspendedJob
@@ -71,7 +71,9 @@ def test_suspend_on_request(node: Node1) -> None:
 def by_record(one: WatchedJob) -> list[Refusal]:
     """Refuse a job based on slurmctld's record alone."""
     return (
-        [Refusal("slurm", "not reported")] if one.slurm is None else refusals.of_steps(refusals.JobFacts.of(one.slurm))
+        [Refusal(RefusalCode.SLURM, "not reported")]
+        if one.slurm is None
+        else refusals.of_steps(refusals.JobFacts.of(one.slurm))
     )
 
 
@@ -108,7 +110,7 @@ def test_step_that_has_ended_does_not_prevent_suspension(node: Node1, monkeypatc
 def test_status_of_a_job_has_its_kinds_and_remedies(node: Node1) -> None:
     """For each mode; not in the list of all jobs. The refusal of a request has the remedy as its hint."""
     watched(node)
-    node.acts.refused.append(Refusal("mps", "it uses MPS"))
+    node.acts.refused.append(Refusal(RefusalCode.MPS, "it uses MPS"))
     (row,) = ask(node, verb="status", job=7)["jobs"]
     assert row["compatibility"] == {
         "kinds": ["batch script"],
@@ -124,7 +126,7 @@ def test_status_of_a_job_has_its_kinds_and_remedies(node: Node1) -> None:
     with pytest.raises(control.RequestError, match="it uses MPS") as caught:
         ask(node, verb="suspend", job=7)
     assert caught.value.hint == "start it without MPS"
-    node.acts.refused[:] = [Refusal("rdma", "it uses RDMA")]
+    node.acts.refused[:] = [Refusal(RefusalCode.RDMA, "it uses RDMA")]
     modes = ask(node, verb="status", job=7)["jobs"][0]["compatibility"]["modes"]
     assert modes["requeue"]["against"][0]["remedy"] == "submit it with mode=inplace"
     node.daemon.registry.set_phase(7, Phase.LOCKED)
@@ -134,7 +136,7 @@ def test_status_of_a_job_has_its_kinds_and_remedies(node: Node1) -> None:
 def test_suspend_on_request_is_refused_with_reason(node: Node1) -> None:
     """Each refusal has its code: cannot be suspended, already suspended, not opted in, unknown."""
     watched(node)
-    node.acts.refused.append(Refusal("host-memory", "needs 80 GiB"))
+    node.acts.refused.append(Refusal(RefusalCode.HOST_MEMORY, "needs 80 GiB"))
     node.acts.asleep.append(asleep(8))
     node.slurm.all[8] = waiting(8)
     node.slurm.all[9] = job(9)

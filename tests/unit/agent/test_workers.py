@@ -13,7 +13,7 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.base.threads import Workers
-from slurm_affinode.model.suspension import Notice, Refusal, SuspendOption
+from slurm_affinode.model.suspension import Notice, Refusal, RefusalCode, SuspendOption
 from slurm_affinode.suspension.interface import Arrival, LookAgain, Refused
 from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.job.shepherd import Hello, Reply, Restored
@@ -37,7 +37,7 @@ class Suspender:
 
     def refusals(self, job: WatchedJob) -> list[Refusal]:
         self.computed += 1
-        return [Refusal("srun-steps", "it runs srun steps")]
+        return [Refusal(RefusalCode.SRUN_STEPS, "it runs srun steps")]
 
     def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
         raise Refused(self.refusals(job)[0])
@@ -63,7 +63,7 @@ def test_users_suspend_in_turn() -> None:
     def suspend(job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
         began.append(job.job_id)
         go.wait(DEADLINE_S)
-        raise Refused(Refusal("busy", "it is busy"))
+        raise Refused(Refusal(RefusalCode.BUSY, "it is busy"))
 
     work = Work(SimpleNamespace(suspender=SimpleNamespace(suspend=suspend)), Workers(), 1)  # type: ignore[arg-type]
     for job_id, uid in ((1, ALICE), (2, ALICE), (3, ALICE), (4, BOB)):

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import slurm_affinode
+from slurm_affinode.model.suspension import RefusalCode
 
 PACKAGE = Path(slurm_affinode.__file__).parent
 _PREFIX = "slurm_affinode."
@@ -170,5 +171,9 @@ def refusal_codes(names: Iterable[str]) -> set[str]:
     for name in names:
         for node in _own_nodes(functions()[name]):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Refusal", "refuse"):
-                found |= {str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)}
+                found |= {
+                    RefusalCode[one.attr].value
+                    for one in node.args[:1]
+                    if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "RefusalCode"
+                }
     return found

@@ -11,6 +11,7 @@ import pytest
 
 from slurm_affinode.checkpoint.image import criu_images
 from slurm_affinode.checkpoint.interface import RestoreFailed, RestoreInterrupted, may_pass
+from slurm_affinode.model.suspension import RefusalCode
 
 from . import refusal_sites
 from .refusal_sites import DUMP, PACKAGE, RefusalSite, functions, reached, refusal_codes, sites
@@ -85,6 +86,14 @@ def test_refusal_is_retried_as_its_error_says(row: dict[str, Any]) -> None:
 def test_retry_of_an_error_is_decided_by_its_class() -> None:
     assert may_pass(RestoreInterrupted("full"))
     assert not may_pass(RestoreFailed("bad size"))
+
+
+def test_every_code_is_used() -> None:
+    """By name, or with the name of a limit of the policy."""
+    text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    named = {RefusalCode[name].value for name in re.findall(r"RefusalCode\.([A-Z_]+)", text)}
+    built = {f"{kind}-{what}" for kind in ("excluded", "limit") for what in ("partition", "account", "user")}
+    assert named | built == set(RefusalCode)
 
 
 @pytest.mark.parametrize("message", [one for one in criu_images.table() if one.checks], ids=lambda one: one.text[:40])

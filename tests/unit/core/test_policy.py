@@ -23,7 +23,7 @@ from slurm_affinode.core.policy import (
     decide,
     pressing,
 )
-from slurm_affinode.model.suspension import Mode, Pressure, Refusal, SuspendOption
+from slurm_affinode.model.suspension import Mode, Pressure, Refusal, RefusalCode, SuspendOption
 
 
 def idle(progress_s: float = 900.0, window_s: float = 900.0, verdict: Verdict = Verdict.IDLE) -> IdleState:
@@ -186,7 +186,7 @@ def test_next_step_is_reported_before_the_window_is_full() -> None:
 def test_all_reasons_against_are_reported() -> None:
     """The user sees them together, not one after the other."""
     policy = SuspendPolicy(users={"alice": Limit(exclude=True)}, min_run_s=9000)
-    refusal = Refusal("srun-steps", "it has srun steps")
+    refusal = Refusal(RefusalCode.SRUN_STEPS, "it has srun steps")
     decision = decide(policy, replace(JOB, refusals=(refusal,)), replace(PRESSED, no_room="the store is full"))
     assert [one.code for one in decision.against] == ["srun-steps", "excluded-user", "min-run", "no-room"]
     assert not decision.act

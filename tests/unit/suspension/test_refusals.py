@@ -27,7 +27,7 @@ from slurm_affinode.checkpoint.inspection import (
 )
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.checkpoint.user_files import User
-from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
+from slurm_affinode.model.suspension import Mode, Refusal, RefusalCode, Steps, SuspendOption
 from slurm_affinode.suspension.refusals import (
     GpuUseFacts,
     ImageFacts,
@@ -177,15 +177,15 @@ def test_remedy_depends_on_the_memory_that_is_short() -> None:
 
 
 def test_remedy_of_steps_depends_on_option() -> None:
-    refusal = Refusal("srun-steps", "text")
+    refusal = Refusal(RefusalCode.SRUN_STEPS, "text")
     assert "steps=local" in (remedy(refusal, SuspendOption()) or "")
     assert "steps=local" not in (remedy(refusal, SuspendOption(steps=Steps.LOCAL)) or "")
-    assert remedy(Refusal("gone", "text"), SuspendOption()) is None
+    assert remedy(Refusal(RefusalCode.GONE, "text"), SuspendOption()) is None
 
 
 def test_refused_mode_lists_allowed_ones() -> None:
     """The list may be empty."""
-    assert of_mode(Mode.INPLACE, ()) == Refusal("mode", "mode=inplace is not allowed here (allowed: none)")
+    assert of_mode(Mode.INPLACE, ()) == Refusal(RefusalCode.MODE, "mode=inplace is not allowed here (allowed: none)")
     assert of_mode(Mode.INPLACE, (Mode.REQUEUE,)).text.endswith("(allowed: requeue)")
 
 

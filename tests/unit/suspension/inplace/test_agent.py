@@ -25,7 +25,7 @@ from slurm_affinode.core.idle import IdleRule, IdleState, Verdict
 from slurm_affinode.core.policy import Candidate, NodeRoom, Surroundings, SuspendPolicy, Waiting, decide
 from slurm_affinode.gpu.interface import GpuLost
 from slurm_affinode.model.gpu import Device, ProcessUtilization
-from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal, SuspendOption
+from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal, RefusalCode, SuspendOption
 from slurm_affinode.suspension.activity import Watch
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, NetSpace, Sock, SockDiagError
 from slurm_affinode.suspension.inplace.sockets import NodeSockets, Own, look_of, states_of
@@ -60,7 +60,7 @@ class Sleepers:
 
     def wake(self, job_id: int, who: str) -> None:
         if job_id not in self.asleep:
-            raise Refused(Refusal("not-suspended", "it does not sleep"))
+            raise Refused(Refusal(RefusalCode.NOT_SUSPENDED, "it does not sleep"))
         self.asked.append((job_id, who))
 
     def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
@@ -270,7 +270,7 @@ BUSY = IdleState(900, Verdict.BUSY, "GPU 0: utilization 80 is above 0", 900, Non
         ({}, 29.0, False),
         ({}, None, False),
         ({"wanted_by": ()}, 30.0, False),
-        ({"refusals": (Refusal("srun-steps", "it runs srun"),)}, 30.0, False),
+        ({"refusals": (Refusal(RefusalCode.SRUN_STEPS, "it runs srun"),)}, 30.0, False),
         ({"run_s": 10.0}, 30.0, False),
         ({"option": SuspendOption()}, 30.0, False),
         ({"short_sleeps": 3}, 30.0, True),
@@ -303,12 +303,14 @@ def test_turn_begins_with_the_wake(node: Node1) -> None:
     assert (loop.turn_left_s(7), state.short_sleeps) == (30.0, 0)
     now[0] += 31
     assert loop.turn_left_s(7) == -1
-    state.decision = replace(state.decision, against=(Refusal("min-run", "it has run for 3s"),))
+    state.decision = replace(state.decision, against=(Refusal(RefusalCode.MIN_RUN, "it has run for 3s"),))
     assert (loop.turn_left_s(7) or 0) > 0
-    state.decision = replace(state.decision, against=(Refusal("excluded-user", "the site excludes user alice"),))
+    state.decision = replace(
+        state.decision, against=(Refusal(RefusalCode.EXCLUDED_USER, "the site excludes user alice"),)
+    )
     assert loop.turn_left_s(7) is None
     loop.restart(7)
-    state.decision = replace(state.decision, against=(Refusal("no-pressure", "no job waits"),))
+    state.decision = replace(state.decision, against=(Refusal(RefusalCode.NO_PRESSURE, "no job waits"),))
     assert loop.turn_left_s(7) == 30
 
 
@@ -330,7 +332,7 @@ def test_job_is_movable_without_pressure(node: Node1) -> None:
     node.thread.join(DEADLINE_S)
     state = loop.states[7]
     assert state.decision is not None
-    state.decision = replace(state.decision, against=(Refusal("srun-steps", "it runs srun"),))
+    state.decision = replace(state.decision, against=(Refusal(RefusalCode.SRUN_STEPS, "it runs srun"),))
     assert loop.movable_s(7) is None
 
 
