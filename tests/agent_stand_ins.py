@@ -235,7 +235,7 @@ class Acts:
     def suspended(self) -> Sequence[SuspendedJob]:
         return tuple(self.asleep)
 
-    def silent(self) -> str | None:
+    def unresponsive(self) -> str | None:
         return self.unknown
 
     def sweep_stopped(self) -> str | None:

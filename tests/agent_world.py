@@ -47,7 +47,7 @@ from slurm_affinode.suspension.job.memory_limits import MemoryLimits
 from slurm_affinode.suspension.job.process_tree import Member, TreeGoneError
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.job.shepherd import Hello, Start
-from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.mail import NO_MAILS, Mailer
 from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.records.journal import Journal
 from slurm_affinode.suspension.records.ledger import SuspensionLedger
@@ -80,9 +80,9 @@ class FakeProcesses:
 
     def members(self, init_pid: int, init_started: int) -> list[Member]:
         inside = {p.pid for p in self.machine.processes if p.inside}
-        return [member for member in self.everybody(init_pid, init_started) if member.pid not in inside]
+        return [member for member in self.all_processes(init_pid, init_started) if member.pid not in inside]
 
-    def everybody(self, init_pid: int, init_started: int) -> list[Member]:
+    def all_processes(self, init_pid: int, init_started: int) -> list[Member]:
         if self.machine.init != init_pid:
             raise TreeGoneError("gone")
         root = next((p.pid for p in self.machine.processes if p.pid_ns == 2), 0)
@@ -105,7 +105,7 @@ class FakeProcesses:
             p.stopped = p.stopped and p.pid not in wanted
 
     def stop_all(self, init_pid: int, init_started: int, *, timeout_s: float, but=(), strict=False):  # type: ignore[no-untyped-def]
-        members = [one for one in self.everybody(init_pid, init_started) if one.pid not in but]
+        members = [one for one in self.all_processes(init_pid, init_started) if one.pid not in but]
         self.stop(members)
         return members
 
@@ -251,7 +251,7 @@ class FakeStreams:
     def save(self, init, write, user) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
         return ()
 
-    def put_back(self, outputs, fds, saved, user, *, again=False, check=None) -> list[InheritFd]:  # type: ignore[no-untyped-def]
+    def restore_files(self, outputs, fds, saved, user, *, again=False, check=None) -> list[InheritFd]:  # type: ignore[no-untyped-def]
         return []
 
 
@@ -280,8 +280,8 @@ class FakeScratch(ScratchFiles):
             root_directory.write(image_fd, INDEX, ScratchIndex(owner.uid, tied, ()).encoded() or b"")
         return self.outcome
 
-    def put_back(self, init, index, data, user, record, *, timeout_s) -> ScratchRestored:  # type: ignore[no-untyped-def]
-        restored = super().put_back(init, index, data, user, record, timeout_s=timeout_s)
+    def restore_files(self, init, index, data, user, record, *, timeout_s) -> ScratchRestored:  # type: ignore[no-untyped-def]
+        restored = super().restore_files(init, index, data, user, record, timeout_s=timeout_s)
         return replace(restored, kept=self.kept)
 
     def remove(self, init, made, user) -> None:  # type: ignore[no-untyped-def]
@@ -316,7 +316,7 @@ class Agent:
     """The agent of one node, created anew after each crash."""
 
     def __init__(
-        self, world: World, node: str, settings: SuspendSettings | None = None, mailer: Mailer = SILENT,
+        self, world: World, node: str, settings: SuspendSettings | None = None, mailer: Mailer = NO_MAILS,
         limits: MemoryLimits | None = None,
     ) -> None:  # fmt: skip
         self.world, self.node = world, node

@@ -25,7 +25,7 @@ from slurm_affinode.suspension.interface import DaemonCalls
 from slurm_affinode.suspension.job.memory_limits import MemoryLimits
 from slurm_affinode.suspension.job.process_tree import Member
 from slurm_affinode.suspension.job.registry import WatchedJob
-from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.mail import NO_MAILS, Mailer
 from slurm_affinode.suspension.records.record import SuspensionRecord
 from slurm_affinode.suspension.recovery import JobKeeper
 from slurm_affinode.suspension.suspend import JobSuspender
@@ -55,7 +55,7 @@ class FakeFreezer:
         self.during: Callable[[], None] = lambda: None
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
-        return self.processes.everybody(init_pid, init_started)
+        return self.processes.all_processes(init_pid, init_started)
 
     def how(self, members: Sequence[Member], init_pid: int) -> str:
         return SIGNALS
@@ -106,7 +106,7 @@ class FakeSockets:
     def __init__(self) -> None:
         self.now: dict[int, Sock] = dict(QUIET)
         self.has = True
-        self.silent = False
+        self.unresponsive = False
         self.reading: tuple[int, ...] = ()
         """Processes that may read data not shown by any counter."""
         self.places: dict[int, str] = {}
@@ -122,12 +122,12 @@ class FakeSockets:
         return Own({1: frozenset(self.now)}) if self.has else Own()
 
     def look(self, own: Own) -> Look:
-        if self.silent:
+        if self.unresponsive:
             raise SockDiagError("sock_diag does not respond")
         return dict(self.now)
 
-    def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
-        return {} if self.silent else {job_id: dict(self.now) for job_id in owners}
+    def observations(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+        return {} if self.unresponsive else {job_id: dict(self.now) for job_id in owners}
 
 
 class FakeLocks:
@@ -198,7 +198,7 @@ class Node:
     """An agent with support for suspension in place, created anew after each crash."""
 
     def __init__(
-        self, world: World, rules: Rules | None = None, mailer: Mailer = SILENT,
+        self, world: World, rules: Rules | None = None, mailer: Mailer = NO_MAILS,
         clock: Callable[[], float] | None = None, unheard: Unheard = lambda pids: {},
         *, limits: MemoryLimits | None = None,
     ) -> None:  # fmt: skip
@@ -265,7 +265,7 @@ class Node:
         """Return for each process whether it is stopped."""
         return [process.stopped for process in self.processes]
 
-    def let_go(self) -> None:
+    def thawed(self) -> None:
         """Continue every process without a report."""
         for process in self.processes:
             process.stopped = False

@@ -1,4 +1,7 @@
-"""Check prose against the wording rules of ``prose.toml``: documents, docstrings, comments, messages, help texts.
+"""Check prose and names against the wording rules of ``prose.toml``.
+
+Prose is documents, docstrings, comments, messages and help texts; names are those of classes, functions, fields,
+parameters and aliases of imports in Python.
 
     python tests/prose.py [--all] [PATH ...]
 
@@ -33,10 +36,11 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Paths that follow the rules, and the rules."""
+    """Paths that follow the rules, and the rules for prose and for names."""
 
     clean: tuple[str, ...]
     banned: tuple[Rule, ...]
+    names: tuple[Rule, ...]
 
 
 class Finding(NamedTuple):
@@ -59,6 +63,7 @@ def read_rules(path: Path = RULES) -> Rules:
     return Rules(
         tuple(table["clean"]),
         tuple(Rule(re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE), advice) for phrase, advice in banned),
+        tuple(Rule(re.compile(rf"(?:^|_)(?:{words})(?:_|$)"), advice) for words, advice in table["names"].items()),
     )
 
 
@@ -70,6 +75,42 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value
+
+
+def python_names(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of every class, function, parameter, field, module constant and alias of an import."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.alias) and node.asname is not None:
+            yield node.lineno, node.asname
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+        if isinstance(node, ast.ClassDef | ast.Module):
+            for target in _assigned(node.body):
+                yield target.lineno, target.id
+
+
+def _assigned(body: Iterable[ast.stmt]) -> Iterator[ast.Name]:
+    for statement in body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        yield from (target for target in targets if isinstance(target, ast.Name))
+
+
+def in_words(name: str) -> str:
+    """Return a name as words: ``WakeRequest``, ``_WAKE_REQUEST`` and ``wake_request`` as ``wake_request``."""
+    return "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)).lower()
+
+
+def check_names(path: str, text: str, rules: Iterable[Rule]) -> Iterator[Finding]:
+    """Yield the names in a Python file that hold a word of the rules."""
+    for line, name in python_names(text):
+        for rule in rules:
+            if rule.pattern.search(in_words(name)):
+                yield Finding(path, line, name, rule.advice)
 
 
 def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
@@ -116,9 +157,13 @@ def main(arguments: list[str] | None = None) -> int:
     files = [one for one in options.paths or project_files() if one not in own and (ROOT / one).is_file()]
     if not options.all and not options.paths:
         files = [one for one in files if one.startswith(rules.clean)]
-    findings = [
-        finding for one in files for finding in check_text(one, (ROOT / one).read_text(encoding="utf-8"), rules.banned)
-    ]
+    findings: list[Finding] = []
+    for file in files:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        findings += check_text(file, text, rules.banned)
+        # The names of the package; those of tests follow as far as they name its parts.
+        if file.endswith(".py") and (options.paths or options.all or file.startswith("slurm_affinode/")):
+            findings += check_names(file, text, rules.names)
     for finding in findings:
         print(finding)
     return bool(findings)

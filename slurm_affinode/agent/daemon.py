@@ -222,7 +222,7 @@ class Daemon:
         self._poke.set()
 
     def _woken(self, job_id: int, how: str, slept_s: float | None) -> None:
-        self.work.tell(job_id, how)
+        self.work.set_comment(job_id, how)
         self.loop.woken(job_id, slept_s)
         self._changed(job_id)
 
@@ -281,14 +281,14 @@ class Admins:
         self._queue = queue
         self._later = later
         self._slurm_user: str | None = None
-        self._asked_s = -1e9
+        self._queried_s = -1e9
 
     def __call__(self, caller: Caller) -> bool:
         """Return whether ``caller`` is one of them, without waiting for slurmctld."""
         if caller.uid == 0 or caller.name in self._names:
             return True
-        if self._slurm_user is None and time.monotonic() - self._asked_s > ASK_AGAIN_S:
-            self._asked_s = time.monotonic()
+        if self._slurm_user is None and time.monotonic() - self._queried_s > ASK_AGAIN_S:
+            self._queried_s = time.monotonic()
             self._later(self._look)
         return self._slurm_user is not None and caller.name == self._slurm_user
 

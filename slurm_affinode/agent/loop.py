@@ -37,7 +37,7 @@ ASK_AGAIN_S = 10.0
 _AFTER_S = 0.01
 _APART_S = 0.25
 
-NOBODY_WAITS = frozenset(
+NO_DEMAND = frozenset(
     {
         RefusalCode.NO_PRESSURE,
         RefusalCode.PROMISED,
@@ -56,12 +56,12 @@ class JobState:
     """State of one job in the loop, in addition to the registry."""
 
     detector: IdleDetector
-    asked_s: float = -1e9
+    inspected_s: float = -1e9
     looked: bool = False
     refusals: tuple[Refusal, ...] = ()
     refusals_s: float = -1e9
     decision: Decision | None = None
-    said: str = ""
+    logged: str = ""
     """Code of the last decision that was logged."""
     failures: int = 0
     """Number of the last suspensions, without a gap, that have failed."""
@@ -101,7 +101,7 @@ class Loop:
     states: dict[int, JobState] = field(default_factory=dict)
     _asking: set[int] = field(default_factory=set)
     _refreshing: bool = False
-    _driver_said: str = ""
+    _driver_error: str = ""
     _no_room: str | None = None
     _suspended: frozenset[int] | None = None
     """IDs of suspended jobs, as of the last refresh; ``None``: unknown, or no rule limits their number."""
@@ -205,8 +205,8 @@ class Loop:
         state = self._state(job)
         if job.devices is None:
             self._find_devices(job)
-        if (job.slurm is None or job.key is None) and self.clock() - state.asked_s >= ASK_AGAIN_S:
-            state.asked_s = self.clock()
+        if (job.slurm is None or job.key is None) and self.clock() - state.inspected_s >= ASK_AGAIN_S:
+            state.inspected_s = self.clock()
             if job.job_id not in self._asking:
                 self._asking.add(job.job_id)
                 self.later(lambda: self.identify(job.job_id))
@@ -230,8 +230,8 @@ class Loop:
     def _find_devices(self, job: WatchedJob) -> None:
         indices = self.gpu_indices.get(job.job_id)
         if indices is None and job.slurm is not None:
-            said = queues.indices_on(job.slurm, self.node)
-            indices = None if said is None else tuple(said)
+            positions = queues.indices_on(job.slurm, self.node)
+            indices = None if positions is None else tuple(positions)
         try:
             all_devices = self.watch.devices()
         except GpuError as error:
@@ -245,11 +245,11 @@ class Loop:
             self.registry.change(job.job_id, lambda one: replace(one, devices=devices))
 
     def _say_driver(self, error: str) -> None:
-        if error and not self._driver_said:
+        if error and not self._driver_error:
             log.warning("the GPUs cannot be queried: %s", one_line(error))
-        elif self._driver_said and not error:
+        elif self._driver_error and not error:
             log.info("the GPUs respond again")
-        self._driver_said = error
+        self._driver_error = error
 
     # --- decisions
 
@@ -333,7 +333,7 @@ class Loop:
             awake_s=self.clock() - state.woken_s,
             turn_s=self.clock() - state.turn_s,
             shares_gpus=None if slurm is None else slurm.shares_gpus,
-            wanted_by=() if sleepers is None else tuple(map(str, sleepers.wanted(job.job_id))),
+            needed_by=() if sleepers is None else tuple(map(str, sleepers.needed_by(job.job_id))),
         )
 
     def too_soon(self, job: WatchedJob) -> Refusal | None:
@@ -348,7 +348,7 @@ class Loop:
         if state is None or state.decision is None:
             return None
         idle = state.detector.state
-        if idle is None or not idle.reached or any(one.code not in NOBODY_WAITS for one in state.decision.against):
+        if idle is None or not idle.reached or any(one.code not in NO_DEMAND for one in state.decision.against):
             return None
         return idle.progress_s
 
@@ -360,7 +360,7 @@ class Loop:
         state, turn_s = self.states.get(job_id), self.policy.max_turn_s
         if state is None or state.decision is None or not turn_s or self.policy.dry_run:
             return None
-        against = {one.code for one in state.decision.against} - NOBODY_WAITS
+        against = {one.code for one in state.decision.against} - NO_DEMAND
         if against - _TOO_SOON:
             return None
         left_s = turn_s - (self.clock() - state.turn_s)
@@ -386,9 +386,9 @@ class Loop:
         state = self._state(job)
         idle = state.detector.state
         full = idle is not None and idle.reached
-        if decision.code != state.said and (full or decision.busy):
+        if decision.code != state.logged and (full or decision.busy):
             log.info("job %d: %s", job.job_id, one_line(decision.text))
-        state.said = decision.code
+        state.logged = decision.code
         # Check shortly before the window is full, so that the decision does not have to wait.
         near = idle is not None and idle.since_s is not None and idle.remaining_s <= REFUSALS_S / 2
         near = near or decision.busy  # the refusals of a busy job were not checked yet

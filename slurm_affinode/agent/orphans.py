@@ -267,17 +267,17 @@ class Orphans:
             return None
         return self.servers.lost(one.process, one.job)
 
-    def _on(self, driver: GpuDriver, devices: Iterable[Device], *, silent: bool = False) -> list[OnGpu]:
+    def _on(self, driver: GpuDriver, devices: Iterable[Device], *, unresponsive: bool = False) -> list[OnGpu]:
         """Return the processes on some devices, each once, without those that have ended meanwhile.
 
-        Raises ``GpuError``; with ``silent``, a device that does not respond is skipped instead.
+        Raises ``GpuError``; with ``unresponsive``, a device that does not respond is skipped instead.
         """
         found: dict[int, OnGpu] = {}
         for device in devices:
             try:
                 running = driver.processes(device)
             except GpuError:
-                if not silent:
+                if not unresponsive:
                     raise
                 continue
             for each in running:
@@ -414,16 +414,18 @@ class Orphans:
         alone. If ``indices`` is empty, or the node has MIG, the job's GPUs are not known: then its processes are looked
         for on all GPUs, and nothing else is attributed to it.
         """
-        mine = functools.partial(self._left_by, job=job, uid=uid, alone=functools.cache(lambda: self._alone(job, uid)))
+        is_own = functools.partial(
+            self._left_by, job=job, uid=uid, alone=functools.cache(lambda: self._alone(job, uid))
+        )
         with self.driver() as driver:
             everything = driver.devices()
             known = by_index(everything, indices) if indices else None
             devices = everything if known is None else known
-            there = self._on(driver, devices, silent=known is None)
+            there = self._on(driver, devices, unresponsive=known is None)
             if kill:
                 there = [one for one in there if self._still_on(driver, one)]
         # Outside the driver's lock, as this may query slurmctld.
-        left = [one for one in there if mine(one)]
+        left = [one for one in there if is_own(one)]
         # Slurm has just signaled them: a process about to end was not left behind.
         deadline = self.monotonic() + min(SETTLE_S, wait_s)
         while left and self.monotonic() < deadline:
@@ -433,7 +435,7 @@ class Orphans:
         for one, how in zip(left, self._end_all(left, wait_s), strict=True) if kill else ():
             log.warning("job %d left process %d (%s) on a GPU: %s", job, one.pid, one.command, how or "it does not end")
             ended.append({**self._row(one), "ended_by": how})
-        dirty = self._dirty(devices, mine, wait_s if ended else 0.0, own=known is not None)
+        dirty = self._dirty(devices, is_own, wait_s if ended else 0.0, own=known is not None)
         report = {
             "id": uuid.uuid4().hex[:16], "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
             "left": ended or [{**self._row(one), "ended_by": None} for one in left],
@@ -471,7 +473,7 @@ class Orphans:
         )
 
     def _dirty(
-        self, devices: Sequence[Device], mine: Callable[[OnGpu], bool], wait_s: float, *, own: bool
+        self, devices: Sequence[Device], is_own: Callable[[OnGpu], bool], wait_s: float, *, own: bool
     ) -> list[str]:
         """Return the devices still not free after a time; memory is released shortly after the process has ended.
 
@@ -479,18 +481,18 @@ class Orphans:
         """
         deadline = self.monotonic() + wait_s
         while True:
-            found = [text for device in devices for text in self._held(device, mine, own=own)]
+            found = [text for device in devices for text in self._held(device, is_own, own=own)]
             if not found or self.monotonic() >= deadline:
                 return found
             self.sleep(POLL_S)
 
-    def _held(self, device: Device, mine: Callable[[OnGpu], bool], *, own: bool) -> list[str]:
+    def _held(self, device: Device, is_own: Callable[[OnGpu], bool], *, own: bool) -> list[str]:
         try:
             with self.driver() as driver:
                 on, used = self._on(driver, [device]), driver.read(device).fb_used_mib
         except GpuError as error:
             return [f"GPU {device.index}: {error}"] if own else []
-        still = [one for one in on if mine(one)]
+        still = [one for one in on if is_own(one)]
         if still:
             return [f"GPU {device.index}: process {one.pid} is still there" for one in still]
         if own and not on and used is not None and used > FREE_MIB:

@@ -23,7 +23,7 @@ MOST_NODES = 32
 """Number of agents queried about a suspended job before it counts as unknown."""
 AT_ONCE = 16
 CONNECT_S = 10.0
-SILENT_S = 5.0
+UNRESPONSIVE_S = 5.0
 """An agent that does not respond in this time is not queried again.
 
 A refused connection fails at once, and the agent may be back for the next request.
@@ -48,7 +48,7 @@ class Reach:
     _client: SlurmClient | None = None
     _found: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Job as named by the user -> node of the agent that knows it (empty: this node) and its raw ID."""
-    _silent: dict[str, str] = field(default_factory=dict)
+    _unresponsive: dict[str, str] = field(default_factory=dict)
     """Node or ``_HERE`` -> error of its agent that did not respond."""
 
     def about(self, job: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,14 +155,14 @@ class Reach:
 
         An agent that timed out (a stopped process, an unreachable node) is not queried again.
         """
-        if node in self._silent:
-            raise UnreachableError(self._silent[node])
+        if node in self._unresponsive:
+            raise UnreachableError(self._unresponsive[node])
         began = self.clock()
         try:
             return self._ask(node, request)
         except UnreachableError as error:
-            if self.clock() - began >= SILENT_S:
-                self._silent[node] = str(error)
+            if self.clock() - began >= UNRESPONSIVE_S:
+                self._unresponsive[node] = str(error)
             raise
 
     def _ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,21 +172,21 @@ class Reach:
             try:
                 return self._here(request)
             except UnreachableError:
-                if _HERE in self._silent:
+                if _HERE in self._unresponsive:
                     raise
         port = listen_address(self.config.agent.listen)[1] if self.config.agent.listen else DEFAULT_PORT
         return self.ask_node(node, port, node, request, timeout_s=_wait_s(request))
 
     def _here(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send the request to this node's agent over its socket."""
-        if _HERE in self._silent:
-            raise UnreachableError(self._silent[_HERE])
+        if _HERE in self._unresponsive:
+            raise UnreachableError(self._unresponsive[_HERE])
         began = self.clock()
         try:
             return self.ask_local(self.config.agent.run_dir, request, timeout_s=_wait_s(request))
         except UnreachableError as error:
-            if self.clock() - began >= SILENT_S:
-                self._silent[_HERE] = str(error)
+            if self.clock() - began >= UNRESPONSIVE_S:
+                self._unresponsive[_HERE] = str(error)
             raise
 
     # --- Slurm

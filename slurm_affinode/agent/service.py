@@ -38,8 +38,8 @@ ENDED_TRIES = 60
 """Requests to slurmctld about an ended job, ``ENDED_WAIT_S`` apart; a later sweep of the stores covers the rest."""
 SEEN_S = 1.0
 """How long slurmctld's record of a job is reused for further requests about it."""
-ASKS_PER_S = 2.0
-ASKS_AT_ONCE = 20
+REQUESTS_PER_S = 2.0
+REQUESTS_AT_ONCE = 20
 """Limit of requests to slurmctld about jobs that are not watched, for one user."""
 CONNECTS_S = 30.0
 """Time after the start of a job within which its shepherd usually connects: Slurm runs the prolog first."""
@@ -86,7 +86,7 @@ class Service:
     """Job ID -> time of the request to slurmctld and its result, see ``_slurms``."""
     _by_hand: dict[int, tuple[int, int, float]] = field(default_factory=dict)
     """Job ID -> its restart count, suspensions requested in that attempt, and the time of the last one (loop clock)."""
-    _asks: Pace = field(default_factory=lambda: Pace(ASKS_PER_S, ASKS_AT_ONCE))
+    _request_pace: Pace = field(default_factory=lambda: Pace(REQUESTS_PER_S, REQUESTS_AT_ONCE))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class Service:
             rows.append(status_rows.suspended(one, slurm, user=self.name_of(one.uid), now_epoch=self.now()))
         return {
             "node": self.node, "cluster": self.cluster, "dry_run": self.loop.policy.dry_run, "jobs": rows,
-            "silent": self.orchestration.keeper.silent(),
+            "silent": self.orchestration.keeper.unresponsive(),
             "stopped": self.orchestration.keeper.sweep_stopped() if admin else None,
         }  # fmt: skip
 
@@ -203,8 +203,8 @@ class Service:
         if found is None:
             found = next((one for one in self._asleep() if one.key.job_id == job_id), None)
         owner = self._present.get(job_id) if found is None else found.uid
-        if found is None and (silent := self.orchestration.keeper.silent()) is not None:
-            raise RequestError("no-answer", f"the state of job {job_id} is unknown: {silent}", exit_code=3)
+        if found is None and (unresponsive := self.orchestration.keeper.unresponsive()) is not None:
+            raise RequestError("no-answer", f"the state of job {job_id} is unknown: {unresponsive}", exit_code=3)
         if owner is None and self._has_just_started():
             text = f"the agent on {self.node} has just started: it may not know job {job_id} yet"
             raise RequestError("starting", text, hint="try again in a moment")
@@ -310,7 +310,7 @@ class Service:
 
     def _may_ask(self, caller: Caller) -> bool:
         with self._lock:
-            return self._asks.take(caller.uid)
+            return self._request_pace.take(caller.uid)
 
     # --- acting
 

@@ -41,16 +41,16 @@ class Seldom:
         self._every_s = every_s
         self._clock = clock
         self._most = most
-        self._said: dict[Hashable, float] = {}
+        self._logged: dict[Hashable, float] = {}
 
     def now(self, holder: Hashable) -> bool:
         """Return whether a line may be logged now."""
         moment = self._clock()
-        if moment - self._said.get(holder, -self._every_s) < self._every_s:
+        if moment - self._logged.get(holder, -self._every_s) < self._every_s:
             return False
-        if len(self._said) >= self._most:
-            self._said = {who: when for who, when in self._said.items() if moment - when < self._every_s}
-            if len(self._said) >= self._most:
+        if len(self._logged) >= self._most:
+            self._logged = {who: when for who, when in self._logged.items() if moment - when < self._every_s}
+            if len(self._logged) >= self._most:
                 return False
-        self._said[holder] = moment
+        self._logged[holder] = moment
         return True

@@ -108,7 +108,7 @@ class Work:
         with self._lock:
             return self._outcomes.get(job_id)
 
-    def tell(self, job_id: int, text: str) -> None:
+    def set_comment(self, job_id: int, text: str) -> None:
         """Record another event of a job, which ``status`` then shows as its last one."""
         with self._lock:
             self._outcomes[job_id] = WorkOutcome(self._now(), True, text, "woken")

@@ -145,14 +145,14 @@ def follow(  # noqa: PLR0917
     at = np.searchsorted(devices, pairs.device)
     weights = _Weights.of(index, devices)
     day = since.replace(hour=0, minute=0, second=0, microsecond=0)
-    wanted = pl.Series("device", devices, dtype=pl.UInt64)
+    selected = pl.Series("device", devices, dtype=pl.UInt64)
     have = {source.day for source in index.sources}
     while day < until:
         if day.date() in have:
             # Read to the end of the day: a sample counts until the next one, even beyond the interval.
             begin, finish = max(day, since), day + timedelta(days=1)
-            for some in _batches(store, wanted, begin, finish):
-                rows = _read(store, wanted, some, begin, finish, weights, thresholds)
+            for some in _batches(store, selected, begin, finish):
+                rows = _read(store, selected, some, begin, finish, weights, thresholds)
                 if rows is not None:
                     _day(rows, pairs, found, at, begin, until, limit_pct)
         day += timedelta(days=1)
@@ -175,9 +175,9 @@ class _Weights:
         pieces, known = index.pieces, index.devices["device"].to_numpy()
         number = known[pieces.device] if len(pieces) else np.empty(0, np.uint64)
         position = np.minimum(np.searchsorted(devices, number), len(devices) - 1)
-        mine = np.flatnonzero(devices[position] == number)
-        key = (position[mine].astype(np.int64) << _SHIFT) + pieces.first_time[mine] // _DAY_MS
-        order = mine[np.argsort(key)]
+        chosen = np.flatnonzero(devices[position] == number)
+        key = (position[chosen].astype(np.int64) << _SHIFT) + pieces.first_time[chosen] // _DAY_MS
+        order = chosen[np.argsort(key)]
         return cls(np.sort(key), pieces.step[order], pieces.limit[order], pieces.next_time[order])
 
     def reach(self, device: Ints, ms: Ints) -> Ints:
@@ -244,7 +244,7 @@ def used_before(  # noqa: PLR0917
     return found
 
 
-def _batches(store: SampleStore, wanted: pl.Series, begin: datetime, finish: datetime) -> list[slice]:
+def _batches(store: SampleStore, selected: pl.Series, begin: datetime, finish: datetime) -> list[slice]:
     """Split the devices into batches of about ``BATCH_ROWS`` samples.
 
     A day in one file is sorted by device, so a batch reads only part of it. A day in several files is read as a whole,
@@ -253,8 +253,8 @@ def _batches(store: SampleStore, wanted: pl.Series, begin: datetime, finish: dat
     parts = store.parts(begin, finish)
     rows = sum(part.entry.rows for part in parts)
     count = -(-rows // BATCH_ROWS) if all(part.single for part in parts) else 1
-    size = max(1, -(-len(wanted) // max(1, count)))
-    return [slice(first, first + size) for first in range(0, len(wanted), size)]
+    size = max(1, -(-len(selected) // max(1, count)))
+    return [slice(first, first + size) for first in range(0, len(selected), size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class _Rows:
 
 def _read(  # noqa: PLR0917
     store: SampleStore,
-    wanted: pl.Series,
+    selected: pl.Series,
     some: slice,
     begin: datetime,
     finish: datetime,
@@ -279,17 +279,17 @@ def _read(  # noqa: PLR0917
     thresholds: Thresholds,
 ) -> _Rows | None:
     """Return the samples of the devices ``wanted[some]``; ``None`` if there are none."""
-    mine = wanted[some]
+    chosen = selected[some]
     signals = [percent(name, thresholds.floors_pct).cast(pl.Float32).alias(name) for name in ACTIVITY]
     frame = (
         store.scan(begin, finish)
-        .filter(pl.col("device").is_between(mine[0], mine[-1]), pl.col("device").is_in(mine.implode()))
+        .filter(pl.col("device").is_between(chosen[0], chosen[-1]), pl.col("device").is_in(chosen.implode()))
         .select("device", pl.col("time").dt.epoch("ms").alias("ms"), *signals, *_VALUES)
         .collect()
     )
     if frame.is_empty():
         return None
-    device = np.searchsorted(wanted.to_numpy(), frame["device"].to_numpy()).astype(np.int64)
+    device = np.searchsorted(selected.to_numpy(), frame["device"].to_numpy()).astype(np.int64)
     ms = frame["ms"].to_numpy()
     key = (device << _SHIFT) + ms % _DAY_MS
     if len(key) > 1 and (key[1:] < key[:-1]).any():
@@ -377,60 +377,60 @@ class _Seen:
 
 def _fold_idle(rows: _Seen, found: Trailing, limit_pct: float) -> None:
     """Update the trailing idle window and the last activity of each pair."""
-    mine, starts = rows.pair, rows.start
+    pair, starts = rows.pair, rows.start
     position = np.arange(len(rows.time))
     before = np.append(NEVER, rows.reach[:-1])
-    before[starts] = found.reach[mine]
+    before[starts] = found.reach[pair]
     # NaN is not idle.
     broken = ~(rows.busiest <= limit_pct)
     gap = (before != NEVER) & (before != rows.time)
     last_broken = np.maximum.reduceat(np.where(broken, position, NEVER), starts)
     last_gap = np.maximum.reduceat(np.where(gap, position, NEVER), starts)
     anew = (last_broken >= 0) | (last_gap >= 0)
-    _reset(found, mine[anew])
+    _reset(found, pair[anew])
     begins = np.where(anew, np.maximum(last_broken + 1, last_gap), starts)
     idle = begins <= rows.end
-    new = idle & (found.since[mine] == NEVER)
-    found.since[mine[new]] = rows.time[begins[new]]
-    found.until[mine[idle]] = rows.until[rows.end[idle]]
+    new = idle & (found.since[pair] == NEVER)
+    found.since[pair[new]] = rows.time[begins[new]]
+    found.until[pair[idle]] = rows.until[rows.end[idle]]
     tail = position >= begins[rows.of]
     for number, signal in rows.signals.items():
         values = np.where(tail, signal, np.nan)
-        found.peaks[mine, number] = np.fmax(found.peaks[mine, number], np.fmax.reduceat(values, starts))
+        found.peaks[pair, number] = np.fmax(found.peaks[pair, number], np.fmax.reduceat(values, starts))
     _add(found.fb_ms, found.fb_known_ms, rows, np.where(tail, rows.fb, np.nan))
     _add(found.power_ms, found.power_known_ms, rows, np.where(tail, rows.power, np.nan))
     last_active = np.maximum.reduceat(np.where(rows.busiest > limit_pct, position, NEVER), starts)
     was = last_active >= 0
-    found.last_active[mine[was]] = rows.time[last_active[was]]
+    found.last_active[pair[was]] = rows.time[last_active[was]]
 
 
 def _fold_all(rows: _Seen, found: Trailing) -> None:
     """Update the figures that cover the whole run of each pair."""
-    mine, starts = rows.pair, rows.start
+    pair, starts = rows.pair, rows.start
     if (util := rows.signals.get(ACTIVITY.index("util_pct"))) is not None:
         _add(found.util_ms, found.util_known_ms, rows, util.astype(np.float64))
     _add(found.activity_ms, found.measured_ms, rows, rows.busiest.astype(np.float64))
     known = ~np.isnan(rows.busiest)
-    found.samples[mine] += np.add.reduceat(known.astype(np.int64), starts)
-    _keep_max(found.peak_all, mine, np.fmax.reduceat(rows.busiest, starts))
+    found.samples[pair] += np.add.reduceat(known.astype(np.int64), starts)
+    _keep_max(found.peak_all, pair, np.fmax.reduceat(rows.busiest, starts))
     position = np.arange(len(known))
     last = np.maximum.reduceat(np.where(known, position, NEVER), starts)
     first = np.minimum.reduceat(np.where(known, position, len(known)), starts)
     some = last >= 0
-    fresh = some & (found.first[mine] == NEVER)
-    found.first[mine[fresh]] = rows.time[first[fresh]]
-    found.last[mine[some]] = rows.time[last[some]]
+    fresh = some & (found.first[pair] == NEVER)
+    found.first[pair[fresh]] = rows.time[first[fresh]]
+    found.last[pair[some]] = rows.time[last[some]]
 
 
 def _column(frame: pl.DataFrame, name: str) -> Floats:
     return frame[name].cast(pl.Float64).to_numpy()
 
 
-def _reset(found: Trailing, mine: Ints) -> None:
-    found.since[mine] = found.until[mine] = NEVER
-    found.peaks[mine] = np.nan
-    found.fb_ms[mine] = found.power_ms[mine] = 0.0
-    found.fb_known_ms[mine] = found.power_known_ms[mine] = 0
+def _reset(found: Trailing, pair: Ints) -> None:
+    found.since[pair] = found.until[pair] = NEVER
+    found.peaks[pair] = np.nan
+    found.fb_ms[pair] = found.power_ms[pair] = 0.0
+    found.fb_known_ms[pair] = found.power_known_ms[pair] = 0
 
 
 def _add(total: Floats, known_ms: Ints, rows: _Seen, values: Floats) -> None:
@@ -440,8 +440,8 @@ def _add(total: Floats, known_ms: Ints, rows: _Seen, values: Floats) -> None:
     known_ms[rows.pair] += np.add.reduceat(known * rows.ms, rows.start)
 
 
-def _keep_max(into: Floats, mine: Ints, values: Floats) -> None:
-    into[mine] = np.fmax(into[mine], values)
+def _keep_max(into: Floats, pair: Ints, values: Floats) -> None:
+    into[pair] = np.fmax(into[pair], values)
 
 
 def _xids(frame: pl.DataFrame, rows: Ints, pair: Ints, found: Trailing, which: Ints) -> None:

@@ -307,7 +307,7 @@ def by_record(  # noqa: PLR0917
     marks = pl.DataFrame({"gpu": recorded["gpu"].unique()}, schema={"gpu": pl.String()}).with_columns(
         pl.col("gpu").map_elements(_mark, return_dtype=pl.String, skip_nulls=True).alias("mark")
     )
-    wanted = (
+    needed = (
         recorded.join(marks, on="gpu")
         .with_columns(pl.col("node").str.split(".").list.first())
         .join(
@@ -319,7 +319,7 @@ def by_record(  # noqa: PLR0917
             & (pl.col("start").is_null() | (pl.col("start") == pl.col("run_start")))
         )
     )  # fmt: skip
-    wanted = _on_its_nodes(wanted, nodes).drop("cluster")
+    needed = _on_its_nodes(needed, nodes).drop("cluster")
     numbered = names.filter(pl.col("column").is_in(["pci", "index"])).join(
         table.select("device", "at", "cluster", "node"), on="device"
     )
@@ -334,17 +334,17 @@ def by_record(  # noqa: PLR0917
     )
     known = pl.concat(ways).drop_nulls("mark")
     # Without a node, only a UUID identifies a GPU; an index or a PCI address does not.
-    unsaid = wanted.filter(pl.col("node").is_null() & pl.col("mark").str.contains("^(?:GPU|MIG)-"))
+    unsaid = needed.filter(pl.col("node").is_null() & pl.col("mark").str.contains("^(?:GPU|MIG)-"))
     met = pl.concat(
         [
-            wanted.join(known, on=["node", "mark"], suffix="_gpu").select(*_MET),
+            needed.join(known, on=["node", "mark"], suffix="_gpu").select(*_MET),
             unsaid.join(known, on="mark", suffix="_gpu").select(*_MET),
         ]
     )
     met = met.filter(_same_cluster("cluster_run", "cluster") & _seen_during())
-    unseen = wanted.drop_nulls("node").join(met, on=["run", "mark"], how="anti").select("run", "node", "mark").unique()
+    unseen = needed.drop_nulls("node").join(met, on=["run", "mark"], how="anti").select("run", "node", "mark").unique()
     met = _without(met, runs, parents)
-    least = _least_named(met, wanted, runs, table)
+    least = _least_named(met, needed, runs, table)
     ambiguous = pl.concat(
         [least.filter(pl.col("least") > pl.col("gpus")).select("run"), _several_places(met, table)]
     ).unique(maintain_order=True)
@@ -374,14 +374,14 @@ def _highest(names: pl.DataFrame) -> pl.DataFrame:
     return indices.group_by("device").agg(pl.col("value").cast(pl.Int64).max().alias("highest"))
 
 
-def _least_named(met: pl.DataFrame, wanted: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+def _least_named(met: pl.DataFrame, needed: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """Return ``run``, ``gpus``, ``least``: the minimum number of GPUs that the records of a run with GPUs name.
 
     Two names of one kind (UUID, PCI address, index) are two GPUs; a UUID and an index may be the same one.
     """
     seen = met.join(table.select("at", "node", "slot"), on="at").group_by("run")
     kind = pl.when(pl.col("mark").str.contains(":")).then(1).when(pl.col("mark").str.contains("^[0-9]+$")).then(2)
-    by_kind = wanted.group_by("run", kind.otherwise(0).alias("kind")).agg(
+    by_kind = needed.group_by("run", kind.otherwise(0).alias("kind")).agg(
         pl.struct("node", "mark").n_unique().alias("least")
     )
     counts = [seen.agg(pl.struct("node", "slot").n_unique().alias("least")), by_kind.select("run", "least")]

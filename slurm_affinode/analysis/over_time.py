@@ -174,16 +174,16 @@ def slots_of(  # noqa: PLR0917
 ) -> TimelineSlots:
     """Cut the runs ``chosen`` (``runs.prepare``) into slots no shorter than the median sampling interval."""
     runs = chosen["run"].to_numpy()
-    mine = np.isin(allocations.run, runs)
+    involved = np.isin(allocations.run, runs)
     taking_part = np.zeros(devices, np.bool_)
-    taking_part[allocations.device[mine]] = True
+    taking_part[allocations.device[involved]] = True
     step = int(np.median(pieces.step)) if len(pieces) else 0
     edges = tuple(
         _edges(start, end, step)
         for start, end in zip(chosen["start_ms"].to_list(), chosen["end_ms"].to_list(), strict=True)
     )
     lookup = {int(run): position for position, run in enumerate(runs)}
-    cuts = [(device, edges[lookup[run]]) for device, run in _device_runs(allocations, mine)]
+    cuts = [(device, edges[lookup[run]]) for device, run in _device_runs(allocations, involved)]
     there = taking_part[allocations.device]
     shared = allocations.take(there)
     slotted = build(
@@ -194,7 +194,7 @@ def slots_of(  # noqa: PLR0917
         cut_device=np.concatenate([np.empty(0, np.int64), *(np.full(len(e), device) for device, e in cuts)]),
         cut_time=np.concatenate([np.empty(0, np.int64), *(e for _, e in cuts)]),
     )
-    return TimelineSlots(runs, edges, shared, slotted, _pieces_during(allocations.take(mine), pieces), kept[there])
+    return TimelineSlots(runs, edges, shared, slotted, _pieces_during(allocations.take(involved), pieces), kept[there])
 
 
 def _edges(start: int, end: int, step: int) -> Ints:
@@ -202,14 +202,14 @@ def _edges(start: int, end: int, step: int) -> Ints:
     return start + (np.arange(count + 1, dtype=np.int64) * (end - start)) // count
 
 
-def _device_runs(allocations: Allocations, mine: Flags) -> list[tuple[int, int]]:
-    return list(zip(allocations.device[mine].tolist(), allocations.run[mine].tolist(), strict=True))
+def _device_runs(allocations: Allocations, involved: Flags) -> list[tuple[int, int]]:
+    return list(zip(allocations.device[involved].tolist(), allocations.run[involved].tolist(), strict=True))
 
 
-def _pieces_during(wanted: Allocations, pieces: Pieces) -> Ints:
-    """Return the pieces that may have a sample in one of the ``wanted`` allocations."""
-    order = np.argsort(wanted.device, kind="stable")
-    device, start, end = wanted.device[order], wanted.start[order], wanted.end[order]
+def _pieces_during(selected: Allocations, pieces: Pieces) -> Ints:
+    """Return the pieces that may have a sample in one of the ``selected`` allocations."""
+    order = np.argsort(selected.device, kind="stable")
+    device, start, end = selected.device[order], selected.start[order], selected.end[order]
     low, high = np.searchsorted(device, pieces.device), np.searchsorted(device, pieces.device, side="right")
     found = [
         piece

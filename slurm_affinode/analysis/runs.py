@@ -36,7 +36,7 @@ def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFram
             pl.col("end").dt.epoch("ms").fill_null(FAR_FUTURE_MS).alias("finish_ms"),
             begin.clip(lower_bound=since).alias("start_ms"),
             finish.clip(upper_bound=until).alias("end_ms"),
-            _wanted(query).alias("wanted"),
+            _selected(query).alias("wanted"),
         )
         .filter(pl.col("start_ms") < pl.col("end_ms"))
         .sort("cluster", "start", "job_id", "submit", nulls_last=True)
@@ -116,7 +116,7 @@ def caution(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> str:
     return f"accounting is known up to {', '.join(where)}: {rest}"
 
 
-def _wanted(query: WasteQuery) -> pl.Expr:
+def _selected(query: WasteQuery) -> pl.Expr:
     conditions = [
         pl.col(name).is_in(list(values)).fill_null(value=False) for name, values in query.filters.items() if values
     ]

@@ -299,15 +299,15 @@ def blocks(index: Index, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
         yield block(*before, next_time=FAR)
 
 
-def blocks_of(index: Index, wanted: Ints) -> Iterator[Block]:
-    """Yield the rows of the pieces ``wanted`` (ascending numbers), together with short ranges between them.
+def blocks_of(index: Index, selected: Ints) -> Iterator[Block]:
+    """Yield the rows of the pieces ``selected`` (ascending numbers), together with short ranges between them.
 
     Every block begins and ends at a piece boundary.
     """
     pieces = index.pieces
     for source in index.sources:
-        low, high = np.searchsorted(wanted, np.searchsorted(pieces.row, (source.row, source.row + source.rows)))
-        mine = wanted[low:high]
+        low, high = np.searchsorted(selected, np.searchsorted(pieces.row, (source.row, source.row + source.rows)))
+        mine = selected[low:high]
         if not len(mine):
             continue
         rows = _rows_by_number(index.store, source)

@@ -45,14 +45,14 @@ SUSPENSIONS: dict[str, pl.DataType] = {
 
 def given_back(entries: Iterable[LedgerEntry], query: WasteQuery, *, now: datetime) -> pl.DataFrame:
     """Return ``SUSPENSIONS`` for the ledger entries that match ``query``; hours are clipped to its interval."""
-    rows = [_row(entry, query, now) for entry in entries if _wanted(entry, query)]
+    rows = [_row(entry, query, now) for entry in entries if _is_selected(entry, query)]
     frame = pl.DataFrame(rows, schema=SUSPENSIONS, orient="row")
     return frame.sort(
         "gpu_hours_given_back", "began", "job_id", descending=[True, False, False], nulls_last=True
     )  # fmt: skip
 
 
-def _wanted(entry: LedgerEntry, query: WasteQuery) -> bool:
+def _is_selected(entry: LedgerEntry, query: WasteQuery) -> bool:
     asked = (
         (entry.cluster, query.clusters),
         (entry.partition, query.partitions),

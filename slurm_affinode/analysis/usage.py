@@ -49,7 +49,7 @@ def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: dat
         pl.col("partition").drop_nulls().unique().sort().str.join(",").alias("partitions"),
         pl.col("user").drop_nulls().unique().sort().str.join(",").alias("users"),
     )
-    waits = _wanted(pending, query).group_by(group).agg(pl.len().cast(pl.Int64).alias("waiting"))
+    waits = _selected(pending, query).group_by(group).agg(pl.len().cast(pl.Int64).alias("waiting"))
     joined = rows.join(waits, on=group, how="full", coalesce=True, nulls_equal=True)
     texts = pl.col("partitions", "users").fill_null("")
     amounts = pl.col(*(name for name in rows.columns if rows.schema[name].is_numeric() and name != group))
@@ -73,7 +73,7 @@ def _shown() -> pl.Expr:
     ).alias("job")
 
 
-def _wanted(pending: pl.DataFrame, query: WasteQuery) -> pl.DataFrame:
+def _selected(pending: pl.DataFrame, query: WasteQuery) -> pl.DataFrame:
     asked = {"cluster": query.clusters, "account": query.accounts, "user": query.users}
     for name, values in asked.items():
         if values:
@@ -108,7 +108,7 @@ class Waits:
 def waits_of(pending: pl.DataFrame, query: WasteQuery, now: datetime) -> list[Waits]:
     """Return the pending jobs of accounting (``JOBS``), the longest wait first."""
     return _sorted(
-        _stored(row, min(now, query.end_of(row["cluster"]))) for row in _wanted(pending, query).iter_rows(named=True)
+        _stored(row, min(now, query.end_of(row["cluster"]))) for row in _selected(pending, query).iter_rows(named=True)
     )
 
 
@@ -118,13 +118,13 @@ def _stored(row: dict[str, Any], now: datetime) -> Waits:
     if task is None and row["array_spec"]:
         shown = f"{row['array_job_id'] or row['job_id']}_[{row['array_spec']}]"
     gpus = 0 if row["req_gpus"] is None and row["req_tres"] else row["req_gpus"]
-    cores, nodes = row["cpus"] or _asked(row, "cpu"), row["nodes"] or _asked(row, "node")
+    cores, nodes = row["cpus"] or _requested(row, "cpu"), row["nodes"] or _requested(row, "node")
     return Waits(shown, row["user"], row["account"], row["partition"] or "", row["qos"], gpus, cores,
                  nodes, row["submit"], row["eligible"], row["reason"],
                  _waited(row["eligible"], now))  # fmt: skip
 
 
-def _asked(row: dict[str, Any], name: str) -> int | None:
+def _requested(row: dict[str, Any], name: str) -> int | None:
     found = units.parse_tres(row["req_tres"] or "").get(name, "")
     return int(found) if found.isdecimal() else None
 

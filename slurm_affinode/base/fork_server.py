@@ -99,25 +99,25 @@ def main(control_fd: int) -> None:
             if os.fork() == 0:
                 control.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                with contextlib.suppress(OSError), socket.socket(fileno=fds[0]) as asked:
-                    _serve(asked)
+                with contextlib.suppress(OSError), socket.socket(fileno=fds[0]) as client:
+                    _serve(client)
                 os._exit(0)
             for fd in fds:
                 os.close(fd)
 
 
-def _serve(asked: socket.socket) -> None:
+def _serve(client: socket.socket) -> None:
     process.raise_file_limit()
     passed: list[int] = []
     mark = _MORE
     while mark == _MORE:
-        mark, some, _, _ = socket.recv_fds(asked, 1, _MOST_FDS)
+        mark, some, _, _ = socket.recv_fds(client, 1, _MOST_FDS)
         passed += some
-    request = json.loads(b"".join(iter(lambda: asked.recv(1 << 16), b"")))
+    request = json.loads(b"".join(iter(lambda: client.recv(1 << 16), b"")))
     numbers = request["fds"]
     # Move the descriptors out of the way of their final numbers.
     above = max([2, *numbers]) + 1
-    talk = socket.socket(fileno=fcntl.fcntl(asked.detach(), fcntl.F_DUPFD_CLOEXEC, above))
+    talk = socket.socket(fileno=fcntl.fcntl(client.detach(), fcntl.F_DUPFD_CLOEXEC, above))
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in passed]
     os.closerange(3, above)
     for fd, number in zip(moved, numbers, strict=True):

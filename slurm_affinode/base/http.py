@@ -117,7 +117,7 @@ def _faults() -> Iterator[None]:
         reason = _origin(error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise HttpError("certificate", reason.verify_message) from error
-        raise HttpError("tls" if isinstance(reason, ssl.SSLError) else "connection", _said(reason)) from error
+        raise HttpError("tls" if isinstance(reason, ssl.SSLError) else "connection", _message(reason)) from error
     except httpx.TimeoutException as error:
         raise HttpError("timeout", "timed out") from error
     except httpx.LocalProtocolError:  # quotes the header, which may hold a secret
@@ -125,7 +125,7 @@ def _faults() -> Iterator[None]:
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, ImportError, ValueError):  # an import for SOCKS
         raise HttpError("request", "the URL, or that of its proxy (http_proxy, https_proxy), cannot be used") from None
     except (httpx.RequestError, zlib.error) as error:
-        raise HttpError("response", _said(_origin(error))) from error
+        raise HttpError("response", _message(_origin(error))) from error
 
 
 def _origin(error: BaseException) -> BaseException:
@@ -136,7 +136,7 @@ def _origin(error: BaseException) -> BaseException:
     return found or error
 
 
-def _said(reason: BaseException) -> str:
+def _message(reason: BaseException) -> str:
     if isinstance(reason, TimeoutError):
         return "timed out"
     if isinstance(reason, OSError) and reason.strerror:

@@ -304,7 +304,7 @@ class Process:
                 raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
         return found
 
-    def shares(self, number: int, other: Process, theirs: int) -> bool:
+    def shares(self, number: int, other: Process, other_fd: int) -> bool:
         """Return whether a descriptor has the open file description of a descriptor of another process (``kcmp(2)``).
 
         False if one of the descriptors is closed. Raises ``ProcessGoneError``, ``OSError``.
@@ -313,7 +313,7 @@ class Process:
         if call is None:
             raise OSError(errno.ENOSYS, "the number of kcmp(2) on this machine is not known")
         libc = ctypes.CDLL(None, use_errno=True)
-        found = int(libc.syscall(call, self.pid, other.pid, _KCMP_FILE, number, theirs))
+        found = int(libc.syscall(call, self.pid, other.pid, _KCMP_FILE, number, other_fd))
         code = ctypes.get_errno()
         for process in (self, other):
             process.check()  # not ended, so the PIDs were theirs during the call
@@ -507,7 +507,7 @@ class Namespace:
                 if process.link("ns/pid") == self.identity:
                     yield int(process.status()["NSpid"].split()[-1]), process
 
-    def everybody(self) -> Iterator[Process]:
+    def all_processes(self) -> Iterator[Process]:
         """Yield each process except PID 1, including those in PID namespaces below this one (containers)."""
         known = {self.identity: True}
         for process in processes_elsewhere(proc=self._proc):

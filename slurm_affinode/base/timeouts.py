@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 LOG = logging.getLogger("slurm_affinode.agent")
 LOOK_S = 10.0
-SILENT = "its file system does not respond"
+UNRESPONSIVE = "its file system does not respond"
 
 
 class NoAnswerError(TimeoutError):
     """The file system does not respond. It is not known whether the call has had, or will have, its effect."""
 
     def __init__(self) -> None:
-        super().__init__(errno.ETIMEDOUT, SILENT)
+        super().__init__(errno.ETIMEDOUT, UNRESPONSIVE)
 
 
 def time_limit(seconds: float, what: str) -> Callable[[], None]:
@@ -58,7 +58,7 @@ class FileSystemCalls:
         self._lock = threading.Lock()
 
     @property
-    def silent(self) -> bool:
+    def unresponsive(self) -> bool:
         """Whether an abandoned call has not returned yet."""
         with self._lock:
             before, self._behind = self._behind, [one for one in self._behind if not one.over.is_set()]
@@ -72,7 +72,7 @@ class FileSystemCalls:
         An abandoned call continues when the file system responds again: it must not use a descriptor that may have been
         reused by then. Its result is passed to ``late``, for disposal.
         """
-        if self.silent:
+        if self.unresponsive:
             raise NoAnswerError
         one = _Call(call, late)
         while not one.over.wait(self._look_s):
@@ -94,7 +94,7 @@ class FileSystemCalls:
             return False
         with self._lock:
             if not self._behind and self._path is not None:
-                LOG.warning("%s: %s; operations on it fail until it responds", self._path, SILENT)
+                LOG.warning("%s: %s; operations on it fail until it responds", self._path, UNRESPONSIVE)
             self._behind.append(one)
         return True
 

@@ -30,7 +30,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 NO_LIMIT = 1 << 60
 """A limit of a cgroup (version 1) from here on is none."""
-_LOOKS = 8
+_MOST_ROUNDS = 8
 _ARGUMENTS = 4096
 """Bytes of a command line that are read."""
 _EVENTFD = "anon_inode:[eventfd]"
@@ -248,7 +248,7 @@ def _members(space: str, proc: Path) -> list[Id]:
 def _is_below(one: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
     """Return whether one of ``above`` is an ancestor of the process; ``False`` if the process has ended."""
     with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
-        for _ in range(_LOOKS):
+        for _ in range(_MOST_ROUNDS):
             with contextlib.suppress(OSError):
                 for ancestor in ancestors(process, proc=proc):
                     if ancestor.id in above:
@@ -549,7 +549,7 @@ class TreeInspector:
     def __init__(self, look: Callable[[int, int], TreeFacts] = collect, *, limit_s: float = 20.0) -> None:
         """``limit_s``: timeout of one call in seconds."""
         self._look, self._limit_s = look, limit_s
-        self._silent: dict[Id, FileSystemCalls] = {}
+        self._unresponsive: dict[Id, FileSystemCalls] = {}
         self._lock = threading.Lock()
         """Guards the process trees with unresponsive files."""
 
@@ -564,13 +564,13 @@ class TreeInspector:
         except OSError:
             return TreeFacts(init_pid, root_pid, ())
         with self._lock:
-            self._silent = {known: one for known, one in self._silent.items() if one.silent}
-            calls = self._silent.get(init) or FileSystemCalls(None, look_s=self._limit_s)
+            self._unresponsive = {known: one for known, one in self._unresponsive.items() if one.unresponsive}
+            calls = self._unresponsive.get(init) or FileSystemCalls(None, look_s=self._limit_s)
         try:
             return calls(lambda: self._look(init_pid, root_pid))
         except NoAnswerError:
             with self._lock:
-                self._silent[init] = calls
+                self._unresponsive[init] = calls
             raise CheckpointError(
                 "it has files open, or memory mapped, on a file system that does not respond"
             ) from None

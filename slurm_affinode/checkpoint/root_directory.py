@@ -23,7 +23,7 @@ DIR_MODE = 0o700
 FILE_MODE = 0o600
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a write to a file system that is full or has become read-only."""
-_SOMETHING_ELSE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
+_OTHER_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 _SYS_OPENAT2 = 437
 _RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT
 _RESOLVE_BENEATH = 0x01 | 0x02 | 0x04 | 0x08  # RESOLVE_NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
@@ -118,7 +118,7 @@ def open_directory(at: int, name: str, *, owner: int) -> int:
 
 def _wrong(error: OSError) -> type[ImageDamaged]:
     """Return the error class: a missing or unexpected file means damage, other errors do not."""
-    return ImageDamaged if error.errno in _SOMETHING_ELSE else ImageUnreadable
+    return ImageDamaged if error.errno in _OTHER_FILE else ImageUnreadable
 
 
 @contextmanager

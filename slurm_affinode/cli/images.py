@@ -300,7 +300,7 @@ def prune(
             ]
         missing = tiers.missing
     waiting = [name for name, one in sorted(swept.unknown.items()) if name not in swept.gone]
-    status = _tell(
+    status = _print_outcome(
         removed, failed, missing, dry_run=dry_run, as_json=as_json, unknown=() if unknown else waiting,
         stopped=swept.stopped,
     )  # fmt: skip
@@ -332,7 +332,7 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
         for note in notes.all():
             if note.job_id in wanted:
                 notes.write(replace(note, given_up=True))
-    return _tell(removed, failed, missing, dry_run=dry_run, as_json=as_json)
+    return _print_outcome(removed, failed, missing, dry_run=dry_run, as_json=as_json)
 
 
 @contextmanager
@@ -384,7 +384,7 @@ def shared_images(config: Config) -> Check:
     return Check("images", OK, f"{suspend.shared_store}: swept, and all notes beside it are signed")
 
 
-def _tell(
+def _print_outcome(
     removed: Sequence[dict[str, str]], failed: Sequence[str], missing: Sequence[str], *, dry_run: bool, as_json: bool,
     unknown: Sequence[str] = (), stopped: StoppedSweep | None = None,
 ) -> int:  # fmt: skip

@@ -324,7 +324,7 @@ def ingest_gpu(
     again: bool,
     since: datetime | None,
     until: datetime,
-    asked: bool,
+    with_prometheus: bool,
     run: IngestRun,
 ) -> int:
     """Ingest GPU metrics from files, directories, globs, standard input (-) or a Prometheus server.
@@ -333,7 +333,7 @@ def ingest_gpu(
     in one line and not stored; the others are ingested, and the exit status is 2. Exit status 3: Prometheus does
     not respond or failed midway; everything read before is stored.
     """
-    if paths and (asked or since is not None):
+    if paths and (with_prometheus or since is not None):
         raise click.UsageError("files and Prometheus are read one after the other: give PATH... or --prometheus URL")
     if not paths and run.config.prometheus.url is None:
         raise click.UsageError("nothing to read: give PATH... or --prometheus URL")
@@ -564,7 +564,7 @@ def ingest_serving(
     again: bool,
     since: datetime | None,
     until: datetime,
-    asked: bool,
+    with_prometheus: bool,
     run: IngestRun,
 ) -> int:
     """Ingest metrics of inference engines from files, standard input (-), Prometheus or by a scrape.
@@ -573,7 +573,7 @@ def ingest_serving(
     the lines before are ingested. An unusable file or endpoint is reported in one line; the others are ingested, and
     the exit status is 2. Exit status 3: Prometheus does not respond or failed midway.
     """
-    if bool(paths) + bool(urls) + (asked or since is not None) > 1:
+    if bool(paths) + bool(urls) + (with_prometheus or since is not None) > 1:
         raise click.UsageError("give PATH..., --scrape URL or --prometheus URL, one after the other")
     if not paths and not urls and run.config.prometheus.url is None:
         raise click.UsageError("nothing to read: give PATH..., --scrape URL or --prometheus URL")
@@ -712,10 +712,10 @@ def ingest_sacct(
                 except InputError as error:
                     failed.append(error)
         else:
-            asked = _run_sacct(
+            with_prometheus = _run_sacct(
                 repository, how, since=since, until=until, config=run.config, cluster=cluster, all_clusters=all_clusters
             )
-            done.append(asked)
+            done.append(with_prometheus)
     _report_sacct(done, run)
     if len(failed) == 1:
         raise failed[0]

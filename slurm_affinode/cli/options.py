@@ -39,8 +39,8 @@ _FILE = click.Path(path_type=Path)
 def prometheus_options(function: F) -> F:
     """Add ``--prometheus`` and related options, below ``config_options``.
 
-    The command receives ``config`` with the server in ``config.prometheus``, and ``asked``: whether ``--prometheus``
-    was given. Configured credentials are sent only to the configured server.
+    The command receives ``config`` with the server in ``config.prometheus``, and ``with_prometheus``: whether
+    ``--prometheus`` was given. Configured credentials are sent only to the configured server.
     """
 
     @connection_option(
@@ -76,7 +76,7 @@ def prometheus_options(function: F) -> F:
         if insecure:
             given["insecure"] = True
         settings = _settings(config.prometheus, url, given)
-        return function(*args, config=replace(config, prometheus=settings), asked=url is not None, **kwargs)
+        return function(*args, config=replace(config, prometheus=settings), with_prometheus=url is not None, **kwargs)
 
     return wrapper  # type: ignore[return-value]
 

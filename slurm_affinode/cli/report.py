@@ -81,7 +81,7 @@ def page(
     low_pct: float | None,
     as_csv: bool,
     as_json: bool,
-    asked: bool,
+    with_prometheus: bool,
 ) -> None:
     """Report where GPU-hours went: one HTML page, a summary in JSON, tables in CSV.
 
@@ -94,7 +94,7 @@ def page(
     query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds, zone())
     options = report_pipeline.ReportOptions(title=title, top=top, csv=as_csv)
     with stages() as step:
-        history = _history(config, query, step) if asked else None
+        history = _history(config, query, step) if with_prometheus else None
         written = report_pipeline.build_report(
             config, query, out, options=options, step=step, history=history, warned=warn
         )

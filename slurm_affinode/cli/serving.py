@@ -115,14 +115,14 @@ Exit status: 0 no problem, 1 an engine has a problem at the end of the period, 2
 @prometheus_options
 @period_options
 @json_option
-def list_(*, config: Config, live: bool, asked: bool, as_json: bool, **query: Any) -> int:
+def list_(*, config: Config, live: bool, with_prometheus: bool, as_json: bool, **query: Any) -> int:
     """List engines with their state at the end of the period and the worst one in it.
 
     Diagnoses the samples that `ingest serving` has stored, or with --live or --prometheus those of Prometheus, together
     with GPU samples where these are known. Nothing is stored.
     """
     with (
-        _samples(config, ServerQuery(**query), live=live or asked) as (store, period),
+        _samples(config, ServerQuery(**query), live=live or with_prometheus) as (store, period),
         progress("diagnose engines", total=None, quiet=as_json) as advance,
     ):
         found = servers.find(store, period, advance=advance)
@@ -178,15 +178,15 @@ Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples, 3 Prome
 )
 @json_option
 def explain(
-    *, config: Config, target: str, everything: bool, logs: tuple[str, ...], page: Path | None, live: bool, asked: bool,
-    as_json: bool, **query: Any,
+    *, config: Config, target: str, everything: bool, logs: tuple[str, ...], page: Path | None, live: bool,
+    with_prometheus: bool, as_json: bool, **query: Any,
 ) -> int:  # fmt: skip
     """Show the diagnoses of engines over time, with evidence, rule, confidence and advice.
 
     ADDRESS is the host and port of the metrics, as `serving list` shows it.
     """
-    wanted = _query_of(target, query)
-    with _samples(config, wanted, live=live or asked) as (store, period):
+    selection = _query_of(target, query)
+    with _samples(config, selection, live=live or with_prometheus) as (store, period):
         found = servers.find(store, period, timelines=page is not None, logs=scan_logs(logs))
     if page is not None and found.engines:
         from slurm_affinode.report import servers_page  # noqa: PLC0415 - most calls need no page
@@ -332,8 +332,8 @@ _STABLE = 3
 )
 @json_option
 def tune(
-    *, config: Config, target: str, logs: tuple[str, ...], write: bool, watch_s: float | None, live: bool, asked: bool,
-    as_json: bool, **query: Any,
+    *, config: Config, target: str, logs: tuple[str, ...], write: bool, watch_s: float | None, live: bool,
+    with_prometheus: bool, as_json: bool, **query: Any,
 ) -> int:  # fmt: skip
     """Recommend settings of an engine from what its requests needed. Nothing is changed.
 
@@ -342,9 +342,9 @@ def tune(
     raised only if GPU memory was free and none ran out. The command line keeps the options that vLLM has logged at its
     start.
     """
-    wanted = _query_of(target, query)
+    selection = _query_of(target, query)
     if watch_s is None:
-        found = _tuned(config, wanted, logs, live=live or asked)
+        found = _tuned(config, selection, logs, live=live or with_prometheus)
         _show_tuning(found, target, write=write, as_json=as_json)
         return 0 if found else 1
     if "-" in logs:
@@ -354,7 +354,7 @@ def tune(
     seen: list[list[TunedEngine]] = []
     while True:
         try:
-            found = _tuned(config, wanted, logs, live=live or asked)
+            found = _tuned(config, selection, logs, live=live or with_prometheus)
         except UnreachableError as error:  # the server may be restarted, and responds again then
             if not seen:
                 raise
@@ -370,8 +370,8 @@ def tune(
         time.sleep(watch_s)
 
 
-def _tuned(config: Config, wanted: ServerQuery, logs: Sequence[str], *, live: bool) -> list[TunedEngine]:
-    with _samples(config, wanted, live=live) as (store, period):
+def _tuned(config: Config, selection: ServerQuery, logs: Sequence[str], *, live: bool) -> list[TunedEngine]:
+    with _samples(config, selection, live=live) as (store, period):
         return servers.tune(store, period, scan_logs(logs))
 
 

@@ -64,7 +64,7 @@ from slurm_affinode.zombies import live as live_findings
 from slurm_affinode.zombies.audit import note_look
 from slurm_affinode.zombies.find import Found
 from slurm_affinode.zombies.nodes import asker
-from slurm_affinode.zombies.sampling import Eyes
+from slurm_affinode.zombies.sampling import NodeSampler
 
 NOTHING = "There are no findings for this job."
 BLOCKS = "_▁▂▃▄▅▆▇█"
@@ -340,13 +340,13 @@ def print_tried(where: Path, tried: Sequence[Tried]) -> None:
     table.add_column("judged", ratio=3, overflow="fold")
     for one in tried:
         judged = "fits" if one.verdict.fits else one.verdict.why_not
-        cells = ("✓" if one.ok else "✗", one.example.signature, one.example.says, judged)
+        cells = ("✓" if one.ok else "✗", one.example.signature, one.example.claim, judged)
         table.add_row(*(Text(printable(cell), style="" if one.ok else "red") for cell in cells))
     out.print(table)
     wrong = [one for one in tried if not one.ok]
     for one in wrong:
         expected = "fit" if one.example.fits else "not fit"
-        out.print(Text(printable(f"{where}:{one.example.line}: should {expected}: {one.example.says}")))
+        out.print(Text(printable(f"{where}:{one.example.line}: should {expected}: {one.example.claim}")))
     out.print(Text(f"{len(tried) - len(wrong)} of {len(tried)} examples have the expected outcome."))
 
 
@@ -451,7 +451,7 @@ def list_(
     cockpit: Path | None,
     wide: bool,
     as_json: bool,
-    asked: bool,
+    with_prometheus: bool,
 ) -> int:
     """List findings, the most GPU-hours held first.
 
@@ -466,7 +466,7 @@ def list_(
     )  # fmt: skip
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
     with stages(quiet=as_json) as step:
-        history = prometheus_history(config, request, step) if asked else None
+        history = prometheus_history(config, request, step) if with_prometheus else None
         if cockpit is not None:
             found = find.clustercockpit(config, request, cockpit)
         elif live:
@@ -537,7 +537,7 @@ def explain(
     watch_s: float | None,
     html: Path | None,
     as_json: bool,
-    asked: bool,
+    with_prometheus: bool,
 ) -> int:
     """Show all evidence about a job's GPUs, for and against a finding, including what is unknown.
 
@@ -552,14 +552,15 @@ def explain(
     def page_now() -> Explanation:
         with stages(quiet=as_json) as step:
             return explanations.explain_live(
-                config, job, Eyes(asker(config), say=step), slurm=slurm, since=since, until=until, window_s=window_s,
-                watch_s=watch_s, history=borrowed(step) if asked or config.prometheus.url else None,
+                config, job, NodeSampler(asker(config), say=step), slurm=slurm, since=since, until=until,
+                window_s=window_s, watch_s=watch_s,
+                history=borrowed(step) if with_prometheus or config.prometheus.url else None,
             )  # fmt: skip
 
     def page_stored() -> Explanation:
         return explanations.explain(
             config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm,
-            history=borrowed(lambda _: None) if asked else None,
+            history=borrowed(lambda _: None) if with_prometheus else None,
         )  # fmt: skip
 
     if live or watch_s is not None:
@@ -638,7 +639,7 @@ def test(*, config: Config, file: Path | None, as_json: bool) -> int:
     wrong = [one for one in tried if not one.ok]
     if as_json:
         print_json([
-            {"signature": one.example.signature, "says": one.example.says, "line": one.example.line,
+            {"signature": one.example.signature, "says": one.example.claim, "line": one.example.line,
              "expected": one.example.fits, "fits": one.verdict.fits, "score": round(one.verdict.score, 3),
              "why_not": one.verdict.why_not, "ok": one.ok}
             for one in tried

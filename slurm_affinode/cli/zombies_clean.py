@@ -99,11 +99,11 @@ def _common(function: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CleanUpRequest:
     """Parameters of a clean-up command."""
 
     config: Config
-    request: find.Request
+    selection: find.Request
     live: bool
     watch_s: float | None
     prometheus: bool
@@ -114,18 +114,18 @@ class Asked:
     """With ``--yes``."""
 
 
-def _asked(
-    config: Config, policy_path: Path | None, *, live: bool, watch_s: float | None, asked: bool, as_json: bool,
+def _clean_up_request(
+    config: Config, policy_path: Path | None, *, live: bool, watch_s: float | None, request: bool, as_json: bool,
     everything: bool, kinds: tuple[str, ...], **filters: Any,
-) -> Asked:  # fmt: skip
-    request = find.Request(
+) -> CleanUpRequest:  # fmt: skip
+    selection = find.Request(
         kinds=tuple(dict.fromkeys("idle-allocation" if kind in VARIANTS else kind for kind in kinds)),
         variants=frozenset(kinds) & frozenset(VARIANTS), **filters,
     )  # fmt: skip
     policy = site_policy.load(config, policy_path)
     warn_if_exposed(site_policy.policy_file(config, policy_path)[0])
     config = site_policy.reaching(config, policy)
-    return Asked(config, request, live, watch_s, asked, policy, as_json, everything)
+    return CleanUpRequest(config, selection, live, watch_s, request, policy, as_json, everything)
 
 
 @command(epilog=_WARN_EPILOG)
@@ -139,16 +139,18 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
 
     A user gets one mail about all jobs: each stage once, and findings without stages once per period.
     """
-    asked = replace(_asked(config, policy_path, **given), acting=yes and not dry_run)
-    with _session(asked) as session:
+    request = replace(_clean_up_request(config, policy_path, **given), acting=yes and not dry_run)
+    with _session(request) as session:
         decided = [one for one in session.plan() if one.verb not in DESTRUCTIVE]
         session.looked(decided, "warn")
         if dry_run or not yes:
-            mails = list(_mails(decided, asked.policy)) if dry_run else None
-            for mail in mails or () if not asked.as_json else ():
+            mails = list(_mails(decided, request.policy)) if dry_run else None
+            for mail in mails or () if not request.as_json else ():
                 echo(f"To: {mail.recipient}", f"Subject: {mail.subject}", "", *mail.text.splitlines())
             return session.show([_planned(one) for one in decided], dry_run=True, mails=mails)
-        return session.show([*zombie_mail.tell(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False)
+        return session.show(
+            [*zombie_mail.notify(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False
+        )
 
 
 @command(epilog=_CLEAN_EPILOG)
@@ -165,12 +167,14 @@ def clean(
     A dry run unless --yes is given. Evidence is read again right before each action, so a job that has become
     active is spared. Every check, warning and action is recorded; see `zombies history`.
     """
-    asked = replace(_asked(config, policy_path, **given), acting=yes)
+    request = replace(_clean_up_request(config, policy_path, **given), acting=yes)
     if over_limit is not None:
         if yes:
             _person(over_limit)
-        asked = replace(asked, policy=replace(asked.policy, limits=replace(asked.policy.limits, cancel=over_limit)))
-    with _session(asked) as session:
+        request = replace(
+            request, policy=replace(request.policy, limits=replace(request.policy.limits, cancel=over_limit))
+        )
+    with _session(request) as session:
         planned = session.plan()
         decided = [one for one in planned if warnings or not zombie_mail.warnable(one)]
         untold = len(planned) - len(decided)
@@ -178,7 +182,7 @@ def clean(
         if not yes:
             return session.show([_planned(one) for one in decided], dry_run=True, untold=untold)
         done = act.execute(decided, session.tools)
-        done += zombie_mail.tell(decided, session.tools, session.ledger)
+        done += zombie_mail.notify(decided, session.tools, session.ledger)
         tried = {one.action.finding.key for one in done}
         rest = [one for one in decided if one.finding.key not in tried]
         return session.show([*done, *_idle(rest)], dry_run=False, untold=untold)
@@ -203,7 +207,7 @@ def _idle(decided: Sequence[Action]) -> list[Outcome]:
 class Session:
     """One run of a command: its findings and dependencies."""
 
-    asked: Asked
+    request: CleanUpRequest
     found: find.Found
     log: ZombieLog
     tools: Tools
@@ -220,10 +224,10 @@ class Session:
         self.ledger = self.log.ledger(now)
         over = self._over()
         findings = [one for one in self.found.findings if one.key not in over]
-        decided = plan(findings, self.asked.policy, self.ledger, now, looked_from=self.began)
+        decided = plan(findings, self.request.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
         known = act.opted_in(decided, self.tools.ask)
-        planned = plan(findings, self.asked.policy, self.ledger, now, opted_in=known.watched,
+        planned = plan(findings, self.request.policy, self.ledger, now, opted_in=known.watched,
                        asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
                        parts=act.parts(self.jobs or ()))  # fmt: skip
         text = "it has ended, or begun anew, since accounting was read"
@@ -235,7 +239,7 @@ class Session:
         if self.jobs is None or not running:
             return frozenset()
         there = {run for job in self.jobs if job.allocated for run in (act.run_of(job), (job.job_id, None))}
-        here = {_cluster(self.asked, self.found) or UNNAMED, UNNAMED}
+        here = {_cluster(self.request, self.found) or UNNAMED, UNNAMED}
         if any(one.cluster not in here for one in running):
             here.add(self.tools.slurm.config().get("ClusterName", ""))
         return frozenset(
@@ -247,15 +251,15 @@ class Session:
 
         Empty for stored data, with filters, and in a dry run: its user may not be allowed to query the agents.
         """
-        asked, seen = self.asked.request, self.found.snapshot
-        narrow = (asked.clusters, asked.partitions, asked.accounts, asked.users, asked.nodes, asked.min_score)
-        if seen is None or any(narrow) or not self.asked.acting:
+        chosen, seen = self.request.selection, self.found.snapshot
+        narrow = (chosen.clusters, chosen.partitions, chosen.accounts, chosen.users, chosen.nodes, chosen.min_score)
+        if seen is None or any(narrow) or not self.request.acting:
             return []
-        return [f"{seen.cluster}/{kind}/" for kind in orphans.KINDS if kind in asked.wanted]
+        return [f"{seen.cluster}/{kind}/" for kind in orphans.KINDS if kind in chosen.requested_kinds]
 
     def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
         """Return the clusters in the findings other than this Slurm's: their job IDs mean other jobs here."""
-        named = {one.cluster for one in self.found.findings} - {_cluster(self.asked, self.found) or UNNAMED, UNNAMED}
+        named = {one.cluster for one in self.found.findings} - {_cluster(self.request, self.found) or UNNAMED, UNNAMED}
         slurm: SlurmClient | None = self.tools.slurm  # None in a dry run if Slurm does not respond
         if not named or slurm is None or not any(one.verb in DESTRUCTIVE for one in decided):
             return frozenset()
@@ -270,13 +274,13 @@ class Session:
     ) -> int:
         """Print the outcomes and the number of omitted warnings (``untold``); return the exit status."""
         # Table output has a single line about all of them.
-        hide = QUIET if self.asked.as_json else QUIET | {"stale"}
-        shown = [one for one in outcomes if self.asked.everything or one.action.code not in hide]
+        hide = QUIET if self.request.as_json else QUIET | {"stale"}
+        shown = [one for one in outcomes if self.request.everything or one.action.code not in hide]
         old = self._too_old(outcomes)
         notes = (*self.found.notes, *([old] if old else []))
-        if self.asked.as_json:
+        if self.request.as_json:
             print_json({
-                "dry_run": dry_run, "run": self.tools.who.run, "policy": self.asked.policy.where,
+                "dry_run": dry_run, "run": self.tools.who.run, "policy": self.request.policy.where,
                 "since": self.found.since, "until": self.found.until, "source": self.found.source,
                 "findings": len(self.found.findings), "actions": [_row(one) for one in shown],
                 "notes": list(notes),
@@ -294,7 +298,7 @@ class Session:
             ]  # fmt: skip
             if rows:
                 print_table(("action", "target", "kind", "user", "result", "why"), rows)
-            hidden = sum(one.action.code in QUIET for one in outcomes) if not self.asked.everything else 0
+            hidden = sum(one.action.code in QUIET for one in outcomes) if not self.request.everything else 0
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
             more += f"; of {untold} users are to be warned (--warn)" if untold else ""
             echo(f"{counted(len(self.found.findings), 'finding')}, {len(shown)} shown{more}")
@@ -312,7 +316,7 @@ class Session:
         stale = [one.action.finding for one in outcomes if one.action.code == "stale"]
         if not stale:
             return ""
-        newest, limit_s = max(one.observed_at for one in stale), self.asked.policy.max_evidence_age_s
+        newest, limit_s = max(one.observed_at for one in stale), self.request.policy.max_evidence_age_s
         age = span((self.tools.now() - newest).total_seconds())
         return (
             f"too old to act on: {counted(len(stale), 'finding')}, the newest of {named(newest, UTC)}, "
@@ -332,17 +336,17 @@ def _row(one: Outcome) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _session(asked: Asked) -> Iterator[Session]:
-    config = asked.config
+def _session(request: CleanUpRequest) -> Iterator[Session]:
+    config = request.config
     backend: Any = config.slurm.backend
     open_slurm: Callable[[], SlurmClient] = functools.partial(open_client, backend, warned=warn)
     with contextlib.ExitStack() as stack:
-        step = stack.enter_context(stages(quiet=asked.as_json))
+        step = stack.enter_context(stages(quiet=request.as_json))
         began = datetime.now(UTC)
-        if asked.acting:
+        if request.acting:
             # systemd stops a run on timeout with SIGTERM: record the current action in the audit, as after Ctrl-C.
             stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, signal.default_int_handler))
-        found = _find(asked, open_slurm, step)
+        found = _find(request, open_slurm, step)
         store = stack.enter_context(Repository.open(config.db_url))
         log = ZombieLog(store.engine)
         slurm: Any = None
@@ -356,48 +360,48 @@ def _session(asked: Asked) -> Iterator[Session]:
 
         try:
             slurm = stack.enter_context(open_slurm())
-            jobs = _take_in(asked, found, slurm, log, who, reach.ask)
+            jobs = _take_in(request, found, slurm, log, who, reach.ask)
         except AffinodeError as error:
             # The owners' exemptions are unknown: take no action, but still show the findings.
-            if asked.acting:
+            if request.acting:
                 raise
             found = replace(found, notes=(*found.notes, f"new exemptions by owners are unknown: {error}"))
         tools = Tools(
             slurm=slurm, ask=reach.ask, suspend=lambda job: reach.about(job, {"verb": "suspend"}),
             recheck=Recheck(slurm, reach.ask, config.idle.low_pct, floors_pct=config.agent.floors_pct),
-            post=postman(asked.policy.mail, now), log=log, policy=asked.policy, who=who, now=now, step=step,
+            post=postman(request.policy.mail, now), log=log, policy=request.policy, who=who, now=now, step=step,
         )  # fmt: skip
-        yield Session(asked, found, log, tools, log.ledger(now()), began, jobs)
+        yield Session(request, found, log, tools, log.ledger(now()), began, jobs)
 
 
-def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> find.Found:
-    history = prometheus_history(asked.config, asked.request, step) if asked.prometheus else None
-    if asked.live:
+def _find(request: CleanUpRequest, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> find.Found:
+    history = prometheus_history(request.config, request.selection, step) if request.prometheus else None
+    if request.live:
         return live.find_live(
-            asked.config, asked.request, slurm=slurm, watch_s=asked.watch_s, history=history, step=step
+            request.config, request.selection, slurm=slurm, watch_s=request.watch_s, history=history, step=step
         )
-    return find.find(asked.config, asked.request, slurm=slurm, history=history, step=step)
+    return find.find(request.config, request.selection, slurm=slurm, history=history, step=step)
 
 
 def _take_in(  # noqa: PLR0917
-    asked: Asked, found: find.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
+    request: CleanUpRequest, found: find.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
 ) -> Sequence[Job]:
     """Store requests for exemption and, with --live, new epilog reports; return the jobs known to Slurm."""
     now, seen = datetime.now(UTC), found.snapshot
     named = {one.cluster for one in found.findings}
-    cluster = _cluster(asked, found) or (named.pop() if len(named) == 1 else None)
+    cluster = _cluster(request, found) or (named.pop() if len(named) == 1 else None)
     cluster = cluster or slurm.config().get("ClusterName") or UNNAMED
     jobs = slurm.overview() if seen is None else seen.jobs
-    exemptions.collect(jobs, cluster, asked.policy.keep, log, now=now, run=who.run)
+    exemptions.collect(jobs, cluster, request.policy.keep, log, now=now, run=who.run)
     if seen is not None:
         nodes = [node.name for node in seen.nodes if node.gpus and node.responding and node.powered]
-        act.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=asked.acting)
+        act.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=request.acting)
     return jobs
 
 
-def _cluster(asked: Asked, found: find.Found) -> str | None:
+def _cluster(request: CleanUpRequest, found: find.Found) -> str | None:
     """Return the name of this cluster in the database; ``None``: only Slurm knows it."""
-    return found.snapshot.cluster if found.snapshot else asked.config.cluster.name
+    return found.snapshot.cluster if found.snapshot else request.config.cluster.name
 
 
 def _mails(decided: Sequence[Action], policy: Policy) -> Iterator[Digest]:

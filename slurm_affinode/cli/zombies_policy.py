@@ -116,7 +116,7 @@ def _replay(  # noqa: PLR0917
     config: Config, found: Policy, since: datetime, until: datetime, every_s: float, look_s: float
 ) -> tuple[list[site_policy.Replayed], str | None]:  # fmt: skip
     config = site_policy.reaching(config, found)
-    looks, problem = [], None
+    samples, problem = [], None
     # The last one is at the end of the interval, whatever its length.
     count = max(0, math.ceil((until - since).total_seconds() / look_s))
     with progress("looking at the history", max(1, count)) as advance:
@@ -124,13 +124,13 @@ def _replay(  # noqa: PLR0917
             moment = min(since + timedelta(seconds=number * look_s), until)
             try:
                 request = find.Request(until=moment, running_only=False)
-                looks.append(find.find(config, request, slurm=None, now=moment).findings)
+                samples.append(find.find(config, request, slurm=None, now=moment).findings)
             except AffinodeError as error:
                 problem = str(error)
             advance(1)
-    if not looks:
+    if not samples:
         return [], f"the replay is not possible: {problem or 'the interval is empty'}"
-    past = site_policy.episodes(looks)
+    past = site_policy.episodes(samples)
     return site_policy.replay(past, found, since, until, timedelta(seconds=every_s)), None
 
 
@@ -252,47 +252,47 @@ def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> 
     """
     now = datetime.now(UTC)
     found = site_policy.load(config)
-    wish = exemptions.Wish(now + timedelta(seconds=for_s), " ".join(why.split()))
+    exemption = exemptions.ExemptionRequest(now + timedelta(seconds=for_s), " ".join(why.split()))
     with open_client(config.slurm.backend, warned=warn) as slurm:  # type: ignore[arg-type]
         there = slurm.job(job)
-        problem = _against(there, wish, found, now)
+        problem = _against(there, exemption, found, now)
         if problem is not None:
             warn(f"job {there.id}: {problem}")
             return 1
-        slurm.set_comment(there.id, exemptions.comment_with(there.comment, wish))
+        slurm.set_comment(there.id, exemptions.comment_with(there.comment, exemption))
         cluster = config.cluster.name or slurm.config().get("ClusterName") or "default"
-    keep_ = Keep(cluster, there.job_id, there.submit or now, there.user or "?", wish.why, now, wish.until)
+    keep_ = Keep(cluster, there.job_id, there.submit or now, there.user or "?", exemption.why, now, exemption.until)
     written = _write(config, keep_, there.id, now)
     if as_json:
-        print_json({"job": there.id, "until": wish.until, "why": wish.why, "written": written})
+        print_json({"job": there.id, "until": exemption.until, "why": exemption.why, "written": written})
     else:
-        echo(f"Job {there.id} is left alone for {span(for_s)}, until {clock(wish.until)} ({zone()})")
+        echo(f"Job {there.id} is left alone for {span(for_s)}, until {clock(exemption.until)} ({zone()})")
     return 0
 
 
-def _against(job: Job, wish: exemptions.Wish, found: Policy, now: datetime) -> str | None:
+def _against(job: Job, exemption: exemptions.ExemptionRequest, found: Policy, now: datetime) -> str | None:
     uid = os.getuid()
     if uid not in (0, job.uid):
         return "it is not yours"
     if not job.allocated:
         return f"it does not run: it is {job.state}"
-    if exemptions.asked_before(job):
+    if exemptions.has_request(job):
         return "an exemption was requested before; only one is allowed for each attempt"
     try:
-        exemptions.check(wish, found.keep, now)
+        exemptions.check(exemption, found.keep, now)
     except AffinodeError as error:
         return str(error)
     return None
 
 
-def _write(config: Config, wish: Keep, job: str, now: datetime) -> bool:
+def _write(config: Config, exemption: Keep, job: str, now: datetime) -> bool:
     """Store the exemption in the database right away; ``False`` if this user may not write there."""
     try:
         with Repository.open(config.db_url, create=False) as store:
             log = ZombieLog(store.engine)
-            if log.keep(wish) is None:
+            if log.keep(exemption) is None:
                 who = Who.am_i()
-                log.record([exemptions.record(wish, job, who.run, who.actor, now)])
+                log.record([exemptions.record(exemption, job, who.run, who.actor, now)])
     except AffinodeError:
         return False
     return True

@@ -222,7 +222,7 @@ def idle_since(settings: Settings, finding: Finding) -> datetime | None:
     spans = sorted((gpu.idle_s for gpu in finding.flagged_gpus if gpu.idle_s is not None), reverse=True)
     if finding.since is None or not spans:
         return finding.since
-    return finding.since + timedelta(seconds=spans[0] - spans[min(_wanted(settings, finding), len(spans)) - 1])
+    return finding.since + timedelta(seconds=spans[0] - spans[min(_gpus_needed(settings, finding), len(spans)) - 1])
 
 
 def stages_of(settings: Settings, finding: Finding) -> Stages:
@@ -231,7 +231,7 @@ def stages_of(settings: Settings, finding: Finding) -> Stages:
     first = finding.since
     if start is None or since is None or first is None:
         return settings.sliding
-    if finding.variant == "used-once" and _wanted(settings, finding) >= len(finding.flagged_gpus):
+    if finding.variant == "used-once" and _gpus_needed(settings, finding) >= len(finding.flagged_gpus):
         return settings.sliding  # one of the GPUs that count was used, if only briefly
     # The limit applies to each difference: the GPUs of a job are not sampled at the same moment.
     fixed = max((first - start).total_seconds(), (since - first).total_seconds()) <= NEVER_USED_S
@@ -249,7 +249,7 @@ def enough_idle(settings: Settings, finding: Finding) -> bool:
     return held > 0 and len(finding.flagged_gpus) / held >= settings.gpu_fraction
 
 
-def _wanted(settings: Settings, finding: Finding) -> int:
+def _gpus_needed(settings: Settings, finding: Finding) -> int:
     """Return the number of GPUs that must be idle."""
     return max(1, math.ceil(settings.gpu_fraction * _held(finding) - 1e-9))
 
@@ -274,7 +274,7 @@ class _Case:
     def settings(self) -> Settings:
         return self.rule.settings
 
-    def _told(self) -> list[Finding]:
+    def _mailed_findings(self) -> list[Finding]:
         """Return this finding and, if the policy treats both alike, the other idle kind for the same job.
 
         A small change in a job's memory changes its kind, and its owner has been warned already.
@@ -391,7 +391,7 @@ class _Case:
         idle_s = (self.finding.observed_at - since).total_seconds()
         idle = f"idle for {span(idle_s)}"
         # Idle time begins again after activity that follows a warning.
-        warnings = [one for told in self._told() for one in self.ledger.warnings.get(told.key, ())]
+        warnings = [one for mailed in self._mailed_findings() for one in self.ledger.warnings.get(mailed.key, ())]
         sent = [one for one in warnings if one.at >= since]
         count = max((one.number for one in sent), default=0)
         last = max((one.at for one in sent), default=None)
@@ -481,10 +481,10 @@ class _Case:
         return self.do(verb, text)
 
     def _repeat(self, text: str) -> Action:
-        when = [at for one in self._told() if (at := self.ledger.told.get(one.matter)) is not None]
-        told, repeat_s = max(when, default=None), self.settings.repeat_s
-        if told is not None and self._age_s(told) < repeat_s:
-            return self.none("told", f"already mailed at {self._clock(told)}; again after {span(repeat_s)}")
+        when = [at for one in self._mailed_findings() if (at := self.ledger.mailed.get(one.matter)) is not None]
+        mailed, repeat_s = max(when, default=None), self.settings.repeat_s
+        if mailed is not None and self._age_s(mailed) < repeat_s:
+            return self.none("told", f"already mailed at {self._clock(mailed)}; again after {span(repeat_s)}")
         return self._warn(text)
 
     def _warn(self, text: str, number: int = 0) -> Action:

@@ -99,7 +99,7 @@ class Waiter:
 class WakePlan:
     """What to do now."""
 
-    go: tuple[int, ...] = ()
+    wakes: tuple[int, ...] = ()
     """Jobs that may get their memory now."""
     make_room: Mapping[int, int] = field(default_factory=dict)
     """Job to move out -> job that waits for it."""
@@ -136,7 +136,7 @@ def plan(
     ``awake`` holds every job with ``mode=inplace`` that is neither asleep, nor in the queue, nor ``arriving``.
     """
     room = _room(cards, awake, arriving, queue)
-    go: list[int] = []
+    wakes: list[int] = []
     make_room: dict[int, int] = {}
     waits: dict[int, str] = {}
     in_turn: set[int] = set()
@@ -160,7 +160,7 @@ def plan(
         elif unknown is not None:
             waits[waiter.job_id] = f"how much memory is free on {_name(room.cards, unknown)} is not known"
         elif not (lack := room.lack(lacks)):
-            go.append(waiter.job_id)
+            wakes.append(waiter.job_id)
             room.take(lacks)
             continue
         else:
@@ -169,7 +169,7 @@ def plan(
             in_turn |= {waiter.job_id} if _turns_suffice(lack, awake, arriving) else set()
         for uuid in uuids:
             first.setdefault(uuid, waiter.job_id)
-    return WakePlan(tuple(go), make_room, waits, frozenset(in_turn))
+    return WakePlan(tuple(wakes), make_room, waits, frozenset(in_turn))
 
 
 def _attainable(

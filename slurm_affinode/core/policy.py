@@ -84,7 +84,7 @@ class Candidate:
     """In place: number of its last sleeps, without a gap, that were too short."""
     awake_s: float = 0.0
     """Time since the last of them."""
-    wanted_by: tuple[str, ...] = ()
+    needed_by: tuple[str, ...] = ()
     """In place: jobs that wait to wake on its GPUs, and for which it has to make room."""
     turn_s: float = 0.0
     """In place: time since it woke, or began to run."""
@@ -222,8 +222,8 @@ def _fits(waiting: Waiting, node: NodeRoom) -> bool:
     )
 
 
-def _same_kind(wanted: str | None, there: str | None) -> bool:
-    return wanted is None or there is None or bool(set(wanted.split("+")) & set(there.split("+")))
+def _same_kind(requested: str | None, there: str | None) -> bool:
+    return requested is None or there is None or bool(set(requested.split("+")) & set(there.split("+")))
 
 
 def _enough(waiting: Waiting, gpus: int, cpus: int, memory_mib: int) -> bool:
@@ -308,8 +308,8 @@ def decide(
     why = _because(candidate, names)
     idle = candidate.idle
     if idle is None or not idle.reached:
-        if candidate.wanted_by and _turn_over(policy, candidate) and not against and not policy.dry_run:
-            text = f"its turn of {span(policy.max_turn_s)} is over, job {', '.join(candidate.wanted_by)} waits to wake"
+        if candidate.needed_by and _turn_over(policy, candidate) and not against and not policy.dry_run:
+            text = f"its turn of {span(policy.max_turn_s)} is over, job {', '.join(candidate.needed_by)} waits to wake"
             return Decision(True, "suspend", text, (), names, busy=True)
         code, now = _not_yet(idle, candidate.option.window_s)
         then = f"then nothing: {against[0].text}" if against else f"then it is suspended: {why}"
@@ -331,8 +331,8 @@ def _because(candidate: Candidate, names: tuple[str, ...]) -> str:
     idle = candidate.idle
     length = max(candidate.option.window_s, 0 if idle is None else idle.progress_s)
     said = f"idle {span(length)}"
-    if candidate.wanted_by:
-        return f"{said}, job {', '.join(candidate.wanted_by)} waits to wake"
+    if candidate.needed_by:
+        return f"{said}, job {', '.join(candidate.needed_by)} waits to wake"
     if candidate.option.when is Pressure.ALWAYS:
         return said
     if not names:
@@ -365,7 +365,7 @@ def _rules(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
             RefusalCode.FAILED, f"its last {times} failed; the next one may be in {span(pause - candidate.failed_s)}"
         )
     pause = backoff_s(policy, candidate.short_sleeps)
-    if candidate.awake_s < pause and not candidate.wanted_by:
+    if candidate.awake_s < pause and not candidate.needed_by:
         many = candidate.short_sleeps
         times = "its last sleep was" if many == 1 else f"its last {many} sleeps were"
         yield Refusal(
@@ -447,7 +447,7 @@ _ALONE = "no other job could use their memory while it sleeps in place; with whe
 def _pressure(
     candidate: Candidate, surroundings: Surroundings, presses: tuple[Waiting, ...], others: Sequence[Candidate]
 ) -> Iterable[Refusal]:
-    if candidate.option.when is Pressure.ALWAYS or candidate.wanted_by:
+    if candidate.option.when is Pressure.ALWAYS or candidate.needed_by:
         return
     if candidate.in_place:
         text = "no job waits to wake or to start on its GPUs"

@@ -223,29 +223,29 @@ def density(image: TierImage, rate: float) -> float:
 
 def make_room(
     there: Iterable[TierImage],
-    wanted: TierImage,
+    incoming: TierImage,
     free: int,
     rates: Mapping[str, float],
     *,
     grain: int = 1,
     must: bool = False,
 ) -> EvictionPlan:
-    """Plan room for the missing bytes of ``wanted``: ``free`` bytes, and images of less value.
+    """Plan room for the missing bytes of ``incoming``: ``free`` bytes, and images of less value.
 
     A negative ``free`` is an excess over the limit, which is removed as well. ``there``: images that may be cut; a
     complete copy of each is elsewhere. The part of an image that is kept is a multiple of ``grain`` bytes. ``must``:
     also cut images of more value if there is not enough else.
     """
     excess = max(0, -free)
-    need = wanted.size - wanted.held + excess
+    need = incoming.size - incoming.held + excess
     found = min(need, max(0, free))
     if found == need:
         return EvictionPlan((), need)
-    limit = math.inf if must else density(wanted, rates.get(wanted.name, 0.0))
+    limit = math.inf if must else density(incoming, rates.get(incoming.name, 0.0))
     ranked = sorted(
         (density(one, rates.get(one.name, 0.0)), one.name, one)
         for one in there
-        if one.held > 0 and one.name != wanted.name
+        if one.held > 0 and one.name != incoming.name
     )
     cuts = []
     for worth, name, one in ranked:

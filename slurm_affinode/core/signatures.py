@@ -326,7 +326,7 @@ class Example:
     """A test case in the file, with the result that its signature must return."""
 
     signature: str
-    says: str
+    claim: str
     fits: bool
     gpu: GpuFacts
     run: RunFacts
@@ -519,7 +519,7 @@ class _Reader:
         def take(key: str, check: Callable[[Any], Any], default: Any = None) -> Any:
             return self._take(row, at, key, _maybe(check), default=default)
 
-        says, fits = self._take(row, at, "says", _text), self._take(row, at, "fits", _flag)
+        claim, fits = self._take(row, at, "says", _text), self._take(row, at, "fits", _flag)
         gpu = GpuFacts(
             peaks_pct=take("peaks_pct", _peaks, {}) or {},
             idle_s=take("idle", _span),
@@ -533,7 +533,7 @@ class _Reader:
         run = RunFacts(state, bool(running), take("elapsed", _span), take("limit", _span))
         if len(self._faults) > before:
             return None
-        return Example(name, str(says), bool(fits), gpu, run, self._line(at))
+        return Example(name, str(claim), bool(fits), gpu, run, self._line(at))
 
     def _take(self, table: Mapping[str, Any], at: tuple[Any, ...], key: str, check: Callable[[Any], Any],
               default: Any = dataclasses.MISSING) -> Any:  # fmt: skip

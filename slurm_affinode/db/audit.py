@@ -146,17 +146,17 @@ class ZombieLog:
                 connection.execute(select(zombie_keeps).where(zombie_keeps.c.until_ms > epoch_ms(now))).mappings().all()
             )
         warnings: dict[str, tuple[SentWarning, ...]] = {}
-        told: dict[str, datetime] = {}
+        mailed: dict[str, datetime] = {}
         seen: dict[str, datetime] = {}
         for key, number, at_ms in sorted(rows, key=lambda row: int(row.at_ms)):
             if number == SEEN:
                 seen[key] = _moment(at_ms)
             elif number == 0:
-                told[key] = _moment(at_ms)
+                mailed[key] = _moment(at_ms)
             else:
                 warnings[key] = (*warnings.get(key, ()), SentWarning(key, int(number), _moment(at_ms)))
         keeps = sorted((_keep(dict(row)) for row in kept), key=lambda one: one.submit)
-        return Ledger(warnings, {(one.cluster, one.job_id): one for one in keeps}, told, seen)
+        return Ledger(warnings, {(one.cluster, one.job_id): one for one in keeps}, mailed, seen)
 
     def see(self, keys: Iterable[str], now: datetime, *, all_of: Iterable[str] = ()) -> None:
         """Record when these findings were first seen; a finding that was not seen for a day counts as new.

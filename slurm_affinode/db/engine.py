@@ -49,21 +49,23 @@ def translate(error: DBAPIError, dialect: str, where: str) -> AffinodeError:
     """Convert ``error`` to an ``AffinodeError``; ``where`` names the database in its message."""
     if dialect == "sqlite":
         return _sqlite_error(one_line(error.orig), where, getattr(error.orig, "sqlite_errorname", ""))
-    said = _said(error)
+    message = _message(error)
     state, number = _sqlstate(error), _errno(error)
     if state == "42501" or number in _MARIADB_DENIED or (state or "").startswith("28"):
-        return UnreachableError(f"{where}: not allowed: {said}", hint="check the user, the password and its rights")
+        return UnreachableError(f"{where}: not allowed: {message}", hint="check the user, the password and its rights")
     if state == "53100" or number in _MARIADB_FULL:
-        return DiskError(f"{where}: the disk of the server is full: {said}")
+        return DiskError(f"{where}: the disk of the server is full: {message}")
     if is_transient(error):
-        return UnreachableError(f"{where}: the lock is held by other writers: {said}", hint="try again")
+        return UnreachableError(f"{where}: the lock is held by other writers: {message}", hint="try again")
     if error.connection_invalidated or _is_connection(error):
-        return UnreachableError(f"{where}: cannot be reached: {said}", hint="is the server running, is the URL right?")
-    return AffinodeError(f"{where}: database error: {said}")
+        return UnreachableError(
+            f"{where}: cannot be reached: {message}", hint="is the server running, is the URL right?"
+        )
+    return AffinodeError(f"{where}: database error: {message}")
 
 
-def _sqlite_error(said: str, path: str, name: str) -> AffinodeError:
-    low = said.lower()
+def _sqlite_error(message: str, path: str, name: str) -> AffinodeError:
+    low = message.lower()
     if "not a database" in low or "malformed" in low:
         return InputError(
             "is damaged, or is not a SQLite database", where=path,
@@ -81,11 +83,11 @@ def _sqlite_error(said: str, path: str, name: str) -> AffinodeError:
     if "unable to open" in low:
         return UnreachableError(f"{path}: cannot be opened", hint="check that you may read and write its directory")
     if "i/o error" in low:
-        return DiskError(f"{path}: disk error: {said}")
-    return AffinodeError(f"{path}: database error: {said}")
+        return DiskError(f"{path}: disk error: {message}")
+    return AffinodeError(f"{path}: database error: {message}")
 
 
-def _said(error: DBAPIError) -> str:
+def _message(error: DBAPIError) -> str:
     orig = error.orig
     arguments: tuple[object, ...] = getattr(orig, "args", ())
     if len(arguments) == 2 and isinstance(arguments[0], int):  # PyMySQL: (number, text)

@@ -116,16 +116,16 @@ def schedule(rng: np.random.Generator, *, days: float, jobs_per_day: float) -> l
     clock = -18 * HOUR_S
     for number, submit in enumerate(submits.astype(int)):
         kind = KINDS[int(rng.choice(len(KINDS), p=weights / weights.sum()))]
-        wanted = int(rng.choice(kind.gpus))
+        requested = int(rng.choice(kind.gpus))
         clock = max(clock, int(submit))
         _release(releases, free, until=clock)
-        while (node := _place(free, wanted, rng)) is None:
+        while (node := _place(free, requested, rng)) is None:
             clock = releases[0][0]
             _release(releases, free, until=clock)
         start = max(clock, int(submit)) + int(rng.integers(1, 6))
         if start >= horizon_s:
             break
-        run, end_s = _run(rng, kind, node, wanted, free=free, when=(4200 + number, int(submit), start))
+        run, end_s = _run(rng, kind, node, requested, free=free, when=(4200 + number, int(submit), start))
         heapq.heappush(releases, (end_s, run.job_id, node.name, run.gpus))
         if end_s > 0:
             runs.append(run if end_s <= horizon_s else _still_running(run))
@@ -136,14 +136,14 @@ def _run(
     rng: np.random.Generator,
     kind: JobKind,
     node: SyntheticNode,
-    wanted: int,
+    requested: int,
     *,
     free: dict[str, set[int]],
     when: tuple[int, int, int],
 ) -> tuple[SyntheticRun, int]:
     """Draw one attempt; return it and its end."""
     job_id, submit, start = when
-    gpus = tuple(sorted(free[node.name])[:wanted])
+    gpus = tuple(sorted(free[node.name])[:requested])
     free[node.name] -= set(gpus)
     user = str(rng.choice(kind.users))
     state = str(rng.choice([s for s, _ in kind.ends], p=[p for _, p in kind.ends]))
@@ -170,8 +170,8 @@ def _release(releases: list[tuple[int, int, str, tuple[int, ...]]], free: dict[s
         free[name] |= set(gpus)
 
 
-def _place(free: dict[str, set[int]], wanted: int, rng: np.random.Generator) -> SyntheticNode | None:
-    fitting = [node for node in NODES if len(free[node.name]) >= wanted]
+def _place(free: dict[str, set[int]], requested: int, rng: np.random.Generator) -> SyntheticNode | None:
+    fitting = [node for node in NODES if len(free[node.name]) >= requested]
     if not fitting:
         return None
     tightest = min(len(free[node.name]) for node in fitting)

@@ -80,7 +80,7 @@ class FileReader:
     """Return a digest of a file's content and of everything that determines how it is read."""
     checked: Callable[[pl.DataFrame, ReadingNotes], pl.DataFrame]
     """Set impossible values to not measured, and note them."""
-    wanted: str
+    item: str
     """What a file without any sample lacks, for its error."""
     hint: str
     table: SampleTable = GPU
@@ -201,8 +201,8 @@ def ingest_files(
     with store.writer(on_landed=run.landed) as writer:
         for group in _groups(files):
             for _ in run.take_together(group, writer.add):
-                run.tell(on_landed)
-    run.tell(on_landed)
+                run.report(on_landed)
+    run.report(on_landed)
     return run.summary(missing, writer.totals, run.steps(store))
 
 
@@ -356,7 +356,7 @@ class SourceRun:
         """Record that files are durable, which may happen before ``take`` returns for the last of them."""
         self._durable += [one.source.name for one in taken]
 
-    def tell(self, on_landed: Callable[[Sequence[FileOutcome]], None]) -> None:
+    def report(self, on_landed: Callable[[Sequence[FileOutcome]], None]) -> None:
         """Report the files that have become durable."""
         ready = [self._outcomes[name] for name in self._durable if name in self._outcomes]
         self._durable = []
@@ -422,7 +422,7 @@ def _not_empty(frames: Iterator[Prepared], notes: ReadingNotes, reader: FileRead
         raise InputError(f"none of its {notes.problem_count} samples can be used: {first.reason}", where=where)
     found = ", ".join(name for name, _ in notes.unknown.most_common(5))
     raise InputError(
-        f"has no {reader.wanted} that is known{f' (it has {found})' if found else ''}",
+        f"has no {reader.item} that is known{f' (it has {found})' if found else ''}",
         where=notes.name,
         hint=reader.hint,
     )

@@ -305,7 +305,7 @@ class Ledger:
     """Key of a finding -> warnings, oldest first."""
     keeps: Mapping[tuple[str, int], Keep] = field(default_factory=dict)
     """(cluster, job ID) -> the owner's request."""
-    told: Mapping[str, datetime] = field(default_factory=dict)
+    mailed: Mapping[str, datetime] = field(default_factory=dict)
     """``Finding.matter`` -> time of the last notification, for findings without stages."""
     seen: Mapping[str, datetime] = field(default_factory=dict)
     """Key of a finding without a known start -> time when it was first seen."""

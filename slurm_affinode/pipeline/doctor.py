@@ -144,16 +144,16 @@ def _found(command: str, places: Sequence[str]) -> bool:
     return False
 
 
-def _backend(asked: str, commands: Availability, pyslurm: Availability) -> Check:
-    used = pyslurm if pyslurm.usable and asked != "commands" else commands
-    if asked == "pyslurm" and not pyslurm.usable:
+def _backend(requested: str, commands: Availability, pyslurm: Availability) -> Check:
+    used = pyslurm if pyslurm.usable and requested != "commands" else commands
+    if requested == "pyslurm" and not pyslurm.usable:
         detail = f"pyslurm was requested and cannot be used: {pyslurm.reason}"
         return Check("Slurm backend", PROBLEM, detail, pyslurm.hint)
     known = [
         f"{one.backend} {one.version or ''}".strip() + (": available" if one.usable else f": not usable: {one.reason}")
         for one in (pyslurm, commands)
     ]
-    return Check("Slurm backend", OK, f"{used.backend} ({asked} was requested); {'; '.join(known)}")
+    return Check("Slurm backend", OK, f"{used.backend} ({requested} was requested); {'; '.join(known)}")
 
 
 def _controller(run: Runner, version: str | None) -> Check:

@@ -182,13 +182,13 @@ class SpoolConverter:
 class _Rotation:
     """A sink after the spool that rotates the spool's file on request."""
 
-    def __init__(self, spool: Spool, asked: threading.Event, say: Say) -> None:
-        self._spool, self._asked, self._say = spool, asked, say
+    def __init__(self, spool: Spool, dump_requested: threading.Event, say: Say) -> None:
+        self._spool, self._dump_requested, self._say = spool, dump_requested, say
 
     def put(self, sweep: Sweep) -> None:
         """Rotate the file if that was requested."""
-        if self._asked.is_set():
-            self._asked.clear()
+        if self._dump_requested.is_set():
+            self._dump_requested.clear()
             try:
                 self._spool.rotate()
             except OSError as error:

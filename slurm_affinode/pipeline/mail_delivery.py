@@ -18,7 +18,7 @@ from slurm_affinode.report.mail import Digest, message, shown
 COMMAND_S = 60.0
 WEBHOOK_S = 30.0
 
-SILENT = 3
+MOST_UNANSWERED = 3
 """Maximum consecutive attempts without a response from the server: otherwise 200 mails would wait for hours."""
 
 Post = Callable[[Digest], None]
@@ -30,20 +30,20 @@ class MailServerDownError(UnreachableError):
 
 def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
     """Return a function that sends digests during one run. It raises ``AffinodeError`` if a mail cannot be sent."""
-    silent: list[MailServerDownError] = []
+    unanswered: list[MailServerDownError] = []
 
     def post(digest: Digest) -> None:
-        if len(silent) >= SILENT:
-            raise MailServerDownError(f"skipped after {SILENT} without a response: {silent[-1]}")
+        if len(unanswered) >= MOST_UNANSWERED:
+            raise MailServerDownError(f"skipped after {MOST_UNANSWERED} without a response: {unanswered[-1]}")
         try:
             send(digest)
         except MailServerDownError as error:
-            silent.append(error)
+            unanswered.append(error)
             raise
         except AffinodeError:
-            silent.clear()
+            unanswered.clear()
             raise
-        silent.clear()
+        unanswered.clear()
 
     def send(digest: Digest) -> None:
         made = message(digest, mail, now())

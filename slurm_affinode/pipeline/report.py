@@ -167,11 +167,11 @@ def _stored(config: Config) -> History:
 
 
 def _advance(say: Step) -> Callable[[int, int], None]:
-    def told(done: int, whole: int) -> None:
+    def report_progress(done: int, whole: int) -> None:
         share = fmt.percent(done / whole if whole else 1.0)
         say(f"joining with the GPU metrics: {share} of {fmt.count(whole)} samples")
 
-    return told
+    return report_progress
 
 
 def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:

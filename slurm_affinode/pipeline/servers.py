@@ -296,7 +296,7 @@ class TunedEngine:
     tuning: Tuning
 
 
-_WHOSE_FAILURES = "failures (a log does not show which of the selected engines it is of: select one engine)"
+_SEVERAL_ENGINES = "failures (a log does not show which of the selected engines it is of: select one engine)"
 _DIFFERENT_STARTS = "a part of what engines log at startup (the logs differ in it: give the log of one start)"
 
 
@@ -330,7 +330,7 @@ def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -
             )  # fmt: skip
             advice = advise(facts)
             if logs and failures is None:
-                advice = replace(advice, unknown=(*advice.unknown, _WHOSE_FAILURES))
+                advice = replace(advice, unknown=(*advice.unknown, _SEVERAL_ENGINES))
             if differ:
                 advice = replace(advice, unknown=(*advice.unknown, _DIFFERENT_STARTS))
             found.append(TunedEngine(health, advice))

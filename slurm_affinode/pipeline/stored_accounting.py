@@ -18,7 +18,7 @@ from slurm_affinode.slurm.accounting.schema import Accounting
 
 _COUNTING = "accounting.gpu_clusters"
 _UNTIL = "accounting.until"
-_ASKED = "accounting.asked"
+_QUERIED = "accounting.asked"
 """Key of a mapping: cluster -> end of the time queried with sacct."""
 _STAND_INS = "accounting.stand_ins"
 """Key that is set once a stand-in for a raw ID was stored: only then stand-ins are searched for."""
@@ -139,7 +139,7 @@ def with_known(query: WasteQuery, repository: Repository, now: datetime) -> Wast
     file today does not make its accounting current.
     """
     known = repository.newest_times()
-    asked, until = repository.get(_ASKED), repository.get(_UNTIL)
+    asked, until = repository.get(_QUERIED), repository.get(_UNTIL)
     if asked is not None:
         moments = {name: datetime.fromisoformat(text) for name, text in json.loads(asked).items()}
     else:  # a database of an earlier release, which did not record the cluster
@@ -166,9 +166,9 @@ def reached(repository: Repository, until: datetime, clusters: Iterable[str] = (
     before = repository.get(_UNTIL)
     if before is None or datetime.fromisoformat(before) < until:
         repository.set(_UNTIL, until.astimezone(UTC).isoformat())
-    asked = json.loads(repository.get(_ASKED) or "{}")
+    asked = json.loads(repository.get(_QUERIED) or "{}")
     # A response without jobs names no cluster: if only one is known, it is that one.
     clusters = {*clusters} or (only if len(only := {*repository.newest_times()}) == 1 else set())
     late = {name for name in clusters if name not in asked or datetime.fromisoformat(asked[name]) < until}
     if late:
-        repository.set(_ASKED, json.dumps(asked | dict.fromkeys(sorted(late), until.astimezone(UTC).isoformat())))
+        repository.set(_QUERIED, json.dumps(asked | dict.fromkeys(sorted(late), until.astimezone(UTC).isoformat())))

@@ -73,7 +73,7 @@ class Texts:
         kinds = {**self._texts.get("kinds", {}), **found.pop("kinds", {})}
         if isinstance(phrases := found.pop("phrases", {}), dict):
             try:
-                self._phrases = [(_pattern(said), str(text)) for said, text in phrases.items()] + self._phrases
+                self._phrases = [(_pattern(pattern), str(text)) for pattern, text in phrases.items()] + self._phrases
             except re.error as error:
                 raise InputError(f"phrases: {error}", where=str(path)) from error
         self._texts = {**self._texts, **found, "kinds": kinds}
@@ -110,9 +110,9 @@ def _filled(text: str, values: Mapping[str, object]) -> str:
     return _PLACE.sub(lambda m: str(values[m[1]]) if m[1] in values else m[0], text)
 
 
-def _pattern(said: str) -> re.Pattern[str]:
+def _pattern(pattern: str) -> re.Pattern[str]:
     """Return the pattern of an English sentence that has ``{name}`` in place of values."""
-    parts = re.split(r"\{(\w+)\}", said)
+    parts = re.split(r"\{(\w+)\}", pattern)
     made = [re.escape(part) if i % 2 == 0 else f"(?P<{part}>.+?)" for i, part in enumerate(parts)]
     return re.compile("".join(made), re.DOTALL)
 

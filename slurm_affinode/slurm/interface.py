@@ -119,9 +119,9 @@ _NOISE = re.compile(
 )
 
 
-def refusal(doing: str, said: str, *, target: str | None = None) -> SlurmError | ControllerDownError:
-    """Return the error for the operation ``doing`` (``cancel job 12``) and Slurm's output ``said``."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def refusal(doing: str, output: str, *, target: str | None = None) -> SlurmError | ControllerDownError:
+    """Return the error for the operation ``doing`` (``cancel job 12``) and Slurm's output ``output``."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     for kind, pattern, hint in _COMPILED:
         line = next((line for line in lines if pattern.search(line)), None)
         if line is None:

@@ -44,10 +44,10 @@ class Details:
         record = self._records.get(job_id)
         if record is None:
             return None
-        told = self._told(*record)
-        return told if _agrees(told, nodes, allocated) else None
+        reported = self._reported(*record)
+        return reported if _agrees(reported, nodes, allocated) else None
 
-    def _told(self, begin: int, end: int) -> tuple[NodeGpus, ...]:
+    def _reported(self, begin: int, end: int) -> tuple[NodeGpus, ...]:
         rows: list[NodeGpus] = []
         at = self._data.find(_BLOCK_BEGIN, begin, end)
         while at >= 0:
@@ -69,10 +69,14 @@ def _starts(data: bytes) -> Iterator[tuple[int, int]]:
         line = data.find(_RECORD_BEGIN, line + (line > 0))
 
 
-def _agrees(told: tuple[NodeGpus, ...], nodes: Collection[str], allocated: GpuCount) -> bool:
-    if len({(one.node, one.kind) for one in told}) != len(told) or any(one.node not in nodes for one in told):
+def _agrees(reported: tuple[NodeGpus, ...], nodes: Collection[str], allocated: GpuCount) -> bool:
+    if len({(one.node, one.kind) for one in reported}) != len(reported) or any(
+        one.node not in nodes for one in reported
+    ):
         return False
-    return sum(one.count for one in told) == allocated.count and all(len(one.indices) in (0, one.count) for one in told)
+    return sum(one.count for one in reported) == allocated.count and all(
+        len(one.indices) in (0, one.count) for one in reported
+    )
 
 
 PARSERS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")

@@ -132,15 +132,15 @@ def site_zone(name: str | None, *, localtime: Path = Path("/etc/localtime")) -> 
 
 
 def zone_name(
-    asked: str | None, *, env: Mapping[str, str] | None = None, localtime: Path = Path("/etc/localtime")
+    requested: str | None, *, env: Mapping[str, str] | None = None, localtime: Path = Path("/etc/localtime")
 ) -> str:
-    """Return the IANA name of the zone of times without an offset: ``asked``, else this machine's.
+    """Return the IANA name of the zone of times without an offset: ``requested``, else this machine's.
 
     ``sacct`` prints local time, so the default is the local zone of the process that ran it. Raises ``AffinodeError``
     if the zone is not known.
     """
-    if asked is not None:
-        return _checked(asked, f"{asked!r} is not a time zone")
+    if requested is not None:
+        return _checked(requested, f"{requested!r} is not a time zone")
     environ = os.environ if env is None else env
     from_env = environ.get("TZ", "").lstrip(":")
     if from_env:

@@ -37,7 +37,7 @@ from slurm_affinode.suspension.job.memory_limits import MemoryLimits
 from slurm_affinode.suspension.job.process_tree import Processes
 from slurm_affinode.suspension.job.registry import Registry
 from slurm_affinode.suspension.job.streams import OpenSaved, Save
-from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.mail import NO_MAILS, Mailer
 from slurm_affinode.suspension.records.journal import Journal
 from slurm_affinode.suspension.records.ledger import SuspensionLedger
 from slurm_affinode.suspension.records.shared_state import Notes
@@ -115,7 +115,7 @@ class Streams(Protocol):
         """See ``streams.save``."""
         ...
 
-    def put_back(
+    def restore_files(
         self,
         outputs: Sequence[SavedOutput],
         fds: Mapping[int, int | None],
@@ -154,14 +154,14 @@ class Scratch(Protocol):
         """Copy them into an image, if the rules permit it. Raises ``DumpFailed``, ``DumpNoRoom``."""
         ...
 
-    def put_back(
+    def restore_files(
         self, init: Id, index: bytes, data: int | None, user: User, record: ScratchRecord, *, timeout_s: float
     ) -> ScratchRestored:
         """Create the files of an image. Raises ``RestoreFailed``; nothing is left then."""
         ...
 
     def remove(self, init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
-        """Remove the files that ``put_back`` has created. Never raises; may be repeated."""
+        """Remove the files that ``restore_files`` has created. Never raises; may be repeated."""
         ...
 
     def leave(self, index: bytes, owner: User) -> int:
@@ -278,7 +278,7 @@ class Parts:
     reservations: Reservations = field(default_factory=Reservations)
     limits: MemoryLimits | None = None
     """The memory limits of jobs; ``None``: they are not known."""
-    mailer: Mailer = SILENT
+    mailer: Mailer = NO_MAILS
     now: Callable[[], float] = time.time
     """Seconds since the epoch."""
     sleep: Callable[[float], None] = time.sleep

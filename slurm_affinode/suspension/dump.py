@@ -170,7 +170,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         attempt.periods = self._periods(attempt)
         # Accounting may take seconds to respond: queried before the stop. Jobs that start later have processes.
         others = self._other_jobs(job, attempt.periods[0][0]) if parts.scratch.copies else None
-        members = parts.processes.everybody(job.init_pid, job.init_started)
+        members = parts.processes.all_processes(job.init_pid, job.init_started)
         before = attempt.stopped_by_others(members)  # may have changed since it began
         announce(parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=before))
         attempt.stop.stop(timeout_s=STOP_S, examine=_refuse_lost_states)
@@ -184,9 +184,9 @@ class RequeueEnding(Ending[DumpAttempt]):
         ]
         if found:
             raise AbortedError(found[0].text)
-        everybody = [one.id for one in parts.processes.everybody(job.init_pid, job.init_started)]
+        all_processes = [one.id for one in parts.processes.all_processes(job.init_pid, job.init_started)]
         attempt.periods = self._periods(attempt)
-        attempt.scratch = parts.scratch.find(job.init, everybody, job.owner, attempt.periods, others)
+        attempt.scratch = parts.scratch.find(job.init, all_processes, job.owner, attempt.periods, others)
         files = 0 if attempt.scratch.why_not is not None else attempt.scratch.total_bytes
         attempt.tree_bytes = estimate(tree, 0, _OUTPUT_BYTES) + files  # includes the GPU memory by now
 

@@ -172,7 +172,7 @@ class Keeper(Protocol):
         """Return the IDs of the cluster's suspended jobs by their signed notes; ``None`` if these cannot be read."""
         ...
 
-    def silent(self) -> str | None:
+    def unresponsive(self) -> str | None:
         """Return why the list may be incomplete: a file system does not respond. ``None`` if it is complete."""
         ...
 
@@ -216,7 +216,7 @@ class InPlace(Protocol):
         """Handle a signal that Slurm has sent to a job. Must not block."""
         ...
 
-    def wanted(self, job_id: int) -> tuple[int, ...]:
+    def needed_by(self, job_id: int) -> tuple[int, ...]:
         """Return the sleepers for which a job is to make room."""
         ...
 

@@ -1,6 +1,6 @@
 """Mail to the owners of jobs, sent by a queue and a process of their own so that it cannot delay or fail a suspension.
 
-``tell`` returns at once. Each event is mailed at most once, even if it is reported again after a crash: a file
+``deliver`` returns at once. Each event is mailed at most once, even if it is reported again after a crash: a file
 ``mailed/EVENT`` is created first. The number of mails per user and hour is limited; the next mail states how many were
 omitted.
 """
@@ -73,7 +73,7 @@ class Mailer:
         self._sent: dict[str, deque[float]] = {}
         self._left_out: dict[str, int] = {}
 
-    def tell(self, event: SuspensionMail) -> None:
+    def deliver(self, event: SuspensionMail) -> None:
         """Queue a mail if the site has enabled its kind. Never raises or blocks."""
         if event.kind not in self._kinds or self._queue.stopping.is_set():
             return
@@ -139,19 +139,19 @@ class Mailer:
                     path.unlink()
 
 
-SILENT = Mailer(lambda mail: None, Workers())
+NO_MAILS = Mailer(lambda mail: None, Workers())
 """For sites that have disabled mail."""
 
 
 def mailer(config: Config, workers: Workers) -> Mailer:
-    """Return the mailer for the kinds in ``[suspend] mail``, or ``SILENT`` if there are none.
+    """Return the mailer for the kinds in ``[suspend] mail``, or ``NO_MAILS`` if there are none.
 
     Each mail is sent by a process of its own. Raises nothing itself; sending raises ``AffinodeError`` with the last
     line of the process's standard error.
     """
     suspend = config.suspend
     if not suspend.mail:
-        return SILENT
+        return NO_MAILS
     policy, timezone = str(policy_path(config)), config.cluster.timezone
 
     def send(event: SuspensionMail) -> None:

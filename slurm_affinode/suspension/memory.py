@@ -274,7 +274,7 @@ class HostMemory:
         parts, count = self._parts, 0
         # If the amount is unknown, the suspension is refused for that reason.
         with suppress(CheckpointError, GpuError, TreeGoneError):
-            members = parts.processes.everybody(job.init_pid, job.init_started)
+            members = parts.processes.all_processes(job.init_pid, job.init_started)
             count = sum(gpu_memory(parts, cuda_users(parts, (one.pid for one in members))).values())
         with parts.reservations.of(job.job_id, count):
             yield

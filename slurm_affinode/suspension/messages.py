@@ -31,7 +31,7 @@ _MAX_BYTES = 900
 _MAX_REASON_BYTES = 300
 
 
-def theirs(comment: str | None) -> str:
+def comment_of_owner(comment: str | None) -> str:
     """Return the part of a comment that was set by the job's owner."""
     text = comment or ""
     if not text.startswith(_OWN):
@@ -58,7 +58,7 @@ def sleeps_in_place(comment: str | None) -> bool:
 
 def comment(own: str, before: str | None) -> str:
     """Return our comment, followed by the owner's."""
-    kept = theirs(before)
+    kept = comment_of_owner(before)
     text = f"{own}{_BEHIND}{kept}" if kept else own
     return text.encode("utf-8")[:_MAX_BYTES].decode("utf-8", "ignore")
 

@@ -32,7 +32,7 @@ def comment(parts: Parts, job_id: int, own: str | None) -> None:
     """
     try:
         before = parts.slurm.job(job_id).comment
-        after = messages.theirs(before) if own is None else messages.comment(own, before)
+        after = messages.comment_of_owner(before) if own is None else messages.comment(own, before)
         if after != (before or ""):
             parts.slurm.set_comment(job_id, after)
     except AffinodeError as error:
@@ -66,7 +66,7 @@ def mail_owner(
     at_epoch = parts.now() if at_epoch is None else at_epoch
     mail = record.mail(kind, parts.node, at_epoch, why=why, slept_s=slept_s, ended=ended)
     if mail is not None:
-        parts.mailer.tell(mail)
+        parts.mailer.deliver(mail)
 
 
 class SuspensionOutcomes:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.threads import surviving
-from slurm_affinode.base.timeouts import SILENT
+from slurm_affinode.base.timeouts import UNRESPONSIVE
 from slurm_affinode.checkpoint.files import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageUnreadable
 from slurm_affinode.core.retention import Fate, fate
@@ -106,7 +106,7 @@ class JobKeeper:
         self._in_place = in_place
         self._rollback = Rollback(parts)
         self._requeuer = Requeuer(parts)
-        self._silent = False
+        self._unresponsive = False
         """slurmctld did not respond in this round."""
         self._queue = parts.workers.queue("recovery")
         self._waiting: dict[JobKey, JobJournal] = {}
@@ -115,7 +115,7 @@ class JobKeeper:
         self._swept = 0.0
         self._unknown: dict[str, Absence] = {}
         """Jobs that Slurm did not know in the last sweep."""
-        self._said: dict[JobKey, str] = {}
+        self._logged: dict[JobKey, str] = {}
 
     # --- recovery
 
@@ -155,7 +155,7 @@ class JobKeeper:
 
     def _round(self, journals: Sequence[JobJournal]) -> None:
         """Process each journal once. If slurmctld does not respond, it is queried only once: its time-out is long."""
-        self._silent = False
+        self._unresponsive = False
         for journal in journals:
             self._try(journal)
 
@@ -172,7 +172,7 @@ class JobKeeper:
                 self._parts.log.warning("job %s: %s", journal.key.job_id, error)
         if done:
             self._waiting.pop(journal.key, None)
-            self._said.pop(journal.key, None)
+            self._logged.pop(journal.key, None)
         else:
             self._waiting[journal.key] = journal
 
@@ -188,8 +188,8 @@ class JobKeeper:
         todo = recover(record.phase, world)
         names = ", ".join(action.value for action in todo.actions) or "nothing"
         said = f"job {record.key.job_id} was {record.phase.value}: {todo.why} ({names})"
-        if self._said.get(record.key) != said:  # once, not in each round
-            self._said[record.key] = said
+        if self._logged.get(record.key) != said:  # once, not in each round
+            self._logged[record.key] = said
             parts.log.info("%s", said)
         for action in todo.actions:
             if action is RecoveryAction.WAIT or not self._act(action, journal, todo.why):
@@ -217,9 +217,9 @@ class JobKeeper:
         job = JobFact.UNKNOWN
         # A job that sleeps in place does not wait for Slurm to respond, since requests may arrive. Slurm itself ends
         # the processes of an ended job, and its signal thaws them.
-        if not (tree and in_place) and not self._silent:
+        if not (tree and in_place) and not self._unresponsive:
             job = self._requeuer.fact(record.key.job_id, record.restarts, record.uid)
-            self._silent = self._requeuer.silent
+            self._unresponsive = self._requeuer.unresponsive
         return World(job, tree, self._has_image(record), in_place=in_place)
 
     def _has_tree(self, record: SuspensionRecord) -> bool:
@@ -288,7 +288,7 @@ class JobKeeper:
             try:
                 self._requeuer.requeue(job_id, record.restarts)
             except UnresponsiveError:
-                self._silent = True
+                self._unresponsive = True
                 return False
             except NotRequeued as error:
                 fact = self._requeuer.fact(job_id, record.restarts)
@@ -402,12 +402,12 @@ class JobKeeper:
             parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
             parts.notes.remove(parts.cluster, job_id)
 
-    def _remove_images(self, job_id: int, wanted: Callable[[Manifest], bool]) -> None:
+    def _remove_images(self, job_id: int, selects: Callable[[Manifest], bool]) -> None:
         """Remove images from each store that permits it; the sweep retries the others."""
         for store in self._parts.tiers.stores:
             try:
                 for image in store.images():
-                    if isinstance(image, Image) and wanted(image.manifest):
+                    if isinstance(image, Image) and selects(image.manifest):
                         deleted_files.gone(store, image)
                         store.remove(image)
             except (CheckpointError, OSError) as error:
@@ -431,7 +431,7 @@ class JobKeeper:
             swept = ImageSweep(parts.slurm, parts.cluster, parts.tiers.stores, shared, parts.notes, parts.absences).run(
                 young_s=_YOUNG_S
             )
-            self._tell(swept)
+            self._report(swept)
             self._forget_journals()
             if swept.stopped is not None:
                 return
@@ -460,7 +460,7 @@ class JobKeeper:
                     parts.created.remove(job_id)
                     parts.scratch_records.remove(job_id)
 
-    def _tell(self, swept: Swept) -> None:
+    def _report(self, swept: Swept) -> None:
         """Log the result of a sweep, and once for each job that Slurm does not know it."""
         log = self._parts.log
         for _, name in swept.removed:
@@ -498,16 +498,16 @@ class JobKeeper:
         """See ``interface.Keeper``."""
         return suspended_ids(self._parts)
 
-    def silent(self) -> str | None:
+    def unresponsive(self) -> str | None:
         """See ``interface.Keeper``."""
-        places = self._parts.tiers.silent
-        return f"{', '.join(places)}: {SILENT}: what sleeps is not known" if places else None
+        places = self._parts.tiers.unresponsive
+        return f"{', '.join(places)}: {UNRESPONSIVE}: what sleeps is not known" if places else None
 
     def sweep_stopped(self) -> str | None:
         """See ``interface.Keeper``."""
         try:
             found = self._parts.absences.stopped()
-        except AffinodeError:  # reported by ``silent``
+        except AffinodeError:  # reported by ``unresponsive``
             return None
         return None if found is None else f"{found} ({STOPPED_HINT})"
 

@@ -314,10 +314,10 @@ def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
     elif gpu.some:
         text = f"it may use only some of the node's GPUs, and driver {gpu.capabilities.driver} needs all of them"
         found.append(Refusal(RefusalCode.DRIVER, f"{text} (575.57.08 does not)"))
-    everybody = (*tree.processes, *tree.outside)
-    if any(one.mps for one in everybody):
+    all_processes = (*tree.processes, *tree.outside)
+    if any(one.mps for one in all_processes):
         found.append(Refusal(RefusalCode.MPS, "it uses MPS, which cannot be checkpointed"))
-    still = [one for one in everybody if one.pid in gpu.users and one.state in "Tt"]
+    still = [one for one in all_processes if one.pid in gpu.users and one.state in "Tt"]
     if still:
         # The process has to lock itself for the driver, which would wait for it beyond every time-out.
         names = ", ".join(f"{one.name} ({one.pid})" for one in still[:3])
@@ -427,8 +427,8 @@ class SlurmFacts:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._asked = -1e9
-        self._said: Mapping[str, str] = {}
+        self._queried_s = -1e9
+        self._configuration: Mapping[str, str] = {}
 
     def ends_above_memory(self) -> bool:
         """Return whether Slurm itself ends jobs that exceed their ``--mem``."""
@@ -453,10 +453,10 @@ class SlurmFacts:
 
     def _setting(self, name: str) -> str:
         parts = self._parts
-        if parts.now() - self._asked >= _ASK_AGAIN_S:
+        if parts.now() - self._queried_s >= _ASK_AGAIN_S:
             try:
-                self._said = parts.slurm.config()
-                self._asked = parts.now()
+                self._configuration = parts.slurm.config()
+                self._queried_s = parts.now()
             except AffinodeError:
                 pass
-        return self._said.get(name, "").lower()
+        return self._configuration.get(name, "").lower()

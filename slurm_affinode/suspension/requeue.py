@@ -16,7 +16,7 @@ T = TypeVar("T")
 _PAUSE_S = 1.0
 _ENDING = 3
 """How often a job that Slurm is ending after the requeue request is checked."""
-_LOOKS = 20
+_MOST_QUERIES = 20
 """How often a job is checked after a requeue that Slurm has accepted; it takes effect at once or a moment later."""
 
 
@@ -57,7 +57,7 @@ class Requeuer:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.silent = False
+        self.unresponsive = False
         """slurmctld did not respond to the last query."""
 
     def fact(self, job_id: int, restarts: int, uid: int | None = None) -> JobFact:
@@ -66,13 +66,13 @@ class Requeuer:
 
     def _look(self, job_id: int, restarts: int, uid: int | None = None) -> tuple[JobFact, bool]:
         """Return the state, and whether Slurm is ending this attempt."""
-        self.silent = False
+        self.unresponsive = False
         try:
             job = self._parts.slurm.job(job_id)
         except UnknownJobError:
             return (JobFact.ENDED if self._given_up(job_id) else JobFact.UNKNOWN), False
         except ControllerDownError:
-            self.silent = True
+            self.unresponsive = True
             return JobFact.UNKNOWN, False
         except AffinodeError:
             return JobFact.UNKNOWN, False
@@ -117,7 +117,7 @@ class Requeuer:
                 parts.sleep(_PAUSE_S)
                 continue
             if fact is JobFact.THIS_RUN:
-                if refused is not None or asked >= _LOOKS:
+                if refused is not None or asked >= _MOST_QUERIES:
                     raise NotRequeued(str(refused) if refused else "Slurm accepted the requeue but did not perform it")
                 try:
                     parts.slurm.requeue(job_id, hold=True, running=True)

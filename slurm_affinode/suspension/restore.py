@@ -244,7 +244,7 @@ class JobRestorer:
         note = self._parts.notes.read(run.key.cluster, run.key.job_id)
         if note is not None and note.given_up:
             self._forget_image(note, job)
-            self._tell(arrival, messages.GIVEN_UP)
+            self._comment(arrival, messages.GIVEN_UP)
         elif note is not None and _sleeps(note, run):
             # It is suspended, but its image is not here (yet): a fresh start would lose it.
             why = f"its image is still on {note.node}"
@@ -269,7 +269,7 @@ class JobRestorer:
             )  # fmt: skip
         parts.notes.remove(note.cluster, note.job_id)
 
-    def _tell(self, arrival: Arrival, text: str) -> None:
+    def _comment(self, arrival: Arrival, text: str) -> None:
         """Write lines into the job's output, if the site has enabled them."""
         if self._parts.settings.notices:
             say(dict(zip(STREAMS, arrival.fds, strict=False)), text)
@@ -322,7 +322,7 @@ class JobRestorer:
             raise RestoreInterrupted(f"what follows its loss cannot be recorded: {error}") from None
         if loss.verdict is None or action is AfterLoss.IMAGE:
             return None
-        instead = self._start_over if action is AfterLoss.START else self._let_choose
+        instead = self._start_over if action is AfterLoss.START else self._hold_for_choice
         return instead(placing, loss, loss.verdict.why)
 
     def _start_over(self, placing: _Placing, loss: _Loss, why: str) -> Reply:
@@ -330,7 +330,7 @@ class JobRestorer:
         parts, manifest, arrival = self._parts, placing.manifest, placing.arrival
         parts.log.info("job %s: starts from its beginning: %s: %s", arrival.job_id, loss.text, why)
         checkpoint = messages.at(manifest.dumped_epoch)
-        self._tell(
+        self._comment(
             arrival,
             f"starts from its beginning, not from its checkpoint of {checkpoint}: {loss.text}, and {why}",
         )
@@ -341,7 +341,7 @@ class JobRestorer:
             placing.journal.close()
         return Start()
 
-    def _let_choose(self, placing: _Placing, loss: _Loss, because: str) -> Reply:
+    def _hold_for_choice(self, placing: _Placing, loss: _Loss, because: str) -> Reply:
         """Hold the job until its owner decides."""
         parts, job = self._parts, placing.job
         why = f"{loss.text} ({because})"
@@ -350,7 +350,7 @@ class JobRestorer:
             f"{why}; to restore it from its checkpoint of {messages.at(placing.manifest.dumped_epoch)}: slurm-affinode "
             f"wake {job.id}; to start from the beginning: slurm-affinode wake {job.id} --from-start"
         )
-        self._tell(placing.arrival, f"held: {choice}")
+        self._comment(placing.arrival, f"held: {choice}")
         self._mail("failed", job, placing.manifest, why=why, fresh=False, loss=loss)
         # Without a failure, which would be retried.
         note = replace(self._new_note(placing), wake="hold", trouble=messages.reason(why))
@@ -409,7 +409,7 @@ class JobRestorer:
             scratch = self._put_scratch(placing, copy, top, pages)
             undo = stack.enter_context(contextlib.ExitStack())
             undo.callback(parts.scratch.remove, arrival.init, scratch.made, user)
-            inherit = parts.streams.put_back(
+            inherit = parts.streams.restore_files(
                 manifest.outputs,
                 fds,
                 lambda name: verified_file(top, name, name, pages, shared=copy.tier.shared),
@@ -446,7 +446,7 @@ class JobRestorer:
             if scratch_index.DATA in names:
                 data = verified_file(top, scratch_index.DATA, scratch_index.DATA, pages, shared=copy.tier.shared)
                 stack.callback(os.close, data)
-            return parts.scratch.put_back(
+            return parts.scratch.restore_files(
                 arrival.init, index, data, arrival.owner, record, timeout_s=parts.settings.restore_s
             )
 
@@ -663,7 +663,7 @@ class JobRestorer:
         # Without its note, which is where its image is, the waker releases it again once both are there.
         absent = note is None and may_pass(error) and parts.settings.restore_retries > 0
         fresh = parts.settings.fresh and retry_epoch is None and not absent
-        self._tell(arrival, messages.not_restored(why, job.id, fresh=fresh, retry_epoch=retry_epoch))
+        self._comment(arrival, messages.not_restored(why, job.id, fresh=fresh, retry_epoch=retry_epoch))
         if placing is not None:
             entry = _entry(placing.manifest)
             if fresh:
@@ -736,7 +736,7 @@ class JobRestorer:
         parts, key = self._parts, JobKey(self._parts.cluster, job.job_id, 0) if manifest is None else manifest.key
         began = 0.0 if manifest is None else manifest.started_epoch
         held = () if manifest is None else tuple(gpu for gpu in manifest.gpus if gpu.allocated)
-        parts.mailer.tell(
+        parts.mailer.deliver(
             SuspensionMail(
                 kind, key.cluster, key.job_id, job.user, parts.node, parts.now(),
                 mail.event(key, began, job.restarts), shown=job.id, job_name=job.name,

@@ -30,7 +30,7 @@ class Rollback:
         """
         parts, record = self._parts, journal.record
         try:
-            members = self._everybody(record)
+            members = self._all_processes(record)
         except TreeGoneError:
             deleted_files.forget_lost(record.removed or (), record.owner)
             return True
@@ -52,13 +52,13 @@ class Rollback:
             self._parts.limits.lower(record.key.job_id)
         return all((*restored, *unlocked))
 
-    def _everybody(self, record: SuspensionRecord) -> Sequence[Member]:
+    def _all_processes(self, record: SuspensionRecord) -> Sequence[Member]:
         """Return the processes of the job. Without free descriptors, try again: otherwise they stay stopped."""
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self._parts.sleep(_PAUSE_S)
             try:
-                return self._parts.processes.everybody(record.init_pid, record.init_started)
+                return self._parts.processes.all_processes(record.init_pid, record.init_started)
             except ExhaustedError as error:
                 self._parts.log.warning("job %s: not rolled back yet: %s", record.key.job_id, error)
                 why = error

@@ -142,7 +142,7 @@ class QueueView:
         self._cpu_s = self._wall_s = 0.0
         self._tried_s = -1e9
         self._latest: SlurmQueue | None = None
-        self._said = False
+        self._logged = False
         """slurmctld did not respond to the last query, which was logged."""
         self._lock = threading.Lock()
         """Guards the client, for the duration of a query."""
@@ -208,13 +208,13 @@ class QueueView:
                     self._client = self._open()
                 answer = question(self._client)
             except AffinodeError as error:
-                if not self._said:
+                if not self._logged:
                     log.warning("%s: %s", what, error)
-                self._said = True
+                self._logged = True
                 return None
-            if self._said:
+            if self._logged:
                 log.info("slurmctld responds again")
-            self._said = False
+            self._logged = False
             return answer
 
 

@@ -189,7 +189,7 @@ class JobSuspender:
     def _members(self, job: WatchedJob) -> Sequence[Member]:
         """Return its processes, including those of containers."""
         with suppress(TreeGoneError):
-            return self._parts.processes.everybody(job.init_pid, job.init_started)
+            return self._parts.processes.all_processes(job.init_pid, job.init_started)
         return ()
 
     # --- the sequence

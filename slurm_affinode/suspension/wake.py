@@ -158,7 +158,7 @@ class JobWaker:
             # A job that is not listed is unknown: the sweep decides when its image is removed.
             if job is not None and job.ended and is_of(note, job):
                 self._over(note.key, note.began_ms)
-        self._tell_plans(notes, by_id)
+        self._report_plans(notes, by_id)
         nodes: Sequence[Node] | None = None
         if any(note.tied for note in notes):
             nodes = parts.slurm.nodes()
@@ -193,7 +193,7 @@ class JobWaker:
             notify.comment(self._parts, note.job_id, comment if text is None else f"{messages.SUSPENDED}{text}")
         return note
 
-    def _tell_plans(self, notes: Sequence[Note], by_id: Mapping[int, Job]) -> None:
+    def _report_plans(self, notes: Sequence[Note], by_id: Mapping[int, Job]) -> None:
         """Publish the expected starts, so that images can be prefetched."""
         plans = {}
         for note in notes:

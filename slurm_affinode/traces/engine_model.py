@@ -94,11 +94,11 @@ class _Run:
     """One engine and the requests that it receives."""
 
     def __init__(
-        self, arrival: NDArray[np.float64], prompt: NDArray[np.int64], wanted: NDArray[np.int64], engine: EngineModel
+        self, arrival: NDArray[np.float64], prompt: NDArray[np.int64], output: NDArray[np.int64], engine: EngineModel
     ) -> None:
-        self._arrival, self._prompt, self._wanted, self._engine = arrival, prompt, wanted, engine
+        self._arrival, self._prompt, self._output, self._engine = arrival, prompt, output, engine
         self._pool = engine.kv_tokens // engine.block_size
-        self._fits = self._blocks(prompt + wanted) <= self._pool
+        self._fits = self._blocks(prompt + output) <= self._pool
         count = len(arrival)
         self._ttft, self._e2e = np.full(count, np.nan), np.full(count, np.nan)
         self._preemptions = np.zeros(count, np.int64)
@@ -177,7 +177,7 @@ class _Run:
         self._done[running] += 1
         fresh = running[np.isnan(self._ttft[running])]
         self._ttft[fresh] = self._now - self._arrival[fresh]
-        ended = self._done[running] >= self._wanted[running]
+        ended = self._done[running] >= self._output[running]
         if ended.any():
             self._e2e[running[ended]] = self._now - self._arrival[running[ended]]
             self._running = running[~ended]
@@ -188,7 +188,7 @@ class _Run:
             ttft_s=self._ttft, e2e_s=self._e2e, preemptions=self._preemptions, never_fits=int((~self._fits).sum()),
             iterations=self._iterations, busy_s=self._busy, waiting_max=self._waiting_max,
             kv_mean=self._kv / self._busy if self._busy else 0.0, kv_full_s=self._full, prefill_s=self._prefill,
-            _after_first=self._wanted - 1,
+            _after_first=self._output - 1,
         )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def split(
     """
     arrival = np.asarray(arrival_s, np.float64)
     prompt = np.maximum(np.asarray(context, np.int64), 1)
-    wanted = np.maximum(np.asarray(generated, np.int64), 1)
+    output = np.maximum(np.asarray(generated, np.int64), 1)
     free = np.zeros(min(prefill_engines, max(1, len(arrival))))
     began, left = np.empty(len(arrival)), np.empty(len(arrival))
     for index in range(len(arrival)):
@@ -216,11 +216,11 @@ def split(
     queued = np.arange(1, len(arrival) + 1) - np.searchsorted(began, arrival, side="right")
     ttft = left - arrival
     decoder = replace(engine, per_prefill_token_s=0.0, max_batched_tokens=2**62)
-    e2e = np.where(wanted > 1, np.nan, ttft)
+    e2e = np.where(output > 1, np.nan, ttft)
     preemptions = np.zeros(len(arrival), np.int64)
     order = np.argsort(left, kind="stable")
-    order = order[wanted[order] > 1]
-    decoded = _in_turn(left[order], prompt[order] + 1, wanted[order] - 1, decoder, decode_engines)
+    order = order[output[order] > 1]
+    decoded = _in_turn(left[order], prompt[order] + 1, output[order] - 1, decoder, decode_engines)
     e2e[order] = ttft[order] + decoded.e2e_s
     preemptions[order] = decoded.preemptions
     waiting_max = max(decoded.waiting_max, int(queued.max(initial=0)))
@@ -231,7 +231,7 @@ def split(
         e2e_s=e2e,
         preemptions=preemptions,
         prefill_s=0.0,
-        _after_first=wanted - 1,
+        _after_first=output - 1,
     )
 
 
@@ -246,7 +246,7 @@ def dealt(
 def _in_turn(
     arrival: NDArray[np.float64],
     prompt: NDArray[np.int64],
-    wanted: NDArray[np.int64],
+    output: NDArray[np.int64],
     engine: EngineModel,
     engines: int,
 ) -> ModeledRequests:
@@ -256,7 +256,7 @@ def _in_turn(
     parts = []
     for which in range(min(engines, count)):
         mine = slice(which, None, engines)
-        part = simulate(arrival[mine], prompt[mine], wanted[mine], engine)
+        part = simulate(arrival[mine], prompt[mine], output[mine], engine)
         ttft[mine], e2e[mine], preemptions[mine] = part.ttft_s, part.e2e_s, part.preemptions
         parts.append(part)
     busy = sum(part.busy_s for part in parts)
@@ -266,5 +266,5 @@ def _in_turn(
         waiting_max=max((part.waiting_max for part in parts), default=0),
         kv_mean=sum(part.kv_mean * part.busy_s for part in parts) / busy if busy else 0.0,
         kv_full_s=sum(part.kv_full_s for part in parts), prefill_s=sum(part.prefill_s for part in parts),
-        _after_first=np.maximum(wanted, 1) - 1,
+        _after_first=np.maximum(output, 1) - 1,
     )  # fmt: skip

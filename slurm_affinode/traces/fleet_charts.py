@@ -11,7 +11,7 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Series, Words, empty, histogram, lines, stacked_bars
 from slurm_affinode.traces.fleet import LOADS, ServingResult, ServingSummary
 
-MOST_ASKED = 10
+MOST_REQUESTED = 10
 _EXEC_EDGES = (5, 10, 15, 20, 30, 45, 60, 90, 120)
 _LOAD_WORDS = {
     "base_model": "Base model", "lora": "LoRA adapter", "controlnet": "ControlNet", "pipeline": "Whole pipeline",
@@ -149,11 +149,11 @@ def lorenz(result: ServingResult) -> Markup:
     )  # fmt: skip
 
 
-def most_asked(result: ServingResult) -> Markup:
+def most_requested(result: ServingResult) -> Markup:
     """Draw the most requested base models."""
     frame = result.popularity
     total = sum(frame["requests"].to_list())
-    top = frame.head(MOST_ASKED)
+    top = frame.head(MOST_REQUESTED)
     words = Words("most-asked", "The most requested base models", "Requests of each of the most requested base models.")
     bars = [
         Bar(

@@ -182,7 +182,7 @@ def _findings(result: ServingResult, s: ServingSummary) -> list[tuple[str, str, 
         ("fleet", "Idle memory of the fleet, by two recipes", _fleet(s), (chart.recipes(s), chart.over_time(result))),
         (
             "popularity", "Few models get most requests", _popularity(s),
-            (chart.lorenz(result), chart.most_asked(result)),
+            (chart.lorenz(result), chart.most_requested(result)),
         ),
         ("load", "Loading takes seconds", _load(s), (chart.load_latency(result),)),
         ("requests", "Requests", _requests(s), (chart.exec_times(result),)),

@@ -72,13 +72,13 @@ class _Limited(io.RawIOBase):
 
 def find_tables(
     paths: Iterable[Path],
-    wanted: Callable[[str], bool],
+    selects: Callable[[str], bool],
     *,
     member_limit: int = TRACE_TABLE_BYTES,
     archive_limit: int = TRACE_ARCHIVE_BYTES,
     on_file: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[TraceTable]:
-    """Yield every table whose name (without ``.csv``, any case kept) is ``wanted``.
+    """Yield every table whose name (without ``.csv``, any case kept) is ``selects``.
 
     ``paths`` are directories, which are searched recursively, and files. ``on_file`` is called with each file before it
     is read. Raises ``InputError`` for a path that does not exist or cannot be read, a damaged archive, and a table or
@@ -87,7 +87,7 @@ def find_tables(
     for path in paths:
         for file in _files(path):
             on_file(file)
-            yield from _tables_of(file, wanted, member_limit, archive_limit)
+            yield from _tables_of(file, selects, member_limit, archive_limit)
 
 
 def _files(path: Path) -> list[Path]:
@@ -132,20 +132,20 @@ def _table_name(member: str) -> str | None:
 
 
 def _tables_of(
-    file: Path, wanted: Callable[[str], bool], member_limit: int, archive_limit: int
+    file: Path, selects: Callable[[str], bool], member_limit: int, archive_limit: int
 ) -> Iterator[TraceTable]:
     kind = _kind(file.name)
     where = str(file)
     try:
         if kind in ("csv", "csv.gz"):
             name = file.name[: -len(f".{kind}")]
-            if wanted(name):
+            if selects(name):
                 with _open(file, kind) as source:
                     yield TraceTable(name, _read_limited(source, member_limit, where), where)
         elif kind == "zip":
-            yield from _zip_tables(file, wanted, member_limit, archive_limit)
+            yield from _zip_tables(file, selects, member_limit, archive_limit)
         else:
-            yield from _tar_tables(file, kind, wanted, member_limit, archive_limit)
+            yield from _tar_tables(file, kind, selects, member_limit, archive_limit)
     except _DAMAGE as error:
         reason = str(error) or type(error).__name__
         raise InputError(
@@ -158,14 +158,14 @@ def _tables_of(
 
 
 def _tar_tables(
-    file: Path, kind: str | None, wanted: Callable[[str], bool], member_limit: int, archive_limit: int
+    file: Path, kind: str | None, selects: Callable[[str], bool], member_limit: int, archive_limit: int
 ) -> Iterator[TraceTable]:
     with _open(file, kind) as unpacked:
         limited = io.BufferedReader(_Limited(unpacked, archive_limit), 1 << 20)
         with tarfile.open(fileobj=limited, mode="r|") as archive:
             for member in archive:
                 name = _table_name(member.name)
-                if name is None or not member.isfile() or not wanted(name):
+                if name is None or not member.isfile() or not selects(name):
                     continue
                 where = f"{file}: {member.name}"
                 if member.size > member_limit:
@@ -188,13 +188,13 @@ def _open(file: Path, kind: str | None) -> IO[bytes]:
 
 
 def _zip_tables(
-    file: Path, wanted: Callable[[str], bool], member_limit: int, archive_limit: int
+    file: Path, selects: Callable[[str], bool], member_limit: int, archive_limit: int
 ) -> Iterator[TraceTable]:
     total = 0
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             name = _table_name(member.filename)
-            if name is None or not wanted(name):
+            if name is None or not selects(name):
                 continue
             where = f"{file}: {member.filename}"
             if member.flag_bits & 1:

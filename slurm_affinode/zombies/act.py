@@ -27,7 +27,7 @@ from slurm_affinode.report.mail import shown
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.zombies import exemptions
 from slurm_affinode.zombies.audit import written
-from slurm_affinode.zombies.mail import tell_done
+from slurm_affinode.zombies.mail import mail_done
 from slurm_affinode.zombies.nodes import ASLEEP, AT_ONCE
 from slurm_affinode.zombies.outcomes import HOLD, Outcome, Result, Tools
 from slurm_affinode.zombies.recheck import AskNode, Look
@@ -128,7 +128,7 @@ def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
             held.remove(following)
             todo.append(following)
     told = [one.action for one in outcomes if one.result == "done" and _owned(one.action)]
-    tell_done(told, tools)
+    mail_done(told, tools)
     return outcomes
 
 

@@ -25,38 +25,38 @@ _MARK = re.compile(r"\[keep until=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z) why=([^
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ExemptionRequest:
     """A request for exemption, as found in a job's comment."""
 
     until: datetime
     why: str
 
 
-def parse(comment: str | None) -> Wish | None:
+def parse(comment: str | None) -> ExemptionRequest | None:
     """Return the request in a comment; ``None`` if there is none in the expected form."""
     match = _MARK.search(comment or "")
     if match is None:
         return None
     try:
-        return Wish(datetime.fromisoformat(match[1]), match[2].strip())
+        return ExemptionRequest(datetime.fromisoformat(match[1]), match[2].strip())
     except ValueError:
         return None
 
 
-def asked_before(job: Job) -> bool:
+def has_request(job: Job) -> bool:
     """Return whether the comment has a request for this attempt, that is, one that ends after its submit time."""
-    wish = parse(job.comment)
-    return wish is not None and (job.submit is None or wish.until > job.submit)
+    exemption = parse(job.comment)
+    return exemption is not None and (job.submit is None or exemption.until > job.submit)
 
 
-def comment_with(comment: str | None, wish: Wish) -> str:
+def comment_with(comment: str | None, exemption: ExemptionRequest) -> str:
     """Return the comment with the request appended, replacing an earlier one.
 
     Raises ``AffinodeError`` if the result is longer than 1024 bytes.
     """
     comment = _MARK.sub("", comment or "").strip()
-    why = " ".join(wish.why.replace("[", "(").replace("]", ")").split())
-    until = utc(wish.until)
+    why = " ".join(exemption.why.replace("[", "(").replace("]", ")").split())
+    until = utc(exemption.until)
     mark = f"[keep until={until} why={why}]"
     made = f"{comment} {mark}" if comment else mark
     if len(made.encode()) > 1024:
@@ -64,18 +64,18 @@ def comment_with(comment: str | None, wish: Wish) -> str:
     return made
 
 
-def check(wish: Wish, policy: KeepPolicy, now: datetime) -> None:
+def check(exemption: ExemptionRequest, policy: KeepPolicy, now: datetime) -> None:
     """Raise ``AffinodeError`` if the policy does not grant the request."""
     if not policy.allow:
         raise AffinodeError("this site does not allow exemptions (keep.allow)")
-    if len(wish.why) < policy.min_why:
+    if len(exemption.why) < policy.min_why:
         raise AffinodeError(
-            f"the reason has {len(wish.why)} characters, and {policy.min_why} are needed", hint='--why "..."'
+            f"the reason has {len(exemption.why)} characters, and {policy.min_why} are needed", hint='--why "..."'
         )
-    if len(wish.why) > MAX_WHY:
+    if len(exemption.why) > MAX_WHY:
         raise AffinodeError(f"the reason is longer than {MAX_WHY} characters")
     longest = timedelta(seconds=policy.max_s)
-    if wish.until - now > longest + timedelta(minutes=1):
+    if exemption.until - now > longest + timedelta(minutes=1):
         raise AffinodeError(f"at most {span(policy.max_s)} can be requested", hint="see keep.max of the policy")
 
 
@@ -89,15 +89,15 @@ def collect(
     taken: list[Keep] = []
     known = log.ledger(now).keeps
     for job in jobs:
-        wish = parse(job.comment) if job.allocated else None
-        if wish is None or job.submit is None or not policy.allow or wish.until <= now:
+        exemption = parse(job.comment) if job.allocated else None
+        if exemption is None or job.submit is None or not policy.allow or exemption.until <= now:
             continue
         there = known.get((cluster, job.job_id))
         if there is not None and int(there.submit.timestamp()) == int(job.submit.timestamp()):
             continue
-        until = min(wish.until, now + timedelta(seconds=policy.max_s))
-        keep = Keep(cluster, job.job_id, job.submit, job.user or "?", wish.why[:MAX_WHY], now, until)
-        if len(wish.why) < policy.min_why:
+        until = min(exemption.until, now + timedelta(seconds=policy.max_s))
+        keep = Keep(cluster, job.job_id, job.submit, job.user or "?", exemption.why[:MAX_WHY], now, until)
+        if len(exemption.why) < policy.min_why:
             continue
         actor = f"{job.user} (comment of the job)"
         earlier = log.keep(keep)
@@ -105,7 +105,7 @@ def collect(
             taken.append(keep)
             log.record([record(keep, job.id, run, actor, now)])
             continue
-        claim = f"keep|{cluster}|{job.job_id}|{int(job.submit.timestamp())}|{int(wish.until.timestamp())}"
+        claim = f"keep|{cluster}|{job.job_id}|{int(job.submit.timestamp())}|{int(exemption.until.timestamp())}"
         if log.claim(claim, run, now, HOLD):
             refused = record(keep, job.id, run, actor, now)
             why = f"it was kept until {named(earlier.until, UTC)} already, and only one exemption is allowed"

@@ -41,7 +41,7 @@ from slurm_affinode.zombies import nodes as zombie_nodes
 from slurm_affinode.zombies.find import COLUMNS, History, Request, Slurm, Snapshot
 from slurm_affinode.zombies.live import Observed
 from slurm_affinode.zombies.nodes import LiveGpu
-from slurm_affinode.zombies.sampling import LOOK_S, Eyes
+from slurm_affinode.zombies.sampling import LOOK_S, NodeSampler
 
 SLOTS = 60
 """Columns of a timeline."""
@@ -75,13 +75,13 @@ def explain(
     Raises ``AffinodeError`` if several jobs have this ID.
     """
     moment = now or datetime.now(UTC)
-    asked = parse(job)
+    parsed = parse(job)
     file = find.site_signatures(config)
     if window_s is not None:
         file = file.with_window(window_s)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
         with Repository.open(config.db_url, create=False) as store:
-            stored = _pick(store.find_job(asked.job_id, cluster=cluster), asked)
+            stored = _pick(store.find_job(parsed.job_id, cluster=cluster), parsed)
             if stored.is_empty():
                 raise NoAttemptError(
                     f"no attempt of job {job} is stored",
@@ -124,8 +124,8 @@ def explain(
 
 def _sleeps(entries: Iterable[LedgerEntry], row: Mapping[str, Any]) -> bool:
     """Return whether the job of a row slept in place at last, by the ledgers of the agents."""
-    mine = [one for one in entries if (one.cluster, one.job_id) == (row["cluster"], row["job_id"])]
-    last = max(mine, key=lambda one: one.began_ms, default=None)
+    of_job = [one for one in entries if (one.cluster, one.job_id) == (row["cluster"], row["job_id"])]
+    last = max(of_job, key=lambda one: one.began_ms, default=None)
     return last is not None and last.mode == "inplace" and suspensions.outcome(last) in ("asleep", "restoring")
 
 
@@ -179,15 +179,15 @@ def parse(job: str) -> identifiers.JobId:
         raise AffinodeError(str(error), hint="a job ID is 123, 123_4 or 123+1") from None
 
 
-def _pick(found: pl.DataFrame, asked: identifiers.JobId) -> pl.DataFrame:
+def _pick(found: pl.DataFrame, parsed: identifiers.JobId) -> pl.DataFrame:
     started = found.drop_nulls("start").sort("start")
-    if asked.array_task_id is not None:
+    if parsed.array_task_id is not None:
         return started.filter(
-            (pl.col("array_job_id") == asked.job_id) & (pl.col("array_task_id") == asked.array_task_id)
+            (pl.col("array_job_id") == parsed.job_id) & (pl.col("array_task_id") == parsed.array_task_id)
         )
-    if asked.het_offset is not None:
-        return started.filter((pl.col("het_job_id") == asked.job_id) & (pl.col("het_offset") == asked.het_offset))
-    exact = started.filter(pl.col("job_id") == asked.job_id)
+    if parsed.het_offset is not None:
+        return started.filter((pl.col("het_job_id") == parsed.job_id) & (pl.col("het_offset") == parsed.het_offset))
+    exact = started.filter(pl.col("job_id") == parsed.job_id)
     return exact if exact.height else started
 
 
@@ -261,7 +261,7 @@ class _Seen:
 def explain_live(
     config: Config,
     job: str,
-    eyes: Eyes,
+    sampler: NodeSampler,
     *,
     slurm: Slurm,
     since: datetime | None = None,
@@ -278,7 +278,7 @@ def explain_live(
 
     Raises ``NoAttemptError`` if slurmctld knows no such job that has started.
     """
-    asked = parse(job)
+    parsed = parse(job)
     kinds = tuple(kind for kind in KINDS if kind not in CPU_KINDS | USER_KINDS)
     request = Request(since=since, window_s=window_s, kinds=kinds)
     if watch_s is None:
@@ -290,11 +290,11 @@ def explain_live(
     seen = _Seen()
 
     def running(jobs: Sequence[Job]) -> list[Job]:
-        number = asked.job_id
+        number = parsed.job_id
         return [one for one in jobs if one.state == "RUNNING"
                 and number in (one.job_id, one.array_job_id, one.het_job_id)]  # fmt: skip
 
-    looked = replace(eyes, told=seen)
+    looked = replace(sampler, on_round=seen)
     with live.observe(
         config, request, looked, slurm=slurm, watch_s=watch_s, history=history, only=running
     ) as now:  # fmt: skip
@@ -315,8 +315,8 @@ def explain_live(
             return page
         page = _with_now(page, one, now, seen, live.judged(config, request, now))
         # Users can change the comment: it only tells whether to ask.
-        told = messages.sleeps_in_place(one.comment)
-        return _asleep(page) if told and any(sleeps(config, name, one.job_id) for name in one.nodes) else page
+        asleep = messages.sleeps_in_place(one.comment)
+        return _asleep(page) if asleep and any(sleeps(config, name, one.job_id) for name in one.nodes) else page
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,17 +331,17 @@ class _Nodes:
 
 def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: find.Found) -> Explanation:
     """Replace the outdated parts of a page from stored samples with live readings."""
-    on = now.looks.mine.get(job.job_id, ())
-    measured = any(now.looks.watched[gpu.key].gpu.signals_pct for gpu in on)
-    mine = [one for one in found.findings if one.owner is not None and one.owner.job_id == job.job_id]
-    kinds = {one.kind for one in mine}
+    on = now.samples.by_job.get(job.job_id, ())
+    measured = any(now.samples.watched[gpu.key].gpu.signals_pct for gpu in on)
+    findings = [one for one in found.findings if one.owner is not None and one.owner.job_id == job.job_id]
+    kinds = {one.kind for one in findings}
     before = [one for one in page.findings if one.kind not in kinds and not (measured and one.kind in IDLE_KINDS)]
     outdated = {WHICH_UNKNOWN} if on else set()
     outdated |= {find.NO_HISTORY} if measured else set()
     notes = [note for note in page.notes if note not in outdated]
-    pages = tuple(_gpu(page, job, now, seen, gpu, mine) for gpu in on) if measured or not page.gpus else page.gpus
+    pages = tuple(_gpu(page, job, now, seen, gpu, findings) for gpu in on) if measured or not page.gpus else page.gpus
     return replace(
-        page, findings=(*mine, *before), gpus=pages, watched_s=now.looks.watched_s,
+        page, findings=(*findings, *before), gpus=pages, watched_s=now.samples.watched_s,
         notes=tuple(dict.fromkeys((*notes, *found.notes))),
         allocated_gpus=page.allocated_gpus or len(on) or page.allocated_gpus,
     )  # fmt: skip
@@ -350,7 +350,7 @@ def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: fi
 def _gpu(  # noqa: PLR0917
     page: Explanation, job: Job, now: Observed, seen: _Seen, gpu: LiveGpu, found: Sequence[Finding]
 ) -> GpuPage:
-    watched = now.looks.watched[gpu.key]
+    watched = now.samples.watched[gpu.key]
     sight, verdicts = live.see(job, watched, now, gpu.mapping), live.verdicts(job, watched, now)
     known = next(
         (one.slots for one in page.gpus if one.gpu.node == gpu.node
@@ -359,18 +359,18 @@ def _gpu(  # noqa: PLR0917
     flagged = any(one.kind in IDLE_KINDS for one in found) and sight.verdict is not None
     # Stored samples of a shared GPU are of all jobs on it.
     before = grid(page.since, page.until, STEP_MS) if known is None or gpu.part_of is not None else known
-    slots = _with_looks(before, page.until, seen.rows.get(gpu.key, ()))
+    slots = _with_samples(before, page.until, seen.rows.get(gpu.key, ()))
     return GpuPage(replace(sight.gpu, flagged=flagged), verdicts, slots)
 
 
-def _with_looks(
-    slots: Sequence[Slot], until: datetime, looks: Sequence[tuple[float, LiveGpu]]
+def _with_samples(
+    slots: Sequence[Slot], until: datetime, node_samples: Sequence[tuple[float, LiveGpu]]
 ) -> tuple[Slot, ...]:  # fmt: skip
     """Return ``slots`` with live readings in the slots that have no stored activity."""
     ends = [*(slot.start for slot in slots[1:]), until + timedelta(seconds=1)]
     made = []
     for slot, end in zip(slots, ends, strict=True):
-        here = [gpu for at, gpu in looks if slot.start.timestamp() <= at < end.timestamp()]
+        here = [gpu for at, gpu in node_samples if slot.start.timestamp() <= at < end.timestamp()]
         if slot.activity_pct is not None or not here:
             made.append(slot)
             continue

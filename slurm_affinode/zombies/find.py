@@ -82,7 +82,7 @@ class Request:
     running_only: bool = False
 
     @property
-    def wanted(self) -> frozenset[str]:
+    def requested_kinds(self) -> frozenset[str]:
         """Return the kinds to look for: the requested ones, else all that concern GPUs."""
         return frozenset(self.kinds) or frozenset(KINDS) - CPU_KINDS
 
@@ -183,7 +183,7 @@ def find(
         rule = leftover_memory.LeftoverSearch(
             FREE_MIB, request.window_s or HELD_S, min(map(query.end_of, jobs["cluster"].unique())), XIDS, names
         )
-        left = leftover_memory.find(held, samples, rule) if "orphan-memory" in request.wanted else []
+        left = leftover_memory.find(held, samples, rule) if "orphan-memory" in request.requested_kinds else []
     found = judge(config, request, held, file.signatures, waiting_jobs(jobs, pending, query), nodes,
                   notes=(*notes, *trouble, *strangers(request, nodes), *_only_live(request)), more=left)  # fmt: skip
     late = job_runs.caution(query, jobs, moment)
@@ -257,11 +257,11 @@ def judge(  # noqa: PLR0917
     more: Iterable[Finding] = (),
 ) -> Found:
     """Return the findings among ``held``, and ``more``. ``queue``: ``None`` if the waiting jobs are unknown."""
-    wanted = request.wanted
+    requested_kinds = request.requested_kinds
     classes = {**config.zombies.nodes, **node_classes(nodes)}
     rules = config.zombies.misfits
     found = [*squatters.find(held, chosen), *more]
-    found += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted,
+    found += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested_kinds,
                           gpu_partitions=gpu_partitions(nodes))  # fmt: skip
     by_run = {tuple(key): kind for *key, kind in held.runs.select(*JOB_KEY, "gpu_type").iter_rows()}
 
@@ -289,7 +289,7 @@ def select(about: Found, found: Iterable[Finding], request: Request) -> Found:
              "users": request.users}  # fmt: skip
     for one in found:
         counts[one.kind] = counts.get(one.kind, 0) + 1
-        if one.kind not in request.wanted or one.score < request.min_score:
+        if one.kind not in request.requested_kinds or one.score < request.min_score:
             continue
         if request.variants and one.kind == "idle-allocation" and one.variant not in request.variants:
             continue
@@ -370,10 +370,12 @@ def waiting_jobs(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery) -
         & pl.col("eligible").is_not_null()
         & (pl.col("start").is_null() | (pl.col("start") > pl.col("eligible")))
     )
-    wanted = frame.select("job_id", "array_job_id", "array_task_id", "array_spec", "cluster", "partition", "req_gpus",
+    columns = frame.select("job_id", "array_job_id", "array_task_id", "array_spec", "cluster", "partition", "req_gpus",
                           "gpus", "eligible", "start", "end", "req_tres", "nodes", "constraints", "user",
                           "reason")  # fmt: skip
-    return [_waiting(row, query.end_of(row["cluster"])) for row in wanted.iter_rows(named=True) if waits(row["reason"])]
+    return [
+        _waiting(row, query.end_of(row["cluster"])) for row in columns.iter_rows(named=True) if waits(row["reason"])
+    ]
 
 
 def _waiting(row: dict[str, Any], until: datetime) -> PendingJob:

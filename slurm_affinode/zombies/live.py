@@ -37,7 +37,7 @@ from slurm_affinode.zombies import engines, find, orphans
 from slurm_affinode.zombies import sampling as looking
 from slurm_affinode.zombies.find import COLUMNS, Found, History, Request, Snapshot, gpu_partitions, node_classes
 from slurm_affinode.zombies.nodes import Ask, JobUse, LiveGpu, NodeAnswer, asker
-from slurm_affinode.zombies.sampling import Eyes, Looks, Past, Watched
+from slurm_affinode.zombies.sampling import NodeSampler, NodeSamples, Past, Watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def find_live_misfits(
     config: Config, request: Request, seen: Now, history: SampleStore, refs: Mapping[int, Callable[[], JobAttempt]]
 ) -> tuple[list[Finding], list[str]]:
     """Return findings about misfits, and notes on gaps in the data. ``refs``: raw job ID -> its reference."""
-    wanted = request.wanted & MISFIT_KINDS
-    if not wanted:
+    requested = request.requested_kinds & MISFIT_KINDS
+    if not requested:
         return [], []
     since = request.since or seen.at - timedelta(seconds=parse_span_s(config.zombies.look_back))
     stored, recorded, notes = _stored(config, since, seen.at, seen.snapshot.cluster)
@@ -70,10 +70,10 @@ def find_live_misfits(
     held = squatters.hold(query, jobs, gpus, history, [misfits.IDLE_PCT], seen.at)
     classes = {**config.zombies.nodes, **node_classes(seen.snapshot.nodes)}
     found = misfits.find(
-        held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted,
+        held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested,
         gpu_partitions=gpu_partitions(seen.snapshot.nodes),
     )  # fmt: skip
-    return [_live(one, refs) for one in found], [*notes, *_silent(seen, uses, wanted, history, since)]
+    return [_live(one, refs) for one in found], [*notes, *_unsampled(seen, uses, requested, history, since)]
 
 
 BY_GPUS = ("gpu-too-powerful", "low-efficiency-user")
@@ -83,12 +83,12 @@ BY_USE = ("cpu-cores-per-gpu", "memory-per-gpu")
 FRESH_S = 600.0
 
 
-def _silent(
-    seen: Now, uses: Collection[int], wanted: Collection[str], history: SampleStore, since: datetime
+def _unsampled(
+    seen: Now, uses: Collection[int], requested: Collection[str], history: SampleStore, since: datetime
 ) -> list[str]:
     """Return a note for each rule that cannot be evaluated, with the data that it needs."""
     notes = []
-    blind = " and ".join(kind for kind in BY_GPUS if kind in wanted)
+    blind = " and ".join(kind for kind in BY_GPUS if kind in requested)
     covered = history.span()
     if blind and (covered is None or covered[1] < since):
         there = "none are stored for this time" if covered else "none are stored"
@@ -97,7 +97,7 @@ def _silent(
         notes.append(
             f"{blind}: from the stored GPU metrics, which end {span((seen.at - covered[1]).total_seconds())} ago"
         )
-    mute = " and ".join(kind for kind in BY_USE if kind in wanted)
+    mute = " and ".join(kind for kind in BY_USE if kind in requested)
     running = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.gpus_allocated]
     unknown = sum(job.job_id not in uses for job in running)
     if mute and unknown:
@@ -164,9 +164,9 @@ def _uses(seen: Now) -> dict[int, JobUse | None]:
     for job in seen.snapshot.jobs:
         if job.state != "RUNNING" or not job.nodes:
             continue
-        told = [None if (uses := by_node.get(node)) is None else uses.get(job.job_id) for node in job.nodes]
-        known = [one for one in told if one is not None]
-        if len(known) == len(told):
+        shares = [None if (uses := by_node.get(node)) is None else uses.get(job.job_id) for node in job.nodes]
+        known = [one for one in shares if one is not None]
+        if len(known) == len(shares):
             found[job.job_id] = JobUse(sum(one.cpu_s for one in known), max(one.memory_mib for one in known))
     return found
 
@@ -209,7 +209,7 @@ class Observed:
     """Taken at the end of the observation."""
     before: Sequence[Job]
     """The jobs at the start of the observation."""
-    looks: Looks
+    samples: NodeSamples
     signatures: Sequence[Signature]
     past: Past | None
     since: datetime
@@ -220,7 +220,7 @@ class Observed:
 
     def facts(self, job: Job, one: Watched) -> tuple[GpuFacts, datetime | None]:
         """Return the facts about a GPU of a job, and the time since which it has been idle."""
-        return looking.facts_now(job, one, self.past, self.at, self.looks.watched_s)
+        return looking.facts_now(job, one, self.past, self.at, self.samples.watched_s)
 
     def run(self, job: Job) -> RunFacts:
         """Return the facts about the current attempt of a job."""
@@ -241,8 +241,8 @@ def find_live(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Found:
     """Return the current findings. Raises ``UnreachableError`` if slurmctld does not respond."""
-    eyes = Eyes(ask or asker(config), now, sleep, step or (lambda _: None))
-    with observe(config, request, eyes, slurm=slurm, watch_s=watch_s, history=history) as seen:
+    sampler = NodeSampler(ask or asker(config), now, sleep, step or (lambda _: None))
+    with observe(config, request, sampler, slurm=slurm, watch_s=watch_s, history=history) as seen:
         return judged(config, request, seen)
 
 
@@ -250,7 +250,7 @@ def find_live(
 def observe(
     config: Config,
     request: Request,
-    eyes: Eyes,
+    sampler: NodeSampler,
     *,
     slurm: Callable[[], SlurmClient],
     watch_s: float | None = None,
@@ -265,66 +265,75 @@ def observe(
     file = find.site_signatures(config)
     if request.window_s is not None:
         file = file.with_window(request.window_s)
-    eyes.say("asking Slurm")
+    sampler.say("asking Slurm")
     with slurm() as client:
         jobs, nodes = client.overview(), client.nodes()
         cluster = config.cluster.name or client.config().get("ClusterName") or "default"
-    wanted = set(request.nodes) or {node.name for node in nodes}
+    required = set(request.nodes) or {node.name for node in nodes}
     if only is not None:
-        wanted = {name for job in only(jobs) for name in job.nodes}
-    there = [node for node in nodes if node.gpus and node.powered and node.name in wanted]
+        required = {name for job in only(jobs) for name in job.nodes}
+    there = [node for node in nodes if node.gpus and node.powered and node.name in required]
     notes = find.strangers(request, nodes)
     notes += [f"{node.name} does not respond to slurmctld: unknown" for node in there if not node.responding]
     names = {node.name: node.gpus.count for node in there if node.responding and node.gpus}
-    eyes.say(f"asking {counted(len(names), 'node')}")
+    sampler.say(f"asking {counted(len(names), 'node')}")
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
-    looks = looking.look(names, jobs, eyes, watch_s=watch_s or 0.0, limit_pct=limit,
+    samples = looking.look(names, jobs, sampler, watch_s=watch_s or 0.0, limit_pct=limit,
                          floors_pct=config.agent.floors_pct)  # fmt: skip
     later = jobs
-    if watch_s or orphans.seem(jobs, looks.told, looks.answers):
+    if watch_s or orphans.seem(jobs, samples.first_answers, samples.answers):
         try:
             with slurm() as client:
                 later = client.overview()
         except AffinodeError as error:
             notes.append(f"jobs that began or ended during the observation are unknown: {error}")
-        looks = looking.still(looks, jobs, later)
-    notes += [f"{one.node} is unknown: {one.problem}" for one in looks.told if not one.by]
-    notes += [f"{one.node}: processes are unknown: {one.problem}" for one in looks.told if one.by == "exporter"]
-    moment = datetime.fromtimestamp(eyes.now(), UTC)
+        samples = looking.still(samples, jobs, later)
+    notes += [f"{one.node} is unknown: {one.problem}" for one in samples.first_answers if not one.by]
+    notes += [
+        f"{one.node}: processes are unknown: {one.problem}" for one in samples.first_answers if one.by == "exporter"
+    ]
+    moment = datetime.fromtimestamp(sampler.now(), UTC)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as store:
-        eyes.say("following the GPUs")
-        since, past = looking.past(config, request, later, looking.timed(looks), limit, moment, store, notes)
+        sampler.say("following the GPUs")
+        since, past = looking.past(config, request, later, looking.timed(samples), limit, moment, store, notes)
         snapshot = Snapshot(cluster, later, nodes)
-        yield Observed(snapshot, jobs, looks, file.signatures, past, since, moment, tuple(notes), store)
+        yield Observed(snapshot, jobs, samples, file.signatures, past, since, moment, tuple(notes), store)
 
 
 def judged(config: Config, request: Request, seen: Observed) -> Found:
     """Return the findings of a live observation."""
-    (cluster, jobs, nodes), moment, looks = _parts(seen.snapshot), seen.at, seen.looks
+    (cluster, jobs, nodes), moment, samples = _parts(seen.snapshot), seen.at, seen.samples
     found = [one for job in jobs if (one := _job(job, seen)) is not None]
-    looked = Now(seen.snapshot, looks.told, looking.timed(looks), moment)
+    looked = Now(seen.snapshot, samples.first_answers, looking.timed(samples), moment)
     refs = {job.job_id: functools.partial(JobAttempt.of, job) for job in jobs if job.allocated}
     shapes, unknown = find_live_misfits(config, request, looked, seen.history, refs)
     found += shapes
     completing_s = parse_span_s(config.zombies.completing)
     found += orphans.find(
-        cluster, jobs, nodes, looks.told, looks.answers, moment, before=seen.before, completing_s=completing_s
+        cluster,
+        jobs,
+        nodes,
+        samples.first_answers,
+        samples.answers,
+        moment,
+        before=seen.before,
+        completing_s=completing_s,
     )
-    if "model-server" in request.wanted:
+    if "model-server" in request.requested_kinds:
         running = [
-            job for job in jobs if job.state == "RUNNING" and (job.gpus_allocated or looks.mine.get(job.job_id))
+            job for job in jobs if job.state == "RUNNING" and (job.gpus_allocated or samples.by_job.get(job.job_id))
         ]  # fmt: skip
-        found += engines.find(config, cluster, running, looks.mine, moment)
-    models = {one.node: {gpu.model for gpu in one.gpus} for one in looks.answers}
+        found += engines.find(config, cluster, running, samples.by_job, moment)
+    models = {one.node: {gpu.model for gpu in one.gpus} for one in samples.answers}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 
     def gpu_type(one: Finding) -> str | None:
         return (types.get(one.job.job_id) if one.job else None) or find.types_of(one, models)
 
     found = with_impact(found, PendingQueue(_waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
-    holding = [job for job in jobs if job.allocated and (job.gpus_allocated or looks.mine.get(job.job_id))]
-    unmeasured = sum(not one.gpu.signals_pct for one in looks.whole)
-    about = Found((), seen.since, moment, "live", len(holding), len(looks.whole), unmeasured,
+    holding = [job for job in jobs if job.allocated and (job.gpus_allocated or samples.by_job.get(job.job_id))]
+    unmeasured = sum(not one.gpu.signals_pct for one in samples.whole)
+    about = Found((), seen.since, moment, "live", len(holding), len(samples.whole), unmeasured,
                   (*seen.notes, *unknown, *_unseen(seen)), snapshot=seen.snapshot)  # fmt: skip
     return find.select(about, found, request)
 
@@ -336,8 +345,8 @@ def _parts(snapshot: Snapshot) -> tuple[str, Sequence[Job], Sequence[Node]]:
 def _unseen(seen: Observed) -> Iterator[str]:
     """Yield a note on the jobs whose share of a GPU is not measured."""
     sharing = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.shares_gpus]
-    mine, watched = seen.looks.mine, seen.looks.watched
-    parts = {job.id: mine.get(job.job_id, ()) for job in sharing if not job.gpus_allocated}
+    by_job, watched = seen.samples.by_job, seen.samples.watched
+    parts = {job.id: by_job.get(job.job_id, ()) for job in sharing if not job.gpus_allocated}
     dark = [name for name, on in parts.items() if not any(watched[gpu.key].gpu.signals_pct for gpu in on)]
     if dark:
         more = f" and {len(dark) - 3} more" if len(dark) > 3 else ""
@@ -346,7 +355,7 @@ def _unseen(seen: Observed) -> Iterator[str]:
 
 def _job(job: Job, seen: Observed) -> Finding | None:
     """Return the finding about a job's idle GPUs, if there is one."""
-    on, watched = seen.looks.mine.get(job.job_id, ()), seen.looks.watched
+    on, watched = seen.samples.by_job.get(job.job_id, ()), seen.samples.watched
     if job.state != "RUNNING" or job.start is None or not on:
         return None
     if not any(watched[gpu.key].idle_since is not None for gpu in on):

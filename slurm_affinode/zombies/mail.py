@@ -17,7 +17,7 @@ Reader = tuple[str, str | None, tuple[str, ...]]
 """Cluster, user (``None``: administrators) and addresses."""
 
 
-def tell(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcome]:
+def notify(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcome]:
     """Send the due warnings, one mail per recipient. A warning that was not sent is due again in the next run."""
     wanted = [action for action in actions if action.verb in ("warn-user", "warn-admin")]
     outcomes: list[Outcome] = []
@@ -54,20 +54,20 @@ def _mail(
     user: str | None, recipients: tuple[str, ...], group: list[Action], tools: Tools, ledger: Ledger
 ) -> list[Outcome]:
     now, run = tools.now(), tools.who.run
-    mine: list[Action] = []
+    own_actions: list[Action] = []
     outcomes = []
     claimed: set[tuple[str, int]] = set()
     for action in group:
         name = (_key(action), action.number)
         if name in claimed or tools.log.claim_warning(*name, run, now=now, hold=HOLD, seen=_seen(action, ledger)):
             claimed.add(name)
-            mine.append(action)
+            own_actions.append(action)
         else:
             outcomes.append(Outcome(action, "gone", f"{action.target}: another run mails it, or has mailed it"))
     try:
-        outcomes += _send(user, recipients, mine, tools) if mine else ()
+        outcomes += _send(user, recipients, own_actions, tools) if own_actions else ()
     except BaseException:  # the mail may have been sent
-        for one in mine:
+        for one in own_actions:
             written(Outcome(one, "failed", f"{one.target}: it was interrupted; who was notified is unknown"), tools)
         raise
     return [written(one, tools) for one in outcomes]
@@ -82,34 +82,35 @@ def _seen(action: Action, ledger: Ledger) -> datetime | None:
     """Return when this warning was last sent, as known to the decision."""
     key = _key(action)
     if action.number == 0:
-        return ledger.told.get(key)
+        return ledger.mailed.get(key)
     return max((one.at for one in ledger.warnings.get(key, ()) if one.number == action.number), default=None)
 
 
-def _send(user: str | None, recipients: tuple[str, ...], mine: list[Action], tools: Tools) -> list[Outcome]:
+def _send(user: str | None, recipients: tuple[str, ...], own_actions: list[Action], tools: Tools) -> list[Outcome]:
     now, policy, outcomes = tools.now(), tools.policy, []
-    told, problems = [], []
-    for recipient in readers(user, recipients, mine, policy):
+    mailed, problems = [], []
+    for recipient in readers(user, recipients, own_actions, policy):
         try:
             tools.post(
                 digest(
-                    mine, policy.mail, recipient=recipient, user=user, now=now, timezone=policy.calendar.timezone,
+                    own_actions, policy.mail, recipient=recipient, user=user, now=now,
+                    timezone=policy.calendar.timezone,
                     keep_s=policy.keep.max_s if policy.keep.allow else None,
                 )
             )  # fmt: skip
-            told.append(recipient)
+            mailed.append(recipient)
         except AffinodeError as error:
             problems.append(f"{recipient}: {error}")
         except Exception as error:
             problems.append(f"{recipient}: a fault of slurm-affinode: {type(error).__name__}: {error}")
     # The owner must have been warned: a copy to the administrators alone does not count.
-    reached = bool(told) if user is None else bool(recipients) and recipients[0] in told
-    for action in mine:
+    reached = bool(mailed) if user is None else bool(recipients) and recipients[0] in mailed
+    for action in own_actions:
         if reached:
-            tools.log.warned(_key(action), action.number, now, ", ".join(told), tools.who.run)
+            tools.log.warned(_key(action), action.number, now, ", ".join(mailed), tools.who.run)
             more = f" (not to {'; '.join(problems)})" if problems else ""
             what = f"warning {action.number}" if action.number else "it"
-            outcomes.append(Outcome(action, "done", f"{action.target}: {what} was mailed to {', '.join(told)}{more}"))
+            outcomes.append(Outcome(action, "done", f"{action.target}: {what} was mailed to {', '.join(mailed)}{more}"))
         else:
             tools.log.release(warning_claim(_key(action), action.number), tools.who.run)
             why = "; ".join(problems) or "the policy has no administrators (mail.admins)"
@@ -117,7 +118,7 @@ def _send(user: str | None, recipients: tuple[str, ...], mine: list[Action], too
     return outcomes
 
 
-def tell_done(actions: list[Action], tools: Tools) -> None:
+def mail_done(actions: list[Action], tools: Tools) -> None:
     """Notify owners that their jobs were canceled or suspended. A failure to do so is only recorded."""
     if tools.policy.mail.via == "none":
         return

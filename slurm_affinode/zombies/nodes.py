@@ -172,11 +172,11 @@ def asker(config: Config) -> Ask:
         try:
             return _with_xids(from_agent(node, _agent(config, node, _PROCESSES)), config.zombies)
         except AffinodeError as error:
-            told = str(error)
+            problem = str(error)
         try:
-            return NodeAnswer(node, exposed(node, _metrics(config.zombies, node)), "exporter", told)
+            return NodeAnswer(node, exposed(node, _metrics(config.zombies, node)), "exporter", problem)
         except AffinodeError as error:
-            return NodeAnswer(node, problem=f"{told}; {error}")
+            return NodeAnswer(node, problem=f"{problem}; {error}")
 
     return ask
 
@@ -249,16 +249,16 @@ def from_agent(node: str, answer: Mapping[str, Any]) -> NodeAnswer:
         signals = {} if reading.get("util_pct") is None else {"util_pct": float(reading["util_pct"])}
         signals |= {name: 100 * float(reading[name]) for name in _SHARES if reading.get(name) is not None}
         signals = {name: value for name, value in signals.items() if name not in cannot}
-        told = row.get("processes")
+        reported = row.get("processes")
         gpus.append(LiveGpu(
             node, row.get("uuid"), row.get("index"), row.get("minor"), row.get("mig"), row.get("model"), signals,
             reading.get("fb_used_mib"), reading.get("fb_total_mib") or row.get("total_mib"), reading.get("power_w"),
-            reading.get("xid"), None if told is None else tuple(_process(one) for one in told),
+            reading.get("xid"), None if reported is None else tuple(_process(one) for one in reported),
             fault=row.get("fault"),
         ))  # fmt: skip
-    told = answer.get("jobs")
-    uses = None if not isinstance(told, list) else {
-        int(row["job"]): JobUse(float(row["cpu_s"]), float(row["memory_mib"])) for row in told
+    reported = answer.get("jobs")
+    uses = None if not isinstance(reported, list) else {
+        int(row["job"]): JobUse(float(row["cpu_s"]), float(row["memory_mib"])) for row in reported
     }  # fmt: skip
     return NodeAnswer(node, tuple(gpus), "agent", uses=uses)
 

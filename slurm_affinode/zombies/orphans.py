@@ -31,30 +31,30 @@ XIDS = {
 
 
 def find(  # noqa: PLR0917
-    cluster: str, jobs: Sequence[Job], nodes: Iterable[Node], told: Iterable[NodeAnswer],
+    cluster: str, jobs: Sequence[Job], nodes: Iterable[Node], first_answers: Iterable[NodeAnswer],
     answers: Iterable[NodeAnswer], now: datetime, *, before: Sequence[Job], completing_s: float,
 ) -> list[Finding]:  # fmt: skip
     """Return findings about processes, GPUs and nodes, and about jobs that are COMPLETING for ``completing_s``.
 
-    ``told`` and ``answers`` are the first and the last responses of the nodes, ``before`` the jobs before the first and
-    ``jobs`` those after the last. Only what both responses show is reported, and only if it fits neither list of jobs:
-    jobs may have started or ended in between.
+    ``first_answers`` and ``answers`` are the first and the last responses of the nodes, ``before`` the jobs before the
+    first and ``jobs`` those after the last. Only what both responses show is reported, and only if it fits neither list
+    of jobs: jobs may have started or ended in between.
     """
-    found = _strays(cluster, _known(jobs if before is jobs else (*before, *jobs)), told, answers, now)
-    found += _engines(cluster, jobs, told, answers, now)
+    found = _strays(cluster, _known(jobs if before is jobs else (*before, *jobs)), first_answers, answers, now)
+    found += _engines(cluster, jobs, first_answers, answers, now)
     found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
     found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
     return found
 
 
 def _engines(
-    cluster: str, jobs: Sequence[Job], told: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
+    cluster: str, jobs: Sequence[Job], first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
 ) -> list[Finding]:
     """Return the processes of running jobs that have lost their server, according to both responses of their node."""
     running = {job.job_id: job for job in jobs if job.state == "RUNNING"}
     first = {
         (answer.node, one.pid, one.start_ticks)
-        for answer in told for gpu in answer.gpus for one in gpu.processes or () if one.server is not None
+        for answer in first_answers for gpu in answer.gpus for one in gpu.processes or () if one.server is not None
     }  # fmt: skip
     found: list[Finding] = []
     for answer in answers if first else ():
@@ -167,16 +167,16 @@ def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
     return "it names no job, and its user has none on this node"
 
 
-def seem(jobs: Iterable[Job], told: Iterable[NodeAnswer], answers: Iterable[NodeAnswer]) -> bool:
+def seem(jobs: Iterable[Job], first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer]) -> bool:
     """Return whether a process or memory belongs to none of ``jobs``. A job started since may own it."""
-    return bool(_strays("", _known(jobs), told, answers, datetime.fromtimestamp(0, UTC)))
+    return bool(_strays("", _known(jobs), first_answers, answers, datetime.fromtimestamp(0, UTC)))
 
 
 def _strays(
-    cluster: str, known: _Known, told: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
+    cluster: str, known: _Known, first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
 ) -> list[Finding]:
     """Return processes and memory without a job that are in both the first and the last response of their node."""
-    first = [gpu for answer in told for gpu in answer.gpus]
+    first = [gpu for answer in first_answers for gpu in answer.gpus]
     there = {(gpu.node, one.pid, one.start_ticks) for gpu in first for one in gpu.processes or ()}
     held = {gpu.key for gpu in first if _unowned(gpu)}
     found: list[Finding] = []

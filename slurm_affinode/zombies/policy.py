@@ -25,28 +25,28 @@ LATE_S = 86400.0
 """Maximum delay of a run after a stage is due for which the start of the idle time is still visible."""
 
 
-def policy_file(config: Config, asked: Path | None = None) -> tuple[Path, str]:
+def policy_file(config: Config, path_given: Path | None = None) -> tuple[Path, str]:
     """Return the effective policy file and its display name: the requested one, the site's, or the built-in one.
 
     A file that the site configured is used even if it cannot be read: the built-in policy may allow what it forbids.
     """
-    if asked is not None:
-        return asked, str(asked)
+    if path_given is not None:
+        return path_given, str(path_given)
     site = policy_path(config)
     if config.zombies.policy is not None or os.path.lexists(site):
         return site, str(site)
     return asset_dir("reports") / "zombies-policy.toml", "built-in policy"
 
 
-def load(config: Config, asked: Path | None = None) -> Policy:
+def load(config: Config, path_given: Path | None = None) -> Policy:
     """Load the policy. Raises ``InputError`` with file and line."""
-    path, name = policy_file(config, asked)
+    path, name = policy_file(config, path_given)
     return parse_policy(_text(path), where=name, expand=_expand)
 
 
-def examine(config: Config, asked: Path | None = None) -> tuple[Policy, tuple[PolicyFault, ...]]:
+def examine(config: Config, path_given: Path | None = None) -> tuple[Policy, tuple[PolicyFault, ...]]:
     """Return the policy and all of its faults. Raises ``InputError`` if the file cannot be read."""
-    path, name = policy_file(config, asked)
+    path, name = policy_file(config, path_given)
     return read_policy(_text(path), where=name, expand=_expand)
 
 
@@ -178,14 +178,14 @@ class Replayed:
     action: Action
 
 
-def episodes(looks: Iterable[Sequence[Finding]]) -> list[Episode]:
+def episodes(samples: Iterable[Sequence[Finding]]) -> list[Episode]:
     """Combine findings of consecutive points in time by subject and start of the idle time.
 
     A job found while it ran and again after its end gives two episodes, so that actions due while it ran are counted.
     """
     found: dict[tuple[str, datetime | None, bool], Episode] = {}
-    for look in looks:
-        for finding in look:
+    for sample in samples:
+        for finding in sample:
             end = None if finding.job is None else finding.job.end
             # Ended jobs, and users' behavior over a period, are reported by a later run of the timer.
             over = finding.observed_at if finding.kind in USER_KINDS else end
@@ -247,13 +247,13 @@ def replay(
     """
     done: list[Replayed] = []
     warnings: dict[str, tuple[SentWarning, ...]] = {}
-    told: dict[str, datetime] = {}
+    mailed: dict[str, datetime] = {}
     over: set[str] = set()
     # From the start of the interval, so that jobs idle since before it get their warnings.
     moment = since
     while moment <= until:
         there = [replace(one, observed_at=moment) for one in _there(past, since, moment) if _about(one) not in over]
-        for action in plan(there, policy, Ledger(warnings, {}, told), moment):
+        for action in plan(there, policy, Ledger(warnings, {}, mailed), moment):
             key = action.finding.key
             if action.verb == "none":
                 if action.code == "limit":
@@ -263,7 +263,7 @@ def replay(
             if action.number:
                 warnings[key] = (*warnings.get(key, ()), SentWarning(key, action.number, moment))
             elif action.verb.startswith("warn"):
-                told[action.finding.matter] = moment
+                mailed[action.finding.matter] = moment
             else:
                 over.add(_about(action.finding))
         moment += every

@@ -22,7 +22,7 @@ from slurm_affinode.zombies.orphans import KILL_FAILED, orphan
 
 Verdict = Literal["still", "woke", "gone", "unknown"]
 
-LOOKS = 3
+SAMPLES = 3
 BETWEEN_S = 1.0
 """Seconds between readings: the driver's counters cover at most the last second, so one may fall into a pause."""
 MIN_SIGNALS = 2
@@ -51,7 +51,7 @@ class Recheck:
     idle_pct: float = 5.0
     """A GPU is active if a signal is above this percentage."""
     sleep: Callable[[float], None] = time.sleep
-    looks: int = LOOKS
+    samples: int = SAMPLES
     floors_pct: Mapping[str, float] = field(default_factory=lambda: dict(FLOORS_PCT))
     """Signal -> floor, percent: values up to it count as 0."""
 
@@ -78,7 +78,7 @@ class Recheck:
         if not flagged:
             return Look("unknown", "no GPU is named that could be checked again", job)
         seen: list[dict[str, Any]] = []
-        for number in range(self.looks):
+        for number in range(self.samples):
             if number:
                 self.sleep(BETWEEN_S)
             for node in sorted({gpu.node or "" for gpu in flagged}):
@@ -93,7 +93,7 @@ class Recheck:
                     seen.append({"node": node, "gpu": gpu.gpu, "reading": look.evidence, "verdict": look.verdict})
                     if look.verdict != "still":
                         return Look(look.verdict, look.text, job, seen)
-        return Look("still", f"{counted(len(flagged), 'GPU')} still idle in {self.looks} samples", job, seen)
+        return Look("still", f"{counted(len(flagged), 'GPU')} still idle in {self.samples} samples", job, seen)
 
     def _gpu(self, gpu: GpuEvidence, answer: Mapping[str, Any], job: Job) -> Look:
         name = f"GPU {gpu.gpu} on {gpu.node}"

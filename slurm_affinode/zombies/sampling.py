@@ -49,15 +49,15 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class NodeSamples:
     """The readings of this run."""
 
-    told: tuple[NodeAnswer, ...]
+    first_answers: tuple[NodeAnswer, ...]
     """The first responses; they also have the jobs' use of cores and host memory."""
     answers: tuple[NodeAnswer, ...]
     """The last responses."""
     watched: Mapping[tuple[str, str], Watched]
-    mine: Mapping[int, Sequence[LiveGpu]]
+    by_job: Mapping[int, Sequence[LiveGpu]]
     """Raw ID of each job that holds GPUs or a share of one -> these, as far as they are known."""
     watched_s: float
 
@@ -68,25 +68,25 @@ class Looks:
 
 
 @dataclass(frozen=True, slots=True)
-class Eyes:
-    """How GPUs are sampled. ``told`` is called after each round with its time and readings."""
+class NodeSampler:
+    """How GPUs are sampled. ``on_round`` is called after each round with its time and readings."""
 
     ask: Ask
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda _: None
-    told: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
+    on_round: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
 
 
 def look(
     names: Mapping[str, int],
     jobs: Sequence[Job],
-    eyes: Eyes,
+    sampler: NodeSampler,
     *,
     watch_s: float,
     limit_pct: float,
     floors_pct: Mapping[str, float] = FLOORS_PCT,
-) -> Looks:
+) -> NodeSamples:
     """Query the nodes ``names`` (node -> GPUs configured in Slurm), repeatedly for ``watch_s``.
 
     A GPU above ``limit_pct`` is active; a signal at or below its floor counts as 0.
@@ -95,24 +95,30 @@ def look(
 
     def once() -> tuple[tuple[NodeAnswer, ...], tuple[LiveGpu, ...]]:
         with without_collection():
-            told = ask_all(tuple(names), eyes.ask)
-            answers = tuple(replace(one, gpus=_without_noise(one.gpus, floors_pct)) for one in told)
+            raw = ask_all(tuple(names), sampler.ask)
+            answers = tuple(replace(one, gpus=_without_noise(one.gpus, floors_pct)) for one in raw)
             whole = [gpu for one in answers for gpu in one.gpus]
             gpus = (*whole, *_without_noise(parts(sharing, whole, limit_pct), floors_pct))
-        eyes.told(eyes.now(), gpus)
+        sampler.on_round(sampler.now(), gpus)
         return answers, gpus
 
-    first = eyes.now()
-    told, gpus = once()
-    answers = told
+    first = sampler.now()
+    first_answers, gpus = once()
+    answers = first_answers
     watched = {gpu.key: _watched(gpu, first, limit_pct) for gpu in gpus}
     end = first + (watch_s if names else 0.0)
-    while eyes.now() < end:
-        eyes.sleep(min(LOOK_S, max(0.1, end - eyes.now())))
-        eyes.say(f"looking for {span(max(0.0, end - eyes.now()))} more")
+    while sampler.now() < end:
+        sampler.sleep(min(LOOK_S, max(0.1, end - sampler.now())))
+        sampler.say(f"looking for {span(max(0.0, end - sampler.now()))} more")
         answers, gpus = once()
-        _again(watched, gpus, eyes.now(), limit_pct)
-    return Looks(told, answers, watched, _gpus_of_all(jobs, watched, names), eyes.now() - first if end > first else 0.0)
+        _again(watched, gpus, sampler.now(), limit_pct)
+    return NodeSamples(
+        first_answers,
+        answers,
+        watched,
+        _gpus_of_all(jobs, watched, names),
+        sampler.now() - first if end > first else 0.0,
+    )
 
 
 def _without_noise(gpus: Iterable[LiveGpu], floors_pct: Mapping[str, float]) -> tuple[LiveGpu, ...]:
@@ -132,11 +138,11 @@ def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> lis
     by_id = {job.job_id: job for job in jobs}
     found = []
     for gpu in gpus:
-        mine: dict[int, list[LiveProcess]] = {}
+        by_job: dict[int, list[LiveProcess]] = {}
         for one in gpu.processes or ():
             if one.job in by_id and one.source != "environment":
-                mine.setdefault(one.job, []).append(one)
-        found += [_part(gpu, job, own, limit_pct) for job, own in mine.items()]
+                by_job.setdefault(one.job, []).append(one)
+        found += [_part(gpu, job, own, limit_pct) for job, own in by_job.items()]
     by_node: dict[str, list[LiveGpu]] = {}
     for gpu in gpus:
         by_node.setdefault(gpu.node, []).append(gpu)
@@ -145,11 +151,11 @@ def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> lis
         LiveGpu(node, None, None, signals_pct=dict.fromkeys(PROCESS_SIGNALS, 0.0), used_mib=0.0, processes=(),
                 part_of=number, mapping="processes")
         for number, job in by_id.items() if job.shares_gpus
-        for node in job.nodes if (node, number) not in used and _nobody(job, by_node.get(node, ()))
+        for node in job.nodes if (node, number) not in used and _unused(job, by_node.get(node, ()))
     ]  # fmt: skip
 
 
-def _nobody(job: Job, gpus: Sequence[LiveGpu]) -> bool:
+def _unused(job: Job, gpus: Sequence[LiveGpu]) -> bool:
     """Return whether no process on ``gpus`` belongs, or may belong, to the job."""
     return bool(gpus) and all(
         gpu.processes is not None
@@ -220,16 +226,16 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
     its GPU.
     """
     found: list[LiveGpu] = []
-    told = {one.node: one for one in job.node_gpus or ()}
+    allocated = {one.node: one for one in job.node_gpus or ()}
     for node in job.nodes:
         here = by_node.get(node, ())
-        given = told.get(node)
+        given = allocated.get(node)
         complete = len(here) == configured.get(node, len(here))
         # Slurm's indices do not number MIG instances by device file.
         numbered = given is not None and given.indices and all(gpu.mig is None for gpu in here)
-        mine = of_slurm(here, given.indices) if given is not None and numbered else None
-        if mine is not None and (complete or all(gpu.minor is not None for gpu in here)):
-            found += [replace(gpu, mapping="slurm") for gpu in mine]
+        indexed = of_slurm(here, given.indices) if given is not None and numbered else None
+        if indexed is not None and (complete or all(gpu.minor is not None for gpu in here)):
+            found += [replace(gpu, mapping="slurm") for gpu in indexed]
         elif given is not None and given.count == len(here) and complete:
             found += [replace(gpu, mapping="whole-node") for gpu in here]
         else:
@@ -272,31 +278,31 @@ def _gpus_of_all(
     return whole | part
 
 
-def still(looks: Looks, before: Iterable[Job], after: Iterable[Job]) -> Looks:
+def still(samples: NodeSamples, before: Iterable[Job], after: Iterable[Job]) -> NodeSamples:
     """Drop the GPUs of jobs that ended or restarted during the readings: they may belong to another job now."""
     runs = {(job.job_id, job.start) for job in before} & {(job.job_id, job.start) for job in after}
     numbers = {number for number, _ in runs}
-    return replace(looks, mine={number: gpus for number, gpus in looks.mine.items() if number in numbers})
+    return replace(samples, by_job={number: gpus for number, gpus in samples.by_job.items() if number in numbers})
 
 
-def timed(looks: Looks) -> dict[int, Sequence[LiveGpu]]:
+def timed(samples: NodeSamples) -> dict[int, Sequence[LiveGpu]]:
     """Return, for each job, the GPUs to which stored samples apply; these are of whole GPUs.
 
     They apply to a share only while the whole GPU is idle: then the share is idle as well.
     """
 
     def idle(gpu: LiveGpu) -> bool:
-        whole = looks.watched.get(gpu.whole)
+        whole = samples.watched.get(gpu.whole)
         return whole is not None and whole.idle_since is not None
 
-    return {job: [gpu for gpu in on if gpu.part_of is None or idle(gpu)] for job, on in looks.mine.items()}
+    return {job: [gpu for gpu in on if gpu.part_of is None or idle(gpu)] for job, on in samples.by_job.items()}
 
 
 def past(  # noqa: PLR0917
     config: Config,
     request: Request,
     jobs: Sequence[Job],
-    mine: Mapping[int, Sequence[LiveGpu]],
+    by_job: Mapping[int, Sequence[LiveGpu]],
     limit: float,
     now: datetime,
     store: SampleStore,
@@ -304,8 +310,8 @@ def past(  # noqa: PLR0917
 ) -> tuple[datetime, Past | None]:
     """Return the begin of the interval and the stored samples of the GPUs of ``jobs``.
 
-    The samples are ``None``, with an entry in ``notes``, if there are none or they are too old. ``mine``: job ID -> its
-    GPUs; ``limit``: percentage up to which a GPU is idle.
+    The samples are ``None``, with an entry in ``notes``, if there are none or they are too old. ``by_job``: job ID ->
+    its GPUs; ``limit``: percentage up to which a GPU is idle.
     """
     since = request.since or now - timedelta(seconds=parse_span_s(config.zombies.look_back))
     covered = store.span()
@@ -331,7 +337,7 @@ def past(  # noqa: PLR0917
     for job in jobs:
         if job.start is None:
             continue
-        for gpu in mine.get(job.job_id, ()):
+        for gpu in by_job.get(job.job_id, ()):
             row = by_name.get((gpu.node, gpu.uuid, gpu.mig, gpu.index if gpu.uuid is None else None))
             if row is not None:
                 rows[job.job_id, gpu.key] = len(devices)

@@ -403,19 +403,21 @@ def _local_files() -> Iterator[Check]:
                 raise ImageDamaged(f"{name}: there is none")
             return copy
 
-        def put_back(data: bytes) -> dict[str, tuple[int, int]]:
+        def restore_files(data: bytes) -> dict[str, tuple[int, int]]:
             put(str(image / local_files.INDEX), data)
-            return local_files.put_back(Id(5, 1), fd, contents, _OWNER, created=created, places=("/tmp",), proc=proc)
+            return local_files.restore_files(
+                Id(5, 1), fd, contents, _OWNER, created=created, places=("/tmp",), proc=proc
+            )
 
         def check(data: bytes) -> bool:
-            put_back(json.dumps(_LOCAL | {"files": _LOCAL["files"][:2]}).encode())  # type: ignore[index]
+            restore_files(json.dumps(_LOCAL | {"files": _LOCAL["files"][:2]}).encode())  # type: ignore[index]
             put(f"{root}/tmp/d/f", b"newer than the content")
             for name in _OTHERS:
                 put(f"{root}/tmp/{name}", b"other")
                 _give(f"{root}/tmp/{name}")
             others = [os.lstat(root / "tmp" / name) for name in _OTHERS]
             try:
-                made = put_back(data)
+                made = restore_files(data)
             finally:
                 odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
                 if odd or sorted(os.listdir(root / "etc")) != before:
@@ -455,7 +457,7 @@ def _scratch() -> Iterator[Check]:
             _give(f"{root}/tmp/d", *(f"{root}/tmp/{name}" for name in _OTHERS))
             others = [os.lstat(root / "tmp" / name) for name in _OTHERS]
             try:
-                restored = files.put_back(Id(5, 1), index, data, _OWNER, record, timeout_s=10)
+                restored = files.restore_files(Id(5, 1), index, data, _OWNER, record, timeout_s=10)
             finally:
                 odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
                 if odd or os.listdir(root / "etc"):

@@ -139,7 +139,7 @@ class InPlace:
                 try:
                     detector = self.detectors[job.job_id]
                     self.states[job.job_id] = state = detector.feed(self.watch.sample(job, detector.rule))
-                    if state.reached and self.scheduler.wanted(job.job_id):
+                    if state.reached and self.scheduler.needed_by(job.job_id):
                         self.suspend(job, "another one waits")
                 except Exception as error:  # the test fails because of it, and the other jobs continue
                     self.trouble.append(f"job {job.job_id}: {type(error).__name__}: {error}")

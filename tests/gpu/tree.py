@@ -190,7 +190,7 @@ def dump(criu: Criu, of: Space, directory_fd: int, *, timeout_s: float) -> None:
         criu.dump(Tree(init, outer, inner, OWNER), directory_fd, timeout_s=timeout_s, stop=stop)
     except BaseException:
         stop.release()
-        processes.resume(processes.everybody(*init))
+        processes.resume(processes.all_processes(*init))
         raise
     finally:
         stop.release()

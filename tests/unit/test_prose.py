@@ -25,6 +25,22 @@ def test_python_is_checked_in_comments_and_strings_only() -> None:
     assert sorted(phrases("a.py", text)) == [(1, "job id"), (3, "Whoever"), (4, "in vain"), (5, "relational store")]
 
 
+NAMES = """
+import a as theirs
+ASKED_S = 1
+class SilentNode:
+    told: int
+    def whoever_asks(self, mine, *, wanted): self.eyes = found = 1
+"""
+
+
+def test_names_are_checked() -> None:
+    """Those of classes, functions, parameters, fields, constants and aliases, but not of local variables."""
+    names = {one.phrase for one in prose.check_names("a.py", NAMES, RULES.names)}
+    assert sorted(names) == ["ASKED_S", "SilentNode", "eyes", "mine", "theirs", "told", "wanted", "whoever_asks"]
+    assert not list(prose.check_names("a.py", "def settle(salute, commands, undermined): ...\n", RULES.names))
+
+
 def test_markdown_code_is_not_checked() -> None:
     text = "A `whoever` and\nwhoever.\n\n```\nwhoever\n```\nJob\nids\n"
     assert phrases("a.md", text) == [(2, "whoever"), (7, "Job ids")]

@@ -148,10 +148,10 @@ class Criu:
         if self._version is None:
             try:
                 argv = [process.find(self._program), "--version"]
-                said = self._run(argv, timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False)
+                output = self._run(argv, timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False)
             except UnreachableError as error:
                 raise CheckpointError(f"CRIU cannot be run: {error}", hint="install criu 4.1 or newer") from None
-            match = _VERSION.search(said.stdout.decode("utf-8", "replace"))
+            match = _VERSION.search(output.stdout.decode("utf-8", "replace"))
             if match is None:
                 raise CheckpointError(f"{self._program} --version reports no version", hint="install criu 4.1 or newer")
             if (int(match[1]), int(match[2])) < OLDEST:
@@ -320,7 +320,7 @@ class Criu:
             if space.members():
                 raise RestoreInterrupted("the job's PID namespace is not empty")
             stack.callback(deleted_files.settle, init, image.fd, user)
-            made = local_files.put_back(init, image.fd, image.open, user, created=created)
+            made = local_files.restore_files(init, image.fd, image.open, user, created=created)
             undo = stack.enter_context(ExitStack())
             undo.callback(local_files.remove, init, made, user)
             passed = stack.enter_context(
@@ -354,11 +354,11 @@ class Criu:
     def _leaves_memory(self) -> bool:
         """Return whether CRIU and the kernel support lazy pages, so that another process can fill the memory."""
         if self._lazy is None:
-            said = self._run(
+            output = self._run(
                 [process.find(self._program), "check", "--feature", "uffd-noncoop"],
                 timeout_s=_CHECK_S, env=_ENVIRONMENT, check=False,
             )  # fmt: skip
-            self._lazy = said.returncode == 0
+            self._lazy = output.returncode == 0
         return self._lazy
 
     def _place(self, target: _Target, memories: Sequence[TreeMemory], pages: Pages, ready: Callable[[], None]) -> None:
@@ -415,7 +415,7 @@ class Criu:
                 if filler is not None and (filler.error is not None or _ABOUT_MEMORY.search(why)):
                     raise filler.error or CannotFill(why)
                 raise _failed_for(why, pages, target.left_s())
-            gate.check_asked()
+            gate.check_actions()
             self._arrived(space, target.root_pid_ns, log_of(work / "pid"), target.deadline)
 
     @staticmethod
@@ -431,10 +431,10 @@ class Criu:
             raise
 
     @staticmethod
-    def _arrived(space: Namespace, root_pid_ns: int, said: str, deadline: float) -> None:
+    def _arrived(space: Namespace, root_pid_ns: int, output: str, deadline: float) -> None:
         """Check that the root was restored below PID 1. Once running, it and other processes may end at any time."""
-        if said.strip() != str(root_pid_ns):
-            raise RestoreInterrupted(f"CRIU restored {said.strip() or 'nothing'} in place of process {root_pid_ns}")
+        if output.strip() != str(root_pid_ns):
+            raise RestoreInterrupted(f"CRIU restored {output.strip() or 'nothing'} in place of process {root_pid_ns}")
         while any(inner == root_pid_ns and one.stat().parent != space.init.pid for inner, one in space.processes()):
             if time.monotonic() > deadline:
                 raise RestoreInterrupted("the restored tree is not below the job's PID 1")
@@ -475,9 +475,9 @@ class Criu:
 
     def _why(self, directory_fd: int, log: str, done: process.Completed) -> str:
         text = log_of(Path(f"/proc/self/fd/{directory_fd}/{log}"))
-        said = failure(text)
+        output = failure(text)
         if text or not done.stderr.strip():
-            return said
+            return output
         return last_line(done.stderr)
 
 

@@ -168,7 +168,7 @@ class _Tracee:
                 raise OSError(0, "it is stopped again and again")
         return ctypes.c_int64(self._registers().rax).value
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the registers. The kernel repeats a call that was interrupted only in its own way to the process."""
         registers, value = _copy(self._saved), ctypes.c_int64(self._saved.rax).value
         if ctypes.c_int64(registers.orig_rax).value >= 0 and value in (*_RESTARTED, _RESTARTED_BY_CALL):
@@ -211,7 +211,7 @@ def _queried(process: Process) -> Iterator[_Tracee]:
         try:
             yield tracee
         finally:
-            tracee.put_back()
+            tracee.restore()
             ptrace.ptrace(ptrace.SETSIGMASK, thread, ctypes.sizeof(mask), ctypes.addressof(mask))
             ptrace.ptrace(ptrace.SETOPTIONS, thread, 0, 0)
             for number in dict.fromkeys([*lost, *tracee.signals]):

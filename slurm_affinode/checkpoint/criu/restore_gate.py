@@ -56,7 +56,7 @@ class Gate:
         """
         self._directory = directory
         self._calls = {POST_RESTORE: restored, PRE_RESUME: resuming}
-        self._asked: list[str] = []
+        self._actions: list[str] = []
         self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class Gate:
         script = self._directory / "gate"
         script.write_text(_SCRIPT, encoding="ascii")
         script.chmod(0o700)
-        self._ask, self._go = self._pipe("ask"), self._pipe("go")
+        self._ask, self._answer = self._pipe("ask"), self._pipe("go")
         self._over, self._end = os.pipe()
         self._thread = threading.Thread(target=self._wait, name="gate")
         self._thread.start()
@@ -74,14 +74,14 @@ class Gate:
         """Stop waiting for messages. Raises the error of a failed call, which explains any error of CRIU."""
         os.close(self._end)
         self._thread.join()
-        for fd in (self._ask, self._go, self._over):
+        for fd in (self._ask, self._answer, self._over):
             os.close(fd)
         if self._error is not None:
             raise self._error from None
 
-    def check_asked(self) -> None:
+    def check_actions(self) -> None:
         """Check that CRIU ran the script at both points, once it reports success. Raises ``RestoreFailed``."""
-        if self._asked != [POST_RESTORE, PRE_RESUME]:
+        if self._actions != [POST_RESTORE, PRE_RESUME]:
             raise RestoreFailed("CRIU resumed the restored process tree without running its script")
 
     def _pipe(self, name: str) -> int:
@@ -96,13 +96,13 @@ class Gate:
             look.register(fd, select.POLLIN)
         while self._ask in [fd for fd, _ in look.poll()]:
             action = os.read(self._ask, 64).decode("ascii", "replace").strip()
-            self._asked.append(action)
+            self._actions.append(action)
             try:
                 if self._error is None:
                     self._calls[action]()
             except BaseException as error:
                 self._error = error
-            os.write(self._go, b"0\n" if self._error is None else b"1\n")
+            os.write(self._answer, b"0\n" if self._error is None else b"1\n")
 
 
 _KEEP_CAPS = 1 << 4  # SECBIT_KEEP_CAPS can be set by any process; the others need CAP_SETPCAP, which no job has

@@ -14,7 +14,7 @@ from slurm_affinode.base.text import one_line
 LIBRARY = "libcuda.so.1"
 
 
-class DriverSaysError(Exception):
+class DriverCallError(Exception):
     """The driver returned an error; the text is the name of the error."""
 
     def __init__(self, name: str, pid: int | None = None) -> None:
@@ -52,7 +52,7 @@ class Driver:
         return self._module
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of the driver API and return its value. Raises ``DriverSaysError``, ``NotAvailableError``."""
+        """Call a function of the driver API and return its value. Raises ``DriverCallError``, ``NotAvailableError``."""
         module = self.load()
         found = getattr(module, function, None)
         if found is None:
@@ -62,7 +62,7 @@ class Driver:
         except RuntimeError as error:  # the bindings raise it if the library or the function is missing
             raise NotAvailableError(_reason(f"{function}: {error}")) from None
         if answer[0] != module.CUresult.CUDA_SUCCESS:
-            raise DriverSaysError(answer[0].name)
+            raise DriverCallError(answer[0].name)
         return answer[1] if len(answer) == 2 else answer[1:] or None
 
     def initialise(self) -> None:
@@ -76,7 +76,7 @@ def address(driver: Driver, function: str, since: int) -> int:
     """Return the address of a driver function as of CUDA version ``since``, or 0 if the driver does not have it."""
     try:
         found = driver.call("cuGetProcAddress", function.encode(), since, 0)
-    except DriverSaysError:  # older drivers reject newer versions
+    except DriverCallError:  # older drivers reject newer versions
         return 0
     return int((found[0] if isinstance(found, tuple) else found) or 0)
 

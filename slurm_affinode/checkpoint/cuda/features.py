@@ -99,9 +99,9 @@ class DriverFacts:
     """Version of the bindings."""
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> DriverFacts:
+    def of(cls, reported: Mapping[str, Any]) -> DriverFacts:
         """Convert the answer to ``hello``."""
-        return cls(said["cuda"], dict(said["functions"]), tuple(said["bound"]), said["bindings"])
+        return cls(reported["cuda"], dict(reported["functions"]), tuple(reported["bound"]), reported["bindings"])
 
 
 def major_of(version: str | None) -> int | None:

@@ -22,7 +22,7 @@ from typing import Any
 from slurm_affinode.base.pidfd import Process, ProcessGoneError, processes
 from slurm_affinode.checkpoint.cuda.driver import (
     Driver,
-    DriverSaysError,
+    DriverCallError,
     NotAvailableError,
     address,
     devices,
@@ -67,7 +67,7 @@ def _users(driver: Driver, pids: list[int]) -> list[tuple[int, int]]:
     for process in processes(pids):
         try:
             thread = int(driver.call("cuCheckpointProcessGetRestoreThreadId", process.pid))
-        except DriverSaysError as error:
+        except DriverCallError as error:
             # The error for a process that has ended differs between drivers (580, 595: CUDA_ERROR_OPERATING_SYSTEM).
             if str(error) in ("CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_INVALID_VALUE") or process.ended():
                 continue
@@ -119,9 +119,9 @@ def _at_once(pids: list[int], move: Callable[[int], object]) -> None:
                 move(pid)
                 process.check()
         except ProcessGoneError:
-            raise DriverSaysError(GONE, pid) from None
-        except DriverSaysError as error:
-            raise DriverSaysError(str(error), pid) from None
+            raise DriverCallError(GONE, pid) from None
+        except DriverCallError as error:
+            raise DriverCallError(str(error), pid) from None
 
     with ThreadPoolExecutor(min(len(pids), AT_ONCE)) as pool:
         moves = [pool.submit(one, pid) for pid in pids]
@@ -155,7 +155,7 @@ def answer(driver: Driver, line: str) -> str:
             said = {"ok": call(driver, **request)}
     except ProcessGoneError:
         said = {"cuda": GONE}
-    except DriverSaysError as error:
+    except DriverCallError as error:
         said = {"cuda": str(error)} | ({} if error.pid is None else {"pid": error.pid})
     except NotAvailableError as error:
         said = {"unavailable": str(error)}

@@ -120,9 +120,9 @@ def _address(text: str) -> str:
     return text.removeprefix(_MAPPED) if text.strip("0") else ""
 
 
-def refuse_shared(wanted: Collection[BoundPort], own: Collection[str] = (), *, proc: Path = PROC) -> None:
+def refuse_shared(requested: Collection[BoundPort], own: Collection[str] = (), *, proc: Path = PROC) -> None:
     """Raise ``RestoreFailed`` if one of the ports is in use by root. ``own``: inodes of sockets that do not count."""
-    for protocol in {one.protocol for one in wanted}:
+    for protocol in {one.protocol for one in requested}:
         theirs: dict[int, set[str]] = {}
         for name in _TABLES[protocol]:
             with suppress(FileNotFoundError):  # a kernel without IPv6
@@ -132,7 +132,7 @@ def refuse_shared(wanted: Collection[BoundPort], own: Collection[str] = (), *, p
                         address, _, port = words[1].partition(":")
                         if protocol != _TCP or words[3] == _LISTENING:
                             theirs.setdefault(kernel_text.number(port, 16) or 0, set()).add(_address(address))
-        for one in wanted:
+        for one in requested:
             there = theirs.get(one.number, set()) if one.protocol == protocol else set()
             if there and (not one.address or there & {"", one.address}):
                 raise RestoreInterrupted(

@@ -507,7 +507,7 @@ def leave(index: Callable[[], bytes], owner: User, *, places: Sequence[str] = PL
 
 
 def remove(init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
-    """Remove the files that ``put_back`` has created, after a failed restore. Never raises."""
+    """Remove the files that ``restore_files`` has created, after a failed restore. Never raises."""
 
     def call() -> None:
         for path in reversed(list(made)):
@@ -582,7 +582,7 @@ def known_inode(file: int) -> tuple[int, int] | None:
     return os.makedev(major, minor), number
 
 
-def put_back(
+def restore_files(
     init: Id, directory_fd: int, contents: Callable[[str], int], user: User, *, created: CreatedFiles | None = None,
     places: Sequence[str] = PLACES, proc: Path = PROC,
 ) -> dict[str, tuple[int, int]]:  # fmt: skip

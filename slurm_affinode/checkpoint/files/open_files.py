@@ -180,7 +180,7 @@ def _inode(directory_fd: int, name: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _OpenRequest:
     """A file to be opened."""
 
     one: RegularFile
@@ -241,7 +241,7 @@ class Inheritance:
         given_names = _named_for_dump(image, names)
         renamed: dict[int, str] = {}
         secret = secrets.token_hex(8)  # no file of the job has such a name
-        wishes: list[_Wish] = []
+        wishes: list[_OpenRequest] = []
         for one in table.regular.values():
             if one.id in table.terminals:
                 self._check_terminal(one)
@@ -250,12 +250,12 @@ class Inheritance:
                 if one.id in used:
                     # Names made for the dump are treated like those made by CRIU.
                     named = Remap(one.id, RemapKind.LINKED, one.id) if one.name in given_names else None
-                    wishes.append(_wish(one, used[one.id], gone.get(one.id, named), table))
-        for wish, fd in zip(wishes, self._opened(wishes), strict=True):
-            self._pass(fd, renamed[wish.one.id])
+                    wishes.append(_open_request(one, used[one.id], gone.get(one.id, named), table))
+        for request, fd in zip(wishes, self._opened(wishes), strict=True):
+            self._pass(fd, renamed[request.one.id])
             facts = os.fstat(fd)
             inode = facts.st_dev, facts.st_ino
-            self.rights[inode] = self.rights.get(inode, 0) | wish.needs.access
+            self.rights[inode] = self.rights.get(inode, 0) | request.needs.access
         self._watch(table)
         sockets = self._sockets(table)
         inos = {one.id: one.ino for one in table.sockets}
@@ -298,12 +298,12 @@ class Inheritance:
 
     # --- files
 
-    def _opened(self, wishes: Sequence[_Wish]) -> list[int]:
+    def _opened(self, wishes: Sequence[_OpenRequest]) -> list[int]:
         """Return a descriptor for each file. Raises ``RestoreFailed`` and ``BadImage``."""
         names = {
-            wish.remap.source: f"ghost-file-{wish.remap.source:x}.img"
-            for wish in wishes
-            if wish.remap is not None and wish.remap.kind is RemapKind.CONTENTS
+            request.remap.source: f"ghost-file-{request.remap.source:x}.img"
+            for request in wishes
+            if request.remap is not None and request.remap.kind is RemapKind.CONTENTS
         }
         opened = {number: self._image.open(name) for number, name in names.items()}
         # A call that timed out keeps running, with descriptors of its own.
@@ -313,8 +313,8 @@ class Inheritance:
             found: list[int] = []
             made: dict[int, int] = {}
             try:
-                for wish in wishes:
-                    found.append(self._open(root, wish, sources, made))  # noqa: PERF401 - some are open when one fails
+                for request in wishes:
+                    found.append(self._open(root, request, sources, made))  # noqa: PERF401 - some are open when one fails
             except BaseException:
                 _close(found)
                 raise
@@ -330,20 +330,20 @@ class Inheritance:
             raise restore_failure("its files cannot be opened", error) from None
         return found
 
-    def _open(self, root: int, wish: _Wish, sources: Mapping[int, int], made: dict[int, int]) -> int:
+    def _open(self, root: int, request: _OpenRequest, sources: Mapping[int, int], made: dict[int, int]) -> int:
         """Open a file with the user's rights. ``made``: descriptors of recreated files by their number in the image."""
-        one, remap = wish.one, wish.remap
+        one, remap = request.one, request.remap
         try:
             if remap is None:
                 fd = root_directory.open_place(root, one.name, _follow(one))
             elif remap.kind is RemapKind.LINKED:
-                fd = self._open_linked(root, wish)
+                fd = self._open_linked(root, request)
             elif remap.source in made:
                 fd = os.dup(made[remap.source])
             else:
                 source = sources[remap.source]
                 fd = deleted_files.make(
-                    root, one.name, deleted_files.Ghost.read(source), source, executable=wish.needs.executable
+                    root, one.name, deleted_files.Ghost.read(source), source, executable=request.needs.executable
                 )
                 made[remap.source] = fd
         except OSError as error:
@@ -351,22 +351,22 @@ class Inheritance:
         except BadImage as error:
             raise RestoreFailed(f"{one.name}: cannot be created again: {error}") from None
         with root_directory.closed_on_error(fd):
-            self._check(fd, wish)
+            self._check(fd, request)
         return fd
 
-    def _open_linked(self, root: int, wish: _Wish) -> int:
+    def _open_linked(self, root: int, request: _OpenRequest) -> int:
         """Open a file by the name that CRIU gave it.
 
         If possible, open it by its own name, which is created for a moment, so that ``/proc`` shows that one.
         """
-        directory, _, name = wish.name.rpartition("/")
+        directory, _, name = request.name.rpartition("/")
         parent = root_directory.open_below(root, directory or "/")
         try:
             fd = root_directory.open_place(parent, name, os.O_NOFOLLOW)
             with root_directory.closed_on_error(fd):
                 facts = os.fstat(fd)
-                self._links.append((wish.name, (facts.st_dev, facts.st_ino)))
-            own_directory, _, own = wish.one.name.removesuffix(_DELETED).rpartition("/")
+                self._links.append((request.name, (facts.st_dev, facts.st_ino)))
+            own_directory, _, own = request.one.name.removesuffix(_DELETED).rpartition("/")
             if own_directory == directory and own != name:
                 with suppress(OSError):
                     os.link(name, own, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
@@ -382,41 +382,41 @@ class Inheritance:
         finally:
             os.close(parent)
 
-    def _check(self, fd: int, wish: _Wish) -> None:
+    def _check(self, fd: int, request: _OpenRequest) -> None:
         """Check that it is the same file and that the user may open it this way. Raises ``RestoreFailed``.
 
         Runs with the user's rights.
         """
-        one, facts = wish.one, os.fstat(fd)
-        if wish.needs.root:
+        one, facts = request.one, os.fstat(fd)
+        if request.needs.root:
             if not os.path.samestat(facts, os.fstat(self._root)):
                 raise RestoreFailed(f"{one.name}: is the root directory of a process, and not that of the job")
             return
         there = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - of a descriptor
         if one.mode is not None and stat.S_IFMT(facts.st_mode) != stat.S_IFMT(one.mode):
             raise RestoreFailed(f"{there}: has another type than before")
-        if wish.remap is None or wish.remap.kind is RemapKind.LINKED:
+        if request.remap is None or request.remap.kind is RemapKind.LINKED:
             if one.mode is not None and facts.st_mode != one.mode:
                 raise RestoreFailed(f"{there}: has bad mode {facts.st_mode:o} (expect {one.mode:o})")
             if one.size is not None and facts.st_size != one.size:
                 raise RestoreFailed(f"{there}: has bad size {facts.st_size} (expect {one.size})")
-        self._check_type(fd, facts, wish, there)
-        if not _allowed(fd, facts, wish.needs, self.user):
+        self._check_type(fd, facts, request, there)
+        if not _allowed(fd, facts, request.needs, self.user):
             raise RestoreFailed(
                 f"{there} would be open with access that its user does not have: it is not the same file as before"
             )
 
-    def _check_type(self, fd: int, facts: os.stat_result, wish: _Wish, there: str) -> None:
+    def _check_type(self, fd: int, facts: os.stat_result, request: _OpenRequest, there: str) -> None:
         kind = stat.S_IFMT(facts.st_mode)
         if kind == stat.S_IFCHR:
             if facts.st_rdev not in _MEMORY_DEVICES:
                 raise RestoreFailed(f"{there}: is a device, which is not opened again")
         elif kind in (stat.S_IFLNK, stat.S_IFSOCK):
-            if not wish.one.by_name or wish.needs.access or wish.needs.program:
+            if not request.one.by_name or request.needs.access or request.needs.program:
                 raise RestoreFailed(f"{there}: is not a file that can be opened")
         elif kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO):
             raise RestoreFailed(f"{there}: is a device, which is not opened again")
-        if kind == stat.S_IFREG and not self._may_be_reopened(fd, facts, wish.needs.access):
+        if kind == stat.S_IFREG and not self._may_be_reopened(fd, facts, request.needs.access):
             raise RestoreFailed(f"{there}: is a file of the kernel's, which is not opened again")
 
     def _may_be_reopened(self, fd: int, facts: os.stat_result, access: int) -> bool:
@@ -541,18 +541,18 @@ def _named_for_dump(image: PrivateImage, names: Collection[str]) -> set[str]:
     return found | {path for path in local if path.endswith(_DELETED)}
 
 
-def _wish(one: RegularFile, need: Needs, remap: Remap | None, table: FileTable) -> _Wish:
+def _open_request(one: RegularFile, need: Needs, remap: Remap | None, table: FileTable) -> _OpenRequest:
     if need.root and (one.name != "/" or remap is not None):
         raise RestoreFailed(f"{one.name}: is the root directory of a process, and not that of the job")
     if remap is None:
         if not _lasts(one):
             raise RestoreFailed(f"{one.name}: cannot be opened again for it")
-        return _Wish(one, need, one.name)
+        return _OpenRequest(one, need, one.name)
     if remap.kind is RemapKind.CONTENTS:
-        return _Wish(one, need, one.name, remap)
+        return _OpenRequest(one, need, one.name, remap)
     if remap.kind is not RemapKind.LINKED or remap.source not in table.regular:
         raise RestoreFailed(f"{one.name}: was removed, and cannot be created again")
-    return _Wish(one, need, table.regular[remap.source].name, remap)
+    return _OpenRequest(one, need, table.regular[remap.source].name, remap)
 
 
 def _follow(one: RegularFile) -> int:

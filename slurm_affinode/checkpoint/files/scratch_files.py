@@ -182,7 +182,7 @@ class ScratchFiles:
 
     # --- restore
 
-    def put_back(
+    def restore_files(
         self, init: Id, index: bytes, data: int | None, user: User, record: ScratchRecord, *, timeout_s: float
     ) -> ScratchRestored:
         """Create the files of an image before its process tree is restored. Raises ``RestoreFailed``.
@@ -228,7 +228,7 @@ class ScratchFiles:
         return ScratchRestored(made, maker.kept)
 
     def remove(self, init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
-        """Remove the files that ``put_back`` has created, after a failed restore. Never raises."""
+        """Remove the files that ``restore_files`` has created, after a failed restore. Never raises."""
         local_files.remove(init, made, user)
 
     # --- node that the job has left

@@ -45,8 +45,8 @@ class Writeback:
         self._directory_fd = os.dup(directory_fd)
         self._start = start
         self._done: dict[str, tuple[int, int]] = {}
-        self._looks = Repeated("writeback", every_s, self._look)
-        self._looks.start()
+        self._poller = Repeated("writeback", every_s, self._look)
+        self._poller.start()
 
     def _look(self) -> None:
         for name in root_directory.names(self._directory_fd):
@@ -60,18 +60,18 @@ class Writeback:
             self._done[name] = os.open(name, flags, dir_fd=self._directory_fd), 0
         fd, done = self._done[name]
         facts = os.fstat(fd)
-        if stat.S_ISREG(facts.st_mode) and facts.st_size - done >= _LEAST and not self._looks.stopped:
+        if stat.S_ISREG(facts.st_mode) and facts.st_size - done >= _LEAST and not self._poller.stopped:
             end = facts.st_size // _LEAST * _LEAST
             self._start(fd, done, end - done)
             self._done[name] = fd, end
 
     def stop(self) -> None:
         """Start no further writeback. Writeback already started completes by itself."""
-        self._looks.stop()
+        self._poller.stop()
 
     def close(self) -> None:
         """Stop, and close the descriptors. Idempotent."""
-        self._looks.join()
+        self._poller.join()
         while self._done:
             os.close(self._done.popitem()[1][0])
         if self._directory_fd >= 0:

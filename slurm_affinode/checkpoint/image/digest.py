@@ -221,8 +221,8 @@ class Follower:
         self._blocks: dict[str, list[Future[bytes]]] = {}
         self._stack = ExitStack()
         self._executor = self._stack.enter_context(pool())
-        self._looks = threads.Repeated("digest-follower", _POLL_S, self._look)
-        self._looks.start()
+        self._poller = threads.Repeated("digest-follower", _POLL_S, self._look)
+        self._poller.start()
 
     def _look(self) -> None:
         for entry in os.scandir(self._directory_fd):
@@ -237,14 +237,14 @@ class Follower:
 
     def finish(self, name: str, fd: int, size: int) -> FileDigest:
         """Digest the rest of a file that no longer grows. Return all of its blocks."""
-        self._looks.join()
+        self._poller.join()
         made = self._blocks.get(name, [])
         rest = (self._executor.submit(block, self._kind, fd, number, size) for number in range(len(made), count(size)))
         return FileDigest(size, [*made, *rest])
 
     def stop(self) -> None:
         """Stop the threads."""
-        self._looks.join()
+        self._poller.join()
         self._stack.close()
         for fd in (*self._fds.values(), self._directory_fd):
             os.close(fd)

@@ -165,9 +165,9 @@ class Filler:
         self._thread_is = threading.local()
         self._memories = {memory.pid: memory for memory in memories}
         self._places: dict[str, _Place] = {}
-        self._go, self._released = threading.Event(), threading.Event()
+        self._begun, self._released = threading.Event(), threading.Event()
         self._lock = threading.Condition()
-        self._taking, self._over, self._said_all = 0, False, False
+        self._taking, self._over, self._all_announced = 0, False, False
         self.error: CannotFill | None = None
         """Why filling failed, if known."""
 
@@ -176,7 +176,7 @@ class Filler:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"/proc/self/fd/{self._work_fd}/{_SOCKET}")
         self._listener.listen(1)
-        self._told, self._tell = os.pipe()
+        self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name="pages")
         self._thread.start()
         return self
@@ -186,19 +186,19 @@ class Filler:
         self._close()
 
     def _close(self) -> None:
-        if self._told < 0:
+        if self._wake_read < 0:
             return
         with self._lock:
             self._over = True
-            self._go.set()
-        os.close(self._tell)
+            self._begun.set()
+        os.close(self._wake_write)
         self._thread.join()
         self._listener.close()
-        self._let_go()
-        os.close(self._told)
-        self._told = -1
+        self._release()
+        os.close(self._wake_read)
+        self._wake_read = -1
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Close the userfaultfds once no thread places pages. Pages still missing read as zeros from then on."""
         with self._lock:
             self._lock.wait_for(lambda: self._taking == 0)
@@ -210,7 +210,7 @@ class Filler:
 
         Does nothing if the restore was aborted, and for files that CRIU reads itself.
         """
-        self._go.wait()
+        self._begun.wait()
         self._move()
         with self._lock:
             place = self._places.get(file)
@@ -233,7 +233,7 @@ class Filler:
         with self._lock:
             self._lock.wait_for(lambda: self.error is not None or not self._missing(), max(0.0, timeout_s))
         self._check()
-        self._go.set()
+        self._begun.set()
 
     def end(self) -> None:
         """Release the memory after the last page. CRIU's messages are still handled afterwards.
@@ -242,10 +242,10 @@ class Filler:
         """
         with self._lock:
             self._over = True
-            self._go.set()
-        os.write(self._tell, b"x")
+            self._begun.set()
+        os.write(self._wake_write, b"x")
         self._released.wait()
-        self._let_go()
+        self._release()
         for place in self._places.values():
             if place.changed:
                 raise ImageDamaged(f"{CRIU}/{place.memory.file}: its contents change while it is read")
@@ -282,20 +282,20 @@ class Filler:
             self._talk()
         except (OSError, ValueError) as error:
             self._fail(f"CRIU cannot be talked with about memory: {error}")
-            self._let_go()  # else a process that touches a page there would block forever
+            self._release()  # else a process that touches a page there would block forever
         self._released.set()
 
     def _talk(self) -> None:
         """Handle messages until the context ends."""
         with contextlib.ExitStack() as stack:
             poll = select.poll()
-            poll.register(self._told, select.POLLIN)
+            poll.register(self._wake_read, select.POLLIN)
             poll.register(self._listener, select.POLLIN)
             talk: socket.socket | None = None
             places: dict[int, _Place] = {}
             while True:
                 for fd, _ in poll.poll():
-                    if fd == self._told:
+                    if fd == self._wake_read:
                         if not os.read(fd, 1):
                             return
                         for uffd in places:
@@ -311,17 +311,17 @@ class Filler:
                     elif (place := self._arrived(talk)) is not None:
                         places[place.uffd] = place
                         poll.register(place.uffd, select.POLLIN)
-                    elif self._said_all:
+                    elif self._all_announced:
                         poll.unregister(talk)
 
     def _arrived(self, talk: socket.socket) -> _Place | None:
         """Receive a message of CRIU: a process, one without memory (``None``), or the end."""
         said = talk.recv(_NUMBER.size, socket.MSG_WAITALL)
         (pid,) = _NUMBER.unpack(said) if len(said) == _NUMBER.size else (_FINISHED,)
-        self._said_all = pid == _FINISHED
-        if self._said_all and self._missing():
+        self._all_announced = pid == _FINISHED
+        if self._all_announced and self._missing():
             raise ValueError(f"it did not ask for the memory of process {min(self._missing())}")
-        if self._said_all or pid < 0:
+        if self._all_announced or pid < 0:
             return None
         _, (uffd, *_), _, _ = socket.recv_fds(talk, 1, 1)
         memory = self._memories.get(pid)

@@ -24,7 +24,7 @@ SIGNATURE = "manifest.hmac"
 TMP = ".tmp"
 _COPY = 4 << 20
 _READ_S = 30.0
-_ASKED_S = 1.0
+_PROGRESS_S = 1.0
 """Time to wait for the lock, which ``locked`` takes for a moment in other processes."""
 _PAUSE_S = 0.01
 
@@ -64,7 +64,7 @@ def begin_directory(job_fd: int, seq: int, *, owner: int, fresh: bool) -> tuple[
             with suppress(OSError):
                 os.rmdir(name, dir_fd=job_fd)
         raise
-    deadline = time.monotonic() + _ASKED_S
+    deadline = time.monotonic() + _PROGRESS_S
     while not lock(criu_fd):
         if time.monotonic() < deadline:
             time.sleep(_PAUSE_S)

@@ -115,7 +115,7 @@ class Patiently:
         """Return the decorated method."""
 
         @wraps(method)
-        def asked(store: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        def checked(store: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             if store.calls is None:
                 return method(store, *args, **kwargs)
             try:
@@ -126,7 +126,7 @@ class Patiently:
                 raise
             return found
 
-        return asked
+        return checked
 
 
 Load = Callable[[str], Manifest]

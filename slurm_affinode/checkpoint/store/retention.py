@@ -140,16 +140,16 @@ class Retention:
         """Make room for a copy. Raises ``NoRoom`` if the images there are worth more or cannot be evicted."""
         self._make_room(tier, held, held.name)
 
-    def _make_room(self, tier: Tier, wanted: TierImage, name: str) -> None:
+    def _make_room(self, tier: Tier, incoming: TierImage, name: str) -> None:
         with self._lock:
             room = tier.room()
-            need = wanted.size - wanted.held
+            need = incoming.size - incoming.held
             if room >= need or tier.shared:
                 return
-            candidates = self._candidates(tier, replaced=name if wanted.name != name else None)
+            candidates = self._candidates(tier, replaced=name if incoming.name != name else None)
             rates = self._rates(tier, [name, *(one.name for one, _ in candidates)])
-            rates[wanted.name] = rates[name]
-            plan = make_room([one for one, _ in candidates], wanted, room, rates, grain=digest.BLOCK)
+            rates[incoming.name] = rates[name]
+            plan = make_room([one for one, _ in candidates], incoming, room, rates, grain=digest.BLOCK)
             if plan.room < need:
                 raise NoRoom(f"{tier.store.path}: {text.size(max(0, room))} free, {text.size(need)} needed")
             self._cut(tier, plan.cuts, candidates)
@@ -162,8 +162,8 @@ class Retention:
                 if lack > 0:
                     candidates = self._candidates(tier)
                     rates = self._rates(tier, [one.name for one, _ in candidates])
-                    wanted = TierImage("", lack, 0, 0.0)
-                    plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
+                    incoming = TierImage("", lack, 0, 0.0)
+                    plan = make_room([one for one, _ in candidates], incoming, 0, rates, grain=digest.BLOCK, must=True)
                     self._cut(tier, plan.cuts, candidates)
             self._relieved = True
 

@@ -39,13 +39,13 @@ class _Pull(Limiter):
     def __init__(self, limiter: Limiter) -> None:
         super().__init__(0)
         self._limiter = limiter
-        self.wanted = threading.Event()
+        self.needed = threading.Event()
         self.over = threading.Event()
 
     def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
         """See ``Limiter``."""
-        if not self.wanted.is_set():
-            self._limiter.pass_(count, lambda: self.wanted.is_set() or over())
+        if not self.needed.is_set():
+            self._limiter.pass_(count, lambda: self.needed.is_set() or over())
 
 
 class Pulls:
@@ -57,28 +57,28 @@ class Pulls:
         self._under_way: dict[tuple[str, int], _Pull] = {}
 
     @contextmanager
-    def turn(self, image: tuple[str, int], limiter: Limiter, *, wanted: bool) -> Iterator[Limiter]:
+    def turn(self, image: tuple[str, int], limiter: Limiter, *, needed: bool) -> Iterator[Limiter]:
         """Wait until no other thread transfers this image; yield the rate limit.
 
-        ``wanted``: a job waits for it. ``limiter`` is then lifted, also for a transfer that another thread has started.
+        ``needed``: a job waits for it. ``limiter`` is then lifted, also for a transfer that another thread has started.
         """
-        mine = _Pull(limiter)
-        while (other := self._first(image, mine)) is not mine:
-            if wanted:
-                other.wanted.set()
+        own_pull = _Pull(limiter)
+        while (other := self._first(image, own_pull)) is not own_pull:
+            if needed:
+                other.needed.set()
             other.over.wait()
-        if wanted:
-            mine.wanted.set()
+        if needed:
+            own_pull.needed.set()
         try:
-            yield mine
+            yield own_pull
         finally:
             with self._lock:
                 del self._under_way[image]
-            mine.over.set()
+            own_pull.over.set()
 
-    def _first(self, image: tuple[str, int], mine: _Pull) -> _Pull:
+    def _first(self, image: tuple[str, int], own_pull: _Pull) -> _Pull:
         with self._lock:
-            return self._under_way.setdefault(image, mine)
+            return self._under_way.setdefault(image, own_pull)
 
 
 T = TypeVar("T")
@@ -137,9 +137,9 @@ class Tiers:
         return self.retention.tiers
 
     @property
-    def silent(self) -> tuple[str, ...]:
+    def unresponsive(self) -> tuple[str, ...]:
         """Directories of tiers with a file system that does not respond."""
-        return tuple(str(store.path) for store in self.stores if store.calls is not None and store.calls.silent)
+        return tuple(str(store.path) for store in self.stores if store.calls is not None and store.calls.unresponsive)
 
     @property
     def demand(self) -> SharedDemand:
@@ -398,13 +398,14 @@ class Tiers:
 
         Otherwise two nodes that fill a store at the same time would wait for each other's space.
         """
-        mine = copy.image.manifest
+        manifest = copy.image.manifest
         with suppress(CheckpointError, OSError):
             begun = [facts for facts, _ in to.store.begun()]
-            if mine in begun and any(_age(facts) < _age(mine) for facts in begun):
+            if manifest in begun and any(_age(facts) < _age(manifest) for facts in begun):
                 to.store.cut(copy.image, 0)
                 self.report(
-                    mine.key, f"the tier {to.name} is full; the partial copy of its image is removed for another one"
+                    manifest.key,
+                    f"the tier {to.name} is full; the partial copy of its image is removed for another one",
                 )
 
     def mend(self, name: str, seq: int) -> None:
@@ -433,8 +434,8 @@ class Tiers:
         """
         faster = self.tiers[: self.tiers.index(copy.tier)]
         takers = [tier for tier in faster if tier.name not in without and (durable or not tier.durable)]
-        wanted = not expected_s
-        with self._pulls.turn(copy.id, self._ahead, wanted=wanted) as limiter:
+        needed = not expected_s
+        with self._pulls.turn(copy.id, self._ahead, needed=needed) as limiter:
             for tier in takers:
                 there = next((one for one in self._copies_of(copy.image.manifest) if one.tier is tier), None)
                 if there is not None:  # brought here while this call waited for its turn
@@ -445,7 +446,7 @@ class Tiers:
                         continue
                     with suppress(NoRoom):
                         self.retention.make_room_for(tier, held)
-                        return self.move(copy, tier, limiter, stop=lambda: not wanted and self.stopping.is_set())
+                        return self.move(copy, tier, limiter, stop=lambda: not needed and self.stopping.is_set())
                 except ImageDamaged:
                     raise
                 except (CheckpointError, OSError) as error:
@@ -587,11 +588,11 @@ def _rate(text: str | None) -> float:
 def filesystem(path: Path) -> str | None:
     """Return the type of a directory's file system, as named by the kernel, or ``None`` if not known."""
     device = path.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    needed = f"{os.major(device)}:{os.minor(device)}"
     try:
         for line in kernel_text.lines("/proc/self/mountinfo"):
             before, _, after = line.partition(" - ")
-            if before.split()[2] == wanted:
+            if before.split()[2] == needed:
                 return after.split()[0]
     except (OSError, IndexError):
         pass

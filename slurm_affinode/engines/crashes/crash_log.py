@@ -502,7 +502,7 @@ class LogScanner:
         text = line.text.strip()
         found = classify(text)
         if found is not None:
-            self._add(found[0], text, {**line.told, **found[1]}, number)
+            self._add(found[0], text, {**line.facts, **found[1]}, number)
 
     def _tracebacks(self, data: bytes, start: int, end: int, hits: Sequence[int]) -> int | None:
         """Collect the exceptions of a traceback and of those that other processes log before it ends, and other lines.
@@ -515,12 +515,12 @@ class LogScanner:
         while at < limit:
             stop = _end_of_line(data, at, end)
             line = _line_of(data, at, stop)
-            who = line.told.get("pid"), line.told.get("process")
+            who = line.facts.get("pid"), line.facts.get("process")
             here = begun.get(who)
             text = _GROUP.sub("", line.text, count=1)
             if _HEADER in text:
                 if here is not None or len(begun) < _MOST_OPEN:
-                    begun[who] = _Traceback(line.told, number)
+                    begun[who] = _Traceback(line.facts, number)
             elif here is not None and (not text.strip() or text.startswith(_FRAMES)):
                 here.leveled = line.leveled if here.leveled is None else here.leveled
             elif here is not None and here.leveled in (None, line.leveled):
@@ -536,9 +536,9 @@ class LogScanner:
     def _raised(self, text: str, traceback: _Traceback) -> None:
         found = classify(text)
         if found is not None:
-            self._add(found[0], text, {**traceback.told, **found[1]}, traceback.number)
+            self._add(found[0], text, {**traceback.facts, **found[1]}, traceback.number)
         elif (match := _RAISED.match(text)) is not None and match[1] not in ("KeyboardInterrupt", "SystemExit"):
-            self._add("exception", text, traceback.told, traceback.number)
+            self._add("exception", text, traceback.facts, traceback.number)
 
     def _note_figures(self, text: str, number: int) -> None:
         """Note figures that a program logs on a line of their own, before or after the failure."""
@@ -552,8 +552,8 @@ class LogScanner:
                     return
 
     def _note_startup(self, text: str) -> None:
-        if (match := _ARGUMENTS.search(text)) is not None and (told := _arguments(match[1])) is not None:
-            self._startup = replace(self._startup, model=told[0], options=told[1])
+        if (match := _ARGUMENTS.search(text)) is not None and (startup := _arguments(match[1])) is not None:
+            self._startup = replace(self._startup, model=startup[0], options=startup[1])
         if (match := _KV_SIZE.search(text)) is not None:
             self._startup = replace(self._startup, kv_tokens=int(match[1].replace(",", "")))
         if (match := _BLOCKS.search(text)) is not None:
@@ -609,7 +609,7 @@ class _Line(NamedTuple):
     """A line without its prefix."""
 
     text: str
-    told: dict[str, object]
+    facts: dict[str, object]
     """The process, PID and time that its prefix names."""
     leveled: bool
     """Whether a logger wrote it: its prefix names a level."""
@@ -620,7 +620,7 @@ class _Line(NamedTuple):
 class _Traceback:
     """A traceback whose exception has not been seen yet."""
 
-    told: dict[str, object]
+    facts: dict[str, object]
     number: int
     """Of its first line, from 1."""
     leveled: bool | None = None
@@ -657,21 +657,21 @@ def _line_of(data: bytes, start: int, stop: int) -> _Line:
 
 def _stripped(line: bytes) -> _Line:
     text = _ANSI.sub("", line.decode("utf-8", "replace").rstrip("\r\n "))
-    told: dict[str, object] = {}
+    facts: dict[str, object] = {}
     if (match := _TIME.match(text)) is not None:
         with contextlib.suppress(ValueError):
-            told["time"] = datetime.fromisoformat(match[1])
+            facts["time"] = datetime.fromisoformat(match[1])
     if (match := _PREFIX.match(text)) is not None:
         if match["pid"] is not None:
-            told["pid"] = int(match["pid"])
-            told["process"] = match["name"]
+            facts["pid"] = int(match["pid"])
+            facts["process"] = match["name"]
         elif match["rank"] is not None:
-            told["process"] = f"rank {int(match['rank'])}"
+            facts["process"] = f"rank {int(match['rank'])}"
         elif match["task"] is not None:
-            told["process"] = f"task {int(match['task'])}"
+            facts["process"] = f"task {int(match['task'])}"
         text = text[match.end() :]
     message = _LEVEL.sub("", text, count=1)
-    return _Line(message, told, len(message) < len(text) or _LEVEL_ALONE.match(text) is not None)
+    return _Line(message, facts, len(message) < len(text) or _LEVEL_ALONE.match(text) is not None)
 
 
 def scan(blocks: Iterator[bytes], log: str) -> LogFindings:

@@ -317,7 +317,7 @@ def _gpus_of(gpus: pl.LazyFrame | None, samples: pl.DataFrame) -> pl.DataFrame |
 
 
 def _one(  # noqa: PLR0917
-    mine: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
+    gpu_samples: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
     options: Options,
 ) -> Iterator[ExaminedEngine]:  # fmt: skip
     whole: dict[str | None, pl.DataFrame] | None = None
@@ -325,8 +325,8 @@ def _one(  # noqa: PLR0917
         around = _around(key, job, own, gpus, fleet)
         found = list(examine(key, own, around, options))
         overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
-        if overloaded and "generation_lengths" in mine.collect_schema().names():
-            whole = whole or _by_job(mine.collect(engine="streaming"))
+        if overloaded and "generation_lengths" in gpu_samples.collect_schema().names():
+            whole = whole or _by_job(gpu_samples.collect(engine="streaming"))
             found = list(examine(key, whole[job], around, options))
         yield from found
 

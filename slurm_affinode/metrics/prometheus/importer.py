@@ -38,7 +38,7 @@ class ServerReader:
     collector: Callable[[ReadingNotes, ReadOptions], Callable[[], SeriesCollector]] | None
     """Return the factory of the collectors of windows; ``None``: those of GPUs."""
     checked: Callable[[pl.DataFrame, ReadingNotes], pl.DataFrame]
-    wanted: str
+    item: str
     """What a server without any sample lacks, in the singular."""
     samples: str
     hint: str
@@ -193,7 +193,7 @@ class _Run:
         matching = _shown(question.matchers)
         if found.other:
             has = f" (it has {', '.join(found.other[:5])})"
-            lacks = f"has no {self._of.wanted} that is known {span}{matching}{has}"
+            lacks = f"has no {self._of.item} that is known {span}{matching}{has}"
             return NoSamplesError(lacks, where=notes.name, hint=self._of.hint)
         lacks = f"has no {self._of.samples} {span}{matching}"
         return NoSamplesError(lacks, where=notes.name, hint=self._of.absent)

@@ -118,7 +118,7 @@ POINTS_PER_SERIES = 11_000
 FIRST_WINDOW_MS = 3600 * 1000
 SHORTEST_WINDOW_MS = 60 * 1000
 LONGEST_WINDOW_MS = 24 * 3600 * 1000
-POINTS_WANTED = 200_000
+TARGET_POINTS = 200_000
 """Target size of a response, in points: about 5 MB of JSON."""
 DEFAULT_STEP_MS = 30 * 1000
 _PROBE_MS = 20 * 60 * 1000
@@ -228,7 +228,7 @@ class QueryReader:
     question: Question
     options: ReadOptions
     notes: ReadingNotes
-    points_wanted: int = POINTS_WANTED
+    target_points: int = TARGET_POINTS
     collector: Callable[[], SeriesCollector] | None = None
     """Return the collector of a window; ``None``: that of GPUs."""
     _percent: set[tuple[str, str | None]] = field(default_factory=set)
@@ -258,9 +258,9 @@ class QueryReader:
                 continue
             yield Window(at, until, frames)
             at = until
-            if 2 * largest < self.points_wanted:
+            if 2 * largest < self.target_points:
                 width = min(2 * width, LONGEST_WINDOW_MS)
-            elif largest > 2 * self.points_wanted:
+            elif largest > 2 * self.target_points:
                 width = max(SHORTEST_WINDOW_MS, width // 2000 * 1000)
 
     def _bounded(self, width: int) -> int:

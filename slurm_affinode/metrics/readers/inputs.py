@@ -212,14 +212,14 @@ def _below(directory: Path) -> tuple[list[Path], list[tuple[str, str]]]:
         Path(parent, name) for parent, _, names in os.walk(directory, onerror=errors.append) for name in names
     ]  # fmt: skip
     refused = [(str(error.filename), _refused(error)) for error in errors]
-    return sorted(one for one in inside if _wanted(one, directory)), refused
+    return sorted(one for one in inside if _is_input(one, directory)), refused
 
 
 def _refused(error: OSError) -> str:
     return f"{_REFUSED}: {(error.strerror or str(error)).lower()}"
 
 
-def _wanted(path: Path, root: Path) -> bool:
+def _is_input(path: Path, root: Path) -> bool:
     relative = path.relative_to(root)
     if any(part.startswith(".") for part in relative.parts) or not path.is_file():
         return False

@@ -86,7 +86,7 @@ class LongForm:
             at += rows["file"].cast(pl.UInt64) * len(identities)
         numbered = rows.with_columns(at.alias("at"), table["job"].gather(rows["series"]).alias("job"))
         is_job = pl.col("code") >= JOB_CODE
-        wide = _with_told_jobs(_wide(numbered.filter(~is_job)), numbered.filter(is_job))
+        wide = _with_reported_jobs(_wide(numbered.filter(~is_job)), numbered.filter(is_job))
         known, device = identity_frame(list(identities)), wide["at"] % len(identities)
         file = [(wide["at"] // len(identities)).alias("file")] if "file" in rows.columns else []
         return wide.select(
@@ -127,12 +127,12 @@ def with_total(wide: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_told_jobs(wide: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+def _with_reported_jobs(wide: pl.DataFrame, reported: pl.DataFrame) -> pl.DataFrame:
     """Add job IDs that are the value of a metric (``nvidia_gpu_jobId``); 0 means that no job holds the GPU."""
-    if told.is_empty():
+    if reported.is_empty():
         return wide
     number = pl.col("value").cast(pl.Int64, strict=False)
-    ids = told.filter(number.is_not_null()).select(
+    ids = reported.filter(number.is_not_null()).select(
         "at", "time", pl.when(number > 0).then(number.cast(pl.String)).alias("told")
     )
     ids = ids.group_by("at", "time").agg(

@@ -29,10 +29,10 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
             found = layout(header, notes, options)
             if not file.metadata.num_rows:
                 raise InputError("has columns and no rows", where=notes.name)
-            wanted = sorted({*(at for at, _ in found.values.values()), *found.parts.values()}
+            expected = sorted({*(at for at, _ in found.values.values()), *found.parts.values()}
                             | {at for at in (found.time, found.metric, found.value) if at is not None})  # fmt: skip
             quiet = ReadingNotes(notes.name, notes.problems, notes.problem_count, decisions=notes.decisions)
-            columns = [header[at] for at in wanted]
+            columns = [header[at] for at in expected]
             table = TableReader(columns, quiet, options, fallback_node)
             first = 1
             _check_names(columns, header, notes)
@@ -47,10 +47,10 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
         raise InputError(f"is damaged or not a Parquet file: {one_line(error, 200)}", where=notes.name) from error
 
 
-def _check_names(wanted: Sequence[str], header: Sequence[str], notes: ReadingNotes) -> None:
+def _check_names(expected: Sequence[str], header: Sequence[str], notes: ReadingNotes) -> None:
     """Raise ``InputError`` if several columns have the name of a column to be read."""
     count = Counter(header)
-    if twice := [name for name in wanted if count[name] > 1]:
+    if twice := [name for name in expected if count[name] > 1]:
         raise InputError(f"has {count[twice[0]]} columns called {twice[0]}", where=notes.name)
 
 

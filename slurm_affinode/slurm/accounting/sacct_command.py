@@ -10,7 +10,7 @@ from slurm_affinode.base import process
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import Completed
 from slurm_affinode.slurm import identifiers
-from slurm_affinode.slurm.accounting.sacct_header import WANTED
+from slurm_affinode.slurm.accounting.sacct_header import READ_COLUMNS
 from slurm_affinode.slurm.interface import Runner, complaint
 
 DELIMITER = "\x1f"
@@ -29,7 +29,7 @@ def sacct_fields(run: Runner = process.run, *, env: Mapping[str, str] | None = N
     """Return the fields of ``sacct_header.WANTED`` that this sacct has, in that order. Raises ``UnreachableError``."""
     done = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env)
     there = {word.lower() for word in done.stdout.decode("utf-8", "replace").split()}
-    found = tuple(name for name in WANTED if name.lower() in there)
+    found = tuple(name for name in READ_COLUMNS if name.lower() in there)
     if not {"jobid", "jobidraw"} & {name.lower() for name in found}:
         raise UnreachableError("sacct --helpformat lists no JobID: this is not Slurm's sacct")
     return found

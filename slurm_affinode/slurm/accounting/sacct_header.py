@@ -37,7 +37,7 @@ FREE_TEXT = frozenset(
 )  # fmt: skip
 """Columns with text chosen by users, which may contain the delimiter or a newline."""
 
-WANTED = (
+READ_COLUMNS = (
     "JobIDRaw", "JobID", "Cluster", "User", "UID", "Account", "Partition", "QOS", "State", "ExitCode", "Reason",
     "Submit", "Eligible", "Start", "End", "ElapsedRaw", "Suspended", "TimelimitRaw", "NNodes", "NodeList",
     "AllocCPUS", "ReqCPUS", "NTasks", "ReqMem", "ReqTRES", "AllocTRES", "AllocGRES", "ReqGRES", "TotalCPU", "MaxRSS",
@@ -46,10 +46,10 @@ WANTED = (
 )  # fmt: skip
 """Columns requested from sacct, in this order: free text last, JobName and SubmitLine at the end."""
 
-USED = frozenset(name.lower() for name in WANTED) | {
+USED = frozenset(name.lower() for name in READ_COLUMNS) | {
     "elapsed", "timelimit", "allocnodes", "reqnodes", "ncpus", "usercpu", "systemcpu", "consumedenergy",
 }  # fmt: skip
-"""All columns that are read, in lower case: ``WANTED`` and substitutes for some of them."""
+"""All columns that are read, in lower case: ``READ_COLUMNS`` and substitutes for some of them."""
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

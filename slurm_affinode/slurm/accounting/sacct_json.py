@@ -111,7 +111,7 @@ def _jobs(text: str, where: str) -> tuple[list[Any], list[str]]:
         what = "JSON nested too deeply, or a number of thousands of digits"
         raise InputError(f"this is not sacct output: {what}", where=where) from None
     jobs = document.get("jobs") if isinstance(document, dict) else None
-    errors = [_said(error) for error in _list(document.get("errors"))] if isinstance(document, dict) else []
+    errors = [_message(error) for error in _list(document.get("errors"))] if isinstance(document, dict) else []
     if errors and not jobs:
         raise InputError(f"sacct failed: {errors[0]}", where=where, hint="create the input again when sacct responds")
     if not isinstance(jobs, list):
@@ -124,7 +124,7 @@ def _jobs(text: str, where: str) -> tuple[list[Any], list[str]]:
     return jobs, errors
 
 
-def _said(error: Any) -> str:
+def _message(error: Any) -> str:
     """Return one entry of ``errors`` as one line."""
     body = error if isinstance(error, Mapping) else {"error": error}
     parts = [str(body[key]) for key in ("description", "error") if body.get(key)]

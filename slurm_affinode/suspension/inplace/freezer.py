@@ -160,7 +160,7 @@ class LinuxFreezer:
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """See ``Freezer``."""
-        return LinuxProcesses(self.proc).everybody(init_pid, init_started)
+        return LinuxProcesses(self.proc).all_processes(init_pid, init_started)
 
     # --- freezing
 

@@ -24,10 +24,10 @@ _COMMENT_RETRY_S = 15.0
 
 
 @dataclass(slots=True)
-class _Wish:
+class _Comment:
     text: str | None
     since: float
-    said: str | None = None
+    sent: str | None = None
     """The text last sent to Slurm; ``None``: nothing, or no comment."""
     pause_s: float = _SETTLED_S
     """Delay until it is sent."""
@@ -40,34 +40,34 @@ class Comments:
         self._parts = parts
         self._lock = threading.Lock()
         """Guards the comments to be sent."""
-        self._wishes: dict[int, _Wish] = {}
+        self._desired: dict[int, _Comment] = {}
         self._queue = parts.workers.queue("comment", last=True)
 
     @property
     def due(self) -> bool:
         """Whether comments are pending."""
         with self._lock:
-            return any(one.text != one.said for one in self._wishes.values())
+            return any(one.text != one.sent for one in self._desired.values())
 
     def set(self, job_id: int, text: str) -> None:
         """Set our part of a job's comment, before the owner's."""
-        self._wish(job_id, text)
+        self._request(job_id, text)
 
     def clear(self, job_id: int) -> None:
         """Remove our part of a job's comment."""
-        self._wish(job_id, None)
+        self._request(job_id, None)
 
     def forget(self, job_id: int) -> None:
         """Drop a job that has ended: its comment stays."""
         with self._lock:
-            self._wishes.pop(job_id, None)
+            self._desired.pop(job_id, None)
 
-    def _wish(self, job_id: int, text: str | None) -> None:
+    def _request(self, job_id: int, text: str | None) -> None:
         with self._lock:
-            wish = self._wishes.get(job_id)
+            wish = self._desired.get(job_id)
             if wish is None:
                 # The comment set by an earlier agent is unknown: even "no comment" has to be sent once.
-                self._wishes[job_id] = _Wish(text, self._parts.now(), said=_untold(text))
+                self._desired[job_id] = _Comment(text, self._parts.now(), sent=_untold(text))
             elif wish.text != text:
                 wish.text, wish.since, wish.pause_s = text, self._parts.now(), _SETTLED_S
 
@@ -76,19 +76,19 @@ class Comments:
         with self._lock:
             ready = [
                 (job_id, one.text)
-                for job_id, one in self._wishes.items()
-                if one.text != one.said and not 0 <= now - one.since < one.pause_s
+                for job_id, one in self._desired.items()
+                if one.text != one.sent and not 0 <= now - one.since < one.pause_s
             ]
             for job_id, text in ready:
-                self._wishes[job_id].said = text
+                self._desired[job_id].sent = text
         for job_id, text in ready:
-            self._queue.post(self._tell, job_id, text)
+            self._queue.post(self._send, job_id, text)
 
     def stop(self) -> None:
         """Set no more comments; the next agent checks them."""
         self._queue.close()
 
-    def _tell(self, job_id: int, text: str | None) -> None:
+    def _send(self, job_id: int, text: str | None) -> None:
         slurm = self._parts.slurm
         try:
             job = slurm.job(job_id)
@@ -96,7 +96,7 @@ class Comments:
             if text is not None:
                 after = messages.comment(text, before)
             else:  # another comment, as on the loss of the job's processes, stays
-                after = messages.theirs(before) if messages.sleeps_in_place(before) else before or ""
+                after = messages.comment_of_owner(before) if messages.sleeps_in_place(before) else before or ""
             if after != (before or "") and not job.ended:  # Slurm does not change the comment of an ended job
                 slurm.set_comment(job_id, after)
         except UnreachableError as error:
@@ -105,7 +105,7 @@ class Comments:
             return
         except AffinodeError as error:
             self._parts.log.info("job %s: cannot set its comment: %s", job_id, error)
-        self._told(job_id, text)
+        self._sent(job_id, text)
 
     def check(self, job_id: int) -> None:
         """Remove the comment of an earlier agent from a job that runs."""
@@ -120,15 +120,15 @@ class Comments:
 
     def _later(self, job_id: int, text: str | None) -> None:
         with self._lock:
-            wish = self._wishes.get(job_id)
-            if wish is not None and wish.text == text == wish.said:
-                wish.said, wish.since, wish.pause_s = _untold(text), self._parts.now(), _COMMENT_RETRY_S
+            wish = self._desired.get(job_id)
+            if wish is not None and wish.text == text == wish.sent:
+                wish.sent, wish.since, wish.pause_s = _untold(text), self._parts.now(), _COMMENT_RETRY_S
 
-    def _told(self, job_id: int, text: str | None) -> None:
+    def _sent(self, job_id: int, text: str | None) -> None:
         with self._lock:
-            wish = self._wishes.get(job_id)
-            if text is None and wish is not None and wish.text is None and wish.said is None:
-                del self._wishes[job_id]
+            wish = self._desired.get(job_id)
+            if text is None and wish is not None and wish.text is None and wish.sent is None:
+                del self._desired[job_id]
 
 
 def _untold(text: str | None) -> str | None:
@@ -138,14 +138,14 @@ def _untold(text: str | None) -> str | None:
 
 _RETRY_S = 0.5
 """Interval at which a queue without changes is checked: memory may have become free by itself."""
-_SAID_S = 1.0
+_LOG_EVERY_S = 1.0
 """Waits up to this time are not worth a comment."""
 
 
-class InLine(Holder, Protocol):
+class QueuedJob(Holder, Protocol):
     """A job in the queue."""
 
-    asked_epoch: float | None
+    requested_epoch: float | None
     """Since when it waits; its place in the queue, also under the next agent."""
     turn: int
     """Order of jobs that came at the same time: lower is earlier."""
@@ -179,7 +179,7 @@ class GpuQueue:
         self._deadline_s = deadline_s
         self._clock = clock
         self._turns = 0
-        self._wanted: dict[int, tuple[int, ...]] = {}
+        self._needed_by: dict[int, tuple[int, ...]] = {}
         self._served = -1e9
         self._changed = True
         self._pressed = pressed
@@ -194,21 +194,21 @@ class GpuQueue:
         """Record an event that the queue may have waited for."""
         self._changed = True
 
-    def wanted(self, job_id: int) -> tuple[int, ...]:
+    def needed_by(self, job_id: int) -> tuple[int, ...]:
         """Return the jobs for which a job is to make room."""
-        return self._wanted.get(job_id, ())
+        return self._needed_by.get(job_id, ())
 
     def serve(
         self,
         now: float,
-        waiting: Sequence[InLine],
+        waiting: Sequence[QueuedJob],
         coming: Sequence[Holder],
         *,
         asleep: frozenset[int],
-        go: Callable[[InLine], None],
-        late: Callable[[InLine, str], None],
+        start: Callable[[QueuedJob], None],
+        late: Callable[[QueuedJob, str], None],
     ) -> None:
-        """Call ``go`` for the jobs whose turn it is, and record why the others wait.
+        """Call ``start`` for the jobs whose turn it is, and record why the others wait.
 
         See ``Sharing.plan``. ``late`` is called for a job that is overdue.
         """
@@ -218,7 +218,7 @@ class GpuQueue:
         if not self._changed and 0 <= now - self._served < _RETRY_S:
             return
         self._served, self._changed = now, False
-        line = sorted(waiting, key=lambda one: (one.asked_epoch or 0.0, one.turn))
+        line = sorted(waiting, key=lambda one: (one.requested_epoch or 0.0, one.turn))
         try:
             found = self._sharing.plan(line, coming, asleep)
         except GpuError as error:
@@ -226,23 +226,25 @@ class GpuQueue:
                 one.waits = str(error)
             return
         for one in line:
-            if one.job_id in found.go:
+            if one.job_id in found.wakes:
                 one.waits = ""
-                go(one)
+                start(one)
             else:
                 self._wait(one, found.waits[one.job_id], now, late, in_turn=one.job_id in found.in_turn)
         self._press(found.make_room)
 
-    def _wait(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None], *, in_turn: bool) -> None:
+    def _wait(
+        self, one: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool
+    ) -> None:
         if one.waits != why:
             self._parts.log.info("job %s: waiting to %s: %s", one.job_id, one.verb, why)
             one.waits = why
-        if self._waited(one, now) > _SAID_S:
+        if self._waited(one, now) > _LOG_EVERY_S:
             self._comments.set(one.job_id, messages.waits(one.verb, why))
         self.look_at_deadline(one, why, now, late, in_turn=in_turn)
 
     def look_at_deadline(
-        self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None], *, in_turn: bool = False
+        self, one: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool = False
     ) -> None:
         """Call ``late``, once, for a job that has waited longer than the site allows; ``why``: the reason.
 
@@ -251,26 +253,26 @@ class GpuQueue:
         waited = self._waited(one, now)
         if waited < self._deadline_s:
             return
-        said = f"it has waited for {span(waited)} to {one.verb}: {why}"
+        text = f"it has waited for {span(waited)} to {one.verb}: {why}"
         if not one.overdue:
             one.overdue = True
-            self._parts.log.error("job %s: %s", one.job_id, said)
+            self._parts.log.error("job %s: %s", one.job_id, text)
         if not one.late and not in_turn:
             one.late = True
-            late(one, said)
+            late(one, text)
 
-    def _waited(self, one: InLine, now: float) -> float:
+    def _waited(self, one: QueuedJob, now: float) -> float:
         """Return how long it has waited, in seconds.
 
         Setting the clock must not make a job overdue, since it may be ended for that.
         """
-        asked = one.asked_epoch or now
+        asked = one.requested_epoch or now
         if one.waits_since is None or one.waits_since[0] != asked:
             one.waits_since = asked, self._clock() - max(0.0, now - asked)
         return self._clock() - one.waits_since[1]
 
     def _press(self, make_room: Mapping[int, int]) -> None:
-        wanted: dict[int, tuple[int, ...]] = {victim: (waiter,) for victim, waiter in make_room.items()}
-        changed, self._wanted = wanted != self._wanted, wanted
-        if changed and wanted:
+        needed_by: dict[int, tuple[int, ...]] = {victim: (waiter,) for victim, waiter in make_room.items()}
+        changed, self._needed_by = needed_by != self._needed_by, needed_by
+        if changed and needed_by:
             self._pressed()

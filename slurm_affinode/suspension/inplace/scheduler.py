@@ -28,7 +28,7 @@ from slurm_affinode.suspension.inplace import file_locks, sockets
 from slurm_affinode.suspension.inplace.file_locks import FileLocks, NodeFileLocks
 from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing, Unheard
-from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, InLine
+from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, QueuedJob
 from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper
 from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
@@ -61,12 +61,12 @@ class SleeperChecks:
         """Yield the jobs with a request, and its description; also those with sockets that can no longer be read."""
         by_id = {one.job_id: one for one in asleep}
         owners: dict[int, Own] = {one.job_id: one.own for one in asleep if one.own}
-        looks = self._sockets.looks(owners)
-        self._unseen = {job_id: self._unseen.get(job_id, now) for job_id in owners.keys() - looks.keys()}
+        observations = self._sockets.observations(owners)
+        self._unseen = {job_id: self._unseen.get(job_id, now) for job_id in owners.keys() - observations.keys()}
         for job_id, since in self._unseen.items():
             if not 0 <= now - since < _UNSEEN_S:
                 yield by_id[job_id], "the kernel does not report the state of its sockets"
-        for job_id, look in looks.items():
+        for job_id, look in observations.items():
             why = sockets.meanwhile(by_id[job_id].before, look)
             if why is not None:
                 yield by_id[job_id], why
@@ -91,7 +91,7 @@ class SleeperChecks:
         new = sorted(call for call in self._freezer.calls(pids) - one.calls if call[0] not in one.stay)
         return f"{messages.signal_name(new[0][1])} waits for its process {new[0][0]}" if new else None
 
-    def in_line(self, sleepers: Sequence[Sleeper], now: float) -> list[Sleeper]:
+    def queued(self, sleepers: Sequence[Sleeper], now: float) -> list[Sleeper]:
         """Return the jobs with a wake request that may run.
 
         A job that Slurm has suspended (``scontrol suspend``) must not run at anyone's request: it keeps no other job
@@ -99,7 +99,7 @@ class SleeperChecks:
         """
         found = []
         for one in sleepers:
-            if one.asked_epoch is None or one.waking or one.pauses(now):
+            if one.requested_epoch is None or one.waking or one.pauses(now):
                 continue
             if slurm := self._slurm_stops(one, now):
                 one.waits = one.held_back = (
@@ -107,7 +107,7 @@ class SleeperChecks:
                 )
                 continue
             if one.held_back:
-                one.held_back, one.asked_epoch, one.overdue, one.late = "", now, False, False
+                one.held_back, one.requested_epoch, one.overdue, one.late = "", now, False, False
             found.append(one)
         return found
 
@@ -134,7 +134,7 @@ class SleeperChecks:
                 return f"wake={wake}" if wake_time(wake, one.since_epoch) <= now else None
             except ValueError:
                 return None
-        if one.can_be_asked or now - one.since_epoch < self._wake_backoff_s or not fits(one):
+        if one.wakes_on_request or now - one.since_epoch < self._wake_backoff_s or not fits(one):
             return None
         return "there is room for it, and it has no socket on which anybody could ask it"
 
@@ -152,7 +152,7 @@ class WakeRequest:
     """A request to wake a job."""
 
     why: str
-    let_go: bool = False
+    thawed: bool = False
     """Its processes are thawed at once, whether there is room on the GPU or not."""
     lasting: bool = False
     """The next agent could not detect the request by itself."""
@@ -165,7 +165,7 @@ def from_slurm(number: int) -> WakeRequest | None:
     """
     if number in _STOPS:
         return None
-    return WakeRequest(f"{messages.signal_name(number)} from Slurm", let_go=True)
+    return WakeRequest(f"{messages.signal_name(number)} from Slurm", thawed=True)
 
 
 class WakeRequests:
@@ -186,11 +186,11 @@ class WakeRequests:
             self.keep(job_id, WakeRequest(f"requested by {who}", lasting=True))
         return falls
 
-    def keep(self, job_id: int, wish: WakeRequest) -> None:
+    def keep(self, job_id: int, request: WakeRequest) -> None:
         """Record a request, also for a job that runs: it may be stopped before it receives a signal."""
         if len(self._of_jobs) >= _KEPT:
             self._of_jobs.clear()
-        self._of_jobs[job_id] = self._parts.now(), wish
+        self._of_jobs[job_id] = self._parts.now(), request
 
     def _falls(self, job: WatchedJob | None) -> bool:
         return (
@@ -216,10 +216,10 @@ class WakeRequests:
 
     def of(self, sleeper: Sleeper) -> WakeRequest | None:
         """Return the request for a job since its suspension began, and remove it."""
-        at, wish = self._of_jobs.pop(sleeper.job_id, (0.0, None))
+        at, request = self._of_jobs.pop(sleeper.job_id, (0.0, None))
         began = sleeper.journal.record.began_epoch
-        if wish is not None and at >= began - (_HANDLED_S if wish.let_go else 0):
-            return wish
+        if request is not None and at >= began - (_HANDLED_S if request.thawed else 0):
+            return request
         return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)
 
 
@@ -251,8 +251,8 @@ class InPlaceScheduler:
         self._rules = rules
         self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
         self._comments = Comments(parts)
-        self._looks = SleeperChecks(freezer, sockets, parts.settings.wake_backoff_s, rules.max_sleep_s)
-        self._line = GpuQueue(parts, self._sharing, self._comments, rules.deadline_s, clock, pressed=calls.pressed)
+        self._checks = SleeperChecks(freezer, sockets, parts.settings.wake_backoff_s, rules.max_sleep_s)
+        self._gpu_queue = GpuQueue(parts, self._sharing, self._comments, rules.deadline_s, clock, pressed=calls.pressed)
         self._starters = Starters(parts, freezer, rules.start_free_pct)
         self._lock = threading.Condition()
         """Guards the sleepers, the starting jobs and the requests; notified when a job no longer sleeps."""
@@ -299,13 +299,13 @@ class InPlaceScheduler:
             with self._lock:
                 self._starters.tend(now, self._calls.idle_s)
         with self._lock:
-            asleep = [one for one in self._sleepers.values() if one.asked_epoch is None]
-        for sleeper, why in self._looks.requests(asleep, now):
+            asleep = [one for one in self._sleepers.values() if one.requested_epoch is None]
+        for sleeper, why in self._checks.requests(asleep, now):
             self._ask(sleeper, why)
         with self._lock:
             frozen = [one for one in self._sleepers.values() if one.frozen]
-        for sleeper, why in self._looks.stirring(frozen, every=slowly):
-            self._let_go(sleeper, why)
+        for sleeper, why in self._checks.stirring(frozen, every=slowly):
+            self._thaw(sleeper, why)
         self._serve(now)
         self._comments.tick(now)
 
@@ -317,20 +317,20 @@ class InPlaceScheduler:
         with self._lock:
             self._sleepers[sleeper.job_id] = sleeper
             self._starters.forget(sleeper.job_id)  # or it would wait for the room reserved for itself
-            wish = self._requests.of(sleeper)
-        if wish is not None and wish.let_go:
-            self._let_go(sleeper, wish.why)
-        elif wish is not None:
-            self._ask(sleeper, wish.why, lasting=wish.lasting)
+            request = self._requests.of(sleeper)
+        if request is not None and request.thawed:
+            self._thaw(sleeper, request.why)
+        elif request is not None:
+            self._ask(sleeper, request.why, lasting=request.lasting)
         elif not ask:
             self._parts.log.info(
                 "job %s: asleep in place, %s in host memory (%s)", sleeper.job_id, size(sleeper.gpu_bytes),
                 "stopped by signals" if sleeper.how == "signals" else f"frozen by {sleeper.how}",
             )  # fmt: skip
-            self._comments.set(sleeper.job_id, sleeper.said)
+            self._comments.set(sleeper.job_id, sleeper.comment)
         else:
             self._ask(sleeper, ask)
-        self._line.changed()
+        self._gpu_queue.changed()
         self._poke.set()
 
     def take_up(self, journal: JobJournal, *, ask: str = "") -> None:
@@ -341,7 +341,7 @@ class InPlaceScheduler:
         sleeper = Sleeper.of(journal)
         ask = ask or self._waking.freeze_again(sleeper)
         self._parts.registry.set_phase(sleeper.job_id, journal.phase)
-        self.adopt(sleeper, ask=ask or journal.record.asked_why or "")
+        self.adopt(sleeper, ask=ask or journal.record.requested_why or "")
 
     def _refresh(self, sleeper: Sleeper) -> None:
         try:
@@ -355,7 +355,7 @@ class InPlaceScheduler:
     def admit(self, job: WatchedJob) -> bool:
         """Return whether a job may start now; ``False``: its shepherd waits until it is notified."""
         with self._lock:
-            admitted = self._starters.admit(job, self._line.turn)
+            admitted = self._starters.admit(job, self._gpu_queue.turn)
         self._poke.set()
         return admitted
 
@@ -386,15 +386,15 @@ class InPlaceScheduler:
 
     def signalled(self, job_id: int, number: int) -> None:
         """Handle a signal from Slurm: the processes are thawed at once, whether there is room on the GPU or not."""
-        wish = from_slurm(number)
+        request = from_slurm(number)
         with self._lock:
             sleeper = self._sleepers.get(job_id)
             if sleeper is not None:
-                sleeper.stop_epoch = self._parts.now() if wish is None else None
-            elif wish is not None:
-                self._requests.keep(job_id, wish)
-        if sleeper is not None and wish is not None:
-            self._aside.post(self._let_go, sleeper, wish.why)
+                sleeper.stop_epoch = self._parts.now() if request is None else None
+            elif request is not None:
+                self._requests.keep(job_id, request)
+        if sleeper is not None and request is not None:
+            self._aside.post(self._thaw, sleeper, request.why)
 
     def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
         """Wake all jobs with memory on GPUs with these Slurm indices, and wait; return those that still sleep."""
@@ -414,12 +414,12 @@ class InPlaceScheduler:
     def _ask(self, sleeper: Sleeper, why: str, *, lasting: bool = False) -> None:
         """Add a job to the queue. ``lasting``: see ``WakeRequest``."""
         with self._lock:
-            if sleeper.asked_epoch is not None or sleeper.job_id not in self._sleepers:
+            if sleeper.requested_epoch is not None or sleeper.job_id not in self._sleepers:
                 self._poke.set()
                 return
-            sleeper.turn = self._line.turn()
-            before = sleeper.journal.record.asked_epoch
-            sleeper.asked_epoch, sleeper.asked_why = self._parts.now() if before is None else before, why
+            sleeper.turn = self._gpu_queue.turn()
+            before = sleeper.journal.record.requested_epoch
+            sleeper.requested_epoch, sleeper.requested_why = self._parts.now() if before is None else before, why
             sleeper.noted = before is not None
             if lasting:
                 self._note(sleeper)
@@ -436,7 +436,7 @@ class InPlaceScheduler:
             except JournalError as error:
                 self._parts.log.warning("job %s: its place in the queue is not recorded: %s", sleeper.job_id, error)
 
-    def _let_go(self, sleeper: Sleeper, why: str) -> None:
+    def _thaw(self, sleeper: Sleeper, why: str) -> None:
         """Thaw a job, even if it is already waking: it may still wait for a free worker."""
         if self._sleepers.get(sleeper.job_id) is not sleeper:
             return
@@ -458,9 +458,9 @@ class InPlaceScheduler:
         for sleeper in sleepers:
             if not sleeper.waking and not self._parts.processes.alive(sleeper.init_pid, sleeper.init_started):
                 self._gone(sleeper)
-            elif sleeper.asked_epoch is None and (why := self._looks.due(sleeper, now, self._fits)):
+            elif sleeper.requested_epoch is None and (why := self._checks.due(sleeper, now, self._fits)):
                 self._ask(sleeper, why)
-        resting = {one.job_id: one for one in sleepers if one.asked_epoch is None and one.locks}
+        resting = {one.job_id: one for one in sleepers if one.requested_epoch is None and one.locks}
         pids = {job_id: one.pids for job_id, one in resting.items()}
         waiters = self.locks.awaited({job_id: one.locks for job_id, one in resting.items()}, pids)
         for job_id, pid in waiters.items():
@@ -469,10 +469,10 @@ class InPlaceScheduler:
     def _fits(self, sleeper: Sleeper) -> bool:
         """Return whether there is room for it that no other job waits for."""
         with self._lock:
-            if len(self._starters) or any(one.asked_epoch is not None for one in self._sleepers.values()):
+            if len(self._starters) or any(one.requested_epoch is not None for one in self._sleepers.values()):
                 return False
             asleep = frozenset(self._sleepers)
-        return bool(self._sharing.plan([sleeper], [], asleep).go)
+        return bool(self._sharing.plan([sleeper], [], asleep).wakes)
 
     def _gone(self, sleeper: Sleeper) -> None:
         with self._lock:
@@ -496,43 +496,43 @@ class InPlaceScheduler:
         with self._lock:
             sleepers = list(self._sleepers.values())
             asleep = frozenset(self._sleepers) | self._starters.ids()
-            waiting: list[InLine] = [*self._looks.in_line(sleepers, now)]
+            waiting: list[QueuedJob] = [*self._checks.queued(sleepers, now)]
             try:
                 waiting += self._starters.waiting(self.cards, self._calls.gpus_of)
             except GpuError as error:
                 self._parts.log.warning("cannot determine which jobs may start: %s", error)
             coming: list[Holder] = [one for one in sleepers if one.waking]
             coming += self._starters.coming()
-        self._line.serve(now, waiting, coming, asleep=asleep, go=self._let, late=self._late)
+        self._gpu_queue.serve(now, waiting, coming, asleep=asleep, start=self._wake_next, late=self._late)
         for one in waiting:
             if isinstance(one, Sleeper) and one.waits:
                 self._note(one)
 
-    def _let(self, one: InLine) -> None:
+    def _wake_next(self, one: QueuedJob) -> None:
         """Wake or start a job at its turn."""
         if isinstance(one, Sleeper):
             self._begin(one)
         elif isinstance(one, StartingJob):
-            self._let_in(one)
+            self._start_next(one)
 
-    def _let_in(self, one: StartingJob) -> None:
+    def _start_next(self, one: StartingJob) -> None:
         self._parts.log.info("job %s: starts", one.job_id)
         self._comments.clear(one.job_id)
         with self._lock:
-            self._starters.go(one)
+            self._starters.start(one)
 
-    def _late(self, one: InLine, why: str) -> None:
+    def _late(self, one: QueuedJob, why: str) -> None:
         """Handle an overdue job: one that is to start does so; for a sleeper the site's setting applies."""
         if isinstance(one, StartingJob):
-            self._let_in(one)
+            self._start_next(one)
         elif isinstance(one, Sleeper):
             mail_owner(self._parts, one.journal.record, "failed", why=why, ended=self._rules.end_on_deadline)
             if self._rules.end_on_deadline:
                 self._aside.post(self._waking.end, one, why)
 
-    def wanted(self, job_id: int) -> tuple[int, ...]:
+    def needed_by(self, job_id: int) -> tuple[int, ...]:
         """Return the jobs for which another one is to make room."""
-        return self._line.wanted(job_id)
+        return self._gpu_queue.needed_by(job_id)
 
     def _begin(self, sleeper: Sleeper) -> None:
         with self._lock:
@@ -545,7 +545,7 @@ class InPlaceScheduler:
         if fault.error is not None:
             self._not_woken(sleeper, f"a fault of the agent: {type(fault.error).__name__}")
         sleeper.waking = False
-        self._line.changed()
+        self._gpu_queue.changed()
         self._poke.set()
 
     def _try_to_wake(self, sleeper: Sleeper) -> None:
@@ -564,15 +564,15 @@ class InPlaceScheduler:
                 self._lock.notify_all()
             self._comments.clear(sleeper.job_id)
             slept_s = self._parts.now() - sleeper.since_epoch
-            how = f"awake after {span(slept_s)} in place: {sleeper.asked_why}"
-            self._calls.woken(sleeper.job_id, how, None if sleeper.asked_why == TURN_OVER else slept_s)
+            how = f"awake after {span(slept_s)} in place: {sleeper.requested_why}"
+            self._calls.woken(sleeper.job_id, how, None if sleeper.requested_why == TURN_OVER else slept_s)
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
         pause = sleeper.failed(why, self._parts.now())
         mail_owner(self._parts, sleeper.journal.record, "failed", why=why)
         self._parts.log.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
         self._comments.set(sleeper.job_id, messages.not_woken(why))
-        self._line.look_at_deadline(sleeper, why, self._parts.now(), self._late)
+        self._gpu_queue.look_at_deadline(sleeper, why, self._parts.now(), self._late)
 
     # --- status
 

@@ -63,9 +63,9 @@ class Sleeper:
     """It was thawed for a signal, and is not frozen again before it has been awake."""
     stop_epoch: float | None = None
     """When Slurm sent it a stop signal, if that was the last signal."""
-    asked_epoch: float | None = None
+    requested_epoch: float | None = None
     """Time of the wake request; ``None``: there is none."""
-    asked_why: str = ""
+    requested_why: str = ""
     noted: bool = False
     """The journal has the wake request and its time, so that it keeps its place in the queue of the next agent."""
     turn: int = 0
@@ -83,7 +83,7 @@ class Sleeper:
     late: bool = False
     waits_since: tuple[float, float] | None = None
     """See ``queue.InLine``."""
-    told: bool = False
+    announced: bool = False
     """A mail about the suspension was queued for its owner, if the site has enabled that."""
 
     @property
@@ -97,14 +97,14 @@ class Sleeper:
         return self.journal.phase is Phase.FROZEN and not self.thawed and not self.waking
 
     @property
-    def can_be_asked(self) -> bool:
+    def wakes_on_request(self) -> bool:
         """Whether a request from outside can reach it."""
         return bool(self.own) and self.on_request
 
     @property
-    def said(self) -> str:
+    def comment(self) -> str:
         """Its comment while there is no wake request."""
-        return messages.asleep(self.why, self.gpu_bytes, self.shown, on_request=self.can_be_asked)
+        return messages.asleep(self.why, self.gpu_bytes, self.shown, on_request=self.wakes_on_request)
 
     @property
     def gpu_bytes(self) -> int:
@@ -114,8 +114,8 @@ class Sleeper:
     @property
     def asking(self) -> SuspensionFacts:
         """Time and reason of the wake request, for the journal."""
-        why = None if self.asked_epoch is None else self.asked_why
-        return SuspensionFacts(asked_epoch=self.asked_epoch, asked_why=why)
+        why = None if self.requested_epoch is None else self.requested_why
+        return SuspensionFacts(requested_epoch=self.requested_epoch, requested_why=why)
 
     def note(self) -> None:
         """Record the wake request in the journal, for the next agent. Raises ``JournalError``; not retried."""
@@ -146,11 +146,11 @@ class Sleeper:
             "gpu_bytes": self.gpu_bytes,
             "limit_raised_bytes": raised,
             "frozen_by": self.how,
-            "wakes_on_request": self.can_be_asked,
+            "wakes_on_request": self.wakes_on_request,
             "suspended_by_slurm": held,
             "file_locks": len(self.locks),
-            "asked": self.asked_epoch,
-            "asked_why": self.asked_why or None,
+            "asked": self.requested_epoch,
+            "asked_why": self.requested_why or None,
             "waking": self.waking,
             "waits": self.waits or None,
             "overdue": self.overdue,
@@ -170,5 +170,5 @@ class Sleeper:
             calls=frozenset(record.calls or ()),
             since_epoch=record.phases.get(Phase.PARKED, record.began_epoch),
             on_request=True if record.on_request is None else record.on_request,
-            before=look_of(record.sockets or {}), told=Phase.FROZEN in record.phases,
+            before=look_of(record.sockets or {}), announced=Phase.FROZEN in record.phases,
         )  # fmt: skip

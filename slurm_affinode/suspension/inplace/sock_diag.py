@@ -142,12 +142,12 @@ class NetSpace:
         send messages to the socket, so it accepts only those of the kernel.
         """
 
-        def go() -> socket.socket:
+        def open_socket() -> socket.socket:
             if self.inode != os.stat("/proc/self/ns/net").st_ino:  # noqa: PTH116 - a link of its own kind
                 _enter(self._fd)
             return _open()
 
-        return in_own_thread("netns", go)
+        return in_own_thread("netns", open_socket)
 
 
 class SockDiag:
@@ -165,12 +165,10 @@ class SockDiag:
         """Close the socket."""
         self._socket.close()
 
-    def dump(
-        self, wanted: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")
-    ) -> dict[int, Sock]:
+    def dump(self, only: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")) -> dict[int, Sock]:
         """Return the TCP sockets that listen or are connected, and all UNIX sockets, by inode.
 
-        ``wanted``: only these inodes. ``families``: only these are queried; ``listen`` instead of ``tcp`` returns only
+        ``only``: only these inodes. ``families``: only these are queried; ``listen`` instead of ``tcp`` returns only
         those that listen, which costs much less: for the others the kernel walks its table of all connections. Raises
         ``SockDiagError``.
         """
@@ -178,10 +176,10 @@ class SockDiag:
         states = _STATES if "tcp" in families else 1 << LISTEN if "listen" in families else 0
         for family in (socket.AF_INET, socket.AF_INET6) if states else ():
             request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_INFO - 1), states)
-            found.update((sock.inode, sock) for part in self._ask(request) for sock in _inet(part, wanted))
+            found.update((sock.inode, sock) for part in self._ask(request) for sock in _inet(part, only))
         if "unix" in families:
             request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_PEER | _SHOW_RQLEN, 0, 0)
-            found.update((sock.inode, sock) for part in self._ask(request) for sock in _unix(part, wanted))
+            found.update((sock.inode, sock) for part in self._ask(request) for sock in _unix(part, only))
         return found
 
     def pending(self) -> dict[int, list[bytes]]:
@@ -253,8 +251,8 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += (length + 3) & ~3
 
 
-def _inet(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
-    if len(body) < _INET.size or (wanted is not None and int.from_bytes(body[_INET_INODE], "little") not in wanted):
+def _inet(body: bytes, only: frozenset[int] | None = None) -> Iterator[Sock]:
+    if len(body) < _INET.size or (only is not None and int.from_bytes(body[_INET_INODE], "little") not in only):
         return
     family, state, _, _, port, remote, source, destination, _, rqueue, wqueue, _, inode = _INET.unpack_from(body)
     info = next((value for kind, value in _attributes(body[_INET.size :]) if kind == _INET_INFO), b"")
@@ -279,8 +277,8 @@ def _end(family: int, address: bytes, port: int) -> bytes:
     return address + port.to_bytes(2, "little")
 
 
-def _unix(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
-    if len(body) < _UNIX.size or (wanted is not None and int.from_bytes(body[_UNIX_INODE], "little") not in wanted):
+def _unix(body: bytes, only: frozenset[int] | None = None) -> Iterator[Sock]:
+    if len(body) < _UNIX.size or (only is not None and int.from_bytes(body[_UNIX_INODE], "little") not in only):
         return
     _, _, state, inode, _, _ = _UNIX.unpack_from(body)
     told = dict(_attributes(body[_UNIX.size :]))

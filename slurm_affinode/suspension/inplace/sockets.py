@@ -176,9 +176,7 @@ class Own:
 class Diag(Protocol):
     """The part of ``sock_diag.SockDiag`` that is used; see there."""
 
-    def dump(
-        self, wanted: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")
-    ) -> dict[int, Sock]:
+    def dump(self, only: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")) -> dict[int, Sock]:
         """See ``SockDiag``."""
         ...
 
@@ -202,7 +200,7 @@ class Sockets(Protocol):
         """Return their state now. Raises ``SockDiagError``. Thread-safe."""
         ...
 
-    def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+    def observations(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
         """Return the same for several jobs, with one query for each namespace. For one thread.
 
         Jobs in a namespace that does not respond are omitted.
@@ -233,7 +231,7 @@ class NodeSockets:
         self._proc = proc
         self._warn = warn
         self._kept: dict[int, Diag] = {}
-        self._silent: set[int] = set()
+        self._unreadable: set[int] = set()
         self._families: dict[int, tuple[frozenset[int], tuple[str, ...]]] = {}
         """Namespace -> the sockets queried last, and their families."""
 
@@ -264,17 +262,17 @@ class NodeSockets:
                     diag.close()
         return found
 
-    def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+    def observations(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
         """See ``Sockets``."""
         places = {space: own.held[space] for own in owners.values() for space, inodes in own.spaces.items() if inodes}
         for space in self._kept.keys() - places.keys():  # otherwise it would keep the namespace of an ended job
             self._kept.pop(space).close()
             self._families.pop(space, None)
-        wanted = {
+        only = {
             space: frozenset().union(*(own.spaces.get(space, frozenset()) for own in owners.values()))
             for space in places
         }
-        dumps = {space: self._dump(held, wanted[space]) for space, held in places.items()}
+        dumps = {space: self._dump(held, only[space]) for space, held in places.items()}
         found: dict[int, Look] = {}
         for job_id, own in owners.items():
             seen: dict[int, Sock] = {}
@@ -298,7 +296,7 @@ class NodeSockets:
         """See ``Sockets``."""
         return waits(pids, self._proc)
 
-    def _dump(self, held: NetSpace, wanted: frozenset[int]) -> dict[int, Sock] | None:
+    def _dump(self, held: NetSpace, only: frozenset[int]) -> dict[int, Sock] | None:
         space = held.inode
         try:
             diag = self._kept.get(space)
@@ -306,20 +304,20 @@ class NodeSockets:
                 diag = self._kept[space] = self._open(held)
             # Sleeping jobs open no sockets: the kinds of their sockets are determined once.
             before, families = self._families.get(space, (frozenset(), ()))
-            if before == wanted:
-                found = diag.dump(wanted, families)
+            if before == only:
+                found = diag.dump(only, families)
             else:
-                found = diag.dump(wanted)
-                self._families[space] = wanted, _kinds(found.values())
+                found = diag.dump(only)
+                self._families[space] = only, _kinds(found.values())
             found = without_probes(diag, found, self._probes)
         except SockDiagError as error:
             if (kept := self._kept.pop(space, None)) is not None:
                 kept.close()
-            if space not in self._silent:
-                self._silent.add(space)
+            if space not in self._unreadable:
+                self._unreadable.add(space)
                 self._warn(f"what waits on the sockets of sleeping jobs is not known: {error}")
             return None
-        self._silent.discard(space)
+        self._unreadable.discard(space)
         return found
 
     def close(self) -> None:

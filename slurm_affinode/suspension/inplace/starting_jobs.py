@@ -29,20 +29,20 @@ class StartingJob:
 
     job_id: int
     turn: int
-    asked_epoch: float | None
+    requested_epoch: float | None
     held: Mapping[str, int] = field(default_factory=dict)
     """UUID -> bytes that have to be free."""
     cuda: tuple[int, ...] = ()
     """Its processes, once it was admitted."""
     known: bool = False
     """Its GPUs were determined."""
-    let_in: float | None = None
+    begun_epoch: float | None = None
     waits: str = ""
     overdue: bool = False
     late: bool = False
     waits_since: tuple[float, float] | None = None
     """See ``queue.InLine``."""
-    told: float = 0.0
+    reported: float = 0.0
 
     @property
     def verb(self) -> str:
@@ -51,7 +51,7 @@ class StartingJob:
 
     def view(self) -> dict[str, Any]:
         """Return the data that ``status`` shows for it."""
-        return {"starting": True, "asked": self.asked_epoch, "waits": self.waits or None}
+        return {"starting": True, "asked": self.requested_epoch, "waits": self.waits or None}
 
 
 class Starters:
@@ -74,12 +74,12 @@ class Starters:
         if not self._share or not job.link.send(Wait(fresh=True)):
             return True
         starter = self._all.get(job.job_id)
-        if starter is None or starter.let_in is not None:
+        if starter is None or starter.begun_epoch is not None:
             now = self._parts.now()
             began = self._parts.processes.began(job.init_started, now)
             # A shepherd older than this agent sent its request to the previous agent, at its own start.
             asked = began if began < self._began else now
-            self._all[job.job_id] = StartingJob(job.job_id, turn(), asked, told=now)
+            self._all[job.job_id] = StartingJob(job.job_id, turn(), asked, reported=now)
         return False
 
     def ids(self) -> frozenset[int]:
@@ -89,13 +89,13 @@ class Starters:
     def get(self, job_id: int) -> StartingJob | None:
         """Return the job while it waits; ``None``: it does not wait, or was admitted."""
         found = self._all.get(job_id)
-        return None if found is None or found.let_in is not None else found
+        return None if found is None or found.begun_epoch is not None else found
 
     def waiting(
         self, cards: Callable[[], Sequence[GpuLoad]], gpus_of: Callable[[int], Sequence[str] | None]
     ) -> list[StartingJob]:
         """Return those that wait, with the memory that they need. Raises ``GpuError``."""
-        found = [one for one in self._all.values() if one.let_in is None]
+        found = [one for one in self._all.values() if one.begun_epoch is None]
         for one in found:
             if not one.known:
                 uuids = gpus_of(one.job_id) or ()
@@ -105,30 +105,30 @@ class Starters:
 
     def coming(self) -> list[StartingJob]:
         """Return the admitted jobs that may still be allocating memory."""
-        return [one for one in self._all.values() if one.let_in is not None]
+        return [one for one in self._all.values() if one.begun_epoch is not None]
 
     def forget(self, job_id: int) -> None:
         """Stop reserving room for a job: it has allocated its memory."""
         self._all.pop(job_id, None)
 
-    def go(self, one: StartingJob) -> bool:
+    def start(self, one: StartingJob) -> bool:
         """Start the job; return whether its shepherd received the message."""
         job = self._parts.registry.get(one.job_id)
-        one.let_in = self._parts.now()
+        one.begun_epoch = self._parts.now()
         return job is not None and job.link.send(Start())
 
     def tend(self, now: float, idle_s: Callable[[int], float | None]) -> None:
         """Keep shepherds waiting; drop jobs that are gone, have had their time, or are idle by policy (``idle_s``)."""
         for one in list(self._all.values()):
             job = self._parts.registry.get(one.job_id)
-            taken = one.let_in is not None and not 0 <= now - one.let_in <= _SETTLE_S
-            over = taken or (one.let_in is not None and idle_s(one.job_id) is not None)
+            taken = one.begun_epoch is not None and not 0 <= now - one.begun_epoch <= _SETTLE_S
+            over = taken or (one.begun_epoch is not None and idle_s(one.job_id) is not None)
             if job is None or over:
                 del self._all[one.job_id]
-            elif one.let_in is not None:
+            elif one.begun_epoch is not None:
                 one.cuda = self._pids(job)
-            elif not 0 <= now - one.told <= _KEEP_WAITING_S:
-                one.told = now
+            elif not 0 <= now - one.reported <= _KEEP_WAITING_S:
+                one.reported = now
                 job.link.send(Wait(fresh=True))
 
     def _pids(self, job: WatchedJob) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ from slurm_affinode.suspension.refusals import JobFacts, of_nodes, of_steps
 from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.suspend import Attempt, Ending, announce, first_facts
 
-_LOOKS_APART_S = 0.25
+_SAMPLES_APART_S = 0.25
 """Bytes that stay unread for this long in a running process are not about to be read."""
 
 
@@ -199,7 +199,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         try:
             earlier = self._sockets.look(self._sockets.own(member.pid for member in self._members(job)))
             waited = self._freezer.calls(one.pid for one in self._members(job))
-            self._parts.sleep(_LOOKS_APART_S)
+            self._parts.sleep(_SAMPLES_APART_S)
             pids = [member.pid for member in self._members(job)]
             readers = self._sockets.readers(pids, earlier)
             readers = tuple(sorted({*readers, *cuda_users(self._parts, pids)})) if readers else ()
@@ -238,9 +238,9 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         came = TURN_OVER if attempt.busy else self._meanwhile(attempt) or unnoticed(self._sockets, attempt.record)
         parts, record = self._parts, attempt.record
         sleeper = Sleeper.of(attempt.journal)
-        sleeper.told = not came
+        sleeper.announced = not came
         parts.ledger.write(record.ledger_entry(parts.node))
-        if sleeper.told:
+        if sleeper.announced:
             mail_owner(parts, record, "suspended", record.phases.get(Phase.FROZEN), why=record.why)
         self._scheduler.adopt(sleeper, ask=came or "")
 
@@ -250,7 +250,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         how = self._freezer.how(members, job.init_pid)
         facts = SuspensionFacts(how=how)
         if attempt.busy:  # no event would wake it under the next agent
-            facts = replace(facts, asked_epoch=self._parts.now(), asked_why=TURN_OVER)
+            facts = replace(facts, requested_epoch=self._parts.now(), requested_why=TURN_OVER)
         if not self._freezer.held(job.init_pid):  # otherwise Slurm has stopped them, and will continue them
             facts = replace(facts, stopped_pids=attempt.stopped_by_others(members))  # may have changed since
         announce(self._parts, attempt, Phase.FROZEN, facts)
@@ -277,7 +277,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         parts.log.warning("job %s: the suspension is rolled back: %s", job_id, why)
         if attempt.phase is not Phase.LOCKING:
             sleeper = Sleeper.of(journal)
-            sleeper.told = False
+            sleeper.announced = False
             parts.ledger.write(replace(journal.record.ledger_entry(parts.node), failure=why))
             self._scheduler.adopt(sleeper, ask=f"its suspension failed: {why}")
         elif self._rollback.resume(journal):

@@ -104,7 +104,7 @@ class Waking:
         members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
         pids = {member.pid for member in members}
         above = {member.parent for member in members} & pids - set(sleeper.cuda)
-        self._go_on(sleeper, sleeper.stay | above)
+        self._continue(sleeper, sleeper.stay | above)
         sleeper.ahead, sleeper.ahead_epoch = tuple(sorted(pids - above)), self._parts.now()
         sleeper.thawed = not above
 
@@ -113,10 +113,10 @@ class Waking:
         # A job that Slurm has suspended meanwhile continues when Slurm resumes it: with SIGCONT to all of it, or by
         # thawing its cgroup, which also holds processes that leave the cgroup of their freeze.
         if sleeper.how != SIGNALS or not self._freezer.held(sleeper.init_pid):
-            self._go_on(sleeper, sleeper.stay, sleeper.ahead)
+            self._continue(sleeper, sleeper.stay, sleeper.ahead)
         sleeper.thawed = True
 
-    def _go_on(self, sleeper: Sleeper, stay: frozenset[int], going: Collection[int] = ()) -> None:
+    def _continue(self, sleeper: Sleeper, stay: frozenset[int], going: Collection[int] = ()) -> None:
         try:
             self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=stay, going=going)
         except FreezeError as error:
@@ -137,7 +137,7 @@ class Waking:
             self._back(sleeper, str(error))
             raise NotWoken(str(error)) from None
         self.thaw(sleeper)
-        self._told(sleeper, began)
+        self._announce(sleeper, began)
 
     def _short(self, sleeper: Sleeper) -> str | None:
         """Return why the memory that was not restored yet does not fit."""
@@ -231,10 +231,10 @@ class Waking:
             # Processes may have ended or started while they ran: record the current ones.
             sleeper.pids = tuple(one.pid for one in self._freezer.members(sleeper.init_pid, sleeper.init_started))
 
-    def _told(self, sleeper: Sleeper, began: float) -> None:
+    def _announce(self, sleeper: Sleeper, began: float) -> None:
         parts, record = self._parts, sleeper.journal.record
         parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)
-        asked = began if sleeper.asked_epoch is None else sleeper.asked_epoch
+        asked = began if sleeper.requested_epoch is None else sleeper.requested_epoch
         now = parts.now()
         parts.ledger.write(
             replace(
@@ -245,14 +245,14 @@ class Waking:
                 restored_node=parts.node,
             )
         )
-        if sleeper.told:
+        if sleeper.announced:
             mail_owner(parts, record, "restored", now, slept_s=asked - sleeper.since_epoch)
         if parts.limits is not None:
             parts.limits.lower(sleeper.job_id)
         self._close(sleeper.journal)
         parts.log.info(
             "job %s: awake after %s, %.0f ms after the wake request (%s)", sleeper.job_id,
-            span(asked - sleeper.since_epoch), (now - asked) * 1000, sleeper.asked_why or "no reason given",
+            span(asked - sleeper.since_epoch), (now - asked) * 1000, sleeper.requested_why or "no reason given",
         )  # fmt: skip
 
     def gone(self, sleeper: Sleeper) -> None:

@@ -83,7 +83,7 @@ class Processes(Protocol):
         """Return all processes of the namespace with this PID 1, without PID 1. Raises ``TreeGoneError``."""
         ...
 
-    def everybody(self, init_pid: int, init_started: int) -> Sequence[Member]:
+    def all_processes(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """Like ``members``, including nested PID namespaces (containers), parents first. Raises ``TreeGoneError``."""
         ...
 
@@ -149,14 +149,14 @@ class StoppedJob:
         If the job has ended, there is nothing to hold: that is the cause of whatever failed, and is reported as such.
         """
         with contextlib.suppress(TreeGoneError):
-            self._hold(self._processes.everybody(*self._init), ())
+            self._hold(self._processes.all_processes(*self._init), ())
 
     def _hold(
         self, members: Sequence[Member], but: Collection[int], examine: Callable[[Process], None] | None = None
     ) -> None:
         self.release()
         self._held.enter_context(self._processes.hold(members, examine))
-        there = {one.id for one in self._processes.everybody(*self._init) if one.pid not in but}
+        there = {one.id for one in self._processes.all_processes(*self._init) if one.pid not in but}
         new = sorted(there - {one.id for one in members})
         if new:
             self.release()
@@ -192,11 +192,11 @@ class LinuxProcesses:
         """Return all processes but PID 1 and zombies, by PID."""
         return [member for member in self._all(self._space(init_pid, init_started)) if not member.gone]
 
-    def everybody(self, init_pid: int, init_started: int) -> Sequence[Member]:
+    def all_processes(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """See ``Processes``."""
         space = self._space(init_pid, init_started)
         found = []
-        for process in space.everybody():
+        for process in space.all_processes():
             member = _member(process)
             if member is not None and not member.gone:
                 found.append(member)
@@ -224,7 +224,7 @@ class LinuxProcesses:
         deadline = waits_until = self.now() + timeout_s
         calm, before = 0, frozenset[int]()
         while True:
-            members = [one for one in self.everybody(init_pid, init_started) if one.pid not in but]
+            members = [one for one in self.all_processes(init_pid, init_started) if one.pid not in but]
             moving = [one for one in members if self._moves(one, strict=strict)]
             calm = 0 if moving else calm + 1
             if calm >= 2:

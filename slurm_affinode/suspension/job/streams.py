@@ -67,7 +67,7 @@ _CHUNK = 1 << 20
 _TAIL_LIMIT = 64 * 1024
 _ANSWER_S = 30.0
 """Time-out of each call to the file system of a job's output."""
-_PUT_BACK_S = 300.0
+_RESTORE_S = 300.0
 """The same during a restore: a file server that is unavailable for minutes is no reason to hold a job."""
 _SLURMS_OWN = re.compile(rb"slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]")
 _ENDS = (b" DUE TO JOB REQUEUE", b" DUE TO PREEMPTION")
@@ -146,7 +146,7 @@ def _ask(call: Callable[[], T], late: Callable[[T], object] = lambda found: None
 
 def _wait(call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
     """Like ``_ask``, during a restore."""
-    return FileSystemCalls(None, look_s=_PUT_BACK_S)(call, late)
+    return FileSystemCalls(None, look_s=_RESTORE_S)(call, late)
 
 
 def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Save) -> SavedOutput:
@@ -168,7 +168,7 @@ def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Sav
     return SavedOutput(number, "file", path, file=name, **{**common, "size": size})  # type: ignore[arg-type]
 
 
-def put_back(
+def restore_files(
     outputs: Sequence[SavedOutput],
     fds: Mapping[int, int | None],
     saved: OpenSaved,
@@ -189,7 +189,7 @@ def put_back(
         files = []
         for one in outputs:
             fd = fds.get(one.fd)
-            if one.kind == "file" and fd is not None and _put_back(one, fd, saved, user, again=again, check=check):
+            if one.kind == "file" and fd is not None and _restore_file(one, fd, saved, user, again=again, check=check):
                 files.append((one, fd))
         for one, fd in files:  # after all are restored: two may be the same file
             if one.fd != 0:
@@ -198,7 +198,7 @@ def put_back(
         raise restore_failure(f"the job's output {one.path} cannot be restored", error) from error
 
 
-def _put_back(
+def _restore_file(
     one: SavedOutput, fd: int, saved: OpenSaved, user: User, *, again: bool, check: Callable[[], None]
 ) -> bool:
     """Restore one stream; return whether it is a regular file."""
@@ -336,7 +336,7 @@ class ProcessStreams:
         return save(init, write, user)
 
     @staticmethod
-    def put_back(
+    def restore_files(
         outputs: Sequence[SavedOutput],
         fds: Mapping[int, int | None],
         saved: OpenSaved,
@@ -345,6 +345,6 @@ class ProcessStreams:
         again: bool = False,
         check: Callable[[], None],
     ) -> Sequence[InheritFd]:
-        """See ``put_back`` and ``inherited``."""
-        put_back(outputs, fds, saved, user, again=again, check=check)
+        """See ``restore_files`` and ``inherited``."""
+        restore_files(outputs, fds, saved, user, again=again, check=check)
         return inherited(outputs, fds)

@@ -78,14 +78,14 @@ class Promises:
                     found |= self._ask(partial(self._others, self._directory, now, frozenset(found)))
             self._all = found
 
-    def _others(self, directory: Path, now: float, mine: Collection[str]) -> dict[str, _Given]:
+    def _others(self, directory: Path, now: float, own: Collection[str]) -> dict[str, _Given]:
         found = {}
         with opened(directory) as at:
             for path in sorted(directory / one.name for one in at.glob(f"{self._cluster}.*")):
                 given = self._read(path)
                 if given is not None and given.until > now and given.promise.node != self._node:
                     found[path.name] = given
-                elif path.name not in mine:
+                elif path.name not in own:
                     self._clear(at, path)
         return found
 
@@ -126,13 +126,13 @@ class Promises:
             for task in range(min(waiting.tasks, _MOST_TASKS)):
                 name = f"{self._cluster}.{waiting.job_id}.{task}"
                 there = self._all.get(name)
-                mine = there if there is not None and there.promise.node == self._node and there.until > now else None
-                if mine is not None and mine.promise.gpus >= waiting.gpus:
+                own = there if there is not None and there.promise.node == self._node and there.until > now else None
+                if own is not None and own.promise.gpus >= waiting.gpus:
                     continue  # that task is served
-                held, under_way = (0, 0) if mine is None else (mine.promise.gpus, mine.under_way)
+                held, under_way = (0, 0) if own is None else (own.promise.gpus, own.under_way)
                 promise = Promise(waiting.job_id, self._node, held + gpus)
                 given = _Given(promise, now + self._lasts_s, under_way + 1)
-                if mine is not None:
+                if own is not None:
                     self._keep(name, given)
                 elif not self._link(name, given):
                     continue

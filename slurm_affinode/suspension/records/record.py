@@ -112,9 +112,9 @@ class SuspensionFacts:
     """In place: (PID, signal) of signals that were pending when it began."""
     how: str | None = None
     """In place: how the processes are frozen."""
-    asked_epoch: float | None = _stored_as("asked")
+    requested_epoch: float | None = _stored_as("asked")
     """In place: time of the wake request."""
-    asked_why: str | None = None
+    requested_why: str | None = _stored_as("asked_why")
 
 
 NOTHING_NEW = SuspensionFacts()

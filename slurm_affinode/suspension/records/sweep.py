@@ -248,7 +248,7 @@ def _stopped_of(value: Mapping[str, Any]) -> StoppedSweep | None:
 
 
 LOG = logging.getLogger("slurm_affinode.agent")
-ASKED = 50
+MOST_QUERIED = 50
 """Maximum number of jobs missing from the list that one sweep looks up by ID; images of the others stay until the
 next."""
 
@@ -340,7 +340,7 @@ class ImageSweep:
         return _Jobs(live, ended)
 
     def _ask_for(self, jobs: _Jobs, unknown: Collection[str]) -> Collection[str]:
-        """Look up the jobs that the list lacks by ID; return those beyond the limit (``ASKED``).
+        """Look up the jobs that the list lacks by ID; return those beyond the limit (``MOST_QUERIED``).
 
         Those that Slurm reports as ended are added to ``jobs``. Raises ``UnreachableError`` if Slurm knows one that has
         not ended: its list is incomplete then.
@@ -349,7 +349,7 @@ class ImageSweep:
         numbers = {name: int(name.rpartition(".")[2]) for name in unknown}
         lacking = sorted(name for name, number in numbers.items() if not _listed(jobs, number))
         doubtful = [name for name in lacking if name not in known or known[name].due]
-        for name in doubtful[:ASKED]:
+        for name in doubtful[:MOST_QUERIED]:
             try:
                 job = self.slurm.job(numbers[name])
             except UnknownJobError:
@@ -362,7 +362,7 @@ class ImageSweep:
             run = LiveRun.of(self.cluster, job)
             if run is not None:
                 jobs.ended[numbers[name]] = [run]
-        return frozenset(doubtful[ASKED:])
+        return frozenset(doubtful[MOST_QUERIED:])
 
     # --- stored images
 

@@ -35,7 +35,7 @@ def test_errors_of_the_call_are_raised(tmp_path: Path) -> None:
     calls = FileSystemCalls(tmp_path)
     with pytest.raises(FileNotFoundError):
         calls((tmp_path / "nothing").stat)
-    assert not calls.silent
+    assert not calls.unresponsive
 
 
 def test_stalled_call_is_abandoned(monkeypatch: pytest.MonkeyPatch, stalled: threading.Event) -> None:
@@ -49,14 +49,14 @@ def test_stalled_call_is_abandoned(monkeypatch: pytest.MonkeyPatch, stalled: thr
 
     with pytest.raises(NoAnswerError, match="does not respond"):
         calls(slow, late=late.append)
-    assert calls.silent
+    assert calls.unresponsive
     calls._look_s = DEADLINE_S
     began = time.monotonic()
     with pytest.raises(NoAnswerError):
         calls(lambda: 8)
     assert time.monotonic() - began < DEADLINE_S
     stalled.set()
-    wait_until("it has come back", lambda: late and not calls.silent)
+    wait_until("it has come back", lambda: late and not calls.unresponsive)
     assert late == [7]
     assert calls(lambda: 9) == 9
 

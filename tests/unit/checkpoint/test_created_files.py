@@ -49,7 +49,9 @@ class Node:
 
         try:
             me, record = Process(os.getpid()).id, self.records.of(key, self.user.uid)
-            return list(local_files.put_back(me, self.fd, contents, self.user, created=record, places=[str(self.shm)]))
+            return list(
+                local_files.restore_files(me, self.fd, contents, self.user, created=record, places=[str(self.shm)])
+            )
         finally:
             for fd in opened:
                 os.close(fd)

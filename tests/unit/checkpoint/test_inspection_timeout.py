@@ -54,5 +54,5 @@ def test_tree_that_does_not_respond_does_not_block_others(pids: tuple[int, int])
         assert time.monotonic() - began < DEADLINE_S
     finally:
         stalled.set()
-    wait_until("it answers", lambda: not inspector._silent[Process(hangs).id].silent)
+    wait_until("it answers", lambda: not inspector._unresponsive[Process(hangs).id].unresponsive)
     assert inspector(hangs, 71).root_pid == 71

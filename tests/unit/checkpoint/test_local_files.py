@@ -22,7 +22,7 @@ from stalling import Stalling
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.files import local_files
-from slurm_affinode.checkpoint.files.local_files import INDEX, leave, put_back, remove, save
+from slurm_affinode.checkpoint.files.local_files import INDEX, leave, remove, restore_files, save
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, RestoreFailed
 from slurm_affinode.checkpoint.user_files import User
 
@@ -47,7 +47,7 @@ class Place:
         """Remove the files after the job has left the node."""
         return leave((self.image / INDEX).read_bytes, OWNER, places=[str(self.tmp)])
 
-    def put_back(self) -> list[str]:
+    def restore_files(self) -> list[str]:
         """Restore the files, as seen by this process."""
         opened: list[int] = []
 
@@ -56,7 +56,7 @@ class Place:
             return opened[-1]
 
         try:
-            self.made = put_back(Process(os.getpid()).id, self.fd, contents, self.user, places=[str(self.tmp)])
+            self.made = restore_files(Process(os.getpid()).id, self.fd, contents, self.user, places=[str(self.tmp)])
             return list(self.made)
         finally:
             for fd in opened:
@@ -92,13 +92,13 @@ def test_open_files_are_restored(place: Place) -> None:
         assert place.save() == 5 << 20
         assert not gone.closed
     os.close(fifo)
-    assert place.put_back() == []
+    assert place.restore_files() == []
     before = (deep / "file").read_bytes()
     for path in (deep / "file", deep / "fifo"):
         path.unlink()
     deep.rmdir()
     (place.tmp / "mine").rmdir()
-    assert [Path(path).name for path in place.put_back()] == ["mine", "deep", "file", "fifo"]
+    assert [Path(path).name for path in place.restore_files()] == ["mine", "deep", "file", "fifo"]
     assert (deep / "file").read_bytes() == before
     assert (deep / "file").stat().st_mode & 0o777 == 0o640
     assert (place.tmp / "mine").stat().st_mode & 0o777 == 0o750
@@ -123,10 +123,10 @@ def test_files_are_removed_when_their_job_leaves(place: Place) -> None:
         assert place.leave() == ([str(psm)] if size == 18 else [])
         assert psm.exists() is False
         if size == 18:
-            assert place.put_back() == [str(psm)]
+            assert place.restore_files() == [str(psm)]
             assert psm.read_bytes() == b"second, and longer"
             psm.unlink()
-    assert place.put_back() == [str(psm)]
+    assert place.restore_files() == [str(psm)]
     assert psm.read_bytes() == b"first"
 
 
@@ -176,7 +176,7 @@ def test_failed_restore_removes_the_files_that_it_created(place: Place) -> None:
         place.save()
     for name in ("new", "replaced"):
         shutil.rmtree(place.tmp / name)
-    assert len(place.put_back()) == 4
+    assert len(place.restore_files()) == 4
     (place.tmp / "other").touch()
     (place.tmp / "other").replace(place.tmp / "replaced" / "file")
     remove(Process(os.getpid()).id, place.made, OWNER)
@@ -219,11 +219,11 @@ def test_user_in_the_index_gets_no_rights(place: Place) -> None:
     assert mine.exists()
     place.user = User(2001, 2001)
     with pytest.raises(RestoreFailed, match="belong to user 0, not to user 2001"):
-        place.put_back()
+        place.restore_files()
     assert [one.name for one in place.tmp.iterdir()] == ["mine"]
     index.write_text(json.dumps({"uid": 2001, "gid": 0, "files": [entry]}))
     with pytest.raises(RestoreFailed, match="Permission denied"):
-        place.put_back()
+        place.restore_files()
 
 
 def test_socket_with_a_path_upwards_is_skipped(place: Place) -> None:
@@ -246,7 +246,7 @@ def test_directory_of_a_socket_is_restored(place: Place) -> None:
         odd.bind(f"\0{place.tmp}\nodd\n1 2 3")
         assert place.save() == 0
     shutil.rmtree(directory.parent)
-    assert place.put_back() == [str(directory.parent), str(directory)]
+    assert place.restore_files() == [str(directory.parent), str(directory)]
     assert list(directory.iterdir()) == []
     assert directory.stat().st_mode & 0o777 == 0o700
 
@@ -273,14 +273,14 @@ def test_file_with_another_name_is_restored_with_both(place: Place, node: str) -
         second.unlink()
         (place.tmp / "link_remap.6").unlink()
     for made in ({"another": 3, "the same": 1}[node], 0):
-        assert len(place.put_back()) == made
+        assert len(place.restore_files()) == made
         assert second.read_bytes() == b"count"
         assert remap.samefile(second)
         assert (place.tmp / "link_remap.6").read_bytes() == b""
     remap.unlink()
     remap.write_bytes(b"count")
     with pytest.raises(RestoreFailed, match="exists already, and is another file"):
-        place.put_back()
+        place.restore_files()
 
 
 @pytest.mark.parametrize("target", ["other", "../other", "sub/other", ""])
@@ -293,7 +293,7 @@ def test_link_to_a_file_outside_the_list_is_refused(place: Place, target: str) -
     (place.image / INDEX).touch(mode=0o600)
     (place.image / INDEX).write_text(json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [entry]}))
     with pytest.raises(RestoreFailed, match="is not another name of a file listed before it"):
-        place.put_back()
+        place.restore_files()
     assert (place.tmp / "other").stat() == before
     assert [one.name for one in place.tmp.iterdir()] == ["other"]
 
@@ -307,14 +307,14 @@ def test_mapped_files_count_as_open(place: Place) -> None:
     mapped[:2] = b"ok"
     assert place.save() == 4096
     (place.tmp / "shared").unlink()
-    place.put_back()
+    place.restore_files()
     assert (place.tmp / "shared").read_bytes()[:2] == b"ok"
     mapped.close()
 
 
 def test_image_without_open_files_has_no_list(place: Place) -> None:
     assert place.save() == 0
-    assert place.put_back() == []
+    assert place.restore_files() == []
     assert list(place.image.iterdir()) == []
 
 
@@ -379,7 +379,7 @@ def test_tensors_in_flight_are_saved(place: Place, manager: Manager) -> None:
     assert leave((place.image / INDEX).read_bytes, OWNER, places=[SHM]) == [str(paths[0]), str(paths[2])]
     opened = os.open(place.image, os.O_RDONLY)
     try:
-        found = put_back(
+        found = restore_files(
             Process(os.getpid()).id, place.fd, lambda name: os.open(name, os.O_RDONLY, dir_fd=opened), place.user,
             places=[SHM],
         )  # fmt: skip
@@ -595,7 +595,7 @@ def test_other_file_in_its_place_is_not_changed(place: Place, other: str) -> Non
             (place.tmp / "target").write_text("mine")
             path.symlink_to(place.tmp / "target")
     with pytest.raises(RestoreFailed, match="is another file"):
-        place.put_back()
+        place.restore_files()
     if path.is_file():
         assert path.read_text() in ("his_", "mine, too", "mine")
 
@@ -613,7 +613,7 @@ def test_same_file_of_another_user_is_not_used(place: Place, what: str) -> None:
     os.chown(path if what == "file" else path.parent, OWNER.uid + 1, OWNER.gid)
     path.chmod(0o666)
     with pytest.raises(RestoreFailed, match="another file"):
-        place.put_back()
+        place.restore_files()
 
 
 def test_holes_are_restored_as_holes(place: Place) -> None:
@@ -628,7 +628,7 @@ def test_holes_are_restored_as_holes(place: Place) -> None:
         file.flush()
         assert place.save() == 1 << 30
     (place.tmp / "hole").unlink()
-    assert [Path(path).name for path in place.put_back()] == ["hole"]
+    assert [Path(path).name for path in place.restore_files()] == ["hole"]
     with (place.tmp / "hole").open("rb") as file:
         assert (os.fstat(file.fileno()).st_size, os.fstat(file.fileno()).st_blocks < 100) == (1 << 30, True)
         assert os.pread(file.fileno(), 3, (1 << 29) + 4) == b"\0x\0"
@@ -641,15 +641,15 @@ def test_paths_outside_the_local_directories_are_not_restored(place: Place) -> N
     index = place.image / INDEX
     index.touch(mode=0o600)
     index.write_text(json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [entry]}))
-    assert place.put_back() == []
+    assert place.restore_files() == []
     assert not elsewhere.exists()
     for path in (f"{place.tmp}/../elsewhere", f"{place.tmp}//../elsewhere", f"{place.tmp}/x/../../elsewhere"):
         index.write_text(json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [entry | {"path": path}]}))
-        assert place.put_back() == []
+        assert place.restore_files() == []
         assert not elsewhere.exists()
     index.write_text("{}")
     with pytest.raises(RestoreFailed, match="cannot be read"):
-        place.put_back()
+        place.restore_files()
 
 
 _SWAPS = """

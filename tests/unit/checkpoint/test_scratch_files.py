@@ -68,14 +68,14 @@ class Site:
     def index(self) -> bytes:
         return (self.image / INDEX).read_bytes()
 
-    def put_back(self) -> ScratchRestored:
+    def restore_files(self) -> ScratchRestored:
         """Restore the files of the image, as seen by this process."""
         me, data = Process(os.getpid()).id, None
         with ExitStack() as stack:
             if (self.image / DATA).exists():
                 data = os.open(DATA, os.O_RDONLY, dir_fd=self.fd)
                 stack.callback(os.close, data)
-            return self.files.put_back(me, self.index(), data, OWNER, self.record, timeout_s=60)
+            return self.files.restore_files(me, self.index(), data, OWNER, self.record, timeout_s=60)
 
     def leave(self) -> int:
         """Remove the files from the node that the job has left."""
@@ -149,14 +149,14 @@ def test_closed_files_are_restored_on_another_node(site: Site) -> None:
     assert outcome.kind == "copied", outcome
     before = contents(site.tmp)
     clear(site.tmp)
-    restored = site.put_back()
+    restored = site.restore_files()
     assert restored.kept == []
     assert restored.missing == ()
     assert contents(site.tmp) == before
     work = site.tmp / "tmp.Xy12" / "deep"
     assert (work / "hard").stat().st_ino == (work / "data").stat().st_ino
     assert (work / "sparse").stat().st_blocks * 512 < 1 << 20
-    assert site.put_back().made == {}  # identical ones are accepted
+    assert site.restore_files().made == {}  # identical ones are accepted
 
 
 @pytest.mark.parametrize("age", ["older", "newer"])
@@ -233,12 +233,12 @@ def test_restore_follows_no_link(site: Site, open_path: Path, where: str) -> Non
     if where == "parent":
         (site.tmp / "dir").symlink_to(aim)
         with pytest.raises(RestoreFailed, match="dir/file"):
-            site.put_back()
+            site.restore_files()
     else:
         (site.tmp / "dir").mkdir()
         (site.tmp / "dir" / "file").symlink_to(aim / "file")
         hand_over(site.tmp)
-        assert site.put_back().kept == [str(site.tmp / "dir" / "file")]
+        assert site.restore_files().kept == [str(site.tmp / "dir" / "file")]
     assert list(aim.iterdir()) == []
 
 
@@ -331,7 +331,7 @@ def test_existing_file_with_other_contents_is_kept(site: Site) -> None:
     (site.tmp / "dir").mkdir()
     (site.tmp / "dir" / "a").write_text("theirs")
     hand_over(site.tmp)
-    assert site.put_back().kept == [str(site.tmp / "dir" / "a")]
+    assert site.restore_files().kept == [str(site.tmp / "dir" / "a")]
     assert (site.tmp / "dir" / "a").read_text() == "theirs"
     assert (site.tmp / "dir" / "b").read_text() == "ours"
 
@@ -341,11 +341,11 @@ def test_files_of_a_killed_attempt_are_replaced(site: Site) -> None:
     (site.tmp / "a").write_text("image")
     site.save()
     clear(site.tmp)
-    site.put_back()
+    site.restore_files()
     (site.tmp / "a").write_text("changed by the lost attempt")
     with using(site.tmp / "a"):
-        assert site.put_back().kept == [str(site.tmp / "a")]
-    assert site.put_back().kept == []
+        assert site.restore_files().kept == [str(site.tmp / "a")]
+    assert site.restore_files().kept == []
     assert (site.tmp / "a").read_text() == "image"
 
 
@@ -356,13 +356,13 @@ def test_failed_restore_leaves_nothing(site: Site) -> None:
     (site.tmp / "b").write_text("x")
     site.save()
     clear(site.tmp)
-    made = site.put_back().made
+    made = site.restore_files().made
     assert len(made) == 3
     site.files.remove(Process(os.getpid()).id, made, OWNER)
     assert list(site.tmp.iterdir()) == []
     site.tmp.rename(site.tmp.parent / "away")
     with pytest.raises(RestoreFailed, match="No such file"):
-        site.put_back()
+        site.restore_files()
 
 
 def test_unchanged_files_are_removed_from_the_node_that_the_job_has_left(site: Site) -> None:
@@ -405,7 +405,7 @@ def test_invalid_index_is_refused(site: Site, change: dict[str, object]) -> None
     clear(site.tmp)
     site.change_index(**change)
     with pytest.raises(RestoreFailed):
-        site.put_back()
+        site.restore_files()
     assert list(site.tmp.iterdir()) == []
 
 
@@ -415,7 +415,7 @@ def test_user_in_the_image_gets_no_rights(site: Site) -> None:
     (site.tmp / "file").chmod(0o640)
     site.save()
     clear(site.tmp)
-    site.put_back()
+    site.restore_files()
     facts = (site.tmp / "file").stat()
     assert facts.st_uid == OWNER.uid
     assert stat.S_IMODE(facts.st_mode) == 0o640
@@ -556,7 +556,7 @@ def test_files_of_another_user_are_not_used(site: Site, what: str) -> None:
     hand_over(site.tmp)
     os.chown(path, OWNER.uid + 1, OWNER.gid)
     path.chmod(0o777)
-    kept = site.put_back().kept
+    kept = site.restore_files().kept
     assert str(path) in kept
     left = {one.name for one in below.iterdir()}
     assert left == (set() if what in ("parent", "above") else {"file", "fifo"})
@@ -572,7 +572,7 @@ def test_group_without_its_user_gives_no_rights(site: Site) -> None:
     path.chmod(0o2664)
     site.save()
     clear(site.tmp)
-    site.put_back()
+    site.restore_files()
     facts = path.stat()
     assert (facts.st_gid, stat.S_IMODE(facts.st_mode)) == (OWNER.gid, 0o604)
 
@@ -583,10 +583,10 @@ def test_missing_files_of_a_tied_job_are_reported(site: Site) -> None:
     for name in ("gone", "stays", "changed"):
         (site.tmp / name).write_text(name)
     assert site.save().kind == "tied"
-    assert site.put_back() == ScratchRestored(tied=True, missing=[])
+    assert site.restore_files() == ScratchRestored(tied=True, missing=[])
     (site.tmp / "gone").unlink()
     (site.tmp / "changed").write_text("later")
-    assert sorted(site.put_back().missing) == [str(site.tmp / "changed"), str(site.tmp / "gone")]
+    assert sorted(site.restore_files().missing) == [str(site.tmp / "changed"), str(site.tmp / "gone")]
 
 
 @needs_root

@@ -64,7 +64,7 @@ sliding = { first_warning = "1h", second_warning = "1h30m", cancel = "2h" }
         assert verdict(one, alike, warned(other, *TWICE))[0] == "cancel"
     gentle = alike + '[[rule]]\nkinds = ["squatter"]\ndo_not_cancel = true\n'  # it announced no cancellation
     assert verdict(then, gentle, warned(first, *TWICE)) == ("warn-user", "due", 1)
-    told = Ledger(told={first.matter: NOW - timedelta(hours=1)})
+    told = Ledger(mailed={first.matter: NOW - timedelta(hours=1)})
     assert decide(then, Policy(), told, NOW).code == "told"
 
 
@@ -124,7 +124,7 @@ def test_without_a_rule_administrators_are_notified_once_of_nodes_and_processes(
     for finding in (node(), node("orphan-memory"), orphan()):
         action = decide(finding, Policy(), Ledger(), NOW)
         assert action.verb == "warn-admin"
-        told = Ledger(told={finding.key: NOW - timedelta(days=1)})
+        told = Ledger(mailed={finding.key: NOW - timedelta(days=1)})
         assert decide(finding, Policy(), told, NOW).code == "told"
 
 

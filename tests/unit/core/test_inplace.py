@@ -35,14 +35,14 @@ def held(gib: float, uuid: str = A) -> dict[str, int]:
 
 def test_job_that_fits_wakes_immediately() -> None:
     """So does a job that needs no memory."""
-    assert plan([card()], [], [], [Waiter(1, held(48))]) == WakePlan(go=(1,))
-    assert plan([card(free_gib=0)], [], [], [Waiter(1, {})]).go == (1,)
+    assert plan([card()], [], [], [Waiter(1, held(48))]) == WakePlan(wakes=(1,))
+    assert plan([card(free_gib=0)], [], [], [Waiter(1, {})]).wakes == (1,)
 
 
 def test_jobs_that_do_not_fit_together_take_turns() -> None:
     """The first wakes; the second waits until it is idle."""
     found = plan([card()], [], [], [Waiter(2, held(48)), Waiter(1, held(48))])
-    assert found.go == (2,)
+    assert found.wakes == (2,)
     assert "it needs 48" in found.waits[1]
 
 
@@ -57,7 +57,7 @@ def test_order_of_the_queue_is_kept() -> None:
         Waiter(5, held(1, B)),
     ]
     found = plan(cards, [Awake(9, held(70))], [], queue)
-    assert found.go == (3,)
+    assert found.wakes == (3,)
     assert found.waits[2] == "job 1 is ahead of it in the queue"
     assert found.waits[4] == "job 1 is ahead of it in the queue"
     assert found.waits[5] == "job 4 is ahead of it in the queue"
@@ -67,7 +67,7 @@ def test_idle_job_makes_room() -> None:
     """The cheapest is chosen: fewer bytes, longer idle. A busy job stays."""
     awake = [Awake(1, held(30), idle_s=100), Awake(2, held(30), idle_s=900), Awake(3, held(10), idle_s=None)]
     found = plan([card(free_gib=10)], awake, [], [Waiter(7, held(30))])
-    assert (found.go, found.make_room, found.waits) == ((), {2: 7}, {7: "job 2 makes room"})
+    assert (found.wakes, found.make_room, found.waits) == ((), {2: 7}, {7: "job 2 makes room"})
 
 
 def test_no_second_job_is_moved_for_the_same_room() -> None:
@@ -124,9 +124,9 @@ def test_job_starts_without_waiting_for_other_processes() -> None:
     starting, waking = Waiter(7, held(48), at_most=True), Waiter(7, held(48))
     assert plan([half], awake, [], [starting]).waits[7].startswith("it needs 48 GiB on GPU 0, and 19.9 GiB is left")
     alone = card(free_gib=40)
-    assert plan([alone], [], [], [starting]).go == (7,)
-    assert plan([alone], [], [], [waking]).go == ()
-    assert plan([card(free_gib=0)], [], [], [starting]).go == (7,)
+    assert plan([alone], [], [], [starting]).wakes == (7,)
+    assert plan([alone], [], [], [waking]).wakes == ()
+    assert plan([card(free_gib=0)], [], [], [starting]).wakes == (7,)
 
 
 def test_holders_of_the_memory_are_named() -> None:
@@ -145,9 +145,9 @@ def test_awake_limit_of_the_site_is_kept() -> None:
     """It applies even if the GPU has room; a job that could never wake is reported before it is suspended."""
     tight = card(free_gib=80, limit_gib=40)
     found = plan([tight], [Awake(1, held(20))], [], [Waiter(7, held(30))])
-    assert found.go == ()
+    assert found.wakes == ()
     assert plan([tight], [Awake(1, held(20), idle_s=5)], [], [Waiter(7, held(30))]).make_room == {1: 7}
-    assert plan([tight], [], [Arriving(1, held(20), held(20))], [Waiter(7, held(30))]).go == ()
+    assert plan([tight], [], [Arriving(1, held(20), held(20))], [Waiter(7, held(30))]).wakes == ()
     assert "the site lets jobs in place hold" in plan([tight], [], [], [Waiter(7, held(50))]).waits[7]
     assert sleeps_forever(held(30), [tight], held(30)) is None
     assert "more than jobs in place may hold" in str(sleeps_forever(held(50), [tight], held(50)))
@@ -157,7 +157,7 @@ def test_job_that_can_never_wake_does_not_block_the_queue() -> None:
     """The site lowered its limit during the suspension: that job gets the reason, and the others take turns."""
     tight = card(free_gib=80, limit_gib=40)
     found = plan([tight], [], [], [Waiter(7, held(50)), Waiter(8, held(30))])
-    assert (found.go, list(found.waits)) == ((8,), [7])
+    assert (found.wakes, list(found.waits)) == ((8,), [7])
 
 
 def test_job_that_fills_a_gpu_could_not_wake() -> None:
@@ -170,16 +170,16 @@ def test_job_that_fills_a_gpu_could_not_wake() -> None:
 def test_job_that_still_holds_its_memory_needs_no_more() -> None:
     """Its suspension was aborted before the memory was moved; it counts towards the limit."""
     half = Waiter(7, held(48), held(48))
-    assert plan([card(free_gib=1)], [], [], [half]).go == (7,)
-    assert plan([card(free_gib=20)], [], [], [Waiter(7, held(48), held(40))]).go == (7,)
-    assert plan([card(free_gib=80, limit_gib=60)], [], [], [half, Waiter(8, held(20))]).go == (7,)
+    assert plan([card(free_gib=1)], [], [], [half]).wakes == (7,)
+    assert plan([card(free_gib=20)], [], [], [Waiter(7, held(48), held(40))]).wakes == (7,)
+    assert plan([card(free_gib=80, limit_gib=60)], [], [], [half, Waiter(8, held(20))]).wakes == (7,)
 
 
 def test_arriving_job_has_its_memory_reserved() -> None:
     """Memory that it does not hold yet is not free; memory that it holds is not counted twice."""
     coming = Arriving(1, held(48), held(40))
-    assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(31))]).go == (7,)
-    assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(33))]).go == ()
+    assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(31))]).wakes == (7,)
+    assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(33))]).wakes == ()
 
 
 sizes = st.integers(0, 60).map(lambda gib: gib * GIB)
@@ -216,7 +216,7 @@ class Sharing:
     awake: dict[int, int] = field(default_factory=dict)
     """Job -> time until it works."""
     line: list[int] = field(default_factory=list)
-    let_in: list[int] = field(default_factory=list)
+    begun_epoch: list[int] = field(default_factory=list)
 
     def used(self, uuid: str) -> int:
         return sum(self.needs[job].get(uuid, 0) for job in self.awake)
@@ -247,25 +247,25 @@ class Sharing:
         self.check(found)
         for job in found.make_room:
             del self.awake[job]
-        for job in found.go:
+        for job in found.wakes:
             self.line.remove(job)
             self.awake[job] = self.now + self.works_s
             self.since[job] = self.now
-            self.let_in.append(job)
+            self.begun_epoch.append(job)
 
     def check(self, found: WakePlan) -> None:
         """Check the order, the limit, and that every waiting job has a reason."""
-        assert set(found.go) | set(found.waits) == set(self.line)
+        assert set(found.wakes) | set(found.waits) == set(self.line)
         for place, job in enumerate(self.line):
-            if job in found.go:
+            if job in found.wakes:
                 mine = {uuid for uuid, need in self.needs[job].items() if need}
                 for earlier in self.line[:place]:
                     theirs = {uuid for uuid, need in self.needs[earlier].items() if need}
-                    assert earlier in found.go or not mine & theirs
+                    assert earlier in found.wakes or not mine & theirs
         for uuid in (A, B):
-            awake = self.used(uuid) + sum(self.needs[job].get(uuid, 0) for job in found.go)
-            assert awake <= self.limit or not any(self.needs[job].get(uuid, 0) for job in found.go)
-            assert not any(self.needs[job].get(uuid, 0) for job in found.go) or awake <= self.total - MARGIN
+            awake = self.used(uuid) + sum(self.needs[job].get(uuid, 0) for job in found.wakes)
+            assert awake <= self.limit or not any(self.needs[job].get(uuid, 0) for job in found.wakes)
+            assert not any(self.needs[job].get(uuid, 0) for job in found.wakes) or awake <= self.total - MARGIN
         for job in found.make_room:
             assert self.awake[job] < self.now or (self.turn_s is not None and self.now - self.since[job] >= self.turn_s)
 
@@ -286,7 +286,7 @@ def test_every_job_gets_its_turn(needs: list[tuple[int, int]], works_s: int, ask
     for _ in range((works_s + 3) * (len(jobs) + 2)):
         world.step([])
     assert world.line == []
-    assert set(wanted) <= set(world.let_in)
+    assert set(wanted) <= set(world.begun_epoch)
 
 
 @given(
@@ -301,10 +301,10 @@ def test_steady_load_starves_no_job(needs: list[int], turn_s: int, asks: list[li
     for ask in asks:
         world.step([job for job in ask if job in jobs])
     wanted = list(world.line)
-    before = len(world.let_in)
+    before = len(world.begun_epoch)
     for _ in range((turn_s + 2) * (len(jobs) + 1)):
         world.step(list(jobs))
-    assert set(wanted) <= set(world.let_in[before:])
+    assert set(wanted) <= set(world.begun_epoch[before:])
 
 
 def test_repeated_request_keeps_its_place() -> None:
@@ -312,4 +312,4 @@ def test_repeated_request_keeps_its_place() -> None:
     world = Sharing({1: held(60), 2: held(60), 3: held(60)}, 2, 80 * GIB, 81 * GIB)
     for ask in ([1], [2], [3, 1], [3, 1], [1, 3], *([[1]] * 4), *([[]] * 12)):
         world.step(ask)
-    assert world.let_in[:3] == [1, 2, 3]
+    assert world.begun_epoch[:3] == [1, 2, 3]

@@ -273,7 +273,7 @@ def test_job_that_is_woken_at_once_stays_awake() -> None:
     woken = replace(JOB, short_sleeps=2, awake_s=599.0)
     assert decide(POLICY, woken, PRESSED).code == "short-sleeps"
     assert decide(POLICY, replace(woken, awake_s=600.0), PRESSED).act
-    assert decide(POLICY, replace(woken, wanted_by=("8",)), PRESSED).act
+    assert decide(POLICY, replace(woken, needed_by=("8",)), PRESSED).act
 
 
 def test_job_under_way_is_not_suspended_again() -> None:

@@ -41,7 +41,7 @@ def test_packaged_signatures_are_valid_and_judge_their_examples() -> None:
     """The file has no faults and an example of each outcome, and all examples have the expected outcome."""
     assert not FILE.faults
     tried = signatures.try_examples(FILE)
-    assert [one.example.says for one in tried if not one.ok] == []
+    assert [one.example.claim for one in tried if not one.ok] == []
     assert {one.example.fits for one in tried} == {True, False}
 
 

@@ -115,9 +115,9 @@ def test_notices_without_stages_are_separate_from_warnings(log: ZombieLog) -> No
     log.claim_warning(KEY, 0, "r1", now=NOW, hold=HOLD, seen=None)
     log.warned(KEY, 0, NOW, "alice", "r1")
     ledger = log.ledger(NOW)
-    assert ledger.told == {KEY: NOW}
+    assert ledger.mailed == {KEY: NOW}
     assert ledger.warnings == {}
-    assert log.ledger(NOW + timedelta(days=91)).told == {}
+    assert log.ledger(NOW + timedelta(days=91)).mailed == {}
 
 
 def test_owner_postpones_once_per_attempt(log: ZombieLog) -> None:
@@ -140,7 +140,7 @@ def test_finding_seen_again_keeps_its_first_time(log: ZombieLog) -> None:
     assert log.ledger(NOW).seen == {KEY: NOW, "b": NOW + timedelta(hours=20)}
     log.see([KEY], NOW + timedelta(hours=64))
     assert log.ledger(NOW).seen[KEY] == NOW + timedelta(hours=64)
-    assert log.ledger(NOW).told == {}
+    assert log.ledger(NOW).mailed == {}
 
 
 def test_finding_missing_from_a_complete_scan_is_forgotten(log: ZombieLog) -> None:
@@ -151,7 +151,7 @@ def test_finding_missing_from_a_complete_scan_is_forgotten(log: ZombieLog) -> No
     later = NOW + timedelta(minutes=15)
     log.see([], later, all_of=["a_/orphan-memory/"])
     assert log.ledger(later).seen == dict.fromkeys(keys[1:], NOW)
-    assert log.ledger(later).told == {keys[0]: NOW}
+    assert log.ledger(later).mailed == {keys[0]: NOW}
     log.see(keys[:1], later, all_of=["a_/orphan-memory/"])
     log.see(keys[:1], later + timedelta(minutes=15), all_of=["a_/orphan-memory/"])
     assert log.ledger(later).seen[keys[0]] == later

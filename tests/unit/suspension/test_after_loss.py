@@ -32,7 +32,7 @@ class Mails(Mailer):
     def __init__(self) -> None:
         self.sent: list[SuspensionMail] = []
 
-    def tell(self, event: SuspensionMail) -> None:
+    def deliver(self, event: SuspensionMail) -> None:
         self.sent.append(event)
 
 

@@ -15,7 +15,7 @@ from slurm_affinode.checkpoint.files.created_files import FileIdentity
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import SuspendSettings
-from slurm_affinode.suspension.records.sweep import ASKED
+from slurm_affinode.suspension.records.sweep import MOST_QUERIED
 from slurm_affinode.suspension.wake import JobWaker
 
 from .agent_sequences import check, go_on_at_c2, ledger, recovered
@@ -171,10 +171,10 @@ def test_sweep_that_would_remove_most_images_stops(asleep, caplog):
 def test_all_unknown_jobs_count_for_stopping_the_sweep(asleep):
     """One sweep looks up a limited number of jobs by ID: in a large store they are few, sweep after sweep."""
     world, agent = asleep
-    more_images(agent, 2 * ASKED + 10)
+    more_images(agent, 2 * MOST_QUERIED + 10)
     lose_state(agent)
     pass_time(world, agent, 2 * KEEP_UNKNOWN_S, step=HOUR_S)
-    assert len(agent.images(shared=True)) == 2 * ASKED + 11
+    assert len(agent.images(shared=True)) == 2 * MOST_QUERIED + 11
     assert "111 of 111 images" in agent.keeper.sweep_stopped()
 
 

@@ -47,9 +47,9 @@ def test_event_is_mailed_once(tmp_path: Path) -> None:
     out = Out()
     for _ in range(2):
         mailer = Mailer(out, Workers(), kinds=MAIL_KINDS, marks=tmp_path / "mailed")
-        mailer.tell(SLEEPS)
-        mailer.tell(SLEEPS)
-        mailer.tell(replace(SLEEPS, kind="restored"))
+        mailer.deliver(SLEEPS)
+        mailer.deliver(SLEEPS)
+        mailer.deliver(replace(SLEEPS, kind="restored"))
         mailer._queue.join()
     assert [mail.kind for mail in out.mails] == ["suspended", "restored"]
 
@@ -57,8 +57,8 @@ def test_event_is_mailed_once(tmp_path: Path) -> None:
 def test_only_configured_kinds_are_mailed() -> None:
     out = Out()
     mailer = Mailer(out, Workers(), kinds=["failed"])
-    mailer.tell(SLEEPS)
-    mailer.tell(replace(SLEEPS, kind="failed"))
+    mailer.deliver(SLEEPS)
+    mailer.deliver(replace(SLEEPS, kind="failed"))
     mailer._queue.join()
     assert [mail.kind for mail in out.mails] == ["failed"]
 
@@ -68,13 +68,13 @@ def test_mails_per_user_and_hour_are_limited() -> None:
     out, clock = Out(), [1e9]
     mailer = Mailer(out, Workers(), kinds=MAIL_KINDS, most_per_hour=3, now=lambda: clock[0])
     for job in range(8):
-        mailer.tell(replace(SLEEPS, job_id=job))
-    mailer.tell(replace(SLEEPS, user="bob"))
+        mailer.deliver(replace(SLEEPS, job_id=job))
+    mailer.deliver(replace(SLEEPS, user="bob"))
     mailer._queue.join()
     assert [(mail.user, mail.job_id) for mail in out.mails] == [("alice", 0), ("alice", 1), ("alice", 2), ("bob", 7)]
     clock[0] += 3601
-    mailer.tell(replace(SLEEPS, job_id=9))
-    mailer.tell(replace(SLEEPS, job_id=10))
+    mailer.deliver(replace(SLEEPS, job_id=9))
+    mailer.deliver(replace(SLEEPS, job_id=10))
     mailer._queue.join()
     assert [(mail.job_id, mail.left_out) for mail in out.mails[4:]] == [(9, 5), (10, 0)]
     assert "5 more mails to you were not sent" in suspension_digest(out.mails[4], MailPolicy()).text
@@ -84,11 +84,11 @@ def test_failed_mail_is_retried_and_then_dropped(caplog: pytest.LogCaptureFixtur
     """Each failure is one line of the log."""
     out = Out(fails=2)
     mailer = Mailer(out, Workers(), kinds=MAIL_KINDS, pauses_s=(0.0, 0.0))
-    mailer.tell(SLEEPS)
+    mailer.deliver(SLEEPS)
     mailer._queue.join()
     assert len(out.mails) == 1
     out.fails = 3
-    mailer.tell(SLEEPS)
+    mailer.deliver(SLEEPS)
     mailer._queue.join()
     assert len(out.mails) == 1
     assert caplog.text.count("job 7: no mail to alice: mail server localhost:25: refused") == 5
@@ -104,10 +104,10 @@ def test_mails_do_not_block(caplog: pytest.LogCaptureFixture) -> None:
         assert going.wait(60)
 
     mailer = Mailer(hang, Workers(), kinds=MAIL_KINDS, most_per_hour=10_000)
-    mailer.tell(SLEEPS)
+    mailer.deliver(SLEEPS)
     assert came.wait(60)
     for _ in range(mail._WAITING + 1):
-        mailer.tell(SLEEPS)
+        mailer.deliver(SLEEPS)
     assert caplog.text.count("others wait") == 1
     mailer.stop()
     going.set()
@@ -123,15 +123,15 @@ def test_unexpected_error_does_not_end_thread(tmp_path: Path, caplog: pytest.Log
         raise ZeroDivisionError
 
     mailer = Mailer(broken, Workers(), kinds=MAIL_KINDS)
-    mailer.tell(SLEEPS)
-    mailer.tell(SLEEPS)
+    mailer.deliver(SLEEPS)
+    mailer.deliver(SLEEPS)
     mailer._queue.join()
     assert calls == [7, 7]
     (tmp_path / "file").touch()
     out = Out()
     mailer = Mailer(out, Workers(), kinds=MAIL_KINDS, marks=tmp_path / "file" / "mailed")
-    mailer.tell(SLEEPS)
-    mailer.tell(replace(SLEEPS, once="../x"))
+    mailer.deliver(SLEEPS)
+    mailer.deliver(replace(SLEEPS, once="../x"))
     mailer._queue.join()
     assert out.mails == []
     assert "Not a directory" in caplog.text
@@ -140,7 +140,7 @@ def test_unexpected_error_does_not_end_thread(tmp_path: Path, caplog: pytest.Log
 def test_old_marks_of_mails_are_removed(tmp_path: Path) -> None:
     clock = [2e9]
     mailer = Mailer(Out(), Workers(), kinds=MAIL_KINDS, marks=tmp_path, now=lambda: clock[0])
-    mailer.tell(SLEEPS)
+    mailer.deliver(SLEEPS)
     mailer._queue.join()
     assert list(tmp_path.iterdir()) == []
     assert event(JobKey("cluster", 7, 1), 1.5, 2) == "cluster.7.1500.2"
@@ -190,7 +190,7 @@ def test_suspension_and_restore_are_mailed(tmp_path: Path, post: Callable[[int, 
         world.start_run("c2")
         world.nodes["c1"].init = None
         Agent(world, "c2", mailer=mailer).restore()
-        mailer.tell(replace(SLEEPS, user="bob", job_name="<b>\x1b[1m", once="x", wake="2027-01-01T06:00:00"))
+        mailer.deliver(replace(SLEEPS, user="bob", job_name="<b>\x1b[1m", once="x", wake="2027-01-01T06:00:00"))
         mailer._queue.join()
     sleeps, goes_on, german = mails()
     assert sleeps[:2] == ("alice@example.org", "[alpha] Job 7 is suspended")
@@ -267,7 +267,7 @@ def test_unreachable_mail_server_is_logged_in_one_line(
 ) -> None:
     mailer = post(1, '"suspended"')
     mailer._pauses_s = ()
-    mailer.tell(SLEEPS)
+    mailer.deliver(SLEEPS)
     mailer._queue.join()
     assert "job 7: no mail to alice: mail server 127.0.0.1:1: " in caplog.text
     assert "Traceback" not in caplog.text
@@ -276,7 +276,7 @@ def test_unreachable_mail_server_is_logged_in_one_line(
 def test_mail_configuration_is_validated() -> None:
     with pytest.raises(ConfigError, match=r"suspend\.mail: 'sleeping' is none of suspended, restored, failed"):
         parse('[suspend]\nmail = ["sleeping"]\n', where="config.toml")
-    assert mail.mailer(parse("", where="config.toml"), Workers()) is mail.SILENT
+    assert mail.mailer(parse("", where="config.toml"), Workers()) is mail.NO_MAILS
 
 
 def test_agent_does_not_import_mail_modules() -> None:

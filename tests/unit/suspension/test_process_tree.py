@@ -149,7 +149,7 @@ def start(tmp_path):
 def states(identity: Id) -> set[str]:
     """Return the states of all threads of a job."""
     found = set()
-    for member in LinuxProcesses().everybody(*identity):
+    for member in LinuxProcesses().all_processes(*identity):
         for stat in Path(f"/proc/{member.pid}/task").glob("*/stat"):
             found.add(stat.read_text().rpartition(")")[2].split()[0])
     return found
@@ -161,7 +161,7 @@ def test_stopped_job_does_not_run_on_sigcont(start, program):
     identity, size = start(program)
     stop = StoppedJob(LinuxProcesses(), identity)
     stop.stop(timeout_s=20)
-    members = {member.id for member in LinuxProcesses().everybody(*identity)}
+    members = {member.id for member in LinuxProcesses().all_processes(*identity)}
     before = size()
     for _ in range(100):
         for member in members:
@@ -169,9 +169,9 @@ def test_stopped_job_does_not_run_on_sigcont(start, program):
     time.sleep(0.1)
     assert states(identity) == {"t"}
     assert size() == before
-    assert {member.id for member in LinuxProcesses().everybody(*identity)} == members
+    assert {member.id for member in LinuxProcesses().all_processes(*identity)} == members
     stop.release()
-    LinuxProcesses().resume(LinuxProcesses().everybody(*identity))
+    LinuxProcesses().resume(LinuxProcesses().all_processes(*identity))
     if program != FORKING:
         wait_until("it runs again", size, lambda now: now > before)
 
@@ -213,7 +213,7 @@ def test_job_is_not_stopped_while_a_parent_waits_for_its_vfork_child(start):
         stop.stop(timeout_s=20)
         assert states(identity) <= {"t", "Z"}
         stop.release()
-        LinuxProcesses().resume(reversed(LinuxProcesses().everybody(*identity)))
+        LinuxProcesses().resume(reversed(LinuxProcesses().all_processes(*identity)))
 
 
 def test_end_of_the_job_is_no_error_of_the_stop(start):

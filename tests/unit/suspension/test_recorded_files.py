@@ -90,7 +90,7 @@ def test_journal_is_written_in_the_recorded_format(tmp_path, name):
 def test_recorded_journal_is_evaluated_as_when_it_was_written(tmp_path, name):
     """Ledger entry, mail and note are the same."""
     record, expected, mails = journal_of(tmp_path, b"".join(recorded(name))).record, EXPECTED[name], []
-    parts = SimpleNamespace(node="c1", now=lambda: LATER, mailer=SimpleNamespace(tell=mails.append))
+    parts = SimpleNamespace(node="c1", now=lambda: LATER, mailer=SimpleNamespace(deliver=mails.append))
     mail_owner(parts, record, "suspended", why="idle 15m")
     assert (record.phase.value, record.phases) == (expected["phase"], expected["phases"])
     assert known(asdict(record.ledger_entry("c1"))) == expected["ledger"]

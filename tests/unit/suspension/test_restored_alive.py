@@ -85,7 +85,7 @@ def test_script_that_dies_soon_after_its_restore_is_held(
 ) -> None:
     """By a signal: with its image, and a line and a mail that say how it ended and what its owner can do."""
     agent, mails, lines = begun_at_c2(world), [], []
-    monkeypatch.setattr(agent.parts.mailer, "tell", mails.append)
+    monkeypatch.setattr(agent.parts.mailer, "deliver", mails.append)
     monkeypatch.setattr("slurm_affinode.suspension.restore.say", lambda fds, text: lines.append(text))
     _ends(agent, after_s=2.0, status=status)
     assert isinstance(agent.restore(), Hold)
@@ -104,7 +104,7 @@ def test_script_that_ends_by_itself_was_restored(
 ) -> None:
     """With any exit status, which is the job's; also if its shepherd, of an earlier version, reports nothing."""
     agent, mails = begun_at_c2(world), list[SuspensionMail]()
-    monkeypatch.setattr(agent.parts.mailer, "tell", mails.append)
+    monkeypatch.setattr(agent.parts.mailer, "deliver", mails.append)
     _ends(agent, after_s=2.0, status=status)
     assert agent.restore() == Restored(2)
     assert [mail.kind for mail in mails] == ["restored"]
@@ -144,7 +144,7 @@ def test_script_ended_by_slurm_was_not_lost_by_its_restore(
 ) -> None:
     """Slurm kills its processes within the first seconds: it was canceled or preempted, which is no failure."""
     agent, mails = begun_at_c2(world), list[SuspensionMail]()
-    monkeypatch.setattr(agent.parts.mailer, "tell", mails.append)
+    monkeypatch.setattr(agent.parts.mailer, "deliver", mails.append)
     _ends(agent, after_s=2.0, status=int(signal.SIGKILL))
     sleep = agent.parts.sleep
 

@@ -37,13 +37,13 @@ def test_lock_timeout_leaves_job_running(world):
 def test_rollback_waits_for_free_descriptors(world, monkeypatch):
     """The processes cannot be listed for some seconds; they are not taken for ended, and none stays stopped."""
     agent, failures = Agent(world, "c1"), [3]
-    everybody = FakeProcesses.everybody
+    all_processes = FakeProcesses.all_processes
 
     def listed(self, *arguments):
         if locked and failures[0]:
             failures[0] -= 1
             raise ExhaustedError("process 5 cannot be examined: Too many open files")
-        return everybody(self, *arguments)
+        return all_processes(self, *arguments)
 
     locked = []
 
@@ -297,7 +297,7 @@ def test_restore_ended_by_slurm_is_not_a_failure(world, monkeypatch, fresh, then
     world.comment = "my experiment"
     mails = []
     agent = begun_at_c2(world, SuspendSettings(fresh=fresh, slurm_s=5))
-    monkeypatch.setattr(agent.parts.mailer, "tell", lambda mail: mails.append(mail.kind))
+    monkeypatch.setattr(agent.parts.mailer, "deliver", lambda mail: mails.append(mail.kind))
     begin = agent.imager.restore
 
     def killed(*arguments, **options):

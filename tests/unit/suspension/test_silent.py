@@ -65,7 +65,7 @@ def test_local_work_continues_without_shared_store(world: World, shared: Stallin
     agent.waker.tick()
     assert agent.keeper.suspended() == []
     assert agent.keeper.suspended_ids() is None
-    assert "does not respond" in (agent.keeper.silent() or "")
+    assert "does not respond" in (agent.keeper.unresponsive() or "")
     assert "does not respond" in (agent.keeper.room() or "")
     assert time.monotonic() - began < DEADLINE_S
     shared.go_on()
@@ -131,4 +131,4 @@ def answers(agent: Tiered) -> None:
     """Wait until all abandoned calls have returned."""
     parts = agent.parts
     calls = [parts.notes._ask, parts.ledger._ask, *(s.calls for s in parts.tiers.stores if s.calls)]
-    wait_until("all has come back", lambda: not any(one.silent for one in calls))
+    wait_until("all has come back", lambda: not any(one.unresponsive for one in calls))

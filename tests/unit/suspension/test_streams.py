@@ -117,7 +117,7 @@ def test_output_is_restored(tmp_path, now, then):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER)
+        streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), OWNER)
         os.write(fd, b"three\n")
     finally:
         os.close(fd)
@@ -134,7 +134,7 @@ def test_long_line_similar_to_slurms_message_is_parsed_fast(tmp_path):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=4, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER)
+        streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), OWNER)
     finally:
         os.close(fd)
     assert (tmp_path / "now").read_bytes() == b"one\n" + almost
@@ -148,7 +148,7 @@ def test_output_of_interrupted_restore_is_removed(tmp_path):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER, again=True)
+        streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), OWNER, again=True)
     finally:
         os.close(fd)
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
@@ -163,7 +163,7 @@ def test_output_of_interrupted_restore_is_completed(tmp_path, again, then):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER, again=again)
+        streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), OWNER, again=again)
     finally:
         os.close(fd)
     assert (tmp_path / "now").read_bytes() == then
@@ -194,7 +194,7 @@ def test_output_that_does_not_respond_does_not_block_restore(tmp_path, stalling,
         else:
             monkeypatch.setattr(streams, "_open_again", opened)
         with pytest.raises(RestoreFailed, match="theirs/now cannot be restored: its file system does not respond"):
-            streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER)
+            streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), OWNER)
         streams.say({1: fd}, "not restored")
     finally:
         theirs.go_on()
@@ -210,7 +210,7 @@ def test_read_only_file_of_user_is_not_written(tmp_path):
     fd = os.open(tmp_path / "passwd", os.O_RDONLY)
     try:
         with pytest.raises(RestoreFailed, match="Permission denied"):
-            streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ALICE)
+            streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), ALICE)
     finally:
         os.close(fd)
     assert (tmp_path / "passwd").read_bytes() == b"root:x:0:0::/:/bin/sh\n"
@@ -242,7 +242,7 @@ def test_rights_of_user_are_sufficient(tmp_path, owner, group, mode):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ALICE)
+        streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), ALICE)
     finally:
         os.close(fd)
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
@@ -258,7 +258,7 @@ def test_write_clears_setuid_bit(tmp_path, before):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=16, inherit="home/a/out")
     fd = os.open(tmp_path / "tool", os.O_WRONLY)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ALICE)
+        streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), ALICE)
     finally:
         os.close(fd)
     assert (tmp_path / "tool").read_bytes().startswith(b"#!/bin/sh -p\nid\n")
@@ -274,7 +274,7 @@ def test_truncation_clears_setuid_bit(tmp_path):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=4, inherit="home/a/out")
     fd = os.open(tmp_path / "tool", os.O_WRONLY)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ALICE, again=True)
+        streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), ALICE, again=True)
     finally:
         os.close(fd)
     assert (tmp_path / "tool").read_bytes() == b"one\n"
@@ -303,7 +303,7 @@ def test_output_redirected_to_dev_null_is_not_restored(tmp_path):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open("/dev/null", os.O_WRONLY)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER)
+        streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), OWNER)
         assert [(one.fd, one.key) for one in streams.inherited((saved,), {1: fd})] == [(fd, "home/a/out")]
     finally:
         os.close(fd)

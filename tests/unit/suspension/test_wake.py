@@ -380,8 +380,8 @@ def test_ledger_is_readable_by_report_user(tmp_path):
 def test_comment_keeps_the_owners_part_and_fits_into_slurms_limit() -> None:
     own = messages.suspended("idle\n15m", 1 << 30, "12_3")
     assert own == "suspended: idle 15m, 1 GiB, wake with: slurm-affinode wake 12_3"
-    assert messages.theirs(messages.comment(own, "mine")) == "mine"
-    assert messages.theirs("mine") == "mine"
+    assert messages.comment_of_owner(messages.comment(own, "mine")) == "mine"
+    assert messages.comment_of_owner("mine") == "mine"
     assert len(messages.comment(own, "\u00e4" * 2000).encode()) <= 900
 
 

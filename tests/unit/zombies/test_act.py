@@ -24,7 +24,7 @@ from slurm_affinode.model.cluster import GpuCount, Step
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.zombies.act import OptedIn, execute, opted_in, parts
 from slurm_affinode.zombies.audit import looked
-from slurm_affinode.zombies.mail import tell
+from slurm_affinode.zombies.mail import notify
 
 from .zombie_world import IDLE, MAIL, World, act, due, running
 
@@ -314,7 +314,7 @@ def test_job_is_warned_twice_then_canceled(world: World) -> None:
         )
         ledger = world.log.ledger(world.now)
         actions = plan([finding], world.policy, ledger, world.now)
-        done = [*execute(actions, world.tools(f"r{minutes}")), *tell(actions, world.tools(f"r{minutes}"), ledger)]
+        done = [*execute(actions, world.tools(f"r{minutes}")), *notify(actions, world.tools(f"r{minutes}"), ledger)]
         seen += [f"{minutes}: {one.action.verb}{one.action.number or ''} {one.result}" for one in done]
         if world.cancelled:
             break

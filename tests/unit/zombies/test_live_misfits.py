@@ -21,7 +21,7 @@ from slurm_affinode.slurm.accounting.schema import JOBS, conform
 from slurm_affinode.zombies import explain, live
 from slurm_affinode.zombies.find import Found, Request, gpu_partitions
 from slurm_affinode.zombies.nodes import JobUse, LiveGpu, NodeAnswer, from_agent
-from slurm_affinode.zombies.sampling import Eyes
+from slurm_affinode.zombies.sampling import NodeSampler
 
 NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
 EMPTY: dict[str, Any] = dict.fromkeys((field.name for field in dataclasses.fields(Job)), None)
@@ -235,7 +235,7 @@ def test_owner_gets_page_without_database(site: Site) -> None:
         return NodeAnswer(name, problem="no route to host")
 
     site.history("g1", 0, 0.0, 79_000.0)
-    eyes = Eyes(ask, NOW.timestamp)
+    eyes = NodeSampler(ask, NOW.timestamp)
     page = explain.explain_live(site.config, "1", eyes, slurm=client)
     assert [one.kind for one in page.findings] == ["squatter"]
     assert (page.user, page.job.id, page.nodes, len(page.gpus)) == ("ann", "1", ("g1",), 1)

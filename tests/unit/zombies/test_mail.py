@@ -11,7 +11,7 @@ from zombie_samples import NOW, job, orphan, squatter
 from slurm_affinode.core.cleanup_policy import parse_policy
 from slurm_affinode.model.cleanup import Action
 from slurm_affinode.model.finding import Finding
-from slurm_affinode.zombies.mail import tell, tell_done
+from slurm_affinode.zombies.mail import mail_done, notify
 
 from .zombie_world import MAIL, World, due
 
@@ -27,7 +27,7 @@ def test_user_gets_one_mail_for_all_jobs(world: World) -> None:
     actions = [
         warning(), warning(squatter(subject=job(job_id=8, id="8"))), warning(bobs), warning(orphan(), 0, "warn-admin"),
     ]  # fmt: skip
-    outcomes = tell(actions, world.tools(), world.log.ledger(NOW))
+    outcomes = notify(actions, world.tools(), world.log.ledger(NOW))
     assert [one.result for one in outcomes] == ["done"] * 4
     assert [mail.recipient for mail in world.mails] == ["alice@example.org", "bob@example.org", "ops@example.org"]
     assert "Job 8" in world.mails[0].text
@@ -38,20 +38,20 @@ def test_misfit_mail_is_sent_once_per_period(world: World) -> None:
     """All jobs of that kind are in one mail; another job of the same kind a minute later is not a new finding."""
     before = world.log.ledger(NOW)
     shapes = [warning(squatter(kind="time-limit", subject=job(job_id=n, id=str(n))), 0) for n in (7, 8)]
-    assert [one.result for one in tell(shapes, world.tools("r1"), before)] == ["done", "done"]
+    assert [one.result for one in notify(shapes, world.tools("r1"), before)] == ["done", "done"]
     assert "Job 7" in world.mails[0].text
     assert "Job 8" in world.mails[0].text
-    assert world.log.ledger(NOW).told == {shapes[0].finding.matter: NOW}
+    assert world.log.ledger(NOW).mailed == {shapes[0].finding.matter: NOW}
     late = warning(squatter(kind="time-limit", subject=job(job_id=9, id="9")), 0)
-    assert [one.result for one in tell([late], world.tools("r2"), before)] == ["gone"]
+    assert [one.result for one in notify([late], world.tools("r2"), before)] == ["gone"]
     assert len(world.mails) == 1
 
 
 def test_concurrent_runs_send_one_mail(world: World) -> None:
     """The second run decided before the first had sent the mail."""
     before = world.log.ledger(NOW)
-    tell([warning()], world.tools("r1"), before)
-    assert [one.result for one in tell([warning()], world.tools("r2"), before)] == ["gone"]
+    notify([warning()], world.tools("r1"), before)
+    assert [one.result for one in notify([warning()], world.tools("r2"), before)] == ["gone"]
     assert len(world.mails) == 1
 
 
@@ -59,16 +59,16 @@ def test_unsent_mail_does_not_count_as_warning(world: World) -> None:
     """It is retried; the mails of other users are sent."""
     world.refuse.add("alice@example.org")
     other = warning(squatter(user="bob", subject=job(job_id=9)))
-    outcomes = tell([warning(), other], world.tools(), world.log.ledger(NOW))
+    outcomes = notify([warning(), other], world.tools(), world.log.ledger(NOW))
     assert [one.result for one in outcomes] == ["failed", "done"]
     assert squatter().key not in world.log.ledger(NOW).warnings
     world.refuse.clear()
-    assert tell([warning()], world.tools("r2"), world.log.ledger(NOW))[0].result == "done"
+    assert notify([warning()], world.tools("r2"), world.log.ledger(NOW))[0].result == "done"
 
 
 def test_copy_to_administrators_does_not_count_as_warning(world: World) -> None:
     world.refuse.add("alice@example.org")
-    [outcome] = tell([warning(warn_admins=True)], world.tools(), world.log.ledger(NOW))
+    [outcome] = notify([warning(warn_admins=True)], world.tools(), world.log.ledger(NOW))
     assert outcome.result == "failed"
     assert [mail.recipient for mail in world.mails] == ["ops@example.org"]
 
@@ -77,7 +77,7 @@ def test_interrupted_mail_is_recorded(world: World) -> None:
     """It may have been sent."""
     world.post = lambda _: (_ for _ in ()).throw(KeyboardInterrupt())  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        tell([warning()], world.tools(), world.log.ledger(NOW))
+        notify([warning()], world.tools(), world.log.ledger(NOW))
     [record] = world.log.history()
     assert (record.verb, record.result, "interrupted" in record.reason) == ("warn-user", "failed", True)
 
@@ -85,13 +85,13 @@ def test_interrupted_mail_is_recorded(world: World) -> None:
 def test_mails_per_run_are_limited(world: World) -> None:
     world.policy = parse_policy(MAIL + "[limits]\nmails = 1", where="z")
     others = [warning(), warning(squatter(user="bob", subject=job(job_id=9)))]
-    assert [one.result for one in tell(others, world.tools(), world.log.ledger(NOW))] == ["done", "spared"]
+    assert [one.result for one in notify(others, world.tools(), world.log.ledger(NOW))] == ["done", "spared"]
 
 
 def test_mail_is_about_one_cluster(world: World) -> None:
     """Its commands name jobs by ID, which is unique only within a cluster."""
     actions = [warning(), warning(squatter(cluster="beta", subject=job(job_id=9, id="9")))]
-    assert [one.result for one in tell(actions, world.tools(), world.log.ledger(NOW))] == ["done"] * 2
+    assert [one.result for one in notify(actions, world.tools(), world.log.ledger(NOW))] == ["done"] * 2
     assert [(mail.subject, "scancel 9" in mail.text) for mail in world.mails] == [
         ("[alpha] GPUs of job 7 are idle", False), ("[beta] GPUs of job 9 are idle", True),
     ]  # fmt: skip
@@ -99,7 +99,7 @@ def test_mail_is_about_one_cluster(world: World) -> None:
 
 def test_owners_who_are_not_warned_get_no_mail_about_the_action(world: World) -> None:
     """Administrators received the warnings instead."""
-    tell_done([due(warn_user=False, warn_admins=True)], world.tools())
+    mail_done([due(warn_user=False, warn_admins=True)], world.tools())
     assert [(mail.recipient, mail.user) for mail in world.mails] == [("ops@example.org", None)]
-    tell_done([due(warn_admins=True)], world.tools())
+    mail_done([due(warn_admins=True)], world.tools())
     assert [mail.recipient for mail in world.mails[1:]] == ["alice@example.org", "ops@example.org"]

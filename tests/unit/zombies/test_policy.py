@@ -195,7 +195,7 @@ def test_documentation_lists_every_rule_setting() -> None:
 # --- keeps
 
 
-WISH = keeps.Wish(NOW + timedelta(hours=2), "the debugger is attached")
+WISH = keeps.ExemptionRequest(NOW + timedelta(hours=2), "the debugger is attached")
 
 
 def test_keep_request_is_stored_in_the_job_comment() -> None:
@@ -209,7 +209,11 @@ def test_keep_request_is_stored_in_the_job_comment() -> None:
 def test_any_reason_and_comment_are_accepted(why: str, before: str) -> None:
     """No text breaks the format, and a comment without a request is none."""
     assert keeps.parse(before.replace("[keep", "")) is None
-    made = keeps.comment_with(before.replace("[keep", "") or None, keeps.Wish(NOW, why)) if len(why) < 150 else None
+    made = (
+        keeps.comment_with(before.replace("[keep", "") or None, keeps.ExemptionRequest(NOW, why))
+        if len(why) < 150
+        else None
+    )
     if made is not None:
         wish = keeps.parse(made)
         assert wish is not None
@@ -225,17 +229,19 @@ def test_any_reason_and_comment_are_accepted(why: str, before: str) -> None:
         (replace(WISH, why="x" * 500), KeepPolicy(), "longer than 400"),
     ],
 )
-def test_keep_request_outside_the_policy_is_rejected(wish: keeps.Wish, policy: KeepPolicy, says: str) -> None:
+def test_keep_request_outside_the_policy_is_rejected(
+    wish: keeps.ExemptionRequest, policy: KeepPolicy, says: str
+) -> None:
     with pytest.raises(AffinodeError, match=says):
         keeps.check(wish, policy, NOW)
 
 
 def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
     """Later changes have no effect; requests of ended jobs, expired ones and those without a reason are ignored."""
-    far = keeps.comment_with(None, keeps.Wish(NOW + timedelta(days=30), "a very long time"))
+    far = keeps.comment_with(None, keeps.ExemptionRequest(NOW + timedelta(days=30), "a very long time"))
     running = slurm_job(7, comment=far, submit=NOW)
-    over = slurm_job(8, comment=keeps.comment_with(None, keeps.Wish(NOW, "it was enough")))
-    brief = slurm_job(9, comment=keeps.comment_with(None, keeps.Wish(NOW + timedelta(hours=1), "x")))
+    over = slurm_job(8, comment=keeps.comment_with(None, keeps.ExemptionRequest(NOW, "it was enough")))
+    brief = slurm_job(9, comment=keeps.comment_with(None, keeps.ExemptionRequest(NOW + timedelta(hours=1), "x")))
     ended = slurm_job(10, comment=far, state="COMPLETED")
     with Repository.open(str(tmp_path / "z.sqlite")) as store:
         log = ZombieLog(store.engine)
@@ -244,7 +250,10 @@ def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
         assert [(one.job_id, one.until) for one in taken] == [(7, NOW + timedelta(hours=4))]
         later = NOW + timedelta(hours=3)
         again = [
-            replace(running, comment=keeps.comment_with(None, keeps.Wish(later + timedelta(hours=4), "and more time")))
+            replace(
+                running,
+                comment=keeps.comment_with(None, keeps.ExemptionRequest(later + timedelta(hours=4), "and more time")),
+            )
         ]
         assert keeps.collect(again, "alpha", KeepPolicy(), log, now=later, run="r2") == []
         for run in ("r3", "r4"):
@@ -258,10 +267,10 @@ def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
 def test_keep_request_is_valid_for_one_attempt() -> None:
     """A request that expired before the requeue does not prevent a new one, which replaces it."""
     comment = keeps.comment_with("my own words", WISH)
-    assert keeps.asked_before(slurm_job(7, comment=comment, submit=NOW))
-    assert not keeps.asked_before(slurm_job(7, comment=comment, submit=WISH.until))
-    assert not keeps.asked_before(slurm_job(7, comment="my own words", submit=NOW))
-    later = keeps.Wish(NOW + timedelta(hours=5), "again, in another attempt")
+    assert keeps.has_request(slurm_job(7, comment=comment, submit=NOW))
+    assert not keeps.has_request(slurm_job(7, comment=comment, submit=WISH.until))
+    assert not keeps.has_request(slurm_job(7, comment="my own words", submit=NOW))
+    later = keeps.ExemptionRequest(NOW + timedelta(hours=5), "again, in another attempt")
     again = keeps.comment_with(comment, later)
     assert (again.count("[keep"), keeps.parse(again)) == (1, later)
     assert again.startswith("my own words [keep")

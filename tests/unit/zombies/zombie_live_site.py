@@ -14,7 +14,7 @@ from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.zombies import live
 from slurm_affinode.zombies.find import Request
 from slurm_affinode.zombies.nodes import LiveGpu, LiveProcess, NodeAnswer
-from slurm_affinode.zombies.sampling import Eyes
+from slurm_affinode.zombies.sampling import NodeSampler
 
 NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
 EMPTY: dict[str, Any] = dict.fromkeys((field.name for field in dataclasses.fields(Job)), None)
@@ -98,7 +98,7 @@ def find(
     )  # fmt: skip
 
 
-def eyes(looks: list[list[LiveGpu]], by: str = "agent") -> Eyes:
+def eyes(looks: list[list[LiveGpu]], by: str = "agent") -> NodeSampler:
     """Each sample takes the next of ``looks``; sleeping advances the clock."""
     clock = [NOW.timestamp()]
 
@@ -109,7 +109,7 @@ def eyes(looks: list[list[LiveGpu]], by: str = "agent") -> Eyes:
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
-    return Eyes(ask, lambda: clock[0], sleep)
+    return NodeSampler(ask, lambda: clock[0], sleep)
 
 
 def client(slurm: Slurm) -> Any:

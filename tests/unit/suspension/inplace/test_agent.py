@@ -231,13 +231,13 @@ QUIET = Surroundings((), NodeRoom("c1", ("gpu",), "h100", 0, 6, 12000), no_room=
 def test_policy_for_jobs_in_place() -> None:
     """A job is suspended for one that waits to wake on its GPU; image stores and promises do not apply."""
     assert decide(SuspendPolicy(), JOB, QUIET).code == "no-pressure"
-    wanted = decide(SuspendPolicy(), replace(JOB, wanted_by=("7",)), QUIET)
+    wanted = decide(SuspendPolicy(), replace(JOB, needed_by=("7",)), QUIET)
     assert (wanted.act, wanted.text) == (True, "idle 15m, job 7 waits to wake")
     always = replace(JOB, option=replace(JOB.option, when=Pressure.ALWAYS))
     assert decide(SuspendPolicy(), always, QUIET).act
     requeued = replace(JOB, option=SuspendOption())
     assert "no-room" in [one.code for one in decide(SuspendPolicy(), requeued, QUIET).against]
-    assert not decide(SuspendPolicy(dry_run=True), replace(JOB, wanted_by=("7",)), QUIET).act
+    assert not decide(SuspendPolicy(dry_run=True), replace(JOB, needed_by=("7",)), QUIET).act
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ BUSY = IdleState(900, Verdict.BUSY, "GPU 0: utilization 80 is above 0", 900, Non
 def test_turn_of_busy_job_ends_for_one_that_waits(change: dict[str, Any], turn_s: float | None, acts: bool) -> None:
     """Nothing but its activity may be against it; without a limit of the site it keeps its memory."""
     policy = SuspendPolicy(max_turn_s=0.0 if turn_s is None else 30.0)
-    job = replace(replace(JOB, idle=BUSY, wanted_by=("7",), turn_s=turn_s or 9e9), **change)
+    job = replace(replace(JOB, idle=BUSY, needed_by=("7",), turn_s=turn_s or 9e9), **change)
     decision = decide(policy, job, QUIET)
     assert (decision.act, decision.busy) == (acts, acts)
     if acts:
@@ -449,12 +449,12 @@ def test_each_namespace_is_queried_once() -> None:
     one = Own({1: frozenset({5})}, {1: first})
     other = Own({1: frozenset({6}), 2: frozenset({9})}, {1: first, 2: second})
     for _ in range(3):
-        assert sockets.looks({7: one, 8: other}) == {7: {5: sock}}
+        assert sockets.observations({7: one, 8: other}) == {7: {5: sock}}
     assert len(said) == 1
     assert opened[0].asked == [("tcp", "unix"), ("tcp",), ("tcp",)]
     assert [diag.socks is None for diag in opened].count(False) == 1
     assert sockets.look(one) == {5: sock}
-    assert sockets.looks({}) == {}
+    assert sockets.observations({}) == {}
     assert all(diag.closed for diag in opened if diag.socks is not None)
     sockets.close()
     assert look_of(states_of({5: sock})) == {5: sock}

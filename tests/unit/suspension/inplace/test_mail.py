@@ -49,7 +49,7 @@ def test_comment_on_lost_processes_stays_when_the_job_starts_again(world, node):
     ):
         world.comment = before
         comments.clear(7)
-        comments._wishes[7].said = "other"
+        comments._desired[7].sent = "other"
         world.clock += 60
         comments.tick(world.clock)
         assert world.comment == after

@@ -75,12 +75,12 @@ def test_request_without_agent_wakes_job(world, node):
 def test_job_continued_by_slurm_without_agent_is_not_frozen_again(world, node):
     """It may be in the middle of its cleanup on cancellation. A job with an interrupted freeze stays suspended."""
     node.sleep()
-    node.let_go()
+    node.thawed()
     early = Node(world)
     early.recover()
     early.round()
     assert asleep(world)
-    node.let_go()
+    node.thawed()
     world.clock += 60
     after = Node(world)
     after.cards.others = 79 * GIB
@@ -97,7 +97,7 @@ def test_process_continued_by_job_without_agent_is_not_stopped(world, node):
     """Its interrupted freeze is repeated by the next agent."""
     node.processes[0].stopped = True
     node.sleep()
-    node.let_go()
+    node.thawed()
     after = Node(world)
     after.recover()
     after.round()

@@ -15,7 +15,7 @@ from slurm_affinode.suspension.job.shepherd import Start, Wait
 def test_job_waits_for_room_and_names_job_to_suspend(world, node):
     """The policy is notified; nothing is restored before there is room."""
     pressed = []
-    node.pressed = lambda: pressed.append(node.scheduler.wanted(8))
+    node.pressed = lambda: pressed.append(node.scheduler.needed_by(8))
     node.idle_s = lambda job_id: 100.0 if job_id == 8 else None
     node.sleep()
     other = node.job(job_id=8, link=FakeLink())
@@ -29,7 +29,7 @@ def test_job_waits_for_room_and_names_job_to_suspend(world, node):
     node.connection()
     node.round()
     assert pressed == [(7,)]
-    assert node.scheduler.wanted(8) == (7,)
+    assert node.scheduler.needed_by(8) == (7,)
     assert node.view()["waits"] == "job 8 makes room"
     assert BACK[1] not in world.effect_log
 
@@ -90,7 +90,7 @@ def test_busy_job_makes_room_after_its_turn(world):
     """The policy is notified; a starting job waits for it beyond the deadline, as it could not run beside it."""
     node = Node(world, Rules(deadline_s=60, start_free_pct=60))
     pressed = []
-    node.pressed = lambda: pressed.append(node.scheduler.wanted(8))
+    node.pressed = lambda: pressed.append(node.scheduler.needed_by(8))
     node.sleep()
     busy_beside(node, turn_left_s=20.0)
     node.gpus_of = lambda job_id: [node.cards.uuid]

@@ -34,7 +34,7 @@ def test_signal_thaws_job_with_or_without_room(world, node):
 def test_unreported_continue_is_detected(world, node):
     """Running processes would wait for their GPU without being noticed."""
     node.sleep()
-    node.let_go()
+    node.thawed()
     node.round()
     assert awake(world)
 

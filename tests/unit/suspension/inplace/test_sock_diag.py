@@ -216,7 +216,7 @@ def test_listener_of_another_namespace_is_found() -> None:
         own = sockets.own([inside.pid])
         assert len(own.spaces) == 2
         with socket.create_connection(("127.0.0.1", int(port))):
-            for look_ in (lambda: sockets.look(own), lambda: sockets.looks({7: own})[7]):
+            for look_ in (lambda: sockets.look(own), lambda: sockets.observations({7: own})[7]):
                 wait_until("one waits", look_, lambda seen: [s.waiting for s in seen.values() if s.listens] == [1])
         sockets.close()
     finally:
@@ -478,11 +478,11 @@ def test_socket_connected_since_last_suspension_is_seen(diag: SockDiag) -> None:
         space = NetSpace.own()
         own = Own({space.inode: inodes}, {space.inode: space})
         for _ in range(2):
-            assert len(sockets.looks({7: own})[7]) == 1
-        assert sockets.looks({}) == {}  # it is awake
+            assert len(sockets.observations({7: own})[7]) == 1
+        assert sockets.observations({}) == {}  # it is awake
         client.connect(broker.getsockname())
         for _ in range(2):
-            assert len(sockets.looks({7: own})[7]) == 2
+            assert len(sockets.observations({7: own})[7]) == 2
     sockets.close()
 
 
@@ -497,7 +497,7 @@ def server() -> Iterator[Server]:
     space = NetSpace.own()
     with socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
         own = Own({space.inode: frozenset({os.fstat(listener.fileno()).st_ino})}, {space.inode: space})
-        yield listener, sockets, lambda: sockets.looks({7: own})[7]
+        yield listener, sockets, lambda: sockets.observations({7: own})[7]
     sockets.close()
 
 

@@ -162,7 +162,7 @@ def test_request_prevents_suspension(world, node):
     node.connection()
     with pytest.raises(Refused, match="a connection waits on port 8000"):
         node.sleep()
-    node.sockets.silent = True
+    node.sockets.unresponsive = True
     with pytest.raises(Refused, match="requests to it could not be detected"):
         node.sleep()
     assert world.effect_log == []

@@ -396,7 +396,7 @@ def test_full_disk_does_not_prevent_wake(world, node, monkeypatch):
 def test_job_with_unreadable_sockets_is_woken(world, node):
     """A request to it could not be detected."""
     node.sleep()
-    node.sockets.silent = True
+    node.sockets.unresponsive = True
     for _ in range(4):
         node.round()
     assert asleep(world)
