@@ -20,7 +20,7 @@ from slurm_affinode.suspension.job.shepherd import Hold, Restored, Say
 from slurm_affinode.suspension.memory import Allowance
 from slurm_affinode.suspension.records.record import SuspensionFacts
 
-from .agent_sequences import check, recovered
+from ..agent_sequences import check, recovered
 from .cgroup_site import GIB, MIB, USED, CgroupSite
 
 SMALL = 500 * MIB

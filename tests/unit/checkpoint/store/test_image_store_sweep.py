@@ -14,7 +14,7 @@ from slurm_affinode.checkpoint.interface import Image
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore, newest
 from slurm_affinode.model.suspension import JobKey, LiveRun
 
-from .conftest import JOB, KEY, LATER, MANIFEST
+from ..conftest import JOB, KEY, LATER, MANIFEST
 
 Make = Callable[..., Image]
 

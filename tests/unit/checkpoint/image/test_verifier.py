@@ -17,7 +17,7 @@ from slurm_affinode.checkpoint.image import digest
 from slurm_affinode.checkpoint.image import verifier as image_verifier
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 
-from .conftest import Node
+from ..conftest import Node
 
 
 def open_files() -> int:

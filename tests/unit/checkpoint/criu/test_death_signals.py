@@ -12,7 +12,7 @@ from slurm_affinode.checkpoint.criu import kernel_states
 from slurm_affinode.checkpoint.image.criu_images import BadImage, image_records, integer, message
 from slurm_affinode.checkpoint.image.private_image import PrivateImage
 
-from . import criu_files
+from .. import criu_files
 
 SIGNAL = 8
 

@@ -26,7 +26,7 @@ from slurm_affinode.checkpoint.files.service_connections import ServiceConnectio
 from slurm_affinode.checkpoint.image.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
 
-from . import criu_files
+from .. import criu_files
 
 
 def varint(value: int) -> bytes:

@@ -23,7 +23,7 @@ from slurm_affinode.suspension.records.journal import JobJournal, Journal
 from slurm_affinode.suspension.records.record import decode, encode
 from slurm_affinode.suspension.records.shared_state import Note, Notes
 
-DATA = Path(__file__).parents[2] / "data" / "suspension"
+DATA = Path(__file__).parents[3] / "data" / "suspension"
 EXPECTED = json.loads((DATA / "expected.json").read_text())
 JOB = JobKey("alpha", 7, round(SUBMIT.timestamp()))
 LATER = 1760009999.0

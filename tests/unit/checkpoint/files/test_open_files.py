@@ -25,7 +25,7 @@ from slurm_affinode.checkpoint.image.private_image import PrivateImage, private_
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed, Take
 from slurm_affinode.checkpoint.user_files import User
 
-from . import criu_files as made
+from .. import criu_files as made
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as others")
 ALICE = User(2001, 2001, (2001, 2077))

@@ -11,7 +11,7 @@ import pytest
 from slurm_affinode.checkpoint.image.criu_images import PAGE, BadImage, inspect
 from slurm_affinode.checkpoint.image.memory_map import PageStretch, TreeMemory, fillable
 
-from .test_criu import HEADER, make_image, record, varint
+from ..criu.test_criu import HEADER, make_image, record, varint
 
 LAZY, PRESENT = 2, 4
 ROOT, CHILD = 7, 8

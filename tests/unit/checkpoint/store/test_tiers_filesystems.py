@@ -17,7 +17,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.checkpoint.store.tiers import Tiers, filesystem, open_tiers
 from slurm_affinode.model.suspension import JobKey, Manifest
 
-from .conftest import JOB, KEY, LATER, MANIFEST, MIB, Node, run_of, whole
+from ..conftest import JOB, KEY, LATER, MANIFEST, MIB, Node, run_of, whole
 
 
 def test_tier_that_was_unmounted_is_skipped(make_node: Callable[..., Node]) -> None:

@@ -22,7 +22,7 @@ from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.store.transfer import How
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
-from .conftest import JOB, KEY, LATER, MANIFEST
+from ..conftest import JOB, KEY, LATER, MANIFEST
 
 Make = Callable[..., Image]
 

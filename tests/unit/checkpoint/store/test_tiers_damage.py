@@ -22,7 +22,7 @@ from slurm_affinode.checkpoint.interface import (
 )
 from slurm_affinode.checkpoint.store.retention import Copy
 
-from .conftest import JOB, LATER, SMALL, Node, whole
+from ..conftest import JOB, LATER, SMALL, Node, whole
 
 
 @pytest.mark.parametrize("bad", ["memory", "disk", "shared"])

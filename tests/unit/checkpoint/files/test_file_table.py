@@ -24,7 +24,7 @@ from slurm_affinode.checkpoint.files.file_table import (
 )
 from slurm_affinode.checkpoint.image.criu_images import BadImage, bodies, message
 
-from . import criu_files as made
+from .. import criu_files as made
 
 SHARED = 1 << 7
 MEMFD = 1 << 14

@@ -18,7 +18,7 @@ from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, Image, NoRoom
 from slurm_affinode.checkpoint.store.retention import Copy
 
-from .conftest import JOB, LATER, MANIFEST, MIB, SMALL, Node, whole
+from ..conftest import JOB, LATER, MANIFEST, MIB, SMALL, Node, whole
 
 
 def test_dump_is_written_to_memory_and_copied_to_durable_tiers(make_node: Callable[..., Node]) -> None:

@@ -11,7 +11,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError, NoRoom
 from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.checkpoint.store.tiers import Tiers
 
-from .conftest import JOB, MIB, Node, run_of
+from ..conftest import JOB, MIB, Node, run_of
 
 
 def test_copies_that_are_also_on_disk_make_room_in_memory(make_node: Callable[..., Node]) -> None:

@@ -23,7 +23,7 @@ from slurm_affinode.checkpoint.image.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.work_directory import work_directory
 
-from .criu_files import Field, image, message
+from ..criu_files import Field, image, message
 
 PRE_RESUME = {"CRTOOLS_SCRIPT_ACTION": "pre-resume", "PATH": os.environ["PATH"]}
 

@@ -14,7 +14,7 @@ from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 
-from .conftest import JOB, KEY, LATER, MANIFEST, MIB, SMALL, Node, whole
+from ..conftest import JOB, KEY, LATER, MANIFEST, MIB, SMALL, Node, whole
 
 
 @pytest.fixture

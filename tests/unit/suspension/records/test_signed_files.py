@@ -26,7 +26,7 @@ from slurm_affinode.suspension.records.shared_state import Note, Notes, StartPla
 from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.wake import Lease
 
-from .agent_sequences import go_on_at_c2
+from ..agent_sequences import go_on_at_c2
 
 NOTE = Note("alpha", 7, 5, 0, 1, 1000, "c1", 1, 1.0, "idle", 1, 2, 3, "auto")
 RUN = LiveRun(JobKey("alpha", 7, 9), 1000, 1)

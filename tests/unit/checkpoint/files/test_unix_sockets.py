@@ -21,7 +21,7 @@ from slurm_affinode.checkpoint.files.file_table import FileTable
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.user_files import User
 
-from . import criu_files as made
+from .. import criu_files as made
 
 ALICE = User(2001, 2001)
 CLOSED, LISTEN, ESTABLISHED = 7, 10, 1

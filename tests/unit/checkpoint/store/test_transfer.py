@@ -16,7 +16,7 @@ from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged, NoRoom
 from slurm_affinode.checkpoint.store import transfer
 
-from .conftest import JOB, MANIFEST, MIB, Node
+from ..conftest import JOB, MANIFEST, MIB, Node
 
 
 @pytest.mark.parametrize("end", ["the target is full", "the source cannot be read"])

@@ -11,7 +11,7 @@ import pytest
 from slurm_affinode.checkpoint.criu import sessions
 from slurm_affinode.checkpoint.image.criu_images import BadImage, image_records, integer, message
 
-from . import criu_files
+from .. import criu_files
 
 ALIVE, STOPPED, ZOMBIE = 1, 3, 6
 

@@ -24,9 +24,9 @@ from slurm_affinode.checkpoint.files import inet_sockets
 from slurm_affinode.checkpoint.files.inet_sockets import BoundPort
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed, Take
 
-from . import criu_files
+from .. import criu_files
+from ..image.test_memory_map import CHILD, LAZY, PRESENT, fill
 from .test_criu import ID, make_image
-from .test_memory_map import CHILD, LAZY, PRESENT, fill
 
 ROOT = 7
 Log = list[str]
