@@ -70,7 +70,7 @@ class Sleepers:
     def signalled(self, job_id: int, number: int) -> None:
         self.asked.append((job_id, number))
 
-    def wanted(self, job_id: int) -> tuple[int, ...]:
+    def needed_by(self, job_id: int) -> tuple[int, ...]:
         return ()
 
     def view(self, job_id: int) -> dict[str, Any] | None:
