@@ -165,6 +165,22 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """What one owner can do, and what it would have returned."""
+
+    user: str
+    scope: str
+    """The cluster, if the report has several; else empty."""
+    title: str
+    hours: str
+    """GPU-hours that following it would have returned at least, with their unit."""
+    evidence: str
+    advice: Markup
+    command: str
+    """Shows the run with most hours."""
+
+
+@dataclass(frozen=True, slots=True)
 class GivenBack:
     """GPU-hours and memory freed by suspensions."""
 
@@ -202,6 +218,10 @@ class ReportContext:
     split: Markup
     cards: tuple[Card, ...]
     money_note: str
+    advices: tuple[Advice, ...]
+    """What to do, most hours first."""
+    advice_help: tuple[tuple[str, str], ...]
+    """Title of a cause, and what its hours are."""
     over_time: Markup
     partitions: Markup
     models: Markup

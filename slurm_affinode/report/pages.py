@@ -9,7 +9,7 @@ from datetime import tzinfo
 import polars as pl
 from markupsafe import Markup, escape
 
-from slurm_affinode.analysis import definitions, suspensions
+from slurm_affinode.analysis import actions, definitions, suspensions
 from slurm_affinode.analysis.result import MAPPINGS, Thresholds, WasteQuery, WasteResult
 from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts, tables, waste_charts
@@ -17,6 +17,7 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Bar, Series, Words, legend_list
 from slurm_affinode.report.context import (
+    Advice,
     Answer,
     Card,
     Cell,
@@ -80,7 +81,7 @@ def findings(result: WasteResult) -> tuple[str, ...]:
     idle = known(total, "gpu_hours_idle")
     if not idle:
         return ()
-    found = [_users_concentration(result, idle), _jobs_concentration(result, idle)]
+    found = [_suspensions(result, idle), _users_concentration(result, idle), _jobs_concentration(result, idle)]
     held, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
     if held and idle_held:
         found.append(
@@ -92,6 +93,39 @@ def findings(result: WasteResult) -> tuple[str, ...]:
         found.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
     found.append(_unknown(result))
     return tuple(text for text in found if text)
+
+
+def _suspensions(result: WasteResult, idle: float) -> str:
+    bound = actions.suspension_bound(result)
+    if bound is None or not bound.windows or has_averages(result):
+        return ""
+    windows = "1 idle window was" if bound.windows == 1 else f"{fmt.count(bound.windows)} idle windows were"
+    hours = f"{fmt.hours(bound.gpu_hours, 'GPU-h')}, {fmt.percent(bound.gpu_hours / idle)} of the idle time"
+    return (
+        f"Suspending jobs after {fmt.duration(actions.AFTER_S)} without activity would have returned at most {hours}: "
+        f"{windows} longer. A job with several GPUs is suspended only while all of them are idle."
+    )
+
+
+def advices(result: WasteResult) -> tuple[Advice, ...]:
+    """Return what to do: the owners and causes by which most GPU-hours can be returned."""
+    several = len({cluster for cluster in result.jobs["cluster"].unique() if cluster is not None}) > 1
+    return tuple(_advice(action, several=several) for action in actions.actions(result))
+
+
+def _advice(action: actions.Action, *, several: bool) -> Advice:
+    text = actions.texts()[action.kind]
+    memory = fmt.quantity(action.memory_gib, "GiB")
+    evidence = text.evidence.format(runs=_runs(action.runs), memory=memory, longest=fmt.duration(action.longest_s))
+    job = str(action.job_id)
+    if action.array_job_id is not None and action.array_task_id is not None:
+        job = f"{action.array_job_id}_{action.array_task_id}"
+    where = f" --cluster {fmt.name(action.cluster)}" if several and action.cluster is not None else ""
+    return Advice(
+        fmt.clip(fmt.name(action.user), 40), f"on {fmt.name(action.cluster)}" if several else "", text.title,
+        fmt.hours(action.hours_returned, "GPU-h"), evidence, prose(text.advice),
+        f"slurm-affinode zombies explain {job}{where}",
+    )  # fmt: skip
 
 
 def _unknown(result: WasteResult) -> str:
@@ -498,6 +532,8 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         split=split(result),
         cards=cards(result),
         money_note=money_note(result),
+        advices=advices(result),
+        advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
         over_time=waste_charts.hours_over_time(result),
         partitions=waste_charts.group_bars(result, "partition", "By partition", "partition"),
         models=waste_charts.group_bars(result, "gpu_model", "By GPU model", "GPU model"),

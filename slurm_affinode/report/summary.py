@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import polars as pl
 
 from slurm_affinode import __version__
-from slurm_affinode.analysis import suspensions
+from slurm_affinode.analysis import actions, suspensions
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base import json_values
 from slurm_affinode.base.times import utc
@@ -55,6 +56,10 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "over_time": {"bucket_s": result.bucket_s, "buckets": _rows(result.over_time)},
         "idle_fraction_histogram": _rows(result.idle_fraction_histogram),
         "window_histogram": _rows(result.window_histogram),
+        "suspension_bound": _bound(result),
+        "actions": [
+            {name: _plain(value) for name, value in asdict(action).items()} for action in actions.actions(result)
+        ],
         "worst_jobs": _rows(result.jobs.head(top)),
         "suspensions": _suspensions(result, top),
         "servers": _servers(result, top),
@@ -62,6 +67,13 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "prices": {fmt.name(model): _plain(price) for model, price in result.prices.items()},
         "quality": _quality(result),
     }
+
+
+def _bound(result: WasteResult) -> Summary | None:
+    bound = None if has_averages(result) else actions.suspension_bound(result)
+    if bound is None:
+        return None
+    return {"after_s": actions.AFTER_S, "windows": bound.windows, "gpu_hours_returned": bound.gpu_hours}
 
 
 def _suspensions(result: WasteResult, top: int) -> Summary | None:

@@ -1,0 +1,123 @@
+"""What to do about idle GPU-hours, and what it would bring: one row per owner and cause. Pure.
+
+The hours are lower bounds of what following the advice would have returned, from the idle time of the runs themselves:
+
+- ``empty``: no activity in a run that is measured nearly completely, and hardly any GPU memory in use: its idle time;
+- ``loaded``: no activity, but GPU memory in use: its idle time without the first ``AFTER_S`` on each GPU;
+- ``pauses``: active at times, and idle on a GPU for ``LONG_S`` or longer: the longest idle time of each run, without
+  its first ``AFTER_S``.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import polars as pl
+
+from slurm_affinode.analysis.result import BOUNDS_S, WasteResult
+from slurm_affinode.base.resources import asset_dir
+
+AFTER_S = BOUNDS_S[1]
+"""Idle time after which a job is suspended, in seconds: 15 minutes, the window of the documents' example."""
+LONG_S = 3600
+"""Idle time of one GPU from which a pause is worth an advice, in seconds."""
+EMPTY_GIB = 1.0
+"""Peak of GPU memory up to which a GPU holds no more than the context of a process, in GiB."""
+_COMPLETE = 0.9
+"""Share of the allocated time that has to be measured to say that there was no activity."""
+_LEAST_HOURS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What one owner can do. Hours are GPU-hours."""
+
+    kind: str
+    """``empty``, ``loaded`` or ``pauses``."""
+    cluster: str | None
+    user: str | None
+    runs: int
+    hours_idle: float
+    hours_returned: float
+    """Lower bound of what following the advice would have returned."""
+    memory_gib: float | None
+    """Peak on one GPU; ``None`` if unknown."""
+    longest_s: float | None
+    """Longest idle time of one GPU."""
+    job_id: int
+    """The run with most hours."""
+    array_job_id: int | None
+    array_task_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SuspensionBound:
+    """Upper bound of what suspensions after ``AFTER_S`` would have returned."""
+
+    windows: int
+    """Idle windows of that length or longer."""
+    gpu_hours: float
+    """Their GPU-hours without the first ``AFTER_S`` of each. Of a job with several GPUs, idle windows of single GPUs
+    count too, although it is suspended only while all of them are idle. On a shared GPU, a window's time is divided
+    among the jobs, and the first ``AFTER_S`` are deducted for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionText:
+    """The texts of a kind of action."""
+
+    title: str
+    evidence: str
+    advice: str
+    returned: str
+
+
+@functools.cache
+def texts() -> Mapping[str, ActionText]:
+    """Return the texts by kind, in the order of ``reports/actions.toml``."""
+    table = tomllib.loads((asset_dir("reports") / "actions.toml").read_text(encoding="utf-8"))
+    return MappingProxyType({kind: ActionText(**row) for kind, row in table.items()})
+
+
+def suspension_bound(result: WasteResult) -> SuspensionBound | None:
+    """Return the bound for all jobs of the interval; ``None`` if nothing was measured."""
+    long = result.window_histogram.filter(pl.col("lower_s") >= AFTER_S)
+    if long["windows"].null_count() or long.is_empty():
+        return None
+    windows, hours = int(long["windows"].sum()), float(long["gpu_hours"].sum())
+    return SuspensionBound(windows, max(0.0, hours - windows * AFTER_S / 3600))
+
+
+def actions(result: WasteResult, top: int = 5) -> tuple[Action, ...]:
+    """Return the ``top`` actions that would have returned most GPU-hours, the first one first."""
+    if result.jobs.is_empty():
+        return ()
+    active = pl.col("gpu_hours_busy") + pl.col("gpu_hours_low")
+    complete = pl.col("gpu_hours_measured") >= _COMPLETE * pl.col("gpu_hours_allocated")
+    still = complete & (active == 0)
+    waited = pl.col("gpus").fill_null(1) * (AFTER_S / 3600)
+    kinds = result.jobs.with_columns(
+        pl.when(still & (pl.col("fb_peak_gib") <= EMPTY_GIB)).then(pl.lit("empty"))
+        .when(still & (pl.col("fb_peak_gib") > EMPTY_GIB)).then(pl.lit("loaded"))
+        .when((active > 0) & (pl.col("longest_idle_s") >= LONG_S)).then(pl.lit("pauses"))
+        .alias("kind")
+    ).filter(pl.col("kind").is_not_null())  # fmt: skip
+    rows = kinds.with_columns(
+        pl.when(pl.col("kind") == "empty").then("gpu_hours_idle")
+        .when(pl.col("kind") == "loaded").then(pl.max_horizontal(pl.col("gpu_hours_idle") - waited, 0.0))
+        .otherwise((pl.col("longest_idle_s") - AFTER_S) / 3600)
+        .alias("returned")
+    ).sort("returned", descending=True, maintain_order=True)  # fmt: skip
+    groups = rows.group_by("cluster", "user", "kind", maintain_order=True).agg(
+        pl.len().alias("runs"), pl.col("gpu_hours_idle").sum().alias("hours_idle"),
+        pl.col("returned").sum().alias("hours_returned"), pl.col("fb_peak_gib").max().alias("memory_gib"),
+        pl.col("longest_idle_s").max().alias("longest_s"),
+        pl.col("job_id", "array_job_id", "array_task_id").first(),
+    )  # fmt: skip
+    worth = groups.filter(pl.col("hours_returned") >= _LEAST_HOURS)
+    first = worth.sort("hours_returned", descending=True, maintain_order=True).head(top)
+    return tuple(Action(**row) for row in first.iter_rows(named=True))
