@@ -74,7 +74,7 @@ def _measured(work: Path, count: int, rounds: int) -> tuple[float, float, float]
                     of_tree(collect(pid, min(tree, key=lambda one: one.pid_ns).pid), (), OWNER)
                     added.append(time.monotonic() - began)
                     stop.release()
-                    processes.resume(processes.everybody(*init))
+                    processes.resume(processes.all_processes(*init))
                     refused.append(time.monotonic() - began)
                     peer.append(_signals_alone(processes, init, tree))
             finally:

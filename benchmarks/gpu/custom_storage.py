@@ -35,7 +35,7 @@ if __name__ == "__main__":
 from gpu import protocol
 
 from slurm_affinode.checkpoint.cuda import driver as cuda_driver
-from slurm_affinode.checkpoint.cuda.driver import Driver, DriverSaysError, NotAvailableError
+from slurm_affinode.checkpoint.cuda.driver import Driver, DriverCallError, NotAvailableError
 from slurm_affinode.checkpoint.cuda.features import COMPLETE, ENTRY_POINTS
 
 BLOCK = 64 << 20
@@ -157,7 +157,7 @@ class Storage:
                 context = call("cuDevicePrimaryCtxRetain", device)
                 stack.callback(call, "cuDevicePrimaryCtxRelease", device)
                 call("cuCtxSetCurrent", context)
-            with contextlib.suppress(DriverSaysError, NotAvailableError):
+            with contextlib.suppress(DriverCallError, NotAvailableError):
                 call("cuMemHostRegister", self._address, SLOTS * BLOCK, 1)  # for all contexts
                 stack.callback(call, "cuMemHostUnregister", self._address)
             yield
@@ -202,7 +202,7 @@ class Storage:
             raise NotAvailableError(f"the driver has no {COMPLETE}")
         code = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(at)(handle)
         if code:
-            raise DriverSaysError(self._driver.load().CUresult(code).name)
+            raise DriverCallError(self._driver.load().CUresult(code).name)
 
     def _current(self, one: MappedMemory) -> None:
         device = self._driver.call("cuDeviceGet", one.ordinal)

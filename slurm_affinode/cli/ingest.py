@@ -712,10 +712,10 @@ def ingest_sacct(
                 except InputError as error:
                     failed.append(error)
         else:
-            with_prometheus = _run_sacct(
+            summary = _run_sacct(
                 repository, how, since=since, until=until, config=run.config, cluster=cluster, all_clusters=all_clusters
             )
-            done.append(with_prometheus)
+            done.append(summary)
     _report_sacct(done, run)
     if len(failed) == 1:
         raise failed[0]

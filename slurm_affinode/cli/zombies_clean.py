@@ -115,8 +115,8 @@ class CleanUpRequest:
 
 
 def _clean_up_request(
-    config: Config, policy_path: Path | None, *, live: bool, watch_s: float | None, request: bool, as_json: bool,
-    everything: bool, kinds: tuple[str, ...], **filters: Any,
+    config: Config, policy_path: Path | None, *, live: bool, watch_s: float | None, with_prometheus: bool,
+    as_json: bool, everything: bool, kinds: tuple[str, ...], **filters: Any,
 ) -> CleanUpRequest:  # fmt: skip
     selection = find.Request(
         kinds=tuple(dict.fromkeys("idle-allocation" if kind in VARIANTS else kind for kind in kinds)),
@@ -125,7 +125,7 @@ def _clean_up_request(
     policy = site_policy.load(config, policy_path)
     warn_if_exposed(site_policy.policy_file(config, policy_path)[0])
     config = site_policy.reaching(config, policy)
-    return CleanUpRequest(config, selection, live, watch_s, request, policy, as_json, everything)
+    return CleanUpRequest(config, selection, live, watch_s, with_prometheus, policy, as_json, everything)
 
 
 @command(epilog=_WARN_EPILOG)

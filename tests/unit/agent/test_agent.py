@@ -147,7 +147,7 @@ def test_slurmctld_away_and_back(node: Node1) -> None:
     assert not node.acts.suspended_jobs
     node.slurm.down = False
     with node.daemon.loop._lock:
-        node.daemon.loop.states[7].asked_s = -1e9
+        node.daemon.loop.states[7].inspected_s = -1e9
     wait_until("it is suspended", lambda: node.acts.suspended_jobs)
 
 

@@ -63,7 +63,7 @@ def test_slurmctld_queries_per_user_are_limited(node: Node1, monkeypatch: pytest
         ask(node, verb="prolog", job=job_id, uid=2001)
         node.slurm.all[job_id] = job(job_id, batch=False)
     monkeypatch.setattr(service, "SEEN_S", 60.0)
-    monkeypatch.setattr(node.daemon.service, "_asks", Pace(0.001, 20))
+    monkeypatch.setattr(node.daemon.service, "_request_pace", Pace(0.001, 20))
 
     def codes(job_ids: list[int], caller: Caller = ALICE) -> list[str]:
         told = []
@@ -104,7 +104,7 @@ def test_suspended_job_is_shown_beyond_query_limit(node: Node1, monkeypatch: pyt
     node.slurm.all[8], node.slurm.all[9] = waiting(8, held=True), waiting(9, state="CANCELLED")
     with pytest.raises(control.RequestError, match="job 9 has ended: CANCELLED"):
         ask(node, ALICE, verb="status", job=9)
-    monkeypatch.setattr(node.daemon.service, "_asks", Pace(0.001, 0))
+    monkeypatch.setattr(node.daemon.service, "_request_pace", Pace(0.001, 0))
     assert ask(node, ALICE, verb="status", job=8)["jobs"][0]["held_by_admin"] is None
 
 

@@ -85,7 +85,7 @@ def test_suspend_request_is_decided_by_current_record(
     watched(node)
     step = Step(7, "0", "hostname", "RUNNING", ("c1",), NOW, 1, None)
     old = None if before == "no record" else job(7, steps=(step,))
-    node.daemon.loop.states[7].asked_s = node.daemon.loop.clock() + 3600.0
+    node.daemon.loop.states[7].inspected_s = node.daemon.loop.clock() + 3600.0
     node.daemon.registry.change(7, lambda one: replace(one, slurm=old))
     monkeypatch.setattr(node.acts, "refusals", by_record)
     node.slurm.down = True

@@ -19,7 +19,7 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import counted
 from slurm_affinode.cli import zombies_policy
 from slurm_affinode.cli.main import cli
-from slurm_affinode.cli.zombies_clean import Asked, Session
+from slurm_affinode.cli.zombies_clean import CleanUpRequest, Session
 from slurm_affinode.model.cleanup import Policy
 from slurm_affinode.zombies import find
 
@@ -277,7 +277,7 @@ def test_only_unfiltered_search_forgets_findings_that_are_gone() -> None:
 
     def over(about: find.Found, acting: bool = True, **values: Any) -> list[str]:
         request = find.Request(**values)
-        asked = Asked(Config(), request, True, None, False, Policy(), False, False, acting)
+        asked = CleanUpRequest(Config(), request, True, None, False, Policy(), False, False, acting)
         return Session(asked, about, None, None, None, NOW)._looked_at_all()  # type: ignore[arg-type]
 
     assert over(found) == ["alpha/orphan-process/", "alpha/orphan-memory/"]
@@ -293,7 +293,7 @@ def test_ended_and_requeued_jobs_are_excluded() -> None:
     findings = tuple(squatter(subject=job(job_id=n, id=str(n))) for n in (7, 8, 9, 10))
     other, ended = squatter(cluster="beta"), squatter(kind="time-limit", subject=job(end=NOW, state="TIMEOUT"))
     found = find.Found((*findings, other, ended), NOW, NOW, "history")
-    asked = Asked(Config(), find.Request(), False, None, False, Policy(), False, False)
+    asked = CleanUpRequest(Config(), find.Request(), False, None, False, Policy(), False, False)
 
     class Here:
         slurm = Slurm()

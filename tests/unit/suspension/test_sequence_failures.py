@@ -52,7 +52,7 @@ def test_rollback_waits_for_free_descriptors(world, monkeypatch):
         raise CudaError("no")
 
     agent.cuda.checkpoint = fails
-    monkeypatch.setattr(FakeProcesses, "everybody", listed)
+    monkeypatch.setattr(FakeProcesses, "all_processes", listed)
     assert agent.suspend().failure == "no"
     assert failures == [0]
     assert world.running()

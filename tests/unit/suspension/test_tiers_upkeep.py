@@ -35,7 +35,7 @@ def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCapt
     def plan(in_s: float, nodes: tuple[str, ...], *, held: bool = False) -> list[str]:
         start = datetime.fromtimestamp(world.now() + in_s, UTC)
         job = replace(make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, held=held)
-        waker._tell_plans(agent.parts.notes.all(), {7: job})
+        waker._report_plans(agent.parts.notes.all(), {7: job})
         prefetcher.tick()
         prefetcher._queue.join()
         return agent.where()

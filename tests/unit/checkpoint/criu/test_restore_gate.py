@@ -51,7 +51,7 @@ def test_tree_is_verified_and_compared_before_it_runs(tmp_path: Path) -> None:
         assert calls == ["restored"]
         assert criu_runs_it(tmp_path, "pre-resume") == 0
         assert calls == ["restored", "resuming"]
-    gate.check_asked()
+    gate.check_actions()
 
 
 def test_criu_aborts_when_the_tree_is_refused(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_tree_resumed_without_the_script_is_a_failure(tmp_path: Path, asked: tup
         for action in asked:
             criu_runs_it(tmp_path, action)
     with pytest.raises(RestoreFailed, match="without running its script"):
-        gate.check_asked()
+        gate.check_actions()
 
 
 def test_tree_is_held_when_the_agent_dies(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ BUSY = IdleState(900, Verdict.BUSY, "GPU 0: utilization 80 is above 0", 900, Non
         ({}, 30.0, True),
         ({}, 29.0, False),
         ({}, None, False),
-        ({"wanted_by": ()}, 30.0, False),
+        ({"needed_by": ()}, 30.0, False),
         ({"refusals": (Refusal(RefusalCode.SRUN_STEPS, "it runs srun"),)}, 30.0, False),
         ({"run_s": 10.0}, 30.0, False),
         ({"option": SuspendOption()}, 30.0, False),

@@ -140,7 +140,7 @@ def test_comment_waits_for_slurm(world, node):
     world.answers = True
     for _ in range(10):
         node.round()
-    assert (world.comment, comments.due, comments._wishes) == ("", False, {})
+    assert (world.comment, comments.due, comments._desired) == ("", False, {})
 
 
 def test_comments_do_not_delay_shutdown(world, node, monkeypatch):

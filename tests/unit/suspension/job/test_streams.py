@@ -174,7 +174,7 @@ def test_output_of_interrupted_restore_is_completed(tmp_path, again, then):
 def test_output_that_does_not_respond_does_not_block_restore(tmp_path, stalling, monkeypatch, since):
     """The file server fails, or a user's own FUSE stalls: only a few restores run at a time. The error is reported."""
     monkeypatch.setattr(streams, "_ANSWER_S", 0.2)
-    monkeypatch.setattr(streams, "_PUT_BACK_S", 0.2)
+    monkeypatch.setattr(streams, "_RESTORE_S", 0.2)
     theirs = stalling(tmp_path / "theirs")
     (theirs.path / "now").write_bytes(b"")
     hand_over(theirs.path)

@@ -28,7 +28,7 @@ EXPECTED = json.loads((DATA / "expected.json").read_text())
 JOB = JobKey("alpha", 7, round(SUBMIT.timestamp()))
 LATER = 1760009999.0
 IN_PLACE = sorted(name for name, one in EXPECTED.items() if one["sleeper"] is not None)
-OF_A_SLEEPER = ("job_id", "init_pid", "init_started", "why", "how", "since_epoch", "on_request", "told")
+OF_A_SLEEPER = ("job_id", "init_pid", "init_started", "why", "how", "since_epoch", "on_request")
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +107,7 @@ def test_recorded_journal_in_place_is_taken_over(tmp_path, name):
     sleeper = Sleeper.of(journal_of(tmp_path, b"".join(recorded(name))))
     expected = EXPECTED[name]["sleeper"]
     assert {one: getattr(sleeper, one) for one in OF_A_SLEEPER} == {one: expected[one] for one in OF_A_SLEEPER}
+    assert sleeper.announced == expected["told"]
     assert (str(sleeper.option), dict(sleeper.held)) == (expected["option"], expected["held"])
     assert (list(sleeper.cuda), sorted(sleeper.stay)) == (expected["cuda"], expected["stay"])
     assert sorted(sleeper.calls) == [tuple(call) for call in expected["calls"]]
