@@ -33,6 +33,8 @@ UNSEEN_MS = 60_000
 """Time without samples allowed at the start of a run (or the longest gap, if longer): its first sample comes later."""
 BATCH_ROWS = 1_000_000
 """About 80 MB; larger batches take as long."""
+FOLD_ROWS = 32_768
+"""Rows folded together: their arrays stay in the cache of a core."""
 _DAY_MS = 86_400_000
 _SHIFT = 44
 """Bits of the time in a sample's key: 557 years in milliseconds."""
@@ -265,8 +267,13 @@ class _Rows:
     """Position among all devices of the pass."""
     ms: Ints
     reach: Ints
-    frame: pl.DataFrame
-    """The activity signals, in percent, and ``_VALUES``."""
+    signals: Mapping[int, npt.NDArray[np.float32]]
+    """Position in ``ACTIVITY`` -> values, percent; without signals that no row has."""
+    fb: Floats
+    fb_total: Floats
+    power: Floats
+    xid: Ints | None
+    """``NEVER`` if unknown; ``None`` if no row has one."""
 
 
 def _read(  # noqa: PLR0917
@@ -289,13 +296,28 @@ def _read(  # noqa: PLR0917
     )
     if frame.is_empty():
         return None
-    device = np.searchsorted(selected.to_numpy(), frame["device"].to_numpy()).astype(np.int64)
-    ms = frame["ms"].to_numpy()
+    device, ms = _positions(selected.to_numpy(), frame["device"].to_numpy()), frame["ms"].to_numpy()
     key = (device << _SHIFT) + ms % _DAY_MS
     if len(key) > 1 and (key[1:] < key[:-1]).any():
         order = np.argsort(key, kind="stable")
         frame, device, ms = frame[order], device[order], ms[order]
-    return _Rows(device, ms, weights.reach(device, ms), frame)
+    given = [name for name in (*ACTIVITY, *_VALUES) if frame[name].null_count() < frame.height]
+    fb, fb_total, power = (
+        frame[name].cast(pl.Float64).to_numpy() for name in ("fb_used_mib", "fb_total_mib", "power_w")
+    )
+    return _Rows(
+        device, ms, weights.reach(device, ms),
+        {number: frame[name].to_numpy() for number, name in enumerate(ACTIVITY) if name in given},
+        fb, fb_total, power, frame["xid"].cast(pl.Int64).fill_null(NEVER).to_numpy() if "xid" in given else None,
+    )  # fmt: skip
+
+
+def _positions(devices: npt.NDArray[np.uint64], of_rows: npt.NDArray[np.uint64]) -> Ints:
+    """Return the position in ``devices`` (ascending) of the device of each row; a device's rows are mostly together."""
+    fresh = np.append(True, of_rows[1:] != of_rows[:-1])
+    first = np.flatnonzero(fresh)
+    position = np.searchsorted(devices, of_rows[first]).astype(np.int64)
+    return np.repeat(position, np.diff(first, append=len(of_rows)))
 
 
 def _day(  # noqa: PLR0917
@@ -307,8 +329,11 @@ def _day(  # noqa: PLR0917
     low = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.start - zero_ms, 0, span))
     high = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.end - zero_ms, 0, span))
     which = np.flatnonzero(high > low)
-    if len(which):
-        _fold(rows, pairs, found, which, low[which], high[which], limit_pct)
+    which = which[np.argsort(low[which])]  # neighboring rows are read as views
+    filled = np.cumsum(high[which] - low[which]) // FOLD_ROWS
+    for some in np.split(which, np.flatnonzero(filled[1:] > filled[:-1]) + 1):
+        if len(some):
+            _fold(rows, pairs, found, some, low[some], high[some], limit_pct)
 
 
 def _fold(  # noqa: PLR0917 - one pass over the same arrays
@@ -316,32 +341,28 @@ def _fold(  # noqa: PLR0917 - one pass over the same arrays
 ) -> None:
     """Fold the rows ``low[i]:high[i]`` of the pairs ``which[i]``."""
     count = high - low
-    at = ranges(low, count)
-    of = np.repeat(np.arange(len(which)), count)
     start = np.cumsum(count) - count
     end = start + count - 1
-    height = rows.frame.height
-    # All rows in order, as usual: a view instead of a copy.
-    taken = slice(None) if len(at) == height and at[0] == 0 and (at[1:] > at[:-1]).all() else at
-    signals = {
-        number: rows.frame[name].to_numpy()[taken]
-        for number, name in enumerate(ACTIVITY)
-        if rows.frame[name].null_count() < height
-    }
-    busiest = np.full(len(of), np.nan, np.float32)
+    adjacent = bool((low[1:] == high[:-1]).all())
+    taken = slice(low[0], high[-1]) if adjacent else ranges(low, count)
+    signals = {number: values[taken] for number, values in rows.signals.items()}
+    busiest = np.full(end[-1] + 1, np.nan, np.float32)
     with np.errstate(invalid="ignore"):
         for values in signals.values():
             np.fmax(busiest, values, out=busiest)
     time, reach = rows.ms[taken], rows.reach[taken]
-    until = np.minimum(reach, pairs.end[which][of])
+    until = np.minimum(reach, np.repeat(pairs.end[which], count))
     seen = _Seen(
-        which, of, start, end, time, reach, until, until - time, signals, busiest,
-        _column(rows.frame, "fb_used_mib")[taken], _column(rows.frame, "power_w")[taken],
-    )  # fmt: skip
+        which, count, start, end, time, reach, until, until - time, signals, busiest, rows.fb[taken], rows.power[taken]
+    )
     found.rows[which] += count
     _keep_max(found.fb_peak, which, np.fmax.reduceat(seen.fb, start))
-    _keep_max(found.fb_total, which, np.fmax.reduceat(_column(rows.frame, "fb_total_mib")[taken], start))
-    _xids(rows.frame, at, of, found, which)
+    _keep_max(found.fb_total, which, np.fmax.reduceat(rows.fb_total[taken], start))
+    if rows.xid is not None:
+        xid = rows.xid[taken]
+        known = np.flatnonzero(xid != NEVER)
+        # With repeated indices the last assignment wins: that of the latest sample.
+        found.xid[np.repeat(which, count)[known]] = xid[known]
     _fold_idle(seen, found, limit_pct)
     _fold_all(seen, found)
     found.newest[which], found.reach[which] = time[end], reach[end]
@@ -349,12 +370,13 @@ def _fold(  # noqa: PLR0917 - one pass over the same arrays
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Samples grouped by pair. ``pair``, ``start`` and ``end`` have one element per pair, the others one per row."""
+    """Samples grouped by pair. ``pair``, ``count``, ``start`` and ``end`` have one element per pair, the others one per
+    row."""
 
     pair: Ints
     """Number of the pair."""
-    of: Ints
-    """Position of the row's pair in ``pair``."""
+    count: Ints
+    """Rows of the pair."""
     start: Ints
     """First row of the pair."""
     end: Ints
@@ -368,7 +390,7 @@ class _Seen:
     ms: Ints
     """Time for which the sample counts: ``until - time``."""
     signals: Mapping[int, npt.NDArray[np.float32]]
-    """Position in ``ACTIVITY`` -> values, percent; without signals that no row has."""
+    """See ``_Rows``."""
     busiest: npt.NDArray[np.float32]
     """Largest of the signals, percent; NaN if there is none."""
     fb: Floats
@@ -393,7 +415,7 @@ def _fold_idle(rows: _Seen, found: Trailing, limit_pct: float) -> None:
     new = idle & (found.since[pair] == NEVER)
     found.since[pair[new]] = rows.time[begins[new]]
     found.until[pair[idle]] = rows.until[rows.end[idle]]
-    tail = position >= begins[rows.of]
+    tail = position >= np.repeat(begins, rows.count)
     for number, signal in rows.signals.items():
         values = np.where(tail, signal, np.nan)
         found.peaks[pair, number] = np.fmax(found.peaks[pair, number], np.fmax.reduceat(values, starts))
@@ -422,10 +444,6 @@ def _fold_all(rows: _Seen, found: Trailing) -> None:
     found.last[pair[some]] = rows.time[last[some]]
 
 
-def _column(frame: pl.DataFrame, name: str) -> Floats:
-    return frame[name].cast(pl.Float64).to_numpy()
-
-
 def _reset(found: Trailing, pair: Ints) -> None:
     found.since[pair] = found.until[pair] = NEVER
     found.peaks[pair] = np.nan
@@ -442,15 +460,6 @@ def _add(total: Floats, known_ms: Ints, rows: _Seen, values: Floats) -> None:
 
 def _keep_max(into: Floats, pair: Ints, values: Floats) -> None:
     into[pair] = np.fmax(into[pair], values)
-
-
-def _xids(frame: pl.DataFrame, rows: Ints, pair: Ints, found: Trailing, which: Ints) -> None:
-    if frame["xid"].null_count() == frame.height:
-        return
-    xid = frame["xid"].cast(pl.Int64).fill_null(NEVER).to_numpy()[rows]
-    known = np.flatnonzero(xid != NEVER)
-    # With repeated indices the last assignment wins: that of the latest sample.
-    found.xid[which[pair[known]]] = xid[known]
 
 
 def moment(ms: int) -> datetime | None:

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause the garbage collector: thousands of new objects would start it repeatedly, and none of them is garbage."""
+    """Pause the garbage collector: thousands of new objects would start it repeatedly, and none of them is garbage.
+
+    As a context, or as a decorator of a function.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:

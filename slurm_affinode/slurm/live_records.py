@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from slurm_affinode.model.cluster import ENDED_STATES, PENDING_STATES, GpuCount, Job, NodeGpus
@@ -37,8 +38,8 @@ def job(
     *,
     state: str,
     priority: int | None,
-    start: object,
-    end: object,
+    start: datetime | None,
+    end: datetime | None,
     tres_allocated: Mapping[str, str],
     gpus_allocated: GpuCount | None,
     nodes_expected: tuple[str, ...] = (),
@@ -47,21 +48,20 @@ def job(
 ) -> Job:
     """Return a job of either backend, with what follows from its state.
 
-    ``start``, ``end``: epoch seconds. ``by_admin``: Slurm's reason says that an administrator holds it. ``fields``: the
-    other fields of ``Job``.
+    ``start``, ``end``: as Slurm has them, also those that it expects. ``by_admin``: Slurm's reason says that an
+    administrator holds it. ``fields``: the other fields of ``Job``.
     """
     pending, over = state in PENDING_STATES, state in ENDED_STATES or state == "COMPLETING"
     held = pending and priority == 0
-    begins = moment(start)
     return Job(
         state=state,
         priority=priority,
         held=held,
         held_by_admin=held and by_admin,
-        start=None if pending else begins,
-        end=moment(end) if over else None,
-        expected_start=begins if pending else None,
-        expected_end=None if pending or over or fields.get("time_limit_s") is None else moment(end),
+        start=None if pending else start,
+        end=end if over else None,
+        expected_start=start if pending else None,
+        expected_end=None if pending or over or fields.get("time_limit_s") is None else end,
         tres_allocated={} if pending else tres_allocated,
         gpus_allocated=None if pending else gpus_allocated,
         nodes_expected=nodes_expected if pending else (),
@@ -128,13 +128,18 @@ def node_gpus(names: Sequence[str], details: Sequence[str]) -> tuple[NodeGpus, .
 
     Such as ``gpu:h100:2(IDX:0,3)``; several types on one node give several entries.
     """
-    found: list[NodeGpus] = []
-    for name, detail in zip(names, details, strict=False):
-        for match in _DETAIL.finditer(detail):
-            kind, count, indices = match.groups()
-            if int(count):
-                found.append(NodeGpus(name, int(count), kind, tuple(_numbers(indices or ""))))
-    return tuple(found)
+    return tuple(
+        NodeGpus(name, count, kind, indices)
+        for name, detail in zip(names, details, strict=False)
+        for count, kind, indices in _detail(detail)
+    )
+
+
+@lru_cache(maxsize=4096)  # thousands of jobs have the same GPUs of their node
+def _detail(text: str) -> tuple[tuple[int, str | None, tuple[int, ...]], ...]:
+    """Return count, type and indices of each type of GPU."""
+    found = (match.groups() for match in _DETAIL.finditer(text))
+    return tuple((int(count), kind, tuple(_numbers(indices or ""))) for kind, count, indices in found if int(count))
 
 
 def _numbers(text: str) -> Iterable[int]:

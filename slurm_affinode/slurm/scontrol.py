@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from slurm_affinode.base.errors import UnreachableError
@@ -33,6 +34,7 @@ class Details:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._nodes = cache(lambda names: live_records.nodes(names.decode("ascii", "replace")))
         self._records: dict[int, tuple[int, int] | None] = {}
         """Raw ID -> begin and end of its record; ``None`` if there are several."""
         starts = list(_starts(data))
@@ -53,7 +55,7 @@ class Details:
         while at >= 0:
             match = _BLOCK.match(self._data, at, end)
             if match is not None:
-                names = live_records.nodes(match[1].decode("ascii", "replace"))
+                names = self._nodes(match[1])
                 rows += live_records.node_gpus(names, [match[2].decode("utf-8", "replace")] * len(names))
             at = self._data.find(_BLOCK_BEGIN, at + 1 if match is None else match.end(), end)
         return tuple(rows)
@@ -70,13 +72,13 @@ def _starts(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _agrees(reported: tuple[NodeGpus, ...], nodes: Collection[str], allocated: GpuCount) -> bool:
-    if len({(one.node, one.kind) for one in reported}) != len(reported) or any(
-        one.node not in nodes for one in reported
-    ):
-        return False
-    return sum(one.count for one in reported) == allocated.count and all(
-        len(one.indices) in (0, one.count) for one in reported
-    )
+    count, kinds = 0, set()
+    for one in reported:
+        kinds.add((one.node, one.kind))
+        if one.node not in nodes or len(one.indices) not in (0, one.count):
+            return False
+        count += one.count
+    return count == allocated.count and len(kinds) == len(reported)
 
 
 PARSERS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
@@ -178,8 +180,8 @@ def _job(job: Mapping[str, Any]) -> Job:
         by_admin=job.get("state_reason") == live_records.BY_ADMIN,
         submit=live_records.moment(_number(job.get("submit_time"))),
         eligible=live_records.moment(_number(job.get("eligible_time"))),
-        start=_number(job.get("start_time")),
-        end=_number(job.get("end_time")),
+        start=live_records.moment(_number(job.get("start_time"))),
+        end=live_records.moment(_number(job.get("end_time"))),
         time_limit_s=None if limit is None else limit * 60,
         nodes=names,
         batch_host=live_records.word(job.get("batch_host")),

@@ -41,9 +41,9 @@ def jobs(data: bytes, mark: str, node_gpus: NodeGpusOf = lambda *_: None) -> Ite
     """Yield the jobs. Raises ``UnreachableError`` if the output has another form."""
     parse = _Parsers()
     for row in _rows(data, mark):
-        row[0] = row[0].lstrip("\n")
-        if _number(row[0].strip()) is not None:
-            yield _job(row, parse, node_gpus)
+        number = _number(row[0].strip())
+        if number is not None:
+            yield _job(number, row, parse, node_gpus)
 
 
 def _rows(data: bytes, mark: str) -> Iterator[list[str]]:
@@ -72,68 +72,76 @@ class _Parsers:
     """Parsers that parse and store each text once, because thousands of jobs share most of their values."""
 
     def __init__(self) -> None:
-        self.number = cache(_number)
-        self.word = cache(live_records.word)
-        self.nodes = cache(live_records.nodes)
-        self.span_s = cache(scontrol.span_s)
-        self.tres = cache(live_records.tres)
-        self.gpus = cache(lambda text: live_records.gpus(live_records.tres(text)))
-        self.partitions = cache(lambda text: tuple(filter(None, text.split(","))))
-        self.requests_share = cache(live_records.requests_share)
+        self.number = cache(lambda text: _number(text.strip()))
+        self.least = cache(lambda text: _number(text.strip().partition("-")[0]))
+        self.word = cache(lambda text: live_records.word(text.strip()))
+        self.text = cache(live_records.word)
+        self.flag = cache(lambda text: text.strip() == "1")
+        self.state = cache(lambda text: sys.intern(text.strip()))
+        self.moment = cache(lambda text: live_records.moment(_number(text.strip())))
+        self.nodes = cache(lambda text: live_records.nodes(text.strip()))
+        self.span_s = cache(lambda text: scontrol.span_s(text.strip()))
+        self.tres = cache(lambda text: live_records.tres(text.strip()))
+        self.gpus = cache(lambda text: live_records.gpus(self.tres(text)))
+        self.partitions = cache(lambda text: tuple(filter(None, text.strip().split(","))))
+        self.requests_share = cache(lambda *texts: live_records.requests_share(*map(str.strip, texts)))
 
 
-def _job(row: Sequence[str], parse: _Parsers, node_gpus: NodeGpusOf) -> Job:
-    values = dict(zip(FIELDS, map(str.strip, row), strict=True))
-    number, word, nodes = parse.number, parse.word, parse.nodes
-    task, het = values["ArrayTaskID"], number(values["HetJobID"])
-    array = number(values["ArrayJobID"]) if task and task != "N/A" else None
+def _job(job_id: int, row: Sequence[str], parse: _Parsers, node_gpus: NodeGpusOf) -> Job:
+    (
+        _, array_task, array_job, het_job, het_offset, user, uid, account, partition, qos, state_, reason, priority,
+        submit, eligible, start, end, time_limit, node_list, batch_host, node_count, cpus, tres_alloc, restarts, batch,
+        requeue, features, reservation, nodes_required, nodes_excluded, *requests, name, comment,
+    ) = row  # fmt: skip
+    number, word, nodes, moment = parse.number, parse.word, parse.nodes, parse.moment
+    task, het = array_task.strip(), number(het_job)
+    array = number(array_job) if task and task != "N/A" else None
     several, _, limit = task.partition("%")
-    tres, gpus = parse.tres(values["tres-alloc"]), parse.gpus(values["tres-alloc"])
-    name, comment = row[-2:]  # users' texts, as they are
-    job_id, state, allocated = int(values["JobID"]), sys.intern(values["State"]), nodes(values["NodeList"])
+    tres, gpus = parse.tres(tres_alloc), parse.gpus(tres_alloc)
+    state, allocated = parse.state(state_), nodes(node_list)
     return live_records.job(
         job_id=job_id,
         array_job_id=array,
         array_task_id=number(task) if array is not None else None,
         array_tasks=several if array is not None and not task.isdigit() else None,
-        array_limit=number(limit) if array is not None else None,
+        array_limit=_number(limit) if array is not None else None,
         het_job_id=het,
-        het_offset=None if het is None else number(values["HetJobOffset"]),
-        name=word(name),
-        user=word(values["UserName"]),
-        uid=number(values["UserID"]),
-        account=word(values["Account"]),
-        partitions=parse.partitions(values["Partition"]),
-        qos=word(values["QOS"]),
+        het_offset=None if het is None else number(het_offset),
+        name=parse.text(name),
+        user=word(user),
+        uid=number(uid),
+        account=word(account),
+        partitions=parse.partitions(partition),
+        qos=word(qos),
         state=state,
-        reason=word(values["Reason"]),
-        priority=number(values["PriorityLong"]),
-        submit=live_records.moment(_number(values["SubmitTime"])),
-        eligible=live_records.moment(_number(values["EligibleTime"])),
-        start=_number(values["StartTime"]),
-        end=_number(values["EndTime"]),
-        time_limit_s=parse.span_s(values["TimeLimit"]),
+        reason=word(reason),
+        priority=number(priority),
+        submit=moment(submit),
+        eligible=moment(eligible),
+        start=moment(start),
+        end=moment(end),
+        time_limit_s=parse.span_s(time_limit),
         nodes=allocated,
-        batch_host=word(values["BatchHost"]),
-        node_count=number(values["NumNodes"].partition("-")[0]),
-        cpus=number(values["NumCPUs"].partition("-")[0]),
-        requeue=values["Requeue"] == "1",
-        restarts=number(values["RestartCnt"]) or 0,
+        batch_host=word(batch_host),
+        node_count=parse.least(node_count),
+        cpus=parse.least(cpus),
+        requeue=parse.flag(requeue),
+        restarts=number(restarts) or 0,
         tres_requested=tres,
         tres_allocated=tres,
         gpus_requested=gpus,
         gpus_allocated=gpus,
         node_gpus=node_gpus(job_id, state, allocated, gpus),
-        features=word(values["Feature"]),
-        reservation=word(values["Reservation"]),
-        comment=word(comment),
+        features=word(features),
+        reservation=word(reservation),
+        comment=parse.text(comment),
         admin_comment=None,
         stdout=None,
         stderr=None,
-        batch=values["BatchFlag"] == "1",
-        requests_share=any(parse.requests_share(values[request]) for request in _REQUESTS),
-        nodes_required=nodes(values["ReqNodes"]),
-        nodes_excluded=nodes(values["ExcNodes"]),
+        batch=parse.flag(batch),
+        requests_share=parse.requests_share(*requests),
+        nodes_required=nodes(nodes_required),
+        nodes_excluded=nodes(nodes_excluded),
     )
 
 

@@ -23,6 +23,7 @@ from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.squatters import ObservedGpu
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.garbage import without_collection
 from slurm_affinode.base.text import counted, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.core.signatures import GpuFacts, RunFacts, Signature, SignatureVerdict, judge
@@ -115,36 +116,50 @@ def _live(one: Finding, refs: Mapping[int, Callable[[], JobAttempt]]) -> Finding
 
 def frame(snapshot: Snapshot, uses: Mapping[int, JobUse | None]) -> pl.DataFrame:
     """Return slurmctld's jobs that have started, as ``JOBS``."""
-    rows = [_row(snapshot.cluster, job, uses.get(job.job_id)) for job in snapshot.jobs if job.start is not None]
-    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows[:1])}
-    return conform(pl.DataFrame(rows, schema=types, orient="row") if rows else pl.DataFrame(schema=JOBS), JOBS)
+    return _frame(_columns(snapshot.cluster, [job for job in snapshot.jobs if job.start is not None], uses))
 
 
 def pending(snapshot: Snapshot) -> pl.DataFrame:
     """Return slurmctld's pending jobs, as ``JOBS``."""
-    rows = [
-        {**_row(snapshot.cluster, job, None), "partition": ",".join(job.partitions), "reason": job.reason,
-         "req_gpus": None if job.gpus_requested is None else job.gpus_requested.count}
-        for job in snapshot.jobs if job.pending
-    ]  # fmt: skip
-    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows[:1])}
-    return conform(pl.DataFrame(rows, schema=types, orient="row") if rows else pl.DataFrame(schema=JOBS), JOBS)
+    jobs = [job for job in snapshot.jobs if job.pending]
+    return _frame({
+        **_columns(snapshot.cluster, jobs, {}),
+        "partition": [",".join(job.partitions) for job in jobs],
+        "reason": [job.reason for job in jobs],
+        "req_gpus": [None if job.gpus_requested is None else job.gpus_requested.count for job in jobs],
+    })  # fmt: skip
 
 
-def _row(cluster: str, job: Job, use: JobUse | None) -> dict[str, Any]:
-    memory = _bytes(job.tres_allocated.get("mem"))
-    gpus = job.gpus_allocated
+def _frame(columns: Mapping[str, Sequence[Any]]) -> pl.DataFrame:
+    types = {name: dtype for name, dtype in JOBS.items() if name in columns}
+    return conform(pl.DataFrame({name: columns[name] for name in types}, schema=types), JOBS)
+
+
+def _columns(cluster: str, jobs: Sequence[Job], uses: Mapping[int, JobUse | None]) -> dict[str, Sequence[Any]]:
+    """Return the columns of ``JOBS`` that slurmctld knows; rows of 100,000 jobs would take twice as long."""
+    gpus, used = [job.gpus_allocated for job in jobs], [uses.get(job.job_id) for job in jobs]
     return {
-        "cluster": cluster, "job_id": job.job_id, "submit": job.submit, "array_job_id": job.array_job_id,
-        "array_task_id": job.array_task_id, "het_job_id": job.het_job_id, "het_offset": job.het_offset,
-        "job_name": job.name, "user": job.user, "account": job.account,
-        "partition": next(iter(job.partitions), None), "qos": job.qos, "state": job.state, "eligible": job.eligible,
-        "start": job.start, "end": job.end, "timelimit_s": job.time_limit_s, "nodes": job.node_count,
-        "node_list": ",".join(job.nodes) or None, "cpus": job.cpus, "alloc_mem_bytes": memory,
-        "gpus": (0 if job.tres_allocated else None) if gpus is None else gpus.count,
-        "gpu_type": None if gpus is None else gpus.kind, "constraints": job.features,
-        "total_cpu_s": None if use is None else use.cpu_s,
-        "max_rss_bytes": None if use is None else int(use.memory_mib * 2**20),
+        "cluster": [cluster] * len(jobs), "job_id": [job.job_id for job in jobs],
+        "submit": [job.submit for job in jobs],
+        "array_job_id": [job.array_job_id for job in jobs], "array_task_id": [job.array_task_id for job in jobs],
+        "het_job_id": [job.het_job_id for job in jobs], "het_offset": [job.het_offset for job in jobs],
+        "job_name": [job.name for job in jobs], "user": [job.user for job in jobs],
+        "account": [job.account for job in jobs],
+        "partition": [job.partitions[0] if job.partitions else None for job in jobs],
+        "qos": [job.qos for job in jobs], "state": [job.state for job in jobs],
+        "eligible": [job.eligible for job in jobs], "start": [job.start for job in jobs],
+        "end": [job.end for job in jobs], "timelimit_s": [job.time_limit_s for job in jobs],
+        "nodes": [job.node_count for job in jobs], "node_list": [",".join(job.nodes) or None for job in jobs],
+        "cpus": [job.cpus for job in jobs],
+        "alloc_mem_bytes": [_bytes(job.tres_allocated.get("mem")) for job in jobs],
+        "gpus": [
+            (0 if job.tres_allocated else None) if held is None else held.count
+            for job, held in zip(jobs, gpus, strict=True)
+        ],
+        "gpu_type": [None if held is None else held.kind for held in gpus],
+        "constraints": [job.features for job in jobs],
+        "total_cpu_s": [None if use is None else use.cpu_s for use in used],
+        "max_rss_bytes": [None if use is None else int(use.memory_mib * 2**20) for use in used],
     }  # fmt: skip
 
 
@@ -300,6 +315,7 @@ def observe(
         yield Observed(snapshot, jobs, samples, file.signatures, past, since, moment, tuple(notes), store)
 
 
+@without_collection()
 def judged(config: Config, request: Request, seen: Observed) -> Found:
     """Return the findings of a live observation."""
     (cluster, jobs, nodes), moment, samples = _parts(seen.snapshot), seen.at, seen.samples

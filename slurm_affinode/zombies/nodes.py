@@ -114,6 +114,13 @@ class LiveGpu:
         """Return node and GPU."""
         return self.node, f"{self.uuid or self.index}{'' if self.mig is None else f'/{self.mig}'}"
 
+    def mapped(self, mapping: str) -> LiveGpu:
+        """Return it with another ``mapping``; ``replace`` would take three times as long."""
+        return LiveGpu(
+            self.node, self.uuid, self.index, self.minor, self.mig, self.model, self.signals_pct, self.used_mib,
+            self.total_mib, self.power_w, self.xid, self.processes, self.jobs, self.fault, self.part_of, mapping,
+        )  # fmt: skip
+
     def evidence(self) -> GpuEvidence:
         """Return the GPU, or the share of it, for a finding, without durations."""
         held, total = (None if mib is None else mib / 1024 for mib in (self.used_mib, self.total_mib))

@@ -235,15 +235,15 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
         numbered = given is not None and given.indices and all(gpu.mig is None for gpu in here)
         indexed = of_slurm(here, given.indices) if given is not None and numbered else None
         if indexed is not None and (complete or all(gpu.minor is not None for gpu in here)):
-            found += [replace(gpu, mapping="slurm") for gpu in indexed]
+            found += [gpu.mapped("slurm") for gpu in indexed]
         elif given is not None and given.count == len(here) and complete:
-            found += [replace(gpu, mapping="whole-node") for gpu in here]
+            found += [gpu.mapped("whole-node") for gpu in here]
         else:
             names = {str(job.job_id), job.id}
             labelled = _unambiguous(job, [gpu for gpu in here if names & set(gpu.jobs)], node)
-            found += [replace(gpu, mapping="labels") for gpu in labelled]
+            found += [gpu.mapped("labels") for gpu in labelled]
             found += [
-                replace(gpu, mapping="processes") for gpu in here
+                gpu.mapped("processes") for gpu in here
                 if gpu not in labelled
                 and any(one.job == job.job_id and one.source != "environment" for one in gpu.processes or ())
             ]  # fmt: skip
@@ -298,6 +298,7 @@ def timed(samples: NodeSamples) -> dict[int, Sequence[LiveGpu]]:
     return {job: [gpu for gpu in on if gpu.part_of is None or idle(gpu)] for job, on in samples.by_job.items()}
 
 
+@without_collection()
 def past(  # noqa: PLR0917
     config: Config,
     request: Request,

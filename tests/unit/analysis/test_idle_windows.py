@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.analysis import samples
+from slurm_affinode.analysis import idle_windows, samples
 from slurm_affinode.analysis.idle_windows import NEVER, Pairs, follow
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import SUMS, Thresholds
@@ -103,3 +104,38 @@ def test_trailing_window_equals_last_idle_window_of_join(
         assert seen.fb_known_ms[0] == window["fb_known"]
     for values in (seen.since, seen.until, seen.last_active, seen.samples):
         assert (values == values[0]).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.tuples(apart, util, dram, memory), min_size=5, max_size=40),
+    st.lists(st.tuples(st.integers(0, 1), st.integers(-2, 20), st.integers(1, 30)), min_size=1, max_size=6),
+    st.integers(1, 30),
+)
+def test_pairs_do_not_affect_each_other(
+    drawn: list[tuple[float, float | None, float | None, float | None]],
+    runs: list[tuple[int, int, int]],
+    rows_together: int,
+) -> None:
+    """Pairs in any order, also of the same GPU at the same time, folded together or in parts, are as each one alone."""
+    rules = Thresholds()
+    times = np.cumsum([0, *(round(one[0] * STEP_MS) for one in drawn[1:])]).tolist()
+    rows = [(ms, *one[1:]) for ms, one in zip(times, drawn, strict=True)]
+    until = EVENING + timedelta(minutes=60)
+    with tempfile.TemporaryDirectory() as root, closing(store_of(Path(root), rows)) as store:
+        known = store.devices(EVENING, until)["device"].to_numpy()
+        low = np.array([BEGIN_MS + start * STEP_MS for _, start, _ in runs], np.int64)
+        pairs = Pairs(
+            known[[number for number, _, _ in runs]],
+            low,
+            low + np.array([length * STEP_MS for _, _, length in runs]),
+            np.full(len(runs), STEP_MS),
+        )
+        with mock.patch.object(idle_windows, "FOLD_ROWS", rows_together):
+            together = follow(store, pairs, EVENING, until, LIMIT_PCT, rules)
+        for place in range(len(runs)):
+            only = slice(place, place + 1)
+            one = Pairs(pairs.device[only], pairs.start[only], pairs.end[only], pairs.step[only])
+            alone = follow(store, one, EVENING, until, LIMIT_PCT, rules)
+            for name in (field.name for field in dataclasses.fields(alone)):
+                np.testing.assert_array_equal(getattr(together, name)[only], getattr(alone, name), err_msg=name)
