@@ -14,7 +14,7 @@ import numpy as np
 from slurm_affinode.base.text import figure, percent, span
 from slurm_affinode.engines.diagnosis.episodes import lasting, runs
 from slurm_affinode.engines.diagnosis.rules import diagnosis, evidence
-from slurm_affinode.engines.diagnosis.series import Bools, EngineSeries, Floats, moment
+from slurm_affinode.engines.diagnosis.series import Bools, EngineSeries, Floats, Integers, moment
 from slurm_affinode.model.serving import Diagnosis
 
 MIN_LEVEL, MAX_LEVEL = 0.5, 0.97
@@ -161,7 +161,7 @@ def preemption_storms(series: EngineSeries) -> list[Diagnosis]:
     grown = series.change("preemptions")
     if not (grown > 0).any():
         return []
-    found, prompt = [], _prompt_tokens(series)
+    found, prompt, calm = [], _prompt_tokens(series), _CalmIntervals.of(series)
     for first, last in lasting(series, grown > 0):
         before = max(first - 1, 0)
         spans = series.interval[before + 1 : last + 1]
@@ -169,17 +169,17 @@ def preemption_storms(series: EngineSeries) -> list[Diagnosis]:
         active = float(np.nansum(spans[grown[before + 1 : last + 1] > 0])) / length if length else 0.0
         if length < STORM_S or count < 10 or active < 0.5:
             continue
-        if (one := _storm(series, before, last, count, length, prompt)) is not None:
+        if (one := _storm(series, before, last, count, length, prompt, calm)) is not None:
             found.append(one)
     return found
 
 
 def _storm(  # noqa: PLR0917
-    series: EngineSeries, first: int, last: int, count: float, length: float, prompt: float | None
+    series: EngineSeries, first: int, last: int, count: float, length: float, prompt: float | None, calm: _CalmIntervals
 ) -> Diagnosis | None:
     finished = series.sum_of("finished", first, last)
     repeated = _recomputed_share(series, first, last, count, prompt)
-    rate, usual = series.rate_of("generation_tokens", first, last), _rate_without_preemption(series, first)
+    rate, usual = series.rate_of("generation_tokens", first, last), calm.rate_until(first)
     lost = None if rate is None or usual is None else max(0.0, 1 - rate / usual)
     each = None if not finished else count / finished
     costly = repeated is not None and repeated >= RECOMPUTED_SHARE
@@ -238,19 +238,34 @@ def _recomputed_share(series: EngineSeries, first: int, last: int, count: float,
     return again / whole if whole > 0 else None
 
 
-def _rate_without_preemption(series: EngineSeries, before: int) -> float | None:
-    """Return the output rate before the storm, over intervals without preemption in which as many requests ran.
+@dataclass(frozen=True, slots=True)
+class _CalmIntervals:
+    """The intervals without preemption in which requests ran and output is known."""
 
-    Without such intervals there is nothing to compare with: ``None``.
-    """
-    earlier = slice(before + 1)
-    grown, tokens = series.change("preemptions")[earlier], series.change("generation_tokens")[earlier]
-    spans, running = series.interval[earlier], series.value("running")[earlier]
-    usable = (grown == 0) & np.isfinite(tokens) & np.isfinite(spans) & (running >= 1)
-    if np.count_nonzero(usable) < _ENOUGH:
-        return None
-    busiest = usable & (running >= np.quantile(running[usable], 0.75))
-    return float(tokens[busiest].sum() / spans[busiest].sum()) or None
+    at: Integers
+    """Positions of the samples that end them."""
+    tokens: Floats
+    spans: Floats
+    running: Floats
+
+    @classmethod
+    def of(cls, series: EngineSeries) -> _CalmIntervals:
+        tokens, spans, running = series.change("generation_tokens"), series.interval, series.value("running")
+        usable = (series.change("preemptions") == 0) & np.isfinite(tokens) & np.isfinite(spans) & (running >= 1)
+        at = np.flatnonzero(usable)
+        return cls(at, tokens[at], spans[at], running[at])
+
+    def rate_until(self, last: int) -> float | None:
+        """Return the output rate up to a sample, over the intervals in which as many requests ran as in a storm.
+
+        Without such intervals there is nothing to compare with: ``None``.
+        """
+        count = int(np.searchsorted(self.at, last, side="right"))
+        if count < _ENOUGH:
+            return None
+        running = self.running[:count]
+        busiest = running >= np.quantile(running, 0.75)
+        return float(self.tokens[:count][busiest].sum() / self.spans[:count][busiest].sum()) or None
 
 
 def swapping(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:

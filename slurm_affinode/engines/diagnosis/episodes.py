@@ -37,19 +37,19 @@ def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> li
         if not part.any():
             continue
         edges = np.flatnonzero(np.diff(np.concatenate([[0], part.astype(np.int8), [0]])))
-        begins, ends = (edges[::2] + first).tolist(), (edges[1::2] + first - 1).tolist()
-        merged: list[tuple[int, int, float]] = []
-        for begin, last in zip(begins, ends, strict=True):
-            held = float(time[last] - time[begin]) + series.step_s
-            now = (begin, last, held)
+        begins, ends = edges[::2] + first, edges[1::2] + first - 1
+        columns = [one.tolist() for one in (begins, ends, time[begins], time[ends])]
+        merged: list[tuple[int, int, float, float, float]] = []
+        for begin, last, since, until in zip(*columns, strict=True):
+            now = (begin, last, until - since + series.step_s, since, until)
             while merged:
                 before = merged[-1]
-                pause = float(time[now[0]] - time[before[1]]) - series.step_s
+                pause = now[3] - before[4] - series.step_s
                 shorter = min(before[2], now[2])
                 limit = max(longest, shorter / 2) if close is None else close
                 if pause > max(limit, short) or (pause > short and pause > shorter):
                     break
-                now = (before[0], now[1], before[2] + now[2])
+                now = (before[0], now[1], before[2] + now[2], before[3], now[4])
                 merged.pop()
             merged.append(now)
         found += [one[:2] for one in merged]
@@ -77,10 +77,15 @@ def lasting(series: EngineSeries, mask: Bools) -> list[tuple[int, int]]:
         low, high = np.maximum(at - WINDOW // 2, 0), np.minimum(at + WINDOW // 2, len(part))
         share = (total[high] - total[low]) / (high - low)
         edges = np.flatnonzero(np.diff(np.concatenate([[0], (share >= LEAVE).astype(np.int8), [0]])))
-        for begin, last in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
-            held = np.flatnonzero(part[begin : last + 1])
-            if len(held) >= 2 and float(share[begin : last + 1].max()) >= ENTER:
-                found.append((first + begin + int(held[0]), first + begin + int(held[-1])))
+        begins, ends, held = edges[::2], edges[1::2], np.flatnonzero(part)
+        if not len(begins):
+            continue
+        # Up to the next episode, the share is below that in this one.
+        peak = np.maximum.reduceat(share, begins)
+        low, high = np.searchsorted(held, begins), np.searchsorted(held, ends)
+        long = (high - low >= 2) & (peak >= ENTER)
+        pairs = zip(held[low[long]].tolist(), held[high[long] - 1].tolist(), strict=True)
+        found += [(first + begin, first + last) for begin, last in pairs]
     return found
 
 

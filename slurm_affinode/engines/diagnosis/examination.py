@@ -127,8 +127,8 @@ def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis
     free = np.isfinite(series.value("running")) | np.isfinite(series.progress)
     for one in found:
         if one.kind in _NOT_HEALTHY:
-            begin, end = one.since.timestamp(), one.until.timestamp()
-            free &= (times < begin - 0.001) | (times > end + 0.001)
+            begin, end = one.since.timestamp() - 0.001, one.until.timestamp() + 0.001
+            free[np.searchsorted(times, begin) : np.searchsorted(times, end, side="right")] = False
     healthy = []
     for first, last in runs(series, free, close=0.0):
         length = float(times[last] - times[first])
@@ -325,10 +325,19 @@ def _one(  # noqa: PLR0917
         around = _around(key, job, own, gpus, fleet)
         found = list(examine(key, own, around, options))
         overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
-        if overloaded and "generation_lengths" in gpu_samples.collect_schema().names():
+        if overloaded and (whole is not None or _have_lengths(gpu_samples)):
             whole = whole or _by_job(gpu_samples.collect(engine="streaming"))
             found = list(examine(key, whole[job], around, options))
         yield from found
+
+
+def _have_lengths(samples: pl.LazyFrame) -> bool:
+    """Return whether there are histograms, which make the estimate of an overload more exact."""
+    names = samples.collect_schema().names()
+    if "generation_lengths" not in names:
+        return False
+    known = samples.select(pl.col(name).is_not_null().any() for name in _HISTOGRAMS if name in names)
+    return any(known.collect(engine="streaming").row(0))
 
 
 def _by_job(samples: pl.DataFrame) -> dict[str | None, pl.DataFrame]:
@@ -348,8 +357,10 @@ def _by_job(samples: pl.DataFrame) -> dict[str | None, pl.DataFrame]:
 def _around(
     key: EngineKey, job: str | None, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet
 ) -> EngineContext:  # fmt: skip
-    uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
-    own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
+    own_gpus = None
+    if gpus is not None:
+        uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
+        own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if len(uuids) else None
     events, running = fleet.log_events, None
     if job is not None:
         of = key.cluster, job

@@ -155,7 +155,7 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
     at = 2 * (time - time[0]) / length - 1
     line = queue[0] + (queue[-1] - queue[0]) * (at + 1) / 2
     found.append(6 * float(np.mean((queue - line) ** 2)) / length)  # mean square of a Brownian bridge: V T / 6
-    if steps >= _PARTS:
+    if steps >= _PARTS and min(found) > max(rate, 1e-9):  # otherwise the third one makes no difference
         basis = np.vander(at, 3)
         left = queue - basis @ np.linalg.lstsq(basis, queue, rcond=None)[0]
         found.append(70 / 3 * float(np.mean(left**2)) / length)  # of Brownian motion without its parabola: 3 V T / 70

@@ -83,6 +83,7 @@ class EngineSeries:
         """Time (seconds since the epoch), processes and GPU memory (MiB) where these are left without their server."""
         self._values: dict[str, Floats] = {}
         self._changes: dict[str, Floats] = {}
+        self._known: dict[str, Bools] = {}
 
     @property
     def job(self) -> str | None:
@@ -197,24 +198,31 @@ class EngineSeries:
         """Time without successful scrapes up to which an episode is one."""
         return max(_GAP_STEPS * self.step_s, _GAP_S)
 
+    def _known_change(self, name: str) -> Bools:
+        """Return where the growth of a counter is known."""
+        if name not in self._known:
+            self._known[name] = np.isfinite(self.change(name))
+        return self._known[name]
+
     def sum_of(self, name: str, first: int, last: int) -> float | None:
         """Return the growth of a counter from sample ``first`` to sample ``last``; ``None`` if it is unknown."""
-        grown = self.change(name)[first + 1 : last + 1]
-        known = np.isfinite(grown)
-        return float(grown[known].sum()) if known.any() else None
+        part = slice(first + 1, last + 1)
+        grown = self.change(name)[part][self._known_change(name)[part]]
+        return float(np.add.reduce(grown)) if len(grown) else None
 
     def rate_of(self, name: str, first: int, last: int) -> float | None:
         """Return the growth per second, over the intervals in which it is known."""
-        grown, spans = self.change(name)[first + 1 : last + 1], self.interval[first + 1 : last + 1]
-        known = np.isfinite(grown)
-        return float(grown[known].sum() / spans[known].sum()) if known.any() and spans[known].sum() > 0 else None
+        part = slice(first + 1, last + 1)
+        known = self._known_change(name)[part]
+        grown, length = self.change(name)[part][known], np.add.reduce(self.interval[part][known])
+        return float(np.add.reduce(grown) / length) if len(grown) and length > 0 else None
 
     def ratio_of(self, amount: str, count: str, first: int, last: int) -> float | None:
         """Return the growth of one counter by that of another: a mean over events; ``None`` without an event."""
-        above, below = self.change(amount)[first + 1 : last + 1], self.change(count)[first + 1 : last + 1]
-        known = np.isfinite(above) & np.isfinite(below)
-        events = float(below[known].sum())
-        return float(above[known].sum()) / events if events > 0 else None
+        part = slice(first + 1, last + 1)
+        known = self._known_change(amount)[part] & self._known_change(count)[part]
+        events = float(np.add.reduce(self.change(count)[part][known]))
+        return float(np.add.reduce(self.change(amount)[part][known])) / events if events > 0 else None
 
     def mean_of(self, name: str, first: int, last: int) -> float | None:
         """Return the mean of a gauge over the samples."""
@@ -226,7 +234,7 @@ class EngineSeries:
         """Return the maximum of a gauge."""
         part = self.value(name)[first : last + 1]
         known = part[np.isfinite(part)]
-        return float(known.max()) if len(known) else None
+        return float(np.maximum.reduce(known)) if len(known) else None
 
 
 def _repeated(samples: pl.DataFrame) -> Bools | None:
