@@ -179,10 +179,11 @@ def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     ``table``: a row per device and day. A label continues if the last sample of one day and the first one of the
     device's next day have it.
     """
+    ordered = labels.sort("device", "job", "first", "last")
+    if not table["device"].is_duplicated().any():
+        return ordered  # a single day
     following = table.select("device", "last", pl.col("first").shift(-1).over("device", order_by="first").alias("next"))
-    ordered = labels.sort("device", "job", "first", "last").join(
-        following.drop_nulls(), on=["device", "last"], how="left", maintain_order="left"
-    )
+    ordered = ordered.join(following.drop_nulls(), on=["device", "last"], how="left", maintain_order="left")
     continued = (pl.col("first") == pl.col("next").shift().over("device", "job")).fill_null(value=False)
     return (
         ordered.with_columns((~continued).cum_sum().alias("stretch"))
@@ -264,7 +265,9 @@ def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | No
     at = devices.select("device", pl.col("step_ms").alias("usual")).with_row_index("at")
     rows = table.join(at, on="device", how="left", maintain_order="left")
     own = pl.when(pl.col("rows") >= FEW_ROWS).then(pl.col("step_ms"))
-    following = pl.col("first").shift(-1).over("device", order_by="base")
+    following = pl.lit(None, table.schema["first"])
+    if rows["device"].is_duplicated().any():  # several days
+        following = pl.col("first").shift(-1).over("device", order_by="base")
     rows = rows.with_columns(pl.coalesce(own, pl.col("usual")).alias("step"), following.alias("next"))
     if later is not None:
         first = later.group_by("device").agg(pl.col("first").min().alias("later"))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,7 +23,8 @@ ALLOCATED_STATES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING
 """States in which a job holds nodes."""
 
 
-_SHARES = ("gres/shard", "gres/mps")
+_SHARE = re.compile(r"gres/(?:shard|mps)(?::|\Z)")
+"""Name of a TRES that is a share of a GPU, with or without a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Job:
         """
         if self.requests_share and self.allocated:
             return True
-        return any(name.startswith(_SHARES) and name.partition(":")[0] in _SHARES for name in self.tres_allocated)
+        return any(map(_SHARE.match, self.tres_allocated))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,12 @@ class Now:
 
 
 def find_live_misfits(
-    config: Config, request: Request, seen: Now, history: SampleStore, refs: Mapping[int, Callable[[], JobAttempt]]
+    config: Config, request: Request, seen: Now, history: SampleStore, holding: Mapping[int, Job]
 ) -> tuple[list[Finding], list[str]]:
-    """Return findings about misfits, and notes on gaps in the data. ``refs``: raw job ID -> its reference."""
+    """Return findings about misfits, and notes on gaps in the data.
+
+    ``holding``: raw ID of each job that holds nodes -> the job.
+    """
     requested = request.requested_kinds & MISFIT_KINDS
     if not requested:
         return [], []
@@ -74,7 +77,7 @@ def find_live_misfits(
         held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested,
         gpu_partitions=gpu_partitions(seen.snapshot.nodes),
     )  # fmt: skip
-    return [_live(one, refs) for one in found], [*notes, *_unsampled(seen, uses, requested, history, since)]
+    return [_live(one, holding) for one in found], [*notes, *_unsampled(seen, uses, requested, history, since)]
 
 
 BY_GPUS = ("gpu-too-powerful", "low-efficiency-user")
@@ -107,11 +110,11 @@ def _unsampled(
     return notes
 
 
-def _live(one: Finding, refs: Mapping[int, Callable[[], JobAttempt]]) -> Finding:
+def _live(one: Finding, holding: Mapping[int, Job]) -> Finding:
     if one.kind in USER_KINDS or one.job is None:
         return replace(one, source="live")
-    named = refs.get(one.job.job_id)
-    return replace(one, source="live", subject=one.job if named is None else named())
+    job = holding.get(one.job.job_id)
+    return replace(one, source="live", subject=one.job if job is None else JobAttempt.of(job))
 
 
 def frame(snapshot: Snapshot, uses: Mapping[int, JobUse | None]) -> pl.DataFrame:
@@ -321,8 +324,8 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
     (cluster, jobs, nodes), moment, samples = _parts(seen.snapshot), seen.at, seen.samples
     found = [one for job in jobs if (one := _job(job, seen)) is not None]
     looked = Now(seen.snapshot, samples.first_answers, looking.timed(samples), moment)
-    refs = {job.job_id: functools.partial(JobAttempt.of, job) for job in jobs if job.allocated}
-    shapes, unknown = find_live_misfits(config, request, looked, seen.history, refs)
+    by_id = {job.job_id: job for job in jobs if job.allocated}
+    shapes, unknown = find_live_misfits(config, request, looked, seen.history, by_id)
     found += shapes
     completing_s = parse_span_s(config.zombies.completing)
     found += orphans.find(
