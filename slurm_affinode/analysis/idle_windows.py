@@ -8,7 +8,7 @@ gap. Unknown time is not idle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -139,9 +139,29 @@ def follow(  # noqa: PLR0917
     this interval, if already read.
     """
     found = Trailing.empty(len(pairs.device))
+    for rows, which, low, high in counted_rows(store, pairs, since, until, thresholds, index):
+        filled = np.cumsum(high - low) // FOLD_ROWS
+        for some in np.split(np.arange(len(which)), np.flatnonzero(filled[1:] > filled[:-1]) + 1):
+            _fold(rows, pairs, found, which[some], low[some], high[some], limit_pct)
+    return found
+
+
+def counted_rows(  # noqa: PLR0917
+    store: SampleStore,
+    pairs: Pairs,
+    since: datetime,
+    until: datetime,
+    thresholds: Thresholds,
+    index: Index | None = None,
+) -> Iterator[tuple[CountedRows, Ints, Ints, Ints]]:
+    """Yield the samples of ``[since, until)`` by day, in batches of devices, with the rows of each pair.
+
+    The arrays are parallel: numbers of pairs in the order of their rows, the first row of each, and the row after its
+    last one. Pairs without rows are left out. For ``index`` see ``follow``.
+    """
     devices = np.unique(pairs.device)
     if not len(devices):
-        return found
+        return
     if index is None:
         index = read_index(store, since, until, max_gap_steps=thresholds.max_gap_steps)
     at = np.searchsorted(devices, pairs.device)
@@ -156,9 +176,10 @@ def follow(  # noqa: PLR0917
             for some in _batches(store, selected, begin, finish):
                 rows = _read(store, selected, some, begin, finish, weights, thresholds)
                 if rows is not None:
-                    _day(rows, pairs, found, at, begin, until, limit_pct)
+                    which, low, high = _of_pairs(rows, pairs, at, begin, until)
+                    if len(which):
+                        yield rows, which, low, high
         day += timedelta(days=1)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +281,14 @@ def _batches(store: SampleStore, selected: pl.Series, begin: datetime, finish: d
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class CountedRows:
     """Samples of some devices, sorted by device and time."""
 
     device: Ints
     """Position among all devices of the pass."""
     ms: Ints
     reach: Ints
+    """Time up to which each sample counts, unless the run ends before."""
     signals: Mapping[int, npt.NDArray[np.float32]]
     """Position in ``ACTIVITY`` -> values, percent; without signals that no row has."""
     fb: Floats
@@ -284,7 +306,7 @@ def _read(  # noqa: PLR0917
     finish: datetime,
     weights: _Weights,
     thresholds: Thresholds,
-) -> _Rows | None:
+) -> CountedRows | None:
     """Return the samples of the devices ``wanted[some]``; ``None`` if there are none."""
     chosen = selected[some]
     signals = [percent(name, thresholds.floors_pct).cast(pl.Float32).alias(name) for name in ACTIVITY]
@@ -305,7 +327,7 @@ def _read(  # noqa: PLR0917
     fb, fb_total, power = (
         frame[name].cast(pl.Float64).to_numpy() for name in ("fb_used_mib", "fb_total_mib", "power_w")
     )
-    return _Rows(
+    return CountedRows(
         device, ms, weights.reach(device, ms),
         {number: frame[name].to_numpy() for number, name in enumerate(ACTIVITY) if name in given},
         fb, fb_total, power, frame["xid"].cast(pl.Int64).fill_null(NEVER).to_numpy() if "xid" in given else None,
@@ -320,24 +342,19 @@ def _positions(devices: npt.NDArray[np.uint64], of_rows: npt.NDArray[np.uint64])
     return np.repeat(position, np.diff(first, append=len(of_rows)))
 
 
-def _day(  # noqa: PLR0917
-    rows: _Rows, pairs: Pairs, found: Trailing, at: Ints, begin: datetime, until: datetime, limit_pct: float
-) -> None:
-    """Fold the samples of some devices into their pairs."""
+def _of_pairs(rows: CountedRows, pairs: Pairs, at: Ints, begin: datetime, until: datetime) -> tuple[Ints, Ints, Ints]:
+    """Return the pairs with samples among ``rows``, and the range of rows of each."""
     zero_ms, span = epoch_ms(begin), int((until - begin).total_seconds() * 1000)
     key = (rows.device << _SHIFT) + (rows.ms - zero_ms)
     low = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.start - zero_ms, 0, span))
     high = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.end - zero_ms, 0, span))
     which = np.flatnonzero(high > low)
     which = which[np.argsort(low[which])]  # neighboring rows are read as views
-    filled = np.cumsum(high[which] - low[which]) // FOLD_ROWS
-    for some in np.split(which, np.flatnonzero(filled[1:] > filled[:-1]) + 1):
-        if len(some):
-            _fold(rows, pairs, found, some, low[some], high[some], limit_pct)
+    return which, low[which], high[which]
 
 
 def _fold(  # noqa: PLR0917 - one pass over the same arrays
-    rows: _Rows, pairs: Pairs, found: Trailing, which: Ints, low: Ints, high: Ints, limit_pct: float
+    rows: CountedRows, pairs: Pairs, found: Trailing, which: Ints, low: Ints, high: Ints, limit_pct: float
 ) -> None:
     """Fold the rows ``low[i]:high[i]`` of the pairs ``which[i]``."""
     count = high - low
@@ -390,7 +407,7 @@ class _Seen:
     ms: Ints
     """Time for which the sample counts: ``until - time``."""
     signals: Mapping[int, npt.NDArray[np.float32]]
-    """See ``_Rows``."""
+    """See ``CountedRows``."""
     busiest: npt.NDArray[np.float32]
     """Largest of the signals, percent; NaN if there is none."""
     fb: Floats

@@ -8,7 +8,7 @@ over a period are listed as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -200,15 +200,18 @@ def find(
     min_run_s: float,
     kinds: frozenset[str],
     gpu_partitions: frozenset[str] = frozenset(),
+    rules: Sequence[MisfitRule] | None = None,
 ) -> list[Finding]:
     """Return the misfits of ``kinds``: one finding per run and rule, and one per user.
 
-    ``gpu_partitions``: partitions of GPU nodes only, in a cluster that also has other nodes.
+    ``gpu_partitions``: partitions of GPU nodes only, in a cluster that also has other nodes. ``rules``: the rules for
+    runs, by default ``RULES``.
     """
     rows = table(held, nodes)
     long = rows.filter(pl.col("ran_s") >= min_run_s)
     mostly_gpu = _gpu_partitions(held.runs, config, gpu_partitions)
-    found = _worth_it(_by_rule(held, long, config, mostly_gpu, kinds), config)
+    chosen = [rule for rule in (RULES if rules is None else rules) if rule.kind in kinds]
+    found = _worth_it(_by_rule(held, long, config, mostly_gpu, chosen), config)
     if "low-efficiency-user" in kinds:
         found += gpu_users(long, config, held.query.until)
     if "low-cpu-efficiency-user" in kinds:
@@ -217,10 +220,13 @@ def find(
 
 
 def _by_rule(
-    held: HeldGpus, long: pl.DataFrame, config: MisfitConfig, gpu_partitions: pl.DataFrame, kinds: Collection[str]
+    held: HeldGpus,
+    long: pl.DataFrame,
+    config: MisfitConfig,
+    gpu_partitions: pl.DataFrame,
+    chosen: Sequence[MisfitRule],
 ) -> list[tuple[MisfitRule, Finding, float]]:
-    """Return the findings of the rules of ``kinds``, with the GPU-hours of their runs (without GPUs: core-hours)."""
-    chosen = [rule for rule in RULES if rule.kind in kinds]
+    """Return the findings of the rules, with the GPU-hours of their runs (without GPUs: core-hours)."""
     rows = _candidates(long, chosen).join(
         gpu_partitions, on=["cluster", "partition"], how="left", maintain_order="left"
     ).with_columns(pl.col("gpu_partition").fill_null(value=False))  # fmt: skip
@@ -496,3 +502,5 @@ RULES: tuple[MisfitRule, ...] = (
     MisfitRule("serial-job", of_gpu_jobs=False, look=_serial),
     MisfitRule("cpu-fragmentation", of_gpu_jobs=False, look=_cpu_fragmented),
 )
+OWNER_RULES = (*RULES, MisfitRule("host-memory", of_gpu_jobs=True, look=_host_memory))
+"""Rules for the owner of one job: to cleaners, unused host memory of a GPU job matters only where it blocks GPUs."""

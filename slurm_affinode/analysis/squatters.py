@@ -30,6 +30,7 @@ from slurm_affinode.core.signatures import GpuFacts, RunFacts, Signature, Signat
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY
 from slurm_affinode.model.finding import MAPPINGS, Evidence, Finding, GpuEvidence, JobAttempt, Source
+from slurm_affinode.slurm.accounting.schema import JOB_KEY
 
 MIB_PER_GIB = 1024.0
 PARTLY = "Ask for as many GPUs as the program uses."
@@ -81,10 +82,17 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     history: SampleStore,
     limits_pct: Sequence[float],
     now: datetime,
+    only: pl.DataFrame | None = None,
 ) -> HeldGpus:
-    """Join accounting with GPU samples. ``jobs``: every run of the interval, including those excluded by filters."""
+    """Join accounting with GPU samples. ``jobs``: every run of the interval, including those excluded by filters.
+
+    ``only`` (``JOB_KEY``): the runs to follow among those that pass the filters; ``None``: all of them.
+    """
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
+    if only is not None:
+        chosen = runs.join(only.select(JOB_KEY), on=JOB_KEY, how="semi")["run"]
+        runs = runs.with_columns(pl.col("wanted") & pl.col("run").is_in(chosen.implode()))
     runs = runs.join(job_runs.lost_time(runs), on="run", how="anti", maintain_order="left")
     open_, runs = job_runs.uncertain(runs), job_runs.certain(runs)
     nodes = job_runs.nodes_of(pl.concat([runs, open_.join(runs, on="run", how="anti")]))
@@ -356,7 +364,7 @@ def finding(
     worst, verdict = max(squatting or flagged, key=lambda pair: pair[0].window_s)
     kind, variant = _kind([verdict.signature.name for _, verdict in flagged], verdict, computes=bool(computing))
     allocated = max(int(row["gpus"] or 0), len(seen))
-    gpus = tuple(sorted((one.gpu for one in seen), key=lambda gpu: (gpu.node or "", _order(gpu.gpu))))
+    gpus = tuple(sorted((one.gpu for one in seen), key=lambda gpu: (gpu.node or "", order(gpu.gpu))))
     known = [gib_s for one in idle if (gib_s := _held_gib_s(one)) is not None]
     # The end of one job does not free a shared GPU.
     shared = any(one.gpu.shared for one in seen)
@@ -402,7 +410,8 @@ def _kind(names: Sequence[str], worst: SignatureVerdict, *, computes: bool) -> t
     return "idle-allocation", next((name for name in ("used-once", "idle") if name in names), names[0])
 
 
-def _order(name: str) -> tuple[int, str]:
+def order(name: str) -> tuple[int, str]:
+    """Return the sort key of a GPU name (``name_of``): indices by number, before all others."""
     return (int(name), "") if name.isascii() and name.isdigit() else (1 << 30, name)
 
 

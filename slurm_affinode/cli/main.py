@@ -18,6 +18,7 @@ _COMMANDS = {
     "demo": ("slurm_affinode.cli.demo:demo", "Analyze an included history and render the report"),
     "ingest": ("slurm_affinode.cli.main:ingest", "Ingest accounting and GPU metrics"),
     "report": ("slurm_affinode.cli.report:report", "Report where GPU-hours went (HTML, JSON, CSV)"),
+    "job": ("slurm_affinode.cli.job:job", "Show one job: use of CPUs, memory and GPUs, idle time, advice"),
     "nightly": (
         "slurm_affinode.cli.nightly:nightly",
         "Ingest and render daily, weekly and monthly reports",

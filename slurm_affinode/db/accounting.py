@@ -447,6 +447,14 @@ class AccountingQueries:
             condition = and_(condition, job.cluster == cluster)
         return self._frame(tables.jobs, JOBS, condition)
 
+    def steps_of(self, job_ids: Sequence[int]) -> pl.DataFrame:
+        """Return the stored steps of every run with one of these raw IDs, in any cluster, as ``STEPS``."""
+        parts = [
+            self._frame(tables.steps, STEPS, tables.steps.c.job_id.in_(job_ids[first : first + _IN_LIST]))
+            for first in range(0, len(job_ids), _IN_LIST)
+        ]
+        return pl.concat(parts) if parts else from_stored(from_rows((), STEPS), STEPS)
+
     def allocation_gpus(self, since: datetime, until: datetime, **filters: Unpack[RunFilters]) -> pl.DataFrame:
         """Return the recorded GPUs of the jobs that ``jobs`` returns, as ``RECORDED_GPUS``.
 

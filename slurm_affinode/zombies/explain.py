@@ -81,13 +81,13 @@ def explain(
         file = file.with_window(window_s)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
         with Repository.open(config.db_url, create=False) as store:
-            stored = _pick(store.find_job(parsed.job_id, cluster=cluster), parsed)
+            stored = pick(store.find_job(parsed.job_id, cluster=cluster), parsed)
             if stored.is_empty():
                 raise NoAttemptError(
                     f"no attempt of job {job} is stored",
                     hint="is it one of yours, and was accounting ingested since (slurm-affinode ingest sacct)?",
                 )
-            _check_single(job, stored)
+            check_single(job, stored)
             row = stored.row(-1, named=True)
             query, notes = find.interval(config, Request(since, until), samples, moment)
             query = stored_accounting.with_known(query, store, moment)
@@ -179,7 +179,8 @@ def parse(job: str) -> identifiers.JobId:
         raise AffinodeError(str(error), hint="a job ID is 123, 123_4 or 123+1") from None
 
 
-def _pick(found: pl.DataFrame, parsed: identifiers.JobId) -> pl.DataFrame:
+def pick(found: pl.DataFrame, parsed: identifiers.JobId) -> pl.DataFrame:
+    """Return the attempts (``JOBS``) in ``found`` that have started and that a job ID names, oldest first."""
     started = found.drop_nulls("start").sort("start")
     if parsed.array_task_id is not None:
         return started.filter(
@@ -191,7 +192,7 @@ def _pick(found: pl.DataFrame, parsed: identifiers.JobId) -> pl.DataFrame:
     return exact if exact.height else started
 
 
-def _check_single(job: str, stored: pl.DataFrame) -> None:
+def check_single(job: str, stored: pl.DataFrame) -> None:
     """Raise ``AffinodeError`` if ``stored`` are runs of several jobs."""
     clusters = sorted(stored["cluster"].unique())
     if len(clusters) > 1:

@@ -235,14 +235,16 @@ def hold(  # noqa: PLR0917
     history: SampleStore,
     chosen: Sequence[Signature],
     now: datetime,
+    only: pl.DataFrame | None = None,
 ) -> HeldGpus:
     """Join jobs and samples, and follow the GPUs of the attempts that pass the filters.
 
     CPU time and host memory of running jobs are set to unknown: accounting counts only their steps that have ended.
+    For ``only`` see ``squatters.hold``.
     """
     ended = pl.col("end").is_not_null()
     jobs = jobs.with_columns(pl.when(ended).then(name).alias(name) for name in ("total_cpu_s", "max_rss_bytes"))
-    return squatters.hold(query, jobs, gpus, history, [one.compute.at_most_pct for one in chosen], now)
+    return squatters.hold(query, jobs, gpus, history, [one.compute.at_most_pct for one in chosen], now, only)
 
 
 def judge(  # noqa: PLR0917

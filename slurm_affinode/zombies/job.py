@@ -1,0 +1,291 @@
+"""``job`` for one attempt, and for all attempts that the nightly run publishes: accounting, GPU samples and findings.
+
+Attempts are summarized together: one read of accounting and two passes over the samples serve all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis import gpu_tracks, job_use, misfits, squatters, suspensions
+from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis.gpu_tracks import GpuTrack
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.squatters import HeldGpus
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import span, visible
+from slurm_affinode.base.times import named, parse_span_s
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.model.cluster import Node
+from slurm_affinode.model.finding import KINDS, LIVE_KINDS, USER_KINDS, Finding
+from slurm_affinode.model.job_summary import GpuUse, JobFinding, JobSummary, JobSuspension
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.pipeline import report, stored_accounting
+from slurm_affinode.slurm import hostlist
+from slurm_affinode.slurm.accounting.schema import JOB_KEY
+from slurm_affinode.slurm.times import site_zone
+from slurm_affinode.zombies import explain, find
+from slurm_affinode.zombies.explain import NoAttemptError
+from slurm_affinode.zombies.find import COLUMNS, History, Request, Slurm
+
+_KINDS = frozenset(KINDS) - USER_KINDS - LIVE_KINDS
+_OTHER_USERS = "{count} attempts of job {job} are stored, of different users: the ID was used again"
+
+
+def summarize(
+    config: Config,
+    job: str,
+    *,
+    cluster: str | None = None,
+    attempt: int | None = None,
+    history: History | None = None,
+    slurm: Slurm | None = None,
+    now: datetime | None = None,
+) -> JobSummary:
+    """Summarize an attempt of ``job`` (``123``, ``123_4``, ``123+1``) from stored data.
+
+    ``attempt``: its number, from 1, negative from the end; ``None``: the last one. Raises ``NoAttemptError`` if there
+    is none, and ``AffinodeError`` if several jobs have this ID.
+    """
+    moment = now or datetime.now(UTC)
+    asked = explain.parse(job)
+    with (
+        (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples,
+        Repository.open(config.db_url, create=False) as store,
+    ):
+        every = store.find_job(asked.job_id, cluster=cluster)
+        stored = explain.pick(every, asked)
+        if stored.is_empty():
+            raise _missing(job, every, config)
+        explain.check_single(job, stored)
+        number = chosen_attempt(job, stored.height, attempt)
+        # Without nodes, the rules about a share of a node are not applied; that is no fault of the job's data.
+        nodes, _ = find.slurm_nodes(slurm)
+        [made] = summaries(config, store, samples, stored[number - 1], moment, nodes=nodes)
+    several = stored["user"].drop_nulls().n_unique() > 1
+    notes = [_OTHER_USERS.format(count=stored.height, job=job)] if several else []
+    return replace(made, attempt=number, attempts=stored.height, notes=(*made.notes, *notes))
+
+
+def chosen_attempt(job: str, count: int, attempt: int | None) -> int:
+    """Return the number of an attempt, from 1. Raises ``NoAttemptError`` unless it is one of ``count``."""
+    number = count if attempt is None else attempt if attempt > 0 else count + 1 + attempt
+    if not 1 <= number <= count:
+        known = "there is one" if count == 1 else f"there are {count}"
+        raise NoAttemptError(f"job {job} has no attempt {attempt}: {known}", hint="omit --attempt for the last one")
+    return number
+
+
+def _missing(job: str, every: pl.DataFrame, config: Config) -> AffinodeError:
+    waiting = every.filter(pl.col("start").is_null())
+    if waiting.is_empty():
+        return NoAttemptError(
+            f"no attempt of job {job} is stored",
+            hint="check the ID, and whether accounting was ingested since (slurm-affinode ingest sacct)",
+        )
+    row = waiting.row(-1, named=True)
+    if row["end"] is not None:
+        when = named(row["end"], site_zone(config.cluster.timezone))
+        return NoAttemptError(f"job {job} never started: {row['state']} at {when}")
+    why = f" ({visible(row['reason'])})" if row["reason"] else ""
+    return NoAttemptError(f"job {job} had not started when accounting was ingested: {row['state']}{why}")
+
+
+def summaries(
+    config: Config,
+    store: Repository,
+    samples: SampleStore,
+    attempts: pl.DataFrame,
+    now: datetime,
+    *,
+    nodes: Sequence[Node] = (),
+    source: str = "database",
+) -> list[JobSummary]:
+    """Summarize ``attempts`` (``JOBS``, started), in their order.
+
+    ``nodes``: Slurm's nodes, for the rules about shares of a node; empty: unknown.
+    """
+    if attempts.is_empty():
+        return []
+    query, notes = find.interval(config, Request(), samples, now)
+    query = stored_accounting.with_known(replace(query, thresholds=report.thresholds(config)), store, now)
+    rows = attempts.rows(named=True)
+    ends = [_end(row, query) for row in rows]
+    begin, finish = min(row["start"] for row in rows), max(ends)
+    late = job_runs.caution(replace(query, until=now), attempts, now)
+    query = replace(query, since=begin, until=finish)
+    jobs = store.jobs(begin, finish, columns=COLUMNS)
+    recorded = store.allocation_gpus(begin, finish)
+    file = find.site_signatures(config)
+    held = find.hold(query, jobs, recorded, samples, file.signatures, now, attempts)
+    all_steps = store.steps_of(sorted(set(attempts["job_id"].to_list())))
+    work = _Work(
+        config, held, gpu_tracks.follow(held, samples),
+        _by_key([*squatters.find(held, file.signatures), *_misfits(config, held, nodes)]),
+        all_steps.partition_by("job_id", as_dict=True),
+        _by_job(store.suspensions(begin, now)),
+        {tuple(key): number for number, *key in held.runs.select("run", *JOB_KEY).iter_rows()},
+        now, source,
+    )  # fmt: skip
+    # A job that has ended is not affected by old data.
+    return [work.summary(row, end, () if row["end"] else (*notes, *([late] if late else ())))
+            for row, end in zip(rows, ends, strict=True)]  # fmt: skip
+
+
+def _end(row: Mapping[str, Any], query: WasteQuery) -> datetime:
+    start: datetime = row["start"]
+    end: datetime = row["end"] or query.end_of(row["cluster"])
+    return max(end, start + timedelta(seconds=1))
+
+
+def _misfits(config: Config, held: HeldGpus, nodes: Sequence[Node]) -> list[Finding]:
+    # The minimum hours are of all jobs of a user, for mails; the owner asks about one job.
+    rules = replace(config.zombies.misfits, min_gpu_hours=0.0, min_core_hours=0.0)
+    classes = {**config.zombies.nodes, **find.node_classes(nodes)}
+    return misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=_KINDS,
+                        gpu_partitions=find.gpu_partitions(nodes), rules=misfits.OWNER_RULES)  # fmt: skip
+
+
+Key = tuple[Any, ...]
+"""``JOB_KEY``."""
+
+
+def _by_key(findings: Iterable[Finding]) -> dict[Key, list[Finding]]:
+    made: dict[Key, list[Finding]] = {}
+    for one in findings:
+        if one.job is not None:
+            made.setdefault((one.cluster, one.job.job_id, one.job.submit), []).append(one)
+    return made
+
+
+def _by_job(entries: Iterable[LedgerEntry]) -> dict[tuple[str, int], list[LedgerEntry]]:
+    made: dict[tuple[str, int], list[LedgerEntry]] = {}
+    for one in entries:
+        made.setdefault((one.cluster, one.job_id), []).append(one)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The data of all attempts that are summarized together."""
+
+    config: Config
+    held: HeldGpus
+    tracks: list[GpuTrack]
+    findings: Mapping[Key, list[Finding]]
+    steps: Mapping[tuple[Any, ...], pl.DataFrame]
+    ledger: Mapping[tuple[str, int], list[LedgerEntry]]
+    runs: Mapping[Key, int]
+    now: datetime
+    source: str
+
+    def summary(self, row: dict[str, Any], end: datetime, notes: Sequence[str]) -> JobSummary:
+        """Summarize the attempt of a row of ``JOBS``."""
+        key = tuple(row[name] for name in JOB_KEY)
+        ref, facts = squatters.run_ref(row, end), squatters.run_facts(row, end)
+        gpus, tracks, slack_ms = self._gpus(row, self.runs.get(key))
+        asleep = self._suspensions(row)
+        found = self.findings.get(key, [])
+        used = job_use.uses(row, facts, self._steps(key), gpus)
+        site = self._site()
+        memory = row["alloc_mem_bytes"] or row["req_mem_bytes"]
+        models = sorted({gpu.model for gpu in gpus if gpu.model} or ({row["gpu_type"]} if row["gpu_type"] else set()))
+        return JobSummary(
+            job=ref, cluster=row["cluster"], user=row["user"], uid=row["uid"], account=row["account"],
+            partition=row["partition"], qos=row["qos"], nodes=_nodes(row["node_list"]), cpus=row["cpus"],
+            memory_gib=memory / job_use.GIB if memory else None, gpu_count=row["gpus"], gpu_models=tuple(models),
+            until=end, suspended_s=float(row["suspended_s"] or 0), slot_s=_slot_s(tracks), uses=used, gpus=gpus,
+            idle_windows=job_use.idle_windows(gpus, tracks, slack_ms), suspensions=asleep,
+            findings=tuple(JobFinding(one.kind, one.variant, round(one.score, 3), one.summary) for one in found),
+            verdict=job_use.verdict(row, facts, used, gpus, site),
+            advice=job_use.advise(row, facts, gpus, tracks, found, site, batch=ref.batch, suspended=bool(asleep)),
+            notes=(*notes, *_gaps(row, gpus)), source=self.source, generated=self.now,
+        )  # fmt: skip
+
+    def _site(self) -> job_use.SiteSettings:
+        rules = self.config.zombies.misfits
+        return job_use.SiteSettings(
+            rules.user_efficiency_pct, rules.cpu_efficiency_pct, self.config.idle.idle_pct,
+            self.config.suspend.shared_store is not None,
+        )  # fmt: skip
+
+    def _steps(self, key: Key) -> list[dict[str, Any]]:
+        cluster, job_id, submit = key
+        mine = self.steps.get((job_id,))
+        if mine is None:
+            return []
+        return mine.filter(pl.col("cluster") == cluster, pl.col("submit") == submit).rows(named=True)
+
+    def _gpus(self, row: dict[str, Any], run: int | None) -> tuple[tuple[GpuUse, ...], list[GpuTrack], int]:
+        """Return the GPUs of an attempt in order of node and index, their tracks, and twice their sampling interval."""
+        pairs = [] if run is None else _of_run(self.held, run)
+        made = []
+        for pair in pairs:
+            device = self.held.devices.row(self.held.pairs["at"][pair], named=True)
+            device["name"] = squatters.name_of(device)
+            use = job_use.gpu_use(
+                self.tracks[pair], device, row["suspended_s"] or 0, self.held.pairs["mapping"][pair],
+                shared=bool(self.held.shared[pair]),
+            )  # fmt: skip
+            made.append((use, self.tracks[pair]))
+        made.sort(key=lambda each: (each[0].node or "", squatters.order(each[0].gpu)))
+        slack_ms = 2 * max((int(self.held.steps_ms[pair]) for pair in pairs), default=0)
+        return tuple(use for use, _ in made), [track for _, track in made], slack_ms
+
+    def _suspensions(self, row: dict[str, Any]) -> tuple[JobSuspension, ...]:
+        entries = self.ledger.get((row["cluster"], row["job_id"]), [])
+        mine = [one for one in entries if one.began_ms >= row["start"].timestamp() * 1000]
+        if not mine:
+            return ()
+        query = WasteQuery(row["start"], self.now)
+        frame = suspensions.given_back(mine, query, now=self.now).sort("began")
+        return tuple(
+            JobSuspension(one["began"], one["mode"], one["outcome"], one["why"], one["node"], one["restored_node"],
+                          one["asleep_s"], one["gpu_hours_given_back"], one["failure"])
+            for one in frame.iter_rows(named=True)
+        )  # fmt: skip
+
+
+def _of_run(held: HeldGpus, run: int) -> list[int]:
+    """Return the numbers of the pairs of a run; pairs are sorted by run."""
+    column = held.pairs["run"]
+    first, last = column.search_sorted(run, side="left"), column.search_sorted(run, side="right")
+    return list(range(int(first), int(last)))
+
+
+def _nodes(text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(hostlist.expand(text)) if text else ()
+    except ValueError:
+        return (text,) if text else ()
+
+
+def _slot_s(tracks: Sequence[GpuTrack]) -> float:
+    return (tracks[0].end - tracks[0].start) / 1000 / tracks[0].slots if tracks else 0.0
+
+
+def _gaps(row: Mapping[str, Any], gpus: Sequence[GpuUse]) -> list[str]:
+    """Return notes about what is not known of an attempt."""
+    notes = []
+    count = row["gpus"] or 0
+    if count and not gpus:
+        notes.append("it is not known which GPUs the job had")
+    elif len(gpus) < count:
+        notes.append(f"{count - len(gpus)} of its {count} GPUs are not known")
+    dark = sum(gpu.measured_s <= 0 for gpu in gpus)
+    if dark:
+        notes.append(f"{dark} of its {len(gpus)} GPUs {'was' if dark == 1 else 'were'} not measured")
+    if any(gpu.shared for gpu in gpus):
+        notes.append("GPUs are shared: their activity is that of all jobs on them")
+    if row["suspended_s"]:
+        long = span(row["suspended_s"])
+        notes.append(f"Slurm had suspended the job for {long}; when is not recorded, so as much idle time is unknown")
+    return notes

@@ -1,0 +1,101 @@
+"""``job``: one screen at any width, JSON, a page; one clear line for each error, with its exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.cli.main import cli
+from slurm_affinode.demo import histories
+from slurm_affinode.demo.histories import build_demo
+from slurm_affinode.model.job_summary import JobSummary
+
+PARTLY = "4273"
+"""A job of the synthetic history with one busy and three unused GPUs."""
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state directory of three synthetic days."""
+    out = tmp_path_factory.mktemp("demo")
+    build_demo(out, histories.synthetic(days=3, seed=7))
+    return out / "state"
+
+
+def run(state: Path, *words: str, env: Mapping[str, str] | None = None) -> Result:
+    return CliRunner().invoke(cli, ["job", *words, "--state", str(state)], env=env)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
+def test_screen_fits_the_terminal(state: Path, columns: int) -> None:
+    """No line is wider; the narrower the terminal, the fewer columns of the table of GPUs."""
+    result = run(state, PARTLY, env={"COLUMNS": str(columns)})
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert max(map(len, lines)) <= columns
+    head = next(line for line in lines if line.startswith("GPU  "))
+    assert ("memory" in head) is (columns >= 80)
+    assert "use" in head or columns < 60
+    assert "\x1b" not in result.stdout  # colors only on a terminal
+    assert "request 1." in " ".join(result.stdout.split())
+
+
+def test_json_is_the_summary(state: Path) -> None:
+    """All keys of the documentation; readable by the reader of published files."""
+    shown = json.loads(run(state, PARTLY, "--json").stdout)
+    made = JobSummary.from_json(shown)
+    assert (made.job.id, made.gpu_count, len(made.gpus), made.source) == (PARTLY, 4, 4, "database")
+    documented = (Path(__file__).parents[3] / "docs" / "jobs.md").read_text(encoding="utf-8")
+    assert [key for key in shown if f"`{key}`" not in documented] == []
+
+
+def test_page_is_written(state: Path, tmp_path: Path) -> None:
+    """The page has verdict, advice and each GPU, and takes the place of the screen."""
+    page = tmp_path / "job.html"
+    result = run(state, PARTLY, "--html", str(page))
+    assert result.stdout == f"wrote {page}\n"
+    text = page.read_text(encoding="utf-8")
+    assert "Partly used: 3 of 4 GPUs were never active" in text
+    assert text.count("<bdi>a100-02:") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (["999"], 1, "slurm-affinode: no attempt of job 999 is stored"),
+        (["12x"], 2, "slurm-affinode: '12x' is not a job ID"),
+        ([""], 2, "it is empty"),
+        ([PARTLY, "--attempt", "2"], 1, "slurm-affinode: job 4273 has no attempt 2: there is one"),
+        ([PARTLY, "--attempt", "0"], 2, "attempts are numbered from 1"),
+        ([PARTLY, "--cluster", "elsewhere"], 1, "no attempt of job 4273 is stored"),
+    ],
+)
+def test_error_is_one_line(state: Path, words: list[str], status: int, line: str) -> None:
+    """What failed, with the exit status of its kind; no traceback."""
+    result = run(state, *words)
+    if isinstance(result.exception, AffinodeError):
+        assert (f"slurm-affinode: {result.exception}", result.exception.exit_code) == (
+            line if line.startswith("slurm-affinode") else f"slurm-affinode: {line}", status,
+        )  # fmt: skip
+    else:
+        assert result.exit_code == status
+        assert line in result.stderr
+
+
+def test_without_database_says_so(tmp_path: Path) -> None:
+    """Exit status 2, as for every command that reads."""
+    result = run(tmp_path / "none", PARTLY)
+    assert "no database" in str(result.exception)
+    assert getattr(result.exception, "exit_code", None) == 2
+
+
+def test_time_of_summary_is_now(state: Path) -> None:
+    """It tells how old a published summary is."""
+    shown = json.loads(run(state, PARTLY, "--json").stdout)
+    assert (datetime.now(UTC) - datetime.fromisoformat(shown["generated"])).total_seconds() < 600
