@@ -16,6 +16,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from slurm_affinode.base.config_values import (
+    AbsolutePath,
     Amount,
     Percent,
     PositiveAmount,
@@ -268,6 +269,16 @@ class PriceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedJobsConfig:
+    """Summaries of jobs for users who may not read the database."""
+
+    directory: AbsolutePath | None = None
+    """Directory of one file per user, readable by that user alone; ``None``: nothing is published."""
+    keep: _Retention = "30d"
+    """Jobs that ended longer ago are left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class NightlyConfig:
     """``slurm-affinode nightly``."""
 
@@ -289,6 +300,7 @@ class NightlyConfig:
     """Reports of periods that ended longer ago are deleted."""
     keep_audit: _Retention = "1100d"
     """Older records of actions on squatters, zombies and orphans are deleted; the deletion is recorded as well."""
+    jobs: PublishedJobsConfig = PublishedJobsConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +341,11 @@ class Config:
     def reports_dir(self) -> Path:
         """The root of the reports of ``nightly``."""
         return self.nightly.out or self.state_dir / "reports"
+
+    @property
+    def job_summaries_dir(self) -> Path:
+        """The service's own copy of the published job summaries."""
+        return self.state_dir / "job-summaries"
 
     @property
     def ledger_dir(self) -> Path | None:

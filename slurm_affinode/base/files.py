@@ -31,10 +31,11 @@ def make_open(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
+def replacing(path: Path, *, mode: int = 0o644, owner: int | None = None) -> Iterator[Path]:
     """Yield a path to write to; the file is renamed to ``path`` on success and deleted on failure.
 
-    The caller writes to the yielded path and closes it. Order: write, fsync, rename, fsync directory. An ``OSError``
+    The caller writes to the yielded path and closes it. Order: write, fsync, rename, fsync directory. ``owner``: the
+    UID that gets the complete file before it has its name; until then no other user can open it. An ``OSError``
     that names no other file, such as that of a full disk, is raised with the name ``path``. The yielded path refers to
     a descriptor: root may write into a directory in which a user replaces names at the same time.
     """
@@ -46,6 +47,8 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
         try:
             yield temporary
             os.fchmod(fd, mode)
+            if owner is not None and owner != os.fstat(fd).st_uid:
+                os.fchown(fd, owner, -1)
             os.fsync(fd)
             os.replace(name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
             os.fsync(directory)

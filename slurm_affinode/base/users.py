@@ -16,6 +16,14 @@ def uids(names: Iterable[str]) -> frozenset[int]:
     return frozenset(found)
 
 
+def uid_of_user(name: str) -> int | None:
+    """Return the UID of a user, or ``None`` if this machine knows no such user."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):  # ValueError: a name with a NUL character
+        return None
+
+
 def name_of_user(uid: int) -> str:
     """Return the name of a user, or the UID if there is none."""
     try:

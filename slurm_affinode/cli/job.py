@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,16 +14,21 @@ from rich.console import Console
 from rich.text import Text
 
 from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError, NoStoreError, UnreachableError
 from slurm_affinode.base.files import delivering
 from slurm_affinode.base.text import figure, percent, printable, span
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import clock, config_options, echo, json_option, print_json, slurm_options, stages, zone
-from slurm_affinode.cli.zombies import BLOCKS, UNKNOWN, blocks, console
+from slurm_affinode.cli.zombies import BLOCKS, UNKNOWN, blocks, console, prometheus_history
 from slurm_affinode.model.job_summary import USES, GpuUse, JobSummary, ResourceUse
-from slurm_affinode.pipeline import report
+from slurm_affinode.pipeline import job_files, report
 from slurm_affinode.report import job_text
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.zombies import job as summaries
+from slurm_affinode.zombies.explain import NoAttemptError
+from slurm_affinode.zombies.find import Request
+from slurm_affinode.zombies.nodes import asker
+from slurm_affinode.zombies.sampling import NodeSampler
 
 _EPILOG = """\b
 Examples:
@@ -54,20 +61,60 @@ def job(
 ) -> int:
     """Show how well a job used its time limit, CPUs, memory and GPUs, and what to change next time.
 
-    JOBID is 123, 123_4 or 123+1. Data comes from the site's database and GPU metrics.
+    JOBID is 123, 123_4 or 123+1. Data comes from the site's database and GPU metrics; for users who may not read these,
+    from the summaries of their jobs that the nightly run publishes, and, while a job runs, from Slurm and its nodes.
     """
     if job_id == "":
         raise click.BadParameter("it is empty", param_hint="JOBID")
     if attempt == 0:
         raise click.BadParameter("attempts are numbered from 1", param_hint="--attempt")
     with stages(quiet=as_json) as step:
-        step("reading accounting and GPU metrics")
-        summary = summaries.summarize(
-            config, job_id, cluster=cluster, attempt=attempt,
-            slurm=functools.partial(open_client, config.slurm.backend),  # type: ignore[arg-type]
-        )  # fmt: skip
+        summary = _summary(config, job_id, cluster, attempt, step)
+    if job_id.isdecimal() and summary.job.id.startswith(f"{job_id}_"):
+        # Slurm gives the ID of an array to one of its tasks as well.
+        note = f"{job_id} is an array; its task {summary.job.id} has this ID. Name the others as {job_id}_N"
+        summary = replace(summary, notes=(note, *summary.notes))
     _deliver(config, summary, html, as_json=as_json)
     return 0
+
+
+def _summary(
+    config: Config, job_id: str, cluster: str | None, attempt: int | None, step: Callable[[str], None]
+) -> JobSummary:
+    """Return the summary from the first source that has the job: the database, the published summaries, live data."""
+    slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
+    directory = config.nightly.jobs.directory
+    step("reading accounting and GPU metrics")
+    try:
+        return summaries.summarize(config, job_id, cluster=cluster, attempt=attempt, slurm=slurm)
+    except NoAttemptError as error:
+        reason: AffinodeError = error
+    except (NoStoreError, UnreachableError) as error:
+        reason = error
+        if directory is None:
+            reason.hint = (
+                reason.hint or "the site can publish summaries of jobs to their owners: nightly.jobs.directory"
+            )
+        else:
+            try:
+                return job_files.read(directory, job_id, cluster=cluster, attempt=attempt)
+            except job_files.NoSummaryError as missing:
+                reason = missing
+    if attempt not in (None, -1):
+        raise reason
+    try:
+        history = prometheus_history(config, Request(), step) if config.prometheus.url else None
+        live = summaries.summarize_live(
+            config, job_id, NodeSampler(asker(config), say=step), slurm=slurm, history=history
+        )
+    except AffinodeError:
+        raise reason from None
+    if os.geteuid() not in (0, live.uid):
+        raise NoAttemptError(
+            f"job {job_id} belongs to {live.user or 'another user'}",
+            hint="users who may not read the site's database see their own jobs",
+        )
+    return live
 
 
 def _deliver(config: Config, summary: JobSummary, html: Path | None, *, as_json: bool) -> None:
@@ -104,7 +151,7 @@ def print_summary(summary: JobSummary) -> None:
     _say(out, summary.verdict, style="bold")
     for one in summary.advice:
         _say(out, f"- {job_text.advice(one)}", indent=2)
-    for note in summary.notes:
+    for note in (*summary.notes, *job_text.origin(summary, clock)):
         _say(out, note, style="dim")
 
 

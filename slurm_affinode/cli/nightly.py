@@ -12,6 +12,7 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import When, config_options, echo, json_option, print_json
 from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, run
+from slurm_affinode.zombies.job import publish
 
 _EPILOG = """\b
 Examples:
@@ -47,7 +48,8 @@ def nightly(
     Accounting comes from sacct since the last run (or from the files of nightly.accounting_paths), metrics of GPUs
     and inference engines from new or changed files in nightly.gpu_paths and nightly.serving_paths and from the
     Prometheus server of prometheus.url. Reports are rendered for the last complete local day, ISO week and month if
-    missing or outdated, and for any missed since the last run.
+    missing or outdated, and for any missed since the last run. With nightly.jobs.directory, summaries of jobs are
+    published there, each readable by its owner alone.
     """
 
     def say(line: str) -> None:
@@ -62,6 +64,7 @@ def nightly(
             now=now.astimezone(UTC),
             force=force,
             say=say,
+            publish=publish,
         )
     if as_json:
         print_json(asdict(outcome))

@@ -96,7 +96,7 @@ def _settings(configured: PrometheusConfig, url: str | None, given: dict[str, An
     return PrometheusConfig(url=checked, timeout=configured.timeout, overlap=configured.overlap, **given)
 
 
-_OURS = ("history", "reports", "nightly.lock")
+_OURS = ("history", "reports", "nightly.lock", "job-summaries")
 """Entries of the state directory that commands create. The database handles its own file, images belong to root."""
 
 

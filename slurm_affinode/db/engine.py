@@ -262,7 +262,11 @@ def connect(url: URL, *, create: bool = True) -> Engine:
 
 def _sqlite(url: URL, *, create: bool) -> Engine:
     path = Path(str(url.database))
-    if not create and not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # the directory is closed to this user
+        raise UnreachableError(f"{path}: cannot be read: {error.strerror}") from error
+    if not create and not there:
         raise NoStoreError(
             f"{path}: there is no database",
             hint="is that the right --state or --db? The first ingest creates it: "

@@ -72,7 +72,7 @@ class Failure:
     """A part that failed; the others were done nevertheless."""
 
     part: str
-    """``accounting``, ``GPU metrics``, ``engine metrics``, ``day 2026-11-20``, ``retention``, ``index``."""
+    """``accounting``, ``GPU metrics``, ``day 2026-11-20``, ``job summaries``, ``retention``, ``index``, ..."""
     message: str
     hint: str | None = None
     exit_code: int = 2
@@ -101,6 +101,8 @@ class NightlyOutcome:
     deleted_reports: tuple[str, ...] = ()
     deleted_audit: int = 0
     """Audit records of clean-ups."""
+    published: int = 0
+    """Users whose job summaries are published."""
     failures: tuple[Failure, ...] = field(default_factory=tuple)
 
 
@@ -303,6 +305,8 @@ def expand(pattern: str) -> list[Path]:
 
 Say = Callable[[str], None]
 Render = Callable[[Config, Period, Path, datetime], WrittenReport]
+Publish = Callable[[Config, Repository, SampleStore, datetime, Say], int]
+"""Publishes the summaries of jobs to their owners; returns the number of users."""
 
 
 @dataclass(slots=True)
@@ -319,6 +323,7 @@ class _Log:
     deleted_serving_days: int = 0
     deleted_runs: int = 0
     deleted_audit: int = 0
+    published: int = 0
     failures: list[Failure] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -383,11 +388,13 @@ def run(
     force: bool = False,
     say: Say = lambda _: None,
     render: Render = render,
+    publish: Publish | None = None,
 ) -> NightlyOutcome:
     """Do everything that is due at ``now``; reports are written below ``out``. The caller holds the lock.
 
-    ``force`` renders reports even if they are up to date. Raises ``AffinodeError`` only if nothing can be done: the
-    database cannot be opened, or the time zone is unknown.
+    ``force`` renders reports even if they are up to date. ``publish`` is called where ``nightly.jobs.directory`` is
+    set. Raises ``AffinodeError`` only if nothing can be done: the database cannot be opened, or the time zone is
+    unknown.
     """
     zone = site_zone(config.cluster.timezone)
     keep = _Keep.of(config, now)
@@ -395,6 +402,9 @@ def run(
         night = _Night(config, store, history, out, now, keep, render, force, _Log(say))
         night.take_in(sources, zone)
         night.report(zone)
+        if publish is not None and config.nightly.jobs.directory is not None:
+            with night.log.part("job summaries"):
+                night.log.published = publish(config, store, history, now, say)
         night.clear()
         with night.log.part("index"):
             report_archive.write_index(out, store.reports(), now, zone=zone, force=force)
@@ -527,6 +537,7 @@ class _Night:
             deleted_days=log.deleted_days,
             deleted_serving_days=log.deleted_serving_days,
             deleted_reports=tuple(log.deleted_reports),
+            published=log.published,
             failures=tuple(log.failures),
         )
 

@@ -66,7 +66,7 @@ def render(summary: JobSummary, zone: tzinfo, thresholds: Thresholds) -> str:
         windows=_windows(summary, zone) if summary.idle_windows else None,
         suspensions=_suspensions(summary, zone) if summary.suspensions else None,
         findings=tuple((KINDS.get(each.kind, each.kind), visible(each.text)) for each in summary.findings),
-        notes=tuple(visible(note) for note in summary.notes),
+        notes=tuple(map(visible, (*summary.notes, *job_text.origin(summary, lambda at: fmt.moment(at, zone))))),
     )
     return render_page("job.html.j2", title=f"Job {one.id}{name}", zone=zone, generated=summary.generated, j=context)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from slurm_affinode.base.text import counted, figure, span
 from slurm_affinode.model.job_summary import REASONS, Advice, IdleWindow, JobSummary, ResourceUse
@@ -63,3 +64,11 @@ def attempts(summary: JobSummary) -> str:
     if summary.attempts == 1:
         return ""
     return f"Attempt {summary.attempt} of {summary.attempts} with this ID; --attempt shows the others."
+
+
+def origin(summary: JobSummary, clock: Callable[[datetime], str]) -> tuple[str, ...]:
+    """Return a note on a published or live summary. ``clock``: formats a time."""
+    if summary.source == "published":
+        running = "; the job was running then" if summary.job.end is None else ""
+        return (f"summary of {clock(summary.generated)}, by the nightly run{running}",)
+    return ("live: accounting and stored GPU metrics were not read",) if summary.source == "live" else ()

@@ -300,10 +300,10 @@ def explain_live(
         config, request, looked, slurm=slurm, watch_s=watch_s, history=history, only=running
     ) as now:  # fmt: skip
         try:
-            with _store(config, now.snapshot, now.at) as made:
+            with temporary_store(config, now.snapshot, now.at) as made:
                 page = explain(
                     made, job, since=since, until=until or now.at, window_s=window_s, now=now.at,
-                    slurm=lambda: contextlib.nullcontext(_Nodes(now.snapshot)),  # type: ignore[arg-type, return-value]
+                    slurm=lambda: contextlib.nullcontext(SnapshotNodes(now.snapshot)),  # type: ignore[arg-type, return-value]
                     history=lambda: contextlib.nullcontext(now.history),
                 )  # fmt: skip
         except NoAttemptError:
@@ -321,7 +321,7 @@ def explain_live(
 
 
 @dataclass(frozen=True, slots=True)
-class _Nodes:
+class SnapshotNodes:
     """A Slurm client that serves the nodes of a snapshot."""
 
     snapshot: Snapshot
@@ -387,7 +387,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 @contextlib.contextmanager
-def _store(config: Config, snapshot: Snapshot, at: datetime) -> Iterator[Config]:
+def temporary_store(config: Config, snapshot: Snapshot, at: datetime) -> Iterator[Config]:
     """Yield a configuration with a temporary database that holds the jobs of the snapshot."""
     history = config.history_dir
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:

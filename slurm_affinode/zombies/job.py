@@ -6,9 +6,12 @@ Attempts are summarized together: one read of accounting and two passes over the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -20,21 +23,24 @@ from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.text import span, visible
-from slurm_affinode.base.times import named, parse_span_s
+from slurm_affinode.base.text import counted, span, visible
+from slurm_affinode.base.times import named, parse_span_s, utc
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.model.cluster import Node
+from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import KINDS, LIVE_KINDS, USER_KINDS, Finding
 from slurm_affinode.model.job_summary import GpuUse, JobFinding, JobSummary, JobSuspension
 from slurm_affinode.model.ledger import LedgerEntry
-from slurm_affinode.pipeline import report, stored_accounting
+from slurm_affinode.pipeline import job_files, report, stored_accounting
 from slurm_affinode.slurm import hostlist
 from slurm_affinode.slurm.accounting.schema import JOB_KEY
+from slurm_affinode.slurm.client import open_client
 from slurm_affinode.slurm.times import site_zone
-from slurm_affinode.zombies import explain, find
+from slurm_affinode.zombies import explain, find, live
 from slurm_affinode.zombies.explain import NoAttemptError
 from slurm_affinode.zombies.find import COLUMNS, History, Request, Slurm
+from slurm_affinode.zombies.nodes import LiveGpu
+from slurm_affinode.zombies.sampling import NodeSampler
 
 _KINDS = frozenset(KINDS) - USER_KINDS - LIVE_KINDS
 _OTHER_USERS = "{count} attempts of job {job} are stored, of different users: the ID was used again"
@@ -289,3 +295,91 @@ def _gaps(row: Mapping[str, Any], gpus: Sequence[GpuUse]) -> list[str]:
         long = span(row["suspended_s"])
         notes.append(f"Slurm had suspended the job for {long}; when is not recorded, so as much idle time is unknown")
     return notes
+
+
+def summarize_live(
+    config: Config, job: str, sampler: NodeSampler, *, slurm: Slurm, history: History | None = None
+) -> JobSummary:
+    """Summarize the running attempt of ``job`` from slurmctld, its nodes, and the samples of ``history``, if any.
+
+    This needs no database, so owners may do it. Raises ``NoAttemptError`` if slurmctld knows no such job that runs.
+    """
+    number = explain.parse(job).job_id
+
+    def running(jobs: Sequence[Job]) -> list[Job]:
+        return [one for one in jobs if one.state == "RUNNING"
+                and number in (one.job_id, one.array_job_id, one.het_job_id)]  # fmt: skip
+
+    with (
+        live.observe(config, Request(kinds=("idle-allocation",)), sampler, slurm=slurm, history=history, only=running)
+        as now,
+        explain.temporary_store(config, now.snapshot, now.at) as made,
+    ):  # fmt: skip
+        summary = summarize(
+            made, job, history=lambda: contextlib.nullcontext(now.history), now=now.at,
+            slurm=lambda: contextlib.nullcontext(explain.SnapshotNodes(now.snapshot)),  # type: ignore[arg-type, return-value]
+        )  # fmt: skip
+        gpus = now.looks.mine.get(summary.job.job_id, ())
+    summary = replace(summary, source="live")
+    if not gpus or any(gpu.measured_s > 0 for gpu in summary.gpus):
+        return summary
+    ran_s = (summary.until - (summary.job.start or summary.until)).total_seconds()
+    active = [max(gpu.signals_pct.values()) for gpu in gpus if gpu.signals_pct]
+    busy = sum(pct > config.idle.low_pct for pct in active)
+    verdict = f"Only the present is known: {busy} of {counted(len(gpus), 'GPU')} {'is' if busy == 1 else 'are'} busy."
+    note = f"to watch the GPUs for a while: slurm-affinode zombies explain {summary.job.id} --live --watch 1h"
+    return replace(
+        summary, gpus=tuple(_now(gpu, ran_s) for gpu in gpus), slot_s=ran_s / gpu_tracks.SLOTS,
+        verdict=verdict if active else summary.verdict, notes=(note,),
+    )  # fmt: skip
+
+
+def _now(gpu: LiveGpu, ran_s: float) -> GpuUse:
+    """Return a GPU of which only the present is known: the last slot."""
+    held = gpu.evidence()
+    return GpuUse(
+        node=gpu.node, gpu=held.gpu, uuid=gpu.uuid, model=gpu.model, mapping=gpu.mapping, shared=held.shared,
+        busy_s=0.0, low_s=0.0, idle_s=0.0, unknown_s=ran_s, utilization_pct=None, memory_peak_gib=held.held_gib,
+        memory_total_gib=held.total_gib, longest_idle_s=None,
+        activity_pct=(*(None,) * (gpu_tracks.SLOTS - 1), held.activity_pct),
+    )  # fmt: skip
+
+
+_LONGEST = timedelta(days=60)
+"""Attempts that run longer are not published: accounting has lost most of them, and all their samples would be read."""
+_PUBLISHED = "jobs.published"
+"""Key: until when attempts were published, and the directory."""
+
+
+def publish(config: Config, store: Repository, samples: SampleStore, now: datetime, say: Callable[[str], None]) -> int:
+    """Publish the attempts that ended since the last publication, or run, to ``nightly.jobs.directory``.
+
+    Attempts of the time before are summarized again, as far as accounting may have been late. Returns the number of
+    users with a file. Raises ``AffinodeError``.
+    """
+    settings = config.nightly.jobs
+    assert settings.directory is not None  # noqa: S101 - the caller checks it
+    keep_since = now - timedelta(seconds=parse_span_s(settings.keep))
+    since = max(keep_since, _published_until(store, settings.directory) - timedelta(
+        seconds=parse_span_s(config.nightly.sacct_overlap)))  # fmt: skip
+    rows = store.jobs(since, now).filter(pl.col("start").is_not_null(), pl.col("start") > now - _LONGEST)
+    nodes, _ = find.slurm_nodes(functools.partial(open_client, config.slurm.backend))  # type: ignore[arg-type]
+    made: list[JobSummary] = []
+    days = rows.with_columns(pl.col("end").dt.date().alias("day"))
+    # By day of the end, so that the attempts of a chunk, and their samples, are of about the same time.
+    for chunk in days.sort("end", nulls_last=True).partition_by("day", maintain_order=True, include_key=False):
+        made += summaries(config, store, samples, chunk, now, nodes=nodes, source="published")
+    done = job_files.publish(settings.directory, config.job_summaries_dir, made, keep_since)
+    store.set(_PUBLISHED, json.dumps([utc(now), str(settings.directory)]))
+    say(f"  {counted(done.jobs, 'job')} of {counted(done.users, 'user')} in {settings.directory}")
+    if done.skipped:
+        say(f"  {counted(done.skipped, 'user')} skipped: unknown on this machine, or with another UID in accounting")
+    return done.users
+
+
+def _published_until(store: Repository, directory: Path) -> datetime:
+    """Return the time of the last publication into a directory; the epoch: there was none."""
+    known = json.loads(store.get(_PUBLISHED) or "null")
+    if known is None or known[1] != str(directory):
+        return datetime.fromtimestamp(0, UTC)
+    return datetime.fromisoformat(known[0])

@@ -146,7 +146,7 @@ def _columns(cluster: str, jobs: Sequence[Job], uses: Mapping[int, JobUse | None
         "submit": [job.submit for job in jobs],
         "array_job_id": [job.array_job_id for job in jobs], "array_task_id": [job.array_task_id for job in jobs],
         "het_job_id": [job.het_job_id for job in jobs], "het_offset": [job.het_offset for job in jobs],
-        "job_name": [job.name for job in jobs], "user": [job.user for job in jobs],
+        "job_name": [job.name for job in jobs], "user": [job.user for job in jobs], "uid": [job.uid for job in jobs],
         "account": [job.account for job in jobs],
         "partition": [job.partitions[0] if job.partitions else None for job in jobs],
         "qos": [job.qos for job in jobs], "state": [job.state for job in jobs],

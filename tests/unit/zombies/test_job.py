@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +15,7 @@ import polars as pl
 import pytest
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.base.config import Config, PublishedJobsConfig, StoreConfig
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.node_config import SuspendConfig
 from slurm_affinode.db.repository import Repository
@@ -22,12 +24,16 @@ from slurm_affinode.demo.histories import build_demo
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.job_summary import JobSummary
 from slurm_affinode.model.ledger import LedgerEntry
-from slurm_affinode.pipeline import report
+from slurm_affinode.pipeline import job_files, report
 from slurm_affinode.slurm.accounting.schema import STEPS, conform
 from slurm_affinode.zombies import job
 from slurm_affinode.zombies.explain import NoAttemptError
 
 from .zombie_history import END, Site, computes, unmeasured
+from .zombie_live_site import Slurm, client, eyes
+from .zombie_live_site import gpu as live_gpu
+from .zombie_live_site import job as slurm_job
+from .zombie_live_site import node as slurm_node
 
 GIB = 1 << 30
 
@@ -251,3 +257,54 @@ def test_json_form_is_read_back(site: Site) -> None:
     wrong["uses"][0]["key"] = "luck"
     with pytest.raises(ValueError, match="unknown use 'luck'"):
         JobSummary.from_json(wrong)
+
+
+def test_nightly_publishes_what_is_new(site: Site, tmp_path: Path) -> None:
+    """Jobs that ended since the last publication, and running ones; earlier lines stay. Another directory gets all."""
+    uid = os.geteuid() or 65534
+    name = pwd.getpwuid(uid).pw_name
+    tmp_path.chmod(0o755)
+    site.job(1, [computes], hours=3, end=END - timedelta(days=9), submit=END - timedelta(days=9, hours=4), user=name,
+             state="COMPLETED")  # fmt: skip
+    site.jobs[-1]["start"] = END - timedelta(days=9, hours=3)
+    site.job(2, [idle], hours=2, user=name, node="g2")
+    site.job(3, [], hours=2, end=END, user="nobody-here", node="g3", state="COMPLETED")
+
+    def publish(directory: Path) -> list[str]:
+        jobs = PublishedJobsConfig(directory, "30d")
+        config = replace(site.config, nightly=replace(site.config.nightly, jobs=jobs))
+        said: list[str] = []
+        with Repository.open(config.db_url) as store, closing(SampleStore(config.history_dir)) as samples:
+            assert job.publish(config, store, samples, END, said.append) == 1
+        return said
+
+    site.write()
+    assert publish(tmp_path / "jobs") == [
+        f"  2 jobs of 1 user in {tmp_path / 'jobs'}",
+        "  1 user skipped: unknown on this machine, or with another UID in accounting",
+    ]
+    first = job_files.read(tmp_path / "jobs", "1", uid=uid)
+    assert (first.job.state, first.source) == ("COMPLETED", "published")
+    assert job_files.read(tmp_path / "jobs", "2", uid=uid).job.end is None
+    with Repository.open(site.config.db_url) as store:
+        store.delete_before(END - timedelta(days=5))  # not read again: it was published before
+    assert publish(tmp_path / "jobs")[0].startswith("  2 jobs of 1 user")
+    assert job_files.read(tmp_path / "jobs", "1", uid=uid) == first
+    publish(tmp_path / "elsewhere")
+    assert job_files.read(tmp_path / "elsewhere", "1", uid=uid) == first
+
+
+def test_live_summary_needs_no_database(tmp_path: Path) -> None:
+    """What slurmctld and the nodes know of the present: no hours, and no advice."""
+    config = replace(Config(), store=StoreConfig(state_dir=tmp_path / "none"))
+    slurm = Slurm((slurm_job(1), slurm_job(2)), (slurm_node(),))
+    made = job.summarize_live(config, "1", eyes([[live_gpu(util=80.0)]]), slurm=client(slurm))
+    assert (made.source, made.job.state, made.uid) == ("live", "RUNNING", 1001)
+    assert made.verdict == "Only the present is known: 1 of 1 GPU is busy."
+    assert made.gpus[0].activity_pct[-1] == 80.0
+    assert set(made.gpus[0].activity_pct[:-1]) == {None}
+    assert use(made, "cpu") == (None, "running")
+    assert use(made, "gpu_busy") == (None, "not-mapped")
+    assert not made.advice
+    with pytest.raises(NoAttemptError):
+        job.summarize_live(config, "9", eyes([[live_gpu()]]), slurm=client(slurm))
