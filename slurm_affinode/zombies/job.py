@@ -279,15 +279,13 @@ def _slot_s(tracks: Sequence[GpuTrack]) -> float:
 
 
 def _gaps(row: Mapping[str, Any], gpus: Sequence[GpuUse]) -> list[str]:
-    """Return notes about what is not known of an attempt."""
+    """Return notes about what is not known of an attempt; the verdict says so if no GPU is known or measured."""
     notes = []
     count = row["gpus"] or 0
-    if count and not gpus:
-        notes.append("it is not known which GPUs the job had")
-    elif len(gpus) < count:
+    if gpus and len(gpus) < count:
         notes.append(f"{count - len(gpus)} of its {count} GPUs are not known")
     dark = sum(gpu.measured_s <= 0 for gpu in gpus)
-    if dark:
+    if 0 < dark < len(gpus):
         notes.append(f"{dark} of its {len(gpus)} GPUs {'was' if dark == 1 else 'were'} not measured")
     if any(gpu.shared for gpu in gpus):
         notes.append("GPUs are shared: their activity is that of all jobs on them")

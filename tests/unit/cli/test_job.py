@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,3 +100,55 @@ def test_time_of_summary_is_now(state: Path) -> None:
     """It tells how old a published summary is."""
     shown = json.loads(run(state, PARTLY, "--json").stdout)
     assert (datetime.now(UTC) - datetime.fromisoformat(shown["generated"])).total_seconds() < 600
+
+
+@pytest.fixture
+def published(tmp_path: Path, state: Path) -> Path:
+    """A configuration without a database, with a summary published for the user who runs the tests."""
+    directory = tmp_path / "jobs"
+    directory.mkdir()
+    made = json.loads(run(state, PARTLY, "--json").stdout)
+    (directory / f"{os.geteuid()}.jsonl").write_text(json.dumps(made) + "\n")
+    config = tmp_path / "config.toml"
+    config.write_text(f'[nightly.jobs]\ndirectory = "{directory}"\n')
+    return config
+
+
+def test_summary_comes_from_the_published_file_without_database(published: Path) -> None:
+    """With a line that says so, in the text and in JSON; another job is not known."""
+    nothing = str(published.parent / "none")
+    shown = run(Path(nothing), PARTLY, "--config", str(published), env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    assert "by the nightly run" in shown.stdout.splitlines()[-1]
+    assert json.loads(run(Path(nothing), PARTLY, "--config", str(published), "--json").stdout)["source"] == "published"
+    missing = run(Path(nothing), "1", "--config", str(published)).exception
+    assert "no summary of a job 1 of yours is published" in str(missing)
+    assert getattr(missing, "exit_code", None) == 1
+
+
+def test_damaged_published_file_is_named(published: Path) -> None:
+    """File and line; exit status 2."""
+    (path,) = (published.parent / "jobs").iterdir()
+    path.write_text(path.read_text()[:100])
+    error = run(published.parent / "none", PARTLY, "--config", str(published)).exception
+    assert str(error) == f"{path}:1: is damaged"
+    assert getattr(error, "exit_code", None) == 2
+
+
+def test_array_id_says_which_task_it_is(tmp_path: Path) -> None:
+    """Slurm gives the ID of an array to one of its tasks as well."""
+    build_demo(tmp_path, histories.recorded())
+    result = run(tmp_path / "state", "36", env={"COLUMNS": "100"})
+    assert result.stdout.startswith("Job 36_3 (sweep)")
+    assert "36 is an array; its task 36_3 has this ID. Name the others as 36_N" in result.stdout
+
+
+def test_figures_of_public_accounting(tmp_path: Path, shared_data: Path) -> None:
+    """A job of a public file: (1:26:54 + 46.033 s) of 5305 s on one core, and 4016648 KiB of 32 GiB."""
+    state = str(tmp_path / "state")
+    source = shared_data / "jobanalyzer" / "sacct_p.txt"
+    assert CliRunner().invoke(cli, ["ingest", "sacct", str(source), "--state", state]).exit_code == 0
+    uses = {use["key"]: use for use in json.loads(run(Path(state), "1639738", "--json").stdout)["uses"]}
+    assert uses["cpu"]["share"] == pytest.approx((86 * 60 + 54 + 46.033) / 5305, abs=1e-6)
+    assert uses["memory"]["share"] == pytest.approx(4016648 / (32 << 20), abs=1e-6)
+    assert list(uses) == ["time_limit", "cpu", "memory"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.checkpoint.user_files import User, as_user
 from slurm_affinode.db import engine, migrations
 from slurm_affinode.db.engine import reading
 from slurm_affinode.db.repository import Repository
@@ -94,3 +95,11 @@ def test_permissions_decide_about_write_access() -> None:
         finally:
             directory.chmod(0o700)
             os.seteuid(os.getuid())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root acts with the rights of another user")
+def test_database_in_closed_directory_is_reported(store: Path) -> None:
+    """One line with the path, as for a database that cannot be opened: callers may then use another source."""
+    store.parent.chmod(0o700)
+    with pytest.raises(UnreachableError, match=r"affinode.sqlite: cannot be read: Permission denied"):
+        as_user(User(STRANGER, STRANGER), lambda: Repository.open(str(store), create=False))
