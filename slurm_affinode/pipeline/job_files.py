@@ -231,7 +231,7 @@ def read(
     return replace(found[number - 1], source="published", attempt=number, attempts=len(found))
 
 
-def _matching(path: Path, user: int, asked: identifiers.JobId, cluster: str | None) -> tuple[list[JobSummary], int]:
+def _matching(path: Path, user: int, job_id: identifiers.JobId, cluster: str | None) -> tuple[list[JobSummary], int]:
     """Return the summaries of a job, and the number of the first damaged line; 0: none is."""
     damaged, exact, related = 0, [], []
     with _opened(path, user) as file:
@@ -243,19 +243,19 @@ def _matching(path: Path, user: int, asked: identifiers.JobId, cluster: str | No
                 continue
             if cluster not in (None, one.cluster):
                 continue
-            if _is(one, asked):
+            if _is(one, job_id):
                 exact.append(one)
-            elif asked.array_task_id is None and asked.het_offset is None and _belongs(one, asked.job_id):
+            elif job_id.array_task_id is None and job_id.het_offset is None and _belongs(one, job_id.job_id):
                 related.append(one)
     return exact or related, damaged
 
 
-def _is(one: JobSummary, asked: identifiers.JobId) -> bool:
-    if asked.array_task_id is not None:
-        return one.job.id == f"{asked.job_id}_{asked.array_task_id}"
-    if asked.het_offset is not None:
-        return one.job.id == f"{asked.job_id}+{asked.het_offset}"
-    return one.job.job_id == asked.job_id
+def _is(one: JobSummary, job_id: identifiers.JobId) -> bool:
+    if job_id.array_task_id is not None:
+        return one.job.id == f"{job_id.job_id}_{job_id.array_task_id}"
+    if job_id.het_offset is not None:
+        return one.job.id == f"{job_id.job_id}+{job_id.het_offset}"
+    return one.job.job_id == job_id.job_id
 
 
 def _belongs(one: JobSummary, job_id: int) -> bool:

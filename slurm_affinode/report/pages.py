@@ -124,7 +124,7 @@ def _advice(action: actions.Action, *, several: bool) -> Advice:
     return Advice(
         fmt.clip(fmt.name(action.user), 40), f"on {fmt.name(action.cluster)}" if several else "", text.title,
         fmt.hours(action.hours_returned, "GPU-h"), evidence, prose(text.advice),
-        f"slurm-affinode zombies explain {job}{where}",
+        f"slurm-affinode job {job}{where}",
     )  # fmt: skip
 
 

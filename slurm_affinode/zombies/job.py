@@ -317,7 +317,7 @@ def summarize_live(
             made, job, history=lambda: contextlib.nullcontext(now.history), now=now.at,
             slurm=lambda: contextlib.nullcontext(explain.SnapshotNodes(now.snapshot)),  # type: ignore[arg-type, return-value]
         )  # fmt: skip
-        gpus = now.looks.mine.get(summary.job.job_id, ())
+        gpus = now.samples.by_job.get(summary.job.job_id, ())
     summary = replace(summary, source="live")
     if not gpus or any(gpu.measured_s > 0 for gpu in summary.gpus):
         return summary
