@@ -20,7 +20,7 @@ LAYERS = (
     {"engines"},
     {"analysis", "report"},
     {"traces"},
-    {"suspension"},
+    {"suspension", "whatif"},
     {"agent", "pipeline", "zombies"},
     {"demo", "api"},
     {"cli"},

@@ -1,0 +1,209 @@
+"""``slurm-affinode whatif``: simulate the queue under another policy, or with more or freed GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+from click.shell_completion import CompletionItem
+
+from slurm_affinode.base.text import counted, figure, percent, span
+from slurm_affinode.cli.command import command
+from slurm_affinode.cli.options import Span, echo, json_option, print_json, print_table, progress, warn
+from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Times
+
+if TYPE_CHECKING:
+    from slurm_affinode.traces.job_log import LeftOut
+
+_EPILOG = """\b
+Examples:
+  slurm-affinode whatif --trace swf:KTH-SP2-1996-2.swf.gz --capacity 100
+  slurm-affinode whatif --trace swf:log.swf --order sjf --times last-two --json
+  slurm-affinode whatif --trace philly:philly_pollux.csv.gz --capacity 400 --order sjf-user \\
+      --backfill first-fit --sample 2000 --seed 42 --arrivals 100
+"""
+
+
+class _Trace(click.ParamType[tuple[str, Path]]):
+    """``swf:FILE`` or ``philly:FILE``."""
+
+    name = "trace"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
+        kind, _, name = str(value).partition(":")
+        if kind not in ("swf", "philly") or not name:
+            self.fail(f"{value!r} is neither swf:FILE nor philly:FILE", param, ctx)
+        return kind, Path(name)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Let the shell complete the name of the file."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+@command(epilog=_EPILOG)
+@click.option("--trace", type=_Trace(), metavar="KIND:FILE", help="Simulate a public log: swf:FILE or philly:FILE")
+@click.option(
+    "--capacity", type=click.IntRange(1), metavar="N",
+    help="Set the processors or GPUs of the pool [default: MaxProcs of an SWF log]",
+)  # fmt: skip
+@click.option("--order", type=click.Choice(get_args(Order)), default="fcfs", show_default=True, help="Order jobs so")
+@click.option(
+    "--backfill", type=click.Choice(get_args(Backfill)), default="easy", show_default=True,
+    help="Let jobs start before others that do not fit",
+)  # fmt: skip
+@click.option(
+    "--times", type=click.Choice(get_args(Times)),
+    help="Estimate run times so [default: requested; actual if the log has no requested times]",
+)  # fmt: skip
+@click.option(
+    "--max-run", type=Span(), metavar="SPAN",
+    help="Exclude jobs that ran for longer [default: 200000 s for philly, none for swf]",
+)  # fmt: skip
+@click.option("--sample", type=click.IntRange(1), metavar="N", help="Draw N jobs at random")
+@click.option("--seed", type=int, default=42, show_default=True, metavar="S", help="Seed the drawing with S")
+@click.option(
+    "--arrivals", type=click.IntRange(1), metavar="N", help="Let N jobs arrive per minute, instead of as recorded"
+)
+@click.option(
+    "--validate", "validated", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Compare with published figures; the logs are in DIR",
+)  # fmt: skip
+@click.option("--partial", is_flag=True, help="Simulate even if more than a tenth of the jobs is left out")
+@json_option
+def whatif(
+    *, trace: tuple[str, Path] | None, capacity: int | None, order: Order, backfill: Backfill, times: Times | None,
+    max_run: float | None, sample: int | None, seed: int, arrivals: int | None, validated: Path | None, partial: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
+
+    \b
+    --backfill none       strict order: a job that does not fit holds up all others
+    --backfill easy       first come, first served; the first job that does not fit
+                          has a reservation, which the others may not delay.
+                          --order is the order in which these others are tried:
+                          fcfs is EASY, sjf is EASY-SJBF (shortest first),
+                          sjf-user by the mean run time of the user
+    --backfill first-fit  each job that fits is started, without reservations
+    --order fcfs          by submission
+    --order sjf           by estimated run time (--times), then by submission
+    --order sjf-user      by the mean run time of the user (swf) or virtual cluster
+                          (philly) over the whole log, then by submission
+    --times requested     the requested time
+    --times actual        the run time itself: perfect knowledge
+    --times last-two      the mean of the last two jobs of the user that have ended,
+                          at most the requested time, and corrected to it once a
+                          job runs for longer
+
+    --times has no influence with --order fcfs or sjf-user and --backfill none or first-fit. Run times are cut at the
+    requested time.
+
+    --sample draws as PAI's simulator does: the first 10 N + 1 jobs of the log are shuffled by Python's random with the
+    seed, and the first N taken. With --arrivals these arrive at the beginning of a minute, in the order of their
+    submission.
+    """
+    if validated is not None:
+        return _validate(validated, as_json=as_json)
+    if trace is None:
+        raise click.UsageError("give --trace swf:FILE or --trace philly:FILE, or --validate DIR")
+    _simulate_log(
+        trace, capacity, (order, backfill, times), (max_run, sample, seed, arrivals), partial=partial, as_json=as_json
+    )
+    return 0
+
+
+def _simulate_log(
+    trace: tuple[str, Path], capacity: int | None, rules: tuple[Order, Backfill, Times | None],
+    selected: tuple[float | None, int | None, int, int | None], *, partial: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from slurm_affinode.traces import philly, swf  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.traces.job_log import UNKNOWN  # noqa: PLC0415
+    from slurm_affinode.whatif.figures import figures  # noqa: PLC0415
+    from slurm_affinode.whatif.simulation import simulate  # noqa: PLC0415
+    from slurm_affinode.whatif.workload import Selection, prepare  # noqa: PLC0415
+
+    kind, path = trace
+    log = (swf if kind == "swf" else philly).read(path)
+    capacity = capacity or log.capacity
+    if capacity is None:
+        raise click.UsageError("give --capacity N: the log does not have the size of the machine")
+    order, backfill, times = rules
+    if times is None:
+        times = "actual" if (log.jobs["request_s"] == UNKNOWN).all() else "requested"
+    policy = SchedulingPolicy(order, backfill, times)
+    max_run, sample, seed, arrivals = selected
+    longest_s = philly.LONGEST_S if max_run is None and kind == "philly" else max_run
+    prepared = prepare(log, capacity, policy, Selection(longest_s, sample, seed, arrivals), partial=partial)
+    with progress("jobs", total=len(prepared.workload), quiet=as_json) as advance:
+        starts = simulate(prepared.workload, capacity, policy, advance)
+    found = figures(prepared.workload, starts, capacity)
+    known = prepared.recorded_wait != UNKNOWN
+    recorded = float(prepared.recorded_wait[known].mean()) if known.all() and arrivals is None else None
+    if as_json:
+        print_json({
+            **dataclasses.asdict(found), "recorded_mean_wait_s": recorded,
+            "replayed_to_recorded": found.mean_wait_s / recorded if recorded else None, "trace": str(path),
+            "capacity": capacity, "unit": log.unit, "order": order, "backfill": backfill, "times": times,
+            "sampled_from": prepared.sampled_from, "seed": None if sample is None else seed, "arrivals": arrivals,
+            "left_out": [dataclasses.asdict(one) for one in prepared.left_out],
+            "excluded": [dataclasses.asdict(one) for one in prepared.excluded],
+        })  # fmt: skip
+        return
+    rows = [
+        ("policy", str(policy)),
+        ("capacity", counted(capacity, log.unit)),
+        ("jobs", f"{found.jobs:,}"),
+        ("mean wait", _seconds(found.mean_wait_s)),
+        ("median wait", _seconds(found.median_wait_s)),
+        ("95th percentile of the wait", _seconds(found.p95_wait_s)),
+        ("mean time to completion", _seconds(found.mean_jct_s)),
+        ("mean bounded slowdown (10 s)", f"{found.mean_bounded_slowdown:,.4f}"),
+        ("utilization", percent(found.utilization)),
+        ("makespan", span(found.makespan_s)),
+    ]
+    if recorded is not None:
+        rows.append(("recorded mean wait", _seconds(recorded)))
+        rows.append(("replayed / recorded", figure(found.mean_wait_s / recorded) if recorded else "unknown"))
+    print_table(("figure", "value"), rows, right=("value",))
+    _warn_left_out("left out", prepared.left_out, log.unit)
+    _warn_left_out("excluded", prepared.excluded, log.unit)
+
+
+def _warn_left_out(verb: str, reasons: Iterable[LeftOut], unit: str) -> None:
+    for one in reasons:
+        examples = f": {', '.join(one.examples)}{', ...' if one.jobs > len(one.examples) else ''}"
+        share = f"{percent(one.share)} of the {unit}-hours"
+        warn(f"{verb}: {counted(one.jobs, 'job')} {one.reason} ({share}){examples if one.examples else ''}")
+
+
+_WORDS = ("order", "backfill", "times")
+
+
+def _validate(directory: Path, *, as_json: bool) -> int:
+    """Print the comparison; return 1 if a figure differs by more than the tolerance."""
+    from slurm_affinode.whatif import validation  # noqa: PLC0415 - --help stays quick
+
+    with progress("simulations", total=len(validation.cases()), quiet=as_json) as advance:
+        found = []
+        for one in validation.validate(directory):
+            found.append(one)
+            advance(1)
+    missed = sum(one.difference > validation.TOLERANCE for one in found)
+    if as_json:
+        print_json({"rows": [{**dataclasses.asdict(one), "difference": one.difference} for one in found],
+                    "tolerance": validation.TOLERANCE, "missed": missed})  # fmt: skip
+        return int(missed > 0)
+    for log, title in (("kth", "KTH-SP2"), ("philly", "Philly")):
+        headings, cells = validation.table([one for one in found if one.log == log])
+        print_table(headings, cells, title=title, right=[name for name in headings if name not in _WORDS])
+        echo()
+    worst = max(one.difference for one in found)
+    echo(f"Largest difference: {worst:.1e}" + (f"; {missed} above {validation.TOLERANCE:.0%}" if missed else ""))
+    return int(missed > 0)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f} s"

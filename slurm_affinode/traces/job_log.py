@@ -1,0 +1,115 @@
+"""A log of jobs as a queue simulation needs it, and what of it could not be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.text import counted
+
+Ints = npt.NDArray[np.int64]
+
+UNKNOWN = -1
+"""Value of an unknown time or size."""
+MOST_LEFT_OUT = 0.1
+"""Share of the jobs, and of their time, that may be missing without ``--partial``."""
+MOST_S = 2**31
+"""Largest time that is read, in seconds: later ones would not fit into the keys of events."""
+MOST_UNITS = 2**31
+"""Largest size of a job that is read."""
+JOBS: dict[str, pl.DataType] = {
+    "number": pl.Int64(),  # of the job in the log, for messages
+    "submit_s": pl.Int64(),
+    "run_s": pl.Int64(),  # at least 1
+    "units": pl.Int64(),  # processors or GPUs, at least 1
+    "request_s": pl.Int64(),  # the requested time; UNKNOWN: none
+    "user": pl.Int64(),  # UNKNOWN: none
+    "wait_s": pl.Int64(),  # as recorded; UNKNOWN: not recorded
+    "user_mean_s": pl.Float64(),  # mean run time of the user over the whole log; NaN: unknown user
+}
+"""Columns of a log, in the order of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Jobs of a log that are not simulated."""
+
+    reason: str
+    """Why, as a noun phrase: ``without a run time``."""
+    jobs: int
+    unit_hours: float
+    """Their processor- or GPU-hours, as far as known."""
+    share: float
+    """``unit_hours`` of those of the whole log."""
+    examples: tuple[str, ...] = ()
+    """Their first lines (``FILE:LINE``) or numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLog:
+    """The usable jobs of one log."""
+
+    name: str
+    unit: str
+    """Name of what a job holds, in the singular: ``processor`` or ``GPU``."""
+    jobs: pl.DataFrame
+    """Schema ``JOBS``."""
+    left_out: tuple[LeftOut, ...]
+    capacity: int | None
+    """Units of the machine by the header of the log; ``None``: not given."""
+
+    @property
+    def rows(self) -> int:
+        """Return the number of jobs, left out or not."""
+        return self.jobs.height + sum(one.jobs for one in self.left_out)
+
+
+EXAMPLES = 3
+
+
+def divide(rows: pl.DataFrame, reasons: Mapping[str, pl.Expr], where: str) -> tuple[pl.DataFrame, list[LeftOut]]:
+    """Return the usable rows, and the others by the first reason that holds.
+
+    ``rows`` has ``units`` and ``run_s``, unknown or below 1 where the log has nothing, and ``line``.
+    """
+    reason = pl.coalesce(*(pl.when(test).then(pl.lit(text)) for text, test in reasons.items()))
+    rows = rows.with_columns(
+        reason.alias("reason"), (pl.max_horizontal("units", 0) * pl.max_horizontal("run_s", 0) / 3600).alias("hours")
+    )
+    whole = float(rows["hours"].sum())
+    found = []
+    for text in reasons:
+        some = rows.filter(pl.col("reason") == text)
+        if some.height:
+            hours = float(some["hours"].sum())
+            places = tuple(f"{where}:{line}" for line in some["line"].head(EXAMPLES))
+            found.append(LeftOut(text, some.height, hours, hours / whole if whole else 0.0, places))
+    return rows.filter(pl.col("reason").is_null()).drop("reason", "hours"), found
+
+
+def check_complete(log: JobLog, left_out: Iterable[LeftOut], *, partial: bool) -> None:
+    """Raise ``InputError`` if no job is left, or more than ``MOST_LEFT_OUT`` is left out and not ``partial``."""
+    left_out = tuple(left_out)
+    jobs, share = sum(one.jobs for one in left_out), sum(one.share for one in left_out)
+    detail = "; ".join(
+        f"{counted(one.jobs, 'job')} {one.reason}" + (f" ({', '.join(one.examples)})" if one.examples else "")
+        for one in left_out
+    )
+    if log.jobs.is_empty():
+        raise InputError(f"no usable job: {detail or 'the log is empty'}", where=log.name)
+    if not partial and (jobs > MOST_LEFT_OUT * log.rows or share > MOST_LEFT_OUT):
+        raise InputError(
+            f"{jobs:,} of {log.rows:,} jobs, with {share:.1%} of the {log.unit}-hours, are left out: {detail}",
+            where=log.name, hint="--partial simulates the others",
+        )  # fmt: skip
+
+
+def with_user_means(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return ``rows`` with ``user_mean_s``: the mean of ``run_s`` over all rows of the user."""
+    mean = pl.col("run_s").mean().over("user")
+    return rows.with_columns(pl.when(pl.col("user") != UNKNOWN).then(mean).otherwise(float("nan")).alias("user_mean_s"))

@@ -1,0 +1,82 @@
+"""Reader of the Standard Workload Format of the Parallel Workloads Archive: one job per line, 18 columns.
+
+The format is described at https://www.cs.huji.ac.il/labs/parallel/workload/swf.html. Lines that begin with ``;`` are
+comments; ``; Key: value`` are facts about the machine. -1 is unknown. Files may be compressed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.metrics.readers.lines import blocks
+from slurm_affinode.traces.job_log import JOBS, MOST_S, MOST_UNITS, UNKNOWN, JobLog, divide, with_user_means
+
+COLUMNS = (
+    "number", "submit_s", "wait_s", "run_s", "allocated", "cpu_s", "memory_kb", "requested", "request_s",
+    "requested_kb", "status", "user", "group", "executable", "queue", "partition", "preceding", "think_s",
+)  # fmt: skip
+"""The 18 columns, in the order of the file."""
+_READ = ("number", "submit_s", "wait_s", "run_s", "allocated", "requested", "request_s", "user")
+_FACT = re.compile(r";\s*(\w+):\s*(\d+)\s*$")
+_REASONS = {
+    "with a line that is not 18 numbers": pl.col("number").is_null(),
+    "without processors": pl.col("units") < 1,
+    "without a time of submission": pl.col("submit_s") < 0,
+    "without a run time": pl.col("run_s") < 1,
+    "beyond what a log can hold": pl.any_horizontal(
+        *(pl.col(name) >= MOST_S for name in ("submit_s", "wait_s", "run_s", "request_s")),
+        pl.col("units") >= MOST_UNITS,
+    ),
+}
+
+
+def read(path: Path) -> JobLog:
+    """Read a log. The size of a job is its allocated processors, where these are unknown the requested ones.
+
+    Jobs without processors or times are left out, and so are lines that are not 18 numbers. Raises ``InputError`` if
+    the file cannot be read, or has no line in this format.
+    """
+    where = str(path)
+    frames = [pl.DataFrame(schema={"line": pl.Int64(), **dict.fromkeys(_READ, pl.Int64())})]
+    facts: dict[str, int] = {}
+    unreadable: list[int] = []
+    for block in blocks(path, where, reject=lambda line, why, data: unreadable.append(line)):
+        text = block.lines.with_columns(pl.col("line").str.strip_chars().str.replace_all(r"\s+", " "))
+        for comment in text["line"].filter(text["line"].str.starts_with(";")):
+            if match := _FACT.match(comment):
+                facts.setdefault(match[1], int(match[2]))
+        rows = text.filter((pl.col("line") != "") & ~pl.col("line").str.starts_with(";"))
+        frames.append(_rows(rows))
+    rows = pl.concat([*frames, pl.DataFrame({"line": unreadable}, schema={"line": pl.Int64()})], how="diagonal")
+    if rows.is_empty():
+        raise InputError("the log is empty: it has no job", where=where)
+    if rows["number"].null_count() == rows.height:
+        raise InputError(
+            "is not in the Standard Workload Format: no line is 18 numbers", where=f"{where}:{rows['line'][0]}"
+        )
+    units = pl.when(pl.col("requested") > 0).then("requested").otherwise("allocated").alias("units")
+    usable, left_out = divide(rows.with_columns(units), _REASONS, where)
+    known = pl.when(pl.col("request_s") > 0).then("request_s").otherwise(UNKNOWN).alias("request_s")
+    wait = pl.when(pl.col("wait_s") >= 0).then("wait_s").otherwise(UNKNOWN).alias("wait_s")
+    user = pl.when(pl.col("user") >= 0).then("user").otherwise(UNKNOWN).alias("user")
+    jobs = with_user_means(usable.with_columns(known, wait, user)).select(*JOBS).cast(JOBS)  # type: ignore[arg-type]
+    return JobLog(where, "processor", jobs, tuple(left_out), facts.get("MaxProcs") or facts.get("MaxNodes"))
+
+
+def _rows(lines: pl.DataFrame) -> pl.DataFrame:
+    """Return ``line`` (the number of the line) and ``_READ``; all of these are null if one is not a number.
+
+    Fractions of a second, which some logs have, are cut off.
+    """
+    cells = lines["line"].str.split(" ")
+    fits = cells.list.len() == len(COLUMNS)
+    values = [cells.list.get(at, null_on_oob=True).cast(pl.Float64, strict=False).alias(name)
+              for at, name in enumerate(COLUMNS)]  # fmt: skip
+    frame = pl.DataFrame([lines["number"].alias("line"), fits.alias("fits"), *values])
+    good = pl.col("fits") & pl.all_horizontal(pl.col(name).is_finite().fill_null(value=False) for name in COLUMNS)
+    within = [pl.when(good).then(pl.col(name).clip(-1, 2**53)).cast(pl.Int64).alias(name) for name in _READ]
+    return frame.select(pl.col("line").cast(pl.Int64), *within)

@@ -1,0 +1,33 @@
+"""Scheduling policies of the simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Order = Literal["fcfs", "sjf", "sjf-user"]
+Backfill = Literal["none", "easy", "first-fit"]
+Times = Literal["requested", "actual", "last-two"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingPolicy:
+    """How jobs are selected to start."""
+
+    order: Order = "fcfs"
+    backfill: Backfill = "easy"
+    times: Times = "requested"
+
+    @property
+    def estimates(self) -> bool:
+        """Return whether estimated run times have any influence."""
+        return self.order == "sjf" or self.backfill == "easy"
+
+    @property
+    def requests(self) -> bool:
+        """Return whether every job needs a requested time."""
+        return self.estimates and self.times != "actual"
+
+    def __str__(self) -> str:
+        by = f", {self.times} times" if self.estimates else ""
+        return f"{self.order}, backfill {self.backfill}{by}"

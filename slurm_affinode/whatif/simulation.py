@@ -1,0 +1,320 @@
+"""Event simulation of one pool of equal units, in whole seconds.
+
+Within a second, estimates that a job has outrun are corrected first, then jobs are submitted, then jobs end. With EASY,
+the queue is examined after each end and each submission; if the others are tried in the order of submission, only after
+that of a job that fits. Units of a job whose estimated end has come count as free from the beginning of that second.
+These are the rules of the study whose figures the validation reproduces (E. Gaussier et al., SC'15). Without
+reservations, the queue is examined once, at the end of the second.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_affinode.whatif.policy import SchedulingPolicy
+from slurm_affinode.whatif.waiting import JOB_BITS, JOB_MASK, NONE, OrderedJobs, SizeClasses
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Advance = Callable[[int], None]
+
+_REPORTED = 1000
+"""Jobs after which progress is reported."""
+_LATE = 1 << 100
+"""A time after all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in the order of submission, one element each; times in seconds."""
+
+    submit: Ints
+    run: Ints
+    """At least 1."""
+    units: Ints
+    """At least 1, and at most the capacity."""
+    request: Ints
+    """Requested time, at least ``run``; -1: unknown."""
+    user: Ints
+    """-1: unknown."""
+    user_mean: Floats
+    """Mean run time of the user's jobs; NaN: unknown."""
+    place: Ints
+    """Place in the log, which decides between equals where jobs are not in the order of submission."""
+
+    def __len__(self) -> int:
+        return len(self.submit)
+
+
+def simulate(jobs: Workload, capacity: int, policy: SchedulingPolicy, advance: Advance = lambda count: None) -> Ints:
+    """Return the start of each job, in seconds. ``advance`` gets the number of jobs that have started.
+
+    ``policy.requests`` needs requested times. Each job must fit on ``capacity`` units.
+    """
+    if not len(jobs):
+        return np.empty(0, np.int64)
+    pool = _POOLS[policy.backfill](jobs, capacity, policy, advance)
+    pool.run()
+    return np.array(pool.starts, np.int64)
+
+
+class _Estimates:
+    """Run times of jobs, as far as known at their submission."""
+
+    def __init__(self, jobs: Workload, policy: SchedulingPolicy) -> None:
+        self._last: dict[int, tuple[int, int]] = {}
+        self._users: list[int] = jobs.user.tolist() if policy.times == "last-two" and policy.estimates else []
+        self._request: list[int] = jobs.request.tolist() if self._users else []
+        self.known: list[int] = (jobs.request if policy.requests else jobs.run).tolist()
+
+    def submitted(self, job: int) -> None:
+        """Estimate a job by the mean of the last two of its user that have ended; at most the requested time."""
+        if self._users:
+            last = self._last.get(self._users[job])
+            if last is not None and last[1] >= 0:
+                self.known[job] = min(self._request[job], max(1, (last[0] + last[1]) // 2))
+
+    def ended(self, job: int, run: int) -> None:
+        """Remember the run time of a job that has ended."""
+        if self._users and (user := self._users[job]) >= 0:
+            self._last[user] = (run, self._last.get(user, (-1, -1))[0])
+
+    def correction(self, job: int, run: int) -> int:
+        """Return the time after which a running job turns out to be longer; 0: it is not."""
+        return self.known[job] if self._users and self.known[job] < run else 0
+
+    def correct(self, job: int) -> None:
+        """Estimate a job that has outrun its estimate by its request."""
+        self.known[job] = self._request[job]
+
+
+class _Pool:
+    """Strict order: a job that does not fit holds up all that follow."""
+
+    def __init__(self, jobs: Workload, capacity: int, policy: SchedulingPolicy, advance: Advance) -> None:
+        self.starts = [-1] * len(jobs)
+        self._submit: list[int] = jobs.submit.tolist()
+        self._run: list[int] = jobs.run.tolist()
+        self._units: list[int] = jobs.units.tolist()
+        self._free = capacity
+        self._advance = advance
+        self._estimates = _Estimates(jobs, policy)
+        self._order = policy.order
+        self._place: list[int] = jobs.place.tolist() if policy.order == "sjf" else []
+        self._rank = _ranks(jobs.user_mean, jobs.place) if policy.order == "sjf-user" else []
+        self._begun: list[int] = []
+        """Jobs by the order of their starts."""
+        self._ends: list[int] = []
+        self._corrections: list[int] = []
+        self._prepare()
+
+    def run(self) -> None:
+        """Run until all jobs have started."""
+        submit, ends, corrections, count = self._submit, self._ends, self._corrections, len(self._submit)
+        at = 0
+        while len(self._begun) < count:
+            now = submit[at] if at < count else _LATE
+            if ends and ends[0] >> JOB_BITS < now:
+                now = ends[0] >> JOB_BITS
+            if corrections and corrections[0] >> JOB_BITS < now:
+                now = corrections[0] >> JOB_BITS
+            later = (now + 1) << JOB_BITS
+            while corrections and corrections[0] < later:
+                self._correct(heappop(corrections) & JOB_MASK, now)
+            self._begin(now)
+            while at < count and submit[at] == now:
+                self._estimates.submitted(at)
+                self._submitted(at, now)
+                at += 1
+            while ends and ends[0] < later:
+                number = heappop(ends) & JOB_MASK
+                job = self._begun[number]
+                self._estimates.ended(job, self._run[job])
+                self._ended(number, job, now)
+            self._finish(now)
+        self._advance(len(self._begun) % _REPORTED)
+
+    def _key(self, job: int) -> int:
+        if self._order == "sjf":
+            return self._estimates.known[job] << JOB_BITS | self._place[job]
+        return self._rank[job] if self._order == "sjf-user" else 0
+
+    def _start(self, job: int, now: int) -> int:
+        """Start a job; return its number in the order of starts."""
+        self.starts[job] = now
+        self._free -= self._units[job]
+        number, run = len(self._begun), self._run[job]
+        self._begun.append(job)
+        heappush(self._ends, (now + run) << JOB_BITS | number)
+        if not len(self._begun) % _REPORTED:
+            self._advance(_REPORTED)
+        return number
+
+    def _prepare(self) -> None:
+        self._queue: list[int] = []
+
+    def _submitted(self, job: int, now: int) -> None:
+        heappush(self._queue, self._key(job) << JOB_BITS | job)
+
+    def _correct(self, number: int, now: int) -> None:
+        raise NotImplementedError
+
+    def _begin(self, now: int) -> None:
+        pass
+
+    def _ended(self, number: int, job: int, now: int) -> None:
+        self._free += self._units[job]
+
+    def _finish(self, now: int) -> None:
+        queue, units = self._queue, self._units
+        while queue and units[queue[0] & JOB_MASK] <= self._free:
+            self._start(heappop(queue) & JOB_MASK, now)
+
+
+def _ranks(means: Floats, place: Ints) -> list[int]:
+    """Return the rank of each job by ``means``, then ``place``; NaN is last."""
+    ranks = np.empty(len(means), np.int64)
+    ranks[np.lexsort((place, means))] = np.arange(len(means))
+    return list(ranks.tolist())
+
+
+class _FirstFit(_Pool):
+    """Each job that fits is started, in order; nothing is reserved for a larger one."""
+
+    def _prepare(self) -> None:
+        self._classes = SizeClasses(self._units)
+
+    def _submitted(self, job: int, now: int) -> None:
+        self._classes.add(job, self._key(job))
+
+    def _finish(self, now: int) -> None:
+        # Units become fewer with each start, so a job that did not fit does not fit later in the same second.
+        while self._free and (entry := self._classes.first(self._free)) != NONE:
+            job = entry & JOB_MASK
+            self._classes.remove(job)
+            self._start(job, now)
+
+
+class _Easy(_Pool):
+    """First come, first served, with a reservation for the first job; others start before it if they do not delay it.
+
+    The order is that in which the others are tried.
+    """
+
+    def _prepare(self) -> None:
+        self._running: list[int] = []
+        """Estimated end and number of the running jobs, ascending."""
+        self._released: set[int] = set()
+        """Numbers of jobs whose units count as free: they end in this second."""
+        self._first = -1
+        """The first job, once it does not fit."""
+        self._next = 0
+        self._waits = bytearray(len(self._submit))
+        """Which of the jobs wait behind the first one."""
+        self._shortest = SizeClasses(self._units)
+        known = self._estimates.known
+        if self._order == "sjf":
+            self._others: OrderedJobs | None = None
+        else:
+            self._others = OrderedJobs(self._rank or range(len(known)), self._units, known)
+
+    def _correct(self, number: int, now: int) -> None:
+        job = self._begun[number]
+        before = (self.starts[job] + self._estimates.known[job]) << JOB_BITS | number
+        del self._running[bisect_left(self._running, before)]
+        self._estimates.correct(job)
+        insort(self._running, (self.starts[job] + self._estimates.known[job]) << JOB_BITS | number)
+
+    def _begin(self, now: int) -> None:
+        running, later = self._running, (now + 1) << JOB_BITS
+        due = 0
+        while due < len(running) and running[due] < later:
+            number = running[due] & JOB_MASK
+            self._released.add(number)
+            self._free += self._units[self._begun[number]]
+            due += 1
+        del running[:due]
+
+    def _submitted(self, job: int, now: int) -> None:
+        self._waits[job] = 1
+        self._shortest.add(job, self._estimates.known[job])
+        if self._others is not None:
+            self._others.add(job)
+        if self._order != "fcfs" or self._units[job] <= self._free:
+            self._examine(now)
+
+    def _ended(self, number: int, job: int, now: int) -> None:
+        if number in self._released:
+            self._released.remove(number)
+        else:
+            estimated = (self.starts[job] + self._estimates.known[job]) << JOB_BITS | number
+            del self._running[bisect_left(self._running, estimated)]
+            self._free += self._units[job]
+        self._examine(now)
+
+    def _finish(self, now: int) -> None:
+        pass
+
+    def _begin_job(self, job: int, now: int) -> None:
+        estimate = self._estimates.known[job]
+        number = self._start(job, now)
+        insort(self._running, (now + estimate) << JOB_BITS | number)
+        if after := self._estimates.correction(job, self._run[job]):
+            heappush(self._corrections, (now + after) << JOB_BITS | number)
+
+    def _leave(self, job: int) -> None:
+        self._waits[job] = 0
+        self._shortest.remove(job)
+        if self._others is not None:
+            self._others.remove(job)
+
+    def _examine(self, now: int) -> None:
+        """Start the first jobs, then others that do not delay the first that does not fit."""
+        units, waits, count = self._units, self._waits, len(self._waits)
+        while True:
+            if self._first < 0:
+                while self._next < count and not waits[self._next] and self.starts[self._next] >= 0:
+                    self._next += 1
+                if self._next == count or not waits[self._next]:
+                    return
+                self._first = self._next
+                self._leave(self._first)
+            if units[self._first] > self._free:
+                break
+            self._begin_job(self._first, now)
+            self._first = -1
+        if self._shortest.first(self._free) != NONE:
+            self._backfill(now)
+
+    def _backfill(self, now: int) -> None:
+        units, begun, known = self._units, self._begun, self._estimates.known
+        lacking = units[self._first] - self._free
+        start = _LATE
+        for entry in self._running:
+            if lacking <= 0 and entry >> JOB_BITS != start:
+                break
+            start = entry >> JOB_BITS
+            lacking -= units[begun[entry & JOB_MASK]]
+        window, spare = start - now, -lacking
+        while True:
+            entry = self._shortest.first(self._free)
+            if entry >> JOB_BITS > window:  # also if there is none
+                entry = self._shortest.first(min(spare, self._free))
+                if entry == NONE:
+                    return
+            job = entry & JOB_MASK
+            if self._others is not None:
+                job = self._others.first(self._free, spare, window)
+            self._leave(job)
+            if known[job] > window:
+                spare -= units[job]
+            self._begin_job(job, now)
+
+
+_POOLS: dict[str, type[_Pool]] = {"none": _Pool, "easy": _Easy, "first-fit": _FirstFit}

@@ -1,0 +1,79 @@
+"""Logs in the Standard Workload Format."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.traces import swf
+from slurm_affinode.traces.job_log import UNKNOWN
+
+
+def line(number: int, *, submit: int = 0, wait: int = 5, run: int = 60, allocated: int = 2, requested: int = 2,
+         limit: int = 100, user: int = 7) -> str:  # fmt: skip
+    return f"{number:5} {submit:8} {wait} {run} {allocated} -1 -1 {requested} {limit} -1 1 {user} 1 -1 -1 -1 -1 -1\n"
+
+
+def written(path: Path, *lines: str) -> Path:
+    path.write_text("".join(lines))
+    return path
+
+
+def test_columns_and_header_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.swf.gz"
+    text = "; Version: 2.2\n; MaxProcs: 128\n;\n" + line(1, submit=10) + "\n" + line(2, run=30, limit=-1, wait=-1)
+    path.write_bytes(gzip.compress(text.encode()))
+    log = swf.read(path)
+    assert (log.capacity, log.unit, log.rows) == (128, "processor", 2)
+    assert log.jobs.to_dicts() == [
+        {"number": 1, "submit_s": 10, "run_s": 60, "units": 2, "request_s": 100, "user": 7, "wait_s": 5,
+         "user_mean_s": 45.0},
+        {"number": 2, "submit_s": 0, "run_s": 30, "units": 2, "request_s": UNKNOWN, "user": 7, "wait_s": UNKNOWN,
+         "user_mean_s": 45.0},
+    ]  # fmt: skip
+
+
+def test_requested_processors_count_before_allocated_ones(tmp_path: Path) -> None:
+    log = swf.read(written(tmp_path / "log.swf", line(1, allocated=8, requested=7), line(2, allocated=3, requested=-1)))
+    assert log.jobs["units"].to_list() == [7, 3]
+
+
+def test_jobs_that_cannot_be_used_are_counted_with_their_hours_and_lines(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "log.swf", "; a comment\n", line(1, run=3600, requested=3), line(2, allocated=-1, requested=-1),
+        line(3, run=-1), line(4, run=0), line(5, submit=-1, run=3600, requested=1), "1 2 3\n", line(7) + "x y\n",
+    )  # fmt: skip
+    log = swf.read(path)
+    found = {one.reason: (one.jobs, round(one.unit_hours, 2), one.examples) for one in log.left_out}
+    assert found == {
+        "with a line that is not 18 numbers": (2, 0.0, (f"{path}:7", f"{path}:9")),
+        "without processors": (1, 0.0, (f"{path}:3",)),
+        "without a run time": (2, 0.0, (f"{path}:4", f"{path}:5")),
+        "without a time of submission": (1, 1.0, (f"{path}:6",)),
+    }
+    assert sum(one.share for one in log.left_out) == pytest.approx(1 / (3 + 1 + 2 / 60), rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["", "; MaxProcs: 3\n\n"])
+def test_empty_log_is_an_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"log\.swf: the log is empty"):
+        swf.read(written(tmp_path / "log.swf", text))
+
+
+def test_another_format_is_an_error_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"log\.swf:2: is not in the Standard Workload Format"):
+        swf.read(written(tmp_path / "log.swf", "; x\n", "JobID,Start,End\n"))
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        swf.read(tmp_path / "none.swf")
+
+
+def test_published_log_has_known_jobs(shared_data: Path) -> None:
+    log = swf.read(shared_data / "kth-sp2" / "KTH-SP2-1996-2.swf.gz")
+    assert (log.rows, log.jobs.height, log.capacity) == (28_489, 28_481, 100)
+    assert [(one.reason, one.jobs, one.unit_hours) for one in log.left_out] == [("without a run time", 8, 0.0)]

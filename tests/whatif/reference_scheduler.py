@@ -1,0 +1,100 @@
+"""The rules of docs/whatif.md, second by second, without any index: slow, and independent of the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Job:
+    number: int
+    submit: int
+    run: int
+    units: int
+    request: int
+    user: int = 0
+    mean: float = 0.0
+    estimate: int = 0
+    start: int = -1
+
+    @property
+    def end(self) -> int:
+        return self.start + self.run
+
+    @property
+    def expected(self) -> int:
+        return self.start + self.estimate
+
+
+def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: str) -> list[int]:
+    """Return the start of each job."""
+    waiting: list[Job] = []
+    running: list[Job] = []
+    history: dict[int, list[int]] = {}
+    coming = sorted(jobs, key=lambda job: (job.submit, job.number))
+    key = {
+        "fcfs": lambda job: (job.submit, job.number),
+        "sjf": lambda job: (job.estimate, job.number),
+        "sjf-user": lambda job: (job.mean, job.number),
+    }[order]
+    begun: list[Job] = []
+    now = coming[0].submit if coming else 0
+    while coming or waiting:
+        if backfill == "easy":
+            for job in running:
+                if job.expected == now and job.end > now:
+                    job.estimate = job.request
+        while coming and coming[0].submit == now:
+            job = coming.pop(0)
+            last = history.get(job.user, [])[-2:]
+            job.estimate = {"requested": job.request, "actual": job.run, "last-two": job.request}[times]
+            if times == "last-two" and len(last) == 2:
+                job.estimate = min(job.request, max(1, sum(last) // 2))
+            waiting.append(job)
+            free = capacity - sum(one.units for one in running if one.expected > now)
+            if backfill == "easy" and (order != "fcfs" or job.units <= free):
+                begun += examine(waiting, running, capacity, now, key)
+        for job in [one for one in begun if one in running and one.end == now]:
+            running.remove(job)
+            history.setdefault(job.user, []).append(job.run)
+            if backfill == "easy":
+                begun += examine(waiting, running, capacity, now, key)
+        if backfill != "easy":
+            for job in sorted(waiting, key=key):
+                if job.units <= capacity - sum(one.units for one in running):
+                    begin(job, waiting, running, now)
+                    begun.append(job)
+                elif backfill == "none":
+                    break
+        now += 1
+    return [job.start for job in jobs]
+
+
+def begin(job: Job, waiting: list[Job], running: list[Job], now: int) -> None:
+    waiting.remove(job)
+    job.start = now
+    running.append(job)
+
+
+def profile(running: list[Job], capacity: int, time: int) -> int:
+    """Return the units that are free at a time, by the estimates."""
+    return capacity - sum(one.units for one in running if one.expected > time)
+
+
+def examine(waiting: list[Job], running: list[Job], capacity: int, now: int, key) -> list[Job]:  # type: ignore[no-untyped-def]
+    """Start jobs; return them."""
+    begun = []
+    while waiting and waiting[0].units <= profile(running, capacity, now):
+        begun.append(waiting[0])
+        begin(waiting[0], waiting, running, now)
+    if len(waiting) < 2:
+        return begun
+    first = waiting[0]
+    shadow = min(one.expected for one in running if profile(running, capacity, one.expected) >= first.units)
+    for job in sorted(waiting[1:], key=key):
+        if job.units > profile(running, capacity, now):
+            continue
+        if now + job.estimate <= shadow or profile(running, capacity, shadow) - first.units >= job.units:
+            begin(job, waiting, running, now)
+            begun.append(job)
+    return begun
