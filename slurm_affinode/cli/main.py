@@ -36,7 +36,7 @@ _COMMANDS = {
     "prolog": ("slurm_affinode.cli.hooks:prolog", "Announce a job on this node (run by slurmd)"),
     "epilog": ("slurm_affinode.cli.hooks:epilog", "Report the end of a job (run by slurmd)"),
     "trace": ("slurm_affinode.cli.trace:trace", "Analyze a public trace"),
-    "whatif": ("slurm_affinode.cli.whatif:whatif", "Simulate the queue under another policy"),
+    "whatif": ("slurm_affinode.cli.whatif:whatif", "Simulate the queue: other policies, suspension, GPUs"),
     "db": ("slurm_affinode.cli.db:db", "Upgrade or inspect the database"),
     "doctor": ("slurm_affinode.cli.doctor:doctor", "Check configuration, database, metrics and accounting"),
     "completion": ("slurm_affinode.cli.completion:completion", "Print the shell completion script"),

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
+from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import counted, figure, percent, span
 from slurm_affinode.cli.command import command
-from slurm_affinode.cli.options import Span, echo, json_option, print_json, print_table, progress, warn
+from slurm_affinode.cli.options import (
+    Span,
+    When,
+    config_options,
+    echo,
+    json_option,
+    print_json,
+    print_table,
+    progress,
+    stages,
+    warn,
+    zone,
+)
 from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Times
 
 if TYPE_CHECKING:
+    from slurm_affinode.pipeline.whatif import ClusterReplay
     from slurm_affinode.traces.job_log import LeftOut
 
 _EPILOG = """\b
 Examples:
+  slurm-affinode whatif --since 30d --suspend-idle 15m          suspended when idle
+  slurm-affinode whatif --since 30d --gpus +16 --limit-interactive 4h
   slurm-affinode whatif --trace swf:KTH-SP2-1996-2.swf.gz --capacity 100
   slurm-affinode whatif --trace swf:log.swf --order sjf --times last-two --json
   slurm-affinode whatif --trace philly:philly_pollux.csv.gz --capacity 400 --order sjf-user \\
@@ -51,8 +68,8 @@ class _Trace(click.ParamType[tuple[str, Path]]):
 )  # fmt: skip
 @click.option("--order", type=click.Choice(get_args(Order)), default="fcfs", show_default=True, help="Order jobs so")
 @click.option(
-    "--backfill", type=click.Choice(get_args(Backfill)), default="easy", show_default=True,
-    help="Let jobs start before others that do not fit",
+    "--backfill", type=click.Choice(get_args(Backfill)),
+    help="Let jobs start before others that do not fit [default: easy; first-fit with --since]",
 )  # fmt: skip
 @click.option(
     "--times", type=click.Choice(get_args(Times)),
@@ -71,14 +88,24 @@ class _Trace(click.ParamType[tuple[str, Path]]):
     "--validate", "validated", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Compare with published figures; the logs are in DIR",
 )  # fmt: skip
+@click.option("--since", type=When(), metavar="TIME", help="Replay the site's GPU jobs from TIME on, such as 30d")
+@click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End the replay at TIME")
+@click.option("--suspend-idle", type=Span(), metavar="SPAN", help="Suspend jobs that are idle for SPAN")
+@click.option("--gpus", "more_gpus", type=click.IntRange(0), default=0, metavar="+N", help="Add N GPUs")
+@click.option("--limit-interactive", type=Span(), metavar="SPAN", help="End jobs of salloc and srun after SPAN")
 @click.option("--partial", is_flag=True, help="Simulate even if more than a tenth of the jobs is left out")
 @json_option
+@config_options
 def whatif(
-    *, trace: tuple[str, Path] | None, capacity: int | None, order: Order, backfill: Backfill, times: Times | None,
-    max_run: float | None, sample: int | None, seed: int, arrivals: int | None, validated: Path | None, partial: bool,
-    as_json: bool,
+    *, config: Config, trace: tuple[str, Path] | None, capacity: int | None, order: Order, backfill: Backfill | None,
+    times: Times | None, max_run: float | None, sample: int | None, seed: int, arrivals: int | None,
+    validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None, more_gpus: int,
+    limit_interactive: float | None, partial: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
+
+    With --since, the site's own GPU jobs are replayed twice, as they were and with the changes that --suspend-idle,
+    --gpus and --limit-interactive describe, from ingested accounting and GPU metrics.
 
     \b
     --backfill none       strict order: a job that does not fit holds up all others
@@ -107,10 +134,23 @@ def whatif(
     """
     if validated is not None:
         return _validate(validated, as_json=as_json)
+    if (trace is None) == (since is None):
+        raise click.UsageError("give --trace swf:FILE or --trace philly:FILE, or --since TIME, or --validate DIR")
     if trace is None:
-        raise click.UsageError("give --trace swf:FILE or --trace philly:FILE, or --validate DIR")
+        if backfill == "none" or order != "fcfs" or any((capacity, times, max_run, sample, arrivals)):
+            raise click.UsageError("with --since, only --backfill easy or first-fit can be chosen")
+        change = (suspend_idle, more_gpus, limit_interactive, backfill == "easy", partial)
+        _replay_site(config, since or until, until, change, as_json=as_json)
+        return 0
+    if any((suspend_idle, more_gpus, limit_interactive)):
+        raise click.UsageError("--suspend-idle, --gpus and --limit-interactive need --since")
     _simulate_log(
-        trace, capacity, (order, backfill, times), (max_run, sample, seed, arrivals), partial=partial, as_json=as_json
+        trace,
+        capacity,
+        (order, backfill or "easy", times),
+        (max_run, sample, seed, arrivals),
+        partial=partial,
+        as_json=as_json,
     )
     return 0
 
@@ -203,6 +243,70 @@ def _validate(directory: Path, *, as_json: bool) -> int:
     worst = max(one.difference for one in found)
     echo(f"Largest difference: {worst:.1e}" + (f"; {missed} above {validation.TOLERANCE:.0%}" if missed else ""))
     return int(missed > 0)
+
+
+def _replay_site(
+    config: Config, since: datetime, until: datetime, change: tuple[float | None, int, float | None, bool, bool], *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from slurm_affinode.analysis.result import WasteQuery  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.pipeline import report  # noqa: PLC0415
+    from slurm_affinode.pipeline.whatif import Change, replay_site  # noqa: PLC0415
+
+    if until <= since:
+        raise click.UsageError("the interval ends before it begins: choose --since before --until")
+    query = WasteQuery(since, until, thresholds=report.thresholds(config), zone=zone())
+    with stages(quiet=as_json) as step:
+        found = replay_site(config, query, Change(*change), step=step)
+    if as_json:
+        suspend_idle_s, more_gpus, limit_interactive_s, *_ = change
+        print_json({
+            "since": since, "until": until, "suspend_idle_s": suspend_idle_s, "more_gpus": more_gpus,
+            "limit_interactive_s": limit_interactive_s, "clusters": [dataclasses.asdict(one) for one in found],
+        })  # fmt: skip
+        return
+    for one in found:
+        _show_replay(one, change[1])
+
+
+def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
+    added = f" (+{more_gpus:,} with the change)" if more_gpus else ""
+    wake = "" if one.wake_wait_mean_s is None else f", each after a mean wait of {span(one.wake_wait_mean_s)}"
+    print_table(("figure", "value"), [
+        ("policy", one.policy),
+        ("GPUs", f"{one.gpus:,}{added}"),
+        ("jobs", f"{one.jobs:,}"),
+        ("GPU-hours returned", _with_interval(one.gpu_hours_returned, one.gpu_hours_returned_interval, "h")),
+        ("GPU-hours of these that others used", f"{one.gpu_hours_used:,.1f} h"),
+        ("mean wait saved", _with_interval(one.saved_wait_mean_s, one.saved_wait_interval_s, "s")),
+        ("replayed / recorded mean wait", _ratio(one.replayed_to_recorded)),
+        ("jobs that start earlier, later", f"{one.earlier:,}, {one.later:,}"),
+        ("suspended jobs", f"{one.suspended_jobs:,}"),
+        ("wakes per day", f"{one.wakes_per_day:,.1f}{wake}"),
+        ("suspension, restore", f"{span(one.dump_s)}, {span(one.restore_s)} ({one.costs_from})"),
+        ("interactive jobs ended by the limit", f"{one.interactive:,}"),
+    ], title=one.cluster)  # fmt: skip
+    echo()
+    headings = ("partition", "jobs", "recorded", "mean", "median", "p95", "mean then", "median then", "p95 then")
+    print_table(
+        headings,
+        [("all" if row.partition is None else row.partition or "unknown", f"{row.jobs:,}",
+          *(span(value) for value in (row.recorded_mean_s, row.before_mean_s, row.before_median_s, row.before_p95_s,
+                                      row.after_mean_s, row.after_median_s, row.after_p95_s))) for row in one.waits],
+        title="Waits: recorded mean; replayed as it was; replayed with the change", right=headings[1:],
+    )  # fmt: skip
+    for reason, number in one.left_out.items():
+        warn(f"{one.cluster}: left out: {counted(number, 'job')} {reason}")
+
+
+def _ratio(value: float | None) -> str:
+    return "unknown: no job waited" if value is None else figure(value)
+
+
+def _with_interval(value: float, interval: tuple[float, float] | None, unit: str) -> str:
+    if interval is None:
+        return f"{value:,.1f} {unit}"
+    return f"{value:,.1f} {unit} ({interval[0]:,.1f} to {interval[1]:,.1f}, bootstrap of days)"
 
 
 def _seconds(value: float) -> str:

@@ -47,6 +47,10 @@ class Workload:
     """Mean run time of the user's jobs; NaN: unknown."""
     place: Ints
     """Place in the log, which decides between equals where jobs are not in the order of submission."""
+    after: Ints | None = None
+    """Row of the job that this one continues, and is submitted ``delay`` after its end; -1: none. ``None``: no row
+    continues another. The place in the queue is that of the row."""
+    delay: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -108,6 +112,12 @@ class _Pool:
         self._order = policy.order
         self._place: list[int] = jobs.place.tolist() if policy.order == "sjf" else []
         self._rank = _ranks(jobs.user_mean, jobs.place) if policy.order == "sjf-user" else []
+        self._next: dict[int, tuple[int, int]] = {}
+        """Job -> the row that continues it, and the delay."""
+        if jobs.after is not None and jobs.delay is not None:
+            rows = zip(jobs.after.tolist(), range(len(jobs)), jobs.delay.tolist(), strict=True)
+            self._next = {before: (row, delay) for before, row, delay in rows if before >= 0}
+        self._wakes: list[int] = []
         self._begun: list[int] = []
         """Jobs by the order of their starts."""
         self._ends: list[int] = []
@@ -116,10 +126,14 @@ class _Pool:
 
     def run(self) -> None:
         """Run until all jobs have started."""
-        submit, ends, corrections, count = self._submit, self._ends, self._corrections, len(self._submit)
-        at = 0
-        while len(self._begun) < count:
-            now = submit[at] if at < count else _LATE
+        submit, ends, corrections, wakes = self._submit, self._ends, self._corrections, self._wakes
+        continued = {row for row, _ in self._next.values()}
+        coming = [job for job in range(len(submit)) if job not in continued] if continued else range(len(submit))
+        at, count = 0, len(coming)
+        while len(self._begun) < len(submit):
+            now = submit[coming[at]] if at < count else _LATE
+            if wakes and wakes[0] >> JOB_BITS < now:
+                now = wakes[0] >> JOB_BITS
             if ends and ends[0] >> JOB_BITS < now:
                 now = ends[0] >> JOB_BITS
             if corrections and corrections[0] >> JOB_BITS < now:
@@ -128,14 +142,21 @@ class _Pool:
             while corrections and corrections[0] < later:
                 self._correct(heappop(corrections) & JOB_MASK, now)
             self._begin(now)
-            while at < count and submit[at] == now:
-                self._estimates.submitted(at)
-                self._submitted(at, now)
+            while at < count and submit[coming[at]] == now:
+                self._estimates.submitted(coming[at])
+                self._submitted(coming[at], now)
                 at += 1
+            while wakes and wakes[0] < later:
+                job = heappop(wakes) & JOB_MASK
+                self._estimates.submitted(job)
+                self._submitted(job, now)
             while ends and ends[0] < later:
                 number = heappop(ends) & JOB_MASK
                 job = self._begun[number]
                 self._estimates.ended(job, self._run[job])
+                if self._next and job in self._next:
+                    row, delay = self._next[job]
+                    heappush(wakes, (now + max(1, delay)) << JOB_BITS | row)
                 self._ended(number, job, now)
             self._finish(now)
         self._advance(len(self._begun) % _REPORTED)
@@ -214,7 +235,8 @@ class _Easy(_Pool):
         """Numbers of jobs whose units count as free: they end in this second."""
         self._first = -1
         """The first job, once it does not fit."""
-        self._next = 0
+        self._in_order: list[int] = []
+        """Jobs in the order of submission, and perhaps some that have started."""
         self._waits = bytearray(len(self._submit))
         """Which of the jobs wait behind the first one."""
         self._shortest = SizeClasses(self._units)
@@ -243,6 +265,7 @@ class _Easy(_Pool):
 
     def _submitted(self, job: int, now: int) -> None:
         self._waits[job] = 1
+        heappush(self._in_order, job)
         self._shortest.add(job, self._estimates.known[job])
         if self._others is not None:
             self._others.add(job)
@@ -276,14 +299,14 @@ class _Easy(_Pool):
 
     def _examine(self, now: int) -> None:
         """Start the first jobs, then others that do not delay the first that does not fit."""
-        units, waits, count = self._units, self._waits, len(self._waits)
+        units, waits, in_order = self._units, self._waits, self._in_order
         while True:
             if self._first < 0:
-                while self._next < count and not waits[self._next] and self.starts[self._next] >= 0:
-                    self._next += 1
-                if self._next == count or not waits[self._next]:
+                while in_order and not waits[in_order[0]]:
+                    heappop(in_order)
+                if not in_order:
                     return
-                self._first = self._next
+                self._first = heappop(in_order)
                 self._leave(self._first)
             if units[self._first] > self._free:
                 break

@@ -67,6 +67,7 @@ OWNERS = {
         "analysis",
         "report",
         "traces",
+        "whatif",
         "pipeline",
         "zombies",
         "demo",

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import SAMPLES
+from slurm_affinode.slurm.accounting.schema import JOBS, conform
 
 
 def swf(path: Path, *jobs: tuple[int, ...]) -> str:
@@ -122,4 +129,96 @@ def test_errors_are_one_line_and_status_2(log: str, tmp_path: Path, words: tuple
     text = error.value.format_message() if isinstance(error.value, click.ClickException) else str(error.value)
     assert message in text
     assert "\n" not in text
+    assert error.value.exit_code == 2
+
+
+SINCE = datetime(2026, 11, 2, tzinfo=UTC)
+SITE = ("--since", "2026-11-02T00:00:00Z", "--until", "2026-11-03T00:00:00Z")
+
+
+def _run(number: int, submit_min: int, start_min: int, end_min: int, **more: Any) -> dict[str, Any]:
+    moments = {"submit": submit_min, "eligible": submit_min, "start": start_min, "end": end_min}
+    return {"cluster": "c", "job_id": number, "user": "ann", "partition": "gpu", "state": "COMPLETED", "gpus": 2,
+            "nodes": 1, "node_list": "n1", "timelimit_s": 86400, "submit_line": "sbatch job.sh",
+            **{name: SINCE + timedelta(minutes=value) for name, value in moments.items()}, **more}  # fmt: skip
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A node with two GPUs: a job of 4 h is idle from the 60th to the 180th minute; another waits for its end."""
+    rows = [_run(1, 0, 0, 240), _run(2, 30, 240, 270, submit_line="/usr/bin/salloc -G2")]
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows)}
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None), JOBS))
+    samples = [
+        {"cluster": "c", "node": "n1", "uuid": f"GPU-{gpu}", "time": SINCE + timedelta(minutes=minute),
+         "util_pct": 0.0 if 60 <= minute < 180 else 80.0}
+        for gpu in "ab" for minute in range(270)
+    ]  # fmt: skip
+    columns = {name: pl.Series([row.get(name) for row in samples], dtype=kind) for name, kind in SAMPLES.items()}
+    with closing(SampleStore(tmp_path / "history")) as history:
+        history.ingest(pl.DataFrame(columns), source="test")
+    return tmp_path
+
+
+def test_suspension_returns_gpus_that_another_job_uses(site: Path) -> None:
+    """Job 1 is suspended 15 min and 17 s after it became idle; job 2 runs for 30 min on its GPUs."""
+    found, _ = run(*SITE, "--suspend-idle", "15m", "--state", str(site))
+    (cluster,) = found["clusters"]
+    assert (cluster["gpus"], cluster["jobs"], cluster["left_out"]) == (2, 2, {})
+    waits = cluster["waits"][0]
+    assert (waits["recorded_mean_s"], waits["before_mean_s"]) == (210 * 60 / 2, 210 * 60 / 2)
+    assert waits["after_mean_s"] == (45 * 60 + 17) / 2
+    assert cluster["replayed_to_recorded"] == 1.0
+    assert (cluster["earlier"], cluster["later"], cluster["suspended_jobs"]) == (1, 0, 1)
+    assert cluster["gpu_hours_returned"] == pytest.approx(2 * (105 * 60 - 17) / 3600)
+    assert cluster["gpu_hours_used"] == pytest.approx(1.0)
+    assert (cluster["wakes_per_day"], cluster["wake_wait_mean_s"]) == (1.0, 0.0)
+    assert (cluster["dump_s"], cluster["restore_s"], cluster["costs_from"]) == (17.0, 6.0, "docs/hardware.md")
+
+
+def test_replay_without_a_change_changes_nothing(site: Path) -> None:
+    (cluster,) = run(*SITE, "--state", str(site))[0]["clusters"]
+    assert (cluster["saved_wait_mean_s"], cluster["gpu_hours_returned"], cluster["gpu_hours_used"]) == (0, 0, 0)
+
+
+def test_more_gpus_start_the_waiting_job(site: Path) -> None:
+    (cluster,) = run(*SITE, "--gpus", "+2", "--state", str(site))[0]["clusters"]
+    assert cluster["waits"][0]["after_mean_s"] == 0
+
+
+def test_limit_ends_interactive_jobs_only(site: Path) -> None:
+    (cluster,) = run(*SITE, "--limit-interactive", "10m", "--state", str(site))[0]["clusters"]
+    assert cluster["interactive"] == 1
+
+
+def test_table_shows_the_ratio_beside_each_gain(site: Path) -> None:
+    words = ["whatif", *SITE, "--suspend-idle", "15m", "--backfill", "easy", "--state", str(site)]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    for text in (
+        "GPU-hours returned",
+        "mean wait saved",
+        "replayed / recorded mean wait",
+        "wakes per day",
+        "mean then",
+    ):
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--since", "1d", "--trace", "swf:x"), "give --trace"),
+        (("--since", "1d", "--backfill", "none"), "only --backfill easy or first-fit"),
+        (("--trace", "swf:x", "--gpus", "+1"), "need --since"),
+        (("--since", "2026-11-03", "--until", "2026-11-02"), "the interval ends before it begins"),
+        (("--since", "2026-01-03", "--until", "2026-01-04"), "no GPU job ran"),
+    ],
+)
+def test_errors_of_replays_are_one_line(site: Path, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises((AffinodeError, click.ClickException)) as error:
+        run(*words, "--state", str(site))
+    text = error.value.format_message() if isinstance(error.value, click.ClickException) else str(error.value)
+    assert message in text
     assert error.value.exit_code == 2

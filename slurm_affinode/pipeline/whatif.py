@@ -1,0 +1,260 @@
+"""What-if on a site's own data: stored accounting and GPU samples in, two replays of each cluster's queue out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.analysis import idle_periods, squatters, suspensions
+from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.squatters import HeldGpus
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.times import epoch_ms
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.pipeline import stored_accounting
+from slurm_affinode.pipeline.stored_accounting import NoAccountingError
+from slurm_affinode.slurm.accounting.schema import JOBS
+from slurm_affinode.traces.job_log import MOST_LEFT_OUT
+from slurm_affinode.whatif.policy import SchedulingPolicy
+from slurm_affinode.whatif.suspension import (
+    DUMP_S,
+    RESTORE_S,
+    GpuJob,
+    Replay,
+    SuspensionRule,
+    day_of,
+    intervals,
+    most_concurrent,
+    replay,
+)
+
+_UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
+_COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
+_INTERACTIVE = r"^\s*(?:\S*/)?(salloc|srun)(?:\s|$)"
+_HOUR_S = 3600.0
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is different in the second replay."""
+
+    suspend_idle_s: float | None = None
+    more_gpus: int = 0
+    limit_interactive_s: float | None = None
+    backfill_easy: bool = False
+    """Whether both replays use EASY with time limits, instead of first-fit."""
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionWaits:
+    """PartitionWaits of the jobs of a partition (``None``: all) that were submitted in the interval, s."""
+
+    partition: str | None
+    jobs: int
+    recorded_mean_s: float
+    before_mean_s: float
+    before_median_s: float
+    before_p95_s: float
+    after_mean_s: float
+    after_median_s: float
+    after_p95_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReplay:
+    """The queue of one cluster, replayed as it was and with the change."""
+
+    cluster: str
+    gpus: int
+    jobs: int
+    left_out: dict[str, int]
+    policy: str
+    waits: tuple[PartitionWaits, ...]
+    """All jobs first, then by partition."""
+    replayed_to_recorded: float | None
+    """Mean wait of the first replay, of the recorded one."""
+    saved_wait_mean_s: float
+    saved_wait_interval_s: tuple[float, float] | None
+    earlier: int
+    """Jobs that start earlier than in the first replay."""
+    later: int
+    suspended_jobs: int
+    wakes_per_day: float
+    wake_wait_mean_s: float | None
+    gpu_hours_returned: float
+    gpu_hours_returned_interval: tuple[float, float] | None
+    gpu_hours_used: float
+    dump_s: float
+    restore_s: float
+    costs_from: str
+    interactive: int
+    """Jobs that the limit of interactive jobs ends."""
+
+
+def replay_site(
+    config: Config, query: WasteQuery, change: Change, *, now: datetime | None = None,
+    step: Callable[[str], None] = lambda _: None,
+) -> list[ClusterReplay]:  # fmt: skip
+    """Replay the GPU jobs of each cluster of the interval. Raises ``AffinodeError``."""
+    moment = now or datetime.now(UTC)
+    step("reading accounting")
+    with Repository.open(config.db_url, create=False) as store:
+        jobs = store.jobs(query.since, query.until, columns=_COLUMNS)
+        gpus = store.allocation_gpus(query.since, query.until)
+        query = stored_accounting.with_known(query, store, moment)
+        stored_accounting.check_known(query, jobs, moment)
+        entries = store.suspensions(query.since, query.until)
+    step("reading GPU metrics")
+    limit_pct = query.thresholds.idle_pct
+    with contextlib.closing(SampleStore(config.history_dir)) as samples:
+        held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment)
+        idle = pl.DataFrame(schema=idle_periods.PERIODS)
+        if change.suspend_idle_s is not None:
+            step("searching idle periods")
+            idle = idle_periods.find(samples, held, limit_pct)
+    lost = job_runs.prepare(jobs, query, moment).join(held.runs, on=["cluster", "job_id", "submit"], how="anti")
+    costs = suspensions.totals(suspensions.given_back(entries, query, now=moment))
+    known = costs["suspend_s"] is not None and costs["restore_s"] is not None
+    dump_s, restore_s = float(costs["suspend_s"] or DUMP_S), float(costs["restore_s"] or RESTORE_S)
+    found = []
+    for cluster in sorted(held.runs.filter(pl.col("gpus").fill_null(1) > 0)["cluster"].drop_nulls().unique()):
+        step(f"replaying {cluster}")
+        uncertain = lost.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0)).height
+        found.append(_replay(
+            cluster, held, idle, change, (dump_s, restore_s, "the ledger" if known else "docs/hardware.md"), uncertain
+        ))  # fmt: skip
+    if not found:
+        raise NoAccountingError("no GPU job ran in this interval", hint="choose an earlier --since, or ingest sacct")
+    return found
+
+
+def _replay(  # noqa: PLR0917
+    cluster: str, held: HeldGpus, idle: pl.DataFrame, change: Change, costs: tuple[float, float, str], uncertain: int
+) -> ClusterReplay:
+    runs = held.runs.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0))
+    left_out = {"without a certain start and end": uncertain, "without a GPU count": int(runs["gpus"].null_count())}
+    runs = runs.filter(pl.col("gpus").is_not_null())
+    if change.backfill_easy:
+        left_out["without a time limit"] = int(runs["timelimit_s"].null_count())
+        runs = runs.filter(pl.col("timelimit_s").is_not_null())
+    total, missing = runs.height + sum(left_out.values()), sum(left_out.values())
+    if not runs.height or (missing > MOST_LEFT_OUT * total and not change.partial):
+        text = "; ".join(f"{number:,} {reason}" for reason, number in left_out.items() if number)
+        raise InputError(
+            f"{missing:,} of {total:,} GPU jobs are left out: {text}", where=cluster,
+            hint="--partial replays the others" if runs.height else None,
+        )  # fmt: skip
+    jobs, starts, interactive = _jobs(runs, idle, held.query)
+    divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
+    own = (pl.col("cluster") == cluster).fill_null(value=True)
+    devices = held.devices.with_row_index("at").filter(~divided, own).height
+    capacity = max(devices, most_concurrent(jobs, starts))
+    policy = SchedulingPolicy("fcfs", "easy" if change.backfill_easy else "first-fit", "requested")
+    before = replay(jobs, capacity, policy, None)
+    changed = _limited(jobs, interactive, change.limit_interactive_s)
+    dump_s, restore_s, source = costs
+    rule = None if change.suspend_idle_s is None else SuspensionRule(change.suspend_idle_s, dump_s, restore_s)
+    after = replay(changed, capacity + change.more_gpus, policy, rule)
+    days = (held.query.until - held.query.since).total_seconds() / _DAY_S
+    counted = np.array([job.counted for job in jobs])
+    submit = np.array([job.submit for job in jobs], np.int64)
+    saved = (before.wait - after.wait).astype(np.float64)
+    returned = after.returned_s / _HOUR_S
+    waits = _waits(jobs, before, after, counted)
+    recorded = waits[0].recorded_mean_s if waits else 0.0
+    woken = after.wakes > 0
+    return ClusterReplay(
+        cluster=cluster,
+        gpus=capacity,
+        jobs=len(jobs),
+        left_out={reason: number for reason, number in left_out.items() if number},
+        policy=str(policy),
+        waits=waits,
+        replayed_to_recorded=waits[0].before_mean_s / recorded if recorded > 0 else None,
+        saved_wait_mean_s=float(saved[counted].mean()) if counted.any() else 0.0,
+        saved_wait_interval_s=intervals(day_of(submit[counted]), saved[counted], mean=True),
+        earlier=int((saved[counted] > 0).sum()),
+        later=int((saved[counted] < 0).sum()),
+        suspended_jobs=int((after.returned_s > 0).sum()),
+        wakes_per_day=float(after.wakes.sum()) / days,
+        wake_wait_mean_s=float(after.wake_wait.sum() / after.wakes.sum()) if woken.any() else None,
+        gpu_hours_returned=float(returned.sum()),
+        gpu_hours_returned_interval=intervals(day_of(submit + before.wait), returned, mean=False),
+        gpu_hours_used=after.used_s / _HOUR_S,
+        dump_s=dump_s,
+        restore_s=restore_s,
+        costs_from=source,
+        interactive=sum(one.run < other.run for one, other in zip(changed, jobs, strict=True)),
+    )
+
+
+def _jobs(runs: pl.DataFrame, idle: pl.DataFrame, query: WasteQuery) -> tuple[list[GpuJob], list[int], list[bool]]:
+    """Return the jobs in the order of submission, their recorded starts, and whether each was interactive.
+
+    A job that started before the interval holds its GPUs from then on, and its wait does not count.
+    """
+    since_ms = epoch_ms(query.since)
+    begin = pl.col("begin_ms")
+    submitted = pl.min_horizontal(pl.coalesce("eligible", "submit").dt.epoch("ms"), begin)
+    rows = runs.with_columns(
+        pl.when(begin < since_ms).then(begin).otherwise(submitted).alias("submitted_ms"),
+        (submitted >= since_ms).alias("counted"), (begin - submitted).alias("waited_ms"),
+        pl.col("submit_line").fill_null("").str.contains(_INTERACTIVE).alias("interactive"),
+    ).sort("submitted_ms", "job_id")  # fmt: skip
+    periods: dict[int, list[tuple[int, int]]] = {}
+    for run, first, last in idle.iter_rows():
+        periods.setdefault(run, []).append((first, last))
+    jobs, starts, interactive = [], [], []
+    for row in rows.iter_rows(named=True):
+        start = row["begin_ms"] // 1000
+        run = max(1, row["end_ms"] // 1000 - start)
+        own = tuple(
+            (max(0, first // 1000 - start), last // 1000 - start) for first, last in periods.get(row["run"], ())
+        )
+        limit = row["timelimit_s"]
+        jobs.append(GpuJob(
+            row["job_id"], row["partition"], row["submitted_ms"] // 1000, run, row["gpus"],
+            -1 if limit is None else max(limit, run), row["waited_ms"] // 1000, row["counted"], own,
+        ))  # fmt: skip
+        starts.append(start)
+        interactive.append(row["interactive"])
+    return jobs, starts, interactive
+
+
+def _limited(jobs: Iterable[GpuJob], interactive: Iterable[bool], limit_s: float | None) -> list[GpuJob]:
+    if limit_s is None:
+        return list(jobs)
+    most = max(1, round(limit_s))
+    return [
+        replace(job, run=most, request=min(job.request, most)) if own and job.run > most else job
+        for job, own in zip(jobs, interactive, strict=True)
+    ]
+
+
+def _waits(
+    jobs: list[GpuJob], before: Replay, after: Replay, counted: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> tuple[PartitionWaits, ...]:
+    if not counted.any():
+        return ()
+    names = np.array([job.partition or "" for job in jobs])
+    recorded = np.array([job.recorded_wait for job in jobs], np.float64)
+    found = []
+    for name in (None, *sorted(set(names[counted].tolist()))):
+        some = counted if name is None else counted & (names == name)
+        figures = [
+            float(value)
+            for wait in (before.wait[some], after.wait[some])
+            for value in (wait.mean(), np.median(wait), np.percentile(wait, 95))
+        ]
+        found.append(PartitionWaits(name, int(some.sum()), float(recorded[some].mean()), *figures))
+    return tuple(found)

@@ -1,0 +1,109 @@
+"""The replay of a queue with suspended jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.whatif.policy import SchedulingPolicy
+from slurm_affinode.whatif.suspension import GpuJob, SuspensionRule, intervals, most_concurrent, replay
+
+FIRST_FIT = SchedulingPolicy("fcfs", "first-fit", "requested")
+EASY = SchedulingPolicy("fcfs", "easy", "requested")
+RULE = SuspensionRule(window_s=10, dump_s=5, restore_s=3)
+
+
+def job(number: int, submit: int, run: int, gpus: int = 1, *, idle: tuple[tuple[int, int], ...] = ()) -> GpuJob:
+    return GpuJob(number, "gpu", submit, run, gpus, 2 * run, 0, counted=True, idle=idle)
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[GpuJob]:
+    rows = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, 30), st.integers(1, 80), st.integers(1, 4), st.integers(0, 60), st.integers(1, 60)
+            ),
+            min_size=1, max_size=10,
+        )
+    )  # fmt: skip
+    time, jobs = 0, []
+    for number, (gap, run, gpus, begin, length) in enumerate(rows):
+        time += gap
+        idle = ((begin, min(run, begin + length)),) if begin < run else ()
+        jobs.append(job(number, time, run, gpus, idle=idle))
+    return jobs
+
+
+@pytest.mark.parametrize("policy", [FIRST_FIT, EASY], ids=str)
+def test_gpus_of_a_suspended_job_run_another_one(policy: SchedulingPolicy) -> None:
+    """Idle from 20 to 80: suspended at 30, GPUs free at 35; resumed at 80, restored at 83, 20 s left."""
+    jobs = [job(1, 0, 100, 2, idle=((20, 80),)), job(2, 5, 30, 2)]
+    before, after = replay(jobs, 2, policy, None), replay(jobs, 2, policy, RULE)
+    assert before.wait.tolist() == [0, 95]
+    assert after.wait.tolist() == [0, 30]
+    assert (after.wakes.tolist(), after.wake_wait.tolist()) == ([1, 0], [0, 0])
+    assert after.returned_s.tolist() == [2 * 45, 0]
+    assert after.used_s == 2 * 30
+
+
+def test_job_waits_for_gpus_when_it_wakes() -> None:
+    jobs = [job(1, 0, 100, 2, idle=((20, 80),)), job(2, 5, 60, 2)]
+    after = replay(jobs, 2, FIRST_FIT, RULE)
+    assert after.wake_wait.tolist() == [15, 0]
+    assert after.returned_s.tolist() == [2 * 60, 0]
+
+
+def test_woken_job_keeps_its_place_in_the_queue() -> None:
+    """It was submitted first, so it starts before a job that waits for longer than it."""
+    jobs = [job(1, 0, 100, 2, idle=((20, 80),)), job(2, 5, 60, 2), job(3, 6, 50, 2)]
+    after = replay(jobs, 2, FIRST_FIT, RULE)
+    assert after.wait.tolist() == [0, 30, 95 + 23 - 6]
+
+
+def test_job_that_is_idle_to_its_end_is_not_resumed() -> None:
+    after = replay([job(1, 0, 100, 2, idle=((50, 100),)), job(2, 0, 10, 2)], 2, FIRST_FIT, RULE)
+    assert after.wakes.tolist() == [0, 0]
+    assert after.returned_s.tolist() == [2 * 35, 0]
+    assert (after.wait.tolist(), after.used_s) == ([0, 65], 2 * 10)
+
+
+def test_period_shorter_than_window_and_suspension_is_ignored() -> None:
+    jobs = [job(1, 0, 100, 2, idle=((20, 35), (60, 76)))]
+    after = replay(jobs, 2, FIRST_FIT, RULE)
+    assert (after.wakes.tolist(), after.returned_s.tolist()) == ([1], [2 * 1])
+
+
+@given(jobs=queues(), policy=st.sampled_from([FIRST_FIT, EASY]))
+def test_suspending_nothing_changes_nothing(jobs: list[GpuJob], policy: SchedulingPolicy) -> None:
+    before = replay(jobs, 4, policy, None)
+    for after in (
+        replay(jobs, 4, policy, replace(RULE, window_s=1000)),
+        replay([replace(one, idle=()) for one in jobs], 4, policy, RULE),
+    ):
+        assert after.wait.tolist() == before.wait.tolist()
+        assert (after.wakes.sum(), after.returned_s.sum(), after.used_s) == (0, 0, 0)
+
+
+@given(jobs=queues(), policy=st.sampled_from([FIRST_FIT, EASY]))
+def test_others_use_at_most_what_is_returned(jobs: list[GpuJob], policy: SchedulingPolicy) -> None:
+    after = replay(jobs, 4, policy, RULE)
+    assert 0 <= after.used_s <= after.returned_s.sum()
+    assert (after.wait >= 0).all()
+    assert (after.wake_wait >= 0).all()
+
+
+def test_interval_covers_the_mean_and_needs_two_days() -> None:
+    days, values = np.repeat([1, 2, 3, 4], 25), np.tile(np.arange(25.0), 4) + np.repeat([0.0, 1, 2, 3], 25)
+    found = intervals(days, values, mean=True)
+    assert found is not None
+    assert found[0] < values.mean() < found[1]
+    assert intervals(np.ones(5, np.int64), np.ones(5), mean=True) is None
+
+
+def test_most_concurrent_gpus() -> None:
+    assert most_concurrent([job(1, 0, 10, 2), job(2, 0, 10, 3), job(3, 0, 5, 4)], [0, 10, 12]) == 7
