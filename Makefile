@@ -27,7 +27,7 @@ LIBRARY := slurm_affinode/analysis/join/libjoin.so
 rebuild = $(if $(wildcard $(LIBRARY)),,--reinstall-package slurm-affinode)
 
 install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime dependencies into .venv.
-	@$(UV) sync --quiet --frozen --no-default-groups --inexact $(rebuild)
+	@$(UV) sync --quiet --frozen --no-default-groups --extra analysis --inexact $(rebuild)
 
 .venv/.dev: pyproject.toml uv.lock hatch_build.py $(wildcard slurm_affinode/analysis/join/*.[ch]) $(LIBRARY) $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
 	$(UV) sync --quiet --frozen --all-extras --group dev $(rebuild)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from slurm_affinode.base import extras
 from slurm_affinode.base.garbage import without_collection
 
 _OWN = "Options"
@@ -104,13 +105,21 @@ class LazyGroup(SectionGroup):
         return [*self._lazy, *(name for name in super().list_commands(ctx) if name not in self._lazy)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return the command."""
+        """Import and return the command. Raises ``ExtraMissingError`` if it needs an extra that is not installed."""
         place = self._lazy[cmd_name][0] if cmd_name in self._lazy else self._hidden.get(cmd_name)
         if place is None:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = place.partition(":")
-        with without_collection():
-            found = getattr(importlib.import_module(module), attribute)
+        try:
+            with without_collection():
+                found = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            shown = extras.explained(error, f"{ctx.command_path} {cmd_name}".partition(" ")[2])
+            if shown is None:
+                raise
+            if ctx.resilient_parsing:  # a shell asks for completions, and shows what is written to standard error
+                return None
+            raise shown from None
         gc.freeze()  # modules last as long as the process: no collection has to look at them
         if not isinstance(found, click.Command):
             raise TypeError(f"{place} is not a command")

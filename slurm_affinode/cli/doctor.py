@@ -57,6 +57,8 @@ def doctor(*, config: Config, as_json: bool) -> int:
     agent, also whether the sweep of images waits for an administrator and whether the notes beside the shared store
     are signed.
 
+    Without the extra analysis, as on nodes, database, GPU metrics, sacct and reports are not checked.
+
     A table lists what the NVIDIA driver of this machine supports for a suspension: lock with a timeout, checkpoint,
     restore, restore on other GPUs, CUDA IPC, custom storage; with the driver branch, the purpose, and the evidence.
     """

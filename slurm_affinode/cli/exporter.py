@@ -41,7 +41,9 @@ _DIR = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--job-map", type=_DIR, metavar="DIR", help="Read the job mapping directory DIR [default: jobs of the processes]"
 )
-@click.option("--spool", type=_DIR, metavar="DIR", help="Store samples in DIR as Parquet")
+@click.option(
+    "--spool", type=_DIR, metavar="DIR", help="Store samples in DIR, as Parquet if the extra analysis is installed"
+)
 @click.option(
     "--spool-file",
     type=Span(),

@@ -9,6 +9,7 @@ from typing import NoReturn
 import click
 
 from slurm_affinode import __version__
+from slurm_affinode.base import extras
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import escaped
 from slurm_affinode.cli.command import LazyGroup
@@ -25,8 +26,8 @@ _COMMANDS = {
     ),
     "exporter": ("slurm_affinode.cli.exporter:exporter", "Export the GPU metrics of this node (HTTP, files)"),
     "export": ("slurm_affinode.cli.export:export", "Write stored GPU metrics as OpenMetrics"),
-    "zombies": ("slurm_affinode.cli.zombies:zombies", "Find, explain and clean up jobs that hold idle GPUs"),
-    "keep": ("slurm_affinode.cli.zombies_policy:keep", "Exempt one of your jobs from clean-up for a while"),
+    "zombies": ("slurm_affinode.cli.main:zombies", "Find, explain and clean up jobs that hold idle GPUs"),
+    "keep": ("slurm_affinode.cli.keep:keep", "Exempt one of your jobs from clean-up for a while"),
     "serving": ("slurm_affinode.cli.serving:serving", "Diagnose model servers and triage their crashes"),
     "status": ("slurm_affinode.cli.status:status", "Show suspended jobs and jobs that may be suspended"),
     "suspend": ("slurm_affinode.cli.suspend:suspend", "Suspend a job now"),
@@ -80,6 +81,28 @@ def ingest() -> None:
     """Ingest accounting and GPU metrics. Ingesting the same input twice is a no-op."""
 
 
+_ZOMBIES = {
+    "list": ("slurm_affinode.cli.zombies:list_", "List jobs with idle GPUs, orphans, stuck nodes, misfits"),
+    "explain": ("slurm_affinode.cli.zombies:explain", "Show all evidence about one job"),
+    "warn": ("slurm_affinode.cli.zombies_clean:warn_", "Mail findings to owners and administrators (needs --yes)"),
+    "clean": ("slurm_affinode.cli.zombies_clean:clean", "Cancel, suspend, end, drain, resume (needs --yes)"),
+    "policy": ("slurm_affinode.cli.zombies_policy:policy", "Check the policy and replay it over the last week"),
+    "history": ("slurm_affinode.cli.zombies_history:history", "Show recorded checks, warnings and actions"),
+    "install": ("slurm_affinode.cli.zombies_install:install", "Install the timer or crontab"),
+    "signatures": ("slurm_affinode.cli.zombies:signatures", "Check and test the signature file"),
+}
+_MOVED = {
+    "users": "slurm_affinode.cli.usage:zombies_users",
+    "queue": "slurm_affinode.cli.usage:zombies_queue",
+}
+"""Old names of ``report users`` and ``report queue``, kept for one release."""
+
+
+@click.group(cls=LazyGroup, lazy=_ZOMBIES, hidden=_MOVED)
+def zombies() -> None:
+    """Find, explain and clean up jobs that hold idle GPUs."""
+
+
 def _not_utf8(argument: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in argument)
 
@@ -103,6 +126,12 @@ def main() -> NoReturn:
         if error.hint:
             click.echo(f"  {error.hint}", err=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:  # an import that is deferred until an option needs it
+        missing = extras.explained(error, " ".join(sys.argv[1:3]))
+        if missing is None:
+            raise
+        click.echo(f"slurm-affinode: {missing}", err=True)
+        sys.exit(missing.exit_code)
     except OSError as error:  # not handled elsewhere: a full disk, no more file descriptors
         where = f"{error.filename}: " if error.filename else ""
         click.echo(escaped(f"slurm-affinode: {where}{error.strerror or error}"), err=True)

@@ -25,7 +25,7 @@ from slurm_affinode.base.files import delivering
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import counted, printable, span
 from slurm_affinode.base.times import parse_span_s
-from slurm_affinode.cli.command import LazyGroup, command, group
+from slurm_affinode.cli.command import command, group
 from slurm_affinode.cli.options import (
     NumberInRange,
     Span,
@@ -372,26 +372,6 @@ Examples:
 --live is the default if the site's database is unreadable or does not contain the job. The idle time requires
 --watch, --prometheus or stored metrics that are up to date: a single sample only shows the present.
 """
-_COMMANDS = {
-    "list": ("slurm_affinode.cli.zombies:list_", "List jobs with idle GPUs, orphans, stuck nodes, misfits"),
-    "explain": ("slurm_affinode.cli.zombies:explain", "Show all evidence about one job"),
-    "warn": ("slurm_affinode.cli.zombies_clean:warn_", "Mail findings to owners and administrators (needs --yes)"),
-    "clean": ("slurm_affinode.cli.zombies_clean:clean", "Cancel, suspend, end, drain, resume (needs --yes)"),
-    "policy": ("slurm_affinode.cli.zombies_policy:policy", "Check the policy and replay it over the last week"),
-    "history": ("slurm_affinode.cli.zombies_policy:history", "Show recorded checks, warnings and actions"),
-    "install": ("slurm_affinode.cli.zombies_install:install", "Install the timer or crontab"),
-    "signatures": ("slurm_affinode.cli.zombies:signatures", "Check and test the signature file"),
-}
-_MOVED = {
-    "users": "slurm_affinode.cli.usage:zombies_users",
-    "queue": "slurm_affinode.cli.usage:zombies_queue",
-}
-"""Old names of ``report users`` and ``report queue``, kept for one release."""
-
-
-@click.group(cls=LazyGroup, lazy=_COMMANDS, hidden=_MOVED)
-def zombies() -> None:
-    """Find, explain and clean up jobs that hold idle GPUs."""
 
 
 def filters(function: Any) -> Any:

@@ -46,7 +46,7 @@ from slurm_affinode.pipeline.mail_delivery import postman
 from slurm_affinode.report.mail import Digest, digest
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.zombies import act, audit, exemptions, find, live, orphans
+from slurm_affinode.zombies import act, audit, exemption_intake, find, live, orphans
 from slurm_affinode.zombies import mail as zombie_mail
 from slurm_affinode.zombies import policy as site_policy
 from slurm_affinode.zombies.outcomes import Outcome, Tools
@@ -392,7 +392,7 @@ def _take_in(  # noqa: PLR0917
     cluster = _cluster(request, found) or (named.pop() if len(named) == 1 else None)
     cluster = cluster or slurm.config().get("ClusterName") or UNNAMED
     jobs = slurm.overview() if seen is None else seen.jobs
-    exemptions.collect(jobs, cluster, request.policy.keep, log, now=now, run=who.run)
+    exemption_intake.collect(jobs, cluster, request.policy.keep, log, now=now, run=who.run)
     if seen is not None:
         nodes = [node.name for node in seen.nodes if node.gpus and node.responding and node.powered]
         act.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=request.acting)

@@ -1,20 +1,19 @@
-"""``slurm-affinode zombies policy`` and ``history``; ``slurm-affinode keep``."""
+"""``slurm-affinode zombies policy``."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
+from slurm_affinode.base import extras
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import counted, span
-from slurm_affinode.cli.command import command, group
+from slurm_affinode.cli.command import group
 from slurm_affinode.cli.options import (
     Span,
     When,
@@ -25,16 +24,10 @@ from slurm_affinode.cli.options import (
     print_json,
     print_table,
     progress,
-    slurm_options,
     warn,
     zone,
 )
-from slurm_affinode.db.audit import Who, ZombieLog
-from slurm_affinode.db.repository import Repository
-from slurm_affinode.model.cleanup import RESULTS, Keep, Policy
-from slurm_affinode.model.cluster import Job
-from slurm_affinode.slurm.client import open_client
-from slurm_affinode.zombies import exemptions, find
+from slurm_affinode.model.cleanup import Policy
 from slurm_affinode.zombies import policy as site_policy
 
 _CHECK_EPILOG = """\b
@@ -115,6 +108,10 @@ def check(
 def _replay(  # noqa: PLR0917
     config: Config, found: Policy, since: datetime, until: datetime, every_s: float, look_s: float
 ) -> tuple[list[site_policy.Replayed], str | None]:  # fmt: skip
+    if extras.missing():
+        return [], f"the replay is not possible: it needs the extra analysis; {extras.INSTALL}"
+    from slurm_affinode.zombies import find  # noqa: PLC0415
+
     config = site_policy.reaching(config, found)
     samples, problem = [], None
     # The last one is at the end of the interval, whatever its length.
@@ -150,149 +147,3 @@ def _print_replay(done: list[site_policy.Replayed], since: datetime, until: date
     for one in done:
         counts[one.action.verb] = counts.get(one.action.verb, 0) + 1
     echo("; ".join(f"{verb}: {count}" for verb, count in sorted(counts.items())))
-
-
-_HISTORY_EPILOG = """\b
-Examples:
-  slurm-affinode zombies history --since 7d
-  slurm-affinode zombies history --job 123 --json       with the evidence of each decision
-  slurm-affinode zombies history --verb cancel --result spared
-  slurm-affinode zombies history --prune 730d          count older records; --yes deletes them
-
-\b
-`nightly` deletes records older than nightly.keep_audit. Each deletion is recorded.
-"""
-
-
-@command(epilog=_HISTORY_EPILOG)
-@config_options
-@click.option("--since", type=When(), metavar="TIME", help="Begin at TIME")
-@click.option("--until", type=When(), metavar="TIME", help="End before TIME")
-@click.option("--job", metavar="JOB", help="Select a job, or all tasks of an array")
-@click.option("--user", "-u", metavar="NAME", help="Select a user's jobs")
-@click.option(
-    "--verb", metavar="WORD", help="Select an action: look, warn-user, warn-admin, cancel, suspend, keep, ..."
-)
-@click.option("--result", type=click.Choice(RESULTS), help="Select a result")
-@click.option(
-    "--limit", type=click.IntRange(1), default=200, show_default=True, metavar="N", help="Show the newest N records"
-)
-@click.option("--prune", type=When(), metavar="TIME", help="Delete records older than TIME, such as 730d or 2025-01-01")
-@click.option("--yes", is_flag=True, help="Confirm the deletion (with --prune)")
-@json_option
-def history(
-    *, config: Config, since: datetime | None, until: datetime | None, job: str | None, user: str | None,
-    verb: str | None, result: str | None, limit: int, prune: datetime | None, yes: bool, as_json: bool,
-) -> int:  # fmt: skip
-    """Show recorded checks, warnings and actions with evidence and result, oldest first."""
-    if prune is not None:
-        return _prune(config, prune, yes=yes, as_json=as_json)
-    with Repository.open(config.db_url, create=False) as store:
-        rows = ZombieLog(store.engine).history(
-            since=since, until=until, job=job, user=user, verb=verb, result=result, limit=limit + 1
-        )
-    if len(rows) > limit:
-        rows = rows[1:]
-        warn(f"older records are omitted: --limit {10 * limit}, or --since")
-    if as_json:
-        print_json([dataclasses.asdict(one) for one in rows])
-        return 0
-    print_table(
-        (f"at ({zone()})", "who", "verb", "result", "job", "user", "node", "what"),
-        [
-            (clock(one.at, seconds=True), one.actor, one.verb, one.result, one.job, one.user, one.node, one.reason)
-            for one in rows
-        ],
-    )
-    return 0
-
-
-def _prune(config: Config, before: datetime, *, yes: bool, as_json: bool) -> int:
-    now = datetime.now(UTC)
-    with Repository.open(config.db_url, create=False) as store:
-        log = ZombieLog(store.engine)
-        count = log.count_before(before)
-        if yes:
-            count = log.prune(before, Who.am_i(), now, "zombies history --prune")
-    if as_json:
-        print_json({"before": before, "records": count, "deleted": yes})
-        return 0
-    done = "deleted" if yes else "would be deleted"
-    echo(f"{counted(count, 'record')} from before {clock(before)} ({zone()}) {done}")
-    if count and not yes:
-        warn("nothing was deleted; add --yes")
-    return 0
-
-
-# --- keep
-
-
-_KEEP_EPILOG = """\b
-Examples:
-  slurm-affinode keep 123 --for 2h --why "the debugger is attached, back after lunch"
-
-\b
-Exit status: 0 recorded, 1 rejected, 2 unusable input, 3 Slurm does not respond.
-"""
-
-
-@command(epilog=_KEEP_EPILOG)
-@config_options
-@slurm_options
-@click.argument("job")
-@click.option(
-    "--for", "for_s", type=Span(60), required=True, metavar="SPAN", help="Exempt the job for SPAN from now on"
-)
-@click.option("--why", required=True, metavar="TEXT", help="State the reason to the administrators")
-@json_option
-def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> int:
-    """Exempt one of your jobs from clean-up for a while. Once per run of a job.
-
-    The exemption is written into the job's comment, where the clean-up finds it.
-    """
-    now = datetime.now(UTC)
-    found = site_policy.load(config)
-    exemption = exemptions.ExemptionRequest(now + timedelta(seconds=for_s), " ".join(why.split()))
-    with open_client(config.slurm.backend, warned=warn) as slurm:  # type: ignore[arg-type]
-        there = slurm.job(job)
-        problem = _against(there, exemption, found, now)
-        if problem is not None:
-            warn(f"job {there.id}: {problem}")
-            return 1
-        slurm.set_comment(there.id, exemptions.comment_with(there.comment, exemption))
-        cluster = config.cluster.name or slurm.config().get("ClusterName") or "default"
-    keep_ = Keep(cluster, there.job_id, there.submit or now, there.user or "?", exemption.why, now, exemption.until)
-    written = _write(config, keep_, there.id, now)
-    if as_json:
-        print_json({"job": there.id, "until": exemption.until, "why": exemption.why, "written": written})
-    else:
-        echo(f"Job {there.id} is left alone for {span(for_s)}, until {clock(exemption.until)} ({zone()})")
-    return 0
-
-
-def _against(job: Job, exemption: exemptions.ExemptionRequest, found: Policy, now: datetime) -> str | None:
-    uid = os.getuid()
-    if uid not in (0, job.uid):
-        return "it is not yours"
-    if not job.allocated:
-        return f"it does not run: it is {job.state}"
-    if exemptions.has_request(job):
-        return "an exemption was requested before; only one is allowed for each attempt"
-    try:
-        exemptions.check(exemption, found.keep, now)
-    except AffinodeError as error:
-        return str(error)
-    return None
-
-
-def _write(config: Config, exemption: Keep, job: str, now: datetime) -> bool:
-    """Store the exemption in the database right away; ``False`` if this user may not write there."""
-    try:
-        with Repository.open(config.db_url, create=False) as store:
-            log = ZombieLog(store.engine)
-            if log.keep(exemption) is None:
-                who = Who.am_i()
-                log.record([exemptions.record(exemption, job, who.run, who.actor, now)])
-    except AffinodeError:
-        return False
-    return True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 
 OK, PROBLEM, UNREACHABLE, SKIPPED = "ok", "problem", "unreachable", "skipped"
 
@@ -16,3 +19,13 @@ class Check:
     """``ok``, ``problem``, ``unreachable`` or ``skipped`` (could not be checked, or does not apply)."""
     detail: str
     hint: str | None = None
+
+
+def guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
+    """Return the results of ``look``, or its error as the result of the check ``name``."""
+    try:
+        return look()
+    except UnreachableError as error:
+        return [Check(name, UNREACHABLE, str(error), error.hint)]
+    except AffinodeError as error:
+        return [Check(name, PROBLEM, str(error), error.hint)]

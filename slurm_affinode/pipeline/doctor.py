@@ -6,27 +6,21 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from slurm_affinode.analysis import prices
-from slurm_affinode.base import process, times
+from slurm_affinode.base import extras, process
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.process import Helper
 from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import counted
 from slurm_affinode.checkpoint import yama
 from slurm_affinode.checkpoint.files import device_files
-from slurm_affinode.db import migrations
-from slurm_affinode.db.repository import Repository
-from slurm_affinode.metrics import aliases
-from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.pipeline import ingest, known_holes
-from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED, UNREACHABLE, Check
+from slurm_affinode.pipeline import known_holes
+from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED, UNREACHABLE, Check, guarded
 from slurm_affinode.pipeline.known_holes import HoleFinding
 from slurm_affinode.slurm import scontrol
 from slurm_affinode.slurm.accounting import sacct_command
@@ -35,7 +29,7 @@ from slurm_affinode.slurm.client import examine as examine_access
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import Runner, complaint
 from slurm_affinode.slurm.pyslurm_client import start_worker
-from slurm_affinode.slurm.times import site_zone, zone_name
+from slurm_affinode.slurm.times import zone_name
 
 _TIMEOUT_S = 30.0
 
@@ -181,10 +175,6 @@ def _database(run: Runner) -> Check:
     return Check("slurmdbd", OK, f"responds; clusters: {', '.join(names) or '(none)'}")
 
 
-STALE = timedelta(days=2)
-"""If the newest data is older than this, it is assumed that none arrives anymore."""
-
-
 _GRES = re.compile(r"^GresTypes\s*=\s*(.*?)\s*$", re.MULTILINE)
 _TRES = re.compile(r"^AccountingStorageTRES\s*=\s*(.*?)\s*$", re.MULTILINE)
 
@@ -210,27 +200,34 @@ def examine(
     ``start`` starts the process in which pyslurm runs; ``etc`` is the directory with cron and unit files.
     """
     checks: list[Check] = []
-    checks += _guarded("configuration", lambda: [_configuration(config)])
-    checks += _guarded("time zone", lambda: [_zone(config)])
-    checks += _guarded("state directory", lambda: [_directory("state directory", config.state_dir)])
-    checks += _guarded("store", lambda: _store(config, now))
-    checks += _guarded("GPU history", lambda: [_history(config, now)])
-    if config.prometheus.url is not None:
-        checks += _guarded("Prometheus", lambda: [_prometheus(config, now)])
-    checks += _guarded("Slurm", lambda: check_slurm(config.slurm.backend, run, start))
-    checks += _guarded("services", lambda: [services(config.slurm.bin_dir, etc)])
-    if config.nightly.accounting_paths:
-        checks.append(Check("sacct", SKIPPED, "accounting comes from files (nightly.accounting_paths)"))
+    checks += guarded("configuration", lambda: [_configuration(config)])
+    checks += guarded("time zone", lambda: [_zone(config)])
+    if missing := extras.missing():
+        checks += _live(config, run, start, etc)
+        detail = f"database, GPU metrics, sacct, reports: the extra analysis is not installed ({', '.join(missing)})"
+        checks.append(Check("not checked", SKIPPED, detail, f"if this machine makes reports: {extras.INSTALL}"))
     else:
-        checks += _guarded("sacct", lambda: [_sacct(run)])
-        checks += _guarded("GPU accounting", lambda: [_tracking(run)])
-    checks += _guarded("reports", lambda: [_directory("reports", config.reports_dir)])
+        from slurm_affinode.pipeline import data_checks  # noqa: PLC0415 - not on nodes
+
+        checks += data_checks.examine(config, now)
+        checks += _live(config, run, start, etc)
+        if config.nightly.accounting_paths:
+            checks.append(Check("sacct", SKIPPED, "accounting comes from files (nightly.accounting_paths)"))
+        else:
+            checks += guarded("sacct", lambda: [_sacct(run)])
+            checks += guarded("GPU accounting", lambda: [_tracking(run)])
+        checks += guarded("reports", lambda: [data_checks.directory("reports", config.reports_dir)])
     if config.suspend.shared_store is not None:
         checks.append(tracing())
-        checks += _guarded("GPU shares", lambda: [shares(run)])
+        checks += guarded("GPU shares", lambda: [shares(run)])
         if device_files.majors():
             checks.append(forked_workers(config.suspend.criu_plugin))
     return checks
+
+
+def _live(config: Config, run: Runner, start: Callable[[], Helper], etc: Path) -> list[Check]:
+    checks = guarded("Slurm", lambda: check_slurm(config.slurm.backend, run, start))
+    return checks + guarded("services", lambda: [services(config.slurm.bin_dir, etc)])
 
 
 def tracing(sysctl: Path = yama.SYSCTL) -> Check:
@@ -249,17 +246,11 @@ def forked_workers(plugin: Path) -> Check:
         return Check("forked workers", PROBLEM, str(error), error.hint)
 
 
-def _guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
-    try:
-        return look()
-    except UnreachableError as error:
-        return [Check(name, UNREACHABLE, str(error), error.hint)]
-    except AffinodeError as error:
-        return [Check(name, PROBLEM, str(error), error.hint)]
-
-
 def _configuration(config: Config) -> Check:
-    aliases.load(config.gpu_history.aliases, config.gpu_history.columns)
+    if not extras.missing():
+        from slurm_affinode.metrics import aliases  # noqa: PLC0415
+
+        aliases.load(config.gpu_history.aliases, config.gpu_history.columns)
     prices.load(config.price.table, currency=config.price.currency)
     return Check("configuration", OK, str(config.source) if config.source else "no file: the defaults")
 
@@ -267,74 +258,6 @@ def _configuration(config: Config) -> Check:
 def _zone(config: Config) -> Check:
     name = zone_name(config.cluster.timezone)
     return Check("time zone", OK, name if config.cluster.timezone else f"{name} (of this machine)")
-
-
-def _directory(name: str, path: Path) -> Check:
-    existing = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
-    if not existing.is_dir():
-        return Check(name, PROBLEM, f"{existing}: is not a directory")
-    try:
-        with _probe(existing):
-            pass
-    except OSError as error:
-        return Check(name, PROBLEM, f"{existing}: cannot be written: {error.strerror}", "run as the user who owns it")
-    return Check(name, OK, str(path) if existing == path else f"{path} (does not exist yet; it can be made)")
-
-
-@contextlib.contextmanager
-def _probe(directory: Path) -> Iterator[None]:
-    # Permission bits are not enough for root or on a read-only file system: write a file.
-    descriptor, name = tempfile.mkstemp(dir=directory, prefix=".slurm-affinode-probe-")
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-        Path(name).unlink()
-
-
-def _store(config: Config, now: datetime) -> list[Check]:
-    with Repository.open(config.db_url, upgrade=False, create=False) as store:
-        schema = migrations.status(store.engine)
-        if schema.pending:
-            names = ", ".join(migration.name for migration in schema.pending)
-            detail = f"{store.where}: migrations are pending: {names}"
-            return [Check("store", PROBLEM, detail, "slurm-affinode db upgrade")]
-        counts = store.counts()
-        found = Check("store", OK, f"{store.where}: schema {schema.version}, {counts.jobs:,} job runs")
-    if counts.last is None:
-        return [
-            found,
-            Check("accounting", PROBLEM, "no job run was ingested", "slurm-affinode ingest sacct --since 7d"),
-        ]
-    said = (
-        f"{counts.gpu_jobs:,} of {counts.jobs:,} runs have GPUs; the last start or end {_ago(counts.last, now, config)}"
-    )
-    if counts.gpu_jobs == 0:
-        hint = "does Slurm count GPUs? AccountingStorageTRES=gres/gpu"
-        return [found, Check("accounting", PROBLEM, said, hint)]
-    if now - counts.last > STALE:
-        return [found, Check("accounting", PROBLEM, said, "slurm-affinode ingest sacct, or does nightly run?")]
-    return [found, Check("accounting", OK, said)]
-
-
-def _history(config: Config, now: datetime) -> Check:
-    with contextlib.closing(SampleStore(config.history_dir)) as history:
-        span, days = history.span(), len(history.days())
-    if span is None:
-        return Check("GPU history", PROBLEM, f"{config.history_dir}: empty", "slurm-affinode ingest gpu PATH...")
-    said = f"{config.history_dir}: {counted(days, 'day')}, the newest sample {_ago(span[1], now, config)}"
-    if now - span[1] > STALE:
-        return Check("GPU history", PROBLEM, said, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
-    return Check("GPU history", OK, said)
-
-
-def _prometheus(config: Config, now: datetime) -> Check:
-    present = ingest.look(config.prometheus, ingest.read_options(config), now)
-    if not present.names:
-        hint = "does it scrape dcgm-exporter (or slurm-affinode exporter) on the nodes, and does prometheus.match fit?"
-        return Check("Prometheus", PROBLEM, f"{present.url}: responds, and has no known GPU metric", hint)
-    shown = ", ".join(present.names[-3:])
-    return Check("Prometheus", OK, f"{present.url}: answers, {len(present.names)} metrics of use ({shown}, ...)")
 
 
 def _sacct(run: Runner) -> Check:
@@ -386,14 +309,3 @@ def shares(run: Runner) -> Check:
         "add shard to GresTypes in slurm.conf and the shards to gres.conf, where mode=inplace is to be used; or set "
         "modes=requeue in plugstack.conf",
     )  # fmt: skip
-
-
-def _ago(moment: datetime, now: datetime, config: Config) -> str:
-    seconds = (now - moment).total_seconds()
-    stamp = times.shown(moment, site_zone(config.cluster.timezone))
-    if seconds < 0:
-        return f"at {stamp} (in the future)"
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"at {stamp} ({seconds / size:.0f} {unit} ago)"
-    return f"at {stamp} (just now)"

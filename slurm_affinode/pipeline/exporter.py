@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from slurm_affinode.base import process
+from slurm_affinode.base import extras, process
 from slurm_affinode.base.errors import AffinodeError, unwritable
 from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.engines import metric_table
@@ -209,10 +209,14 @@ def run(options: ExporterOptions, driver: GpuDriver, signals: Signals, *, say: S
     sinks: list[sampler.Sink] = [shown]
     converter = None
     if options.spool is not None:
-        converter = SpoolConverter(say)
+        if extras.missing():
+            say(f"files of the spool stay tables of text: Parquet needs the extra analysis; {extras.INSTALL}")
+        else:
+            converter = SpoolConverter(say)
+        closed = (lambda _: None) if converter is None else converter.add
         try:
             spool = Spool(options.spool, node=options.node, cluster=options.cluster, file_s=options.spool_file_s,
-                          keep_s=options.spool_keep_s, closed=converter.add, say=say)  # fmt: skip
+                          keep_s=options.spool_keep_s, closed=closed, say=say)  # fmt: skip
         except OSError as error:
             raise unwritable(options.spool, error) from error
         sinks += [spool, _Rotation(spool, signals.close_file, say)]

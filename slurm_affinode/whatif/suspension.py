@@ -19,7 +19,7 @@ from slurm_affinode.whatif.simulation import Advance, Floats, Ints, Workload, si
 
 DUMP_S = 17.0
 RESTORE_S = 6.0
-"""Costs of a job with 16 GiB of GPU memory on an H100, image on disk: docs/hardware.md, measurements on a GPU."""
+"""Costs of a job with 16 GiB of GPU memory on an H200, image on disk: docs/hardware.md, measurements on a GPU."""
 RESAMPLES = 1000
 LEVEL = 0.95
 _DAY_S = 86_400

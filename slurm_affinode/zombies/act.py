@@ -25,7 +25,7 @@ from slurm_affinode.model.finding import Finding, JobAttempt, NodeRef, ProcessRe
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.report.mail import shown
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
-from slurm_affinode.zombies import exemptions
+from slurm_affinode.zombies import exemption_intake
 from slurm_affinode.zombies.audit import written
 from slurm_affinode.zombies.mail import mail_done
 from slurm_affinode.zombies.nodes import ASLEEP, AT_ONCE
@@ -179,7 +179,7 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
         return kept
     look = _look(action, tools)
     if look.job is not None and action.verb in ("cancel", "suspend"):
-        exemptions.collect(
+        exemption_intake.collect(
             [look.job], action.finding.cluster, tools.policy.keep, tools.log, now=tools.now(), run=tools.who.run
         )  # fmt: skip
         kept = _kept(action, tools)

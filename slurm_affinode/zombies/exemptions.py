@@ -1,4 +1,4 @@
-"""Temporary exemptions of jobs, requested by their owners (``slurm-affinode keep``).
+"""Requests of owners to exempt a job for a while (``slurm-affinode keep``).
 
 The comment of a job is the only place that its owner can write and the administrators' tool reads. The request stays
 there until the next run stores it in the database. Each attempt of a job can be exempted once: the first request that
@@ -8,17 +8,14 @@ is seen counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
-from slurm_affinode.base.times import named, utc
-from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.base.times import utc
 from slurm_affinode.model.cleanup import AuditEntry, Keep, KeepPolicy
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.zombies.outcomes import HOLD
 
 MAX_WHY = 400
 _MARK = re.compile(r"\[keep until=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z) why=([^\]]*)\]")
@@ -77,41 +74,6 @@ def check(exemption: ExemptionRequest, policy: KeepPolicy, now: datetime) -> Non
     longest = timedelta(seconds=policy.max_s)
     if exemption.until - now > longest + timedelta(minutes=1):
         raise AffinodeError(f"at most {span(policy.max_s)} can be requested", hint="see keep.max of the policy")
-
-
-def collect(
-    jobs: Iterable[Job], cluster: str, policy: KeepPolicy, log: ZombieLog, *, now: datetime, run: str
-) -> list[Keep]:
-    """Store the requests in the comments of running jobs and return the new ones.
-
-    A request for longer than the policy allows is shortened to the maximum, counted from now.
-    """
-    taken: list[Keep] = []
-    known = log.ledger(now).keeps
-    for job in jobs:
-        exemption = parse(job.comment) if job.allocated else None
-        if exemption is None or job.submit is None or not policy.allow or exemption.until <= now:
-            continue
-        there = known.get((cluster, job.job_id))
-        if there is not None and int(there.submit.timestamp()) == int(job.submit.timestamp()):
-            continue
-        until = min(exemption.until, now + timedelta(seconds=policy.max_s))
-        keep = Keep(cluster, job.job_id, job.submit, job.user or "?", exemption.why[:MAX_WHY], now, until)
-        if len(exemption.why) < policy.min_why:
-            continue
-        actor = f"{job.user} (comment of the job)"
-        earlier = log.keep(keep)
-        if earlier is None:
-            taken.append(keep)
-            log.record([record(keep, job.id, run, actor, now)])
-            continue
-        claim = f"keep|{cluster}|{job.job_id}|{int(job.submit.timestamp())}|{int(exemption.until.timestamp())}"
-        if log.claim(claim, run, now, HOLD):
-            refused = record(keep, job.id, run, actor, now)
-            why = f"it was kept until {named(earlier.until, UTC)} already, and only one exemption is allowed"
-            log.record([replace(refused, result="refused", reason=f"{refused.reason}; {why}")])
-            log.settle(claim, run, now, None)
-    return taken
 
 
 def record(keep: Keep, job: str, run: str, actor: str, now: datetime) -> AuditEntry:

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-UV = shutil.which("uv") or str(REPOSITORY / ".uv" / "bin" / "uv")
+from .environments import REPOSITORY, UV, install, run
 
 pytestmark = pytest.mark.slow
-
-
-def run(*argv: str | Path, cwd: Path) -> str:
-    """Run a program and return its standard output; on failure, its standard error is the message."""
-    done = subprocess.run([str(a) for a in argv], cwd=cwd, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the checkout."""
-    out = tmp_path_factory.mktemp("dist")
-    run(UV, "build", "--quiet", "--wheel", "--out-dir", out, cwd=REPOSITORY)
-    return next(out.glob("*.whl"))
 
 
 def test_wheel_contains_templates_and_sql(wheel: Path) -> None:
@@ -45,9 +26,8 @@ def test_wheel_contains_templates_and_sql(wheel: Path) -> None:
 
 def test_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     """Installed in an empty environment outside the checkout, the demo writes its page and summary."""
-    run(UV, "venv", "--quiet", "--python", sys.executable, "env", cwd=tmp_path)
-    run(UV, "pip", "install", "--quiet", "--python", "env/bin/python", wheel, cwd=tmp_path)
-    said = run(tmp_path / "env" / "bin" / "slurm-affinode", "demo", "--out", "demo", cwd=tmp_path)
+    programs = install(wheel, tmp_path / "env", "[analysis]")
+    said = run(programs / "slurm-affinode", "demo", "--out", "demo", cwd=tmp_path)
     assert "demo/report.html" in said
     assert (tmp_path / "demo" / "report.html").stat().st_size > 20_000
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from slurm_affinode.base.extras import LIBRARIES
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = "slurm_affinode"
 
@@ -180,6 +182,39 @@ def test_library_is_imported_only_by_its_owner() -> None:
         if any(within(target, library) for target in targets) and not any(within(name, owner) for owner in owners)
     ]
     assert strangers == []
+
+
+NODES = {
+    "agent", "checkpoint", "cli.agent", "cli.completion", "cli.doctor", "cli.entry", "cli.exporter", "cli.hooks",
+    "cli.images", "cli.keep", "cli.status", "cli.suspend", "cli.zombies_install", "cli.zombies_policy", "gpu",
+    "pipeline.suspension_mail", "slurm.pyslurm_worker", "suspension",
+}  # fmt: skip
+"""Modules that run where the extra ``analysis`` is not installed."""
+GUARDED = {
+    ("cli.entry", "cli.main"), ("cli.keep", "db.audit"), ("cli.keep", "db.repository"),
+    ("cli.zombies_policy", "zombies.find"), ("pipeline.doctor", "metrics.aliases"),
+    ("pipeline.doctor", "pipeline.data_checks"),
+}  # fmt: skip
+"""(importer, imported) in functions: commands of a lazy group, and imports after ``extras.missing``."""
+
+
+def test_nodes_import_no_library_of_the_extra() -> None:
+    """Not even in functions, apart from those that check whether it is installed."""
+    reached: set[str] = set()
+    left = {name for name in modules() if any(within(name, place) for place in NODES)}
+    while left:
+        name = left.pop()
+        reached.add(name)
+        targets = {module_of(one) for one in own(name)} & modules().keys()
+        left |= {one for one in targets - reached if (name, one) not in GUARDED}
+    wrong = {
+        f"{name} imports {target}"
+        for name in reached
+        for target in imports()[name]
+        if any(within(target, library) for library in LIBRARIES)
+    }
+    assert wrong == {"slurm.identifiers imports polars"}  # only for types
+    assert {pair for pair in GUARDED if pair[1] not in map(module_of, own(pair[0]))} == set()
 
 
 def test_deciding_modules_have_no_side_effects() -> None:

@@ -17,7 +17,7 @@ from zombie_samples import NOW, job, squatter
 
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import counted
-from slurm_affinode.cli import zombies_policy
+from slurm_affinode.cli import keep
 from slurm_affinode.cli.main import cli
 from slurm_affinode.cli.zombies_clean import CleanUpRequest, Session
 from slurm_affinode.model.cleanup import Policy
@@ -227,7 +227,7 @@ def test_keep_is_granted_once_to_owner_and_root(  # noqa: PLR0917
 ) -> None:
     """The job must be running."""
     slurm = Slurm(**{"uid": 2001, **values})
-    monkeypatch.setattr(zombies_policy, "open_client", lambda backend, **_: slurm)
+    monkeypatch.setattr(keep, "open_client", lambda backend, **_: slurm)
     monkeypatch.setattr("os.getuid", lambda: uid)
     result = run("keep", "7", "--for", "2h", "--why", "the debugger is attached", "--state", str(tmp_path))
     assert (status(result), says in result.output) == (code, True), told(result)
@@ -236,7 +236,7 @@ def test_keep_is_granted_once_to_owner_and_root(  # noqa: PLR0917
 
 
 def test_keep_requires_a_reason_and_respects_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zombies_policy, "open_client", lambda backend, **_: Slurm(uid=0))
+    monkeypatch.setattr(keep, "open_client", lambda backend, **_: Slurm(uid=0))
     for words in (("--for", "2h", "--why", "x"), ("--for", "9h", "--why", "the debugger is attached")):
         assert status(run("keep", "7", *words, "--state", str(tmp_path))) == 1
 

@@ -21,6 +21,7 @@ from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cleanup import KeepPolicy, Settings
 from slurm_affinode.slurm.hostlist import expand
+from slurm_affinode.zombies import exemption_intake
 from slurm_affinode.zombies import exemptions as keeps
 from slurm_affinode.zombies import policy as policies
 
@@ -246,7 +247,7 @@ def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
     with Repository.open(str(tmp_path / "z.sqlite")) as store:
         log = ZombieLog(store.engine)
         jobs = [running, over, brief, ended]
-        taken = keeps.collect(jobs, "alpha", KeepPolicy(), log, now=NOW, run="r")
+        taken = exemption_intake.collect(jobs, "alpha", KeepPolicy(), log, now=NOW, run="r")
         assert [(one.job_id, one.until) for one in taken] == [(7, NOW + timedelta(hours=4))]
         later = NOW + timedelta(hours=3)
         again = [
@@ -255,9 +256,10 @@ def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
                 comment=keeps.comment_with(None, keeps.ExemptionRequest(later + timedelta(hours=4), "and more time")),
             )
         ]
-        assert keeps.collect(again, "alpha", KeepPolicy(), log, now=later, run="r2") == []
+        assert exemption_intake.collect(again, "alpha", KeepPolicy(), log, now=later, run="r2") == []
         for run in ("r3", "r4"):
-            assert keeps.collect(again, "alpha", KeepPolicy(), log, now=NOW + timedelta(hours=5), run=run) == []
+            later = NOW + timedelta(hours=5)
+            assert exemption_intake.collect(again, "alpha", KeepPolicy(), log, now=later, run=run) == []
         assert [(one.verb, one.result, one.run) for one in log.history()] == [
             ("keep", "done", "r"), ("keep", "refused", "r3"),
         ]  # fmt: skip
