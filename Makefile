@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
-.PHONY: help demo test test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel clean \
+.PHONY: help demo test test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel packages clean \
   test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
@@ -65,7 +65,7 @@ lint: .venv/.dev ## Check style, spelling and wording.
 	$(VENV)/ruff format --check .
 	$(VENV)/codespell $$(git ls-files)
 	$(VENV)/python tests/prose.py
-	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster tests/gpu/emulated tests/gpu/bundle/{criu-from-debian,make,run} | xargs shellcheck; \
+	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster tests/gpu/emulated tests/gpu/bundle/{criu-from-debian,make,run} deploy/packages/build | xargs shellcheck; \
 	else echo "shellcheck is not installed: shell scripts are not checked" >&2; fi
 
 check-types: .venv/.dev ## Check types.
@@ -134,6 +134,9 @@ lock: ## Resolve the dependencies again.
 
 wheel: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build the wheel into dist/.
 	$(UV) build --quiet --wheel
+
+packages: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build deb and rpm packages for this system into dist/packages (ARGS=slurm-affinode-node).
+	@UV='$(UV)' deploy/packages/build $(ARGS)
 
 clean: ## Remove the output of all targets.
 	rm -rf out dist build .venv .uv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage

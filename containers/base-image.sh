@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Create the Debian base image of one suite: from the registry if it is reachable, otherwise with debootstrap from
 # Debian's packages. Does nothing if the image exists.
+#   containers/base-image.sh bookworm  creates slurm-affinode/base:bookworm, for the tests of the Debian packages
 #   containers/base-image.sh trixie    creates slurm-affinode/base:trixie
 #   containers/base-image.sh forky     creates slurm-affinode/base:forky (Debian testing)
 # BASE_IMAGE_SOURCE=registry|debootstrap uses only this source.
@@ -14,8 +15,8 @@ scripts=/usr/share/debootstrap/scripts
 say() { echo "base-image: $*" >&2; }
 
 case "$suite" in
-  trixie | forky) ;;
-  *) echo "usage: $0 trixie|forky" >&2; exit 2 ;;
+  bookworm | trixie | forky) ;;
+  *) echo "usage: $0 bookworm|trixie|forky" >&2; exit 2 ;;
 esac
 case "${BASE_IMAGE_SOURCE:-}" in
   "" | registry | debootstrap) ;;

@@ -1,18 +1,21 @@
-"""Write the generated pages of the documentation: ``python docs/generate.py [--check]``.
+"""Write the generated pages of the documentation: ``python docs/generate.py [--check] [--man DIR]``.
 
 ``docs/commands.md`` is the ``--help`` of every command, ``docs/metrics.md`` the definitions that the report shows;
 ``benchmarks/README.md`` has a table of the kept ratios.
-With ``--check`` nothing is written, and the exit status is 1 if a file differs.
+With ``--check`` nothing is written, and the exit status is 1 if a file differs. With ``--man`` the manual page of every
+command is written to a directory, and nothing else.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+from slurm_affinode import __version__
 from slurm_affinode.analysis import definitions
 from slurm_affinode.cli.main import cli
 
@@ -31,6 +34,15 @@ def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[
                 yield from walk(child, (*path, name))
 
 
+def contexts() -> Iterator[click.Context]:
+    """Yield a context for every command, parents first."""
+    for path, command in walk(cli, ("slurm-affinode",)):
+        context = None
+        for word in path[:-1]:
+            context = click.Context(click.Group(word), info_name=word, parent=context)
+        yield click.Context(command, info_name=path[-1], parent=context, terminal_width=110, max_content_width=110)
+
+
 def commands() -> str:
     """The text of ``docs/commands.md``."""
     parts = [
@@ -39,13 +51,58 @@ def commands() -> str:
         "Generated from `--help` by `make docs`. Every command has `--help`; many have `--json`.",
         "",
     ]
-    for path, command in walk(cli, ("slurm-affinode",)):
-        context = None
-        for word in path[:-1]:
-            context = click.Context(click.Group(word), info_name=word, parent=context)
-        own = click.Context(command, info_name=path[-1], parent=context, terminal_width=110, max_content_width=110)
-        parts += [f"## {' '.join(path)}", "", "```text", command.get_help(own).rstrip(), "```", ""]
+    for context in contexts():
+        parts += [f"## {context.command_path}", "", "```text", context.get_help().rstrip(), "```", ""]
     return "\n".join(parts)
+
+
+def _roff(text: str) -> str:
+    """Return text for a manual page: hyphens can be copied, and no line is a request."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return "\n".join("\\&" + line if line.startswith((".", "'")) else line for line in escaped.splitlines())
+
+
+def _paragraphs(text: str | None) -> Iterator[str]:
+    """Yield requests and text of paragraphs in click's format: a line with a backspace precedes preformatted ones."""
+    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            yield from (".PP", ".nf", _roff(paragraph.removeprefix("\b\n")), ".fi")
+        elif paragraph:
+            yield from (".PP", _roff(paragraph))
+
+
+def manual(context: click.Context) -> str:
+    """Return the manual page of a command, in roff with the macros of man(7)."""
+    command, name = context.command, context.command_path.replace(" ", "-")
+    usage = " ".join(command.collect_usage_pieces(context))
+    parts = [
+        f'.TH "{name.upper()}" "1" "" "slurm-affinode {__version__}" "slurm-affinode"',
+        ".SH NAME", _roff(f"{name} - {command.get_short_help_str(200).removesuffix('.')}"),
+        ".SH SYNOPSIS", f".B {_roff(context.command_path)}", _roff(usage),
+        ".SH DESCRIPTION", *_paragraphs(command.help),
+    ]  # fmt: skip
+    title = None
+    options = [one for one in command.get_params(context) if isinstance(one, click.Option)]
+    for option in sorted(options, key=lambda one: getattr(one, "section", "")):
+        record = option.get_help_record(context)
+        if record is None:
+            continue
+        section = getattr(option, "section", "Options").upper()
+        if section != title:
+            parts.append(f".SH {section}")
+            title = section
+        parts += [".TP", f".B {_roff(record[0])}", _roff(record[1])]
+    if isinstance(command, click.Group):
+        parts.append(".SH COMMANDS")
+        for word in command.list_commands(context):
+            child = command.get_command(context, word)
+            if child is not None and not child.hidden:
+                parts += [".TP", f".BR {_roff(f'{name}-{word}')} (1)", _roff(child.get_short_help_str(200))]
+    if command.epilog:
+        parts += [".SH NOTES", *_paragraphs(command.epilog)]
+    if context.parent is not None:
+        parts += [".SH SEE ALSO", f".BR {_roff(context.parent.command_path.replace(' ', '-'))} (1)"]
+    return "\n".join(parts) + "\n"
 
 
 _INTRODUCTION = """\
@@ -94,6 +151,13 @@ def generated() -> dict[Path, str]:
 
 def main(arguments: list[str]) -> int:
     """Write or check the generated files."""
+    if arguments[:1] == ["--man"]:
+        directory = Path(arguments[1])
+        directory.mkdir(parents=True, exist_ok=True)
+        for context in contexts():
+            page = directory / f"{context.command_path.replace(' ', '-')}.1"
+            page.write_text(manual(context), encoding="utf-8")
+        return 0
     stale = [path for path, text in generated().items() if not path.exists() or path.read_text() != text]
     for path in stale:
         if "--check" not in arguments:

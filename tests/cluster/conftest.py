@@ -53,14 +53,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """Return the running cluster."""
+def docker() -> None:
+    """Require a Docker daemon."""
     answered = subprocess.run((SCRIPT.parent / "ensure-docker.sh", "--check"), timeout=60, check=False).returncode == 0
     if not answered:
         reason = "no Docker daemon responds: start one with containers/ensure-docker.sh"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def cluster(docker: None) -> Iterator[Cluster]:
+    """Return the running cluster."""
     kept = os.environ.get("CLUSTER_NAME")
     name = kept or f"affinode-test-{os.getpid()}"
     release = os.environ.get("SLURM_RELEASE", "24.11")
@@ -79,7 +84,8 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def clean_queue(request: pytest.FixtureRequest) -> Iterator[None]:
     """Before each cluster test, cancel all jobs and wait for idle nodes; after a failure, collect the logs."""
-    if request.node.get_closest_marker("cluster") is None:
+    only_docker = "docker" in request.fixturenames and "cluster" not in request.fixturenames
+    if request.node.get_closest_marker("cluster") is None or only_docker:
         yield
         return
     cluster: Cluster = request.getfixturevalue("cluster")

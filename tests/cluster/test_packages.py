@@ -1,0 +1,154 @@
+"""The packages of ``make packages``: built on this machine, installed on a bare Debian 12, removed and purged.
+
+Debian 12 has a Slurm for which the plugin cannot be built: its headers are those of Debian 13.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode import __version__
+from slurm_affinode.base.extras import INSTALL
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHON = "/usr/bin/python3.11"
+SLURM = "24.11"
+NAMES = ("slurm-affinode", "slurm-affinode-node", "slurm-affinode-spank")
+HEADERS = """
+set -e; cd /tmp; apt-get update -qq >&2; apt-get download -qq libslurm-dev >&2
+dpkg-deb -x libslurm-dev*.deb x; tar -C x/usr/include -cf - slurm
+"""
+FILES = "find /etc /usr /opt /var -xdev ! -type d ! -path '/var/cache/*' ! -path '/var/log/*' ! -path '/var/lib/[ad]p*'"
+CHANGED = {"/etc/passwd-", "/etc/shadow-", "/etc/group-", "/etc/gshadow-", "/etc/.pwd.lock", "/var/lib/systemd"}
+"""Files of other programs that the creation of a user changes."""
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(not Path(PYTHON).exists(), reason=f"Debian 12 has {PYTHON}, for which the packages are built"),
+]
+
+
+def image(suite: str) -> str:
+    """Return the name of the base image of a Debian release."""
+    subprocess.run([REPOSITORY / "containers" / "base-image.sh", suite], check=True, timeout=600)
+    return f"slurm-affinode/base:{suite}"
+
+
+@pytest.fixture
+def packages(docker: None, tmp_path: Path) -> Path:
+    """The directory of the packages."""
+    headers = subprocess.run(
+        ["docker", "run", "--rm", image("trixie"), "sh", "-c", HEADERS], capture_output=True, check=True, timeout=120
+    )
+    with tarfile.open(fileobj=io.BytesIO(headers.stdout)) as archive:
+        archive.extractall(tmp_path / "include", filter="data")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    env |= {"OUT": str(tmp_path / "out"), "SLURM_CFLAGS": f"-I{tmp_path}/include", "PYTHON": PYTHON}
+    done = subprocess.run(["make", "packages"], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "out"
+
+
+class Machine:
+    """A container that is a bare Debian 12."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def run(self, command: str, status: int = 0) -> str:
+        """Run a shell command as root; return its output with errors, after a check of the exit status."""
+        argv = ["docker", "exec", "--env", "DEBIAN_FRONTEND=noninteractive", self._name, "sh", "-c", command]
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=240
+        )
+        assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def files(self) -> set[str]:
+        """Return all files but those of the package managers."""
+        return set(self.run(FILES).splitlines())
+
+
+@pytest.fixture
+def machine(packages: Path) -> Iterator[Machine]:
+    """The container; the packages are in /packages."""
+    name = f"affinode-packages-{os.getpid()}"
+    volume = f"{packages}:/packages:ro"
+    argv = ["docker", "run", "--rm", "--detach", "--init", "--name", name, "--volume", volume, image("bookworm")]
+    subprocess.run([*argv, "sleep", "infinity"], check=True, timeout=60, stdout=sys.stderr)
+    try:
+        yield Machine(name)
+    finally:
+        subprocess.run(["docker", "rm", "--force", name], check=True, timeout=60, stdout=sys.stderr)
+
+
+@pytest.mark.timeout(1200, func_only=True)
+def test_packages_are_installed_run_and_leave_nothing(machine: Machine) -> None:
+    machine.run("rm -f /etc/dpkg/dpkg.cfg.d/docker*")  # which leaves out manual pages
+    machine.run(f"apt-get update -qq && apt-get install -qq --no-install-recommends man-db rpm systemd {PYTHON[9:]}")
+    before = machine.files()
+
+    machine.run("apt-get install -qq --no-install-recommends /packages/slurm-affinode-node_*.deb")
+    assert machine.run("slurm-affinode --version") == f"slurm-affinode, version {__version__}\n"
+    assert "the extra analysis is not installed" in machine.run("slurm-affinode doctor")
+    assert INSTALL in machine.run("slurm-affinode report --since 7d", 2)
+    assert "it is for slurmd to call" in machine.run("slurm-affinode prolog")
+    assert "image.key" in machine.run("slurm-affinode agent", 2)
+
+    machine.run("apt-get install -qq --no-install-recommends /packages/slurm-affinode*.deb")
+    assert machine.run("man -w slurm-affinode slurm-affinode-zombies-list").count("/usr/share/man/man1/") == 2
+    pages = "zcat /usr/share/man/man1/slurm-affinode*.1.gz | groff -man -ww -Tutf8 2>&1 >/dev/null"
+    assert machine.run(pages) == ""
+    assert "affinode.sqlite: there is no database" in machine.run("slurm-affinode doctor", 3)  # no Slurm either
+    assert "/srv/demo/report.html" in machine.run("slurm-affinode demo --out /srv/demo")
+    assert machine.run("stat -c '%U %a' /var/lib/slurm-affinode") == "slurm-affinode 750\n"
+    listed = machine.run("dpkg -L slurm-affinode-spank").split()
+    [plugin] = [file for file in listed if file.endswith("/slurm_affinode.so")]
+    assert f"optional {plugin} " in machine.run("cat /etc/slurm/plugstack.conf.d/slurm-affinode.conf")
+    assert f"+slurm{SLURM}-1" in machine.run("dpkg-query -W slurm-affinode-spank")
+    configured = machine.run("grep -hoE '^(shepherd|criu_plugin) = \"[^\"]+' /etc/slurm-affinode/config.toml")
+    paths = {line.partition('"')[2] for line in configured.splitlines()}
+    assert len(paths) == 2
+    assert paths <= set(listed)
+    for name in NAMES:  # commands write nothing into their package
+        assert machine.run(f"dpkg --verify {name}") == ""
+
+    machine.run("rm -r /srv/demo; apt-get remove -qq slurm-affinode-node slurm-affinode-spank")
+    machine.run("test ! -e /usr/bin/slurm-affinode && test ! -e /usr/lib/slurm-affinode && test -e /etc/slurm-affinode")
+    machine.run(f"apt-get purge -qq {' '.join(NAMES)}")
+    left = {file for file in machine.files() - before if not file.startswith(tuple(CHANGED))}
+    assert {file for file in left if not file.startswith("/var/lib/slurm-affinode")} == set()
+    machine.run(
+        "test ! -e /etc/slurm-affinode && test ! -e /etc/slurm/plugstack.conf.d && test ! -e /usr/lib/slurm-affinode"
+    )
+
+    check_rpms(machine)
+
+
+def check_rpms(machine: Machine) -> None:
+    """Inspect the rpm packages, and install them below a directory."""
+    for name in NAMES:
+        assert (
+            "systemctl daemon-reload" in machine.run(f"rpm -qp --scripts /packages/{name}-[0-9]*.rpm")
+            or "spank" in name
+        )
+    listed = machine.run("rpm -qlp /packages/slurm-affinode-node-[0-9]*.rpm").splitlines()
+    assert {"/usr/bin/slurm-affinode", "/usr/lib/systemd/system/slurm-affinode-agent.service"} <= set(listed)
+    assert not {"/usr", "/usr/bin", "/usr/lib", "/etc", "/usr/lib/systemd/system", "/usr/share/man/man1"} & set(listed)
+    assert "/etc/slurm-affinode/config.toml" in machine.run("rpm -qcp /packages/slurm-affinode-node-[0-9]*.rpm")
+    assert "/usr/bin/python3.11" in machine.run("rpm -qp --requires /packages/slurm-affinode-node-[0-9]*.rpm")
+    conflicts = machine.run("rpm -qp --conflicts /packages/slurm-affinode-spank-*.rpm").splitlines()
+    assert {f"slurm < {SLURM}", "slurm >= 24.12"} <= set(conflicts)
+    machine.run("rpm --root /srv/root -i --nodeps --noscripts /packages/slurm-affinode-[ns]*.rpm")
+    program = "/srv/root/usr/lib/slurm-affinode/bin/slurm-affinode"
+    said = machine.run(f"PYTHONHOME= /srv/root/usr/lib/slurm-affinode/bin/python {program} --version")
+    assert __version__ in said
+    machine.run("test -e /srv/root/usr/lib64/slurm/slurm_affinode.so")
