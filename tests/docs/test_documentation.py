@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,21 @@ def test_generated_pages_are_current() -> None:
         [sys.executable, "docs/generate.py", "--check"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_manual_pages_are_sound(tmp_path: Path) -> None:
+    """Every command has one, and groff has no warnings."""
+    subprocess.run([sys.executable, "docs/generate.py", "--man", tmp_path], cwd=REPOSITORY, check=True)
+    pages = sorted(tmp_path.iterdir())
+    headings = re.findall(r"^## (.*)$", (REPOSITORY / "docs" / "commands.md").read_text(), re.M)
+    assert {page.stem for page in pages} == {heading.replace(" ", "-") for heading in headings}
+    page = (tmp_path / "slurm-affinode-ingest-sacct.1").read_text()
+    assert "\n.SH SYNOPSIS\n.B slurm\\-affinode ingest sacct\n" in page
+    assert "\n.SH CONNECTION OPTIONS\n.TP\n.B \\-\\-" in page
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed: pages are not formatted")
+    done = subprocess.run(["groff", "-man", "-ww", "-Tutf8", *pages], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_walkthroughs_name_fewer_than_ten_modules() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from agent_stand_ins import job as slurm_job
 from click.testing import CliRunner, Result
 from zombie_samples import NOW, job, squatter
 
+from slurm_affinode.base import extras
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import counted
 from slurm_affinode.cli import keep
@@ -233,6 +235,17 @@ def test_keep_is_granted_once_to_owner_and_root(  # noqa: PLR0917
     assert (status(result), says in result.output) == (code, True), told(result)
     assert bool(slurm.comments) is (code == 0)
     assert not (tmp_path / "affinode.sqlite").exists()
+
+
+def test_keep_needs_no_database_on_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exemption is in the job's comment; it is not written to a database that cannot be opened."""
+    slurm = Slurm(uid=0)
+    monkeypatch.setattr(keep, "open_client", lambda backend, **_: slurm)
+    monkeypatch.setattr(extras, "missing", lambda: ["sqlalchemy"])
+    monkeypatch.setitem(sys.modules, "slurm_affinode.db.audit", None)
+    result = run("keep", "7", "--for", "2h", "--why", "the debugger is attached", "--state", str(tmp_path), "--json")
+    assert (status(result), json.loads(result.stdout)["written"]) == (0, False)
+    assert slurm.comments
 
 
 def test_keep_requires_a_reason_and_respects_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
