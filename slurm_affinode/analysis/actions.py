@@ -33,7 +33,7 @@ _LEAST_HOURS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ReturnAction:
     """What one owner can do. Hours are GPU-hours."""
 
     kind: str
@@ -92,7 +92,7 @@ def suspension_bound(result: WasteResult) -> SuspensionBound | None:
     return SuspensionBound(windows, max(0.0, hours - windows * AFTER_S / 3600))
 
 
-def actions(result: WasteResult, top: int = 5) -> tuple[Action, ...]:
+def actions(result: WasteResult, top: int = 5) -> tuple[ReturnAction, ...]:
     """Return the ``top`` actions that would have returned most GPU-hours, the first one first."""
     if result.jobs.is_empty():
         return ()
@@ -120,4 +120,4 @@ def actions(result: WasteResult, top: int = 5) -> tuple[Action, ...]:
     )  # fmt: skip
     worth = groups.filter(pl.col("hours_returned") >= _LEAST_HOURS)
     first = worth.sort("hours_returned", descending=True, maintain_order=True).head(top)
-    return tuple(Action(**row) for row in first.iter_rows(named=True))
+    return tuple(ReturnAction(**row) for row in first.iter_rows(named=True))

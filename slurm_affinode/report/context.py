@@ -165,7 +165,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class ActionCard:
     """What one owner can do, and what it would have returned."""
 
     user: str
@@ -218,7 +218,7 @@ class ReportContext:
     split: Markup
     cards: tuple[Card, ...]
     money_note: str
-    advices: tuple[Advice, ...]
+    advices: tuple[ActionCard, ...]
     """What to do, most hours first."""
     advice_help: tuple[tuple[str, str], ...]
     """Title of a cause, and what its hours are."""

@@ -17,7 +17,7 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Bar, Series, Words, legend_list
 from slurm_affinode.report.context import (
-    Advice,
+    ActionCard,
     Answer,
     Card,
     Cell,
@@ -107,13 +107,13 @@ def _suspensions(result: WasteResult, idle: float) -> str:
     )
 
 
-def advices(result: WasteResult) -> tuple[Advice, ...]:
+def advices(result: WasteResult) -> tuple[ActionCard, ...]:
     """Return what to do: the owners and causes by which most GPU-hours can be returned."""
     several = len({cluster for cluster in result.jobs["cluster"].unique() if cluster is not None}) > 1
     return tuple(_advice(action, several=several) for action in actions.actions(result))
 
 
-def _advice(action: actions.Action, *, several: bool) -> Advice:
+def _advice(action: actions.ReturnAction, *, several: bool) -> ActionCard:
     text = actions.texts()[action.kind]
     memory = fmt.quantity(action.memory_gib, "GiB")
     evidence = text.evidence.format(runs=_runs(action.runs), memory=memory, longest=fmt.duration(action.longest_s))
@@ -121,7 +121,7 @@ def _advice(action: actions.Action, *, several: bool) -> Advice:
     if action.array_job_id is not None and action.array_task_id is not None:
         job = f"{action.array_job_id}_{action.array_task_id}"
     where = f" --cluster {fmt.name(action.cluster)}" if several and action.cluster is not None else ""
-    return Advice(
+    return ActionCard(
         fmt.clip(fmt.name(action.user), 40), f"on {fmt.name(action.cluster)}" if several else "", text.title,
         fmt.hours(action.hours_returned, "GPU-h"), evidence, prose(text.advice),
         f"slurm-affinode job {job}{where}",

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from whatif.reference_scheduler import Job, schedule
 
 from slurm_affinode.whatif.policy import Backfill, SchedulingPolicy
 from slurm_affinode.whatif.simulation import Workload, simulate
+
+from .reference_scheduler import Job, schedule
 
 POLICIES = [
     SchedulingPolicy(*rules)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from slurm_affinode.whatif import validation
 from slurm_affinode.whatif.validation import Compared
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "whatif.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "whatif.md"
 
 
 @pytest.fixture(scope="module")
