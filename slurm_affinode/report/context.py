@@ -218,7 +218,7 @@ class ReportContext:
     split: Markup
     cards: tuple[Card, ...]
     money_note: str
-    advices: tuple[ActionCard, ...]
+    action_cards: tuple[ActionCard, ...]
     """What to do, most hours first."""
     advice_help: tuple[tuple[str, str], ...]
     """Title of a cause, and what its hours are."""

@@ -107,7 +107,7 @@ def _suspensions(result: WasteResult, idle: float) -> str:
     )
 
 
-def advices(result: WasteResult) -> tuple[ActionCard, ...]:
+def action_cards(result: WasteResult) -> tuple[ActionCard, ...]:
     """Return what to do: the owners and causes by which most GPU-hours can be returned."""
     several = len({cluster for cluster in result.jobs["cluster"].unique() if cluster is not None}) > 1
     return tuple(_advice(action, several=several) for action in actions.actions(result))
@@ -532,7 +532,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         split=split(result),
         cards=cards(result),
         money_note=money_note(result),
-        advices=advices(result),
+        action_cards=action_cards(result),
         advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
         over_time=waste_charts.hours_over_time(result),
         partitions=waste_charts.group_bars(result, "partition", "By partition", "partition"),
