@@ -167,6 +167,25 @@ class DataQuality:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedWaits:
+    """Waits of the GPU jobs that started in an interval, from the time at which they were eligible."""
+
+    jobs: int
+    """Jobs whose wait is known."""
+    waited: int
+    """Those that waited for longer than ``WAITED_S``."""
+    gpu_hours: float
+    """Requested GPUs times the wait, of all of them."""
+    median_s: float
+    """Of those that waited."""
+    longest_s: float
+
+
+WAITED_S = 60.0
+"""Slurm's scheduler needs up to a minute to start a job on free GPUs (``sched_interval``, ``bf_interval``)."""
+
+
+@dataclass(frozen=True, slots=True)
 class WasteResult:
     """Where the GPU-hours of an interval went."""
 
@@ -196,6 +215,8 @@ class WasteResult:
     quality: DataQuality
     prices: Mapping[str, float | None] = field(default_factory=dict)
     """GPU model -> price per GPU-hour; None if the table has none."""
+    waits: StartedWaits | None = None
+    """``None`` if no wait is known."""
     suspensions: pl.DataFrame | None = None
     """``analysis.suspensions.SUSPENSIONS``; ``None`` if not evaluated."""
     servers: ServerReport | None = None

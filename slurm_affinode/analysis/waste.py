@@ -19,7 +19,16 @@ from slurm_affinode.analysis.data_quality import Ingest
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
-from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MAPPINGS, MEASURES, WasteQuery, WasteResult
+from slurm_affinode.analysis.result import (
+    GROUPINGS,
+    JOB_COLUMNS,
+    MAPPINGS,
+    MEASURES,
+    WAITED_S,
+    StartedWaits,
+    WasteQuery,
+    WasteResult,
+)
 from slurm_affinode.analysis.segments import Allocations, Flags, Floats, Ints
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -241,7 +250,22 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         prices={model: prices.of(model) for model in sorted(parts["gpu_model"].drop_nulls().unique().to_list())},
         price_note=prices.note,
         accounting_note=job_runs.caution(query, jobs, now),
+        waits=_waits(query, about),
     )
+
+
+def _waits(query: WasteQuery, about: pl.DataFrame) -> StartedWaits | None:
+    """Return the waits of the runs that started in the interval; ``about``: GPU runs that pass the filters."""
+    known = about.filter(
+        pl.col("start").is_between(query.since, query.until, closed="left") & pl.col("eligible").is_not_null()
+    ).select("gpus", ((pl.col("start") - pl.col("eligible")).dt.total_milliseconds() / 1000).clip(0).alias("wait_s"))
+    if known.is_empty():
+        return None
+    waited = known.filter(pl.col("wait_s") > WAITED_S)
+    hours = (known["gpus"] * known["wait_s"]).sum() / 3600
+    wait = pl.col("wait_s")
+    median, longest = waited.select(wait.median().alias("median"), wait.max().alias("longest")).fill_null(0.0).row(0)
+    return StartedWaits(known.height, waited.height, float(hours), median, longest)
 
 
 def _join(  # noqa: PLR0917

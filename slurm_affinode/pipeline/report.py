@@ -37,7 +37,8 @@ History = Callable[[], AbstractContextManager[SampleStore]]
 
 _COLUMNS = (
     "cluster", "job_id", "submit", "array_job_id", "array_task_id", "het_job_id", "het_offset", "job_name", "user",
-    "account", "partition", "qos", "state", "start", "end", "elapsed_s", "suspended_s", "time_doubt_s", "timelimit_s",
+    "account", "partition", "qos", "state", "eligible", "start", "end",
+    "elapsed_s", "suspended_s", "time_doubt_s", "timelimit_s",
     "nodes", "node_list", "gpus", "gpu_type",
 )  # fmt: skip
 """Columns of accounting that figures need; half of a report's time for accounting would go to the others."""

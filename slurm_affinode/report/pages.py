@@ -81,7 +81,8 @@ def findings(result: WasteResult) -> tuple[str, ...]:
     idle = known(total, "gpu_hours_idle")
     if not idle:
         return ()
-    found = [_suspensions(result, idle), _users_concentration(result, idle), _jobs_concentration(result, idle)]
+    found = [_suspensions(result, idle), _waited(result)]
+    found += [_users_concentration(result, idle), _jobs_concentration(result, idle)]
     held, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
     if held and idle_held:
         found.append(
@@ -104,6 +105,20 @@ def _suspensions(result: WasteResult, idle: float) -> str:
     return (
         f"Suspending jobs after {fmt.duration(actions.AFTER_S)} without activity would have returned at most {hours}: "
         f"{windows} longer. A job with several GPUs is suspended only while all of them are idle."
+    )
+
+
+def _waited(result: WasteResult) -> str:
+    waits = result.waits
+    if waits is None:
+        return ""
+    if not waits.waited:
+        return "No GPU job that started meanwhile had waited for longer than a minute."
+    share = f"{fmt.count(waits.waited)} of {fmt.count(waits.jobs)}"
+    longest = "" if waits.waited == 1 else f" in the median, {fmt.duration(waits.longest_s)} at most"
+    return (
+        f"Meanwhile {share} GPU jobs waited for more than a minute before they started, "
+        f"{fmt.duration(waits.median_s)}{longest}: {fmt.hours(waits.gpu_hours, 'GPU-h')} of requested GPUs."
     )
 
 

@@ -57,6 +57,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "idle_fraction_histogram": _rows(result.idle_fraction_histogram),
         "window_histogram": _rows(result.window_histogram),
         "suspension_bound": _bound(result),
+        "waits": None if result.waits is None else {name: _plain(n) for name, n in asdict(result.waits).items()},
         "actions": [
             {name: _plain(value) for name, value in asdict(action).items()} for action in actions.actions(result)
         ],

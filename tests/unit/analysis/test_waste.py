@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
-from slurm_affinode.analysis.result import JOB_COLUMNS, MEASURES, Thresholds, WasteResult
+from slurm_affinode.analysis.result import JOB_COLUMNS, MEASURES, StartedWaits, Thresholds, WasteResult
 
+from .conftest import T0
 from .waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, every
 
 
@@ -391,3 +394,17 @@ def test_running_job_that_was_suspended_is_not_unseen(analysed: Analysed, sample
     job = {"start": 0, "end": None, "state": "RUNNING", "elapsed_s": HOUR, "suspended_s": HOUR}
     codes = [one.code for one in analysed(rows, jobs(job)).quality.issues]
     assert "running-unseen" not in codes
+
+
+def test_waits_of_jobs_that_started_in_the_interval(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """From when they were eligible; without those of unknown eligibility, and those that had started before."""
+    runs = jobs(
+        {"job_id": 1, "eligible": T0, "start": 1800, "end": 7200, "gpus": 2},
+        {"job_id": 2, "eligible": T0, "start": 30, "end": 7200},
+        {"job_id": 3, "eligible": T0, "start": 3600, "end": 7200},
+        {"job_id": 4, "start": 3600, "end": 7200},
+        {"job_id": 5, "eligible": T0 - timedelta(hours=2), "start": -3600, "end": 7200},
+    )
+    waits = analysed(samples(every(0, 7200), util_pct=0), runs).waits
+    assert waits == StartedWaits(3, 2, pytest.approx((2 * 1800 + 30 + 3600) / 3600), 2700, 3600)  # type: ignore[arg-type]
+    assert analysed([], jobs({"start": 0, "end": 7200})).waits is None
