@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +11,17 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from slurm_affinode.base import extras
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.errors import AffinodeError, NoStoreError, UnreachableError
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import delivering
 from slurm_affinode.base.text import figure, percent, printable, span
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import clock, config_options, echo, json_option, print_json, slurm_options, stages, zone
-from slurm_affinode.cli.zombies import BLOCKS, UNKNOWN, blocks, console, prometheus_history
+from slurm_affinode.cli.sparkline import BLOCKS, UNKNOWN, blocks, console
 from slurm_affinode.model.job_summary import USES, GpuUse, JobSummary, ResourceUse
-from slurm_affinode.pipeline import job_files, report
+from slurm_affinode.pipeline import job_files
 from slurm_affinode.report import job_text
-from slurm_affinode.slurm.client import open_client
-from slurm_affinode.zombies import job as summaries
-from slurm_affinode.zombies.explain import NoAttemptError
-from slurm_affinode.zombies.find import Request
-from slurm_affinode.zombies.nodes import asker
-from slurm_affinode.zombies.sampling import NodeSampler
 
 _EPILOG = """\b
 Examples:
@@ -82,44 +75,23 @@ def _summary(
     config: Config, job_id: str, cluster: str | None, attempt: int | None, step: Callable[[str], None]
 ) -> JobSummary:
     """Return the summary from the first source that has the job: the database, the published summaries, live data."""
-    slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
+    if not extras.missing():
+        from slurm_affinode.cli import job_source  # noqa: PLC0415 - needs the extra
+
+        return job_source.summary(config, job_id, cluster, attempt, step)
     directory = config.nightly.jobs.directory
-    step("reading accounting and GPU metrics")
-    try:
-        return summaries.summarize(config, job_id, cluster=cluster, attempt=attempt, slurm=slurm)
-    except NoAttemptError as error:
-        reason: AffinodeError = error
-    except (NoStoreError, UnreachableError) as error:
-        reason = error
-        if directory is None:
-            reason.hint = (
-                reason.hint or "the site can publish summaries of jobs to their owners: nightly.jobs.directory"
-            )
-        else:
-            try:
-                return job_files.read(directory, job_id, cluster=cluster, attempt=attempt)
-            except job_files.NoSummaryError as missing:
-                reason = missing
-    if attempt not in (None, -1):
-        raise reason
-    try:
-        history = prometheus_history(config, Request(), step) if config.prometheus.url else None
-        live = summaries.summarize_live(
-            config, job_id, NodeSampler(asker(config), say=step), slurm=slurm, history=history
+    if directory is None:
+        raise AffinodeError(
+            "summaries of jobs are not published here (nightly.jobs.directory)",
+            hint=f"to compute them: {extras.INSTALL}",
         )
-    except AffinodeError:
-        raise reason from None
-    if os.geteuid() not in (0, live.uid):
-        raise NoAttemptError(
-            f"job {job_id} belongs to {live.user or 'another user'}",
-            hint="users who may not read the site's database see their own jobs",
-        )
-    return live
+    return job_files.read(directory, job_id, cluster=cluster, attempt=attempt)
 
 
 def _deliver(config: Config, summary: JobSummary, html: Path | None, *, as_json: bool) -> None:
     if html is not None:
-        from slurm_affinode.report import job_page  # noqa: PLC0415 - only for pages
+        from slurm_affinode.pipeline import report  # noqa: PLC0415 - both need the extra
+        from slurm_affinode.report import job_page  # noqa: PLC0415
 
         text = job_page.render(summary, zone(), report.thresholds(config))
         with delivering(html) as target:
@@ -179,6 +151,8 @@ def _head(out: Console, summary: JobSummary) -> None:
 
 
 def _bars(out: Console, uses: Sequence[ResourceUse]) -> None:
+    if not uses:  # in a file of another release
+        return
     label = max(len(USES[use.key]) for use in uses)
     room = out.width - label - 2
     texts = [printable(job_text.amount(use)) for use in uses]

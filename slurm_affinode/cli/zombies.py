@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,6 +40,7 @@ from slurm_affinode.cli.options import (
     warn,
     zone,
 )
+from slurm_affinode.cli.sparkline import BLOCKS, UNKNOWN, blocks, console
 from slurm_affinode.core import signatures as signature_files
 from slurm_affinode.core.explanation import ASLEEP, Explanation, GpuPage, Slot
 from slurm_affinode.core.signatures import SignatureFile, Tried
@@ -67,16 +67,6 @@ from slurm_affinode.zombies.nodes import asker
 from slurm_affinode.zombies.sampling import NodeSampler
 
 NOTHING = "There are no findings for this job."
-BLOCKS = "_▁▂▃▄▅▆▇█"
-UNKNOWN = "·"
-
-
-def console() -> Console:
-    """Return a console on standard output, with 100 columns if it is not a terminal and COLUMNS is not set."""
-    shown = Console(file=sys.stdout, highlight=False)
-    if not sys.stdout.isatty() and "COLUMNS" not in shown._environ:
-        shown = Console(file=sys.stdout, highlight=False, width=100)
-    return shown
 
 
 def found_json(found: Found) -> dict[str, Any]:
@@ -299,21 +289,6 @@ def lines_of(gpu: GpuEvidence, slots: Sequence[Slot], width: int, most_w: float)
         ("memory", blocks([one.memory_gib for one in slots], total, width), held),
         ("power", blocks([one.power_w for one in slots], most_w, width), power),
     ]
-
-
-def blocks(values: Sequence[float | None], most: float, width: int) -> str:
-    """Return a line of block characters. A column shows the largest of its values; values above 0 are visible."""
-    shown = []
-    count = min(width, len(values))
-    for column in range(count):
-        part = values[column * len(values) // count : max((column + 1) * len(values) // count, 1)]
-        known = [one for one in part if one is not None]
-        if not known:
-            shown.append(UNKNOWN)
-            continue
-        share = 0.0 if most <= 0 else min(1.0, max(known) / most)
-        shown.append(BLOCKS[0 if share <= 0 else max(1, round(share * (len(BLOCKS) - 1)))])
-    return "".join(shown)
 
 
 def print_signatures(where: Path, file: SignatureFile) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
@@ -14,6 +16,8 @@ import pytest
 
 from slurm_affinode.base.extras import INSTALL, LIBRARIES
 from slurm_affinode.cli.main import cli
+from slurm_affinode.model.finding import JobAttempt
+from slurm_affinode.model.job_summary import JobSummary
 
 from .environments import call, install
 
@@ -112,6 +116,31 @@ def test_commands_of_users_and_hooks_fail_with_one_reason(programs: Path, tmp_pa
         assert affinode(programs, words, tmp_path)[::2] == (
             0, f"slurm-affinode {words}: SLURM_JOB_ID and SLURM_JOB_UID are not set: it is for slurmd to call\n",
         )  # fmt: skip
+
+
+def test_job_is_shown_from_its_published_file(programs: Path, tmp_path: Path) -> None:
+    """The owner of a job needs nothing else; without such files the extra is named."""
+    status, _, err = affinode(programs, "job 7", tmp_path)
+    assert (status, INSTALL in err) == (2, True)
+    directory = tmp_path / "jobs"
+    directory.mkdir(mode=0o711)
+    start = datetime(2026, 11, 20, tzinfo=UTC)
+    ref = JobAttempt(7, "7", start, start, start + timedelta(hours=2), "train", "COMPLETED", 7200.0)
+    shown = JobSummary(
+        job=ref, cluster="c", user="ann", uid=os.geteuid(), account="lab", partition="gpu", qos=None, nodes=("g1",),
+        cpus=8, memory_gib=8.0, gpu_count=0, gpu_models=(), until=start, suspended_s=0.0, slot_s=0.0, uses=(), gpus=(),
+        idle_windows=(), suspensions=(), findings=(), verdict="Well used.", advice=(), notes=(), source="published",
+        generated=start,
+    )  # fmt: skip
+    (directory / f"{os.geteuid()}.jsonl").write_text(json.dumps(shown.as_json()) + "\n")
+    config = tmp_path / "config.toml"
+    config.write_text(f'[nightly.jobs]\ndirectory = "{directory}"\n')
+    status, out, err = affinode(programs, f"job 7 --config {config}", tmp_path)
+    assert (status, err) == (0, "")
+    assert "Job 7 (train) of ann" in out
+    assert "Well used." in out
+    status, _, err = affinode(programs, f"job 8 --config {config}", tmp_path)
+    assert (status, err.startswith("slurm-affinode: no summary of a job 8 of yours is published")) == (1, True)
 
 
 def test_clean_up_policy_is_checked_without_replay(programs: Path, tmp_path: Path) -> None:

@@ -186,12 +186,13 @@ def test_library_is_imported_only_by_its_owner() -> None:
 
 NODES = {
     "agent", "checkpoint", "cli.agent", "cli.completion", "cli.doctor", "cli.entry", "cli.exporter", "cli.hooks",
-    "cli.images", "cli.keep", "cli.status", "cli.suspend", "cli.zombies_install", "cli.zombies_policy", "gpu",
-    "pipeline.suspension_mail", "slurm.pyslurm_worker", "suspension",
+    "cli.images", "cli.job", "cli.keep", "cli.status", "cli.suspend", "cli.zombies_install", "cli.zombies_policy",
+    "gpu", "pipeline.suspension_mail", "slurm.pyslurm_worker", "suspension",
 }  # fmt: skip
 """Modules that run where the extra ``analysis`` is not installed."""
 GUARDED = {
-    ("cli.entry", "cli.main"), ("cli.keep", "db.audit"), ("cli.keep", "db.repository"),
+    ("cli.entry", "cli.main"), ("cli.job", "cli.job_source"), ("cli.job", "pipeline.report"),
+    ("cli.job", "report.job_page"), ("cli.keep", "db.audit"), ("cli.keep", "db.repository"),
     ("cli.zombies_policy", "zombies.find"), ("pipeline.doctor", "metrics.aliases"),
     ("pipeline.doctor", "pipeline.data_checks"),
 }  # fmt: skip
