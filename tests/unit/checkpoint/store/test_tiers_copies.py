@@ -247,7 +247,7 @@ def test_restore_waits_for_a_copy_that_is_under_way(
         ahead = executor.submit(node.tiers.pull, copy, expected_s=60.0)
         assert begun.wait(60)
         waits = executor.submit(node.tiers.sound, [copy], whole)
-        while not node.tiers._pulls._under_way[copy.id].wanted.is_set():
+        while not node.tiers._pulls._under_way[copy.id].needed.is_set():
             assert not waits.done()
         go_on.set()
         found = waits.result(60)
