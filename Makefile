@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
-.PHONY: help demo test test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel packages clean \
+.PHONY: help demo test test-unit test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel packages clean \
   test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
@@ -44,6 +44,12 @@ system-packages: ## Install the Debian packages that the tests use (needs root).
 
 test: system-packages .venv/.dev lint check-types ## Install what is needed, check the code, run every test.
 	@tests/run.sh
+
+# The packages that compute and decide: their tests start no process of their own.
+UNIT := core model metrics engines traces slurm report analysis whatif test_layers.py
+
+test-unit: .venv/.dev ## Only the tests of readers, decisions, figures and pages (two minutes on two cores).
+	$(VENV)/pytest -q -n auto --dist worksteal -m "not slow" $(addprefix tests/unit/,$(UNIT))
 
 test-fast: .venv/.dev ## Only the tests that need no server and no browser.
 	$(VENV)/pytest -q -n auto --dist worksteal -m "not browser and not database and not cluster and not gpu and not slow"
