@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import polars as pl
@@ -28,6 +28,9 @@ from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.slurm.accounting.sacct import SacctReading
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
 from slurm_affinode.traces.engine_model import EngineModel
+
+if TYPE_CHECKING:
+    from slurm_affinode.traces.job_log import JobLog
 
 
 def write_outputs(out: Path, html: str, summary: Summary) -> None:
@@ -83,28 +86,32 @@ def gentd26(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
         "published": [claim.as_dict() for claim in judged],
         "notes": list(result.notes),
     }
+    _present(summary, judged, lambda: fleet_page.html(result, judged), out=out, as_json=as_json)
+
+
+def _present(
+    summary: Summary, judged: Sequence[Any], page: Callable[[], str], *, out: Path | None, as_json: bool
+) -> None:
+    """Write the files, then output the figures, the published statements and the notes."""
     if out is not None:
-        write_outputs(out, fleet_page.html(result, judged), summary)
+        write_outputs(out, page(), summary)
     if as_json:
         print_json(summary)
         return
     print_table(("figure", "value"), _figures(summary), right=("value",))
-    echo()
-    print_table(("published", "the data", "verdict"), [_claim(claim) for claim in judged])
-    for note in result.notes:
+    if judged:
+        echo()
+        print_table(("published", "the data", "verdict"), [_claim(claim) for claim in judged])
+    for note in summary["notes"]:
         warn(f"note: {note}")
     if out is not None:
         echo("", f"report   {out / 'report.html'}", f"summary  {out / 'summary.json'}")
 
 
 def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = []
-    for key, value in summary.items():
-        if isinstance(value, dict):
-            rows += [(f"{key}.{name}", _plain(part)) for name, part in value.items()]
-        elif not isinstance(value, list | str):
-            rows.append((key, _plain(value)))
-    return rows
+    from slurm_affinode.traces.claims import flat  # noqa: PLC0415 - --help stays quick
+
+    return [(key, _plain(value)) for key, value in flat(summary).items() if not isinstance(value, str)]
 
 
 def _plain(value: float | None) -> str:
@@ -118,6 +125,63 @@ def _claim(claim: Any) -> tuple[str, str, str]:
         return claim.text, "unknown", claim.verdict
     digits = claim.decimals if claim.computed == round(claim.computed) else claim.decimals + 1
     return claim.text, f"{claim.computed:,.{digits}f} {claim.unit}", claim.verdict
+
+
+@trace.command("swf", short_help="Analyze a log of the Parallel Workloads Archive (SWF)")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def swf(file: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze a log in the Standard Workload Format (Parallel Workloads Archive).
+
+    FILE is the log, plain or compressed. Sizes, run times, recorded waits, requested against used time and arrivals
+    are computed; jobs without a size or a run time are left out and listed.
+
+    \b
+    Example:
+      slurm-affinode trace swf KTH-SP2-1996-2.swf.gz --out out/kth
+    """
+    from slurm_affinode.traces import swf as reader  # noqa: PLC0415 - --help stays quick
+
+    _job_log("swf", reader.read(file), claims_name=None, out=out, as_json=as_json)
+
+
+@trace.command("philly", short_help="Analyze the jobs of Microsoft's Philly cluster")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def philly(file: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the jobs of the Philly trace, as the artifact of Pollux has them.
+
+    FILE is the CSV file with timestamp, duration, num_gpus and cluster, plain or compressed. It is a part of the trace,
+    without waits and final states; figures published about the whole are compared with it.
+
+    \b
+    Example:
+      slurm-affinode trace philly philly.csv.gz --out out/philly
+    """
+    from slurm_affinode.traces import philly as reader  # noqa: PLC0415 - --help stays quick
+
+    _job_log("philly", reader.read(file), claims_name="philly", out=out, as_json=as_json)
+
+
+def _job_log(trace_name: str, log: JobLog, *, claims_name: str | None, out: Path | None, as_json: bool) -> None:
+    from slurm_affinode.traces import claims, job_figures, job_page  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.traces.job_log import check_complete  # noqa: PLC0415
+
+    check_complete(log, log.left_out, partial=True)
+    result = job_figures.analyse(log)
+    figures = result.as_dict()
+    judged = claims.judge(claims.load(claims_name), claims.flat(figures)) if claims_name else ()
+    summary: dict[str, Any] = {
+        "trace": trace_name,
+        **figures,
+        "published": [claim.as_dict() for claim in judged],
+        "notes": [job_page.note(log.unit, part) for part in log.left_out],
+    }
+    _present(
+        summary, judged, lambda: job_page.html(job_page.TRACES[trace_name], result, judged), out=out, as_json=as_json
+    )
 
 
 _ENGINE = EngineModel()

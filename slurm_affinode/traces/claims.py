@@ -81,6 +81,17 @@ def _scaled(value: object, scale: float) -> float | None:
     return float(value) * scale if isinstance(value, int | float) else None
 
 
+def flat(figures: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested objects by keys joined with dots; lists are left out."""
+    values: dict[str, Any] = {}
+    for key, value in figures.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}.")
+        elif not isinstance(value, list | tuple):
+            values[f"{prefix}{key}"] = value
+    return values
+
+
 def agrees(computed: float, published: float, decimals: int) -> bool:
     """Return whether ``computed``, rounded half up to ``decimals`` digits, equals ``published``."""
     step = Decimal(1).scaleb(-decimals)

@@ -3,119 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC
 from functools import partial
 
 from markupsafe import Markup
 
 from slurm_affinode.report import format as fmt
-from slurm_affinode.report import render
 from slurm_affinode.report.context import Card
 from slurm_affinode.report.format import quantity
-from slurm_affinode.traces import claims as published
-from slurm_affinode.traces import fleet_charts
+from slurm_affinode.traces import fleet_charts, trace_page
 from slurm_affinode.traces.claims import Claim
 from slurm_affinode.traces.fleet import ServingResult, ServingSummary
+from slurm_affinode.traces.trace_page import TraceFinding, TracePage, card
 
 TITLE = "GenTD26: a fleet of image-generation pods"
 _PAIRED = ("fleet", "popularity")
-VERDICTS = {
-    published.BORNE_OUT: "✓ Borne out",
-    published.OTHER_RECIPE: "✗ Not borne out",
-    published.NOT_BORNE_OUT: "✗ Not borne out",
-    published.UNKNOWN: "? Unknown",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimRow:
-    """A published statement as shown on the page."""
-
-    text: str
-    verdict: str
-    detail: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class TraceFinding:
-    """One section of the page."""
-
-    key: str
-    title: str
-    sentences: tuple[str, ...]
-    charts: tuple[Markup, ...]
-    claims: tuple[ClaimRow, ...]
-    paired: bool
-    """Whether two charts are placed side by side, if each is narrow enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServingPage:
-    """Context of the template."""
-
-    answer: str
-    lead: str
-    cards: tuple[Card, ...]
-    findings: tuple[TraceFinding, ...]
-    verdict_counts: str
-    notes: tuple[str, ...]
-    recipes: tuple[tuple[str, str], ...]
-    sources: tuple[str, ...]
 
 
 def html(result: ServingResult, claims: Sequence[Claim]) -> str:
     """Return the self-contained page."""
-    return render.page("trace_serving.html.j2", title=TITLE, zone=UTC, trace=context(result, claims))
+    return trace_page.html(TITLE, context(result, claims))
 
 
-def context(result: ServingResult, claims: Sequence[Claim]) -> ServingPage:
+def context(result: ServingResult, claims: Sequence[Claim]) -> TracePage:
     """Return the context of the template, with all texts formatted."""
     s = result.summary
-    rows = {key: tuple(_row(c) for c in claims if c.finding == key) for key in {c.finding for c in claims}}
+    rows = {
+        key: tuple(trace_page.claim_row(c) for c in claims if c.finding == key) for key in {c.finding for c in claims}
+    }
     findings = tuple(
         TraceFinding(key, title, tuple(sentences), charts, rows.get(key, ()), paired=key in _PAIRED)
         for key, title, sentences, charts in _findings(result, s)
     )
-    return ServingPage(
+    return TracePage(
         answer=_answer(s),
         lead=_lead(s),
         cards=_cards(s),
         findings=findings,
-        verdict_counts=_counts(claims),
+        verdict_counts=trace_page.verdict_counts(claims),
         notes=result.notes,
         recipes=RECIPES,
-        sources=tuple(dict.fromkeys(c.source for c in claims)),
+        sources=trace_page.sources(claims),
     )
 
 
-def _row(claim: Claim) -> ClaimRow:
-    figure = _figure(claim.computed, claim)
-    detail = f"The data says {figure}." if claim.computed is not None else "The required table is missing."
-    if claim.note and claim.computed is not None:
-        detail += f" {claim.note}"
-    if claim.verdict == published.OTHER_RECIPE:
-        detail += f" {_figure(claim.other_computed, claim)} comes out by {claim.other_recipe}."
-    return ClaimRow(claim.text, VERDICTS[claim.verdict], detail, claim.source)
-
-
 _share = partial(fmt.percent, digits=1)
-
-
-def _figure(value: float | None, claim: Claim) -> str:
-    # one digit more than published shows on which side of the rounding the figure lies
-    exact = value is not None and round(value, claim.decimals) == value
-    digits = claim.decimals if exact else claim.decimals + 1
-    return quantity(value, claim.unit, digits)
-
-
-def _counts(claims: Sequence[Claim]) -> str:
-    told = [c for c in claims if c.verdict != published.UNKNOWN]
-    borne = sum(c.verdict == published.BORNE_OUT for c in told)
-    text = f"{borne} of {len(told)} published statements about the trace are borne out by it."
-    unknown = len(claims) - len(told)
-    return text + (f" {unknown} cannot be verified, because their table is missing." if unknown else "")
 
 
 def _answer(s: ServingSummary) -> str:
@@ -139,32 +70,28 @@ def _lead(s: ServingSummary) -> str:
     )
 
 
-def _card(label: str, text: str, sub: str = "", *, known: bool, kind: str = "", more: str | None = None) -> Card:
-    return Card(label=label, value=text, sub=sub if known else "", help=more, kind=kind, unknown=not known)
-
-
 def _cards(s: ServingSummary) -> tuple[Card, ...]:
     return (
-        _card(
+        card(
             "Samples at exactly 0", _share(s.idle_sample_fraction), f"of {fmt.count(s.samples)}",
             known=s.samples is not None, kind="idle", more="Samples whose duty cycle is 0, of all samples.",
         ),
-        _card(
+        card(
             "Memory-time held idle", _share(s.idle_memory_fraction),
             f"{quantity(s.idle_memory_time_gb_h, 'GB h', 0)} of {quantity(s.memory_time_gb_h, 'GB h', 0)}",
             known=s.idle_memory_fraction is not None, kind="idle",
             more="Memory of the samples at 0, times the sampling interval, of the memory of all samples.",
         ),
-        _card(
+        card(
             "Idle memory at once", quantity(s.mean_concurrently_idle_memory_tb, "TB", 2), "mean over the sample times",
             known=s.mean_concurrently_idle_memory_tb is not None,
             more="Memory held by all pods that are idle at the same time, averaged over the sample times.",
         ),
-        _card(
+        card(
             "Mean duty cycle", quantity(s.utilization_mean_pct, "%", 1),
             f"median {quantity(s.utilization_median_pct, '%')}", known=s.utilization_mean_pct is not None,
         ),
-        _card(
+        card(
             "Popularity of models", fmt.number(s.popularity_gini, digits=3),
             f"Gini coefficient, {fmt.count(s.requests)} requests",
             known=s.popularity_gini is not None,
@@ -290,5 +217,5 @@ RECIPES = (
     ("Percentiles", "Linear interpolation between neighbours; over pods, of each pod's fraction of samples at 0."),
     ("Gini coefficient", "G = sum((2i - n - 1) x_i) / (n sum(x_i)), requests per base model ascending."),
     ("Top 5 %", "Requests of the ceil(0.05 n) most requested base models, of all requests that name one."),
-    ("Borne out", "The figure, rounded to the digits that were published, is the published number."),
+    trace_page.BORNE_OUT_RECIPE,
 )

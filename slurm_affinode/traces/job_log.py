@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import tzinfo
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,10 @@ class JobLog:
     left_out: tuple[LeftOut, ...]
     capacity: int | None
     """Units of the machine by the header of the log; ``None``: not given."""
+    epoch_s: int | None = None
+    """The second 0 of ``submit_s`` in seconds since 1970 (UTC); ``None``: not given."""
+    zone: tzinfo | None = None
+    """Time zone of the machine; ``None``: the log names none, and its times are taken as they are."""
 
     @property
     def rows(self) -> int:

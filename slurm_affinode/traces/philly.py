@@ -57,7 +57,7 @@ def read(path: Path) -> JobLog:
         pl.col("cluster").rank("dense").cast(pl.Int64).alias("user"),
         pl.lit(UNKNOWN).alias("request_s"), pl.lit(UNKNOWN).alias("wait_s"),
     ).select(*JOBS)  # fmt: skip
-    return JobLog(where, "GPU", jobs.cast(JOBS), tuple(left_out), None)  # type: ignore[arg-type]
+    return JobLog(where, "GPU", jobs.cast(JOBS), tuple(left_out), None, epoch_s=0)  # type: ignore[arg-type]
 
 
 def _header(line: str, where: str) -> list[str]:

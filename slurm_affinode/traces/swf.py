@@ -7,11 +7,14 @@ comments; ``; Key: value`` are facts about the machine. -1 is unknown. Files may
 from __future__ import annotations
 
 import re
+from datetime import UTC, tzinfo
 from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.readers.lines import blocks
 from slurm_affinode.traces.job_log import JOBS, MOST_S, MOST_UNITS, UNKNOWN, JobLog, divide, with_user_means
 
@@ -21,7 +24,8 @@ COLUMNS = (
 )  # fmt: skip
 """The 18 columns, in the order of the file."""
 _READ = ("number", "submit_s", "wait_s", "run_s", "allocated", "requested", "request_s", "user")
-_FACT = re.compile(r";\s*(\w+):\s*(\d+)\s*$")
+_VERSIONS = ("1", "2")
+_FACT = re.compile(r";\s*(\w+):\s*(\S+)\s*$")
 _REASONS = {
     "with a line that is not 18 numbers": pl.col("number").is_null(),
     "without processors": pl.col("units") < 1,
@@ -38,19 +42,23 @@ def read(path: Path) -> JobLog:
     """Read a log. The size of a job is its allocated processors, where these are unknown the requested ones.
 
     Jobs without processors or times are left out, and so are lines that are not 18 numbers. Raises ``InputError`` if
-    the file cannot be read, or has no line in this format.
+    the file cannot be read, is in an unknown version, or has no line in this format.
     """
     where = str(path)
     frames = [pl.DataFrame(schema={"line": pl.Int64(), **dict.fromkeys(_READ, pl.Int64())})]
-    facts: dict[str, int] = {}
+    facts: dict[str, str] = {}
     unreadable: list[int] = []
     for block in blocks(path, where, reject=lambda line, why, data: unreadable.append(line)):
         text = block.lines.with_columns(pl.col("line").str.strip_chars().str.replace_all(r"\s+", " "))
         for comment in text["line"].filter(text["line"].str.starts_with(";")):
             if match := _FACT.match(comment):
-                facts.setdefault(match[1], int(match[2]))
+                facts.setdefault(match[1], match[2])
         rows = text.filter((pl.col("line") != "") & ~pl.col("line").str.starts_with(";"))
         frames.append(_rows(rows))
+    version = facts.get("Version", "2")
+    if version.partition(".")[0] not in _VERSIONS:
+        raise InputError(f"is in version {one_line(version, 20)} of the Standard Workload Format, which is unknown",
+                         where=where, hint=f"versions {' and '.join(_VERSIONS)} are read")  # fmt: skip
     rows = pl.concat([*frames, pl.DataFrame({"line": unreadable}, schema={"line": pl.Int64()})], how="diagonal")
     if rows.is_empty():
         raise InputError("the log is empty: it has no job", where=where)
@@ -64,7 +72,22 @@ def read(path: Path) -> JobLog:
     wait = pl.when(pl.col("wait_s") >= 0).then("wait_s").otherwise(UNKNOWN).alias("wait_s")
     user = pl.when(pl.col("user") >= 0).then("user").otherwise(UNKNOWN).alias("user")
     jobs = with_user_means(usable.with_columns(known, wait, user)).select(*JOBS).cast(JOBS)  # type: ignore[arg-type]
-    return JobLog(where, "processor", jobs, tuple(left_out), facts.get("MaxProcs") or facts.get("MaxNodes"))
+    return JobLog(
+        where, "processor", jobs, tuple(left_out), _number(facts.get("MaxProcs")) or _number(facts.get("MaxNodes")),
+        epoch_s=_number(facts.get("UnixStartTime")) or None, zone=_zone(facts.get("TimeZoneString")),
+    )  # fmt: skip
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch("[0-9]{1,10}", text) else None
+
+
+def _zone(name: str | None) -> tzinfo:
+    """Return the time zone; UTC, in which the start is given, if the log names none that is known."""
+    try:
+        return ZoneInfo(name) if name else UTC
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        return UTC
 
 
 def _rows(lines: pl.DataFrame) -> pl.DataFrame:

@@ -54,3 +54,7 @@ def test_gentd26_claims_refer_to_known_figures_and_sources() -> None:
         assert ("other" in entry) == ("other_recipe" in entry)
     assert {claim.verdict for claim in claims.judge(table, figures)} == {claims.UNKNOWN}
     assert len({entry["id"] for entry in table["claim"]}) == len(table["claim"])
+
+
+def test_nested_figures_are_flat() -> None:
+    assert claims.flat({"a": {"b": {"c": 1}, "d": [1]}, "e": None}) == {"a.b.c": 1, "e": None}

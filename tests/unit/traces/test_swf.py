@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,19 @@ def test_published_log_has_known_jobs(shared_data: Path) -> None:
     log = swf.read(shared_data / "kth-sp2" / "KTH-SP2-1996-2.swf.gz")
     assert (log.rows, log.jobs.height, log.capacity) == (28_489, 28_481, 100)
     assert [(one.reason, one.jobs, one.unit_hours) for one in log.left_out] == [("without a run time", 8, 0.0)]
+
+
+def test_start_and_time_zone_are_read(tmp_path: Path) -> None:
+    head = "; UnixStartTime: 843480031\n; TimeZoneString: Europe/Stockholm\n"
+    log = swf.read(written(tmp_path / "log.swf", head, line(1)))
+    assert (log.epoch_s, str(log.zone)) == (843480031, "Europe/Stockholm")
+
+
+@pytest.mark.parametrize("zone", ["Nowhere/Else", "../../etc/passwd", "/etc/passwd"])
+def test_unknown_time_zone_is_utc(tmp_path: Path, zone: str) -> None:
+    assert swf.read(written(tmp_path / "log.swf", f"; TimeZoneString: {zone}\n", line(1))).zone is UTC
+
+
+def test_unknown_version_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"log\.swf: is in version 3\.0 of the Standard Workload Format"):
+        swf.read(written(tmp_path / "log.swf", "; Version: 3.0\n", line(1)))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.traces import claims, fleet, gentd26
+from slurm_affinode.traces import claims, fleet, gentd26, job_figures, philly, swf
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
-ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| ([0-9.,]+)( %)? \|", re.MULTILINE)
+ROW = re.compile(r"^\| `([A-Za-z0-9_.-]+)` \| ([0-9.,]+)( %)? \|", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,38 @@ def figures(shared_data: Path) -> dict[str, Any]:
 
 def test_table_figures_match_the_analysis(figures: dict[str, Any]) -> None:
     """Each value is the computed one, rounded to the printed number of decimals."""
-    rows = ROW.findall(PAGE.read_text())
-    assert len(rows) > 35
-    for key, text, percent in rows:
-        digits = len(text.partition(".")[2])
+    check_rows(PAGE.read_text().split("\n## ")[1], figures, at_least=36)
+
+
+def check_rows(text: str, figures: dict[str, Any], *, at_least: int) -> None:
+    rows = ROW.findall(text)
+    assert len(rows) >= at_least
+    for key, printed, percent in rows:
+        digits = len(printed.partition(".")[2])
         value = figures[key] * (100 if percent else 1)
-        assert f"{value:,.{digits}f}" == text, key
+        assert f"{value:,.{digits}f}" == printed, key
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "at_least"),
+    [("kth-sp2", "kth-sp2/KTH-SP2-1996-2.swf.gz", 12), ("philly", "philly/philly_pollux.csv.gz", 13)],
+)
+def test_tables_of_job_logs_match_the_analysis(shared_data: Path, name: str, file: str, at_least: int) -> None:
+    log = (philly if name == "philly" else swf).read(shared_data / file)
+    figures = claims.flat(job_figures.analyse(log).as_dict())
+    check_rows(figures_of(name), figures, at_least=at_least)
+
+
+def figures_of(name: str) -> str:
+    """Return the table of the page that is marked with the name of a trace."""
+    return PAGE.read_text().split(f"<!-- figures of {name}:")[1].split("\n\n")[0]
+
+
+def test_page_says_how_many_claims_about_philly_hold(shared_data: Path) -> None:
+    log = philly.read(shared_data / "philly" / "philly_pollux.csv.gz")
+    judged = claims.judge(claims.load("philly"), claims.flat(job_figures.analyse(log).as_dict()))
+    known = [claim for claim in judged if claim.verdict != claims.UNKNOWN]
+    assert (len(known), [c.id for c in known if c.verdict == claims.BORNE_OUT]) == (8, ["largest-job"])
 
 
 def test_page_lists_all_claims_not_borne_out(figures: dict[str, Any]) -> None:

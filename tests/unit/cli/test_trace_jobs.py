@@ -1,0 +1,100 @@
+"""``slurm-affinode trace swf`` and the other traces of jobs: figures, files and errors."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_affinode.cli.main import cli
+
+SWF = "; MaxProcs: 64\n" + "".join(f"{n} {60 * n} 5 60 2 -1 -1 2 120 -1 1 7 1 -1 -1 -1 -1 -1\n" for n in range(1, 4))
+PHILLY = (
+    "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,60,1,60,<b>x</b>\n2017-10-09 08:01:55,1,8,8,y\n"
+)
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["trace", *map(str, words)])
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def check_page(out: Path, *parts: str) -> dict[str, Any]:
+    """Check that the page needs no network and has the parts; return the summary."""
+    page = (out / "report.html").read_text()
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
+    for part in parts:
+        assert part in page, part
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
+
+
+def test_swf_writes_a_page_and_a_summary(tmp_path: Path) -> None:
+    """Jobs that are left out are named with their lines; without a start, weekdays are unknown."""
+    file = written(tmp_path / "log.swf", SWF + "4 0 0 -1 2 -1 -1 2 120 -1 1 7 1 -1 -1 -1 -1 -1\n")
+    done = run("swf", file, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    summary = check_page(
+        tmp_path / "out", "Recorded waits", "Requested and used time", "weekdays and hours are unknown",
+        "The machine has 64 processors",
+    )  # fmt: skip
+    assert (summary["trace"], summary["jobs"], summary["arrivals"], summary["published"]) == ("swf", 3, None, [])
+    assert summary["notes"] == [
+        f"1 job without a run time, with 0 % of the processor-hours, left out: {file}:5",
+    ]  # fmt: skip
+    assert re.search(r"requested\.over_request +2\n", done.stdout)
+    assert re.search(r"arrivals +unknown\n", done.stdout)
+    assert "note: 1 job without a run time" in done.stderr
+
+
+def test_philly_is_compared_with_published_figures(tmp_path: Path) -> None:
+    file = tmp_path / "p.csv.gz"
+    file.write_bytes(gzip.compress(PHILLY.encode()))
+    done = run("philly", file, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    summary = check_page(
+        tmp_path / "out", "How long jobs waited", "Published figures", "Not borne out", "GPU utilization"
+    )
+    verdicts = {claim["id"]: claim["verdict"] for claim in summary["published"]}
+    assert (verdicts["jobs"], verdicts["mean-wait"]) == ("not-borne-out", "unknown")
+    assert summary["size_classes"]["5-8"]["jobs"] == 1
+    assert "Mean wait" in done.stdout
+
+
+def test_json_is_the_summary(tmp_path: Path) -> None:
+    done = run("swf", written(tmp_path / "log.swf", SWF), "--json")
+    assert json.loads(done.stdout)["unit_hours"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "message"),
+    [
+        ("swf", "JobID,Start\n", "not in the Standard Workload Format"),
+        ("swf", "; Version: 7\n" + SWF, "version 7"),
+        ("swf", "1 1 5 -1 2 -1 -1 2 120 -1 1 7 1 -1 -1 -1 -1 -1\n", "no usable job: 1 job without a run time"),
+        ("philly", "a,b\n1,2\n", "no column timestamp"),
+    ],
+)
+def test_wrong_files_are_one_line(tmp_path: Path, command: str, text: str, message: str) -> None:
+    done = run(command, written(tmp_path / "file", text), "--out", tmp_path / "out")
+    assert done.exit_code != 0
+    assert message in str(done.exception) + done.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("command", "text"), [("swf", SWF * 50), ("philly", PHILLY * 50)])
+def test_truncated_archive_is_an_error(tmp_path: Path, command: str, text: str) -> None:
+    file = tmp_path / "file.gz"
+    file.write_bytes(gzip.compress(text.encode())[:-12])
+    done = run(command, file)
+    assert done.exit_code != 0
+    assert "is cut off or damaged" in str(done.exception) + done.output
