@@ -30,6 +30,7 @@ from slurm_affinode.slurm.accounting.schema import JOBS, conform
 from slurm_affinode.traces.engine_model import EngineModel
 
 if TYPE_CHECKING:
+    from slurm_affinode.traces.instances import InstanceLog
     from slurm_affinode.traces.job_log import JobLog
 
 
@@ -163,6 +164,55 @@ def philly(file: Path, out: Path | None, as_json: bool) -> None:
     from slurm_affinode.traces import philly as reader  # noqa: PLC0415 - --help stays quick
 
     _job_log("philly", reader.read(file), claims_name="philly", out=out, as_json=as_json)
+
+
+@trace.command("dlrm2025", short_help="Analyze Alibaba's disaggregated recommendation models (2025)")
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def dlrm2025(path: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the Alibaba trace of disaggregated recommendation models (cluster-trace-gpu-v2025).
+
+    PATH is disaggregated_DLRM_trace.csv, plain or compressed, or its directory. Instances by role, waits, lives and
+    requests are computed; instances that the window of the trace cuts off are counted.
+
+    \b
+    Example:
+      slurm-affinode trace dlrm2025 cluster-trace-gpu-v2025/ --out out/dlrm
+    """
+    from slurm_affinode.traces import alibaba_instances  # noqa: PLC0415 - --help stays quick
+
+    _instance_log("dlrm2025", alibaba_instances.read_dlrm2025(path), out=out, as_json=as_json)
+
+
+@trace.command("pai2023", short_help="Analyze Alibaba's pods that share GPUs (2023)")
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def pai2023(path: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the Alibaba trace of shared GPUs (cluster-trace-gpu-v2023).
+
+    PATH is a list of pods (openb_pod_list_*.csv), or the directory with the default one. The GPUs of the cluster are
+    read from openb_node_list_all_node.csv in the same directory; without it, they are unknown.
+
+    \b
+    Example:
+      slurm-affinode trace pai2023 cluster-trace-gpu-v2023/ --out out/pai
+    """
+    from slurm_affinode.traces import alibaba_instances  # noqa: PLC0415 - --help stays quick
+
+    _instance_log("pai2023", alibaba_instances.read_pai2023(path), out=out, as_json=as_json)
+
+
+def _instance_log(trace_name: str, log: InstanceLog, *, out: Path | None, as_json: bool) -> None:
+    from slurm_affinode.traces import claims, instance_page, instances  # noqa: PLC0415 - --help stays quick
+
+    result = instances.analyse(log)
+    figures = result.summary.as_dict()
+    judged = claims.judge(claims.load(trace_name), claims.flat(figures))
+    summary = {"trace": trace_name, **figures, "published": [claim.as_dict() for claim in judged], "notes": []}
+    page = instance_page.TRACES[trace_name]
+    _present(summary, judged, lambda: instance_page.html(page, result, judged), out=out, as_json=as_json)
 
 
 def _job_log(trace_name: str, log: JobLog, *, claims_name: str | None, out: Path | None, as_json: bool) -> None:

@@ -75,9 +75,45 @@ def test_json_is_the_summary(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["unit_hours"] == pytest.approx(0.1)
 
 
+DLRM = (
+    "instance_sn,role,app_name,cpu_request,gpu_request,memory_request,creation_time,scheduled_time,deletion_time\n"
+    "i0,HN,a,8,1,40.0,,,\ni1,CN,a,64,0,320.0,5.0,7.0,9.0\n"
+)
+PAI = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+    "p0,500,1024,1,250,,LS,Running,0,9,1\np1,1000,2048,4,1000,,BE,Pending,0,9,\n"
+)
+
+
+def test_dlrm2025_writes_a_page_and_a_summary(tmp_path: Path) -> None:
+    file = written(tmp_path / "disaggregated_DLRM_trace.csv", DLRM)
+    done = run("dlrm2025", tmp_path, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    summary = check_page(
+        tmp_path / "out", "GPU nodes (HN)", "Known waits: 1. Instances created before the trace: 1;", "Not borne out",
+        "The GPUs of the cluster: no share of a capacity is given",
+    )  # fmt: skip
+    assert summary["groups"]["HN"]["wait_s"] is None
+    assert summary["total"]["wait_s"]["mean"] == 2
+    assert json.loads(run("dlrm2025", file, "--json").stdout) == summary
+
+
+def test_pai2023_writes_a_page_and_a_summary(tmp_path: Path) -> None:
+    written(tmp_path / "openb_pod_list_default.csv", PAI)
+    written(tmp_path / "openb_node_list_all_node.csv", "sn,cpu_milli,memory_mib,gpu,model\nn0,1,1,8,T4\n")
+    done = run("pai2023", tmp_path, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    summary = check_page(tmp_path / "out", "Part of a GPU", "At least 0.25", "GPUs of the cluster")
+    assert (summary["capacity"], summary["total"]["still_waiting"], summary["peak_gpus"]) == ({"T4": 8}, 1, 0.25)
+    assert re.search(r"groups\.several-gpus\.wait_s +unknown\n", done.stdout)
+
+
 @pytest.mark.parametrize(
     ("command", "text", "message"),
     [
+        ("dlrm2025", PAI, "no column role, app_name"),
+        ("pai2023", DLRM, "no column pod_phase"),
+        ("pai2023", PAI + "p2,5", "is cut off in its last line"),
         ("swf", "JobID,Start\n", "not in the Standard Workload Format"),
         ("swf", "; Version: 7\n" + SWF, "version 7"),
         ("swf", "1 1 5 -1 2 -1 -1 2 120 -1 1 7 1 -1 -1 -1 -1 -1\n", "no usable job: 1 job without a run time"),
@@ -91,7 +127,9 @@ def test_wrong_files_are_one_line(tmp_path: Path, command: str, text: str, messa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("command", "text"), [("swf", SWF * 50), ("philly", PHILLY * 50)])
+@pytest.mark.parametrize(
+    ("command", "text"), [("swf", SWF * 50), ("philly", PHILLY * 50), ("dlrm2025", DLRM), ("pai2023", PAI)]
+)
 def test_truncated_archive_is_an_error(tmp_path: Path, command: str, text: str) -> None:
     file = tmp_path / "file.gz"
     file.write_bytes(gzip.compress(text.encode())[:-12])

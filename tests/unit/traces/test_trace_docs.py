@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.traces import claims, fleet, gentd26, job_figures, philly, swf
+from slurm_affinode.traces import alibaba_instances, claims, fleet, gentd26, instances, job_figures, philly, swf
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 ROW = re.compile(r"^\| `([A-Za-z0-9_.-]+)` \| ([0-9.,]+)( %)? \|", re.MULTILINE)
@@ -46,6 +46,16 @@ def check_rows(text: str, figures: dict[str, Any], *, at_least: int) -> None:
 def test_tables_of_job_logs_match_the_analysis(shared_data: Path, name: str, file: str, at_least: int) -> None:
     log = (philly if name == "philly" else swf).read(shared_data / file)
     figures = claims.flat(job_figures.analyse(log).as_dict())
+    check_rows(figures_of(name), figures, at_least=at_least)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "at_least"), [("dlrm2025", "alibaba-gpu-v2025", 15), ("pai2023", "alibaba-gpu-v2023", 10)]
+)
+def test_tables_of_instances_match_the_analysis(shared_data: Path, name: str, folder: str, at_least: int) -> None:
+    read = {"dlrm2025": alibaba_instances.read_dlrm2025, "pai2023": alibaba_instances.read_pai2023}[name]
+    log = read(shared_data / folder)
+    figures = claims.flat(instances.analyse(log).summary.as_dict())
     check_rows(figures_of(name), figures, at_least=at_least)
 
 
