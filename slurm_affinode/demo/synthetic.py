@@ -105,6 +105,9 @@ KINDS: tuple[JobKind, ...] = (
 )
 
 
+_LONGEST_WAIT_S = 3 * HOUR_S
+
+
 def schedule(rng: np.random.Generator, *, days: float, jobs_per_day: float) -> list[SyntheticRun]:
     """Draw jobs and place them first come, first served; ``end_s`` is None for jobs running at the end."""
     horizon_s = int(days * 24 * HOUR_S)
@@ -125,7 +128,9 @@ def schedule(rng: np.random.Generator, *, days: float, jobs_per_day: float) -> l
         start = max(clock, int(submit)) + int(rng.integers(1, 6))
         if start >= horizon_s:
             break
-        run, end_s = _run(rng, kind, node, requested, free=free, when=(4200 + number, int(submit), start))
+        # The queue is strict and overloaded; owners who see that submit later.
+        submitted = max(int(submit), start - number * 2_654_435_761 % _LONGEST_WAIT_S)
+        run, end_s = _run(rng, kind, node, requested, free=free, when=(4200 + number, submitted, start))
         heapq.heappush(releases, (end_s, run.job_id, node.name, run.gpus))
         if end_s > 0:
             runs.append(run if end_s <= horizon_s else _still_running(run))
