@@ -220,11 +220,16 @@ def by_labels(
             for frame in part
         ]
     ).unique(["label", "run"])
-    pairs = found.group_by("run", "at").agg(
-        pl.col("rows").sum().alias("weight"),
-        pl.col("leader").all(),
-        pl.col("first_ms").min(),
-        pl.col("last_ms").max(),
+    # A job that accounting saw running may have been requeued since: a later label says nothing about this run.
+    pairs = (
+        found.filter(pl.col("counted"))
+        .group_by("run", "at")
+        .agg(
+            pl.col("rows").sum().alias("weight"),
+            pl.col("leader").all(),
+            pl.col("first_ms").min(),
+            pl.col("last_ms").max(),
+        )
     )
     unfit = said.join(found, on="label", how="anti", maintain_order="left")
     return pairs.sort("run", "at"), unfit.select("job", "node", "first", "last", "rows")
@@ -248,17 +253,19 @@ def _fits(
 ) -> pl.DataFrame:
     """Return ``label``, ``run``, ``at``, ``rows``, ``first_ms``, ``last_ms`` of matches in ID, cluster, node and time.
 
+    ``counted``: whether the label was there in the time of the run that counts.
     ``left``, ``right``: the ID columns of ``labels`` and ``runs``.
     """
     if labels.is_empty():  # as often: most labels are plain numbers
         runs, nodes = runs.clear(), nodes.clear()
-    columns = ["run", "cluster", "begin_ms", "finish_ms", *right]
+    columns = ["run", "cluster", "begin_ms", "finish_ms", "end_ms", *right]
     candidates = labels.join(runs.select(columns), left_on=left, right_on=right, suffix="_run").filter(
         _same_cluster("cluster", "cluster_run")
         & (pl.col("first_ms") < pl.col("finish_ms"))
         & (pl.col("last_ms") >= pl.col("begin_ms"))
     )
-    return _on_its_nodes(candidates, nodes).select("label", "run", "at", "rows", "first_ms", "last_ms")
+    counted = (pl.col("first_ms") < pl.col("end_ms")).alias("counted")
+    return _on_its_nodes(candidates, nodes).select("label", "run", "at", "rows", "first_ms", "last_ms", counted)
 
 
 def _same_cluster(one: str, other: str) -> pl.Expr:

@@ -756,3 +756,12 @@ def test_plain_job_ids_are_read_as_by_the_pattern() -> None:
         parts.struct.field(field).cast(pl.Int64, strict=False).alias(name) for name, field in fields.items()
     )
     assert_frame_equal(mapping._job_ids(labels), expected)
+
+
+def test_label_after_the_end_of_accounting_maps_nothing(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The job may have been requeued by then; the GPU is its by whole node, and the label is no mismatch."""
+    rows = samples([60.0 * k for k in range(120)], job=lambda t: "1" if t >= 4000 else None, util_pct=0)
+    result = analysed(rows, jobs({"start": 0}), known_until={"c": T0 + timedelta(hours=1)})
+    assert result.quality.mapped_runs["whole-node"] == 1
+    assert result.quality.mapped_runs["labels"] == 0
+    assert "label-mismatch" not in {issue.code for issue in result.quality.issues}
