@@ -24,8 +24,11 @@ def find(store: SampleStore, held: HeldGpus, limit_pct: float) -> pl.DataFrame:
     """Return ``PERIODS`` of the runs of ``held``, sorted; at most ``limit_pct`` is idle."""
     steps = held.devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "device", "step_ms")
     pairs = held.pairs.select("run", pl.col("at").cast(pl.Int64), "start_ms", "end_ms").join(steps, on="at")
-    known = held.runs.select("run", pl.col("gpus").fill_null(0)).join(
-        pairs.group_by("run").agg(pl.col("device").n_unique().cast(pl.Int64).alias("measured")), on="run"
+    # Of a run with an unknown number of GPUs, any of them may be unmeasured.
+    known = (
+        held.runs.select("run", "gpus")
+        .drop_nulls()
+        .join(pairs.group_by("run").agg(pl.col("device").n_unique().cast(pl.Int64).alias("measured")), on="run")
     )
     whole = known.filter((pl.col("measured") >= pl.col("gpus")) & (pl.col("measured") > 0))
     pairs = pairs.join(whole.select("run", "measured"), on="run")

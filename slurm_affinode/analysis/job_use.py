@@ -241,7 +241,7 @@ def _cpu_verdict(cpu: ResourceUse, memory: ResourceUse, site: SiteSettings, *, r
     return f"{'Well used' if 100 * cpu.share >= site.cpu_efficiency_pct else 'Little used'}: it used {text}."
 
 
-def advise(  # noqa: PLR0917 - what is known of the attempt
+def advise(  # noqa: PLR0917 - the facts of the attempt
     row: Row,
     facts: RunFacts,
     gpus: Sequence[GpuUse],

@@ -48,7 +48,7 @@ Exit status: 0 recorded, 1 rejected, 2 unusable input, 3 Slurm does not respond.
 @click.option("--why", required=True, metavar="TEXT", help="State the reason to the administrators")
 @json_option
 def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> int:
-    """Exempt one of your jobs from clean-up for a while. Once per run of a job.
+    """Exempt one of your jobs from clean-up for a while. Once per attempt of a job.
 
     The exemption is written into the job's comment, where the clean-up finds it.
     """

@@ -170,7 +170,7 @@ class JobSummary:
     """GPUs allocated by Slurm's count; ``None``: accounting does not count them."""
     gpu_models: tuple[str, ...]
     until: datetime
-    """End of the attempt, or of what is known of it."""
+    """End of the attempt, or of its data."""
     suspended_s: float
     """Time for which Slurm had suspended the job; when is not recorded."""
     slot_s: float

@@ -45,7 +45,7 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is different in the second replay."""
+    """Changes of the second replay."""
 
     suspend_idle_s: float | None = None
     more_gpus: int = 0
@@ -57,7 +57,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PartitionWaits:
-    """PartitionWaits of the jobs of a partition (``None``: all) that were submitted in the interval, s."""
+    """Waits of the jobs of a partition (``None``: all) that were submitted in the interval, s."""
 
     partition: str | None
     jobs: int

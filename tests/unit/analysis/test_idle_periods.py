@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -85,3 +86,12 @@ def test_last_period_is_the_trailing_window(steps: list[tuple[int, float | None]
         assert periods[-1] == last
     elif periods and held.pairs.height:
         assert periods[-1][1] <= at[-1]
+
+
+def test_run_with_an_unknown_number_of_gpus_has_none(tmp_path: Path) -> None:
+    """Others of its GPUs may be busy, and unmeasured."""
+    with closing(store_of(tmp_path, {"GPU-a": [(minute, 0.0) for minute in range(40)]})) as store:
+        periods, held = found(store, gpus=1, minutes=40)
+        unknown = replace(held, runs=held.runs.with_columns(pl.lit(None, pl.Int64).alias("gpus")))
+        assert periods == [(0, 40)]
+        assert idle_periods.find(store, unknown, 5.0).is_empty()
