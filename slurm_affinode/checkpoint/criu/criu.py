@@ -475,9 +475,9 @@ class Criu:
 
     def _why(self, directory_fd: int, log: str, done: process.Completed) -> str:
         text = log_of(Path(f"/proc/self/fd/{directory_fd}/{log}"))
-        output = failure(text)
+        reason = failure(text)
         if text or not done.stderr.strip():
-            return output
+            return reason
         return last_line(done.stderr)
 
 

@@ -241,7 +241,7 @@ class Inheritance:
         given_names = _named_for_dump(image, names)
         renamed: dict[int, str] = {}
         secret = secrets.token_hex(8)  # no file of the job has such a name
-        wishes: list[_OpenRequest] = []
+        requests: list[_OpenRequest] = []
         for one in table.regular.values():
             if one.id in table.terminals:
                 self._check_terminal(one)
@@ -250,8 +250,8 @@ class Inheritance:
                 if one.id in used:
                     # Names made for the dump are treated like those made by CRIU.
                     named = Remap(one.id, RemapKind.LINKED, one.id) if one.name in given_names else None
-                    wishes.append(_open_request(one, used[one.id], gone.get(one.id, named), table))
-        for request, fd in zip(wishes, self._opened(wishes), strict=True):
+                    requests.append(_open_request(one, used[one.id], gone.get(one.id, named), table))
+        for request, fd in zip(requests, self._opened(requests), strict=True):
             self._pass(fd, renamed[request.one.id])
             facts = os.fstat(fd)
             inode = facts.st_dev, facts.st_ino
@@ -298,11 +298,11 @@ class Inheritance:
 
     # --- files
 
-    def _opened(self, wishes: Sequence[_OpenRequest]) -> list[int]:
+    def _opened(self, requests: Sequence[_OpenRequest]) -> list[int]:
         """Return a descriptor for each file. Raises ``RestoreFailed`` and ``BadImage``."""
         names = {
             request.remap.source: f"ghost-file-{request.remap.source:x}.img"
-            for request in wishes
+            for request in requests
             if request.remap is not None and request.remap.kind is RemapKind.CONTENTS
         }
         opened = {number: self._image.open(name) for number, name in names.items()}
@@ -313,7 +313,7 @@ class Inheritance:
             found: list[int] = []
             made: dict[int, int] = {}
             try:
-                for request in wishes:
+                for request in requests:
                     found.append(self._open(root, request, sources, made))  # noqa: PERF401 - some are open when one fails
             except BaseException:
                 _close(found)
