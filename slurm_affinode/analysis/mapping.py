@@ -311,11 +311,8 @@ def by_record(  # noqa: PLR0917
     if recorded.is_empty():
         none = pl.Series("run", [], pl.Int64)
         return _Records(pl.DataFrame(schema=MATCH), pl.DataFrame(schema=_NAMED), none, none.to_frame())
-    marks = pl.DataFrame({"gpu": recorded["gpu"].unique()}, schema={"gpu": pl.String()}).with_columns(
-        pl.col("gpu").map_elements(_mark, return_dtype=pl.String, skip_nulls=True).alias("mark")
-    )
     needed = (
-        recorded.join(marks, on="gpu")
+        recorded.join(_marks(recorded), on="gpu")
         .with_columns(pl.col("node").str.split(".").list.first())
         .join(
             runs.select("run", "job_id", "cluster", pl.col("start").alias("run_start"), "start_ms", "end_ms"),
@@ -404,6 +401,13 @@ _NAMED = {"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}
 _MET = ("run", "at", "mark", "cluster_run", "cluster", "first", "last", "start_ms", "end_ms")
 
 
+def _marks(recorded: pl.DataFrame) -> pl.DataFrame:
+    """Return ``gpu``, ``mark``: each recorded name, and as it is compared."""
+    return pl.DataFrame({"gpu": recorded["gpu"].unique()}, schema={"gpu": pl.String()}).with_columns(
+        pl.col("gpu").map_elements(_mark, return_dtype=pl.String, skip_nulls=True).alias("mark")
+    )
+
+
 def _mark(gpu: str) -> str:
     return pci_address(gpu) or gpu.strip().upper()
 
@@ -457,7 +461,7 @@ def by_whole_node(  # noqa: PLR0917
     )
     met = _without(met, runs, _parents(every))
     there = _gpus_of_nodes(met)
-    at_least = _least(runs, nodes, recorded)
+    at_least = _least(runs, nodes, recorded, every)
     count = there.group_by("run", "node").agg(
         pl.col("slot").n_unique().cast(pl.Int64).alias("there"), pl.col("seen").any()
     )
@@ -501,11 +505,12 @@ def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([seen.select(columns), unseen.select(columns)])
 
 
-def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
-    """Return ``cluster``, ``node``, ``least``: the minimum number of GPUs of a node.
+def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame, every: pl.DataFrame) -> pl.DataFrame:
+    """Return ``cluster``, ``node``, ``least``: the number of GPUs that a node may have.
 
-    By accounting: the GPUs allocated at the same time to runs on only this node. By records: the GPUs of one run on
-    the node, and the highest index + 1.
+    By accounting: the GPUs allocated at the same time to runs on only this node. By records: the GPUs that they name on
+    the node, and the highest index + 1. Names of one slot in ``every`` are one GPU; a name that the metrics lack may be
+    another one.
     """
     alone = nodes.filter(pl.len().over("run") == 1).join(
         runs.filter(pl.col("gpus") > 0).select("run", "cluster", "gpus", "start_ms", "end_ms"), on="run"
@@ -522,20 +527,40 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> p
     most = held.group_by("place").agg(pl.col("least").max())
     found = [most.join(places, on="place").select("cluster", "node", "least")]
     if not recorded.is_empty():
-        of_jobs = recorded.drop_nulls("node").with_columns(
-            pl.col("node").str.split(".").list.first(),
-            pl.col("gpu").str.extract(r"^\s*([0-9]{1,4})\s*$").cast(pl.Int64).alias("index"),
-        )
-        clusters = runs.select("job_id", pl.col("cluster").alias("of")).unique()
-        of_jobs = of_jobs.join(clusters, on="job_id").filter(_same_cluster("cluster", "of"))
+        named = _of_known_jobs(recorded.drop_nulls("node"), runs)
+        index = pl.col("mark").str.extract(r"^([0-9]{1,4})$").cast(pl.Int64)
         found += [
-            of_jobs.select(pl.col("of").alias("cluster"), "node", (pl.col("index") + 1).alias("least")),
-            of_jobs.drop_nulls("start")
-            .group_by(pl.col("of").alias("cluster"), "node", "job_id", "start")
-            .agg(pl.col("gpu").n_unique().cast(pl.Int64).alias("least"))
-            .select("cluster", "node", "least"),
+            named.select("cluster", "node", (index + 1).alias("least")),
+            named.join(_slots_by_mark(every), on=["node", "mark"], how="left")
+            .with_columns(pl.coalesce("slot", "mark").alias("gpu"))
+            .group_by("cluster", "node")
+            .agg(pl.col("gpu").n_unique().cast(pl.Int64).alias("least")),
         ]
     return pl.concat(found).group_by("cluster", "node").agg(pl.col("least").max())
+
+
+def _of_known_jobs(recorded: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """Return ``cluster``, ``node``, ``mark`` of the records of the jobs of ``runs``."""
+    clusters = runs.select("job_id", pl.col("cluster").alias("of")).unique()
+    return (
+        recorded.join(clusters, on="job_id")
+        .filter(_same_cluster("cluster", "of"))
+        .select(pl.col("of").alias("cluster"), pl.col("node").str.split(".").list.first(), "gpu")
+        .join(_marks(recorded), on="gpu")
+        .select("cluster", "node", "mark")
+    )
+
+
+def _slots_by_mark(every: pl.DataFrame) -> pl.DataFrame:
+    """Return ``node``, ``mark``, ``slot``: the number of a slot of the node that has the name."""
+    numbered = every.with_columns(pl.struct("node", "slot").rank("dense").cast(pl.String).alias("slot"))
+    # An instance's number on its GPU is not an index on the node.
+    instances = numbered.filter(pl.col("mig").str.starts_with("MIG-"))
+    ways = [
+        frame.select("node", pl.col(name).cast(pl.String).str.to_uppercase().alias("mark"), "slot")
+        for frame, name in ((numbered, "uuid"), (numbered, "pci"), (numbered, "index"), (instances, "mig"))
+    ]
+    return pl.concat(ways).drop_nulls("mark").unique(["node", "mark"], keep="first", maintain_order=True)
 
 
 _STAY = ("run", "cluster", "start_ms", "end_ms")

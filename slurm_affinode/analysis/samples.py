@@ -154,7 +154,8 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
         labels += [tables_of[part.path][1] for part in of_day]
         row += rows
     before = since - min(EARLIER, since - datetime.min.replace(tzinfo=UTC))
-    earlier, names_before = store.devices_and_names(before, since)
+    # Parts are whole days; a device may have its last sample on their first day, but before the period.
+    earlier, names_before = (table.filter(pl.col("last") >= before) for table in store.devices_and_names(before, since))
     seen = united_names([*names_there, names_before])
     several = several_names(united_names([seen, *names_later]).select(*NAMES))
     names = _same_gpus(tables, [*later, earlier], several)

@@ -364,11 +364,17 @@ def test_node_with_missing_gpu_metrics_is_not_mapped(
     assert how(result) == {1: ("unknown", None, None)}
 
 
-def test_gpus_not_seen_for_a_week_are_not_counted(analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows) -> None:
-    """The node was rebuilt with two GPUs."""
+@pytest.mark.parametrize("other", ["", "n2"])
+def test_gpus_not_seen_for_a_week_are_not_counted(
+    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows, other: str
+) -> None:
+    """The node was rebuilt with two GPUs; another one may have samples on that day and within the week."""
     week = 7 * 24 * HOUR
     old = [samples([-week - HOUR + time for time in TIMES], uuid=f"GPU-old-{k}", index=k) for k in range(4)]
-    result = analysed([*node({}, {}), *old[2], *old[3]], jobs({"start": 0, "end": HOUR, "gpus": 2}))
+    rows = [*node({}, {}), *old[2], *old[3]]
+    if other:
+        rows += samples([-week + HOUR], node=other, uuid="GPU-other")
+    result = analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 2}))
     assert how(result) == {1: ("whole-node", 1, 1)}
 
 
@@ -426,6 +432,16 @@ def test_node_with_more_gpus_than_its_metrics_is_not_mapped(  # noqa: PLR0917
     records = [{"cluster": "c", "job_id": 2, "node": "n1", "gpu": one, "start": at(HOUR)} for one in ids]
     result = analysed(node({}, {}), jobs(asked, *later), recorded=records)
     assert how(result)[1] == ("unknown", None, None)
+
+
+@pytest.mark.parametrize("names", [("GPU-n1-0", "00000000:01:00.0"), ("GPU-n1-0", "0", "1:00.0")])
+def test_names_of_one_gpu_in_records_are_one_gpu(
+    analysed: Analysed, node: Rows, jobs: Jobs, at: Any, names: tuple[str, ...]
+) -> None:
+    """Records of another run name the only GPU of the node twice."""
+    records = [{"cluster": "c", "job_id": 2, "node": "n1", "gpu": name, "start": at(HOUR)} for name in names]
+    both = jobs({"start": 0, "end": HOUR}, {"job_id": 2, "start": HOUR, "end": 2 * HOUR})
+    assert how(analysed(node({}), both, recorded=records))[1] == ("whole-node", 1, 0)
 
 
 @pytest.mark.parametrize("gpu", ["GPU-lost", "00000000:99:00.0"])
