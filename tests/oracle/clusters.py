@@ -14,6 +14,7 @@ FEATURES = frozenset(
         "missing", "nan", "floor", "jitter", "requeue", "array", "het", "several-nodes", "shared-gpus", "shards",
         "replaced", "lost", "earlier", "labels", "wrong-labels", "recorded", "names", "running", "stale",
         "mig", "array-labels", "left-labels", "renamed", "suspended", "lost-jobs", "in-turn", "neighbor",
+        "repeated-hour",
     }
 )  # fmt: skip
 """Optional features of clusters, besides gaps and shared nodes."""
@@ -79,6 +80,9 @@ def clusters(draw: st.DrawFn, features: frozenset[str] = FEATURES) -> Cluster:
     accounted = until + draw(st.sampled_from([0, 60, 3600]))
     if "running" in features and draw(st.integers(0, 5)) == 0:
         accounted = since + 60 * draw(st.integers(1, SPAN_MIN))
+    lost_s = draw(st.sampled_from([0] * 11 + [3600, 7200])) if "lost-jobs" in features else 0
+    if lost_s:  # Slurm lost a job in the interval, as only later accounting shows
+        accounted = until + 3 * 86_400
     now = accounted + (draw(st.sampled_from([0, 0, 1800, 36_000])) if "stale" in features else 0)
     cluster = Cluster(since, until, accounted, now, zone, [], [], openmetrics=draw(st.booleans()))
     nodes = [f"n{i}" for i in range(1, draw(st.integers(1, 3 if "several-nodes" in features else 1)) + 1)]
@@ -88,7 +92,10 @@ def clusters(draw: st.DrawFn, features: frozenset[str] = FEATURES) -> Cluster:
     jobs = _Jobs(draw, features, cluster, slots)
     for number in range(draw(st.integers(1, 7))):
         jobs.add(100 * (number + 1), origin)
-    if "lost-jobs" in features and draw(st.integers(0, 5)) == 0:
+    if lost_s:
+        start = since + 60 * draw(st.integers(-60, SPAN_MIN))
+        cluster.runs.append(Run(9100, start, start, None, [draw(st.sampled_from(nodes))], 1, limit=lost_s))
+    elif "lost-jobs" in features and draw(st.integers(0, 5)) == 0:
         start = since - 3 * 86_400
         limit = draw(st.sampled_from([None, 3600, 86_400, 216_000]))  # the last one is exceeded by less than a day
         node = draw(st.sampled_from(nodes))
@@ -233,9 +240,11 @@ class _Jobs:
         start = origin + 60 * self.draw(st.integers(-60, SPAN_MIN))
         before: Run | None = None
         for part in range(1 if kind == "plain" else self.draw(st.integers(2, 3))):
-            length = 60 * self.draw(st.integers(1, SPAN_MIN)) + self.draw(st.sampled_from([0, 0, 17]))
+            plain = "repeated-hour" in self.features and self.draw(st.integers(0, 3)) == 0
+            length = 60 * self.draw(st.integers(1, 50 if plain else SPAN_MIN)) + self.draw(st.sampled_from([0, 0, 17]))
             self.leader = kind == "array" and "array-labels" in self.features and self.draw(st.integers(0, 3)) == 0
-            run = Run(job_id, start - self.draw(st.sampled_from([0, 5, 1800])), start, start + length, [], 0)
+            submit = start - self.draw(st.sampled_from([0, 5, 1800]))
+            run = Run(job_id, submit, start, start + length, [], 0, plain=plain)
             if kind == "array":
                 run.job_id, run.array = job_id + part, [job_id, part]
             elif kind == "het":
@@ -259,7 +268,7 @@ class _Jobs:
         if run.end is not None and run.end > now:
             if run.start >= now or "running" not in self.features:
                 return False
-            run.end = None
+            run.end, run.plain = None, False
         names = sorted({slot.node for slot in self.slots})
         run.nodes = draw(st.lists(st.sampled_from(names), min_size=1, max_size=len(names), unique=True).map(sorted))
         shared = "shared-gpus" in self.features and draw(st.integers(0, 5)) == 0

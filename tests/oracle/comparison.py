@@ -41,12 +41,12 @@ class _IngestError(Exception):
 
 def differences(cluster: Cluster) -> list[str]:
     """Return where the figures of the product differ from the rules."""
-    expected = rules.report(cluster)
+    read = {"sacct.txt": rules.report(rules.as_read(cluster)), "sacct.json": rules.report(cluster)}
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="oracle-") as directory:
         states = {name: _with_accounting(cluster, name, Path(directory)) for name in ACCOUNTING}
         for way, (name, write, accounting) in WAYS.items():
-            state = Path(directory) / "state"
+            state, expected = Path(directory) / "state", read[accounting]
             shutil.copytree(states[accounting], state)
             try:
                 if any(gpu.samples for gpu in cluster.gpus):

@@ -206,5 +206,6 @@ def _accounting_times(cluster: Cluster, run: Run) -> tuple[str, str, str]:
     for reading in itertools.product(*({m.replace(fold=f).timestamp() for f in (0, 1)} for m in moments)):
         elapsed_fits = run.end is None or abs(reading[2] - reading[1] - (run.end - run.start)) <= 900
         readings += list(reading) == sorted(reading) and elapsed_fits
-    written = [(m.replace(tzinfo=None) if readings == 1 else m).isoformat() for m in moments]
+    plain = run.plain or readings == 1
+    written = [(m.replace(tzinfo=None) if plain else m).isoformat() for m in moments]
     return written[0], written[1], written[2] if run.end is not None else "Unknown"

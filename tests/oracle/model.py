@@ -61,6 +61,10 @@ class Run:
     """Seconds for which Slurm had suspended the job."""
     limit: int | None = None
     """Time limit in seconds; None: unlimited."""
+    plain: bool = False
+    """Text has its times without UTC offset, even if that leaves them ambiguous."""
+    doubt: int = 0
+    """Seconds by which start and end may be later."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from statistics import median
+from zoneinfo import ZoneInfo
 
 from oracle.model import Cluster, Gpu, Recorded, Run, Sample
 
@@ -139,6 +141,27 @@ def report(cluster: Cluster) -> Report:
         {key[r]: f for r, f in figures.items()},
         {key[r]: {cluster.gpus[g].name: how for g, how in pairs[r].items()} for r in figures},
     )
+
+
+def as_read(cluster: Cluster) -> Cluster:
+    """Return the cluster with the times of its runs as a reader of local times without UTC offset has them.
+
+    Of the readings in the order submit, start, end that have the run's duration, it takes the earliest.
+    """
+    return replace(cluster, runs=[_as_read(run, ZoneInfo(cluster.zone)) if run.plain else run for run in cluster.runs])
+
+
+def _as_read(run: Run, zone: ZoneInfo) -> Run:
+    assert run.end is not None
+    moments = [datetime.fromtimestamp(t, UTC).astimezone(zone) for t in (run.submit, run.start, run.end)]
+    folds = [sorted({int(m.replace(fold=f).timestamp()) for f in (0, 1)}) for m in moments]
+    fitting = [
+        reading for reading in itertools.product(*folds)
+        if list(reading) == sorted(reading) and abs(reading[2] - reading[1] - (run.end - run.start)) < 900
+    ]  # fmt: skip
+    submit, start, end = fitting[0]
+    doubt = max(max(abs(r[1] - start), abs(r[2] - end)) for r in fitting)
+    return replace(run, submit=submit, start=start, end=end, doubt=doubt)
 
 
 def _identified(cluster: Cluster) -> Cluster:
@@ -648,7 +671,7 @@ def _whole_nodes(cluster: Cluster, run: Run, silent: list[str], left: int) -> li
     known = [c for c in counts.values() if c is not None]
     everywhere = len(known) == len(silent) and sum(known) == left
     even = left // len(silent) if left % len(silent) == 0 else None
-    others = [o for o in cluster.runs if o is not run and _together(o, run, cluster)]
+    others = [o for o in cluster.runs if o is not run and _perhaps_together(o, run, cluster)]
     alone = [n for n in silent if not any(n in o.nodes and _with_gpus(cluster, o) for o in others)]
     everywhere = everywhere and alone == silent
     return [n for n in alone if counts[n] and (everywhere or counts[n] == even)]
@@ -696,8 +719,14 @@ def _span(cluster: Cluster, run: Run) -> tuple[int, int] | None:
 
 
 def _held(cluster: Cluster, run: Run) -> tuple[int, int] | None:
-    """Return when the run held its GPUs within the interval. Slurm has lost a job that runs long after its limit."""
+    """Return when the run held its GPUs within the interval for certain.
+
+    Slurm has lost a job that runs long after its limit. A run in a repeated hour may have started later.
+    """
     span = _span(cluster, run)
+    if span and run.doubt:
+        span = max(span[0], (run.start + run.doubt) * 1000), span[1]
+        span = span if span[0] < span[1] else None
     if span is None or run.end is not None or run.limit is None:
         return span
     ran = cluster.accounted - run.start - run.suspended
@@ -714,5 +743,17 @@ def _known_until(cluster: Cluster) -> int:
 
 
 def _together(one: Run, other: Run, cluster: Cluster) -> bool:
-    a, b = _held(cluster, one), _held(cluster, other)
+    return _overlap(_held(cluster, one), _held(cluster, other))
+
+
+def _perhaps_together(one: Run, other: Run, cluster: Cluster) -> bool:
+    """Return whether two runs may have held GPUs at the same time."""
+    spans = []
+    for run in (one, other):
+        span = _span(cluster, run)
+        spans.append((span[0], span[1] + run.doubt * 1000) if span and run.doubt else _held(cluster, run))
+    return _overlap(*spans)
+
+
+def _overlap(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
     return a is not None and b is not None and max(a[0], b[0]) < min(a[1], b[1])
