@@ -289,13 +289,16 @@ def _unallocated(cluster: Cluster, pairs: Pairs, holders: dict[int, list[int]]) 
     for r, run in enumerate(cluster.runs):
         whole = _span(cluster, run)
         here = {n: len({_slot(cluster.gpus[g]) for g in pairs[r] if cluster.gpus[g].node == n}) for n in run.nodes}
-        lacking = run.gpus - sum(here.values())
-        if whole is None or lacking <= 0:
+        if whole is None:
             continue
-        short = {node: max(0.0, run.gpus / len(run.nodes) - count) for node, count in here.items()}
-        for node, missing in short.items():
-            gpus = lacking * missing / sum(short.values())
-            changes.setdefault(node, []).extend([(whole[0], -gpus), (whole[1], gpus)])
+        held = _held(cluster, run) or (whole[1], whole[1])
+        # Outside of the time for which it held them for certain, none of its GPUs is found.
+        for span, count_of in ((held, here), ((whole[0], held[0]), {}), ((held[1], whole[1]), {})):
+            lacking = run.gpus - sum(count_of.values())
+            short = {node: max(0.0, run.gpus / len(run.nodes) - count_of.get(node, 0)) for node in run.nodes}
+            for node, missing in short.items() if lacking > 0 and span[0] < span[1] else ():
+                gpus = lacking * missing / sum(short.values())
+                changes.setdefault(node, []).extend([(span[0], -gpus), (span[1], gpus)])
     hours = 0.0
     for of_node in changes.values():
         left, before = 0.0, 0.0
