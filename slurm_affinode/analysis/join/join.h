@@ -48,7 +48,7 @@ struct sums {  // of one thread: per cell; rows that count for some sharers of a
   int64_t partly_room, partly, gaps, gap_ms, samples;
 };
 
-struct windows {  // open idle windows and counts of closed ones per allocation; then bins of lengths
+struct windows {  // open idle windows and counts of closed ones per allocation; bins of lengths; the last idle time
   int64_t count;
   const int64_t *owner_start;
   const uint8_t *counted;
@@ -59,6 +59,7 @@ struct windows {  // open idle windows and counts of closed ones per allocation;
   const int64_t *bounds;
   int64_t *bin_counts;
   double *bin_share;
+  int64_t *last;
 };
 
 #endif

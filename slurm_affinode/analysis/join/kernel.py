@@ -101,7 +101,7 @@ def run(  # noqa: PLR0917
                 take()
         while waiting:
             take()
-    code.end_all_windows(byref(windows.record))
+    code.end_all_windows(byref(line), byref(windows.record))
     return _totals([worker.state for worker in everyone] or [_State(cells)], windows)
 
 
@@ -164,12 +164,17 @@ def _totals(states: list[_State], windows: _Windows) -> Totals:
         sums += state.sums
         np.maximum(peak, state.peak, out=peak)
     counted = [state.record for state in states]
+    partly_cell, partly_sums, partly_time = (
+        np.concatenate([getattr(state, name)[: state.record.partly] for state in states])
+        for name in ("partly_cell", "partly_sums", "partly_time")
+    )
+    order = np.argsort(partly_cell)  # a cell has at most one of these rows
     return Totals(
         sums=sums,
         fb_peak=np.where(peak < 0, np.nan, peak.view(np.float32)),
-        partly_cell=np.concatenate([state.partly_cell[: state.record.partly] for state in states]),
-        partly_sums=np.concatenate([state.partly_sums[: state.record.partly] for state in states]),
-        partly_time=np.concatenate([state.partly_time[: state.record.partly] for state in states]),
+        partly_cell=partly_cell[order],
+        partly_sums=partly_sums[order],
+        partly_time=partly_time[order],
         windows=windows.windows,
         longest_ms=windows.longest,
         window_counts=windows.bin_counts,
@@ -226,5 +231,5 @@ class _Windows:
             native.WindowsRecord, count=count, owner_start=allocations.start, counted=allocations.counted,
             begin=self.begin, end=self.end, share=np.zeros(count), windows=self.windows, longest=self.longest,
             bounds_count=len(BOUNDS_S), bounds=np.array(BOUNDS_S, np.int64) * 1000, bin_counts=self.bin_counts,
-            bin_share=self.bin_share,
+            bin_share=self.bin_share, last=np.full(4, -1),
         )  # fmt: skip

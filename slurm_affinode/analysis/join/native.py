@@ -103,13 +103,13 @@ class SumsRecord(Record):
 
 @_fields
 class WindowsRecord(Record):
-    """Open idle windows and counts of closed ones, per allocation; then bins of their lengths."""
+    """Open idle windows and counts of closed ones, per allocation; bins of their lengths; the last idle time."""
 
     types: ClassVar[Types] = {
         "count": _INT, "owner_start": _array(_I64), "counted": _array(_FLAG),
         **dict.fromkeys(("begin", "end"), _array(_I64)), "share": _array(_F64),
         **dict.fromkeys(("windows", "longest"), _array(_I64)), "bounds_count": _INT,
-        **dict.fromkeys(("bounds", "bin_counts"), _array(_I64)), "bin_share": _array(_F64),
+        **dict.fromkeys(("bounds", "bin_counts"), _array(_I64)), "bin_share": _array(_F64), "last": _array(_I64),
     }  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def library() -> ctypes.CDLL:
         "in_order": (pointer, pointer),
         "fold": (*(pointer,) * 6, integer),
         "give_idle": (pointer, integer, pointer, pointer),
-        "end_all_windows": (pointer,),
+        "end_all_windows": (pointer, pointer),
     }.items():
         getattr(loaded, name).argtypes = parameters
     loaded.fold.restype = integer
