@@ -127,7 +127,8 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     Raises ``UnreachableError`` for a damaged part.
     """
     keep_freed()
-    parts = store.parts(since, until + _DAY)
+    # Of the first day all parts: a GPU exists for a while after its last sample, whichever others are sampled later.
+    parts = store.parts(since.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0), until + _DAY)
     beside = read_tables([part.files for part in parts])
     tables_of = dict(zip((part.path for part in parts), beside, strict=True))
     sources: list[Source] = []

@@ -337,15 +337,15 @@ def _total(
     total["users"] = about["user"].drop_nulls().n_unique()
     # Unallocated time belongs to no user, account or partition.
     partial = bool(query.partitions or query.accounts or query.users)
-    known = bool(joined.index.rows) and not partial
-    free = _not_allocated_h(query, joined, about, parts) if known else None
+    existing = _existing(joined, query.thresholds.max_gap_steps)
+    free = None if partial or existing.is_empty() else _not_allocated_h(joined, existing, about, parts)
     allocated = total["gpu_hours_allocated"]
     total["unallocated_gpu_hours"] = free
     total["gpu_hours_capacity"] = None if free is None else free + (allocated or 0.0)
     return total
 
 
-def _not_allocated_h(query: WasteQuery, joined: _Joined, about: pl.DataFrame, parts: pl.DataFrame) -> float:
+def _not_allocated_h(joined: _Joined, existing: pl.DataFrame, about: pl.DataFrame, parts: pl.DataFrame) -> float:
     lacking = (
         parts.drop_nulls("lacking")
         .select("run", "node", pl.col("lacking").alias("gpus"))
@@ -363,7 +363,6 @@ def _not_allocated_h(query: WasteQuery, joined: _Joined, about: pl.DataFrame, pa
     times = job_runs.certain(joined.runs).select("run", "start_ms", "end_ms")
     # A run that holds one device of a slot holds the slot.
     held = joined.mapped.pairs.join(times, on="run")
-    existing = _existing(joined, query.thresholds.max_gap_steps)
     return not_allocated_ms(existing, held, lacking) / measures.MS_PER_HOUR
 
 

@@ -133,7 +133,7 @@ def report(cluster: Cluster) -> Report:
     total = _figures(sum(f.gpu_hours_allocated for f in figures.values()), everything)
     for figure in (*KINDS.values(), "gpu_hours_unmapped"):
         setattr(total, figure, sum(getattr(f, figure) for f in figures.values()))
-    if any(_times(cluster, gpu) for gpu in cluster.gpus):
+    if any(_existing(cluster, g) for g in range(len(cluster.gpus))):
         total.gpu_hours_capacity = total.gpu_hours_allocated + _unallocated(cluster, pairs, holders)
     key = {r: (run.job_id, run.submit) for r, run in enumerate(cluster.runs)}
     return Report(
@@ -209,6 +209,18 @@ def _lifetime(cluster: Cluster, g: int) -> tuple[float, float] | None:
     return (min(times), max(times) + (_usual(cluster, g) or 0)) if times else None
 
 
+def _existing(cluster: Cluster, g: int) -> tuple[float, float] | None:
+    """Return when a GPU is known to have existed in the interval."""
+    if not (life := _lifetime(cluster, g)):
+        return None
+    since, until = cluster.since * 1000, cluster.until * 1000
+    first, last = life
+    reach = MAX_GAP_STEPS * (_usual(cluster, g) or 0)
+    first = since if first - since <= reach else max(first, since)
+    last = until if until - last <= reach else min(last, until)
+    return (first, last) if first < last else None
+
+
 def _better(cluster: Cluster, g: int) -> dict[int, tuple[float, float]]:
     """Return the better named GPUs in the same slot at the same time, and their lifetimes: they are this GPU."""
     gpu, own = cluster.gpus[g], _lifetime(cluster, g)
@@ -268,18 +280,12 @@ def _without_suspended(sums: _Sums, suspended_s: int) -> _Sums:
 def _unallocated(cluster: Cluster, pairs: Pairs, holders: dict[int, list[int]]) -> float:
     """Return the hours of GPUs that existed while no run held them, less those of GPUs that were not found."""
     changes: dict[str, list[tuple[float, float]]] = {}
-    since, until = cluster.since * 1000, cluster.until * 1000
     existed: dict[Slot, list[tuple[float, float]]] = {}
     busy: dict[Slot, list[tuple[int, int]]] = {}
     for g, gpu in enumerate(cluster.gpus):
         busy.setdefault(_slot(gpu), []).extend(h for r in holders[g] if (h := _held(cluster, cluster.runs[r])))
-        if not (life := _lifetime(cluster, g)):
-            continue
-        first, last = life
-        step = _usual(cluster, g) or 0
-        first = since if first - since <= MAX_GAP_STEPS * step else first
-        last = until if until - last <= MAX_GAP_STEPS * step else last
-        existed.setdefault(_slot(gpu), []).append((max(first, since), min(last, until)))
+        if span := _existing(cluster, g):
+            existed.setdefault(_slot(gpu), []).append(span)
     for slot, spans in existed.items():
         edges = sorted({t for span in [*spans, *busy[slot]] for t in span})
         for a, b in itertools.pairwise(edges):

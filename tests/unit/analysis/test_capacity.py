@@ -93,6 +93,16 @@ def test_capacity_is_absent_in_filtered_report(
     assert (result.total["gpu_hours_capacity"], result.total["unallocated_gpu_hours"]) == (None, None)
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_capacity_is_absent_if_no_gpu_is_known_to_exist(
+    analysed: Analysed, samples: Rows, jobs: Jobs, later: bool
+) -> None:
+    """The metrics ended on the day of the interval, but long before it, and may begin again after it."""
+    rows = of_node(samples, 2, every(-2 * HOUR, -HOUR)) + (of_node(samples, 1, [2 * HOUR], node="n2") if later else [])
+    result = analysed(rows, jobs({"start": 0, "end": HOUR}), until=HOUR)
+    assert figures(result) == (None, 1, None)
+
+
 def test_capacity_without_history_is_absent(analysed: Analysed, jobs: Jobs) -> None:
     """Without GPU metrics the number of GPUs is unknown."""
     assert figures(analysed([], jobs({"start": 0, "end": HOUR}), until=HOUR)) == (None, 1, None)
