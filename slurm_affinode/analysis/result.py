@@ -194,8 +194,8 @@ class WasteResult:
     currency: str
     total: Mapping[str, float | int | None]
     """``MEASURES`` over everything, plus ``jobs``, ``users``, ``unallocated_gpu_hours`` (GPUs known to exist that no
-    run held) and ``gpu_hours_capacity`` (allocated + unallocated). The last two are None if no GPU is known to have existed, and if
-    the query filters by user, account or partition."""
+    run held) and ``gpu_hours_capacity`` (allocated + unallocated). The last two are None if no GPU is known to have
+    existed, and if the query filters by user, account or partition."""
     jobs: pl.DataFrame
     """One row per GPU job run: ``JOB_COLUMNS`` + ``MEASURES``; most idle hours first."""
     groups: Mapping[str, pl.DataFrame]

@@ -316,8 +316,20 @@ def blocks_of(index: Index, selected: Ints) -> Iterator[Block]:
         if not len(mine):
             continue
         rows = _rows_by_number(index.store, source)
-        for start, stop in _joined(pieces.row[mine], pieces.end[mine], BLOCK_ROWS):
+        for start, stop in joined(pieces.row[mine], pieces.end[mine], BLOCK_ROWS):
             yield block(start, rows(start - source.row, stop - start), next_time=FAR)
+
+
+def blocks_between(store: SampleStore, source: Source, start: int, stop: int) -> Iterator[Block]:
+    """Yield the rows of ``source`` from number ``start`` to before ``stop``, which begin and end whole pieces."""
+    frame = _rows_by_number(store, source)(start - source.row, stop - start)
+    if frame.height != stop - start:
+        where = store.root if source.path is None else source.path
+        raise damaged(where, f"{frame.height:,} samples instead of {stop - start:,}")
+    for offset in range(0, frame.height, BLOCK_ROWS):
+        part = frame.slice(offset, BLOCK_ROWS)
+        after = frame.slice(offset + BLOCK_ROWS, 1)
+        yield block(start + offset, part, next_time=FAR if after.is_empty() else int(times(after)[0]))
 
 
 def _rows_by_number(store: SampleStore, source: Source) -> Callable[[int, int], pl.DataFrame]:
@@ -327,7 +339,7 @@ def _rows_by_number(store: SampleStore, source: Source) -> Callable[[int, int], 
     return _collect(_merged(store, source.day).select(COLUMNS), store.root).slice
 
 
-def _joined(start: Ints, end: Ints, most: int) -> Iterator[tuple[int, int]]:
+def joined(start: Ints, end: Ints, most: int) -> Iterator[tuple[int, int]]:
     """Merge neighboring ranges up to ``most`` rows; a single range may be longer."""
     low, high = int(start[0]), int(end[0])
     for s, e in zip(start[1:].tolist(), end[1:].tolist(), strict=True):

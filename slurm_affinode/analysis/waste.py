@@ -163,6 +163,9 @@ def _left(free: Spans, taken: Spans) -> Spans:
 
 _DECADE = timedelta(days=3653)
 
+Fold = Callable[[samples.Index, Allocations, segments.Cells, result.Thresholds, Callable[[int], None]], result.Totals]
+"""``kernel.run_all``, or a function that gives the same totals."""
+
 TOP_RUNS = 25
 """Runs that get a timeline."""
 
@@ -198,17 +201,19 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     now: datetime,
     top_runs: int = TOP_RUNS,
     advance: Callable[[int, int], None] | None = None,
+    fold: Fold = kernel.run_all,
 ) -> WasteResult:
     """Compute where the GPU-hours of the query's interval went, by the rules of ``docs/metrics.md``.
 
     ``jobs`` (schema ``JOBS``): every run that overlaps the interval, **not** only those that pass the query's filters.
     The filters are applied here, because a GPU shared with another user's run is also shared in the report of one user.
     ``allocation_gpus`` (schema ``ALLOCATION_GPUS``): recorded GPU IDs. ``ingests``: the ingest journal, for data
-    quality. ``now``: end of running jobs. ``advance`` is called with the samples done and their total.
+    quality. ``now``: end of running jobs. ``advance`` is called with the samples done and their total. ``fold`` may use
+    other machines.
 
     Raises ``UnreachableError`` if the samples cannot be read.
     """
-    joined = _join(query, jobs, allocation_gpus, history, now, advance)
+    joined = _join(query, jobs, allocation_gpus, history, now, advance, fold)
     about = joined.gpu_runs.filter(pl.col("wanted"))
     shares = measures.per_allocation(joined.totals, joined.cells, joined.allocations)
     shares = measures.without_suspended(shares, joined.mapped.pairs, joined.runs)
@@ -275,6 +280,7 @@ def _join(  # noqa: PLR0917
     history: SampleStore,
     now: datetime,
     advance: Callable[[int, int], None] | None,
+    fold: Fold,
 ) -> _Joined:
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
@@ -301,7 +307,7 @@ def _join(  # noqa: PLR0917
         if advance is not None:
             advance(done, index.rows)
 
-    summed = kernel.run_all(index, allocations, cells, query.thresholds, report)
+    summed = fold(index, allocations, cells, query.thresholds, report)
     gpu_runs = find_gpu_runs(runs, mapped)
     return _Joined(runs, nodes, index, devices, mapped, gpu_runs, allocations, part, buckets, cells, summed)
 

@@ -1,4 +1,4 @@
-"""The extra ``analysis``: libraries of the report machine, which nodes and users do not need."""
+"""Extras: ``analysis``, the libraries of the report machine, which nodes and users do not need, and ``scale``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ INSTALL = "pip install 'slurm-affinode[analysis]', or install the package slurm-
 """The package (deb, rpm) of the report machine includes it."""
 
 
+_EXTRAS = {**dict.fromkeys(LIBRARIES, "analysis"), **dict.fromkeys(("dask", "distributed"), "scale")}
+
+
 class ExtraMissingError(AffinodeError):
-    """The extra ``analysis`` is not installed."""
+    """An extra is not installed."""
 
 
 def missing() -> list[str]:
@@ -22,8 +25,9 @@ def missing() -> list[str]:
 
 
 def explained(error: ModuleNotFoundError, command: str) -> ExtraMissingError | None:
-    """Return the error to show if ``command`` could not import a module of the extra; ``None`` for other modules."""
+    """Return the error to show if ``command`` could not import a module of an extra; ``None`` for other modules."""
     name = (error.name or "").partition(".")[0]
-    if name not in LIBRARIES:
+    if (extra := _EXTRAS.get(name)) is None:
         return None
-    return ExtraMissingError(f"{command}: needs the extra analysis (there is no module {name}); {INSTALL}")
+    install = INSTALL if extra == "analysis" else f"pip install 'slurm-affinode[{extra}]'"
+    return ExtraMissingError(f"{command}: needs the extra {extra} (there is no module {name}); {install}")

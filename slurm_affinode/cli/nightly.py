@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
 
 from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import command
-from slurm_affinode.cli.options import When, config_options, echo, json_option, print_json
-from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, run
+from slurm_affinode.cli.folding import folding
+from slurm_affinode.cli.options import When, config_options, dask_option, echo, json_option, print_json
+from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, render, run
 from slurm_affinode.zombies.job import publish
 
 _EPILOG = """\b
@@ -38,10 +40,19 @@ A crontab line and systemd units are in the reports/ directory of the source.
 @click.option("--force", is_flag=True, help="Render reports again even if nothing has changed")
 @click.option("--wait", is_flag=True, help="Wait for another run to end instead of exiting with status 3")
 @click.option("-v", "--verbose", is_flag=True, help="Log each step on standard output")
+@dask_option
 @json_option
 @config_options
 def nightly(
-    *, config: Config, out: Path | None, now: datetime, force: bool, wait: bool, verbose: bool, as_json: bool
+    *,
+    config: Config,
+    out: Path | None,
+    now: datetime,
+    force: bool,
+    wait: bool,
+    verbose: bool,
+    dask: str | None,
+    as_json: bool,
 ) -> None:
     """Ingest new data, render daily, weekly and monthly reports, update their index, delete expired data.
 
@@ -56,7 +67,7 @@ def nightly(
         if verbose and not as_json:
             echo(line)
 
-    with exclusive(config.state_dir / "nightly.lock", wait=wait):
+    with exclusive(config.state_dir / "nightly.lock", wait=wait), folding(dask) as fold:
         outcome = run(
             config,
             configured(config),
@@ -64,6 +75,7 @@ def nightly(
             now=now.astimezone(UTC),
             force=force,
             say=say,
+            render=partial(render, fold=fold),
             publish=publish,
         )
     if as_json:

@@ -36,6 +36,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
 
 
+dask_option = click.option(
+    "--dask", metavar="ADDRESS",
+    help="Read the stored GPU metrics on the workers of the Dask scheduler at ADDRESS, such as tcp://HOST:8786",
+)  # fmt: skip
+
+
 def prometheus_options(function: F) -> F:
     """Add ``--prometheus`` and related options, below ``config_options``.
 

@@ -12,10 +12,12 @@ from click.core import ParameterSource
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import LazyGroup, command
+from slurm_affinode.cli.folding import folding
 from slurm_affinode.cli.options import (
     NumberInRange,
     When,
     config_options,
+    dask_option,
     echo,
     json_option,
     print_json,
@@ -62,6 +64,7 @@ Examples:
 @click.option("--idle-pct", type=NumberInRange(0, 100), help="Set the activity up to which a GPU is idle, in percent")
 @click.option("--low-pct", type=NumberInRange(0, 100), help="Set the activity up to which use is low, in percent")
 @click.option("--csv", "as_csv", is_flag=True, help="Also write jobs.csv, users.csv, accounts.csv, ... with all rows")
+@dask_option
 @json_option
 @config_options
 @prometheus_options
@@ -82,6 +85,7 @@ def page(
     as_csv: bool,
     as_json: bool,
     with_prometheus: bool,
+    dask: str | None,
 ) -> None:
     """Report where GPU-hours went: one HTML page, a summary in JSON, tables in CSV.
 
@@ -89,14 +93,19 @@ def page(
     DIR/summary.json and a page for each model server. Prints the headline, or the whole summary with --json.
 
     With --prometheus, GPU metrics are read from that server for this report only, instead of the stored ones.
+
+    With --dask, the workers of a Dask cluster read the stored GPU metrics, which they need at the same path. The report
+    is the same to the last digit.
     """
+    if dask and with_prometheus:
+        raise click.UsageError("--dask is for stored GPU metrics, and --prometheus replaces them")
     thresholds = report_pipeline.thresholds(config, idle_pct=idle_pct, low_pct=low_pct)
     query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds, zone())
     options = report_pipeline.ReportOptions(title=title, top=top, csv=as_csv)
-    with stages() as step:
+    with stages() as step, folding(dask) as fold:
         history = _history(config, query, step) if with_prometheus else None
         written = report_pipeline.build_report(
-            config, query, out, options=options, step=step, history=history, warned=warn
+            config, query, out, options=options, step=step, history=history, warned=warn, fold=fold
         )
     if written.result.accounting_note:
         warn(written.result.accounting_note)

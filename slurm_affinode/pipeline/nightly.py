@@ -18,6 +18,8 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from slurm_affinode import __version__
+from slurm_affinode.analysis import waste
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError, unwritable
@@ -371,12 +373,14 @@ class _Keep:
         return cls(*(now - timedelta(seconds=parse_span_s(span)) for span in spans))
 
 
-def render(config: Config, period: Period, out: Path, now: datetime) -> WrittenReport:
+def render(
+    config: Config, period: Period, out: Path, now: datetime, *, fold: waste.Fold = kernel.run_all
+) -> WrittenReport:
     """Render the report of ``period`` into ``out``. Raises ``NoAccountingError`` if no job ran."""
     zone = site_zone(config.cluster.timezone)
     query = WasteQuery(period.since, period.until, thresholds=report.thresholds(config), zone=zone)
     options = report.ReportOptions(title=f"GPU waste, {period.kind} {period.label}", csv=True)
-    return report.build_report(config, query, out, options=options, now=now)
+    return report.build_report(config, query, out, options=options, now=now, fold=fold)
 
 
 def run(

@@ -16,6 +16,7 @@ from pathlib import Path
 import polars as pl
 
 from slurm_affinode.analysis import prices, suspensions, waste
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
@@ -81,14 +82,24 @@ def build_report(
     step: Step | None = None,
     history: History | None = None,
     warned: Step | None = None,
+    fold: waste.Fold = kernel.run_all,
 ) -> WrittenReport:
     """Analyze the stored data for ``query`` and write a report into ``out``. Raises ``AffinodeError``.
 
-    ``history`` replaces the stored GPU samples; ``warned`` receives a line about data that is left out.
+    ``history`` replaces the stored GPU samples; ``warned`` receives a line about data that is left out; ``fold``: see
+    ``waste.analyse``.
     """
     with output.writable(out):
         result = analyse_stored(
-            config, query, now=now, top_runs=options.top, engines=True, step=step, history=history, warned=warned
+            config,
+            query,
+            now=now,
+            top_runs=options.top,
+            engines=True,
+            step=step,
+            history=history,
+            warned=warned,
+            fold=fold,
         )
         if result.servers is not None and options.engine_origin:
             result = replace(result, servers=replace(result.servers, note=options.engine_origin))
@@ -107,12 +118,13 @@ def analyse_stored(
     step: Step | None = None,
     history: History | None = None,
     warned: Step | None = None,
+    fold: waste.Fold = kernel.run_all,
 ) -> WasteResult:
     """Analyze the stored data for ``query``; the ``top_runs`` most wasteful attempts get a timeline.
 
     With ``engines``, inference engines are diagnosed from stored samples, and ``top_runs`` of them get a timeline.
-    For ``history`` and ``warned`` see ``build_report``. Raises ``NoAccountingError`` if no job overlaps the interval or
-    none has a requested name, ``NoStoreError`` if there is no database.
+    For ``history``, ``warned`` and ``fold`` see ``build_report``. Raises ``NoAccountingError`` if no job overlaps the
+    interval or none has a requested name, ``NoStoreError`` if there is no database.
     """
     say = step or (lambda _: None)
     moment = now or datetime.now(UTC)
@@ -141,7 +153,7 @@ def analyse_stored(
     with (history or _stored(config))() as samples:
         say("joining with the GPU metrics")
         result = waste.analyse(
-            query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
+            query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say), fold=fold
         )
     back = suspensions.given_back(asleep, query, now=moment)
     result = replace(result, suspensions=back)

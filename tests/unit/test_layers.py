@@ -60,6 +60,8 @@ OWNERS = {
     "urllib.request": ("base.http",),
     "http.client": (),
     "pyslurm": ("slurm.pyslurm_worker",),
+    "dask": ("pipeline.dask_workers",),
+    "distributed": ("pipeline.dask_workers",),
     "prometheus_client": ("gpu", "pipeline.exporter"),
     "polars": (
         "slurm",

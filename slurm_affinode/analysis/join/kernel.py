@@ -11,14 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import byref
+from dataclasses import dataclass
 
 import numpy as np
 
 from slurm_affinode.analysis import samples
-from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, OutOfOrderError, Pieces
+from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Int32s, OutOfOrderError, Pieces
 from slurm_affinode.analysis.join import native
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
-from slurm_affinode.analysis.segments import Allocations, Cells, Ints
+from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
 
 MOST_WORKERS = 16
 """Each thread has sums of its own, and the thread that tracks idle windows keeps up with about as many."""
@@ -60,14 +61,7 @@ def run(  # noqa: PLR0917
     """
     code = native.library()
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
-    stretches = native.record(
-        native.PiecesRecord, count=len(pieces), device=pieces.device, end=pieces.end, step=pieces.step,
-        limit=pieces.limit, next_time=pieces.next_time, first_time=pieces.first_time, reach=pieces.reach,
-    )  # fmt: skip
-    limits = native.record(
-        native.LimitsRecord, floors=np.array([thresholds.floor(name) for name in _SIGNALS], np.float32),
-        idle_pct=thresholds.idle_pct, low_pct=thresholds.low_pct, chunk=min(chunk, native.CHUNK),
-    )  # fmt: skip
+    stretches, limits = _pieces_record(pieces), _limits(thresholds, chunk)
     line, windows = _timeline(cells), _Windows(allocations)
     everyone: list[_Worker] = []
     at_rest: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -103,6 +97,69 @@ def run(  # noqa: PLR0917
             take()
     code.end_all_windows(byref(line), byref(windows.record))
     return _totals([worker.state for worker in everyone] or [_State(cells)], windows)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The sums of some pieces, and their idle time. ``total`` adds those of all pieces."""
+
+    cell: Ints
+    """The cells with samples, ascending."""
+    sums: Floats
+    """A row for each of these cells: ``SUMS``."""
+    peak: Int32s
+    """Bits of 32-bit floats; -1 without a value."""
+    partly_cell: Ints
+    partly_sums: Floats
+    partly_time: Ints
+    idle: Ints
+    """Rows of ``events`` in ``fold.c``."""
+    gap_ms: int
+    gaps: int
+    samples: int
+
+
+def fold(blocks: Iterable[Block], pieces: Pieces, cells: Cells, thresholds: Thresholds) -> Folded:
+    """Fold blocks of whole pieces in this thread. Raises ``OutOfOrderError`` if their times contradict ``pieces``."""
+    stretches, limits, line = _pieces_record(pieces), _limits(thresholds, native.CHUNK), _timeline(cells)
+    worker = _Worker(cells)
+    idle = [worker.fold(block, stretches, line, limits) for block in blocks]
+    state = worker.state
+    cell = np.flatnonzero(state.sums.any(axis=1) | (state.peak >= 0))
+    partly = state.record.partly
+    return Folded(
+        cell=cell,
+        sums=state.sums[cell],
+        peak=state.peak[cell],
+        partly_cell=state.partly_cell[:partly],
+        partly_sums=state.partly_sums[:partly],
+        partly_time=state.partly_time[:partly],
+        idle=np.concatenate([np.empty((0, 4), np.int64), *idle]),
+        gap_ms=state.record.gap_ms,
+        gaps=state.record.gaps,
+        samples=state.record.samples,
+    )
+
+
+def total(folded: Iterable[Folded], allocations: Allocations, cells: Cells) -> Totals:
+    """Add the sums of all pieces; ``folded`` is in row order. The result is that of ``run`` to the last bit.
+
+    Sums are exact (``fold.c``), and idle time is attributed in row order.
+    """
+    code, line, windows, whole = native.library(), _timeline(cells), _Windows(allocations), _State(cells)
+    for part in folded:
+        whole.sums[part.cell] += part.sums
+        whole.peak[part.cell] = np.maximum(whole.peak[part.cell], part.peak)
+        for name in ("gap_ms", "gaps", "samples"):
+            setattr(whole.record, name, getattr(whole.record, name) + getattr(part, name))
+        idle = np.ascontiguousarray(part.idle)
+        code.give_idle(idle.ctypes.data, len(idle), byref(line), byref(windows.record))
+        begin = whole.record.partly
+        whole.record.partly += len(part.partly_cell)
+        for name in ("partly_cell", "partly_sums", "partly_time"):
+            getattr(whole, name)[begin : whole.record.partly] = getattr(part, name)
+    code.end_all_windows(byref(line), byref(windows.record))
+    return _totals([whole], windows)
 
 
 class _Worker:
@@ -183,6 +240,20 @@ def _totals(states: list[_State], windows: _Windows) -> Totals:
         gaps=sum(state.gaps for state in counted),
         samples=sum(state.samples for state in counted),
     )
+
+
+def _pieces_record(pieces: Pieces) -> native.PiecesRecord:
+    return native.record(
+        native.PiecesRecord, count=len(pieces), device=pieces.device, end=pieces.end, step=pieces.step,
+        limit=pieces.limit, next_time=pieces.next_time, first_time=pieces.first_time, reach=pieces.reach,
+    )  # fmt: skip
+
+
+def _limits(thresholds: Thresholds, chunk: int) -> native.LimitsRecord:
+    return native.record(
+        native.LimitsRecord, floors=np.array([thresholds.floor(name) for name in _SIGNALS], np.float32),
+        idle_pct=thresholds.idle_pct, low_pct=thresholds.low_pct, chunk=min(chunk, native.CHUNK),
+    )  # fmt: skip
 
 
 def _timeline(cells: Cells) -> native.TimelineRecord:

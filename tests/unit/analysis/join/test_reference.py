@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis import measures, samples
 from slurm_affinode.analysis.block import BUSY, IDLE, LOW, POWER, UNKNOWN, Block, BlockColumn, Pieces
-from slurm_affinode.analysis.join import kernel
+from slurm_affinode.analysis.join import kernel, ranges
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds
 from slurm_affinode.analysis.segments import FAR, Allocations, build
 from slurm_affinode.base.errors import UnreachableError
@@ -200,7 +200,7 @@ def allocations(draw: st.DrawFn, devices: int, since: int, until: int) -> list[H
 def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
     """Sums, peaks, idle windows and free time agree wherever blocks, days and cells are cut.
 
-    They are the same to the last bit however the rows are divided into blocks.
+    They are the same to the last bit however the rows are divided into blocks, and into ranges.
     """
     histories = data.draw(st.lists(history(), min_size=1, max_size=3))
     first = min(s[0].time for s in histories)
@@ -237,9 +237,13 @@ def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
         chunk = data.draw(st.sampled_from([1, 8, 17, 24]))
         summed = kernel.run(blocks, index.pieces, allocated, cells, THRESHOLDS, chunk=chunk)
         whole = kernel.run(samples.blocks(index), index.pieces, allocated, cells, THRESHOLDS)
+        given = ranges.Input(Path(directory), index.pieces, cells, THRESHOLDS, ranges.identity())
+        folded = [ranges.fold(rows, given) for rows in ranges.of_index(index, most_rows=size)]
         store.close()
+    added = kernel.total(folded, allocated, cells)
     for name in (item.name for item in fields(summed)):
-        np.testing.assert_array_equal(getattr(summed, name), getattr(whole, name), err_msg=name)
+        for other in (summed, added):
+            np.testing.assert_array_equal(getattr(other, name), getattr(whole, name), err_msg=name)
     # The sampling interval of each day has tests of its own.
     pieces = index.pieces
     days = ((pieces.first_time - EPOCH_MS) // DAY_MS).tolist()

@@ -1,0 +1,81 @@
+"""Ranges of rows that are folded on their own, also on other machines: ``kernel.total`` adds their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from slurm_affinode import __version__
+from slurm_affinode.analysis import samples
+from slurm_affinode.analysis.block import OutOfOrderError, Pieces
+from slurm_affinode.analysis.join import kernel, native, sources
+from slurm_affinode.analysis.join.kernel import Folded
+from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.segments import Cells
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.metrics.parquet.store import SampleStore
+
+MOST_ROWS = 4 << 20
+"""Rows of a range, but for a longer piece: 200 MiB while it is folded. It takes a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Whole pieces of one source."""
+
+    source: samples.Source
+    row: int
+    """Number of the first row."""
+    end: int
+    """Number of the row after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What all ranges of an index are folded with."""
+
+    root: Path
+    """Root of the sample store."""
+    pieces: Pieces
+    cells: Cells
+    thresholds: Thresholds
+    made_by: str
+    """``identity`` of the process that asks."""
+
+
+def identity() -> str:
+    """Return version and build of this program; sums of different ones are not added."""
+    return f"{__version__}, {sources.digest(native.LIBRARY.parent)[:12]}"
+
+
+def of_index(index: samples.Index, *, most_rows: int = MOST_ROWS) -> Iterator[RowRange]:
+    """Yield all rows of ``index`` in order, in ranges of at most ``most_rows`` rows or of one longer piece."""
+    pieces = index.pieces
+    for source in index.sources:
+        low, high = np.searchsorted(pieces.row, (source.row, source.row + source.rows))
+        if low < high:
+            for row, end in samples.joined(pieces.row[low:high], pieces.end[low:high], most_rows):
+                yield RowRange(source, row, end)
+
+
+def fold(rows: RowRange, given: Input) -> Folded:
+    """Fold a range. Raises ``UnreachableError`` for a damaged file, a missing store or another version of this."""
+    if given.made_by != identity():
+        raise UnreachableError(
+            f"slurm-affinode here is {identity()}; the report was started with {given.made_by}",
+            hint="install the same version on all workers",
+        )
+    if not given.root.is_dir():
+        raise UnreachableError(
+            f"{given.root}: no such directory", hint="workers need the GPU metrics at the same path as this machine"
+        )
+    with closing(SampleStore(given.root)) as store:
+        try:
+            blocks = samples.blocks_between(store, rows.source, rows.row, rows.end)
+            return kernel.fold(blocks, given.pieces, given.cells, given.thresholds)
+        except OutOfOrderError as error:
+            raise samples.damaged(rows.source.path or given.root, "times of its samples are not in order") from error

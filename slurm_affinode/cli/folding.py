@@ -1,0 +1,21 @@
+"""``--dask``: where a command folds GPU samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slurm_affinode.analysis.join import kernel
+from slurm_affinode.analysis.waste import Fold
+
+
+@contextmanager
+def folding(address: str | None) -> Iterator[Fold]:
+    """Return the fold of this machine or, with ``address``, of the workers of that Dask scheduler."""
+    if address is None:
+        yield kernel.run_all
+        return
+    from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - an extra, and it takes half a second
+
+    with dask_workers.connected(address) as workers:
+        yield workers.fold

@@ -1,0 +1,224 @@
+"""Reports whose samples are folded by the workers of a real Dask cluster on this machine."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from distributed import LocalCluster
+
+from slurm_affinode.analysis import samples
+from slurm_affinode.analysis.join import ranges
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.cli.main import main
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import SAMPLES
+from slurm_affinode.pipeline import dask_workers, report
+from slurm_affinode.slurm.accounting.schema import JOBS, conform
+
+START = datetime(2026, 11, 2, tzinfo=UTC)
+DAYS, GPUS = 3, 8
+NOW = START + timedelta(days=DAYS)
+QUERY = WasteQuery(START, NOW)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two workers with a process each."""
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight GPUs for three days, one of them with two sources, and a job of six hours after the other on each."""
+    directory = tmp_path_factory.mktemp("state")
+    jobs = [
+        {"cluster": "alpha", "job_id": 100 * gpu + k, "submit": START, "job_name": "train", "user": f"u{k % 3}",
+         "account": "physics", "partition": "gpu", "qos": "normal", "state": "COMPLETED",
+         "start": START + timedelta(hours=6 * k, minutes=7), "end": START + timedelta(hours=6 * k + 5, seconds=17),
+         "nodes": 1, "node_list": f"n{gpu}", "gpus": 1}
+        for gpu in range(GPUS) for k in range(4 * DAYS)
+    ]  # fmt: skip
+    with Repository.open(config_of(directory).db_url) as store:
+        store.upsert(conform(pl.DataFrame(jobs), JOBS))
+    rows = [
+        {"cluster": "alpha", "node": f"n{gpu}", "uuid": f"GPU-{gpu}", "index": 0, "model": "NVIDIA A100-SXM4-80GB",
+         "time": START + timedelta(minutes=i), "util_pct": 0.0 if i // 50 % 3 else 100 / (3 + gpu + i % 11),
+         "fb_used_mib": 1024 / (1 + gpu) + i % 977, "power_w": 55.7 + i % 13 / 7, "fb_total_mib": 81920.0}
+        for gpu in range(GPUS) for i in range(DAYS * 1440)
+    ]  # fmt: skip
+    history = SampleStore(directory / "history")
+    history.ingest(conform(pl.DataFrame(rows), SAMPLES), source="all")
+    again = [{**row, "time": row["time"] + timedelta(seconds=20)} for row in rows[: DAYS * 1440 : 2]]
+    history.ingest(conform(pl.DataFrame(again), SAMPLES), source="other")
+    history.close()
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make several tasks of each day."""
+    monkeypatch.setattr(ranges, "MOST_ROWS", 1000)
+    monkeypatch.setattr(ranges.of_index, "__kwdefaults__", {"most_rows": 1000})
+
+
+def config_of(state: Path) -> Config:
+    return Config(store=StoreConfig(state_dir=state))
+
+
+def written(state: Path, out: Path, **more: Any) -> Path:
+    report.build_report(config_of(state), QUERY, out, options=report.ReportOptions(csv=True), now=NOW, **more)
+    return out
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Run a command, and return its exit status."""
+    monkeypatch.setattr("sys.argv", ["slurm-affinode", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """All files of two reports are equal."""
+    names = sorted(path.name for path in one.iterdir())
+    assert names == sorted(path.name for path in other.iterdir())
+    assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
+
+
+def test_report_of_workers_is_that_of_one_machine(cluster: LocalCluster, state: Path, tmp_path: Path) -> None:
+    """Every byte of the page, the summary and the tables is the same."""
+    local = written(state, tmp_path / "local")
+    with dask_workers.connected(cluster.scheduler_address) as workers:
+        assert_same(local, written(state, tmp_path / "dask", fold=workers.fold))
+
+
+def test_report_survives_the_end_of_a_worker(cluster: LocalCluster, state: Path, tmp_path: Path) -> None:
+    """The worker is killed after the first results; the cluster starts another one."""
+    local = written(state, tmp_path / "local")
+    with dask_workers.connected(cluster.scheduler_address) as workers:
+
+        def fold(index: Any, allocations: Any, cells: Any, thresholds: Any, advance: Any) -> Any:
+            killed = False
+
+            def progress(rows: int) -> None:
+                nonlocal killed
+                if not killed:
+                    next(iter(cluster.workers.values())).process.process._process.kill()
+                    killed = True
+                advance(rows)
+
+            totals = workers.fold(index, allocations, cells, thresholds, progress)
+            assert killed
+            return totals
+
+        assert_same(local, written(state, tmp_path / "dask", fold=fold))
+
+
+def test_command_reports_with_workers(
+    cluster: LocalCluster,
+    state: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The option is given as to a site's cluster."""
+    period = ("--since", "2026-11-02T00:00Z", "--until", "2026-11-05T00:00Z", "--state", str(state))
+    out = tmp_path / "out"
+    code = command(monkeypatch, "report", *period, "--out", str(out), "--dask", cluster.scheduler_address)
+    assert not code, capsys.readouterr().err
+    assert (out / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [("localhost:1", "not an address of a Dask scheduler"), ("tcp://127.0.0.1:1", "there is no Dask scheduler at")],
+)
+def test_missing_scheduler_is_one_line(  # noqa: PLR0917 - fixtures and parameters
+    state: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+    text: str,
+) -> None:
+    """Nothing is written."""
+    assert command(monkeypatch, "report", "--state", str(state), "--out", str(tmp_path / "out"), "--dask", address)
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_worker_of_another_version_is_refused(
+    cluster: LocalCluster, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sums could differ."""
+    monkeypatch.setattr(ranges, "identity", lambda: "0.1.0, abc")
+    with (
+        dask_workers.connected(cluster.scheduler_address) as workers,
+        pytest.raises(UnreachableError, match=r"the report was started with 0\.1\.0, abc"),
+    ):
+        written(state, tmp_path / "out", fold=workers.fold)
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_damaged_and_missing_stores_are_named(cluster: LocalCluster, state: Path, tmp_path: Path) -> None:
+    """The error of a worker is that of this machine, with the name of the file."""
+    copy = tmp_path / "copy"
+    shutil.copytree(state, copy)
+    part = max((copy / "history").rglob("*.parquet"), key=lambda path: path.stat().st_size)
+    part.write_bytes(part.read_bytes()[:-1000])
+    with dask_workers.connected(cluster.scheduler_address) as workers:
+        with pytest.raises(UnreachableError, match=part.name.partition(".")[0]):
+            written(copy, tmp_path / "out", fold=workers.fold)
+
+        def moved(index: Any, *arguments: Any) -> Any:
+            shutil.move(state_moved / "history", state_moved / "elsewhere")
+            return workers.fold(index, *arguments)
+
+        state_moved = tmp_path / "moved"
+        shutil.copytree(state, state_moved)
+        with pytest.raises(UnreachableError, match="no such directory"):
+            written(state_moved, tmp_path / "out", fold=moved)
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_end_of_the_scheduler_ends_the_report(state: Path, tmp_path: Path) -> None:
+    """The report ends with one line, and writes nothing."""
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", memory_limit=0) as cluster,
+        dask_workers.connected(cluster.scheduler_address) as workers,
+    ):
+
+        def fold(index: Any, allocations: Any, cells: Any, thresholds: Any, advance: Any) -> Any:
+            def progress(rows: int) -> None:
+                advance(rows)
+                cluster.close()
+
+            return workers.fold(index, allocations, cells, thresholds, progress)
+
+        with pytest.raises(UnreachableError, match=r"the Dask cluster at .* failed"):
+            written(state, tmp_path / "out", fold=fold)
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_ranges_cover_all_rows_in_order(state: Path) -> None:
+    """Each range begins and ends with a piece, of the same source."""
+    with closing(SampleStore(state / "history")) as store:
+        index = samples.read_index(store, START, NOW, max_gap_steps=3)
+        found = list(ranges.of_index(index, most_rows=3000))
+    assert [one.row for one in found] == [0, *(one.end for one in found[:-1])]
+    assert found[-1].end == index.rows
+    assert {one.end for one in found} <= set(index.pieces.end.tolist())
