@@ -169,6 +169,25 @@ class ZombiesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DaskConfig:
+    """Workers of ``--dask slurm``: each is a job of Slurm."""
+
+    jobs: Annotated[int, within(1)] = 4
+    cores: Annotated[int, within(1)] = 2
+    """Of each job; as many threads fold samples."""
+    memory_gib: PositiveAmount = 4.0
+    time_limit: PositiveSpan = "2h"
+    wait: PositiveSpan = "15m"
+    """Timeout for the first of them to start."""
+    partition: str | None = None
+    account: str | None = None
+    options: tuple[str, ...] = ()
+    """Further options of sbatch, such as ``--qos=low``."""
+    python: str | None = None
+    """Path of the interpreter on the nodes; ``None``: that of this command."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreConfig:
     """Location of the data."""
 
@@ -319,6 +338,7 @@ class Config:
     suspend: SuspendConfig = field(default_factory=SuspendConfig)
     inplace: InplaceConfig = field(default_factory=InplaceConfig)
     zombies: ZombiesConfig = field(default_factory=ZombiesConfig)
+    dask: DaskConfig = DaskConfig()
     source: Path | None = None
     """The file that was read, if any. Not a key in the file."""
 

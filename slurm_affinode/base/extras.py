@@ -12,7 +12,7 @@ INSTALL = "pip install 'slurm-affinode[analysis]', or install the package slurm-
 """The package (deb, rpm) of the report machine includes it."""
 
 
-_EXTRAS = {**dict.fromkeys(LIBRARIES, "analysis"), **dict.fromkeys(("dask", "distributed"), "scale")}
+_EXTRAS = {**dict.fromkeys(LIBRARIES, "analysis"), **dict.fromkeys(("dask", "dask_jobqueue", "distributed"), "scale")}
 
 
 class ExtraMissingError(AffinodeError):

@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.waste import Fold
+from slurm_affinode.base.config import Config
 
 
 @contextmanager
-def folding(address: str | None) -> Iterator[Fold]:
-    """Return the fold of this machine or, with ``address``, of the workers of that Dask scheduler."""
+def folding(address: str | None, config: Config) -> Iterator[Fold]:
+    """Return the fold of this machine or, with ``address``, of the workers of that Dask scheduler or of Slurm."""
     if address is None:
         yield kernel.run_all
         return
     from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - an extra, and it takes half a second
 
-    with dask_workers.connected(address) as workers:
+    with dask_workers.connected(address, config.dask) as workers:
         yield workers.fold

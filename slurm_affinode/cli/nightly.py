@@ -67,7 +67,7 @@ def nightly(
         if verbose and not as_json:
             echo(line)
 
-    with exclusive(config.state_dir / "nightly.lock", wait=wait), folding(dask) as fold:
+    with exclusive(config.state_dir / "nightly.lock", wait=wait), folding(dask, config) as fold:
         outcome = run(
             config,
             configured(config),

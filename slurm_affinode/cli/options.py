@@ -38,7 +38,7 @@ _FILE = click.Path(path_type=Path)
 
 dask_option = click.option(
     "--dask", metavar="ADDRESS",
-    help="Read the stored GPU metrics on the workers of the Dask scheduler at ADDRESS, such as tcp://HOST:8786",
+    help="Read stored GPU metrics on workers of the Dask scheduler at ADDRESS, such as tcp://HOST:8786; slurm: on jobs",
 )  # fmt: skip
 
 

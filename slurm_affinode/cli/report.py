@@ -102,7 +102,7 @@ def page(
     thresholds = report_pipeline.thresholds(config, idle_pct=idle_pct, low_pct=low_pct)
     query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds, zone())
     options = report_pipeline.ReportOptions(title=title, top=top, csv=as_csv)
-    with stages() as step, folding(dask) as fold:
+    with stages() as step, folding(dask, config) as fold:
         history = _history(config, query, step) if with_prometheus else None
         written = report_pipeline.build_report(
             config, query, out, options=options, step=step, history=history, warned=warn, fold=fold

@@ -6,11 +6,17 @@ report is that of a single machine to the last digit. Tasks of a lost worker are
 
 from __future__ import annotations
 
+import math
+import shutil
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import cast
 
 from dask import config as dask_config
+from dask_jobqueue import SLURMCluster
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
@@ -21,13 +27,16 @@ from slurm_affinode.analysis.join.kernel import Folded
 from slurm_affinode.analysis.result import Thresholds, Totals
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, Cells
+from slurm_affinode.base.config import DaskConfig
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.text import one_line
+from slurm_affinode.base.times import parse_span_s
 
 SCHEMES = ("tcp://", "tls://")
 CONNECT_S = 10.0
 FIRST_WORKER_S = 60.0
-"""Workers that are jobs of Slurm may start late."""
+_DEFAULTS = DaskConfig()
+_CHECK_S = 5.0
 _AHEAD = 4
 """Tasks per thread of the workers that are queued at once: memory does not grow with the number of samples."""
 _ATTEMPTS = 3
@@ -35,13 +44,73 @@ _ATTEMPTS = 3
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Workers]:
-    """Connect to the scheduler at ``address`` (``tcp://HOST:PORT``, ``tls://HOST:PORT``).
+def connected(address: str, settings: DaskConfig = _DEFAULTS) -> Iterator[DaskWorkers]:
+    """Connect to the scheduler at ``address``: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``slurm`` to start one.
 
-    Raises ``UnreachableError`` without a scheduler or a worker.
+    With ``slurm``, the scheduler is in this process, and the workers are jobs of Slurm by ``settings``. Raises
+    ``UnreachableError`` without a scheduler or a worker.
     """
+    if address == "slurm":
+        with _jobs(settings) as cluster, _client(cluster.scheduler_address) as client:
+
+            def submit() -> None:
+                # The library does not submit jobs again that have ended (dask-jobqueue, issue 691).
+                cluster.scale(0)
+                cluster.scale(jobs=settings.jobs)
+
+            submit()
+            yield _with_worker(DaskWorkers(client, "slurm", parse_span_s(settings.wait), submit))
+        return
     if not address.startswith(SCHEMES):
-        raise AffinodeError(f"{address}: not an address of a Dask scheduler", hint="it is tcp://HOST:PORT or tls://...")
+        raise AffinodeError(f"{address}: not an address of a Dask scheduler", hint="it is tcp://HOST:PORT or slurm")
+    with _client(address) as client:
+        yield _with_worker(DaskWorkers(client, address, FIRST_WORKER_S))
+
+
+@contextmanager
+def _jobs(settings: DaskConfig) -> Iterator[SLURMCluster]:
+    """Start a scheduler in this process, for workers that are jobs of Slurm.
+
+    The number of jobs is fixed: ``adapt`` ends all workers between two computations (dask-jobqueue, issue 701). Workers
+    end by themselves before their time limit, so that none is killed with a result that others wait for.
+    """
+    if shutil.which("sbatch") is None:
+        raise UnreachableError("sbatch: not found on PATH", hint="--dask slurm submits the workers as jobs of Slurm")
+    limit_s = parse_span_s(settings.time_limit)
+    lifetime = ["--lifetime", f"{limit_s * 0.8:.0f}s", "--lifetime-stagger", f"{limit_s * 0.1:.0f}s"]
+    minutes = math.ceil(limit_s / 60)
+    with TemporaryDirectory(prefix="slurm-affinode-dask-") as directory:
+        try:
+            cluster = SLURMCluster(
+                cores=settings.cores,
+                processes=1,
+                memory=f"{settings.memory_gib} GiB",
+                walltime=f"{minutes // 60:02d}:{minutes % 60:02d}:00",
+                queue=settings.partition,
+                account=settings.account,
+                job_extra_directives=["--output=/dev/null", *settings.options],
+                worker_extra_args=lifetime,
+                python=settings.python or sys.executable,
+                local_directory="/tmp",  # noqa: S108 - of the node; workers write nothing unless memory is short
+                nanny=False,
+                scheduler_options={"dashboard_address": None},
+                shared_temp_directory=directory,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UnreachableError(f"the Dask scheduler did not start: {one_line(error)}") from error
+        try:
+            yield cluster
+        finally:
+            cluster.close(timeout=CONNECT_S)
+
+
+def _with_worker(workers: DaskWorkers) -> DaskWorkers:
+    workers.wait()
+    return workers
+
+
+@contextmanager
+def _client(address: str) -> Iterator[Client]:
     try:
         # A scheduler that has ended is an error of the report, and not awaited.
         with dask_config.set({"distributed.comm.timeouts.connect": CONNECT_S, "distributed.comm.retry.count": 0}):
@@ -49,22 +118,37 @@ def connected(address: str) -> Iterator[Workers]:
     except (OSError, ValueError, TimeoutError) as error:
         raise UnreachableError(f"there is no Dask scheduler at {address}: {one_line(error)}") from error
     try:
-        client.wait_for_workers(1, timeout=FIRST_WORKER_S)
-        yield Workers(client, address)
-    except TimeoutError as error:
-        raise UnreachableError(
-            f"no worker has joined the Dask scheduler at {address} in {FIRST_WORKER_S:.0f} s"
-        ) from error
+        yield client
     finally:
         client.close(timeout=CONNECT_S)
 
 
-class Workers:
+class _NoWorkerError(UnreachableError):
+    """All workers have ended."""
+
+    def __init__(self) -> None:
+        super().__init__("all workers have ended")
+
+
+class DaskWorkers:
     """The workers of a Dask cluster; ``fold`` is called as ``kernel.run_all`` is."""
 
-    def __init__(self, client: Client, address: str) -> None:
-        """``client`` is connected to the scheduler at ``address``."""
-        self._client, self._address = client, address
+    def __init__(self, client: Client, address: str, wait_s: float, submit: Callable[[], None] = lambda: None) -> None:
+        """``client`` is connected to the scheduler at ``address``.
+
+        ``wait_s``: timeout for the first worker; ``submit`` starts workers if all have ended.
+        """
+        self._client, self._address, self._wait_s, self._submit = client, address, wait_s, submit
+
+    def wait(self) -> None:
+        """Wait for a worker. Raises ``UnreachableError``."""
+        try:
+            self._client.wait_for_workers(1, timeout=self._wait_s)
+        except TimeoutError as error:
+            raise UnreachableError(
+                f"no worker has joined the Dask scheduler ({self._address}) in {self._wait_s:.0f} s",
+                hint="squeue --me shows jobs that are pending" if self._address == "slurm" else None,
+            ) from error
 
     def fold(
         self,
@@ -103,11 +187,12 @@ class Workers:
                         advance(todo[done].end - todo[done].row)
                     done, attempts = done + 1, 0
                     yield folded
-            except FutureCancelledError:  # all workers that had the input are gone
+            except (FutureCancelledError, _NoWorkerError):  # all workers that had the input are gone
                 attempts += 1
                 if attempts == _ATTEMPTS:
                     raise
-                self._client.wait_for_workers(1, timeout=FIRST_WORKER_S)
+                self._submit()
+                self.wait()
 
     def _attempt(self, todo: list[ranges.RowRange], given: ranges.Input) -> Iterator[Folded]:
         shared = self._client.scatter(given, broadcast=True, hash=False)
@@ -118,4 +203,13 @@ class Workers:
             while at < len(todo) and len(waiting) < _AHEAD * max(threads, 1):
                 waiting.append(self._client.submit(ranges.fold, todo[at], shared, pure=False))
                 at += 1
-            yield waiting.popleft().result()
+            yield self._result(waiting.popleft())
+
+    def _result(self, future: Future) -> Folded:
+        """Wait for a result. Without a worker it would never come: then start workers, and give the attempt up."""
+        while True:
+            try:
+                return cast("Folded", future.result(timeout=_CHECK_S))
+            except TimeoutError:
+                if not self._client.nthreads():
+                    raise _NoWorkerError from None

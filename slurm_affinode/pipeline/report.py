@@ -86,8 +86,8 @@ def build_report(
 ) -> WrittenReport:
     """Analyze the stored data for ``query`` and write a report into ``out``. Raises ``AffinodeError``.
 
-    ``history`` replaces the stored GPU samples; ``warned`` receives a line about data that is left out; ``fold``: see
-    ``waste.analyse``.
+    ``history`` replaces the stored GPU samples; ``warned`` receives a line about data that is left out; ``fold``: a
+    ``waste.Fold``.
     """
     with output.writable(out):
         result = analyse_stored(

@@ -61,6 +61,7 @@ OWNERS = {
     "http.client": (),
     "pyslurm": ("slurm.pyslurm_worker",),
     "dask": ("pipeline.dask_workers",),
+    "dask_jobqueue": ("pipeline.dask_workers",),
     "distributed": ("pipeline.dask_workers",),
     "prometheus_client": ("gpu", "pipeline.exporter"),
     "polars": (
