@@ -167,25 +167,29 @@ def _as_read(run: Run, zone: ZoneInfo) -> Run:
 def _identified(cluster: Cluster) -> Cluster:
     """Return the cluster with one GPU for those that sources name differently.
 
-    A GPU without a UUID is the one with a UUID at its PCI address or, without that, at its index, if there is only one.
+    A GPU without a UUID is the one with a UUID at its PCI address or, without that, at its index, if there is only one:
+    on that UTC day or, if there is none on that day, on all of them.
     """
-    gpus: list[Gpu] = [gpu for gpu in cluster.gpus if gpu.uuid is not None]
-    for gpu in cluster.gpus:
-        if gpu.uuid is None:
-            same = {
-                other.uuid: other
-                for other in gpus
-                if other.uuid is not None
-                and (other.node, other.mig) == (gpu.node, gpu.mig)
-                and (other.pci == gpu.pci if gpu.pci is not None else other.index == gpu.index is not None)
-            }
-            if len(same) == 1:
-                (other,) = same.values()
-                at = gpus.index(other)
-                gpus[at] = replace(other, samples=_united([*other.samples, *gpu.samples]))
+    named = [gpu for gpu in cluster.gpus if gpu.uuid is not None]
+    gpus: list[Gpu] = list(named)
+    for gpu in (gpu for gpu in cluster.gpus if gpu.uuid is None):
+        same = [at for at, other in enumerate(named) if _alike(gpu, other)]
+        rest: list[Sample] = []
+        for day, samples in itertools.groupby(gpu.samples, key=lambda s: s.time_ms // DAY_MS):
+            there = [at for at in same if any(s.time_ms // DAY_MS == day for s in named[at].samples)] or same
+            if len(there) == 1:
+                gpus[there[0]] = replace(gpus[there[0]], samples=_united([*gpus[there[0]].samples, *samples]))
             else:
-                gpus.append(gpu)
+                rest += samples
+        if rest:
+            gpus.append(replace(gpu, samples=rest))
     return replace(cluster, gpus=[_placed(gpu, gpus) for gpu in gpus])
+
+
+def _alike(gpu: Gpu, other: Gpu) -> bool:
+    """Return whether a GPU without a UUID may be another one, by its PCI address or, without that, its index."""
+    here = (other.node, other.mig) == (gpu.node, gpu.mig)
+    return here and (other.pci == gpu.pci if gpu.pci is not None else other.index == gpu.index is not None)
 
 
 def _placed(gpu: Gpu, gpus: list[Gpu]) -> _Placed:
