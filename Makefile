@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
-.PHONY: help demo test test-unit test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel packages clean \
+.PHONY: help demo test test-unit test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel packages site clean \
   test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
@@ -143,6 +143,9 @@ wheel: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build the wheel into dist/.
 
 packages: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build deb and rpm packages for this system into dist/packages (ARGS=slurm-affinode-node).
 	@UV='$(UV)' deploy/packages/build $(ARGS)
+
+site: .venv/.dev ## Build the documentation as a web site, which works offline: out/site/index.html.
+	@$(VENV)/python deploy/site/build.py
 
 clean: ## Remove the output of all targets.
 	rm -rf out dist build .venv .uv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage

@@ -72,7 +72,7 @@ def workers(cluster: Cluster) -> list[str]:
 
 
 def test_report_of_slurm_jobs_is_that_of_one_machine(cluster: Cluster, state: str) -> None:
-    """The workers are jobs, one of which is cancelled meanwhile; afterwards none is left."""
+    """The workers are jobs, one of which is canceled meanwhile; afterwards none is left."""
     local = report(cluster, state, "local")
     seen: list[list[str]] = []
 
