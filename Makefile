@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
-.PHONY: help demo test test-unit test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel packages site clean \
+.PHONY: help demo test test-unit test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel packages release site clean \
   test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
@@ -71,7 +71,7 @@ lint: .venv/.dev ## Check style, spelling and wording.
 	$(VENV)/ruff format --check .
 	$(VENV)/codespell $$(git ls-files)
 	$(VENV)/python tests/prose.py
-	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster tests/gpu/emulated tests/gpu/bundle/{criu-from-debian,make,run} deploy/packages/build | xargs shellcheck; \
+	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster tests/gpu/emulated tests/gpu/bundle/{criu-from-debian,make,run} deploy/packages/build deploy/release | xargs shellcheck; \
 	else echo "shellcheck is not installed: shell scripts are not checked" >&2; fi
 
 check-types: .venv/.dev ## Check types.
@@ -143,6 +143,9 @@ wheel: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build the wheel into dist/.
 
 packages: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build deb and rpm packages for this system into dist/packages (ARGS=slurm-affinode-node).
 	@UV='$(UV)' deploy/packages/build $(ARGS)
+
+release: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build wheel, source archive, lists of components and checksums into dist/release (KEY=FILE signs them).
+	@UV='$(UV)' deploy/release
 
 site: .venv/.dev ## Build the documentation as a web site, which works offline: out/site/index.html.
 	@$(VENV)/python deploy/site/build.py
