@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ import polars as pl
 import pyarrow.parquet as pq
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
-from ratios import report
+from ratios import peak_gib, report
 
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.ingest import ingest_files
@@ -271,7 +270,7 @@ def main() -> None:
                 measure_files(options.files, Path(directory))
             else:
                 measure(name, options.scrapes, options.repeat, Path(directory))
-    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    print(f"peak memory {peak_gib():.2f} GiB")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -40,7 +39,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from ratios import MISSED, report
+from ratios import MISSED, peak_gib, report
 
 from slurm_affinode.analysis import measures, samples, segments
 from slurm_affinode.analysis.join import kernel
@@ -305,7 +304,7 @@ def worker(request: str) -> None:
     """Run the join in this process."""
     way, directory, *plan = json.loads(request)
     result = WAYS[way](Path(directory), Plan(*plan))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_gib()
     print(json.dumps({**result, "peak_gib": peak}))
 
 

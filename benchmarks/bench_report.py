@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -124,6 +124,16 @@ def read_only(state: Path, until: datetime) -> float:
     return time.perf_counter() - begin
 
 
+_WITH_RATIOS = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
+_COMMAND = """
+import atexit
+from ratios import peak_gib
+from slurm_affinode.cli.entry import main
+atexit.register(lambda: print(peak_gib()))
+main()
+"""
+
+
 def main() -> int:
     """Build, run and print; return ``MISSED`` if the limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -138,12 +148,13 @@ def main() -> int:
         until = START + timedelta(days=arguments.days)
         out = Path(temporary) / "out"
         command = [
-            str(Path(sys.executable).with_name("slurm-affinode")), "report", "--state", str(state), "--since",
-            START.isoformat(), "--until", until.isoformat(), "--out", str(out),
+            sys.executable, "-c", _COMMAND, "report", "--state", str(state), "--since", START.isoformat(), "--until",
+            until.isoformat(), "--out", str(out),
         ]  # fmt: skip
         begin = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=_WITH_RATIOS)
         took = time.perf_counter() - begin
+        peak = float(done.stdout.splitlines()[-1])
         reading = read_only(state, until)
         total = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         size = (out / "report.html").stat().st_size
@@ -152,7 +163,6 @@ def main() -> int:
           f"{quality['samples']:,} samples of {quality['devices']} GPUs")  # fmt: skip
     print(f"report   {took:7.2f} s   (limit {LIMIT_S:g} s)")
     print(f"reading  {reading:7.2f} s   report / reading = {took / reading:.1f}")
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     print(f"page     {size / 1e6:7.2f} MB  peak memory {peak:.2f} GiB")
     report(to_reading=took / reading)
     return 0 if took <= LIMIT_S else MISSED

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from ratios import MISSED, report
+from ratios import MISSED, peak_gib, report
 
 from slurm_affinode.engines.crashes.crash_log import TRIGGERS
 from slurm_affinode.pipeline.triage import examine
@@ -81,7 +81,7 @@ def main() -> int:
         started = time.process_time()
         found = examine([str(log)], run=_no_command)
         triage_s = time.process_time() - started
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak_mib = peak_gib() * 1024
     result = {
         "megabytes": round(megabytes), "failures_kept": len(found.result.failures),
         "triage_mb_per_s": round(megabytes / triage_s), "grep_mb_per_s": round(megabytes / grep_s),

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from ratios import MISSED, report
+from ratios import MISSED, peak_gib, report
 from sqlalchemy import Engine, event
 
 from slurm_affinode.base.config import Config, StoreConfig
@@ -213,7 +212,7 @@ def shown(what: str, found: find.Found, took: float, summary: str, count: int) -
     """Print a result; return 1 if it is not as expected, ``MISSED`` above the limit."""
     squatters = sum(one.kind == "squatter" for one in found.findings)
     waited = sum(one.impact.jobs for one in found.findings if one.impact is not None)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_gib()
     print(f"{what}: {found.jobs:,} running GPU jobs, {len(found.findings):,} findings ({squatters:,} squatters): "
           f"{took:.1f} s ({time.process_time():.1f} s of CPU with the start); peak memory {peak:.2f} GiB; "
           f"limit {LIMIT_S:g} s")  # fmt: skip

@@ -24,6 +24,12 @@ PEERS = Path(__file__).resolve().parent / "ratios.toml"
 """What each ratio compares with."""
 
 
+def peak_gib() -> float:
+    """Return the peak memory of this process. That of ``getrusage`` includes its parent's at the start (exec(2))."""
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(text.partition("VmHWM:")[2].split()[0]) / 2**20
+
+
 def report(**ratios: float) -> None:
     """Add ratios to the file of ``python -m benchmarks``, if it runs this program."""
     if path := os.environ.get(VARIABLE):

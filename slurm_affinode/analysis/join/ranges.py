@@ -19,8 +19,8 @@ from slurm_affinode.analysis.segments import Cells
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.metrics.parquet.store import SampleStore
 
-MOST_ROWS = 4 << 20
-"""Rows of a range, but for a longer piece: 200 MiB while it is folded. It takes a tenth of a second."""
+MOST_ROWS = 2 << 20
+"""Rows of a range, but for a longer piece. It takes a tenth of a second to fold them."""
 
 
 @dataclass(frozen=True, slots=True)
