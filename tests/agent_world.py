@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from agent_site import Node, Process, Slurm, World, make_job
 from job_owner import OWNER
 
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.files.scratch_files import (
@@ -39,8 +42,18 @@ from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import Mode, SavedOutput, SuspendOption, Versions
-from slurm_affinode.suspension.context import Parts, SuspendSettings
+from slurm_affinode.suspension.context import (
+    Clock,
+    GpuAllocations,
+    Gpus,
+    LocalFiles,
+    Location,
+    Records,
+    Reservations,
+    SuspendSettings,
+)
 from slurm_affinode.suspension.dump import RequeueEnding
+from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.interface import Arrival
 from slurm_affinode.suspension.job.environment import JobEnvironments
 from slurm_affinode.suspension.job.memory_limits import MemoryLimits
@@ -48,14 +61,19 @@ from slurm_affinode.suspension.job.process_tree import Member, TreeGoneError
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.job.shepherd import Hello, Start
 from slurm_affinode.suspension.mail import NO_MAILS, Mailer
-from slurm_affinode.suspension.notify import SuspensionOutcomes
+from slurm_affinode.suspension.memory import HostMemory
+from slurm_affinode.suspension.notify import OwnerMails, SuspensionOutcomes
+from slurm_affinode.suspension.prefetch import Prefetcher
 from slurm_affinode.suspension.records.journal import Journal
 from slurm_affinode.suspension.records.ledger import SuspensionLedger
 from slurm_affinode.suspension.records.shared_state import Notes, vouched
 from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.recovery import JobKeeper
+from slurm_affinode.suspension.refusals import SlurmFacts
+from slurm_affinode.suspension.requeue import Requeuer
 from slurm_affinode.suspension.restore import JobRestorer
-from slurm_affinode.suspension.suspend import JobSuspender
+from slurm_affinode.suspension.rollback import Rollback
+from slurm_affinode.suspension.suspend import Ending, JobSuspender
 from slurm_affinode.suspension.wake import JobWaker, Lease
 
 KEY = b"k" * 32
@@ -324,41 +342,119 @@ class Agent:
         self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(world, node)
         self.scratch = FakeScratch()
         signer, shared = Signer(KEY, node), world.root / "shared"
-        self.parts = Parts(
-            node=node,
-            cluster="alpha",
-            slurm=Slurm(world),
-            cuda=self.cuda,
-            imager=self.imager,  # type: ignore[arg-type]
-            tiers=Tiers.of(DirectoryStore(disk / "images", KEY), DirectoryStore(world.root / "shared" / "images", KEY)),
-            processes=FakeProcesses(world, node),
-            gpus=self.gpus,
-            streams=FakeStreams(),  # type: ignore[arg-type]
-            journal=Journal(disk / "journal", clock=world.now),
-            ledger=SuspensionLedger(world.root / "shared" / "ledger", node),
-            registry=Registry(),
-            versions=lambda: Versions("1", "6", "4.1.1"),
-            look=self.look,
-            memory=lambda pid: MemoryFacts(1 << 40),
-            environments=JobEnvironments(disk / "environment"),
-            created=CreatedFilesOfJobs(disk / "created-files"),
-            scratch=self.scratch,
-            scratch_records=ScratchRecords(disk / "scratch"),
-            jobs_on_node=lambda uid, since: self.world.jobs_on_node(),
-            settings=settings or SuspendSettings(slurm_s=5, wake_backoff_s=0, raise_limit=limits is not None),
-            now=world.now,
-            sleep=world.sleep,
-            mailer=mailer,
-            limits=limits,
-            notes=Notes(shared, signer, vouched=lambda note: vouched(self.parts.tiers, note)),
-            absences=Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now()),
-        )
-        self.outcomes = SuspensionOutcomes(self.parts)
-        self.keeper = JobKeeper(self.parts, self.outcomes)
-        ending = RequeueEnding(self.parts, self.outcomes, self.keeper.wait)
-        self.suspender = JobSuspender(self.parts, {Mode.REQUEUE: ending})
-        self.restorer = JobRestorer(self.parts)
-        self.waker = JobWaker(self.parts, Lease(shared / "waker.json", signer))
+        self.location = Location("alpha", node)
+        self.slurm: Any = Slurm(world)
+        self.tiers = Tiers.of(DirectoryStore(disk / "images", KEY), DirectoryStore(shared / "images", KEY))
+        self.processes, self.registry, self.workers = FakeProcesses(world, node), Registry(), Workers()
+        self.journal = Journal(disk / "journal", clock=world.now)
+        self.ledger = SuspensionLedger(shared / "ledger", node)
+        self.notes = Notes(shared, signer, vouched=lambda note: vouched(self.tiers, note))
+        self.absences = Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now())
+        self.environments = JobEnvironments(disk / "environment")
+        self.created = CreatedFilesOfJobs(disk / "created-files")
+        self.scratch_records = ScratchRecords(disk / "scratch")
+        self.settings = settings or SuspendSettings(slurm_s=5, wake_backoff_s=0, raise_limit=limits is not None)
+        self.mailer, self.limits = mailer, limits
+        self.streams: Any = FakeStreams()
+        self.clock = Clock(world.now, world.sleep)
+        self.reservations = Reservations()
+        self.gpu_indices: dict[int, Sequence[int]] = {}
+        self.lease = Lease(shared / "waker.json", signer)
+        self.build()
+
+    def build(self, **changes: Any) -> None:
+        """Build what acts on jobs, after a change of its surroundings."""
+        for name, value in changes.items():
+            assert hasattr(self, name)
+            setattr(self, name, value)
+        self.mails = OwnerMails(self.node, self.mailer, self.clock.now)
+        self.rollback = Rollback(self.processes, self.cuda, self.tiers, self.limits, self.clock.sleep)
+        self.outcomes = SuspensionOutcomes(
+            location=self.location, slurm=self.slurm, processes=self.processes, records=self.records,
+            tiers=self.tiers, files=self.files, mails=self.mails, workers=self.workers,
+            whole_time_limit=self.settings.whole_time_limit, now=self.clock.now,
+        )  # fmt: skip
+        self.keeper = self.keeper_with(None)
+        ending = RequeueEnding(
+            node=self.node, processes=self.processes, cuda=self.cuda, gpus=self.gpus, allocations=self.allocations,
+            imager=self.imager, streams=self.streams, tiers=self.tiers,
+            files=self.files, registry=self.registry, settings=self.settings, outcomes=self.outcomes,
+            rollback=self.rollback, requeuer=self.requeuer(), wait=self.keeper.wait, limits=self.limits,
+            inspect=self.look, jobs_on_node=lambda uid, since: self.world.jobs_on_node(),
+            versions=lambda: Versions("1", "6", "4.1.1"), now=self.clock.now,
+        )  # fmt: skip
+        self.suspender = self.suspender_with({Mode.REQUEUE: ending})
+        self.restorer = JobRestorer(
+            location=self.location, slurm=self.slurm, processes=self.processes, cuda=self.cuda, gpus=self.gpus,
+            allocations=self.allocations, imager=self.imager, streams=self.streams,
+            tiers=self.tiers, files=self.files, records=self.records, memory=self.host_memory(),
+            settings=self.settings, limits=self.limits, mailer=self.mailer, clock=self.clock,
+        )  # fmt: skip
+        self.waker = self.waker_with()
+
+    @property
+    def records(self) -> Records:
+        return Records(self.journal, self.ledger, self.notes)
+
+    @property
+    def files(self) -> LocalFiles:
+        return LocalFiles(self.environments, self.created, self.scratch, self.scratch_records)
+
+    @property
+    def allocations(self) -> GpuAllocations:
+        return GpuAllocations(self.node, self.gpu_indices)
+
+    @property
+    def shared(self) -> DirectoryStore | None:
+        return self.tiers.shared_store
+
+    @property
+    def local(self) -> DirectoryStore:
+        return next(tier.store for tier in self.tiers.tiers if tier.name == "disk")
+
+    def requeuer(self) -> Requeuer:
+        return Requeuer(self.slurm, self.absences, "alpha", self.settings.slurm_s, self.clock)
+
+    def keeper_with(self, in_place: InPlaceScheduler | None) -> JobKeeper:
+        return JobKeeper(
+            location=self.location, slurm=self.slurm, processes=self.processes, registry=self.registry,
+            records=self.records, absences=self.absences, tiers=self.tiers, files=self.files, settings=self.settings,
+            workers=self.workers, outcomes=self.outcomes, rollback=self.rollback, requeuer=self.requeuer(),
+            limits=self.limits, in_place=in_place, now=self.clock.now,
+        )  # fmt: skip
+
+    def waker_with(self, **calls: Any) -> JobWaker:
+        return JobWaker(
+            location=self.location, slurm=self.slurm, records=self.records, shared=self.shared,
+            settings=self.settings, lease=self.lease, now=self.clock.now, **calls,
+        )  # fmt: skip
+
+    def prefetcher(self, ahead_s: float, state: Path | None = None) -> Prefetcher:
+        return Prefetcher(
+            location=self.location, tiers=self.tiers, notes=self.notes, workers=self.workers, ahead_s=ahead_s,
+            state=state, now=self.clock.now,
+        )  # fmt: skip
+
+    def host_memory(self, gpus: Gpus | None = None, **changes: Any) -> HostMemory:
+        surroundings = {
+            "node": self.node, "slurm": self.slurm, "processes": self.processes, "cuda": self.cuda,
+            "gpus": gpus or self.gpus, "tiers": self.tiers, "settings": self.settings, "limits": self.limits,
+            "reservations": self.reservations, "read_memory": lambda pid: MemoryFacts(1 << 40), "clock": self.clock,
+            "configuration": SlurmFacts(self.slurm, self.cuda, gpus or self.gpus, self.clock.now),
+        }  # fmt: skip
+        return HostMemory(**{**surroundings, **changes})
+
+    def suspender_with(
+        self, endings: Mapping[Mode, Ending[Any]], gpus: Gpus | None = None, memory: HostMemory | None = None,
+        inspect: Callable[[int, int], TreeFacts] | None = None,
+    ) -> JobSuspender:  # fmt: skip
+        gpus = gpus or self.gpus
+        return JobSuspender(
+            endings=endings, cluster="alpha", slurm=self.slurm,
+            configuration=SlurmFacts(self.slurm, self.cuda, gpus, self.clock.now), processes=self.processes,
+            cuda=self.cuda, gpus=gpus, memory=memory or self.host_memory(gpus), journal=self.journal,
+            registry=self.registry, inspect=inspect or self.look, lock_s=self.settings.lock_s, now=self.clock.now,
+        )  # fmt: skip
 
     def look(self, init_pid: int, root_pid: int) -> TreeFacts:
         """Return all processes, as from ``/proc``."""
@@ -395,7 +491,7 @@ class Agent:
         self.keeper._queue.close()
 
     def images(self, *, shared: bool) -> list[int]:
-        store = self.parts.shared if shared else self.parts.local
+        store = self.shared if shared else self.local
         assert store is not None
         assert not [one for one in store.images() if isinstance(one, ImageDamaged)]
         return [one.manifest.seq for one in store.images() if isinstance(one, Image)]

@@ -10,24 +10,26 @@ from typing import Any
 from agent_site import STEPS, Process, World
 from agent_world import Agent
 
+from slurm_affinode.checkpoint.inspection import TreeFacts
 from slurm_affinode.checkpoint.interface import CudaError, CudaState
 from slurm_affinode.gpu.interface import DriverMissing
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.ledger import LedgerEntry, decode
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls, FreezeError
-from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Unheard
+from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Sharing, Unheard
+from slurm_affinode.suspension.inplace.queue import Comments
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Sock, SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Look, Own
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
+from slurm_affinode.suspension.inplace.wake import Waking
 from slurm_affinode.suspension.interface import DaemonCalls
 from slurm_affinode.suspension.job.memory_limits import MemoryLimits
 from slurm_affinode.suspension.job.process_tree import Member
 from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.mail import NO_MAILS, Mailer
 from slurm_affinode.suspension.records.record import SuspensionRecord
-from slurm_affinode.suspension.recovery import JobKeeper
 from slurm_affinode.suspension.suspend import JobSuspender
 
 OUT = ["lock", "checkpoint", "freeze"]
@@ -43,7 +45,7 @@ class FakeFreezer:
     """Stop and continue of the kernel."""
 
     def __init__(self, agent: Agent) -> None:
-        self.world, self.processes = agent.world, agent.parts.processes
+        self.world, self.processes = agent.world, agent.processes
         self.machine = agent.world.nodes[agent.node]
         self.fails: str | None = None
         self.by_slurm = False
@@ -214,33 +216,41 @@ class Node:
         calls = DaemonCalls(
             *(self._set_later(name) for name in ("idle_s", "woken", "pressed", "gpus_of", "turn_left_s"))
         )
+        agent, rules = self.agent, rules or Rules()
+        sharing = Sharing(agent.registry, self.freezer, self.cards, rules.awake_limit_pct, unheard, calls=calls)
+        waking = Waking(
+            node="c1", slurm=agent.slurm, cuda=agent.cuda, registry=agent.registry, ledger=agent.ledger,
+            freezer=self.freezer, sharing=sharing, sockets=self.sockets, mails=agent.mails, limits=limits,
+            clock=agent.clock, freeze_s=rules.freeze_s,
+        )  # fmt: skip
         self.scheduler = InPlaceScheduler(
-            self.agent.parts,
-            self.freezer,
-            self.sockets,
-            self.cards,
-            rules or Rules(),
-            calls=calls,
-            unheard=unheard,
-            clock=clock or (lambda: world.clock),
-            locks=self.locks,
-        )
+            processes=agent.processes, registry=agent.registry, freezer=self.freezer, sockets=self.sockets,
+            sharing=sharing, waking=waking, comments=Comments(agent.slurm, agent.workers, world.now), rules=rules,
+            workers=agent.workers, mails=agent.mails, limits=limits, wake_backoff_s=agent.settings.wake_backoff_s,
+            calls=calls, now=world.now, clock=clock or (lambda: world.clock), locks=self.locks,
+        )  # fmt: skip
         self.scheduler._wakes = self.scheduler._aside = Inline()  # type: ignore[assignment]
         self.suspender = self.suspender_with()
-        self.keeper = JobKeeper(self.agent.parts, self.agent.outcomes, self.scheduler)
-        self.agent.parts.registry.put(self.job())
+        self.keeper = agent.keeper_with(self.scheduler)
+        self.agent.registry.put(self.job())
 
     def _set_later(self, name: str) -> Callable[..., Any]:
         """Return a function that calls the attribute, which a test may set after the scheduler is built."""
         return lambda *arguments: getattr(self, name)(*arguments)  # noqa: PLW0108 - looked up when called
 
-    def suspender_with(self, **changes: Any) -> JobSuspender:
-        """Return a suspender with some of its parts replaced."""
-        parts = replace(self.agent.parts, gpus=self.cards, **changes)
+    def suspender_with(
+        self, *, settle_s: float = 0.0, inspect: Callable[[int, int], TreeFacts] | None = None, **memory: Any
+    ) -> JobSuspender:
+        """Return a suspender; ``memory``: changes of its host memory."""
+        agent = self.agent
         ending = InPlaceEnding(
-            parts, self.agent.outcomes, self.scheduler, freezer=self.freezer, sockets=self.sockets, freeze_s=1
-        )
-        return JobSuspender(parts, {Mode.INPLACE: ending})
+            node="c1", processes=agent.processes, cuda=agent.cuda, gpus=self.cards, registry=agent.registry,
+            ledger=agent.ledger, freezer=self.freezer, sockets=self.sockets, scheduler=self.scheduler,
+            outcomes=agent.outcomes, mails=agent.mails, rollback=agent.rollback, clock=agent.clock, freeze_s=1,
+            settle_s=settle_s, monotonic=lambda: self.world.clock,
+        )  # fmt: skip
+        host_memory = agent.host_memory(self.cards, **memory)
+        return agent.suspender_with({Mode.INPLACE: ending}, self.cards, host_memory, inspect)
 
     def job(self, **changes: object) -> WatchedJob:
         return self.agent.watched(**{"option": OPTION, **changes})
@@ -280,7 +290,7 @@ class Node:
         self.sockets.now = {**QUIET, 11: replace(LISTENER, waiting=1)}
 
     def phase(self) -> Phase:
-        job = self.agent.parts.registry.get(7)
+        job = self.agent.registry.get(7)
         assert job is not None
         return job.phase
 

@@ -30,7 +30,7 @@ from slurm_affinode.checkpoint.files.service_connections import Services
 from slurm_affinode.checkpoint.image.manifest import load_key
 from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.inspection import TreeInspector, collect, memory_facts
-from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver
 from slurm_affinode.checkpoint.root_directory import check_above
 from slurm_affinode.checkpoint.store.tiers import log_problem, open_tiers
 from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
@@ -39,30 +39,46 @@ from slurm_affinode.model.suspension import JobKey, Mode, Versions
 from slurm_affinode.slurm.accounting.sacct_command import jobs_on_node
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import messages
-from slurm_affinode.suspension.context import LOG, Parts, Reservations, SuspendSettings
+from slurm_affinode.suspension.context import (
+    LOG,
+    Clock,
+    GpuAllocations,
+    Gpus,
+    LocalFiles,
+    Location,
+    Records,
+    Reservations,
+    SuspendSettings,
+)
 from slurm_affinode.suspension.dump import RequeueEnding
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
-from slurm_affinode.suspension.inplace.gpu_sharing import Rules, unheard
+from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Sharing, unheard
+from slurm_affinode.suspension.inplace.queue import Comments
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
-from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
+from slurm_affinode.suspension.inplace.wake import Waking
+from slurm_affinode.suspension.interface import AgentContext, Orchestration
 from slurm_affinode.suspension.job.announcements import DIRECTORY, Announcements
 from slurm_affinode.suspension.job.environment import DIRECTORY as ENVIRONMENTS
 from slurm_affinode.suspension.job.environment import JobEnvironments
 from slurm_affinode.suspension.job.memory_limits import MemoryLimits
 from slurm_affinode.suspension.job.peers import Inspector
-from slurm_affinode.suspension.job.process_tree import LinuxProcesses
+from slurm_affinode.suspension.job.process_tree import LinuxProcesses, Processes
 from slurm_affinode.suspension.job.streams import ProcessStreams
 from slurm_affinode.suspension.mail import mailer
-from slurm_affinode.suspension.notify import SuspensionOutcomes
+from slurm_affinode.suspension.memory import HostMemory
+from slurm_affinode.suspension.notify import OwnerMails, SuspensionOutcomes
 from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
 from slurm_affinode.suspension.records.journal import Journal
 from slurm_affinode.suspension.records.ledger import SuspensionLedger
 from slurm_affinode.suspension.records.shared_state import Notes, vouched
 from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.recovery import JobKeeper
+from slurm_affinode.suspension.refusals import SlurmFacts
+from slurm_affinode.suspension.requeue import Requeuer
 from slurm_affinode.suspension.restore import JobRestorer
+from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.suspend import JobSuspender
 from slurm_affinode.suspension.wake import JobWaker, Lease
 
@@ -89,7 +105,7 @@ def per_thread(make: Callable[[], SlurmClient]) -> SlurmClient:
 
 
 class DriverGpus:
-    """``parts.Gpus`` on the driver that the agent samples with."""
+    """``context.Gpus`` on the driver that the agent samples with."""
 
     def __init__(self, driver: Callable[[], AbstractContextManager[GpuDriver]]) -> None:
         self._driver = driver
@@ -160,63 +176,187 @@ def build(context: AgentContext) -> Orchestration:
 
     limits, reservations = MemoryLimits(suspend.journal.parent / "memory-limits"), Reservations()
     tiers = open_tiers(
-        suspend, key, demand=load_demand(demand), report=report,
+        suspend,
+        key,
+        demand=load_demand(demand),
+        report=report,
         promised=lambda: limits.promised() + reservations.total(),
-    )  # fmt: skip
+    )
     notes = Notes(root, signer, vouched=partial(vouched, tiers))
     if suspend.shared_store is not None:
         check_above(suspend.shared_store, owner=os.geteuid())
     for why in tiers.missing:
         LOG.warning("image tier not used: %s", why)
-    parts = Parts(
+    location = Location(cluster_name(config, slurm), context.node)
+    settings, clock = SuspendSettings.of(suspend), Clock()
+    processes, registry, workers = LinuxProcesses(), context.registry, context.workers
+    allocations = GpuAllocations(context.node, context.gpu_indices)
+    inspect, streams = TreeInspector(partial(collect, services=services)), ProcessStreams()
+    records = Records(Journal(suspend.journal), SuspensionLedger(config.ledger_dir, context.node), notes)
+    absences = Absences(
+        suspend.journal.parent if root is None else root, signer, keep_s=parse_span_s(suspend.keep_unknown)
+    )
+    files = LocalFiles(
+        JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
+        CreatedFilesOfJobs(suspend.journal.parent / "created-files"),
+        ScratchFiles(_scratch_rules(suspend)),
+        ScratchRecords(suspend.journal.parent / "scratch"),
+    )
+    configuration = SlurmFacts(slurm, cuda, gpus, clock.now)
+    memory = HostMemory(
         node=context.node,
-        cluster=cluster_name(config, slurm),
+        slurm=slurm,
+        configuration=configuration,
+        processes=processes,
+        cuda=cuda,
+        gpus=gpus,
+        tiers=tiers,
+        settings=settings,
+        limits=limits,
+        reservations=reservations,
+        read_memory=memory_facts,
+        clock=clock,
+    )
+    rollback = Rollback(processes, cuda, tiers, limits)
+    mails_of_site = mailer(config, workers)
+    mails = OwnerMails(context.node, mails_of_site)
+
+    requeuer = partial(Requeuer, slurm, absences, location.cluster, settings.slurm_s, clock)
+    in_place = _scheduler(
+        context,
         slurm=slurm,
         cuda=cuda,
-        imager=criu,
-        tiers=tiers,
-        processes=LinuxProcesses(),
         gpus=gpus,
-        streams=ProcessStreams(),
-        journal=Journal(suspend.journal),
-        ledger=SuspensionLedger(config.ledger_dir, context.node),
-        notes=notes,
-        absences=Absences(
-            suspend.journal.parent if root is None else root, signer, keep_s=parse_span_s(suspend.keep_unknown)
-        ),
-        registry=context.registry,
-        gpu_indices=context.gpu_indices,
-        look=TreeInspector(partial(collect, services=services)),
-        memory=memory_facts,
-        versions=lambda: _versions(slurm, criu, gpus),
-        environments=JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
-        created=CreatedFilesOfJobs(suspend.journal.parent / "created-files"),
-        scratch=ScratchFiles(_scratch_rules(suspend)),
-        scratch_records=ScratchRecords(suspend.journal.parent / "scratch"),
-        jobs_on_node=lambda uid, since: jobs_on_node(uid, context.node, since),
-        settings=SuspendSettings.of(suspend),
-        reservations=reservations,
+        processes=processes,
+        ledger=records.ledger,
+        mails=mails,
         limits=limits,
-        workers=context.workers,
-        mailer=mailer(config, context.workers),
+        wake_backoff_s=settings.wake_backoff_s,
+        clock=clock,
     )
-    outcomes = SuspensionOutcomes(parts)
-    in_place = _scheduler(config, parts, gpus, context.calls)
-    keeper = JobKeeper(parts, outcomes, in_place)
+    outcomes = SuspensionOutcomes(
+        location=location,
+        slurm=slurm,
+        processes=processes,
+        records=records,
+        tiers=tiers,
+        files=files,
+        mails=mails,
+        workers=workers,
+        whole_time_limit=settings.whole_time_limit,
+    )
+    keeper = JobKeeper(
+        location=location,
+        slurm=slurm,
+        processes=processes,
+        registry=registry,
+        records=records,
+        absences=absences,
+        tiers=tiers,
+        files=files,
+        settings=settings,
+        workers=workers,
+        outcomes=outcomes,
+        rollback=rollback,
+        requeuer=requeuer(),
+        limits=limits,
+        in_place=in_place,
+    )
+    requeued = RequeueEnding(
+        node=context.node,
+        processes=processes,
+        cuda=cuda,
+        gpus=gpus,
+        allocations=allocations,
+        imager=criu,
+        streams=streams,
+        tiers=tiers,
+        files=files,
+        registry=registry,
+        settings=settings,
+        outcomes=outcomes,
+        rollback=rollback,
+        requeuer=requeuer(),
+        wait=keeper.wait,
+        limits=limits,
+        inspect=inspect,
+        jobs_on_node=lambda uid, since: jobs_on_node(uid, context.node, since),
+        versions=lambda: _versions(slurm, criu, gpus),
+    )
     sleeping = InPlaceEnding(
-        parts, outcomes, in_place, freezer=LinuxFreezer(), sockets=_sockets(config, parts),
-        freeze_s=parse_span_s(config.inplace.freeze_timeout), settle_s=parse_span_s(config.inplace.settle),
-    )  # fmt: skip
-    lease = Lease(None if root is None else root / "waker.json", signer, FileSystemCalls(root))
-    prefetcher = Prefetcher(parts, parse_span_s(suspend.tiers.prefetch), demand)
+        node=context.node,
+        processes=processes,
+        cuda=cuda,
+        gpus=gpus,
+        registry=registry,
+        ledger=records.ledger,
+        freezer=LinuxFreezer(),
+        sockets=_sockets(config),
+        scheduler=in_place,
+        outcomes=outcomes,
+        mails=mails,
+        rollback=rollback,
+        clock=clock,
+        freeze_s=parse_span_s(config.inplace.freeze_timeout),
+        settle_s=parse_span_s(config.inplace.settle),
+    )
+    suspender = JobSuspender(
+        endings={Mode.REQUEUE: requeued, Mode.INPLACE: sleeping},
+        cluster=location.cluster,
+        slurm=slurm,
+        configuration=configuration,
+        processes=processes,
+        cuda=cuda,
+        gpus=gpus,
+        memory=memory,
+        journal=records.journal,
+        registry=registry,
+        inspect=inspect,
+        lock_s=settings.lock_s,
+    )
+    restorer = JobRestorer(
+        location=location,
+        slurm=slurm,
+        processes=processes,
+        cuda=cuda,
+        gpus=gpus,
+        allocations=allocations,
+        imager=criu,
+        streams=streams,
+        tiers=tiers,
+        files=files,
+        records=records,
+        memory=memory,
+        settings=settings,
+        limits=limits,
+        mailer=mails_of_site,
+        clock=clock,
+    )
+    prefetcher = Prefetcher(
+        location=location,
+        tiers=tiers,
+        notes=notes,
+        workers=workers,
+        ahead_s=parse_span_s(suspend.tiers.prefetch),
+        state=demand,
+    )
 
     def tidy(holds_lease: bool) -> None:
         keeper.sweep(holds_lease)
         prefetcher.tick()
 
-    waker = JobWaker(parts, lease, tidy=tidy, over=keeper.over)
-    suspender = JobSuspender(parts, {Mode.REQUEUE: RequeueEnding(parts, outcomes, keeper.wait), Mode.INPLACE: sleeping})
-    return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, outcomes.stop)
+    lease = Lease(None if root is None else root / "waker.json", signer, FileSystemCalls(root))
+    waker = JobWaker(
+        location=location,
+        slurm=slurm,
+        records=records,
+        shared=tiers.shared_store,
+        settings=settings,
+        lease=lease,
+        tidy=tidy,
+        over=keeper.over,
+    )
+    return Orchestration(suspender, restorer, waker, keeper, in_place, outcomes.stop)
 
 
 def _scratch_rules(config: SuspendConfig) -> ScratchRules:
@@ -226,15 +366,40 @@ def _scratch_rules(config: SuspendConfig) -> ScratchRules:
     )  # fmt: skip
 
 
-def _sockets(config: Config, parts: Parts) -> NodeSockets:
+def _sockets(config: Config) -> NodeSockets:
     probes = [ipaddress.ip_network(text) for text in config.inplace.probes]
-    return NodeSockets(probes=probes, warn=parts.log.warning)
+    return NodeSockets(probes=probes, warn=LOG.warning)
 
 
-def _scheduler(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCalls) -> InPlaceScheduler:
+def _scheduler(
+    context: AgentContext, *, slurm: SlurmClient, cuda: CudaDriver, gpus: Gpus, processes: Processes,
+    ledger: SuspensionLedger, mails: OwnerMails, limits: MemoryLimits | None, wake_backoff_s: float, clock: Clock,
+) -> InPlaceScheduler:  # fmt: skip
     """Build the scheduler of jobs suspended in place."""
+    config, registry, workers = context.config, context.registry, context.workers
+    rules, freezer, sockets = _rules(config), LinuxFreezer(), _sockets(config)
+    inspector = Inspector(
+        announcements=Announcements(config.agent.run_dir / DIRECTORY), shepherd=config.suspend.shepherd
+    )
+    sharing = Sharing(
+        registry, freezer, gpus, rules.awake_limit_pct, partial(unheard, identify=inspector.identify),
+        calls=context.calls,
+    )  # fmt: skip
+    waking = Waking(
+        node=context.node, slurm=slurm, cuda=cuda, registry=registry, ledger=ledger, freezer=freezer, sharing=sharing,
+        sockets=sockets, mails=mails, limits=limits, clock=clock, freeze_s=rules.freeze_s,
+    )  # fmt: skip
+    return InPlaceScheduler(
+        processes=processes, registry=registry, freezer=freezer, sockets=sockets, sharing=sharing, waking=waking,
+        comments=Comments(slurm, workers), rules=rules, workers=workers, mails=mails, limits=limits,
+        wake_backoff_s=wake_backoff_s, calls=context.calls,
+    )  # fmt: skip
+
+
+def _rules(config: Config) -> Rules:
+    """Return the site's rules for jobs that sleep in place."""
     inplace = config.inplace
-    rules = Rules(
+    return Rules(
         poll_s=inplace.poll_ms / 1000,
         freeze_s=parse_span_s(inplace.freeze_timeout),
         awake_limit_pct=inplace.awake_limit_pct,
@@ -243,10 +408,6 @@ def _scheduler(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCall
         end_on_deadline=inplace.on_deadline == "end",
         max_sleep_s=parse_span_s(inplace.max_sleep),
     )
-    announcements = Announcements(config.agent.run_dir / DIRECTORY)
-    inspector = Inspector(announcements=announcements, shepherd=config.suspend.shepherd)
-    found = partial(unheard, identify=inspector.identify)
-    return InPlaceScheduler(parts, LinuxFreezer(), _sockets(config, parts), gpus, rules, calls=calls, unheard=found)
 
 
 def report_problem(notes: Notes, key: JobKey, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The dependencies of suspension, restore and wake, passed in: everything that accesses the outside world.
+"""The surroundings of suspension, restore and wake: settings, and interfaces to what is outside of the agent.
 
 Suspensions in progress reserve host memory, so that no two of them count on the same bytes.
 """
@@ -10,38 +10,28 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from slurm_affinode.base.node_config import SuspendConfig
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.sizes import parse_size
-from slurm_affinode.base.threads import Workers
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.files.scratch_files import ScratchOutcome, ScratchRestored
 from slurm_affinode.checkpoint.files.scratch_record import ScratchRecord, ScratchRecords
 from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
-from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
-from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
-from slurm_affinode.checkpoint.store.image_store import DirectoryStore
-from slurm_affinode.checkpoint.store.tiers import Tiers
+from slurm_affinode.checkpoint.interface import InheritFd
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.wake_time import backoff_s
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
-from slurm_affinode.model.suspension import AfterLoss, SavedOutput, Versions
-from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.model.suspension import AfterLoss, SavedOutput
 from slurm_affinode.suspension.job.environment import JobEnvironments
-from slurm_affinode.suspension.job.memory_limits import MemoryLimits
-from slurm_affinode.suspension.job.process_tree import Processes
-from slurm_affinode.suspension.job.registry import Registry
 from slurm_affinode.suspension.job.streams import OpenSaved, Save
-from slurm_affinode.suspension.mail import NO_MAILS, Mailer
 from slurm_affinode.suspension.records.journal import Journal
 from slurm_affinode.suspension.records.ledger import SuspensionLedger
 from slurm_affinode.suspension.records.shared_state import Notes
-from slurm_affinode.suspension.records.sweep import Absences
 
 
 class Reservations:
@@ -240,64 +230,54 @@ class SuspendSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The dependencies of the orchestration."""
+class Location:
+    """Where an agent runs."""
 
-    node: str
     cluster: str
-    slurm: SlurmClient
-    cuda: CudaDriver
-    imager: Imager
-    tiers: Tiers
-    """The image stores, fastest first."""
-    processes: Processes
-    gpus: Gpus
-    streams: Streams
-    journal: Journal
-    ledger: SuspensionLedger
-    notes: Notes
-    absences: Absences
-    registry: Registry
-    look: Callable[[int, int], TreeFacts]
-    """Inspect the process tree (PID of the shepherd, PID of the tree's root)."""
-    memory: Callable[[int], MemoryFacts]
-    """Host memory still available to the job of a process (PID)."""
-    versions: Callable[[], Versions]
-    environments: JobEnvironments
-    created: CreatedFilesOfJobs
-    """Records of the node-local files that restores have created."""
-    scratch: Scratch
-    scratch_records: ScratchRecords
-    jobs_on_node: Callable[[int, float], Collection[int]]
-    """The IDs of the jobs of a user (UID) on this node at any time since then (epoch). Raises ``UnreachableError``."""
-    settings: SuspendSettings = SuspendSettings()
-    workers: Workers = field(default_factory=Workers)
-    """See ``AgentContext``."""
-    gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """See ``AgentContext``."""
-    reservations: Reservations = field(default_factory=Reservations)
-    limits: MemoryLimits | None = None
-    """The memory limits of jobs; ``None``: they are not known."""
-    mailer: Mailer = NO_MAILS
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time, which tests replace."""
+
     now: Callable[[], float] = time.time
     """Seconds since the epoch."""
     sleep: Callable[[float], None] = time.sleep
-    log: logging.Logger = field(default=LOG)
 
-    def gpus_of(self, job: Job) -> Sequence[int]:
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What is recorded about suspensions: on this node, and for all nodes."""
+
+    journal: Journal
+    ledger: SuspensionLedger
+    notes: Notes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """The node-local files of jobs, and the records of them on this node."""
+
+    environments: JobEnvironments
+    created: CreatedFilesOfJobs
+    """Records of the files that restores have created."""
+    scratch: Scratch
+    scratch_records: ScratchRecords
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAllocations:
+    """The GPUs of this node that Slurm has allocated to jobs."""
+
+    node: str
+    indices: Mapping[int, Sequence[int]]
+    """See ``AgentContext.gpu_indices``."""
+
+    def of(self, job: Job) -> Sequence[int]:
         """Return Slurm's indices of the job's GPUs on this node; empty if unknown.
 
         For a job with shards, only the prolog reports them.
         """
-        mine = [one for one in job.node_gpus or () if one.node == self.node]
-        return [index for one in mine for index in one.indices] or self.gpu_indices.get(job.job_id, ())
-
-    @property
-    def local(self) -> DirectoryStore:
-        """The store on the node's own disk."""
-        return next(tier.store for tier in self.tiers.tiers if tier.name == "disk")
-
-    @property
-    def shared(self) -> DirectoryStore | None:
-        """The store that every node sees."""
-        return None if self.tiers.shared is None else self.tiers.shared.store
+        here = [gpus for gpus in job.node_gpus or () if gpus.node == self.node]
+        return [index for gpus in here for index in gpus.indices] or self.indices.get(job.job_id, ())

@@ -8,7 +8,8 @@ Until the requeue, the job can continue unharmed. From then on, its verified ima
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,13 +23,24 @@ from slurm_affinode.checkpoint.files.scratch_files import NOT_SEARCHED, NOTHING,
 from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
 from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree
-from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, RefusalCode, SavedOutput
+from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver, Image, Imager, NoRoom, Tree
+from slurm_affinode.checkpoint.store.tiers import Tiers
+from slurm_affinode.model.suspension import (
+    GpuFact,
+    LiveRun,
+    Manifest,
+    Phase,
+    Refusal,
+    RefusalCode,
+    SavedOutput,
+    Versions,
+)
 from slurm_affinode.suspension import messages
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.context import LOG, GpuAllocations, Gpus, LocalFiles, Streams, SuspendSettings
 from slurm_affinode.suspension.interface import AbortedError, Refused, cause
-from slurm_affinode.suspension.job.process_tree import Member, NotStoppedError, StoppedJob
-from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job.process_tree import Member, NotStoppedError, Processes, StoppedJob
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.job.streams import StreamsError
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpus
 from slurm_affinode.suspension.notify import SuspensionOutcomes
@@ -68,19 +80,46 @@ class DumpAttempt(Attempt):
 class RequeueEnding(Ending[DumpAttempt]):
     """The ending of jobs with ``mode=requeue``."""
 
-    def __init__(self, parts: Parts, outcomes: SuspensionOutcomes, wait: Callable[[JobJournal], None]) -> None:
-        """``wait``: hands a suspension over to recovery, since Slurm does not respond."""
-        self._parts = parts
+    def __init__(
+        self, *, node: str, processes: Processes, cuda: CudaDriver, gpus: Gpus, allocations: GpuAllocations,
+        imager: Imager, streams: Streams, tiers: Tiers, files: LocalFiles, registry: Registry,
+        settings: SuspendSettings, outcomes: SuspensionOutcomes, rollback: Rollback, requeuer: Requeuer,
+        wait: Callable[[JobJournal], None], limits: MemoryLimits | None, inspect: Callable[[int, int], TreeFacts],
+        jobs_on_node: Callable[[int, float], Collection[int]], versions: Callable[[], Versions],
+        now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """``wait``: hands a suspension over to recovery, since Slurm does not respond.
+
+        ``limits``: the memory limits of jobs; ``None``: they are not known. ``inspect``: see ``JobSuspender``.
+        ``jobs_on_node``: the IDs of the jobs of a user (UID) on this node at any time since then (epoch); it raises
+        ``UnreachableError``.
+        """
+        self._node = node
+        self._processes = processes
+        self._cuda = cuda
+        self._gpus = gpus
+        self._allocations = allocations
+        self._imager = imager
+        self._streams = streams
+        self._tiers = tiers
+        self._scratch, self._scratch_records = files.scratch, files.scratch_records
+        self._registry = registry
+        self._settings = settings
         self._outcomes = outcomes
+        self._rollback = rollback
+        self._requeuer = requeuer
         self._wait = wait
-        self._rollback = Rollback(parts)
-        self._requeuer = Requeuer(parts)
+        self._limits = limits
+        self._inspect = inspect
+        self._jobs_on_node = jobs_on_node
+        self._versions = versions
+        self._now = now
 
     # --- refusals
 
     def of_job(self, job: WatchedJob) -> Iterable[Refusal]:
         """See ``Ending``."""
-        if self._parts.shared is None:
+        if self._tiers.shared_store is None:
             yield Refusal(RefusalCode.NO_SHARED_STORE, "the site has no shared image store (suspend.shared_store)")
         if job.owner.is_root:
             yield Refusal(RefusalCode.ROOT, "it runs with the rights of root: files are opened with those of its owner")
@@ -90,21 +129,21 @@ class RequeueEnding(Ending[DumpAttempt]):
         return replace(self._image_facts(), room=self._no_room(job, estimate(tree, gpu_bytes, _OUTPUT_BYTES)))
 
     def _image_facts(self) -> ImageFacts:
-        kernel = "" if self._parts.settings.criu_sockets else os.uname().release
-        imager = self._parts.imager
+        kernel = "" if self._settings.criu_sockets else os.uname().release
+        imager = self._imager
         return ImageFacts(
             self._criu(), kernel, no_device_files=imager.why_no_device_files(), no_plugin=imager.why_no_plugin()
         )  # fmt: skip
 
     def _criu(self) -> str | None:
         try:
-            return self._parts.imager.check()
+            return self._imager.check()
         except CheckpointError:
             return None
 
     def _no_room(self, job: WatchedJob, image_bytes: int) -> str | None:
         try:
-            self._parts.tiers.check_room(job.uid, image_bytes)
+            self._tiers.check_room(job.uid, image_bytes)
         except CheckpointError as error:
             return str(error)
         return None
@@ -113,51 +152,50 @@ class RequeueEnding(Ending[DumpAttempt]):
 
     def begin(self, job: WatchedJob, journal: JobJournal, why: str, *, busy: bool = False) -> DumpAttempt:
         """See ``Ending``."""
-        parts = self._parts
-        members = parts.processes.members(job.init_pid, job.init_started)
+        members = self._processes.members(job.init_pid, job.init_started)
         root = next((member for member in members if member.pid_ns == job.root), None)
         if root is None:
             raise Refused(Refusal(RefusalCode.NOT_STARTED, "its script has ended"))
-        cuda = tuple(sorted(cuda_users(parts, (member.pid for member in members))))
-        if cuda and job.slurm is not None and not parts.gpus_of(job.slurm):
+        cuda = tuple(sorted(cuda_users(self._cuda, (member.pid for member in members))))
+        if cuda and job.slurm is not None and not self._allocations.of(job.slurm):
             text = "its GPUs are unknown, so it could not be restored: is the prolog set up?"
             raise Refused(Refusal(RefusalCode.GPU_NUMBERS, text))
         # A courtesy: it saves moving the GPU memory of a job that is refused by the same look at the stopped job.
         with suppress(NotStoppedError):
             try:
-                with parts.processes.hold(members, _refuse_lost_states):
+                with self._processes.hold(members, _refuse_lost_states):
                     pass
             except AbortedError as error:
                 raise Refused(Refusal(RefusalCode.KERNEL_STATE, str(error))) from None
-        held = gpu_memory(parts, cuda)
-        gpus = visible_gpus(parts, job.devices or (), held) if cuda else ()
+        held = gpu_memory(self._gpus, cuda)
+        gpus = visible_gpus(self._cuda, self._gpus, job.devices or (), held) if cuda else ()
         facts = replace(
-            first_facts(parts, job, why, members, cuda),
+            first_facts(job, why, members, cuda, self._now()),
             root_pid=root.pid, gpus=_gpu_count(job), gpu_model=gpus[0].model if gpus else None,
             gpu_bytes=sum(held.values()),
         )  # fmt: skip
         return DumpAttempt(
             job=job, journal=journal, members=members, facts=facts, root=root, gpu_facts=gpus,
-            stop=StoppedJob(parts.processes, job.init),
-            forked=forked_workers(parts.look(job.init_pid, root.pid), cuda),
+            stop=StoppedJob(self._processes, job.init),
+            forked=forked_workers(self._inspect(job.init_pid, root.pid), cuda),
         )  # fmt: skip
 
     def finish(self, attempt: DumpAttempt) -> None:
         """See ``Ending``."""
-        parts, job = self._parts, attempt.job
+        job = attempt.job
         self._stop(attempt)
         self._dump(attempt)
-        announce(parts, attempt, Phase.REQUEUEING)
+        announce(self._registry, attempt, Phase.REQUEUEING)
         self._requeuer.requeue(job.job_id, job.restarts)
-        if parts.settings.notices:
-            job.say(f"suspended on {parts.node}: {messages.reason(attempt.facts.why or '')}")
+        if self._settings.notices:
+            job.say(f"suspended on {self._node}: {messages.reason(attempt.facts.why or '')}")
             if attempt.local_files.text:
                 job.say(messages.reason(attempt.local_files.text))
-        if not parts.processes.end(job.init_pid, job.init_started, timeout_s=parts.settings.kill_s):
-            parts.log.error("job %s: processes are left after SIGKILL", job.job_id)
-        if parts.limits is not None:
-            parts.limits.lower(job.job_id)
-        announce(parts, attempt, Phase.QUEUED)
+        if not self._processes.end(job.init_pid, job.init_started, timeout_s=self._settings.kill_s):
+            LOG.error("job %s: processes are left after SIGKILL", job.job_id)
+        if self._limits is not None:
+            self._limits.lower(job.job_id)
+        announce(self._registry, attempt, Phase.QUEUED)
         self._outcomes.queued(attempt.journal)
 
     def _stop(self, attempt: DumpAttempt) -> None:
@@ -166,15 +204,15 @@ class RequeueEnding(Ending[DumpAttempt]):
         Earlier checks are a courtesy to the user: the processes ran on, and may be others by now. Until the dump is
         complete or rolled back, none of them runs, so this check counts.
         """
-        parts, job = self._parts, attempt.job
+        job = attempt.job
         attempt.periods = self._periods(attempt)
         # Accounting may take seconds to respond: queried before the stop. Jobs that start later have processes.
-        others = self._other_jobs(job, attempt.periods[0][0]) if parts.scratch.copies else None
-        members = parts.processes.all_processes(job.init_pid, job.init_started)
+        others = self._other_jobs(job, attempt.periods[0][0]) if self._scratch.copies else None
+        members = self._processes.all_processes(job.init_pid, job.init_started)
         before = attempt.stopped_by_others(members)  # may have changed since it began
-        announce(parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=before))
+        announce(self._registry, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=before))
         attempt.stop.stop(timeout_s=STOP_S, examine=_refuse_lost_states)
-        tree = parts.look(job.init_pid, attempt.root.pid)
+        tree = self._inspect(job.init_pid, attempt.root.pid)
         cuda = attempt.facts.cuda_pids or ()
         image = self._image_facts()  # the stores check their room when they are written to
         found = [
@@ -184,22 +222,22 @@ class RequeueEnding(Ending[DumpAttempt]):
         ]
         if found:
             raise AbortedError(found[0].text)
-        all_processes = [one.id for one in parts.processes.all_processes(job.init_pid, job.init_started)]
+        all_processes = [one.id for one in self._processes.all_processes(job.init_pid, job.init_started)]
         attempt.periods = self._periods(attempt)
-        attempt.scratch = parts.scratch.find(job.init, all_processes, job.owner, attempt.periods, others)
+        attempt.scratch = self._scratch.find(job.init, all_processes, job.owner, attempt.periods, others)
         files = 0 if attempt.scratch.why_not is not None else attempt.scratch.total_bytes
         attempt.tree_bytes = estimate(tree, 0, _OUTPUT_BYTES) + files  # includes the GPU memory by now
 
     def _periods(self, attempt: DumpAttempt) -> tuple[tuple[float, float], ...]:
-        parts, job = self._parts, attempt.job
-        now = parts.now()
-        earlier = parts.scratch_records.of(attempt.record.key, job.uid).read().periods
-        return (*earlier, (parts.processes.began(job.init_started, now), now))
+        job = attempt.job
+        now = self._now()
+        earlier = self._scratch_records.of(attempt.record.key, job.uid).read().periods
+        return (*earlier, (self._processes.began(job.init_started, now), now))
 
     def _other_jobs(self, job: WatchedJob, since_epoch: float) -> str | None:
         """Return why other jobs of the user may have created files on this node; ``None``: there were none."""
         try:
-            others = sorted(set(self._parts.jobs_on_node(job.uid, since_epoch)) - {job.job_id})
+            others = sorted(set(self._jobs_on_node(job.uid, since_epoch)) - {job.job_id})
         except AffinodeError as error:
             return f"it is not known whether other jobs of its user ran on this node: {one_line(str(error))}"
         if not others:
@@ -207,15 +245,14 @@ class RequeueEnding(Ending[DumpAttempt]):
         return f"other jobs of its user ran on this node, and may have created some of them: {others[-1]}"
 
     def _dump(self, attempt: DumpAttempt) -> None:
-        parts = self._parts
         job = attempt.job
-        image = parts.tiers.write(
+        image = self._tiers.write(
             attempt.journal.key, partial(self._fill, attempt), uid=job.uid, estimate=attempt.tree_bytes,
             at_least=self._next_seq(attempt), passed=attempt.passed.append,
         )  # fmt: skip
-        parts.tiers.settle(image, passed=attempt.passed.append)
+        self._tiers.settle(image, passed=attempt.passed.append)
         passed = "; ".join(dict.fromkeys(attempt.passed)) or None
-        local, record = attempt.local_files, parts.scratch_records.of(attempt.record.key, job.uid)
+        local, record = attempt.local_files, self._scratch_records.of(attempt.record.key, job.uid)
         required = record.known().required
         if local.kind == "tied" and required is None and job.slurm is not None:
             required = ",".join(job.slurm.nodes_required)
@@ -224,13 +261,13 @@ class RequeueEnding(Ending[DumpAttempt]):
             tied=True if local.kind == "tied" else None,
             required_nodes=required,
         )  # fmt: skip
-        announce(parts, attempt, Phase.DUMPED, facts)
+        announce(self._registry, attempt, Phase.DUMPED, facts)
 
     def _fill(self, attempt: DumpAttempt, writer: ImageWriter) -> Image:
         """Dump into one store. Raises ``NoRoom`` if it is full; the tree can then be dumped into another one."""
-        parts, job = self._parts, attempt.job
+        job = attempt.job
         removed = deleted_files.ahead([member.id for member in self._members(attempt)])
-        announce(parts, attempt, Phase.DUMPING, SuspensionFacts(seq=writer.seq, removed=removed))
+        announce(self._registry, attempt, Phase.DUMPING, SuspensionFacts(seq=writer.seq, removed=removed))
         writer.follow()
         before = set(attempt.record.stopped_pids or ())
         stopped = frozenset(member.pid_ns for member in self._members(attempt) if member.pid in before)
@@ -238,13 +275,13 @@ class RequeueEnding(Ending[DumpAttempt]):
         try:
             # Slurm continues and ends the processes of a job that it requeues, also for others: dumped processes must
             # not run on, so they are held until they are killed.
-            parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s, stop=attempt.stop)
-            attempt.local_files = parts.scratch.save(
-                job.init, attempt.scratch, writer.fd, job.owner, parts.node,
-                kept=local_files.stored(writer.criu_fd), timeout_s=parts.settings.dump_s,
+            self._imager.dump(tree, writer.criu_fd, timeout_s=self._settings.dump_s, stop=attempt.stop)
+            attempt.local_files = self._scratch.save(
+                job.init, attempt.scratch, writer.fd, job.owner, self._node,
+                kept=local_files.stored(writer.criu_fd), timeout_s=self._settings.dump_s,
             )  # fmt: skip
             self._record_periods(attempt)
-            outputs = parts.streams.save(job.init, writer.save, job.owner)
+            outputs = self._streams.save(job.init, writer.save, job.owner)
             return writer.commit(self._manifest(attempt, outputs, writer))
         except StreamsError as error:
             raise AbortedError(str(error)) from None
@@ -255,7 +292,7 @@ class RequeueEnding(Ending[DumpAttempt]):
 
     def _record_periods(self, attempt: DumpAttempt) -> None:
         """Record when the files of a tied job were made. Raises ``AbortedError``: later they would not be found."""
-        record = self._parts.scratch_records.of(attempt.record.key, attempt.job.uid)
+        record = self._scratch_records.of(attempt.record.key, attempt.job.uid)
         if attempt.local_files.kind == "tied" and not record.write(
             lambda facts: replace(facts, periods=attempt.periods)
         ):
@@ -265,7 +302,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         """Return a number above that of every image of the job, in any store."""
         job, newest = attempt.job, attempt.job.suspensions
         run = LiveRun(attempt.journal.key, job.uid, job.restarts)
-        for store in self._parts.tiers.stores:
+        for store in self._tiers.stores:
             try:
                 image = store.find(run)
             except (CheckpointError, OSError):
@@ -274,19 +311,19 @@ class RequeueEnding(Ending[DumpAttempt]):
         return newest + 1
 
     def _manifest(self, attempt: DumpAttempt, outputs: tuple[SavedOutput, ...], writer: ImageWriter) -> Manifest:
-        parts, job, record = self._parts, attempt.job, attempt.record
+        job, record = attempt.job, attempt.record
         numbers = {member.pid: member.pid_ns for member in attempt.members}
         return Manifest(
             key=record.key,
             seq=writer.seq,
             uid=job.uid,
             gid=job.gid,
-            node=parts.node,
+            node=self._node,
             restarts=job.restarts,
             started_epoch=record.began_epoch,
-            dumped_epoch=parts.now(),
+            dumped_epoch=self._now(),
             option=job.option,
-            versions=parts.versions(),
+            versions=self._versions(),
             root_pid=attempt.root.pid_ns,
             cuda_pids=tuple(numbers[pid] for pid in record.cuda_pids or ()),
             gpus=attempt.gpu_facts,
@@ -296,21 +333,21 @@ class RequeueEnding(Ending[DumpAttempt]):
         )
 
     def _members(self, attempt: DumpAttempt) -> Sequence[Member]:
-        return self._parts.processes.members(attempt.job.init_pid, attempt.job.init_started)
+        return self._processes.members(attempt.job.init_pid, attempt.job.init_started)
 
     def roll_back(self, attempt: DumpAttempt, error: AffinodeError | OSError) -> None:
         """See ``Ending``."""
-        parts, job_id = self._parts, attempt.job.job_id
+        job_id = attempt.job.job_id
         why = cause(error)
         if attempt.phase is Phase.REQUEUEING and not isinstance(error, NotRequeued):
             # Slurm may have requeued it: recovery queries Slurm first, and only recovery may decide on the job.
-            parts.log.warning("job %s: %s; continued when Slurm responds", job_id, why)
+            LOG.warning("job %s: %s; continued when Slurm responds", job_id, why)
             self._wait(attempt.journal)
             return
-        parts.log.warning("job %s: the suspension is rolled back: %s", job_id, why)
+        LOG.warning("job %s: the suspension is rolled back: %s", job_id, why)
         self._rollback.drop_image(attempt.journal)  # first: a new agent would requeue the job with it
         self._rollback.resume(attempt.journal)
-        parts.registry.set_phase(job_id, Phase.RUNNING)
+        self._registry.set_phase(job_id, Phase.RUNNING)
         self._outcomes.ran_on(attempt.journal, why)
         attempt.phase, attempt.failure = Phase.RUNNING, why
 

@@ -18,14 +18,22 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import MemoryFacts, SpareMemory, TreeFacts
-from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost, RestoreInterrupted
+from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver, HelperLost, RestoreInterrupted
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import GpuFact, Phase
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension.context import LOG, Clock, Gpus, Reservations, SuspendSettings
 from slurm_affinode.suspension.interface import AbortedError
-from slurm_affinode.suspension.job.memory_limits import STILL_RAISED, AllocatedMemory, LimitRoom, MemoryLimitError
-from slurm_affinode.suspension.job.process_tree import TreeGoneError
+from slurm_affinode.suspension.job.memory_limits import (
+    STILL_RAISED,
+    AllocatedMemory,
+    LimitRoom,
+    MemoryLimitError,
+    MemoryLimits,
+)
+from slurm_affinode.suspension.job.process_tree import Processes, TreeGoneError
 from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.records.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import MARGIN as HOST_MARGIN
@@ -56,16 +64,16 @@ def shortage(
     return None
 
 
-def cuda_users(parts: Parts, pids: Iterable[int]) -> frozenset[int]:
+def cuda_users(cuda: CudaDriver, pids: Iterable[int]) -> frozenset[int]:
     """Return those of ``pids`` that use CUDA. Raises ``CheckpointError``.
 
     If the helper for the driver was lost, the next one is queried.
     """
     pids = tuple(pids)
     try:
-        return parts.cuda.users(pids)
+        return cuda.users(pids)
     except HelperLost:
-        return parts.cuda.users(pids)
+        return cuda.users(pids)
 
 
 def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Iterable[int]) -> dict[str, int]:
@@ -75,19 +83,19 @@ def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Iterable[int]) -> di
     return {uuid: count for uuid, count in found.items() if count}
 
 
-def gpu_memory(parts: Parts, pids: Collection[int]) -> dict[str, int]:
+def gpu_memory(gpus: Gpus, pids: Collection[int]) -> dict[str, int]:
     """Return UUID -> bytes of GPU memory that these processes hold. Raises ``GpuError``."""
-    return held_by(parts.gpus.processes(), pids) if pids else {}
+    return held_by(gpus.processes(), pids) if pids else {}
 
 
 def visible_gpus(
-    parts: Parts, allocated: Iterable[Device], held: Mapping[str, int] | None = None
+    cuda: CudaDriver, gpus: Gpus, allocated: Iterable[Device], held: Mapping[str, int] | None = None
 ) -> tuple[GpuFact, ...]:
     """Return every GPU that the CUDA driver lists, in its order. Raises ``CheckpointError`` and ``GpuError``.
 
     ``allocated``: the GPUs of the job; ``held``: UUID -> bytes that it holds.
     """
-    known = {device.uuid: device for device in parts.gpus.devices() if device.mig is None}
+    known = {device.uuid: device for device in gpus.devices() if device.mig is None}
     mine = {device.uuid for device in allocated}
     return tuple(
         GpuFact(
@@ -97,7 +105,7 @@ def visible_gpus(
             allocated=uuid in mine,
             held_bytes=(held or {}).get(uuid, 0),
         )
-        for uuid in parts.cuda.devices()
+        for uuid in cuda.devices()
     )
 
 
@@ -118,9 +126,27 @@ class Allowance:
 class HostMemory:
     """Host memory available to the jobs of a node."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._slurm = SlurmFacts(parts)
+    def __init__(
+        self, *, node: str, slurm: SlurmClient, configuration: SlurmFacts, processes: Processes, cuda: CudaDriver,
+        gpus: Gpus, tiers: Tiers, settings: SuspendSettings, limits: MemoryLimits | None, reservations: Reservations,
+        read_memory: Callable[[int], MemoryFacts], clock: Clock,
+    ) -> None:  # fmt: skip
+        """``limits``: the memory limits of jobs; ``None``: they are not known.
+
+        ``read_memory``: host memory still available to the job of a process (PID).
+        """
+        self._node = node
+        self._slurm = slurm
+        self._configuration = configuration
+        self._processes = processes
+        self._cuda = cuda
+        self._gpus = gpus
+        self._tiers = tiers
+        self._settings = settings
+        self._limits = limits
+        self._reservations = reservations
+        self._read_memory = read_memory
+        self._clock = clock
 
     def of(self, job: WatchedJob, tree: TreeFacts, gpu_bytes: int) -> MemoryFacts:
         """Return the host memory that a job may still use, less the reservations of other jobs.
@@ -132,39 +158,38 @@ class HostMemory:
         if room is not None:
             spare = self._spare(job.job_id, job.init) if gpu_bytes + HOST_MARGIN > room.own else None
             facts = replace(facts, headroom=room.above, own=room.own, spare=spare)
-        limits = self._parts.limits
+        limits = self._limits
         if limits is not None and job.phase is Phase.RUNNING:
             facts = replace(facts, raised=limits.raised(job.job_id))
         limit_mib = 0 if job.slurm is None else memory_mib(job.slurm.tres_allocated.get("mem"))
-        if not limit_mib or not self._slurm.ends_above_memory():
+        if not limit_mib or not self._configuration.ends_above_memory():
             return facts
         left = limit_mib * MIB - sum(one.memory for one in (*tree.processes, *tree.outside))
         return replace(facts, headroom=left if facts.headroom is None else min(left, facts.headroom))
 
     def _available(self, job_id: int, init_pid: int) -> MemoryFacts:
-        facts = self._parts.memory(init_pid)
-        images = sum(tier.store.budget.promised for tier in self._parts.tiers.tiers if not tier.durable)
-        return replace(facts, available=max(0, facts.available - self._parts.reservations.before(job_id) - images))
+        facts = self._read_memory(init_pid)
+        images = sum(tier.store.budget.promised for tier in self._tiers.tiers if not tier.durable)
+        return replace(facts, available=max(0, facts.available - self._reservations.before(job_id) - images))
 
     def _room(self, job_id: int, init: Id) -> LimitRoom | None:
         """Return the memory left below limits that can be raised; ``None``: there are none."""
-        parts = self._parts
-        if parts.limits is None or not parts.settings.raise_limit:
+        if self._limits is None or not self._settings.raise_limit:
             return None
-        return parts.limits.room(job_id, init)
+        return self._limits.room(job_id, init)
 
     def _spare(self, job_id: int, init: Id) -> SpareMemory | None:
         """Return the memory of this node that no job needs; ``None``: unknown."""
-        limits = self._parts.limits
+        limits = self._limits
         with suppress(OSError):
             return None if limits is None else self._spare_at(job_id, init)(limits.allocated(job_id, init))
         return None
 
     def _spare_at(self, job_id: int, init: Id) -> Callable[[AllocatedMemory], SpareMemory | None]:
         """Query Slurm, and return a function of the memory that is allocated after that. Raises ``OSError``."""
-        limits, settings = self._parts.limits, self._parts.settings
+        limits, settings = self._limits, self._settings
         earlier = None if limits is None else limits.allocated(job_id, init)
-        by_slurm, share = self._allocated(), self._slurm.allowed_memory_share()
+        by_slurm, share = self._allocated(), self._configuration.allowed_memory_share()
 
         def spare(there: AllocatedMemory) -> SpareMemory | None:
             if by_slurm is None or earlier is None:
@@ -176,9 +201,8 @@ class HostMemory:
 
     def _allocated(self) -> int | None:
         """Return the bytes that Slurm has allocated on this node; ``None``: unknown."""
-        parts = self._parts
         try:
-            found = next((one.memory_used_mib for one in parts.slurm.nodes() if one.name == parts.node), None)
+            found = next((one.memory_used_mib for one in self._slurm.nodes() if one.name == self._node), None)
         except AffinodeError:
             return None
         return None if found is None else round(found * MIB)
@@ -194,12 +218,12 @@ class HostMemory:
         and the processes may have allocated more since ``facts``. Raises ``GpuError``. Return the allowance for
         ``check_use``; ``None``: the limit was not raised.
         """
-        job_id, init, limits = job.job_id, job.init, self._parts.limits
+        job_id, init, limits = job.job_id, job.init, self._limits
         if limits is None or self._room(job_id, init) is None or not facts.cuda_pids:
             return None
         if not limits.lower(job_id):
             raise AbortedError(f"its memory limit is still raised for an earlier suspension: {STILL_RAISED}")
-        gpu_bytes = max(facts.gpu_bytes or 0, sum(gpu_memory(self._parts, facts.cuda_pids).values()))
+        gpu_bytes = max(facts.gpu_bytes or 0, sum(gpu_memory(self._gpus, facts.cuda_pids).values()))
         if (room := self._room(job_id, init)) is not None and room.own < gpu_bytes + HOST_MARGIN:
             before()
         used_bytes = limits.used(job_id, init)
@@ -221,9 +245,9 @@ class HostMemory:
         Call it when the GPU memory has moved and no process of the job can allocate more: its processes that use CUDA
         ran while the limit was raised.
         """
-        if allowance is None or self._parts.limits is None:
+        if allowance is None or self._limits is None:
             return
-        used_bytes = self._parts.limits.used(job.job_id, job.init)
+        used_bytes = self._limits.used(job.job_id, job.init)
         if used_bytes is None:
             raise AbortedError(_USE_UNKNOWN)
         if excess := allowance.excess(used_bytes):
@@ -236,15 +260,14 @@ class HostMemory:
         ``image_bytes``: their memory, including GPU memory. Waits for memory of the node for some time; ``check`` is
         called repeatedly, and an exception that it raises ends the wait.
         """
-        parts = self._parts
-        deadline = parts.now() + parts.settings.free_s
+        deadline = self._clock.now() + self._settings.free_s
         while (room := self._room(job_id, init)) is not None:
             try:
                 self._raise(job_id, init, image_bytes + HOST_MARGIN)
             except MemoryLimitError as error:
                 if room.own >= image_bytes:
                     return
-                if parts.now() >= deadline:
+                if self._clock.now() >= deadline:
                     text = (
                         f"its memory ({size(image_bytes)}, with that of its GPUs) does not fit below its memory limit"
                     )
@@ -252,11 +275,11 @@ class HostMemory:
             else:
                 return
             check()
-            parts.sleep(_PAUSE_S)
+            self._clock.sleep(_PAUSE_S)
 
     def _raise(self, job_id: int, init: Id, needed: int) -> bool:
         """Raise the limits of a job if necessary; return whether it was. Raises ``MemoryLimitError``."""
-        limits = self._parts.limits
+        limits = self._limits
         room = self._room(job_id, init)
         if limits is None or room is None or room.own >= needed:
             return False
@@ -265,20 +288,20 @@ class HostMemory:
         except OSError as error:
             raise MemoryLimitError(f"its memory limit cannot be raised: {error.strerror or error}") from error
         if more:
-            self._parts.log.info("job %s: its memory limit is raised by %s", job_id, size(more))
+            LOG.info("job %s: its memory limit is raised by %s", job_id, size(more))
         return more > 0
 
     @contextmanager
     def promised(self, job: WatchedJob) -> Iterator[None]:
         """Reserve host memory for the job's GPU memory, so that concurrent suspensions leave room for it."""
-        parts, count = self._parts, 0
+        count = 0
         # If the amount is unknown, the suspension is refused for that reason.
         with suppress(CheckpointError, GpuError, TreeGoneError):
-            members = parts.processes.all_processes(job.init_pid, job.init_started)
-            count = sum(gpu_memory(parts, cuda_users(parts, (one.pid for one in members))).values())
-        with parts.reservations.of(job.job_id, count):
+            members = self._processes.all_processes(job.init_pid, job.init_started)
+            count = sum(gpu_memory(self._gpus, cuda_users(self._cuda, (one.pid for one in members))).values())
+        with self._reservations.of(job.job_id, count):
             yield
 
     def moved(self, job: WatchedJob) -> None:
         """End the reservation: the node's free memory now accounts for it."""
-        self._parts.reservations.moved(job.job_id)
+        self._reservations.moved(job.job_id)

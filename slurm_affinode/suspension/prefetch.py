@@ -7,6 +7,7 @@ one agent queries for all; see ``wake``. Images are read past the page cache, wi
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,11 +17,13 @@ from pathlib import Path
 from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 from slurm_affinode.checkpoint.store.retention import Copy, SharedDemand
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import JobKey, LiveRun
-from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.records.shared_state import Note
+from slurm_affinode.suspension.context import LOG, Location
+from slurm_affinode.suspension.records.shared_state import Note, Notes
 
 _MEND_S = 60.0
 _SAVE_S = 60.0
@@ -29,31 +32,36 @@ _SAVE_S = 60.0
 class Prefetcher:
     """The prefetcher of the agent. Transfers one image at a time."""
 
-    def __init__(self, parts: Parts, ahead_s: float, state: Path | None) -> None:
+    def __init__(
+        self, *, location: Location, tiers: Tiers, notes: Notes, workers: Workers, ahead_s: float, state: Path | None,
+        now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
         """``ahead_s``: time before the expected start; 0: never. ``state``: the file of the learned demand."""
-        self._parts = parts
+        self._node, self._cluster = location.node, location.cluster
+        self._tiers = tiers
+        self._notes = notes
+        self._now = now
         self._ahead_s = ahead_s
         self._state = state
         self._saved = 0.0
         self._looked: set[tuple[JobKey, str | None]] = set()
         self._bad: set[tuple[str, int]] = set()
-        self._queue = parts.workers.queue("prefetch")
+        self._queue = workers.queue("prefetch")
         self._under_way: Future[None] | None = None
 
     def tick(self) -> None:
         """Start the next transfer, if any, in the background. Must not raise."""
-        parts = self._parts
         try:
-            parts.tiers.relieve()
+            self._tiers.relieve()
             self._save()
             if self._under_way is not None and not self._under_way.done():
                 return
-            notes = [note for note in parts.notes.all() if note.cluster == parts.cluster and not note.given_up]
+            notes = [note for note in self._notes.all() if note.cluster == self._cluster and not note.given_up]
             work = [*self._to_mend(notes), *self._to_bring(notes)]
             if work:
                 self._under_way = self._queue.submit(self._run, work)
         except (AffinodeError, OSError) as error:
-            parts.log.warning("cannot prefetch images: %s", error)
+            LOG.warning("cannot prefetch images: %s", error)
 
     def _run(self, work: Sequence[Callable[[], bool]]) -> None:
         """Do the first piece of work that has an effect; failures are logged and skipped."""
@@ -62,20 +70,19 @@ class Prefetcher:
                 if one():
                     return
             except (AffinodeError, OSError) as error:
-                self._parts.log.warning("cannot prefetch images: %s", error)
+                LOG.warning("cannot prefetch images: %s", error)
 
     def _to_mend(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
         """Yield the copies of this node's images to the shared tier that are due.
 
         An image is due if it is missing there for some time, or could not be restored from there.
         """
-        parts = self._parts
-        shared = parts.tiers.shared
+        shared = self._tiers.shared
         if shared is None:
             return
         for note in notes:
-            late = parts.now() - note.since_epoch > _MEND_S
-            if note.node != parts.node or not late or parts.tiers.on_node(note.key.name, note.seq) is None:
+            late = self._now() - note.since_epoch > _MEND_S
+            if note.node != self._node or not late or self._tiers.on_node(note.key.name, note.seq) is None:
                 continue
             if shared.store.busy(note.key):  # being copied
                 continue
@@ -90,26 +97,25 @@ class Prefetcher:
                 yield partial(self._mend, note)
 
     def _mend(self, note: Note) -> bool:
-        self._parts.tiers.mend(note.key.name, note.seq)
+        self._tiers.mend(note.key.name, note.seq)
         return True
 
     def _to_bring(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
         """Return the transfers for the jobs that start here next, according to Slurm."""
-        parts = self._parts
-        plans = parts.notes.plan() if self._ahead_s > 0 and notes else {}
+        plans = self._notes.plan() if self._ahead_s > 0 and notes else {}
         soon: list[tuple[float, Copy]] = []
         for note in notes:
             plan = plans.get(note.job_id)
-            if plan is None or parts.node not in plan.nodes or plan.start_epoch - parts.now() > self._ahead_s:
+            if plan is None or self._node not in plan.nodes or plan.start_epoch - self._now() > self._ahead_s:
                 continue
             # The next attempt, with the fields needed to find its image.
-            copies, _ = parts.tiers.copies(LiveRun(note.key, note.uid, note.restarts + 1))
-            if copies and copies[0].tier is not parts.tiers.tiers[0] and copies[0].id not in self._bad:
-                soon.append((plan.start_epoch - parts.now(), copies[0]))
+            copies, _ = self._tiers.copies(LiveRun(note.key, note.uid, note.restarts + 1))
+            if copies and copies[0].tier is not self._tiers.tiers[0] and copies[0].id not in self._bad:
+                soon.append((plan.start_epoch - self._now(), copies[0]))
         return (partial(self._bring, copy, max(left_s, 1.0)) for left_s, copy in sorted(soon, key=lambda one: one[0]))
 
     def _bring(self, copy: Copy, expected_s: float) -> bool:
-        tiers = self._parts.tiers
+        tiers = self._tiers
         try:
             return tiers.pull(copy, expected_s=expected_s) is not None
         except ImageDamaged as error:  # otherwise it would be read again and again
@@ -120,10 +126,10 @@ class Prefetcher:
     # --- learned demand
 
     def _save(self) -> None:
-        now = self._parts.now()
+        now = self._now()
         if self._state is not None and not 0 <= now - self._saved < _SAVE_S:
             self._saved = now
-            write_text(self._state, json.dumps(self._parts.tiers.demand.state()) + "\n", mode=0o600)
+            write_text(self._state, json.dumps(self._tiers.demand.state()) + "\n", mode=0o600)
 
 
 def load_demand(path: Path) -> SharedDemand:

@@ -2,91 +2,104 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.threads import Workers, surviving
 from slurm_affinode.base.timeouts import UNRESPONSIVE
 from slurm_affinode.checkpoint.files import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageUnreadable
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.core.retention import Fate, fate
 from slurm_affinode.core.suspension import IN_PLACE, JobFact, RecoveryAction, World, recover
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
-from slurm_affinode.slurm.interface import UnknownJobError
+from slurm_affinode.slurm.interface import SlurmClient, UnknownJobError
 from slurm_affinode.suspension import messages
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.context import LOG, LocalFiles, Location, Records, SuspendSettings
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
-from slurm_affinode.suspension.job.memory_limits import ExceededLimit
-from slurm_affinode.suspension.job.process_tree import TreeGoneError
-from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.memory_limits import ExceededLimit, MemoryLimits
+from slurm_affinode.suspension.job.process_tree import Processes, TreeGoneError
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.records.journal import JobJournal
 from slurm_affinode.suspension.records.record import SuspensionRecord
 from slurm_affinode.suspension.records.shared_state import NO_NOTE, LastRestore, Note, SuspendedJob
-from slurm_affinode.suspension.records.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of
+from slurm_affinode.suspension.records.sweep import STOPPED_HINT, Absence, Absences, ImageSweep, Swept, is_of
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, UnresponsiveError
 from slurm_affinode.suspension.rollback import Rollback
 
 UNKNOWN = "Slurm does not know this job: has slurmctld lost its state? Its image is kept for a time"
 
 
-def asleep(parts: Parts) -> list[SuspendedJob]:
-    """Return the suspended jobs: those with a note, unless their image should be on this node and is missing."""
-    shared = _present([] if parts.shared is None else parts.shared.images())
-    local = _present([image for tier in parts.tiers.node for image in tier.store.images()])
-    found, unknown = [], parts.absences.all()
-    without = list(_without_note(parts))  # first: a note that is written meanwhile is read below
-    notes = parts.notes.all()
-    known = {note.key for note in notes}
-    for note in (*notes, *(one for one in without if one.key not in known)):
-        where = "shared" if (note.key.name, note.seq) in shared else "node"
-        here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
-        if not here and not note.given_up:
-            continue
-        failure = UNKNOWN if note.key.name in unknown else note.problem
-        settings, released = parts.settings, note.released_epoch
-        release = None if released is None else released + settings.release_pause_s(note.releases)
-        found.append(
-            SuspendedJob.of(note, where, failure=failure, retries=settings.restore_retries, release_epoch=release)
-        )
-    return found
+class SuspendedJobs:
+    """The suspended jobs that this node knows."""
 
+    def __init__(
+        self, *, location: Location, tiers: Tiers, records: Records, absences: Absences, settings: SuspendSettings,
+        now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self._node, self._cluster = location.node, location.cluster
+        self._tiers = tiers
+        self._journal, self._notes = records.journal, records.notes
+        self._absences = absences
+        self._settings = settings
+        self._now = now
 
-def suspended_ids(parts: Parts) -> frozenset[int] | None:
-    """Return the IDs of the jobs that will be restored; ``None`` if the notes cannot be read.
+    def all(self) -> list[SuspendedJob]:
+        """Return the suspended jobs: those with a note, unless their image should be on this node and is missing."""
+        shared = _present([] if self._tiers.shared_store is None else self._tiers.shared_store.images())
+        local = _present([image for tier in self._tiers.node for image in tier.store.images()])
+        found, unknown = [], self._absences.all()
+        without = list(self._without_note())  # first: a note that is written meanwhile is read below
+        notes = self._notes.all()
+        known = {note.key for note in notes}
+        for note in (*notes, *(one for one in without if one.key not in known)):
+            where = "shared" if (note.key.name, note.seq) in shared else "node"
+            here = where == "shared" or (note.key.name, note.seq) in local or note.node != self._node
+            if not here and not note.given_up:
+                continue
+            failure = UNKNOWN if note.key.name in unknown else note.problem
+            settings, released = self._settings, note.released_epoch
+            release = None if released is None else released + settings.release_pause_s(note.releases)
+            found.append(
+                SuspendedJob.of(note, where, failure=failure, retries=settings.restore_retries, release_epoch=release)
+            )
+        return found
 
-    A job's comment does not count: its owner can write it, and the jobs of others would be limited by it.
-    """
-    without = list(_without_note(parts))  # first: see ``asleep``
-    notes = parts.notes.known()
-    if notes is None:
-        return None
-    here = (one for one in (*notes, *without) if one.cluster == parts.cluster and not one.given_up)
-    return frozenset(one.job_id for one in here)
+    def ids(self) -> frozenset[int] | None:
+        """Return the IDs of the jobs that will be restored; ``None`` if the notes cannot be read.
 
+        A job's comment does not count: its owner can write it, and the jobs of others would be limited by it.
+        """
+        without = list(self._without_note())  # first: see ``all``
+        notes = self._notes.known()
+        if notes is None:
+            return None
+        here = (one for one in (*notes, *without) if one.cluster == self._cluster and not one.given_up)
+        return frozenset(one.job_id for one in here)
 
-def _without_note(parts: Parts) -> Iterator[Note]:
-    """Yield notes of suspended jobs that only this node knows, while the shared directory cannot be written."""
-    for journal in parts.journal.open_journals():
-        key = journal.key
-        if journal.phase is Phase.QUEUED and parts.notes.read(key.cluster, key.job_id) is None:
-            yield replace(journal.record.note(parts.node, parts.now()), trouble=NO_NOTE)
+    def _without_note(self) -> Iterator[Note]:
+        """Yield notes of suspended jobs that only this node knows, while the shared directory cannot be written."""
+        for journal in self._journal.open_journals():
+            key = journal.key
+            if journal.phase is Phase.QUEUED and self._notes.read(key.cluster, key.job_id) is None:
+                yield replace(journal.record.note(self._node, self._now()), trouble=NO_NOTE)
+
+    def forget_awake(self, registry: Registry) -> None:
+        """Remove notes of jobs that run on this node and could not be removed at their restore."""
+        for note in self._notes.all():
+            job = registry.get(note.job_id)
+            runs = job is not None and job.phase is Phase.RUNNING and job.root > 0
+            if job is not None and runs and note.cluster == self._cluster and note.restarts < job.restarts:
+                self._notes.remove(note.cluster, note.job_id)
 
 
 def _present(images: Iterable[object]) -> set[tuple[str, int]]:
     return {(one.manifest.key.name, one.manifest.seq) for one in images if isinstance(one, Image)}
-
-
-def forget_awake(parts: Parts) -> None:
-    """Remove notes of jobs that run on this node and could not be removed at their restore."""
-    for note in parts.notes.all():
-        job = parts.registry.get(note.job_id)
-        runs = job is not None and job.phase is Phase.RUNNING and job.root > 0
-        if job is not None and runs and note.cluster == parts.cluster and note.restarts < job.restarts:
-            parts.notes.remove(note.cluster, note.job_id)
 
 
 _RETRY_S = 2.0
@@ -99,16 +112,38 @@ _YOUNG_S = 30.0
 class JobKeeper:
     """``Keeper`` for the agent."""
 
-    def __init__(self, parts: Parts, outcomes: SuspensionOutcomes, in_place: InPlaceScheduler | None = None) -> None:
-        """``in_place`` takes over the jobs that sleep in place; ``None``: there cannot be any."""
-        self._parts = parts
+    def __init__(
+        self, *, location: Location, slurm: SlurmClient, processes: Processes, registry: Registry, records: Records,
+        absences: Absences, tiers: Tiers, files: LocalFiles, settings: SuspendSettings, workers: Workers,
+        outcomes: SuspensionOutcomes, rollback: Rollback, requeuer: Requeuer, limits: MemoryLimits | None,
+        in_place: InPlaceScheduler | None = None, now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """``in_place`` takes over the jobs that sleep in place; ``None``: there cannot be any.
+
+        ``requeuer`` is used by this keeper alone. ``limits``: the memory limits of jobs; ``None``: they are not known.
+        """
+        self._node, self._cluster = location.node, location.cluster
+        self._slurm = slurm
+        self._processes = processes
+        self._registry = registry
+        self._journal, self._ledger, self._notes = records.journal, records.ledger, records.notes
+        self._absences = absences
+        self._tiers = tiers
+        self._environments, self._created = files.environments, files.created
+        self._scratch_records = files.scratch_records
+        self._settings = settings
         self._outcomes = outcomes
+        self._rollback = rollback
+        self._requeuer = requeuer
+        self._limits = limits
         self._in_place = in_place
-        self._rollback = Rollback(parts)
-        self._requeuer = Requeuer(parts)
+        self._now = now
+        self._suspended = SuspendedJobs(
+            location=location, tiers=tiers, records=records, absences=absences, settings=settings, now=now
+        )
         self._unresponsive = False
         """slurmctld did not respond in this round."""
-        self._queue = parts.workers.queue("recovery")
+        self._queue = workers.queue("recovery")
         self._waiting: dict[JobKey, JobJournal] = {}
         """No lock: suspensions add journals, and only the thread of the queue copies and removes them, each of which is
         one operation of the dictionary."""
@@ -121,37 +156,36 @@ class JobKeeper:
 
     def recover(self) -> None:
         """Process every open journal once; those that have to wait are retried until they are done."""
-        journals = self._parts.journal.open_journals()
+        journals = self._journal.open_journals()
         for journal in journals:
             if journal.damage:
-                self._parts.log.error("%s: %s", journal.path, journal.damage)
+                LOG.error("%s: %s", journal.path, journal.damage)
         self._round(journals)
         self._lower_limits()
         self._queue.every(_RETRY_S, self._retry)
 
     def _retry(self) -> None:
         self._round(list(self._waiting.values()))
-        with surviving(self._parts.log, "memory limits are not lowered, by a fault of the agent"):
+        with surviving(LOG, "memory limits are not lowered, by a fault of the agent"):
             self._lower_limits()
 
     def _lower_limits(self) -> None:
         """Lower memory limits that a suspension, a wake or a restore has left raised."""
-        journal, limits = self._parts.journal, self._parts.limits
+        journal, limits = self._journal, self._limits
         if limits is not None:
             limits.tend(lambda: [one.key.job_id for one in journal.open_journals()], self._exceeded)
 
     def _exceeded(self, excess: ExceededLimit) -> None:
         """Report that the kernel ends processes of a job; end all of them if that did not free its memory."""
-        parts = self._parts
-        job = parts.registry.get(excess.job_id)
+        job = self._registry.get(excess.job_id)
         if not excess.rounds:
             text = messages.exceeded(excess.used, excess.limit)
-            parts.log.warning("job %s: %s", excess.job_id, text)
+            LOG.warning("job %s: %s", excess.job_id, text)
             if job is not None:
                 job.say(text)
         elif excess.rounds >= _KILL_ROUNDS and job is not None:
-            parts.log.warning("job %s: all its processes are killed: it still exceeds its memory limit", job.job_id)
-            parts.processes.end(job.init_pid, job.init_started, timeout_s=_RETRY_S)
+            LOG.warning("job %s: all its processes are killed: it still exceeds its memory limit", job.job_id)
+            self._processes.end(job.init_pid, job.init_started, timeout_s=_RETRY_S)
 
     def _round(self, journals: Sequence[JobJournal]) -> None:
         """Process each journal once. If slurmctld does not respond, it is queried only once: its time-out is long."""
@@ -165,11 +199,11 @@ class JobKeeper:
 
     def _try(self, journal: JobJournal) -> None:
         done = False
-        with surviving(self._parts.log, "job %s: recovery failed, by a fault of the agent", journal.key.job_id):
+        with surviving(LOG, "job %s: recovery failed, by a fault of the agent", journal.key.job_id):
             try:
                 done = self.take_up(journal)
             except AffinodeError as error:
-                self._parts.log.warning("job %s: %s", journal.key.job_id, error)
+                LOG.warning("job %s: %s", journal.key.job_id, error)
         if done:
             self._waiting.pop(journal.key, None)
             self._logged.pop(journal.key, None)
@@ -178,11 +212,10 @@ class JobKeeper:
 
     def take_up(self, journal: JobJournal) -> bool:
         """Do what ``core.suspension.recover`` decides for a journal; return whether nothing is left to wait for."""
-        parts = self._parts
         if not journal.entries:
             return True
         record = journal.record
-        if record.seq is not None and any(store.busy(record.key) for store in parts.tiers.stores):
+        if record.seq is not None and any(store.busy(record.key) for store in self._tiers.stores):
             return False  # a CRIU that has outlived the agent has to end by itself: killing it would harm the tree
         world = self._world(record)
         todo = recover(record.phase, world)
@@ -190,12 +223,12 @@ class JobKeeper:
         said = f"job {record.key.job_id} was {record.phase.value}: {todo.why} ({names})"
         if self._logged.get(record.key) != said:  # once, not in each round
             self._logged[record.key] = said
-            parts.log.info("%s", said)
+            LOG.info("%s", said)
         for action in todo.actions:
             if action is RecoveryAction.WAIT or not self._act(action, journal, todo.why):
                 return False
         if todo.phase is Phase.QUEUED and world.job is JobFact.LATER_RUN:
-            parts.ledger.write(journal.record.ledger_entry(parts.node))
+            self._ledger.write(journal.record.ledger_entry(self._node))
             if not self._may_be_here(record.key.job_id):
                 self._outcomes.leave(record)
             journal.close()
@@ -208,7 +241,7 @@ class JobKeeper:
     def _may_be_here(self, job_id: int) -> bool:
         """Return whether the current attempt of a job may be on this node."""
         try:
-            return self._parts.slurm.job(job_id).batch_host in (None, self._parts.node)
+            return self._slurm.job(job_id).batch_host in (None, self._node)
         except AffinodeError:
             return True
 
@@ -224,7 +257,7 @@ class JobKeeper:
 
     def _has_tree(self, record: SuspensionRecord) -> bool:
         try:
-            return bool(self._parts.processes.members(record.init_pid, record.init_started))
+            return bool(self._processes.members(record.init_pid, record.init_started))
         except TreeGoneError:
             return False
 
@@ -236,7 +269,7 @@ class JobKeeper:
         if record.seq is None:
             return False
         unknown = None
-        for store in self._parts.tiers.stores:
+        for store in self._tiers.stores:
             try:
                 store.get(record.key.name, record.seq)
             except (ImageUnreadable, OSError) as error:
@@ -251,13 +284,13 @@ class JobKeeper:
 
     def _act(self, action: RecoveryAction, journal: JobJournal, why: str) -> bool:
         """Execute one action; ``False``: it has to wait."""
-        parts, record = self._parts, journal.record
+        record = journal.record
         if action is RecoveryAction.RESUME:
             return self._rollback.resume(journal)
         if action is RecoveryAction.DROP_IMAGE:
             self._rollback.drop_image(journal)
         elif action is RecoveryAction.KILL_TREE:
-            return parts.processes.end(record.init_pid, record.init_started, timeout_s=parts.settings.kill_s)
+            return self._processes.end(record.init_pid, record.init_started, timeout_s=self._settings.kill_s)
         elif action is RecoveryAction.REQUEUE:
             return self._requeue(journal)
         elif action in (RecoveryAction.SLEEP, RecoveryAction.WAKE):
@@ -275,16 +308,16 @@ class JobKeeper:
 
     def _requeue(self, journal: JobJournal) -> bool:
         """Requeue the job, from phase ``dumped`` on or again. The phase after it is ``queued``."""
-        parts, record = self._parts, journal.record
+        record = journal.record
         job_id, init = record.key.job_id, (record.init_pid, record.init_started)
         try:
-            members = parts.processes.members(*init)
+            members = self._processes.members(*init)
         except TreeGoneError:
             members = ()  # the node was rebooted: only the image is left
-        parts.processes.stop(members)
+        self._processes.stop(members)
         if record.phase is not Phase.REQUEUEING:
             journal.write(Phase.REQUEUEING)
-        with parts.processes.hold(members):
+        with self._processes.hold(members):
             try:
                 self._requeuer.requeue(job_id, record.restarts)
             except UnresponsiveError:
@@ -294,10 +327,10 @@ class JobKeeper:
                 fact = self._requeuer.fact(job_id, record.restarts)
                 if fact is not JobFact.THIS_RUN:
                     return False  # ended or unknown: the next round decides
-                parts.log.warning("job %s: %s", job_id, error)
+                LOG.warning("job %s: %s", job_id, error)
                 back = str(error)
             else:
-                parts.processes.end(*init, timeout_s=parts.settings.kill_s)
+                self._processes.end(*init, timeout_s=self._settings.kill_s)
                 journal.write(Phase.QUEUED)
                 self._outcomes.queued(journal)
                 return True
@@ -307,16 +340,16 @@ class JobKeeper:
         return True
 
     def _close(self, journal: JobJournal, why: str) -> None:
-        parts, record = self._parts, journal.record
+        record = journal.record
         key = record.key
         if record.phase in IN_PLACE:  # the job has ended
-            parts.ledger.write(replace(record.ledger_entry(parts.node), ended_ms=round(parts.now() * 1000)))
+            self._ledger.write(replace(record.ledger_entry(self._node), ended_ms=round(self._now() * 1000)))
             journal.close()
         elif record.phase in (Phase.QUEUED, Phase.RESTORING):
             if self._requeuer.fact(key.job_id, record.restarts) is JobFact.ENDED:
                 entry = LedgerEntry.of(key, record.began_ms)
-                parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
-            parts.notes.remove(key.cluster, key.job_id)
+                self._ledger.write(replace(entry, ended_ms=round(self._now() * 1000)))
+            self._notes.remove(key.cluster, key.job_id)
             journal.close()
         else:
             self._outcomes.ran_on(journal, f"the agent was stopped: {why}")
@@ -325,26 +358,25 @@ class JobKeeper:
 
     def identify(self, job: WatchedJob) -> tuple[JobKey, int]:
         """Return the cluster, ID and submit time of the job, and the number of suspensions that its image counts."""
-        parts = self._parts
-        key = None if job.slurm is None else JobKey.of(parts.cluster, job.slurm)
+        key = None if job.slurm is None else JobKey.of(self._cluster, job.slurm)
         if key is None:
             raise AffinodeError(f"Slurm has not reported when job {job.job_id} was submitted")
         run = LiveRun(key, job.uid, job.restarts)
         counts = [0]
-        for store in parts.tiers.stores:
+        for store in self._tiers.stores:
             try:
                 image = store.find(run)
             except (CheckpointError, OSError):
                 continue
             counts.append(0 if image is None else image.manifest.seq)
-        restored = parts.notes.last_restore(key.cluster, key.job_id)
+        restored = self._notes.last_restore(key.cluster, key.job_id)
         if restored is not None and restored.uid == job.uid and restored.submit <= key.submit_epoch:
             counts.append(restored.seq)  # its image may have been discarded; its number is not used again
         return key, max(counts)
 
     def last_restore(self, job: WatchedJob) -> LastRestore | None:
         """See ``interface.Keeper``."""
-        restored = self._parts.notes.last_restore(self._parts.cluster, job.job_id)
+        restored = self._notes.last_restore(self._cluster, job.job_id)
         return restored if restored is not None and (restored.uid, restored.run) == (job.uid, job.restarts) else None
 
     def registered(self, job: WatchedJob) -> None:
@@ -354,44 +386,43 @@ class JobKeeper:
         """
         if self._in_place is not None and job.option.mode is Mode.INPLACE:
             self._in_place.back(job.job_id)
-        for journal in self._parts.journal.open_journals():
+        for journal in self._journal.open_journals():
             if journal.key.job_id == job.job_id and journal.phase is Phase.RESTORING:
                 self._record_restore(journal.record, job)
-                self._parts.notes.remove(journal.key.cluster, job.job_id)
+                self._notes.remove(journal.key.cluster, job.job_id)
                 journal.close()
 
     def _record_restore(self, record: SuspensionRecord, job: WatchedJob) -> None:
         """Record a restore whose end an earlier agent did not record, for the case that the attempt is lost."""
-        parts, key = self._parts, record.key
-        for store in parts.tiers.stores:
+        key = record.key
+        for store in self._tiers.stores:
             with suppress(CheckpointError, OSError):
                 manifest = store.get(key.name, record.seq or 0).manifest
-                before = parts.notes.last_restore(key.cluster, key.job_id)
-                at_epoch = record.phases.get(Phase.RESTORING, parts.now())
-                restore = LastRestore.of(manifest, run=job.restarts, node=parts.node, at_epoch=at_epoch, before=before)
+                before = self._notes.last_restore(key.cluster, key.job_id)
+                at_epoch = record.phases.get(Phase.RESTORING, self._now())
+                restore = LastRestore.of(manifest, run=job.restarts, node=self._node, at_epoch=at_epoch, before=before)
                 try:
-                    parts.notes.write_restore(restore)
+                    self._notes.write_restore(restore)
                 except AffinodeError as error:
-                    parts.log.warning("job %s: a loss of this attempt will not be noticed: %s", key.job_id, error)
+                    LOG.warning("job %s: a loss of this attempt will not be noticed: %s", key.job_id, error)
                 return
 
     def ended(self, job_id: int, *, requeued: bool) -> None:
         """See ``interface.Keeper``. Removes the images of a job that has ended."""
-        self._parts.environments.remove(job_id)
+        self._environments.remove(job_id)
         if requeued:
             return
-        parts = self._parts
-        note = parts.notes.read(parts.cluster, job_id)
+        note = self._notes.read(self._cluster, job_id)
         try:
-            job = parts.slurm.job(job_id)
+            job = self._slurm.job(job_id)
         except AffinodeError as error:
-            parts.log.info("job %s: its images are kept until the next sweep: %s", job_id, error)
+            LOG.info("job %s: its images are kept until the next sweep: %s", job_id, error)
             return
         if not job.ended:
             return
-        parts.created.remove(job_id)
-        parts.scratch_records.remove(job_id)
-        run = LiveRun.of(parts.cluster, job)
+        self._created.remove(job_id)
+        self._scratch_records.remove(job_id)
+        run = LiveRun.of(self._cluster, job)
         if run is None:
             return
         self._remove_images(job_id, lambda facts: fate(facts, (), (run,)) is Fate.OVER)
@@ -399,36 +430,35 @@ class JobKeeper:
             note = None
         if note is not None:  # canceled while it was suspended: it frees no more GPU time
             entry = LedgerEntry.of(note.key, note.began_ms)
-            parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
-            parts.notes.remove(parts.cluster, job_id)
+            self._ledger.write(replace(entry, ended_ms=round(self._now() * 1000)))
+            self._notes.remove(self._cluster, job_id)
 
     def _remove_images(self, job_id: int, selects: Callable[[Manifest], bool]) -> None:
         """Remove images from each store that permits it; the sweep retries the others."""
-        for store in self._parts.tiers.stores:
+        for store in self._tiers.stores:
             try:
                 for image in store.images():
                     if isinstance(image, Image) and selects(image.manifest):
                         deleted_files.gone(store, image)
                         store.remove(image)
             except (CheckpointError, OSError) as error:
-                self._parts.log.warning("job %s: its image in %s is not removed: %s", job_id, store.path, error)
+                LOG.warning("job %s: its image in %s is not removed: %s", job_id, store.path, error)
 
     def sweep(self, holds_lease: bool) -> None:
         """Remove outdated images, and images and claims of ended jobs; at most once a minute. Must not raise."""
-        parts = self._parts
-        if 0 <= parts.now() - self._swept < _SWEEP_S:
+        if 0 <= self._now() - self._swept < _SWEEP_S:
             return
-        self._swept = parts.now()
+        self._swept = self._now()
         try:
-            forget_awake(parts)
-            restoring = {journal.key.job_id for journal in parts.journal.open_journals()}
-            here = restoring | {job.job_id for job in parts.registry.jobs()}
-            parts.environments.keep(here)
+            self._suspended.forget_awake(self._registry)
+            restoring = {journal.key.job_id for journal in self._journal.open_journals()}
+            here = restoring | {job.job_id for job in self._registry.jobs()}
+            self._environments.keep(here)
             self._forget_created(here)
-            if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
+            if not holds_lease and not any(tier.store.images() for tier in self._tiers.node):
                 return  # no images on this node, and another node sweeps the shared store
-            shared = parts.shared
-            swept = ImageSweep(parts.slurm, parts.cluster, parts.tiers.stores, shared, parts.notes, parts.absences).run(
+            shared = self._tiers.shared_store
+            swept = ImageSweep(self._slurm, self._cluster, self._tiers.stores, shared, self._notes, self._absences).run(
                 young_s=_YOUNG_S
             )
             self._report(swept)
@@ -436,33 +466,32 @@ class JobKeeper:
             if swept.stopped is not None:
                 return
             needed = {*swept.live, *(name for name in swept.unknown if name not in swept.gone)}
-            parts.tiers.demand.keep(needed)
+            self._tiers.demand.keep(needed)
             live = [int(name.rpartition(".")[2]) for name in needed]
-            parts.notes.unclaim(parts.cluster, live)
-            parts.notes.forget_restores(parts.cluster, live)
-            for note in parts.notes.all() if holds_lease else ():
+            self._notes.unclaim(self._cluster, live)
+            self._notes.forget_restores(self._cluster, live)
+            for note in self._notes.all() if holds_lease else ():
                 if note.key.name in swept.gone:
                     self.over(note.key, note.began_ms)
         except (AffinodeError, OSError) as error:
-            parts.log.warning("sweep: %s", error)
+            LOG.warning("sweep: %s", error)
 
     def _forget_created(self, here: Collection[int]) -> None:
         """Remove the records of jobs that have ended on another node. Raises ``AffinodeError``, ``OSError``."""
-        parts = self._parts
-        for job_id in sorted({*parts.created.jobs(), *parts.scratch_records.jobs()}):
+        for job_id in sorted({*self._created.jobs(), *self._scratch_records.jobs()}):
             if job_id not in here:
                 try:
-                    ended = parts.slurm.job(job_id).ended
+                    ended = self._slurm.job(job_id).ended
                 except UnknownJobError:  # slurmctld may have lost its state: as long as its image
-                    name = f"{parts.cluster}.{job_id}"
-                    ended = not any(name in store.jobs() for store in parts.tiers.stores)
+                    name = f"{self._cluster}.{job_id}"
+                    ended = not any(name in store.jobs() for store in self._tiers.stores)
                 if ended:
-                    parts.created.remove(job_id)
-                    parts.scratch_records.remove(job_id)
+                    self._created.remove(job_id)
+                    self._scratch_records.remove(job_id)
 
     def _report(self, swept: Swept) -> None:
         """Log the result of a sweep, and once for each job that Slurm does not know it."""
-        log = self._parts.log
+        log = LOG
         for _, name in swept.removed:
             unknown = name.partition("/")[0] in swept.gone
             why = "Slurm has not known its job for long" if unknown else "its job has ended, or has a newer one"
@@ -473,40 +502,38 @@ class JobKeeper:
 
     def _forget_journals(self) -> None:
         """Close the journals of restores that ended with their shepherd: nothing is left to do for them."""
-        parts = self._parts
-        for journal in parts.journal.open_journals():
+        for journal in self._journal.open_journals():
             if journal.phase is Phase.RESTORING:
                 record = journal.record
-                if not parts.processes.alive(record.init_pid, record.init_started):
+                if not self._processes.alive(record.init_pid, record.init_started):
                     journal.close()
 
     def over(self, key: JobKey, began_ms: int) -> None:
         """Remove the images of a suspended job that has ended, and record its end in the ledger."""
-        parts = self._parts
-        parts.tiers.demand.forget(key.name)
+        self._tiers.demand.forget(key.name)
         self._remove_images(
             key.job_id, lambda facts: facts.key.name == key.name and facts.key.submit_epoch <= key.submit_epoch
         )
-        parts.ledger.write(replace(LedgerEntry.of(key, began_ms), ended_ms=round(parts.now() * 1000)))
-        parts.notes.remove(key.cluster, key.job_id)
+        self._ledger.write(replace(LedgerEntry.of(key, began_ms), ended_ms=round(self._now() * 1000)))
+        self._notes.remove(key.cluster, key.job_id)
 
     def suspended(self) -> Sequence[SuspendedJob]:
         """See ``interface.Keeper``."""
-        return asleep(self._parts)
+        return self._suspended.all()
 
     def suspended_ids(self) -> frozenset[int] | None:
         """See ``interface.Keeper``."""
-        return suspended_ids(self._parts)
+        return self._suspended.ids()
 
     def unresponsive(self) -> str | None:
         """See ``interface.Keeper``."""
-        places = self._parts.tiers.unresponsive
+        places = self._tiers.unresponsive
         return f"{', '.join(places)}: {UNRESPONSIVE}: what sleeps is not known" if places else None
 
     def sweep_stopped(self) -> str | None:
         """See ``interface.Keeper``."""
         try:
-            found = self._parts.absences.stopped()
+            found = self._absences.stopped()
         except AffinodeError:  # reported by ``unresponsive``
             return None
         return None if found is None else f"{found} ({STOPPED_HINT})"
@@ -514,7 +541,7 @@ class JobKeeper:
     def room(self) -> str | None:
         """Return why the stores accept no more images; ``None`` if they do."""
         try:
-            self._parts.tiers.check_room(0, 1)
+            self._tiers.check_room(0, 1)
         except CheckpointError as error:
             return str(error)
         return None

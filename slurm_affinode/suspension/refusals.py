@@ -6,7 +6,7 @@ Each reason has a code for programs and a line for the owner.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm_affinode.base.errors import AffinodeError
@@ -16,11 +16,12 @@ from slurm_affinode.checkpoint.criu.restore_gate import excess, of_owner
 from slurm_affinode.checkpoint.criu.sessions import NOT_LED
 from slurm_affinode.checkpoint.files.service_connections import addresses
 from slurm_affinode.checkpoint.inspection import QUEUE, SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
-from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.checkpoint.interface import Capabilities, CudaDriver
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Refusal, RefusalCode, Steps, SuspendOption
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension.context import Gpus
 from slurm_affinode.suspension.job.memory_limits import STILL_RAISED, of_spare
 from slurm_affinode.suspension.job.registry import WatchedJob
 
@@ -425,8 +426,11 @@ class SlurmFacts:
     While slurmctld does not respond, its last answer is used; before the first one, every setting is empty.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, slurm: SlurmClient, cuda: CudaDriver, gpus: Gpus, now: Callable[[], float]) -> None:
+        self._slurm = slurm
+        self._cuda = cuda
+        self._gpus = gpus
+        self._now = now
         self._queried_s = -1e9
         self._configuration: Mapping[str, str] = {}
 
@@ -444,19 +448,17 @@ class SlurmFacts:
 
         Raises ``GpuError``.
         """
-        parts = self._parts
-        if not job.devices or not needs_all_gpus(parts.cuda.capabilities()):
+        if not job.devices or not needs_all_gpus(self._cuda.capabilities()):
             return False
-        others = {device.uuid for device in parts.gpus.devices()} - {device.uuid for device in job.devices}
+        others = {device.uuid for device in self._gpus.devices()} - {device.uuid for device in job.devices}
         closed = self._setting("ConstrainDevices") in ("yes", "true") and "task/cgroup" in self._setting("TaskPlugin")
         return bool(others) and closed
 
     def _setting(self, name: str) -> str:
-        parts = self._parts
-        if parts.now() - self._queried_s >= _ASK_AGAIN_S:
+        if self._now() - self._queried_s >= _ASK_AGAIN_S:
             try:
-                self._configuration = parts.slurm.config()
-                self._queried_s = parts.now()
+                self._configuration = self._slurm.config()
+                self._queried_s = self._now()
             except AffinodeError:
                 pass
         return self._configuration.get(name, "").lower()

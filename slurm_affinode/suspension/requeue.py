@@ -8,8 +8,9 @@ from typing import TypeVar
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.core.suspension import JobFact
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.slurm.interface import ControllerDownError, SlurmError, UnknownJobError
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.slurm.interface import ControllerDownError, SlurmClient, SlurmError, UnknownJobError
+from slurm_affinode.suspension.context import LOG, Clock
+from slurm_affinode.suspension.records.sweep import Absences
 
 T = TypeVar("T")
 
@@ -40,23 +41,28 @@ def fact_of(job: Job, restarts: int) -> JobFact:
     return JobFact.QUEUED if job.pending else JobFact.THIS_RUN
 
 
-def retry(parts: Parts, what: str, call: Callable[[], T]) -> T:
+def retry(what: str, call: Callable[[], T], timeout_s: float, clock: Clock) -> T:
     """Return the result of ``call``, retried while Slurm does not respond. Raises ``AffinodeError``."""
-    deadline = parts.now() + parts.settings.slurm_s
+    deadline = clock.now() + timeout_s
     while True:
         try:
             return call()
         except ControllerDownError as error:
-            if parts.now() >= deadline:
+            if clock.now() >= deadline:
                 raise AffinodeError(f"cannot {what}: {error}") from None
-            parts.sleep(_PAUSE_S)
+            clock.sleep(_PAUSE_S)
 
 
 class Requeuer:
     """Requeues and holds jobs (``requeuehold``), and verifies the result."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, slurm: SlurmClient, absences: Absences, cluster: str, timeout_s: float, clock: Clock) -> None:
+        """``timeout_s``: how long Slurm may not respond."""
+        self._slurm = slurm
+        self._absences = absences
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._clock = clock
         self.unresponsive = False
         """slurmctld did not respond to the last query."""
 
@@ -68,7 +74,7 @@ class Requeuer:
         """Return the state, and whether Slurm is ending this attempt."""
         self.unresponsive = False
         try:
-            job = self._parts.slurm.job(job_id)
+            job = self._slurm.job(job_id)
         except UnknownJobError:
             return (JobFact.ENDED if self._given_up(job_id) else JobFact.UNKNOWN), False
         except ControllerDownError:
@@ -86,11 +92,11 @@ class Requeuer:
 
         Before that, slurmctld may have lost its state.
         """
-        name = f"{self._parts.cluster}.{job_id}"
+        name = f"{self._cluster}.{job_id}"
         try:
-            return self._parts.absences.update((), (name,))[name].due
+            return self._absences.update((), (name,))[name].due
         except AffinodeError as error:
-            self._parts.log.warning("job %s: cannot record since when Slurm does not know it: %s", job_id, error)
+            LOG.warning("job %s: cannot record since when Slurm does not know it: %s", job_id, error)
             return False
 
     def requeue(self, job_id: int, restarts: int) -> None:
@@ -98,8 +104,7 @@ class Requeuer:
 
         Raises ``NotRequeued`` and ``UnresponsiveError``.
         """
-        parts = self._parts
-        deadline = parts.now() + parts.settings.slurm_s
+        deadline = self._clock.now() + self._timeout_s
         refused: SlurmError | None = None
         asked = endings = 0
         while True:
@@ -114,30 +119,30 @@ class Requeuer:
                 endings += 1
                 if not asked or endings > _ENDING:
                     raise NotRequeued("Slurm is ending the job")
-                parts.sleep(_PAUSE_S)
+                self._clock.sleep(_PAUSE_S)
                 continue
             if fact is JobFact.THIS_RUN:
                 if refused is not None or asked >= _MOST_QUERIES:
                     raise NotRequeued(str(refused) if refused else "Slurm accepted the requeue but did not perform it")
                 try:
-                    parts.slurm.requeue(job_id, hold=True, running=True)
+                    self._slurm.requeue(job_id, hold=True, running=True)
                     asked += 1
                     continue
                 except ControllerDownError as error:
-                    parts.log.warning("job %s: %s", job_id, error)
+                    LOG.warning("job %s: %s", job_id, error)
                 except SlurmError as error:
                     refused = error  # it may be queued now: check again
                     continue
-            if parts.now() >= deadline:
-                raise UnresponsiveError(f"slurmctld did not respond for {parts.settings.slurm_s:g} s")
-            parts.sleep(_PAUSE_S)
+            if self._clock.now() >= deadline:
+                raise UnresponsiveError(f"slurmctld did not respond for {self._timeout_s:g} s")
+            self._clock.sleep(_PAUSE_S)
 
     def _hold(self, job_id: int) -> None:
         """Hold a job that may have been requeued without a hold: it must not start before its image is everywhere."""
         try:
-            job = self._parts.slurm.job(job_id)
+            job = self._slurm.job(job_id)
             waits = job.pending or job.state == "COMPLETING"  # Slurm is still ending the dumped attempt
             if waits and not job.held and job.priority != 0:
-                self._parts.slurm.hold(job_id, by_user=True)
+                self._slurm.hold(job_id, by_user=True)
         except AffinodeError as error:
-            self._parts.log.warning("job %s: cannot be held: %s", job_id, error)
+            LOG.warning("job %s: cannot be held: %s", job_id, error)

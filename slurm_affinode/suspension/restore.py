@@ -36,9 +36,11 @@ from slurm_affinode.checkpoint.files.scratch_files import ScratchRestored
 from slurm_affinode.checkpoint.image.private_image import verified_file
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
+    CudaDriver,
     CudaState,
     Image,
     ImageDamaged,
+    Imager,
     ImageUnanswered,
     Pages,
     RestoreFailed,
@@ -46,6 +48,7 @@ from slurm_affinode.checkpoint.interface import (
     may_pass,
 )
 from slurm_affinode.checkpoint.store.retention import Copy
+from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.core.suspension import AfterLossVerdict, after_loss, pair_gpus
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cluster import Job
@@ -62,12 +65,26 @@ from slurm_affinode.model.suspension import (
     Refusal,
     SuspensionMail,
 )
+from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import mail, messages, notify
 from slurm_affinode.suspension.activity import by_index
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.context import (
+    LOG,
+    Clock,
+    GpuAllocations,
+    Gpus,
+    LocalFiles,
+    Location,
+    Records,
+    Streams,
+    SuspendSettings,
+)
 from slurm_affinode.suspension.interface import Arrival, cause
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job.process_tree import Processes
 from slurm_affinode.suspension.job.shepherd import Hold, Reply, Restored, Start, Wait
 from slurm_affinode.suspension.job.streams import STREAMS, say
+from slurm_affinode.suspension.mail import Mailer
 from slurm_affinode.suspension.memory import HostMemory, shortage, visible_gpus
 from slurm_affinode.suspension.records.journal import JobJournal, JournalError
 from slurm_affinode.suspension.records.record import SuspensionFacts
@@ -81,46 +98,6 @@ _REPORT_S = 2.0
 """Time for the report of a script that has ended; an older shepherd sends none."""
 _SKEW_S = 60.0
 """A restore is not lost before it was complete, except by the difference of two clocks."""
-
-
-def _find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
-    """Return the copies of the newest image, the fastest first. Raises ``ImageDamaged`` if it is not intact.
-
-    Waits for a file server that is unavailable for some time: that is no reason to hold the job.
-    """
-    deadline = parts.now() + parts.settings.restore_s
-    while True:
-        try:
-            return _copies_of(parts, run, job)
-        except ImageUnanswered:
-            if parts.now() >= deadline:
-                raise
-        parts.sleep(_PAUSE_S)
-
-
-def _copies_of(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
-    copies, damage = parts.tiers.copies(run)
-    newest = max((copy.image.manifest.seq for copy in copies), default=0)
-    first = copies[0].image.manifest if copies else None
-    note = parts.notes.read(run.key.cluster, run.key.job_id)
-    if note is not None and first is not None and note.precedes(first):
-        parts.log.warning("job %s: note ignored: it is from an earlier suspension than the image", first.key.job_id)
-        note = None
-    unneeded = isinstance(damage, ImageUnanswered) and first is not None and _last(parts, first, run, job)
-    if damage is not None and not unneeded and (note is None or newest < note.seq):
-        # A damaged copy does not matter if another store has that image; an older image is no substitute.
-        raise damage
-    if note is not None and _sleeps(note, run) and (newest < note.seq or note.given_up):
-        return []  # an older image would lose the job's progress
-    restored = parts.notes.last_restore(run.key.cluster, run.key.job_id)
-    if first is not None and restored is not None and restored.discards(first):
-        return []
-    return [copy for copy in copies if copy.image.manifest == first]
-
-
-def _last(parts: Parts, image: Manifest, run: LiveRun, job: Job) -> bool:
-    """Return whether no other attempt can have run between the image, which is on this node, and this attempt."""
-    return image.restarts + 1 == run.restarts and job.batch_host in (None, parts.node)
 
 
 def _sleeps(note: Note, run: LiveRun) -> bool:
@@ -163,16 +140,38 @@ class _Placing:
 class JobRestorer:
     """``Restorer`` for the agent."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._memory = HostMemory(parts)
+    def __init__(
+        self, *, location: Location, slurm: SlurmClient, processes: Processes, cuda: CudaDriver, gpus: Gpus,
+        allocations: GpuAllocations, imager: Imager, streams: Streams, tiers: Tiers, files: LocalFiles,
+        records: Records, memory: HostMemory, settings: SuspendSettings, limits: MemoryLimits | None,
+        mailer: Mailer, clock: Clock,
+    ) -> None:  # fmt: skip
+        """``limits``: the memory limits of jobs; ``None``: they are not known."""
+        self._node, self._cluster = location.node, location.cluster
+        self._slurm = slurm
+        self._processes = processes
+        self._cuda = cuda
+        self._gpus = gpus
+        self._allocations = allocations
+        self._imager = imager
+        self._streams = streams
+        self._tiers = tiers
+        self._environments, self._created = files.environments, files.created
+        self._scratch, self._scratch_records = files.scratch, files.scratch_records
+        self._journal, self._ledger, self._notes = records.journal, records.ledger, records.notes
+        self._memory = memory
+        self._settings = settings
+        self._limits = limits
+        self._mailer = mailer
+        self._clock = clock
 
     def restore(self, arrival: Arrival) -> Reply:
         """See ``interface.Restorer``."""
-        parts = self._parts
-        began = parts.now()
-        job = retry(parts, "ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id))
-        run = LiveRun.of(parts.cluster, job, uid=arrival.uid)
+        began = self._clock.now()
+        job = retry(
+            "ask Slurm for the job", lambda: self._slurm.job(arrival.job_id), self._settings.slurm_s, self._clock
+        )
+        run = LiveRun.of(self._cluster, job, uid=arrival.uid)
         if run is None:
             raise AffinodeError("Slurm does not report when the job was submitted")
         try:
@@ -180,7 +179,7 @@ class JobRestorer:
             if not copies:
                 return self._without_image(arrival, run, job)
             image = copies[0].image
-            placing = _Placing(arrival, job, copies, parts.journal.of_job(image.manifest.key), began)
+            placing = _Placing(arrival, job, copies, self._journal.of_job(image.manifest.key), began)
             self._claim(arrival, run, job, image)
             placing = replace(placing, loss=self._loss(arrival, run, image.manifest))
             again, runs_since_epoch = self._interrupted(placing)
@@ -191,14 +190,12 @@ class JobRestorer:
             return reply
         arrival.link.send(Wait())  # from now on, the shepherd reports which processes have ended
         # Set first: Slurm accepts no comment for an ended job, and this one may be canceled meanwhile.
-        notify.comment(parts, arrival.job_id, messages.restoring(parts.node))
+        notify.comment(self._slurm, arrival.job_id, messages.restoring(self._node))
         try:
             if runs_since_epoch is None:
                 runs_since_epoch = self._restore_image(placing, again=again)
             else:
-                parts.log.info(
-                    "job %s: its restore is resumed: an earlier agent has released its processes", job.job_id
-                )
+                LOG.info("job %s: its restore is resumed: an earlier agent has released its processes", job.job_id)
                 self._restore_cuda(placing, resumed=True)
             self._lower_limit(arrival)
             self._see_alive(placing)
@@ -213,7 +210,7 @@ class JobRestorer:
     def _copies(self, arrival: Arrival, run: LiveRun, job: Job) -> list[Copy]:
         """Return the copies of its image, the fastest first. Raises ``RestoreFailed`` if none can be restored."""
         try:
-            copies = _find(self._parts, run, job)
+            copies = self._find(run, job)
         except ImageDamaged as error:
             kind = RestoreInterrupted if may_pass(error) else RestoreFailed
             raise kind(str(error)) from None
@@ -222,26 +219,62 @@ class JobRestorer:
             raise RestoreFailed(f"Slurm has put it into namespaces of its own ({names})")
         return copies
 
+    def _find(self, run: LiveRun, job: Job) -> list[Copy]:
+        """Return the copies of the newest image, the fastest first. Raises ``ImageDamaged`` if it is not intact.
+
+        Waits for a file server that is unavailable for some time: that is no reason to hold the job.
+        """
+        deadline = self._clock.now() + self._settings.restore_s
+        while True:
+            try:
+                return self._copies_of(run, job)
+            except ImageUnanswered:
+                if self._clock.now() >= deadline:
+                    raise
+            self._clock.sleep(_PAUSE_S)
+
+    def _copies_of(self, run: LiveRun, job: Job) -> list[Copy]:
+        copies, damage = self._tiers.copies(run)
+        newest = max((copy.image.manifest.seq for copy in copies), default=0)
+        first = copies[0].image.manifest if copies else None
+        note = self._notes.read(run.key.cluster, run.key.job_id)
+        if note is not None and first is not None and note.precedes(first):
+            LOG.warning("job %s: note ignored: it is from an earlier suspension than the image", first.key.job_id)
+            note = None
+        unneeded = isinstance(damage, ImageUnanswered) and first is not None and self._last(first, run, job)
+        if damage is not None and not unneeded and (note is None or newest < note.seq):
+            # A damaged copy does not matter if another store has that image; an older image is no substitute.
+            raise damage
+        if note is not None and _sleeps(note, run) and (newest < note.seq or note.given_up):
+            return []  # an older image would lose the job's progress
+        restored = self._notes.last_restore(run.key.cluster, run.key.job_id)
+        if first is not None and restored is not None and restored.discards(first):
+            return []
+        return [copy for copy in copies if copy.image.manifest == first]
+
+    def _last(self, image: Manifest, run: LiveRun, job: Job) -> bool:
+        """Return whether no other attempt can have run between the image, which is on this node, and this attempt."""
+        return image.restarts + 1 == run.restarts and job.batch_host in (None, self._node)
+
     def _claim(self, arrival: Arrival, run: LiveRun, job: Job, image: Image) -> None:
         """Claim the restore of the attempt. Raises ``RestoreFailed`` if another shepherd has claimed it.
 
         Raises ``AffinodeError`` if that cannot be determined.
         """
-        parts = self._parts
-        who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
+        who = f"{self._node}/{arrival.init_pid}/{arrival.init_started}"
         try:
-            other = parts.notes.claim(run, who, former=image.former)
+            other = self._notes.claim(run, who, former=image.former)
         except NoAnswerError as error:
-            if not _last(parts, image.manifest, run, job):
+            if not self._last(image.manifest, run, job):
                 raise ImageUnanswered(f"its restore cannot be claimed: {error.strerror}") from None
-            parts.log.warning("job %s: restored without a claim: %s", run.key.job_id, error.strerror)
+            LOG.warning("job %s: restored without a claim: %s", run.key.job_id, error.strerror)
             return
         if other is not None:
             raise RestoreInterrupted(f"its image is being restored elsewhere ({other})")
 
     def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
         """Return the reply for a job with data in a store, but no image for this attempt."""
-        note = self._parts.notes.read(run.key.cluster, run.key.job_id)
+        note = self._notes.read(run.key.cluster, run.key.job_id)
         if note is not None and note.given_up:
             self._forget_image(note, job)
             self._comment(arrival, messages.GIVEN_UP)
@@ -250,36 +283,34 @@ class JobRestorer:
             why = f"its image is still on {note.node}"
             return self._hold(arrival, job, why, self._noted(note, why, passes=True))
         elif messages.sleeps(job.comment):
-            store = "the image store" if self._parts.shared is None else self._parts.shared.path
+            store = "the image store" if self._tiers.shared_store is None else self._tiers.shared_store.path
             return self._hold(arrival, job, f"neither its image nor its note is in {store}: is it mounted?", None)
         if not (job.comment or "").startswith(messages.LOST):  # which states why it starts afresh
-            notify.comment(self._parts, arrival.job_id, None)
+            notify.comment(self._slurm, arrival.job_id, None)
         return Start()
 
     def _forget_image(self, note: Note, job: Job) -> None:
         """Remove the note of a job whose image was given up. Copies that other nodes have are not restored later."""
-        parts = self._parts
         with contextlib.suppress(AffinodeError):
-            parts.notes.write_restore(
+            self._notes.write_restore(
                 LastRestore(
                     cluster=note.cluster, job_id=note.job_id, submit=note.submit, image_restarts=note.restarts,
                     seq=note.seq, uid=note.uid, checkpoint_epoch=note.began_ms / 1000, run=job.restarts,
-                    node=parts.node, restored_epoch=parts.now(), discarded=True,
+                    node=self._node, restored_epoch=self._clock.now(), discarded=True,
                 )
             )  # fmt: skip
-        parts.notes.remove(note.cluster, note.job_id)
+        self._notes.remove(note.cluster, note.job_id)
 
     def _comment(self, arrival: Arrival, text: str) -> None:
         """Write lines into the job's output, if the site has enabled them."""
-        if self._parts.settings.notices:
+        if self._settings.notices:
             say(dict(zip(STREAMS, arrival.fds, strict=False)), text)
 
     # --- a loss after a restore
 
     def _loss(self, arrival: Arrival, run: LiveRun, manifest: Manifest) -> _Loss | None:
         """Return the loss of an earlier attempt that was restored from this image; ``None`` if none is known."""
-        parts = self._parts
-        restored = parts.notes.last_restore(run.key.cluster, run.key.job_id)
+        restored = self._notes.last_restore(run.key.cluster, run.key.job_id)
         if restored is None or not restored.is_of(manifest) or restored.run >= run.restarts:
             return None
         # Slurm moves the submit time of a job when it requeues it. After another attempt, that was another requeue.
@@ -290,7 +321,7 @@ class JobRestorer:
             and (requeued >= restored.restored_epoch - _SKEW_S)
         ):
             restored = replace(restored, lost_epoch=requeued)
-        settings = parts.settings
+        settings = self._settings
         verdict = after_loss(
             arrival.hello.option.after_loss, settings.after_loss, restored.ran_s, settings.discard_image_after_s
         )
@@ -301,7 +332,7 @@ class JobRestorer:
 
         Raises ``RestoreFailed`` if the decision cannot be recorded.
         """
-        loss, parts = placing.loss, self._parts
+        loss = placing.loss
         if loss is None:
             return None
         action = AfterLoss.IMAGE if loss.verdict is None else loss.verdict.action
@@ -309,15 +340,15 @@ class JobRestorer:
         try:
             if action is AfterLoss.START:
                 started = replace(
-                    held, run=placing.job.restarts, node=parts.node, restored_epoch=parts.now(), lost_epoch=None,
+                    held, run=placing.job.restarts, node=self._node, restored_epoch=self._clock.now(), lost_epoch=None,
                     discarded=True, lost_s=loss.restore.ran_s,
                 )  # fmt: skip
-                parts.notes.write_restore(started)
+                self._notes.write_restore(started)
             else:
-                parts.notes.write_restore(held)
+                self._notes.write_restore(held)
         except AffinodeError as error:
             if action is AfterLoss.IMAGE:
-                parts.log.warning("job %s: %s", placing.arrival.job_id, error)
+                LOG.warning("job %s: %s", placing.arrival.job_id, error)
                 return None
             raise RestoreInterrupted(f"what follows its loss cannot be recorded: {error}") from None
         if loss.verdict is None or action is AfterLoss.IMAGE:
@@ -327,15 +358,15 @@ class JobRestorer:
 
     def _start_over(self, placing: _Placing, loss: _Loss, why: str) -> Reply:
         """Start the batch script from its beginning. Its image is recorded as discarded; the sweep removes it."""
-        parts, manifest, arrival = self._parts, placing.manifest, placing.arrival
-        parts.log.info("job %s: starts from its beginning: %s: %s", arrival.job_id, loss.text, why)
+        manifest, arrival = placing.manifest, placing.arrival
+        LOG.info("job %s: starts from its beginning: %s: %s", arrival.job_id, loss.text, why)
         checkpoint = messages.at(manifest.dumped_epoch)
         self._comment(
             arrival,
             f"starts from its beginning, not from its checkpoint of {checkpoint}: {loss.text}, and {why}",
         )
-        parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
-        notify.comment(parts, arrival.job_id, messages.started_over(loss.text, why))
+        self._notes.remove(manifest.key.cluster, manifest.key.job_id)
+        notify.comment(self._slurm, arrival.job_id, messages.started_over(loss.text, why))
         self._mail("failed", placing.job, manifest, why=f"{loss.text}; {why}", fresh=True, loss=loss)
         with contextlib.suppress(JournalError):
             placing.journal.close()
@@ -343,9 +374,9 @@ class JobRestorer:
 
     def _hold_for_choice(self, placing: _Placing, loss: _Loss, because: str) -> Reply:
         """Hold the job until its owner decides."""
-        parts, job = self._parts, placing.job
+        job = placing.job
         why = f"{loss.text} ({because})"
-        parts.log.info("job %s: held: %s", placing.arrival.job_id, why)
+        LOG.info("job %s: held: %s", placing.arrival.job_id, why)
         choice = (
             f"{why}; to restore it from its checkpoint of {messages.at(placing.manifest.dumped_epoch)}: slurm-affinode "
             f"wake {job.id}; to start from the beginning: slurm-affinode wake {job.id} --from-start"
@@ -372,7 +403,7 @@ class JobRestorer:
 
     def _restore_image(self, placing: _Placing, *, again: bool) -> float:
         """Restore the process tree and its GPU memory; return since when the tree runs (epoch)."""
-        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        arrival, manifest = placing.arrival, placing.manifest
         facts = SuspensionFacts(
             job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, seq=manifest.seq, restarts=manifest.restarts,
             run=placing.job.restarts, init_pid=arrival.init_pid, init_started=arrival.init_started,
@@ -382,10 +413,10 @@ class JobRestorer:
         self._clean(arrival)  # first: the processes of an interrupted attempt use the memory of a raised limit
         self._make_room(placing)
         # The image must not leave its tier until it is restored.
-        with parts.tiers.pinned(placing.copies[0]):
-            parts.tiers.sound(placing.copies, partial(self._place, placing, again=again))
+        with self._tiers.pinned(placing.copies[0]):
+            self._tiers.sound(placing.copies, partial(self._place, placing, again=again))
         # From now on, what the tree does must not be undone, even if this agent ends before the restore is complete.
-        runs_since_epoch = parts.now()
+        runs_since_epoch = self._clock.now()
         runs = SuspensionFacts(runs_since_epoch=runs_since_epoch, runs_in_started=arrival.init_started)
         placing.journal.write(Phase.RESTORING, runs)
         self._restore_cuda(placing)
@@ -393,7 +424,7 @@ class JobRestorer:
 
     def _place(self, placing: _Placing, copy: Copy, pages: Pages, *, again: bool) -> None:
         """Restore the process tree from one copy, without its GPU memory."""
-        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        arrival, manifest = placing.arrival, placing.manifest
         self._clean(arrival)
         self._check(arrival)
         if manifest.cuda_pids:
@@ -408,8 +439,8 @@ class JobRestorer:
             user = arrival.owner
             scratch = self._put_scratch(placing, copy, top, pages)
             undo = stack.enter_context(contextlib.ExitStack())
-            undo.callback(parts.scratch.remove, arrival.init, scratch.made, user)
-            inherit = parts.streams.restore_files(
+            undo.callback(self._scratch.remove, arrival.init, scratch.made, user)
+            inherit = self._streams.restore_files(
                 manifest.outputs,
                 fds,
                 lambda name: verified_file(top, name, name, pages, shared=copy.tier.shared),
@@ -417,15 +448,15 @@ class JobRestorer:
                 again=again,
                 check=lambda: self._check(arrival),
             )
-            parts.imager.restore(
+            self._imager.restore(
                 arrival.init,
                 criu,
                 inherit,
                 root_pid_ns=manifest.root_pid,
-                timeout_s=parts.settings.restore_s,
+                timeout_s=self._settings.restore_s,
                 pages=pages,
                 user=user,
-                created=parts.created.of(manifest.key, arrival.uid),
+                created=self._created.of(manifest.key, arrival.uid),
                 shared=copy.tier.shared,
                 ready=lambda: self._announce(placing, fds, scratch),
             )
@@ -433,9 +464,9 @@ class JobRestorer:
 
     def _put_scratch(self, placing: _Placing, copy: Copy, top: int, pages: Pages) -> ScratchRestored:
         """Restore closed node-local files from one copy, and record what the next suspension needs to know."""
-        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        arrival, manifest = placing.arrival, placing.manifest
         names = {one.path for one in manifest.files}
-        record, note = parts.scratch_records.of(manifest.key, arrival.uid), self._note(manifest)
+        record, note = self._scratch_records.of(manifest.key, arrival.uid), self._note(manifest)
         if note is not None and (required := note.required) is not None:
             record.write(lambda facts: replace(facts, required=required))
         if scratch_index.INDEX not in names:
@@ -446,8 +477,8 @@ class JobRestorer:
             if scratch_index.DATA in names:
                 data = verified_file(top, scratch_index.DATA, scratch_index.DATA, pages, shared=copy.tier.shared)
                 stack.callback(os.close, data)
-            return parts.scratch.restore_files(
-                arrival.init, index, data, arrival.owner, record, timeout_s=parts.settings.restore_s
+            return self._scratch.restore_files(
+                arrival.init, index, data, arrival.owner, record, timeout_s=self._settings.restore_s
             )
 
     def _make_room(self, placing: _Placing) -> None:
@@ -457,99 +488,97 @@ class JobRestorer:
         self._memory.make_room_for_image(arrival.job_id, arrival.init, memory, lambda: self._check(arrival))
 
     def _lower_limit(self, arrival: Arrival) -> None:
-        if self._parts.limits is not None:
-            self._parts.limits.lower(arrival.job_id)
+        if self._limits is not None:
+            self._limits.lower(arrival.job_id)
 
     def _clean(self, arrival: Arrival) -> None:
         """Kill the processes that an interrupted attempt has left in the namespace."""
-        parts = self._parts
-        if not parts.processes.end(
-            arrival.init_pid, arrival.init_started, timeout_s=parts.settings.kill_s, reaped=True
+        if not self._processes.end(
+            arrival.init_pid, arrival.init_started, timeout_s=self._settings.kill_s, reaped=True
         ):
             raise RestoreInterrupted("the processes of an earlier restore cannot be killed")
 
     def _check(self, arrival: Arrival) -> None:
         """Raise ``RestoreFailed`` if the shepherd has ended: its PID may have been reused."""
-        if not self._parts.processes.alive(arrival.init_pid, arrival.init_started):
+        if not self._processes.alive(arrival.init_pid, arrival.init_started):
             raise RestoreInterrupted("its shepherd has ended")
 
     def _gpu_pairs(self, placing: _Placing, held: Sequence[Device]) -> dict[str, str] | None:
         """Return the UUID of each GPU that it had -> that of the one that it has now; ``None``: all are the same."""
-        pairs = pair_gpus(placing.manifest.gpus, visible_gpus(self._parts, held))
+        pairs = pair_gpus(placing.manifest.gpus, visible_gpus(self._cuda, self._gpus, held))
         if isinstance(pairs, Refusal):
             raise RestoreInterrupted(pairs.text)  # Slurm may give it other GPUs the next time
         return pairs
 
     def _held(self, job: Job) -> tuple[Device, ...]:
         """Return the GPUs of the new allocation on this node."""
-        indices = self._parts.gpus_of(job)
-        found = by_index(self._parts.gpus.devices(), indices) if indices else None
+        indices = self._allocations.of(job)
+        found = by_index(self._gpus.devices(), indices) if indices else None
         if found is None:
             raise RestoreInterrupted("Slurm does not report which GPUs of this node the job has")
         return found
 
     def _wait_for_memory(self, held: Sequence[Device], old: Sequence[GpuFact], pairs: Mapping[str, str] | None) -> None:
         """Wait for free memory on each GPU: a restore that runs out of GPU memory fails permanently."""
-        parts = self._parts
         needs = {gpu.uuid: gpu.held_bytes for gpu in old}
-        deadline = parts.now() + parts.settings.free_s
+        deadline = self._clock.now() + self._settings.free_s
         while True:
             try:
-                why = shortage(needs, {device.uuid: parts.gpus.free_bytes(device) for device in held}, pairs)
+                why = shortage(needs, {device.uuid: self._gpus.free_bytes(device) for device in held}, pairs)
             except GpuError as error:
                 raise RestoreInterrupted(str(error)) from None
             if why is None:
                 return
-            if parts.now() >= deadline:
+            if self._clock.now() >= deadline:
                 raise RestoreInterrupted(f"its GPU memory does not fit: {why}")
-            parts.sleep(_PAUSE_S)
+            self._clock.sleep(_PAUSE_S)
 
     def _restore_cuda(self, placing: _Placing, *, resumed: bool = False) -> None:
         """Restore the GPU memory of the processes that still lack it.
 
         ``resumed``: an earlier agent has begun, so that some may run, or have ended, since.
         """
-        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        arrival, manifest = placing.arrival, placing.manifest
         if not manifest.cuda_pids:
             return
-        members = parts.processes.members(arrival.init_pid, arrival.init_started)
+        members = self._processes.members(arrival.init_pid, arrival.init_started)
         by_number = {member.pid_ns: member.pid for member in members}
         missing = [number for number in manifest.cuda_pids if number not in by_number]
         if missing and not resumed:
             raise RestoreInterrupted(f"process {missing[0]}, which has GPU memory to restore, does not exist")
         pids = [by_number[number] for number in manifest.cuda_pids if number in by_number]
         if resumed:
-            users = parts.cuda.users(pids)
+            users = self._cuda.users(pids)
             pids = [pid for pid in pids if pid in users]
-        waiting = [pid for pid in pids if parts.cuda.state(pid) is CudaState.CHECKPOINTED]
+        waiting = [pid for pid in pids if self._cuda.state(pid) is CudaState.CHECKPOINTED]
         pairs = self._gpu_pairs(placing, self._held(placing.job)) if waiting else None
-        parts.cuda.restore(*waiting, pairs=pairs)
+        self._cuda.restore(*waiting, pairs=pairs)
         for pid in pids:
-            if parts.cuda.state(pid) is CudaState.LOCKED:
-                parts.cuda.unlock(pid)
+            if self._cuda.state(pid) is CudaState.LOCKED:
+                self._cuda.unlock(pid)
 
     def _see_alive(self, placing: _Placing) -> None:
         """Wait until the batch script has run for some seconds, or has exited by itself, with any exit status.
 
         Raises ``RestoreFailed`` if a signal has ended it. An end that the shepherd does not report is the job's own.
         """
-        parts, arrival, root = self._parts, placing.arrival, placing.manifest.root_pid
-        began = parts.now()
-        while (ran := parts.now() - began) < parts.settings.alive_s:
+        arrival, root = placing.arrival, placing.manifest.root_pid
+        began = self._clock.now()
+        while (ran := self._clock.now() - began) < self._settings.alive_s:
             self._check(arrival)
-            members = parts.processes.members(arrival.init_pid, arrival.init_started)
+            members = self._processes.members(arrival.init_pid, arrival.init_started)
             if all(member.pid_ns != root for member in members):
                 break
-            parts.sleep(_LOOK_S)
+            self._clock.sleep(_LOOK_S)
         else:
             return
-        missing, status = parts.now(), None
-        while status is None and parts.now() - missing < _REPORT_S:
-            parts.sleep(_LOOK_S)
+        missing, status = self._clock.now(), None
+        while status is None and self._clock.now() - missing < _REPORT_S:
+            self._clock.sleep(_LOOK_S)
             self._check(arrival)
             status = arrival.link.status_of(root)
         if status is None:
-            parts.log.warning("job %s: its script has ended after its restore; how is unknown", arrival.job_id)
+            LOG.warning("job %s: its script has ended after its restore; how is unknown", arrival.job_id)
         elif os.WIFSIGNALED(status):
             how = messages.signal_name(os.WTERMSIG(status))
             raise RestoreFailed(f"its script was ended by {how} {span(ran)} after it was restored")
@@ -560,115 +589,114 @@ class JobRestorer:
         # The processes of an aborted restore, or of one by an earlier agent, had the same PIDs.
         arrival.link.forget_status(placing.manifest.root_pid)
         try:
-            self._parts.environments.write(arrival.job_id, arrival.uid, arrival.init)
+            self._environments.write(arrival.job_id, arrival.uid, arrival.init)
         except OSError as error:
-            self._parts.log.warning("job %s: its environment is not written: %s", arrival.job_id, error)
-        if not self._parts.settings.notices:
+            LOG.warning("job %s: its environment is not written: %s", arrival.job_id, error)
+        if not self._settings.notices:
             return
         manifest = placing.manifest
         note = self._note(manifest)
         why = f": {note.why}" if note is not None and note.why else ""
         slept = span(placing.began - manifest.dumped_epoch)
-        lines = [f"suspended on {manifest.node}{why}", f"restored on {self._parts.node} after {slept}"]
+        lines = [f"suspended on {manifest.node}{why}", f"restored on {self._node} after {slept}"]
         if note is not None and note.local_files is not None:
             lines.insert(1, messages.reason(note.local_files))
         loss = placing.loss
         if loss is not None:
             ran_s = loss.restore.ran_s
             lost = "the work since then" if ran_s is None else f"{span(ran_s)} of work since then"
-            point = f"restored on {self._parts.node} from its checkpoint of {messages.at(manifest.dumped_epoch)} again"
+            point = f"restored on {self._node} from its checkpoint of {messages.at(manifest.dumped_epoch)} again"
             lines = [f"{point}; {lost} is lost: {loss.text}"]
-        if scratch.tied and manifest.node != self._parts.node:
+        if scratch.tied and manifest.node != self._node:
             lines.append(messages.without_files(manifest.node))
         elif scratch.missing:
-            lines.append(messages.files_missing(self._parts.node, scratch.missing))
+            lines.append(messages.files_missing(self._node, scratch.missing))
         if scratch.kept:
-            lines.append(messages.files_kept(self._parts.node, scratch.kept))
+            lines.append(messages.files_kept(self._node, scratch.kept))
         say(fds, "\n".join(lines))
 
     def _note(self, manifest: Manifest) -> Note | None:
-        note = self._parts.notes.read(manifest.key.cluster, manifest.key.job_id)
+        note = self._notes.read(manifest.key.cluster, manifest.key.job_id)
         return note if note is not None and note.seq == manifest.seq else None
 
     # --- outcome
 
     def _complete(self, placing: _Placing, runs_since_epoch: float) -> Restored:
         """Record the restore; return the reply. ``runs_since_epoch``: when the process tree began to run."""
-        parts, manifest, loss = self._parts, placing.manifest, placing.loss
+        manifest, loss = placing.manifest, placing.loss
         for copy in placing.copies:
             deleted_files.gone(copy.tier.store, copy.image, placing.arrival.init)
-        note = parts.notes.read(manifest.key.cluster, manifest.key.job_id)
+        note = self._notes.read(manifest.key.cluster, manifest.key.job_id)
         self._record(placing, runs_since_epoch)
-        parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
-        parts.tiers.demand.requested(manifest.key.name, parts.now())
-        parts.ledger.write(
+        self._notes.remove(manifest.key.cluster, manifest.key.job_id)
+        self._tiers.demand.requested(manifest.key.name, self._clock.now())
+        self._ledger.write(
             replace(
                 _entry(manifest),
                 restoring_ms=round(placing.began * 1000),
                 restored_ms=round(runs_since_epoch * 1000),
-                restored_node=parts.node,
+                restored_node=self._node,
             )
         )
         returned = None if loss is None else messages.returned(loss.text, manifest.dumped_epoch)
-        notify.comment(self._parts, placing.arrival.job_id, returned)
+        notify.comment(self._slurm, placing.arrival.job_id, returned)
         slept_s = max(0.0, placing.began - manifest.dumped_epoch)
         self._mail("restored", placing.job, manifest, slept_s=None if loss is not None else slept_s, loss=loss)
         try:
             placing.journal.close()
         except JournalError as error:
-            parts.log.warning("%s", error)
+            LOG.warning("%s", error)
         return Restored(manifest.root_pid, None if note is None else note.trouble)
 
     def _record(self, placing: _Placing, runs_since_epoch: float | None = None) -> None:
         """Record the attempt, for the case that it is lost. ``runs_since_epoch``: ``None`` if it starts afresh."""
-        parts = self._parts
         restore = LastRestore.of(
-            placing.manifest, run=placing.job.restarts, node=parts.node,
-            at_epoch=parts.now() if runs_since_epoch is None else runs_since_epoch, fresh=runs_since_epoch is None,
-            before=None if placing.loss is None else placing.loss.restore,
+            placing.manifest, run=placing.job.restarts, node=self._node,
+            at_epoch=self._clock.now() if runs_since_epoch is None else runs_since_epoch,
+            fresh=runs_since_epoch is None, before=None if placing.loss is None else placing.loss.restore,
         )  # fmt: skip
         try:
-            parts.notes.write_restore(restore)
+            self._notes.write_restore(restore)
         except AffinodeError as error:
-            parts.log.warning("job %s: a loss of this attempt will not be noticed: %s", placing.arrival.job_id, error)
+            LOG.warning("job %s: a loss of this attempt will not be noticed: %s", placing.arrival.job_id, error)
 
     def _cut_short(self, placing: _Placing, why: str) -> Reply | None:
         """Return a reply if Slurm has ended or requeued the attempt meanwhile; ``None`` if the restore has failed."""
-        parts, job_id = self._parts, placing.arrival.job_id
+        job_id = placing.arrival.job_id
         try:
-            job = parts.slurm.job(job_id)
+            job = self._slurm.job(job_id)
         except AffinodeError:
             return None
         if job.allocated and job.state != "COMPLETING" and job.restarts == placing.job.restarts:
             return None
-        parts.log.info("job %s: %s while it was being restored (%s)", job_id, job.state.lower(), why)
+        LOG.info("job %s: %s while it was being restored (%s)", job_id, job.state.lower(), why)
         note = self._note(placing.manifest)
         if note is not None and job.restarts > placing.job.restarts:
             tied_to = note.node if note.tied else None
-            notify.comment(parts, job_id, messages.suspended(note.why, note.gpu_bytes, job.id, tied_to=tied_to))
+            notify.comment(self._slurm, job_id, messages.suspended(note.why, note.gpu_bytes, job.id, tied_to=tied_to))
         with contextlib.suppress(JournalError):
             placing.journal.close()
         return Hold(f"it is {job.state.lower()}")
 
     def _failed(self, arrival: Arrival, job: Job, placing: _Placing | None, error: Exception) -> Reply:
         """Return the reply: the job is to be retried, or what the site has configured. The image is kept."""
-        parts, why = self._parts, cause(error)
-        parts.log.error("job %s: not restored: %s", arrival.job_id, why)
-        note = parts.notes.read(parts.cluster, arrival.job_id)
+        why = cause(error)
+        LOG.error("job %s: not restored: %s", arrival.job_id, why)
+        note = self._notes.read(self._cluster, arrival.job_id)
         if note is None and placing is not None:
             note = self._new_note(placing)
         if note is not None:
             note = self._noted(note, why, passes=may_pass(error))
         retry_epoch = None if note is None else note.retry_epoch
         # Without its note, which is where its image is, the waker releases it again once both are there.
-        absent = note is None and may_pass(error) and parts.settings.restore_retries > 0
-        fresh = parts.settings.fresh and retry_epoch is None and not absent
+        absent = note is None and may_pass(error) and self._settings.restore_retries > 0
+        fresh = self._settings.fresh and retry_epoch is None and not absent
         self._comment(arrival, messages.not_restored(why, job.id, fresh=fresh, retry_epoch=retry_epoch))
         if placing is not None:
             entry = _entry(placing.manifest)
             if fresh:
                 entry = replace(entry, restoring_ms=round(placing.began * 1000))
-            parts.ledger.write(replace(entry, restore_failure=messages.reason(why)))
+            self._ledger.write(replace(entry, restore_failure=messages.reason(why)))
             with contextlib.suppress(JournalError):
                 placing.journal.close()
         if retry_epoch is None:
@@ -676,15 +704,15 @@ class JobRestorer:
         if fresh:
             if placing is not None:
                 self._record(placing)
-            parts.notes.remove(parts.cluster, arrival.job_id)
-            notify.comment(self._parts, arrival.job_id, messages.held(f"{why}{messages.AFRESH}"))
+            self._notes.remove(self._cluster, arrival.job_id)
+            notify.comment(self._slurm, arrival.job_id, messages.held(f"{why}{messages.AFRESH}"))
             return Start(restore_failed=True)
         return self._hold(arrival, job, why, note)
 
     def _noted(self, note: Note, why: str, *, passes: bool) -> Note:
         """Return the note with a further failed restore. ``passes``: it is retried, unless it has failed too often."""
-        parts, settings = self._parts, self._parts.settings
-        count, now = note.failures + 1, parts.now()
+        settings = self._settings
+        count, now = note.failures + 1, self._clock.now()
         retry_epoch = None
         if passes and count <= settings.restore_retries:
             retry_epoch = now + settings.retry_pause_s(count)
@@ -701,11 +729,11 @@ class JobRestorer:
         Without a note, it could not be woken.
         """
         manifest, job, tied = placing.manifest, placing.job, self._tied(placing)
-        required = self._parts.scratch_records.of(manifest.key, manifest.uid).known().required
+        required = self._scratch_records.of(manifest.key, manifest.uid).known().required
         return Note(
             cluster=manifest.key.cluster, job_id=manifest.key.job_id, submit=manifest.key.submit_epoch,
             restarts=manifest.restarts, seq=manifest.seq, uid=manifest.uid, node=manifest.node,
-            began_ms=round(manifest.started_epoch * 1000), since_epoch=self._parts.now(), why=messages.REQUEUED,
+            began_ms=round(manifest.started_epoch * 1000), since_epoch=self._clock.now(), why=messages.REQUEUED,
             gpus=sum(gpu.allocated for gpu in manifest.gpus), gpu_bytes=manifest.gpu_bytes, image_bytes=manifest.size,
             wake=manifest.option.wake, user=job.user, shown=None if job.id == str(job.job_id) else job.id,
             local_files=tied, tied=True if tied is not None else None, required=required if tied is not None else None,
@@ -733,16 +761,16 @@ class JobRestorer:
         """``manifest``: ``None`` if the image cannot be read. ``fresh``: ``None``: as the site has configured."""
         if not job.user:
             return
-        parts, key = self._parts, JobKey(self._parts.cluster, job.job_id, 0) if manifest is None else manifest.key
+        key = JobKey(self._cluster, job.job_id, 0) if manifest is None else manifest.key
         began = 0.0 if manifest is None else manifest.started_epoch
         held = () if manifest is None else tuple(gpu for gpu in manifest.gpus if gpu.allocated)
-        parts.mailer.deliver(
+        self._mailer.deliver(
             SuspensionMail(
-                kind, key.cluster, key.job_id, job.user, parts.node, parts.now(),
+                kind, key.cluster, key.job_id, job.user, self._node, self._clock.now(),
                 mail.event(key, began, job.restarts), shown=job.id, job_name=job.name,
                 partition=job.partitions[0] if job.partitions else None, why=why, gpus=len(held) or None,
                 gpu_model=held[0].model if held else None, gpu_bytes=None if manifest is None else manifest.gpu_bytes,
-                slept_s=slept_s, fresh=parts.settings.fresh if fresh is None else fresh, lost=loss is not None,
+                slept_s=slept_s, fresh=self._settings.fresh if fresh is None else fresh, lost=loss is not None,
                 lost_s=None if loss is None else loss.restore.ran_s,
                 checkpoint_epoch=None if loss is None or manifest is None else manifest.dumped_epoch,
             )
@@ -750,21 +778,25 @@ class JobRestorer:
 
     def _hold(self, arrival: Arrival, job: Job, why: str, note: Note | None, *, comment: str | None = None) -> Reply:
         """Requeue and hold the job, and write its note; its image is kept. ``comment``: replaces the usual one."""
-        parts = self._parts
         text = messages.reason(why)
         retry_epoch = None if note is None else note.retry_epoch
         own = comment or f"{text}; {messages.next_try(job.id, retry_epoch)}"
-        notify.comment(self._parts, arrival.job_id, messages.held(own))
+        notify.comment(self._slurm, arrival.job_id, messages.held(own))
         if note is not None:
             try:
-                parts.notes.write(note)
+                self._notes.write(note)
             except AffinodeError as error:
-                parts.log.warning("job %s: %s", arrival.job_id, error)
+                LOG.warning("job %s: %s", arrival.job_id, error)
         try:
-            retry(parts, "hold the job", lambda: parts.slurm.requeue(arrival.job_id, hold=True, running=True))
+            retry(
+                "hold the job",
+                lambda: self._slurm.requeue(arrival.job_id, hold=True, running=True),
+                self._settings.slurm_s,
+                self._clock,
+            )
         except AffinodeError as error:
             # The plugin requeues the job when the shepherd ends without having started anything.
-            parts.log.warning("job %s: %s", arrival.job_id, error)
+            LOG.warning("job %s: %s", arrival.job_id, error)
         return Hold(text)
 
 

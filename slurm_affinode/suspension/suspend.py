@@ -9,25 +9,27 @@ requeue (``dump``), and a freeze in place (``inplace.suspend``).
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint.inspection import TreeFacts
-from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal, RefusalCode
+from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.compatibility import Compatibility, kinds
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.context import LOG, Gpus
 from slurm_affinode.suspension.interface import InUseError, LookAgain, Refused
-from slurm_affinode.suspension.job.process_tree import Member, StoppedJob, TreeGoneError, stopped
-from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.process_tree import Member, Processes, StoppedJob, TreeGoneError, stopped
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.memory import HostMemory, cuda_users, gpu_memory
-from slurm_affinode.suspension.records.journal import JobJournal
+from slurm_affinode.suspension.records.journal import JobJournal, Journal
 from slurm_affinode.suspension.records.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord
 from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, SlurmFacts
 
@@ -109,12 +111,29 @@ class Ending(ABC, Generic[A]):
 class JobSuspender:
     """``Suspender`` for the agent. Each thread suspends one job at a time; different jobs run concurrently."""
 
-    def __init__(self, parts: Parts, endings: Mapping[Mode, Ending[Any]]) -> None:
-        """``endings``: for each mode that is possible on this node."""
-        self._parts = parts
+    def __init__(
+        self, *, endings: Mapping[Mode, Ending[Any]], cluster: str, slurm: SlurmClient, configuration: SlurmFacts,
+        processes: Processes, cuda: CudaDriver, gpus: Gpus, memory: HostMemory, journal: Journal, registry: Registry,
+        inspect: Callable[[int, int], TreeFacts], lock_s: float = 10.0, now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """``endings``: for each mode that is possible on this node.
+
+        ``inspect``: inspects a process tree (PID of the shepherd, PID of the tree's root). ``lock_s``: time-out of all
+        CUDA locks of a job.
+        """
+        self._cluster = cluster
+        self._slurm = slurm
+        self._configuration = configuration
+        self._processes = processes
+        self._cuda = cuda
+        self._gpus = gpus
+        self._journal = journal
+        self._registry = registry
+        self._inspect = inspect
+        self._lock_s = lock_s
+        self._now = now
         self._endings = endings
-        self._memory = HostMemory(parts)
-        self._slurm = SlurmFacts(parts)
+        self._memory = memory
         self._busy: set[int] = set()
         self._lock = threading.Lock()
         """Guards ``_busy``, the jobs being suspended."""
@@ -123,7 +142,6 @@ class JobSuspender:
 
     def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
         """Return why this job cannot be suspended; empty if it can. Changes nothing."""
-        parts = self._parts
         ending = self._endings.get(job.option.mode)
         if ending is None:
             return [refusals.of_mode(job.option.mode, self._endings)]
@@ -135,16 +153,16 @@ class JobSuspender:
         found = list(self._before(job, root, members, ending))
         if job.slurm is None or not root:
             return found
-        tree = parts.look(job.init_pid, root)
+        tree = self._inspect(job.init_pid, root)
         try:
-            users = cuda_users(parts, (one.pid for one in members))
-            held = gpu_memory(parts, users)
+            users = cuda_users(self._cuda, (one.pid for one in members))
+            held = gpu_memory(self._gpus, users)
             used = sum(held.values())
             mig = any(device.mig is not None for device in job.devices or ())
             found += refusals.refusals(
                 JobFacts.of(job.slurm),
                 tree,
-                GpuUseFacts(parts.cuda.capabilities(), users, used, mig, self._slurm.some_gpus(job)),
+                GpuUseFacts(self._cuda.capabilities(), users, used, mig, self._configuration.some_gpus(job)),
                 self._memory.of(job, tree, used),
                 owner=job.owner,
                 image=ending.image(job, tree, used),
@@ -152,7 +170,7 @@ class JobSuspender:
             found += ending.of_gpu(held)
         except (CheckpointError, GpuError) as error:
             # The version of a driver that is too old explains more than a missing function.
-            found.append(Refusal(RefusalCode.DRIVER, parts.cuda.capabilities().why_not or str(error)))
+            found.append(Refusal(RefusalCode.DRIVER, self._cuda.capabilities().why_not or str(error)))
         return found
 
     def compatibility(self, job: WatchedJob) -> Compatibility:
@@ -163,8 +181,8 @@ class JobSuspender:
         root = self._root_of(job)
         tree, users = None, frozenset[int]()
         with suppress(CheckpointError, GpuError):
-            users = cuda_users(self._parts, (one.pid for one in self._members(job)))
-            tree = self._parts.look(job.init_pid, root) if root else None
+            users = cuda_users(self._cuda, (one.pid for one in self._members(job)))
+            tree = self._inspect(job.init_pid, root) if root else None
         return Compatibility(kinds(job, tree, users, codes), modes)
 
     def _before(self, job: WatchedJob, root: int, members: Sequence[Member], ending: Ending[Any]) -> Iterator[Refusal]:
@@ -172,7 +190,7 @@ class JobSuspender:
         if job.slurm is None:
             yield Refusal(RefusalCode.SLURM, "slurmctld has not reported this job yet")
         yield from ending.of_job(job)
-        if job.key is not None and (hindrance := self._parts.journal.of_job(job.key).hindrance):
+        if job.key is not None and (hindrance := self._journal.of_job(job.key).hindrance):
             yield Refusal(RefusalCode.RECOVERING, hindrance)
         if not root:
             yield Refusal(RefusalCode.NOT_STARTED, "its script has not started yet, or has ended")
@@ -181,7 +199,7 @@ class JobSuspender:
     def _root_of(self, job: WatchedJob) -> int:
         """Return the PID of its script, or 0 if that does not run."""
         with suppress(TreeGoneError):
-            for member in self._parts.processes.members(job.init_pid, job.init_started):
+            for member in self._processes.members(job.init_pid, job.init_started):
                 if member.pid_ns == job.root:
                     return member.pid
         return 0
@@ -189,7 +207,7 @@ class JobSuspender:
     def _members(self, job: WatchedJob) -> Sequence[Member]:
         """Return its processes, including those of containers."""
         with suppress(TreeGoneError):
-            return self._parts.processes.all_processes(job.init_pid, job.init_started)
+            return self._processes.all_processes(job.init_pid, job.init_started)
         return ()
 
     # --- the sequence
@@ -200,7 +218,7 @@ class JobSuspender:
             ending = self._ending(job)
             job = self._current(job, ending)
             attempt: Attempt = ending.begin(job, self._admit(job), why, busy=busy)
-            announce(self._parts, attempt, Phase.LOCKING, attempt.facts)
+            announce(self._registry, attempt, Phase.LOCKING, attempt.facts)
             in_use = False
             try:
                 self._lock_all(attempt)
@@ -209,12 +227,12 @@ class JobSuspender:
                 ending.recheck(attempt)
                 cuda = attempt.facts.cuda_pids or ()
                 allowance = self._memory.make_room(job, attempt.facts, lambda: self._halt(attempt, but=cuda))
-                announce(self._parts, attempt, Phase.LOCKED)
+                announce(self._registry, attempt, Phase.LOCKED)
                 self._checkpoint(attempt)
                 if allowance is not None:
                     self._halt(attempt)
                     self._memory.check_use(job, allowance)
-                announce(self._parts, attempt, Phase.PARKED)
+                announce(self._registry, attempt, Phase.PARKED)
                 ending.finish(attempt)
             except (AffinodeError, OSError) as error:
                 in_use = isinstance(error, InUseError)
@@ -246,18 +264,18 @@ class JobSuspender:
     def _current(self, job: WatchedJob, ending: Ending[Any]) -> WatchedJob:
         """Return the job with Slurm's current record: the last one may predate an srun."""
         try:
-            return replace(job, slurm=self._parts.slurm.job(job.job_id))
+            return replace(job, slurm=self._slurm.job(job.job_id))
         except AffinodeError as error:
             if ending.needs_slurm or job.slurm is None:
                 raise
-            self._parts.log.info("job %s: %s; Slurm's last record is used", job.job_id, error)
+            LOG.info("job %s: %s; Slurm's last record is used", job.job_id, error)
             return job
 
     def _admit(self, job: WatchedJob) -> JobJournal:
         """Return the journal for the suspension of a job. Raises ``Refused``."""
         slurm = job.slurm
         assert slurm is not None  # noqa: S101 - it is the current record
-        key = JobKey.of(self._parts.cluster, slurm)
+        key = JobKey.of(self._cluster, slurm)
         if slurm.state != "RUNNING" or slurm.restarts != job.restarts or key is None:
             raise Refused(Refusal(RefusalCode.STATE, f"Slurm reports that it is {slurm.state.lower()}"))
         if slurm.uid is not None and slurm.uid != job.uid:
@@ -266,15 +284,14 @@ class JobSuspender:
             )
         for refusal in self.refusals(job):
             raise Refused(refusal)
-        return self._parts.journal.of_job(key)
+        return self._journal.of_job(key)
 
     def _lock_all(self, attempt: Attempt) -> None:
-        parts = self._parts
-        deadline = parts.now() + parts.settings.lock_s
+        deadline = self._now() + self._lock_s
         started = {member.pid: member.started for member in attempt.members}
         for pid in attempt.facts.cuda_pids or ():
-            left_ms = max(100, round((deadline - parts.now()) * 1000))
-            parts.cuda.lock(pid, timeout_ms=left_ms, started=started[pid])
+            left_ms = max(100, round((deadline - self._now()) * 1000))
+            self._cuda.lock(pid, timeout_ms=left_ms, started=started[pid])
 
     def _halt(self, attempt: Attempt, but: Collection[int] = ()) -> None:
         """Stop the processes of the job but these: while its memory limit is raised, they must not take the memory."""
@@ -284,29 +301,29 @@ class JobSuspender:
         attempt.halted |= there - before - {*but}
 
     def _checkpoint(self, attempt: Attempt) -> None:
-        self._parts.cuda.checkpoint(*(attempt.facts.cuda_pids or ()))
+        self._cuda.checkpoint(*(attempt.facts.cuda_pids or ()))
         self._memory.moved(attempt.job)
 
 
-def announce(parts: Parts, attempt: Attempt, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
+def announce(registry: Registry, attempt: Attempt, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
     """Write a phase to the journal before its step begins. Raises ``JournalError``: the step must not be taken."""
     attempt.journal.write(phase, facts)
     attempt.phase = phase
-    parts.registry.set_phase(attempt.job.job_id, phase)
+    registry.set_phase(attempt.job.job_id, phase)
 
 
 def first_facts(
-    parts: Parts, job: WatchedJob, why: str, members: Iterable[Member], cuda: tuple[int, ...]
+    job: WatchedJob, why: str, members: Iterable[Member], cuda: tuple[int, ...], now_epoch: float
 ) -> SuspensionFacts:
-    """Return the facts of a suspension that begins now, in any mode. ``cuda``: the processes that use CUDA."""
+    """Return the facts of a suspension that begins at this time, in any mode. ``cuda``: the processes that use CUDA."""
     slurm = job.slurm
     assert slurm is not None  # noqa: S101 - it is the current record
-    left_s = None if slurm.expected_end is None else max(0.0, slurm.expected_end.timestamp() - parts.now())
+    left_s = None if slurm.expected_end is None else max(0.0, slurm.expected_end.timestamp() - now_epoch)
     return SuspensionFacts(
         job_id=job.job_id, restarts=job.restarts, uid=job.uid, gid=job.gid, groups=job.groups, user=slurm.user,
         account=slurm.account, partition=slurm.partitions[0] if slurm.partitions else None, job_name=slurm.name,
         shown=slurm.id,
-        option=job.option, why=why, time_left_s=left_s, began_epoch=parts.now(), init_pid=job.init_pid,
+        option=job.option, why=why, time_left_s=left_s, began_epoch=now_epoch, init_pid=job.init_pid,
         init_started=job.init_started,
         cuda_pids=cuda, stopped_pids=stopped(members),
     )  # fmt: skip

@@ -7,6 +7,7 @@ complete in the shared store, since Slurm may start it on any node.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,14 +22,15 @@ from slurm_affinode.base.threads import surviving
 from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint.image.signatures import SIGNER, Signer
 from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
 from slurm_affinode.core.policy import WAITS_FOR_ROOM
 from slurm_affinode.core.wake_time import backoff_s, wake_time
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal, RefusalCode
-from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
+from slurm_affinode.slurm.interface import ControllerDownError, SlurmClient, UnknownJobError
 from slurm_affinode.suspension import messages, notify
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.context import LOG, Location, Records, SuspendSettings
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.records.shared_state import NO_NOTE, NOW, Note, StartPlan, read_signed
 from slurm_affinode.suspension.records.sweep import is_of
@@ -80,14 +82,27 @@ class JobWaker:
 
     def __init__(
         self,
-        parts: Parts,
-        lease: Lease,
         *,
+        location: Location,
+        slurm: SlurmClient,
+        records: Records,
+        shared: DirectoryStore | None,
+        settings: SuspendSettings,
+        lease: Lease,
         tidy: Callable[[bool], None] = lambda holds_lease: None,
         over: Callable[[JobKey, int], None] = lambda key, began_ms: None,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """``tidy`` is called with each tick (whether this node holds the lease), ``over`` for a job that has ended."""
-        self._parts = parts
+        """``shared``: the store that every node sees.
+
+        ``tidy`` is called with each tick (whether this node holds the lease), ``over`` for a job that has ended.
+        """
+        self._cluster = location.cluster
+        self._slurm = slurm
+        self._ledger, self._notes = records.ledger, records.notes
+        self._shared = shared
+        self._settings = settings
+        self._now = now
         self._lease = lease
         self._tidy = tidy
         self._over = over
@@ -98,10 +113,9 @@ class JobWaker:
 
     def wake(self, key: JobKey, who: str, *, admin: bool = False, from_start: bool = False) -> bool:
         """See ``interface.Waker``."""
-        parts = self._parts
-        note = parts.notes.read(key.cluster, key.job_id)
+        note = self._notes.read(key.cluster, key.job_id)
         try:
-            job = parts.slurm.job(key.job_id)
+            job = self._slurm.job(key.job_id)
         except UnknownJobError:
             if note is not None:
                 text = f"Slurm does not know job {key.job_id}; its image is kept for a time: see slurm-affinode status"
@@ -119,12 +133,12 @@ class JobWaker:
             raise Refused(Refusal(RefusalCode.HELD_BY_ADMIN, text))
         if note is None:
             raise Refused(Refusal(RefusalCode.NO_NOTE, f"job {job.id} cannot be woken now: {NO_NOTE}"))
-        parts.log.info("job %s: woken by %s%s", key.job_id, who, ", from its beginning" if from_start else "")
+        LOG.info("job %s: woken by %s%s", key.job_id, who, ", from its beginning" if from_start else "")
         note = replace(
             note, wake=NOW, failure=None, failures=0, failed_epoch=None, retry_epoch=None, released_epoch=None,
             releases=0, given_up=note.given_up or from_start,
         )  # fmt: skip
-        parts.notes.write(note)
+        self._notes.write(note)
         # If its image is not in the shared store yet, or the job not in the queue, a later tick releases it.
         return not ending and self._release(note, job)
 
@@ -132,26 +146,24 @@ class JobWaker:
 
     def tick(self) -> None:
         """See ``interface.Waker``."""
-        parts = self._parts
-        now = parts.now()
-        if now < self._next <= now + parts.settings.wake_every_s:  # otherwise the clock was set back
+        now = self._now()
+        if now < self._next <= now + self._settings.wake_every_s:  # otherwise the clock was set back
             return
-        self._next = now + parts.settings.wake_every_s
-        with surviving(parts.log, "waking failed, by a fault of the agent"):
+        self._next = now + self._settings.wake_every_s
+        with surviving(LOG, "waking failed, by a fault of the agent"):
             try:
-                mine = self._lease.held(parts.now(), _LEASE_FACTOR * parts.settings.wake_every_s)
+                mine = self._lease.held(self._now(), _LEASE_FACTOR * self._settings.wake_every_s)
                 if mine:
                     self._look()
                 self._tidy(mine)
             except AffinodeError as error:
-                parts.log.warning("cannot wake jobs: %s", error)
+                LOG.warning("cannot wake jobs: %s", error)
 
     def _look(self) -> None:
-        parts = self._parts
-        notes = [note for note in parts.notes.all() if note.cluster == parts.cluster]
+        notes = [note for note in self._notes.all() if note.cluster == self._cluster]
         if not notes:
             return
-        jobs = parts.slurm.jobs()
+        jobs = self._slurm.jobs()
         by_id = {job.job_id: job for job in jobs}
         for note in notes:
             job = by_id.get(note.job_id)
@@ -161,7 +173,7 @@ class JobWaker:
         self._report_plans(notes, by_id)
         nodes: Sequence[Node] | None = None
         if any(note.tied for note in notes):
-            nodes = parts.slurm.nodes()
+            nodes = self._slurm.nodes()
             notes = [self._checked(note, by_id.get(note.job_id), nodes) for note in notes]
         asleep = [
             (note, by_id[note.job_id])
@@ -178,7 +190,7 @@ class JobWaker:
                 self._try_release(note, job)
         candidates = [(note, job) for note, job in asleep if note.wake == "auto" and self._may(note)]
         if candidates:
-            self._auto(candidates, jobs, nodes or parts.slurm.nodes(), {note.job_id for note in notes})
+            self._auto(candidates, jobs, nodes or self._slurm.nodes(), {note.job_id for note in notes})
 
     def _checked(self, note: Note, job: Job | None, nodes: Sequence[Node]) -> Note:
         """Return the note of a tied job with the state of its node, which is also written for the owner to see."""
@@ -188,9 +200,9 @@ class JobWaker:
         text = None if state is None else messages.without_node(note.node, state, job.id)
         if text != note.unavailable:
             note = replace(note, unavailable=text)
-            self._parts.notes.write(note)
+            self._notes.write(note)
             comment = messages.suspended(note.why, note.gpu_bytes, job.id, tied_to=note.node)
-            notify.comment(self._parts, note.job_id, comment if text is None else f"{messages.SUSPENDED}{text}")
+            notify.comment(self._slurm, note.job_id, comment if text is None else f"{messages.SUSPENDED}{text}")
         return note
 
     def _report_plans(self, notes: Sequence[Note], by_id: Mapping[int, Job]) -> None:
@@ -201,13 +213,13 @@ class JobWaker:
             if job is not None and job.pending and not job.held and job.expected_start and job.nodes_expected:
                 plans[job.job_id] = StartPlan(job.expected_start.timestamp(), job.nodes_expected)
         if plans != self._plans:
-            self._parts.notes.write_plan(plans)
+            self._notes.write_plan(plans)
             self._plans = plans
 
     def _came_back(self, note: Note) -> bool:
         """Return whether it was released recently, and is held again because it could not be restored there."""
-        since_s = self._parts.now() - (note.released_epoch or 0.0)
-        return since_s < self._parts.settings.release_pause_s(note.releases)
+        since_s = self._now() - (note.released_epoch or 0.0)
+        return since_s < self._settings.release_pause_s(note.releases)
 
     def _due(self, note: Note) -> bool:
         """Return whether its last restore did not fail, or may be retried now.
@@ -216,15 +228,15 @@ class JobWaker:
         """
         if note.failure is None:
             return True
-        limit_s = self._parts.settings.retry_backoff_limit_s
+        limit_s = self._settings.retry_backoff_limit_s
         # A time that is further away was written by a node with a wrong clock.
-        return note.retry_epoch is not None and not 0 < note.retry_epoch - self._parts.now() <= limit_s
+        return note.retry_epoch is not None and not 0 < note.retry_epoch - self._now() <= limit_s
 
     def _may(self, note: Note) -> bool:
         """Return whether it has slept long enough, and no failed restore forbids its release now."""
-        settings = self._parts.settings
+        settings = self._settings
         least_s = backoff_s(settings.wake_backoff_s, settings.wake_backoff_limit_s, note.seq)
-        return self._due(note) and self._parts.now() - note.since_epoch >= least_s
+        return self._due(note) and self._now() - note.since_epoch >= least_s
 
     def _auto(
         self, candidates: Sequence[tuple[Note, Job]], jobs: Sequence[Job], nodes: Sequence[Node], ours: set[int]
@@ -241,68 +253,66 @@ class JobWaker:
     def _try_release(self, note: Note, listed: Job) -> None:
         """Release a job; if Slurm refuses, other jobs are released nevertheless."""
         try:
-            job = self._parts.slurm.job(listed.job_id)
+            job = self._slurm.job(listed.job_id)
             if not job.held_by_admin:  # only an administrator may release it
                 self._release(note, job)
         except ControllerDownError:
             raise
         except AffinodeError as error:
-            self._parts.log.warning("job %s: cannot be released: %s", listed.job_id, error)
+            LOG.warning("job %s: cannot be released: %s", listed.job_id, error)
 
     def _release(self, note: Note, job: Job) -> bool:
         """Release the job if its image is available wherever it may start; return whether it is released."""
-        parts = self._parts
         if not job.held:
             return True
         if not self._everywhere(job):
             return False
         if note.tied and note.given_up:  # it needs none of its files
             if job.nodes_required == (note.node,):
-                notify.require(parts, job, tuple(filter(None, (note.required or "").split(","))))
+                notify.require(self._slurm, job, tuple(filter(None, (note.required or "").split(","))))
             note = replace(note, tied=None, unavailable=None)
         elif note.tied and note.required is None:  # Slurm did not respond when it was suspended
             note = replace(note, required=",".join(job.nodes_required))
-            notify.require(parts, job, (note.node,))
+            notify.require(self._slurm, job, (note.node,))
         if note.wake not in ("auto", "hold", NOW):
             self._begin(note)
-        now = parts.now()
+        now = self._now()
         # First: if it cannot be recorded, a job whose restore fails at once would be released again with every tick.
-        parts.notes.write(replace(note, released_epoch=now, releases=note.releases + 1))
+        self._notes.write(replace(note, released_epoch=now, releases=note.releases + 1))
         try:
-            parts.slurm.release(job.job_id)
+            self._slurm.release(job.job_id)
         except AffinodeError:
             with suppress(AffinodeError):
-                parts.notes.write(note)
+                self._notes.write(note)
             raise
-        parts.log.info("job %s: released", job.job_id)
-        parts.ledger.write(replace(LedgerEntry.of(note.key, note.began_ms), released_ms=round(now * 1000)))
+        LOG.info("job %s: released", job.job_id)
+        self._ledger.write(replace(LedgerEntry.of(note.key, note.began_ms), released_ms=round(now * 1000)))
         return True
 
     def _begin(self, note: Note) -> None:
-        parts = self._parts
         try:
             when = datetime.fromtimestamp(wake_time(note.wake, note.since_epoch), UTC)
         except ValueError as error:  # the plugin accepts no such option
-            parts.log.warning("job %s: %s; it wakes now", note.job_id, error)
+            LOG.warning("job %s: %s; it wakes now", note.job_id, error)
             return
-        if when.timestamp() > parts.now():
-            parts.slurm.set_begin(note.job_id, when)
+        if when.timestamp() > self._now():
+            self._slurm.set_begin(note.job_id, when)
 
     def _everywhere(self, job: Job) -> bool:
-        store = self._parts.shared
-        run = LiveRun.of(self._parts.cluster, job)
+        store = self._shared
+        run = LiveRun.of(self._cluster, job)
         if store is None or run is None:
             return False
-        note = self._parts.notes.read(run.key.cluster, run.key.job_id)
+        note = self._notes.read(run.key.cluster, run.key.job_id)
         try:
             image = store.find(run)
         except (CheckpointError, OSError) as error:
             if note is not None and note.given_up:
                 return True
-            self._parts.log.warning("job %s: cannot be released: %s", job.job_id, error)
+            LOG.warning("job %s: cannot be released: %s", job.job_id, error)
             return False
         if note is not None and image is not None and note.precedes(image.manifest):
-            self._parts.log.warning("job %s: cannot be released: its note is from an earlier suspension", job.job_id)
+            LOG.warning("job %s: cannot be released: its note is from an earlier suspension", job.job_id)
             return False
         if note is not None and note.given_up:
             return True

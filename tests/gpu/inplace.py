@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from slurm_affinode.agent.composition import DriverGpus
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.checkpoint.cuda.client import Cuda
 from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.files.scratch_files import ScratchFiles, ScratchRules
@@ -26,24 +27,30 @@ from slurm_affinode.checkpoint.inspection import collect, memory_facts
 from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, still_idle
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Versions
+from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
+from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.activity import Watch
-from slurm_affinode.suspension.context import Parts, SuspendSettings
+from slurm_affinode.suspension.context import Clock, LocalFiles, Location, Records, Reservations, SuspendSettings
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
-from slurm_affinode.suspension.inplace.gpu_sharing import Rules
+from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Sharing
+from slurm_affinode.suspension.inplace.queue import Comments
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
+from slurm_affinode.suspension.inplace.wake import Waking
 from slurm_affinode.suspension.interface import DaemonCalls, Refused
 from slurm_affinode.suspension.job.environment import JobEnvironments
 from slurm_affinode.suspension.job.peers import Inspector
 from slurm_affinode.suspension.job.process_tree import LinuxProcesses
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
-from slurm_affinode.suspension.notify import SuspensionOutcomes
+from slurm_affinode.suspension.mail import NO_MAILS
+from slurm_affinode.suspension.memory import HostMemory
+from slurm_affinode.suspension.notify import OwnerMails, SuspensionOutcomes
 from slurm_affinode.suspension.records.journal import Journal
 from slurm_affinode.suspension.records.ledger import SuspensionLedger
 from slurm_affinode.suspension.records.shared_state import Notes
-from slurm_affinode.suspension.records.sweep import Absences
+from slurm_affinode.suspension.refusals import SlurmFacts
+from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.suspend import JobSuspender
 
 LOOK_S = 0.1
@@ -82,7 +89,8 @@ class Slurm:
 class InPlace:
     """The jobs of this machine."""
 
-    parts: Parts
+    slurm: SlurmClient
+    registry: Registry
     watch: Watch
     scheduler: InPlaceScheduler
     suspender: JobSuspender
@@ -100,10 +108,10 @@ class InPlace:
             job_id=job_id, uid=os.getuid(), gid=os.getgid(), restarts=0,
             option=SuspendOption(window_s=1, mode=Mode.INPLACE), init_pid=init,
             init_started=0 if began is None else began.started, root=root, link=Shepherd(), since_epoch=time.time(),
-            slurm=self.parts.slurm.job(job_id), devices=self.watch.devices()[:1],
+            slurm=self.slurm.job(job_id), devices=self.watch.devices()[:1],
         )  # fmt: skip
         self.detectors[job_id] = IdleDetector(IdleRule(window_s=WINDOW_S, floors_pct=FLOORS))
-        self.parts.registry.put(job)
+        self.registry.put(job)
 
     def suspend(self, job: WatchedJob, why: str) -> str | None:
         """Suspend the job in place; return the reason if it keeps running."""
@@ -133,7 +141,7 @@ class InPlace:
     def policy(self) -> None:
         """Like the agent's loop: sample the awake jobs, and suspend idle ones for the waiting ones."""
         while not self._stop.wait(LOOK_S):
-            for job in self.parts.registry.jobs():
+            for job in self.registry.jobs():
                 if job.phase is not Phase.RUNNING:
                     continue
                 try:
@@ -155,23 +163,44 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
     watch, freezer, sockets = Watch(nvml, Inspector()), LinuxFreezer(), NodeSockets(warn=print)
     gpus = DriverGpus(watch.driver)
     signer = Signer(bytes(32), "here")
-    parts = Parts(
-        node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None),
-        tiers=cast(Any, SimpleNamespace(tiers=())),
-        processes=LinuxProcesses(), gpus=gpus, streams=cast(Any, None), journal=Journal(work / "journal"),
-        ledger=SuspensionLedger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
-        absences=Absences(work, signer, keep_s=0), environments=JobEnvironments(work / "environment"),
-        created=CreatedFilesOfJobs(work / "created-files"),
-        scratch=ScratchFiles(ScratchRules(policy="ignore")),
-        scratch_records=ScratchRecords(work / "scratch"),
-        jobs_on_node=lambda uid, since: (),
-        memory=memory_facts, versions=lambda: Versions("", "", ""), settings=SuspendSettings(lock_s=20.0),
+    slurm, tiers, limits = cast(Any, Slurm()), cast(Any, SimpleNamespace(tiers=(), stores=())), None
+    processes, registry, workers, clock, settings = LinuxProcesses(), Registry(), Workers(), Clock(), SuspendSettings()
+    location, rules = Location("gpu", "here"), Rules(poll_s=LOOK_S)
+    records = Records(Journal(work / "journal"), SuspensionLedger(work / "ledger", "here"), Notes(None, signer))
+    files = LocalFiles(
+        JobEnvironments(work / "environment"), CreatedFilesOfJobs(work / "created-files"),
+        ScratchFiles(ScratchRules(policy="ignore")), ScratchRecords(work / "scratch"),
     )  # fmt: skip
+    mails, configuration = OwnerMails("here", NO_MAILS), SlurmFacts(slurm, cuda, gpus, clock.now)
     calls = DaemonCalls(lambda job_id: made.idle_s(job_id))  # noqa: PLW0108 - it is made below
-    scheduler = InPlaceScheduler(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S), calls=calls)
-    ending = InPlaceEnding(parts, SuspensionOutcomes(parts), scheduler, freezer=freezer, sockets=sockets, freeze_s=10.0)
-    suspender = JobSuspender(parts, {Mode.INPLACE: ending})
-    made = InPlace(parts, watch, scheduler, suspender)
+    sharing = Sharing(registry, freezer, gpus, rules.awake_limit_pct, lambda pids: {}, calls=calls)
+    waking = Waking(
+        node="here", slurm=slurm, cuda=cuda, registry=registry, ledger=records.ledger, freezer=freezer,
+        sharing=sharing, sockets=sockets, mails=mails, limits=limits, clock=clock, freeze_s=rules.freeze_s,
+    )  # fmt: skip
+    scheduler = InPlaceScheduler(
+        processes=processes, registry=registry, freezer=freezer, sockets=sockets, sharing=sharing, waking=waking,
+        comments=Comments(slurm, workers), rules=rules, workers=workers, mails=mails, limits=limits,
+        wake_backoff_s=settings.wake_backoff_s, calls=calls,
+    )  # fmt: skip
+    outcomes = SuspensionOutcomes(
+        location=location, slurm=slurm, processes=processes, records=records, tiers=tiers, files=files, mails=mails,
+        workers=workers,
+    )  # fmt: skip
+    ending = InPlaceEnding(
+        node="here", processes=processes, cuda=cuda, gpus=gpus, registry=registry, ledger=records.ledger,
+        freezer=freezer, sockets=sockets, scheduler=scheduler, outcomes=outcomes, mails=mails,
+        rollback=Rollback(processes, cuda, tiers, limits), clock=clock, freeze_s=10.0,
+    )  # fmt: skip
+    memory = HostMemory(
+        node="here", slurm=slurm, configuration=configuration, processes=processes, cuda=cuda, gpus=gpus, tiers=tiers,
+        settings=settings, limits=limits, reservations=Reservations(), read_memory=memory_facts, clock=clock,
+    )  # fmt: skip
+    suspender = JobSuspender(
+        endings={Mode.INPLACE: ending}, cluster="gpu", slurm=slurm, configuration=configuration, processes=processes,
+        cuda=cuda, gpus=gpus, memory=memory, journal=records.journal, registry=registry, inspect=collect, lock_s=20.0,
+    )  # fmt: skip
+    made = InPlace(slurm, registry, watch, scheduler, suspender)
     scheduler.start()
     thread = threading.Thread(target=made.policy, name="policy", daemon=True)
     thread.start()

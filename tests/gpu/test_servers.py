@@ -76,7 +76,7 @@ def ask(port: int) -> tuple[dict[str, Any], float]:
 def asleep(agent: InPlace, job_id: int) -> None:
     """Suspend the job in place, waiting until it is idle."""
     deadline = time.monotonic() + 60.0
-    job = agent.parts.registry.get(job_id)
+    job = agent.registry.get(job_id)
     assert job is not None
     while not agent.asleep(job_id):
         why = agent.suspend(job, "the test says so")

@@ -169,6 +169,11 @@ class Tiers:
         """The tier that every node sees."""
         return next((tier for tier in self.tiers if tier.shared), None)
 
+    @property
+    def shared_store(self) -> DirectoryStore | None:
+        """The store that every node sees; ``None``: there is none."""
+        return None if self.shared is None else self.shared.store
+
     # --- writing
 
     def check_room(self, uid: int, estimate: int) -> None:

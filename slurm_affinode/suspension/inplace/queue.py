@@ -6,15 +6,18 @@ A server may sleep and wake many times in a minute, so comments are sent to slur
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.text import span
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import messages
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.context import LOG
 from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Sharing
 
 _SETTLED_S = 1.0
@@ -36,12 +39,13 @@ class _Comment:
 class Comments:
     """The desired comment of each job. Thread-safe; Slurm is called in a queue."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, slurm: SlurmClient, workers: Workers, now: Callable[[], float] = time.time) -> None:
+        self._slurm = slurm
+        self._now = now
         self._lock = threading.Lock()
         """Guards the comments to be sent."""
         self._desired: dict[int, _Comment] = {}
-        self._queue = parts.workers.queue("comment", last=True)
+        self._queue = workers.queue("comment", last=True)
 
     @property
     def due(self) -> bool:
@@ -67,9 +71,9 @@ class Comments:
             wish = self._desired.get(job_id)
             if wish is None:
                 # The comment set by an earlier agent is unknown: even "no comment" has to be sent once.
-                self._desired[job_id] = _Comment(text, self._parts.now(), sent=_untold(text))
+                self._desired[job_id] = _Comment(text, self._now(), sent=_untold(text))
             elif wish.text != text:
-                wish.text, wish.since, wish.pause_s = text, self._parts.now(), _SETTLED_S
+                wish.text, wish.since, wish.pause_s = text, self._now(), _SETTLED_S
 
     def tick(self, now: float) -> None:
         """Send the comments that have settled."""
@@ -89,7 +93,7 @@ class Comments:
         self._queue.close()
 
     def _send(self, job_id: int, text: str | None) -> None:
-        slurm = self._parts.slurm
+        slurm = self._slurm
         try:
             job = slurm.job(job_id)
             before = job.comment
@@ -100,11 +104,11 @@ class Comments:
             if after != (before or "") and not job.ended:  # Slurm does not change the comment of an ended job
                 slurm.set_comment(job_id, after)
         except UnreachableError as error:
-            self._parts.log.info("job %s: cannot set its comment yet: %s", job_id, error)
+            LOG.info("job %s: cannot set its comment yet: %s", job_id, error)
             self._later(job_id, text)
             return
         except AffinodeError as error:
-            self._parts.log.info("job %s: cannot set its comment: %s", job_id, error)
+            LOG.info("job %s: cannot set its comment: %s", job_id, error)
         self._sent(job_id, text)
 
     def check(self, job_id: int) -> None:
@@ -113,16 +117,16 @@ class Comments:
 
     def _check(self, job_id: int) -> None:
         try:
-            if messages.sleeps_in_place(self._parts.slurm.job(job_id).comment):
+            if messages.sleeps_in_place(self._slurm.job(job_id).comment):
                 self.clear(job_id)
         except AffinodeError as error:
-            self._parts.log.info("job %s: its comment cannot be read: %s", job_id, error)
+            LOG.info("job %s: its comment cannot be read: %s", job_id, error)
 
     def _later(self, job_id: int, text: str | None) -> None:
         with self._lock:
             wish = self._desired.get(job_id)
             if wish is not None and wish.text == text == wish.sent:
-                wish.sent, wish.since, wish.pause_s = _untold(text), self._parts.now(), _COMMENT_RETRY_S
+                wish.sent, wish.since, wish.pause_s = _untold(text), self._now(), _COMMENT_RETRY_S
 
     def _sent(self, job_id: int, text: str | None) -> None:
         with self._lock:
@@ -166,14 +170,13 @@ class GpuQueue:
     """
 
     def __init__(
-        self, parts: Parts, sharing: Sharing, comments: Comments, deadline_s: float, clock: Callable[[], float],
+        self, sharing: Sharing, comments: Comments, deadline_s: float, clock: Callable[[], float],
         *, pressed: Callable[[], None],
     ) -> None:  # fmt: skip
         """``deadline_s``: a job that has waited this long is overdue. ``clock``: a monotonic clock, in seconds.
 
         ``pressed`` is called when other jobs have to make room.
         """
-        self._parts = parts
         self._sharing = sharing
         self._comments = comments
         self._deadline_s = deadline_s
@@ -237,7 +240,7 @@ class GpuQueue:
         self, one: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool
     ) -> None:
         if one.waits != why:
-            self._parts.log.info("job %s: waiting to %s: %s", one.job_id, one.verb, why)
+            LOG.info("job %s: waiting to %s: %s", one.job_id, one.verb, why)
             one.waits = why
         if self._waited(one, now) > _LOG_EVERY_S:
             self._comments.set(one.job_id, messages.waits(one.verb, why))
@@ -256,7 +259,7 @@ class GpuQueue:
         text = f"it has waited for {span(waited)} to {one.verb}: {why}"
         if not one.overdue:
             one.overdue = True
-            self._parts.log.error("job %s: %s", one.job_id, text)
+            LOG.error("job %s: %s", one.job_id, text)
         if not one.late and not in_turn:
             one.late = True
             late(one, text)

@@ -17,26 +17,27 @@ from typing import Any
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import size, span
-from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.threads import Workers, surviving
 from slurm_affinode.core.inplace import GpuLoad
 from slurm_affinode.core.wake_time import wake_time
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Mode, Phase, Refusal, RefusalCode
 from slurm_affinode.suspension import messages
-from slurm_affinode.suspension.context import Gpus, Parts
+from slurm_affinode.suspension.context import LOG
 from slurm_affinode.suspension.inplace import file_locks, sockets
 from slurm_affinode.suspension.inplace.file_locks import FileLocks, NodeFileLocks
 from slurm_affinode.suspension.inplace.freezer import Freezer
-from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing, Unheard
+from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing
 from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, QueuedJob
 from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper
 from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
 from slurm_affinode.suspension.interface import DaemonCalls, Refused
-from slurm_affinode.suspension.job.process_tree import TreeGoneError
-from slurm_affinode.suspension.job.registry import WatchedJob
-from slurm_affinode.suspension.notify import mail_owner
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
+from slurm_affinode.suspension.job.process_tree import Processes, TreeGoneError
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
+from slurm_affinode.suspension.notify import OwnerMails
 from slurm_affinode.suspension.records.journal import JobJournal, JournalError
 
 _STOPS_S = 3.0
@@ -174,14 +175,16 @@ class WakeRequests:
     Not thread-safe: ``InPlaceScheduler`` locks it.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, processes: Processes, registry: Registry, now: Callable[[], float]) -> None:
+        self._processes = processes
+        self._registry = registry
+        self._now = now
         self._of_jobs: dict[int, tuple[float, WakeRequest]] = {}
         self._prologs: list[tuple[Set[str], str]] = []
 
     def wake(self, job_id: int, who: str) -> bool:
         """Record a user's request to wake a job; ``False``: it is not being suspended."""
-        falls = self._falls(self._parts.registry.get(job_id))
+        falls = self._falls(self._registry.get(job_id))
         if falls:
             self.keep(job_id, WakeRequest(f"requested by {who}", lasting=True))
         return falls
@@ -190,19 +193,19 @@ class WakeRequests:
         """Record a request, also for a job that runs: it may be stopped before it receives a signal."""
         if len(self._of_jobs) >= _KEPT:
             self._of_jobs.clear()
-        self._of_jobs[job_id] = self._parts.now(), request
+        self._of_jobs[job_id] = self._now(), request
 
     def _falls(self, job: WatchedJob | None) -> bool:
         return (
             job is not None
             and job.option.mode is Mode.INPLACE
             and job.phase in _FALLING
-            and self._parts.processes.alive(job.init_pid, job.init_started)
+            and self._processes.alive(job.init_pid, job.init_started)
         )
 
     def falling_on(self, uuids: Set[str]) -> set[int]:
         """Return the jobs that are being suspended on these GPUs."""
-        falling = (job for job in self._parts.registry.jobs() if self._falls(job))
+        falling = (job for job in self._registry.jobs() if self._falls(job))
         return {job.job_id for job in falling if uuids & {device.uuid for device in job.devices or ()}}
 
     @contextmanager
@@ -240,28 +243,38 @@ class InPlaceScheduler:
     """The scheduler of the agent. Thread-safe."""
 
     def __init__(
-        self, parts: Parts, freezer: Freezer, sockets: Sockets, gpus: Gpus, rules: Rules,
-        *, calls: DaemonCalls = _NO_DAEMON, unheard: Unheard = lambda pids: {},
-        clock: Callable[[], float] = time.monotonic, locks: FileLocks = _NODE_LOCKS,
+        self, *, processes: Processes, registry: Registry, freezer: Freezer, sockets: Sockets, sharing: Sharing,
+        waking: Waking, comments: Comments, rules: Rules, workers: Workers, mails: OwnerMails,
+        limits: MemoryLimits | None, wake_backoff_s: float, calls: DaemonCalls = _NO_DAEMON,
+        now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic,
+        locks: FileLocks = _NODE_LOCKS,
     ) -> None:  # fmt: skip
-        """``unheard``: see ``Sharing``; ``clock``: see ``GpuQueue``."""
+        """``limits``: the memory limits of jobs; ``None``: they are not known.
+
+        ``wake_backoff_s``: see ``SuspendSettings``; ``now``: seconds since the epoch; ``clock``: see ``GpuQueue``.
+        """
         self.locks = locks
-        self._parts, self._freezer, self._sockets, self._calls = parts, freezer, sockets, calls
-        self._sharing = Sharing(parts.registry, freezer, gpus, rules.awake_limit_pct, unheard, calls=calls)
+        self._processes = processes
+        self._registry = registry
+        self._freezer, self._sockets, self._calls = freezer, sockets, calls
+        self._mails = mails
+        self._limits = limits
+        self._now = now
+        self._sharing = sharing
         self._rules = rules
-        self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
-        self._comments = Comments(parts)
-        self._checks = SleeperChecks(freezer, sockets, parts.settings.wake_backoff_s, rules.max_sleep_s)
-        self._gpu_queue = GpuQueue(parts, self._sharing, self._comments, rules.deadline_s, clock, pressed=calls.pressed)
-        self._starters = Starters(parts, freezer, rules.start_free_pct)
+        self._waking = waking
+        self._comments = comments
+        self._checks = SleeperChecks(freezer, sockets, wake_backoff_s, rules.max_sleep_s)
+        self._gpu_queue = GpuQueue(sharing, comments, rules.deadline_s, clock, pressed=calls.pressed)
+        self._starters = Starters(freezer, processes, registry, rules.start_free_pct, now)
         self._lock = threading.Condition()
         """Guards the sleepers, the starting jobs and the requests; notified when a job no longer sleeps."""
         self._sleepers: dict[int, Sleeper] = {}
-        self._requests = WakeRequests(parts)
+        self._requests = WakeRequests(processes, registry, now)
         self._slowly_s = 0.0
         self._poke, self._stop = threading.Event(), threading.Event()
-        self._wakes = parts.workers.queue("wake", _WAKES_AT_ONCE, last=True)
-        self._aside = parts.workers.queue("aside in place", _ASIDE_AT_ONCE, last=True)
+        self._wakes = workers.queue("wake", _WAKES_AT_ONCE, last=True)
+        self._aside = workers.queue("aside in place", _ASIDE_AT_ONCE, last=True)
 
     # --- the thread
 
@@ -280,7 +293,7 @@ class InPlaceScheduler:
     def _run(self) -> None:
         while not self._stop.is_set():
             began = time.thread_time()
-            with surviving(self._parts.log, "the check of the sleeping jobs failed"):
+            with surviving(LOG, "the check of the sleeping jobs failed"):
                 self.round()
             busy = self._sleepers or len(self._starters) or self._comments.due or self._waking.unfinished
             # With many sockets, rounds are less frequent.
@@ -290,7 +303,7 @@ class InPlaceScheduler:
 
     def round(self) -> None:
         """Check all jobs that sleep, wake or wait to start once; wake or start those with a request and room."""
-        now = self._parts.now()
+        now = self._now()
         slowly = not 0 <= now - self._slowly_s < _SLOWLY_S
         if slowly:
             self._slowly_s = now
@@ -323,7 +336,7 @@ class InPlaceScheduler:
         elif request is not None:
             self._ask(sleeper, request.why, lasting=request.lasting)
         elif not ask:
-            self._parts.log.info(
+            LOG.info(
                 "job %s: asleep in place, %s in host memory (%s)", sleeper.job_id, size(sleeper.gpu_bytes),
                 "stopped by signals" if sleeper.how == "signals" else f"frozen by {sleeper.how}",
             )  # fmt: skip
@@ -340,7 +353,7 @@ class InPlaceScheduler:
         """
         sleeper = Sleeper.of(journal)
         ask = ask or self._waking.freeze_again(sleeper)
-        self._parts.registry.set_phase(sleeper.job_id, journal.phase)
+        self._registry.set_phase(sleeper.job_id, journal.phase)
         self.adopt(sleeper, ask=ask or journal.record.requested_why or "")
 
     def _refresh(self, sleeper: Sleeper) -> None:
@@ -363,7 +376,7 @@ class InPlaceScheduler:
         """Handle a reconnected shepherd of a job that has started before."""
         with self._lock:
             if (sleeper := self._sleepers.get(job_id)) is not None:
-                self._parts.registry.set_phase(job_id, sleeper.journal.phase)
+                self._registry.set_phase(job_id, sleeper.journal.phase)
                 return
         self._comments.check(job_id)
 
@@ -390,7 +403,7 @@ class InPlaceScheduler:
         with self._lock:
             sleeper = self._sleepers.get(job_id)
             if sleeper is not None:
-                sleeper.stop_epoch = self._parts.now() if request is None else None
+                sleeper.stop_epoch = self._now() if request is None else None
             elif request is not None:
                 self._requests.keep(job_id, request)
         if sleeper is not None and request is not None:
@@ -419,11 +432,11 @@ class InPlaceScheduler:
                 return
             sleeper.turn = self._gpu_queue.turn()
             before = sleeper.journal.record.requested_epoch
-            sleeper.requested_epoch, sleeper.requested_why = self._parts.now() if before is None else before, why
+            sleeper.requested_epoch, sleeper.requested_why = self._now() if before is None else before, why
             sleeper.noted = before is not None
             if lasting:
                 self._note(sleeper)
-        self._parts.log.info("job %s: wake requested: %s", sleeper.job_id, why)
+        LOG.info("job %s: wake requested: %s", sleeper.job_id, why)
         self._poke.set()
 
     def _note(self, sleeper: Sleeper) -> None:
@@ -434,7 +447,7 @@ class InPlaceScheduler:
             try:
                 sleeper.note()
             except JournalError as error:
-                self._parts.log.warning("job %s: its place in the queue is not recorded: %s", sleeper.job_id, error)
+                LOG.warning("job %s: its place in the queue is not recorded: %s", sleeper.job_id, error)
 
     def _thaw(self, sleeper: Sleeper, why: str) -> None:
         """Thaw a job, even if it is already waking: it may still wait for a free worker."""
@@ -447,7 +460,7 @@ class InPlaceScheduler:
             self._gone(sleeper)
             return
         except AffinodeError as error:
-            self._parts.log.warning("job %s: %s", sleeper.job_id, error)
+            LOG.warning("job %s: %s", sleeper.job_id, error)
         self._ask(sleeper, why)
 
     # --- checks
@@ -456,7 +469,7 @@ class InPlaceScheduler:
         with self._lock:
             sleepers = list(self._sleepers.values())
         for sleeper in sleepers:
-            if not sleeper.waking and not self._parts.processes.alive(sleeper.init_pid, sleeper.init_started):
+            if not sleeper.waking and not self._processes.alive(sleeper.init_pid, sleeper.init_started):
                 self._gone(sleeper)
             elif sleeper.requested_epoch is None and (why := self._checks.due(sleeper, now, self._fits)):
                 self._ask(sleeper, why)
@@ -483,8 +496,8 @@ class InPlaceScheduler:
         try:
             self._waking.gone(sleeper)
         except AffinodeError as error:
-            self._parts.log.warning("job %s: %s", sleeper.job_id, error)
-        self._parts.log.info("job %s: ended while it slept in place", sleeper.job_id)
+            LOG.warning("job %s: %s", sleeper.job_id, error)
+        LOG.info("job %s: ended while it slept in place", sleeper.job_id)
 
     # --- serving the queue
 
@@ -500,7 +513,7 @@ class InPlaceScheduler:
             try:
                 waiting += self._starters.waiting(self.cards, self._calls.gpus_of)
             except GpuError as error:
-                self._parts.log.warning("cannot determine which jobs may start: %s", error)
+                LOG.warning("cannot determine which jobs may start: %s", error)
             coming: list[Holder] = [one for one in sleepers if one.waking]
             coming += self._starters.coming()
         self._gpu_queue.serve(now, waiting, coming, asleep=asleep, start=self._wake_next, late=self._late)
@@ -516,7 +529,7 @@ class InPlaceScheduler:
             self._start_next(one)
 
     def _start_next(self, one: StartingJob) -> None:
-        self._parts.log.info("job %s: starts", one.job_id)
+        LOG.info("job %s: starts", one.job_id)
         self._comments.clear(one.job_id)
         with self._lock:
             self._starters.start(one)
@@ -526,7 +539,7 @@ class InPlaceScheduler:
         if isinstance(one, StartingJob):
             self._start_next(one)
         elif isinstance(one, Sleeper):
-            mail_owner(self._parts, one.journal.record, "failed", why=why, ended=self._rules.end_on_deadline)
+            self._mails.send(one.journal.record, "failed", why=why, ended=self._rules.end_on_deadline)
             if self._rules.end_on_deadline:
                 self._aside.post(self._waking.end, one, why)
 
@@ -540,7 +553,7 @@ class InPlaceScheduler:
         self._wakes.post(self._wake, sleeper)
 
     def _wake(self, sleeper: Sleeper) -> None:
-        with surviving(self._parts.log, "job %s: not woken, by a fault of the agent", sleeper.job_id) as fault:
+        with surviving(LOG, "job %s: not woken, by a fault of the agent", sleeper.job_id) as fault:
             self._try_to_wake(sleeper)
         if fault.error is not None:
             self._not_woken(sleeper, f"a fault of the agent: {type(fault.error).__name__}")
@@ -554,25 +567,25 @@ class InPlaceScheduler:
         except TreeGoneError:
             self._gone(sleeper)
         except NoGpuRoom as error:
-            self._parts.log.info("job %s: still waits to wake: %s", sleeper.job_id, error)
+            LOG.info("job %s: still waits to wake: %s", sleeper.job_id, error)
         except AffinodeError as error:
             self._not_woken(sleeper, str(error))
         else:
             with self._lock:
                 self._sleepers.pop(sleeper.job_id, None)
-                self._parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)  # it may show a sleeping phase
+                self._registry.set_phase(sleeper.job_id, Phase.RUNNING)  # it may show a sleeping phase
                 self._lock.notify_all()
             self._comments.clear(sleeper.job_id)
-            slept_s = self._parts.now() - sleeper.since_epoch
+            slept_s = self._now() - sleeper.since_epoch
             how = f"awake after {span(slept_s)} in place: {sleeper.requested_why}"
             self._calls.woken(sleeper.job_id, how, None if sleeper.requested_why == TURN_OVER else slept_s)
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
-        pause = sleeper.failed(why, self._parts.now())
-        mail_owner(self._parts, sleeper.journal.record, "failed", why=why)
-        self._parts.log.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
+        pause = sleeper.failed(why, self._now())
+        self._mails.send(sleeper.journal.record, "failed", why=why)
+        LOG.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
         self._comments.set(sleeper.job_id, messages.not_woken(why))
-        self._gpu_queue.look_at_deadline(sleeper, why, self._parts.now(), self._late)
+        self._gpu_queue.look_at_deadline(sleeper, why, self._now(), self._late)
 
     # --- status
 
@@ -584,6 +597,6 @@ class InPlaceScheduler:
             one = self._sleepers.get(job_id)
         if one is None:
             return None
-        limits = self._parts.limits
+        limits = self._limits
         raised = 0 if limits is None else limits.raised(job_id)
-        return one.view(self._parts.now(), held=self._freezer.held(one.init_pid), raised=raised)
+        return one.view(self._now(), held=self._freezer.held(one.init_pid), raised=raised)

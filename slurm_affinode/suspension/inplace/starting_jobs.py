@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_affinode.core.inplace import GpuLoad
-from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace.freezer import Freezer
-from slurm_affinode.suspension.job.process_tree import TreeGoneError
-from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.process_tree import Processes, TreeGoneError
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.job.shepherd import Start, Wait
 
 _KEEP_WAITING_S = 10.0
@@ -57,12 +56,16 @@ class StartingJob:
 class Starters:
     """The jobs that wait to start. Not thread-safe: ``InPlaceScheduler`` locks it."""
 
-    def __init__(self, parts: Parts, freezer: Freezer, free_pct: float) -> None:
+    def __init__(
+        self, freezer: Freezer, processes: Processes, registry: Registry, free_pct: float, now: Callable[[], float]
+    ) -> None:
         """``free_pct``: share of the memory of each of a job's GPUs; 0: every job starts at once."""
-        self._parts = parts
         self._freezer = freezer
+        self._processes = processes
+        self._registry = registry
+        self._now = now
         self._share = free_pct / 100
-        self._began = parts.now()
+        self._began = self._now()
         self._all: dict[int, StartingJob] = {}
 
     def __len__(self) -> int:
@@ -75,8 +78,8 @@ class Starters:
             return True
         starter = self._all.get(job.job_id)
         if starter is None or starter.begun_epoch is not None:
-            now = self._parts.now()
-            began = self._parts.processes.began(job.init_started, now)
+            now = self._now()
+            began = self._processes.began(job.init_started, now)
             # A shepherd older than this agent sent its request to the previous agent, at its own start.
             asked = began if began < self._began else now
             self._all[job.job_id] = StartingJob(job.job_id, turn(), asked, reported=now)
@@ -113,14 +116,14 @@ class Starters:
 
     def start(self, one: StartingJob) -> bool:
         """Start the job; return whether its shepherd received the message."""
-        job = self._parts.registry.get(one.job_id)
-        one.begun_epoch = self._parts.now()
+        job = self._registry.get(one.job_id)
+        one.begun_epoch = self._now()
         return job is not None and job.link.send(Start())
 
     def tend(self, now: float, idle_s: Callable[[int], float | None]) -> None:
         """Keep shepherds waiting; drop jobs that are gone, have had their time, or are idle by policy (``idle_s``)."""
         for one in list(self._all.values()):
-            job = self._parts.registry.get(one.job_id)
+            job = self._registry.get(one.job_id)
             taken = one.begun_epoch is not None and not 0 <= now - one.begun_epoch <= _SETTLE_S
             over = taken or (one.begun_epoch is not None and idle_s(one.job_id) is not None)
             if job is None or over:

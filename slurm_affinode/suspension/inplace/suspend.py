@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
+from slurm_affinode.checkpoint.interface import CudaDriver
 from slurm_affinode.core.inplace import sleeps_forever
 from slurm_affinode.model.suspension import Phase, Refusal, RefusalCode
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.context import LOG, Clock, Gpus
 from slurm_affinode.suspension.inplace import file_locks, sockets
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import holders
@@ -27,11 +28,12 @@ from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, states_of, unnoticed
 from slurm_affinode.suspension.interface import InUseError, Refused, cause
-from slurm_affinode.suspension.job.process_tree import Member, StoppedJob, TreeGoneError
-from slurm_affinode.suspension.job.registry import WatchedJob
+from slurm_affinode.suspension.job.process_tree import Member, Processes, StoppedJob, TreeGoneError
+from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
-from slurm_affinode.suspension.notify import SuspensionOutcomes, mail_owner
+from slurm_affinode.suspension.notify import OwnerMails, SuspensionOutcomes
 from slurm_affinode.suspension.records.journal import JobJournal
+from slurm_affinode.suspension.records.ledger import SuspensionLedger
 from slurm_affinode.suspension.records.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import JobFacts, of_nodes, of_steps
 from slurm_affinode.suspension.rollback import Rollback
@@ -122,18 +124,27 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     needs_slurm = False
 
     def __init__(
-        self, parts: Parts, outcomes: SuspensionOutcomes, scheduler: InPlaceScheduler, *, freezer: Freezer,
-        sockets: Sockets, freeze_s: float, settle_s: float = 0.0, clock: Callable[[], float] = time.monotonic,
+        self, *, node: str, processes: Processes, cuda: CudaDriver, gpus: Gpus, registry: Registry,
+        ledger: SuspensionLedger, freezer: Freezer, sockets: Sockets, scheduler: InPlaceScheduler,
+        outcomes: SuspensionOutcomes, mails: OwnerMails, rollback: Rollback, clock: Clock, freeze_s: float,
+        settle_s: float = 0.0, monotonic: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """``settle_s``: how long listeners must not have changed before a job sleeps that has received no request."""
-        self._parts = parts
+        self._node = node
+        self._processes = processes
+        self._cuda = cuda
+        self._gpus = gpus
+        self._registry = registry
+        self._ledger = ledger
+        self._mails = mails
+        self._clock = clock
         self._outcomes = outcomes
         self._freezer = freezer
         self._sockets = sockets
         self._scheduler = scheduler
         self._freeze_s = freeze_s
-        self._rollback = Rollback(parts)
-        self._settling = Settling(settle_s, clock)
+        self._rollback = rollback
+        self._settling = Settling(settle_s, monotonic)
 
     # --- refusals
 
@@ -159,7 +170,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         if not sum(held.values()):
             yield Refusal(RefusalCode.NO_GPU_MEMORY, "it holds no GPU memory: nothing would be released")
             return
-        there = {uuid: sum(count.values()) for uuid, count in self._parts.gpus.processes().items()}
+        there = {uuid: sum(count.values()) for uuid, count in self._gpus.processes().items()}
         never = sleeps_forever(held, self._scheduler.cards(), there)
         if never is not None:
             yield Refusal(RefusalCode.AWAKE_LIMIT, f"it could not wake again: {never}")
@@ -174,15 +185,14 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     def begin(self, job: WatchedJob, journal: JobJournal, why: str, *, busy: bool = False) -> FreezeAttempt:
         """See ``Ending``. Raises ``Refused`` if a request to the job is pending, unless it is ``busy``."""
-        parts = self._parts
         rest = self._at_rest(job, busy=busy)
         members = self._members(job)
-        there = holders(parts.gpus.processes())  # first: a process that comes later is in ``cuda``, or new
-        cuda = tuple(sorted(cuda_users(parts, (member.pid for member in members))))
-        held = gpu_memory(parts, cuda)
-        models = {device.uuid: device.model for device in parts.gpus.devices()}
+        there = holders(self._gpus.processes())  # first: a process that comes later is in ``cuda``, or new
+        cuda = tuple(sorted(cuda_users(self._cuda, (member.pid for member in members))))
+        held = gpu_memory(self._gpus, cuda)
+        models = {device.uuid: device.model for device in self._gpus.devices()}
         facts = replace(
-            first_facts(parts, job, why, members, cuda),
+            first_facts(job, why, members, cuda, self._clock.now()),
             gpus=len(held), gpu_model=next((models[uuid] for uuid in held if uuid in models), None),
             gpu_bytes=sum(held.values()), in_place=True, held_bytes=held,
             shares_gpus=None if job.slurm is None else job.slurm.shares_gpus, sockets=states_of(rest.look),
@@ -191,7 +201,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         )  # fmt: skip
         return FreezeAttempt(
             job=job, journal=journal, members=members, facts=facts, before=rest.look, known=there.union(cuda),
-            stop=StoppedJob(parts.processes, job.init), busy=busy,
+            stop=StoppedJob(self._processes, job.init), busy=busy,
         )  # fmt: skip
 
     def _at_rest(self, job: WatchedJob, *, busy: bool) -> _Rest:
@@ -199,11 +209,11 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         try:
             earlier = self._sockets.look(self._sockets.own(member.pid for member in self._members(job)))
             waited = self._freezer.calls(one.pid for one in self._members(job))
-            self._parts.sleep(_SAMPLES_APART_S)
+            self._clock.sleep(_SAMPLES_APART_S)
             pids = [member.pid for member in self._members(job)]
             readers = self._sockets.readers(pids, earlier)
-            readers = tuple(sorted({*readers, *cuda_users(self._parts, pids)})) if readers else ()
-            moving = self._parts.cuda.restore_threads(readers)
+            readers = tuple(sorted({*readers, *cuda_users(self._cuda, pids)})) if readers else ()
+            moving = self._cuda.restore_threads(readers)
             # Before the look: anything read after it moves one of them. The driver's own threads move with the memory.
             waits = {**self._sockets.waits(readers), **dict.fromkeys(moving, "")}
             now = self._sockets.look(self._sockets.own(pids))
@@ -218,7 +228,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         asks = sockets.at_rest(now, earlier, within_s=job.option.window_s)
         if asks is not None:
             raise Refused(Refusal(RefusalCode.REQUEST, asks))
-        self._settling.forget_others({(one.job_id, one.restarts) for one in self._parts.registry.jobs()})
+        self._settling.forget_others({(one.job_id, one.restarts) for one in self._registry.jobs()})
         # A job without sockets wakes by itself.
         starting = self._settling.hindrance((job.job_id, job.restarts), now) if sockets.can_be(now) else None
         if starting is not None:
@@ -236,12 +246,12 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         self._freeze(attempt)
         self._look_for_new(attempt)
         came = TURN_OVER if attempt.busy else self._meanwhile(attempt) or unnoticed(self._sockets, attempt.record)
-        parts, record = self._parts, attempt.record
+        record = attempt.record
         sleeper = Sleeper.of(attempt.journal)
         sleeper.announced = not came
-        parts.ledger.write(record.ledger_entry(parts.node))
+        self._ledger.write(record.ledger_entry(self._node))
         if sleeper.announced:
-            mail_owner(parts, record, "suspended", record.phases.get(Phase.FROZEN), why=record.why)
+            self._mails.send(record, "suspended", record.phases.get(Phase.FROZEN), why=record.why)
         self._scheduler.adopt(sleeper, ask=came or "")
 
     def _freeze(self, attempt: FreezeAttempt) -> None:
@@ -250,18 +260,18 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         how = self._freezer.how(members, job.init_pid)
         facts = SuspensionFacts(how=how)
         if attempt.busy:  # no event would wake it under the next agent
-            facts = replace(facts, requested_epoch=self._parts.now(), requested_why=TURN_OVER)
+            facts = replace(facts, requested_epoch=self._clock.now(), requested_why=TURN_OVER)
         if not self._freezer.held(job.init_pid):  # otherwise Slurm has stopped them, and will continue them
             facts = replace(facts, stopped_pids=attempt.stopped_by_others(members))  # may have changed since
-        announce(self._parts, attempt, Phase.FROZEN, facts)
+        announce(self._registry, attempt, Phase.FROZEN, facts)
         self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
         attempt.stop.release()
         if how != SIGNALS:  # frozen now: a process that was stopped as well would remain so when it is thawed
-            self._parts.processes.resume(one for one in members if one.pid in attempt.halted)
+            self._processes.resume(one for one in members if one.pid in attempt.halted)
 
     def _look_for_new(self, attempt: FreezeAttempt) -> None:
         """Raise ``InUseError`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
-        new = {one.pid for one in self._members(attempt.job)} & holders(self._parts.gpus.processes()) - attempt.known
+        new = {one.pid for one in self._members(attempt.job)} & holders(self._gpus.processes()) - attempt.known
         if new:
             raise InUseError(f"process {min(new)} has begun to use a GPU meanwhile")
 
@@ -272,16 +282,16 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     def roll_back(self, attempt: FreezeAttempt, error: AffinodeError | OSError) -> None:
         """See ``Ending``. Once memory may have moved, the job is woken when there is room."""
-        parts, journal, job_id = self._parts, attempt.journal, attempt.job.job_id
+        journal, job_id = attempt.journal, attempt.job.job_id
         attempt.failure = why = cause(error)
-        parts.log.warning("job %s: the suspension is rolled back: %s", job_id, why)
+        LOG.warning("job %s: the suspension is rolled back: %s", job_id, why)
         if attempt.phase is not Phase.LOCKING:
             sleeper = Sleeper.of(journal)
             sleeper.announced = False
-            parts.ledger.write(replace(journal.record.ledger_entry(parts.node), failure=why))
+            self._ledger.write(replace(journal.record.ledger_entry(self._node), failure=why))
             self._scheduler.adopt(sleeper, ask=f"its suspension failed: {why}")
         elif self._rollback.resume(journal):
-            parts.registry.set_phase(job_id, Phase.RUNNING)
+            self._registry.set_phase(job_id, Phase.RUNNING)
             self._outcomes.ran_on(journal, why)
             attempt.phase = Phase.RUNNING
         else:

@@ -14,18 +14,22 @@ from dataclasses import replace
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
-from slurm_affinode.checkpoint.interface import CheckpointError, CudaError, CudaState, HelperLost
+from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver, CudaError, CudaState, HelperLost
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase
+from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import messages
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.context import LOG, Clock
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Sharing
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import Sockets, unnoticed
+from slurm_affinode.suspension.job.memory_limits import MemoryLimits
 from slurm_affinode.suspension.job.process_tree import stopped
-from slurm_affinode.suspension.notify import mail_owner
+from slurm_affinode.suspension.job.registry import Registry
+from slurm_affinode.suspension.notify import OwnerMails
 from slurm_affinode.suspension.records.journal import JobJournal, JournalError
+from slurm_affinode.suspension.records.ledger import SuspensionLedger
 from slurm_affinode.suspension.records.record import SuspensionFacts
 
 _ATTEMPTS = 3
@@ -48,9 +52,23 @@ class NoGpuRoom(AffinodeError):  # noqa: N818 - names what is the case
 class Waking:
     """The steps of a wake, each of them idempotent."""
 
-    def __init__(self, parts: Parts, freezer: Freezer, sharing: Sharing, sockets: Sockets, freeze_s: float) -> None:
-        """``freeze_s``: time-out for the processes to stop."""
-        self._parts = parts
+    def __init__(
+        self, *, node: str, slurm: SlurmClient, cuda: CudaDriver, registry: Registry, ledger: SuspensionLedger,
+        freezer: Freezer, sharing: Sharing, sockets: Sockets, mails: OwnerMails, limits: MemoryLimits | None,
+        clock: Clock, freeze_s: float,
+    ) -> None:  # fmt: skip
+        """``limits``: the memory limits of jobs; ``None``: they are not known.
+
+        ``freeze_s``: time-out for the processes to stop.
+        """
+        self._node = node
+        self._slurm = slurm
+        self._cuda = cuda
+        self._registry = registry
+        self._ledger = ledger
+        self._mails = mails
+        self._limits = limits
+        self._clock = clock
         self._freezer = freezer
         self._sharing = sharing
         self._sockets = sockets
@@ -65,7 +83,7 @@ class Waking:
         and may be handling a signal.
         """
         pids = self._before_a_freeze(sleeper)
-        frozen_s = self._parts.now() - sleeper.journal.record.phases[Phase.FROZEN]
+        frozen_s = self._clock.now() - sleeper.journal.record.phases[Phase.FROZEN]
         if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how) is not None:
             sleeper.signalled = True
             return "its processes were let go while there was no agent"
@@ -91,9 +109,9 @@ class Waking:
             for _ in range(round(_AHEAD_S / _LOOK_AGAIN_S)):
                 calm = 0 if self._freezer.busy(sleeper.ahead) else calm + 1
                 # Checks of many processes take time themselves; a clock that was set back also ends the loop.
-                if calm == _CALM_LOOKS or not 0 <= self._parts.now() - sleeper.ahead_epoch < _AHEAD_S:
+                if calm == _CALM_LOOKS or not 0 <= self._clock.now() - sleeper.ahead_epoch < _AHEAD_S:
                     break
-                self._parts.sleep(_LOOK_AGAIN_S)
+                self._clock.sleep(_LOOK_AGAIN_S)
             self._rest_goes_on(sleeper)
 
     def _lead(self, sleeper: Sleeper) -> None:
@@ -105,7 +123,7 @@ class Waking:
         pids = {member.pid for member in members}
         above = {member.parent for member in members} & pids - set(sleeper.cuda)
         self._continue(sleeper, sleeper.stay | above)
-        sleeper.ahead, sleeper.ahead_epoch = tuple(sorted(pids - above)), self._parts.now()
+        sleeper.ahead, sleeper.ahead_epoch = tuple(sorted(pids - above)), self._clock.now()
         sleeper.thawed = not above
 
     def _rest_goes_on(self, sleeper: Sleeper) -> None:
@@ -124,8 +142,7 @@ class Waking:
 
     def wake(self, sleeper: Sleeper) -> None:
         """Do all steps. Raises ``NotWoken``, ``NoGpuRoom``, and ``TreeGoneError`` if the job has ended."""
-        parts = self._parts
-        began = parts.now()
+        began = self._clock.now()
         why = self._short(sleeper)
         if why is not None:
             raise NoGpuRoom(why)
@@ -161,24 +178,24 @@ class Waking:
 
     def _restore_together(self, sleeper: Sleeper) -> None:
         """Restore several processes at once. ``_leave`` restores those that remain, and reports a lack of memory."""
-        cuda, pids = self._parts.cuda, self._there(sleeper)
+        cuda, pids = self._cuda, self._there(sleeper)
         try:
             waiting = [pid for pid in pids if cuda.state(pid) is CudaState.CHECKPOINTED]
             if len(waiting) > 1 and self._short(sleeper) is None:
                 cuda.restore(*waiting)
         except HelperLost as error:
-            self._parts.log.info("job %s: %s; its processes are restored one after another", sleeper.job_id, error)
+            LOG.info("job %s: %s; its processes are restored one after another", sleeper.job_id, error)
         except CudaError:
             if set(pids) <= set(self._there(sleeper)):  # otherwise it may be that of a process that has ended
                 raise
 
     def _leave(self, sleeper: Sleeper, pid: int, state: CudaState) -> None:
         """Move a process out of ``state`` if it is in it; retry if the helper for the driver was lost."""
-        cuda = self._parts.cuda
+        cuda = self._cuda
         lost: HelperLost | None = None
         for attempt in range(_ATTEMPTS):
             if attempt:
-                self._parts.sleep(_PAUSE_S)
+                self._clock.sleep(_PAUSE_S)
             try:
                 found = cuda.state(pid)
                 if found is CudaState.FAILED:
@@ -204,15 +221,14 @@ class Waking:
 
     def _back(self, sleeper: Sleeper, why: str) -> None:
         """Roll back a failed restore: move restored memory out again for other jobs, and freeze the processes."""
-        parts = self._parts
         for pid in self._there(sleeper):
             try:
-                if parts.cuda.state(pid) is CudaState.LOCKED:
-                    parts.cuda.checkpoint(pid)
+                if self._cuda.state(pid) is CudaState.LOCKED:
+                    self._cuda.checkpoint(pid)
             except CheckpointError as error:
-                parts.log.warning("job %s: process %s keeps its GPU memory: %s", sleeper.job_id, pid, error)
-        parts.ledger.write(
-            replace(sleeper.journal.record.ledger_entry(parts.node), restore_failure=messages.reason(why))
+                LOG.warning("job %s: process %s keeps its GPU memory: %s", sleeper.job_id, pid, error)
+        self._ledger.write(
+            replace(sleeper.journal.record.ledger_entry(self._node), restore_failure=messages.reason(why))
         )
         with sleeper.turning:
             if sleeper.signalled:  # its signal handlers run
@@ -223,7 +239,7 @@ class Waking:
                 self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
             except FreezeError as error:
                 # Its CUDA calls block nevertheless. Processes that did stop would not continue at the next attempt.
-                parts.log.warning("job %s: cannot be frozen again: %s", sleeper.job_id, error)
+                LOG.warning("job %s: cannot be frozen again: %s", sleeper.job_id, error)
                 sleeper.ahead = ()  # they may have stopped, too
                 self._rest_goes_on(sleeper)
                 return
@@ -232,47 +248,46 @@ class Waking:
             sleeper.pids = tuple(one.pid for one in self._freezer.members(sleeper.init_pid, sleeper.init_started))
 
     def _announce(self, sleeper: Sleeper, began: float) -> None:
-        parts, record = self._parts, sleeper.journal.record
-        parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)
+        record = sleeper.journal.record
+        self._registry.set_phase(sleeper.job_id, Phase.RUNNING)
         asked = began if sleeper.requested_epoch is None else sleeper.requested_epoch
-        now = parts.now()
-        parts.ledger.write(
+        now = self._clock.now()
+        self._ledger.write(
             replace(
-                record.ledger_entry(parts.node),
+                record.ledger_entry(self._node),
                 released_ms=round(asked * 1000),
                 restoring_ms=round(began * 1000),
                 restored_ms=round(now * 1000),
-                restored_node=parts.node,
+                restored_node=self._node,
             )
         )
         if sleeper.announced:
-            mail_owner(parts, record, "restored", now, slept_s=asked - sleeper.since_epoch)
-        if parts.limits is not None:
-            parts.limits.lower(sleeper.job_id)
+            self._mails.send(record, "restored", now, slept_s=asked - sleeper.since_epoch)
+        if self._limits is not None:
+            self._limits.lower(sleeper.job_id)
         self._close(sleeper.journal)
-        parts.log.info(
+        LOG.info(
             "job %s: awake after %s, %.0f ms after the wake request (%s)", sleeper.job_id,
             span(asked - sleeper.since_epoch), (now - asked) * 1000, sleeper.requested_why or "no reason given",
         )  # fmt: skip
 
     def gone(self, sleeper: Sleeper) -> None:
         """Record in the ledger that its processes have ended, and close the journal."""
-        parts = self._parts
         self._freezer.clear(sleeper.how)
-        entry = sleeper.journal.record.ledger_entry(parts.node)
-        parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
+        entry = sleeper.journal.record.ledger_entry(self._node)
+        self._ledger.write(replace(entry, ended_ms=round(self._clock.now() * 1000)))
         self._close(sleeper.journal)
 
     def end(self, sleeper: Sleeper, why: str) -> None:
         """Cancel a job that has waited too long."""
-        slurm = self._parts.slurm
+        slurm = self._slurm
         try:
             said = messages.reason(f"ended by slurm-affinode: {why}")
             slurm.set_comment(sleeper.job_id, messages.comment(said, slurm.job(sleeper.job_id).comment))
             slurm.cancel(sleeper.job_id)
         except AffinodeError as error:
             sleeper.late = False  # retried
-            self._parts.log.warning("job %s: cannot be ended: %s", sleeper.job_id, error)
+            LOG.warning("job %s: cannot be ended: %s", sleeper.job_id, error)
 
     @property
     def unfinished(self) -> bool:
@@ -291,7 +306,7 @@ class Waking:
             journal.close()
         except JournalError as error:
             self._open.append(journal)
-            self._parts.log.warning("job %s: runs, but its journal cannot be closed yet: %s", journal.key.job_id, error)
+            LOG.warning("job %s: runs, but its journal cannot be closed yet: %s", journal.key.job_id, error)
 
     def _mark(self, sleeper: Sleeper, phase: Phase, facts: SuspensionFacts) -> None:
         """Record the phase in the journal, if possible: a full disk must not keep a job from its GPU.
@@ -302,5 +317,5 @@ class Waking:
             if sleeper.journal.phase is not phase:
                 sleeper.journal.write(phase, facts)
         except JournalError as error:
-            self._parts.log.warning("job %s: continues without its journal: %s", sleeper.job_id, error)
-        self._parts.registry.set_phase(sleeper.job_id, phase)
+            LOG.warning("job %s: continues without its journal: %s", sleeper.job_id, error)
+        self._registry.set_phase(sleeper.job_id, phase)

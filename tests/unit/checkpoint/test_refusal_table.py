@@ -22,7 +22,7 @@ ADMISSION = (
     "suspension.dump:RequeueEnding.of_job",
     "suspension.dump:RequeueEnding.image",
     "suspension.dump:RequeueEnding.begin",
-    "checkpoint.inspection:collect",  # Parts.look
+    "checkpoint.inspection:collect",  # JobSuspender(inspect=...)
 )
 """What ``status`` and a suspension call before anything is changed."""
 IN_DUMP = ("checkpoint.criu.criu:Criu.dump",)

@@ -22,14 +22,14 @@ class Tiered(Agent):
         super().__init__(world, node)
         store = DirectoryStore(world.root / node / "memory", KEY, quota=memory)
         tiers = Tiers(
-            [Tier("memory", store, durable=False), *self.parts.tiers.tiers], now=world.now,
-            report=lambda key, text: report_problem(self.parts.notes, key, text),
+            [Tier("memory", store, durable=False), *self.tiers.tiers], now=world.now,
+            report=lambda key, text: report_problem(self.notes, key, text),
         )  # fmt: skip
-        object.__setattr__(self.parts, "tiers", tiers)
+        self.build(tiers=tiers)
 
     def where(self) -> list[str]:
         """Return the tiers with the image."""
-        return [copy.tier.name for copy in self.parts.tiers._all("alpha.7", 1)]
+        return [copy.tier.name for copy in self.tiers._all("alpha.7", 1)]
 
     def asleep(self) -> str | None:
         """Return the problem that ``status`` shows."""
@@ -38,7 +38,7 @@ class Tiered(Agent):
 
     def damage(self, tier: str) -> None:
         """Change a byte in a file of the image."""
-        store = next(one.store for one in self.parts.tiers.tiers if one.name == tier)
+        store = next(one.store for one in self.tiers.tiers if one.name == tier)
         path = next(
             path for path in sorted((store.path / "alpha.7" / "0001" / "criu").iterdir()) if path.stat().st_size
         )

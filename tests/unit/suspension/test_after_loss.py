@@ -112,7 +112,7 @@ def test_lost_job_returns_to_its_image(world: World, lines: list[str]) -> None:
     assert line.startswith("restored on c1 from its checkpoint of 2026-11-20T10:0")
     assert line.endswith("again; 2h 5m of work since then is lost: its attempt on c2 was lost 2h 5m after its restore")
     assert world.comment.startswith("lost: its attempt on c2 was lost 2h 5m after its restore; it has returned to its")
-    [mail] = agent.parts.mailer.sent  # type: ignore[attr-defined]
+    [mail] = agent.mailer.sent  # type: ignore[attr-defined]
     assert (mail.kind, mail.lost, mail.slept_s) == ("restored", True, None)
     assert mail.lost_s == pytest.approx(7500, abs=10)
     restored = agent.keeper.last_restore(agent.watched())
@@ -148,7 +148,7 @@ def test_job_starts_from_its_beginning(
     }[by]
     assert line.endswith(f"its attempt on c2 was lost 2h after its restore, and {why}")
     assert world.comment.startswith("lost: its attempt on c2 was lost 2h after its restore; it has started from its be")
-    [mail] = agent.parts.mailer.sent  # type: ignore[attr-defined]
+    [mail] = agent.mailer.sent  # type: ignore[attr-defined]
     assert (mail.kind, mail.lost, mail.fresh) == ("failed", True, True)
     restored = agent.keeper.last_restore(agent.watched())
     assert restored is not None
@@ -188,9 +188,9 @@ def test_held_job_is_not_held_again_when_its_owner_has_decided(world: World, lin
     assert "slurm-affinode wake 7 --from-start" in lines[0]
     assert "slurm-affinode wake 7 --from-start" in world.comment
     assert agent.images(shared=True) == [1]
-    [mail] = agent.parts.mailer.sent  # type: ignore[attr-defined]
+    [mail] = agent.mailer.sent  # type: ignore[attr-defined]
     assert (mail.kind, mail.lost, mail.fresh) == ("failed", True, False)
-    [note] = agent.parts.notes.all()
+    [note] = agent.notes.all()
     assert (note.failure, note.wake) == (None, "hold")
     world.clock += 10000
     agent.waker.tick()
@@ -226,7 +226,7 @@ def test_decision_that_cannot_be_recorded_holds_the_job(world: World, monkeypatc
 
     begun_at_c2(world).restore()
     agent = with_option(lost(world, 60), START)
-    monkeypatch.setattr(agent.parts.notes, "write_restore", full)
+    monkeypatch.setattr(agent.notes, "write_restore", full)
     assert isinstance(agent.restore(), Hold)
     assert agent.images(shared=True) == [1]
     assert "no space left" in world.comment
@@ -238,29 +238,29 @@ def test_forged_record_of_a_restore_is_ignored(world: World) -> None:
     agent.restore()
     (path,) = (world.root / "shared" / "restored").iterdir()
     path.write_text(path.read_text().replace('"discarded": false', '"discarded": true', 1))
-    assert lost(world, 60).parts.notes.last_restore("alpha", 7) is None
+    assert lost(world, 60).notes.last_restore("alpha", 7) is None
 
 
 def test_record_of_a_restore_is_kept_until_the_job_ends(world: World) -> None:
     agent = begun_at_c2(world)
     agent.restore()
     agent.keeper.sweep(holds_lease=True)
-    assert agent.parts.notes.last_restore("alpha", 7) is not None
+    assert agent.notes.last_restore("alpha", 7) is not None
     world.state = "COMPLETED"
     world.clock += 100
     agent.keeper.sweep(holds_lease=True)
-    assert agent.parts.notes.last_restore("alpha", 7) is None
+    assert agent.notes.last_restore("alpha", 7) is None
 
 
 def test_restore_completed_by_the_next_agent_is_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent was killed after the reply to the shepherd: a later loss is noticed nevertheless."""
     agent = begun_at_c2(world)
     with monkeypatch.context() as patch:
-        patch.setattr(agent.parts.notes, "write_restore", lambda restore: None)
+        patch.setattr(agent.notes, "write_restore", lambda restore: None)
         patch.setattr("slurm_affinode.suspension.records.journal.JobJournal.close", lambda self: None)
         agent.restore()
     following = Agent(world, "c2")
     following.keeper.registered(following.watched())
-    restored = following.parts.notes.last_restore("alpha", 7)
+    restored = following.notes.last_restore("alpha", 7)
     assert restored is not None
     assert (restored.node, restored.run, restored.seq) == ("c2", 1, 1)

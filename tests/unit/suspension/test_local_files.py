@@ -21,8 +21,8 @@ from .agent_sequences import begun_at_c2, recovered
 def recorded(agent: Agent) -> list[int]:
     """Record a file that was created by a restore; return the jobs with such records."""
     key = JobKey("alpha", 7, 1)
-    agent.parts.created.of(key, OWNER.uid).write({"psm": FileIdentity(1, "00")})
-    return agent.parts.created.jobs()
+    agent.created.of(key, OWNER.uid).write({"psm": FileIdentity(1, "00")})
+    return agent.created.jobs()
 
 
 def test_created_files_are_recorded_until_the_job_leaves(world: World) -> None:
@@ -31,7 +31,7 @@ def test_created_files_are_recorded_until_the_job_leaves(world: World) -> None:
     assert recorded(agent) == [7]
     agent.suspend()
     agent.settle()
-    assert agent.parts.created.jobs() == []
+    assert agent.created.jobs() == []
 
 
 def test_created_files_are_recorded_until_the_job_ends(world: World) -> None:
@@ -41,10 +41,10 @@ def test_created_files_are_recorded_until_the_job_ends(world: World) -> None:
     recorded(agent)
     agent.keeper.ended(7, requeued=True)
     agent.keeper.ended(7, requeued=False)
-    assert agent.parts.created.jobs() == [7]
+    assert agent.created.jobs() == [7]
     world.state = "CANCELLED"
     agent.keeper.ended(7, requeued=False)
-    assert agent.parts.created.jobs() == []
+    assert agent.created.jobs() == []
 
 
 @pytest.mark.parametrize("end", ["canceled", "unknown"])
@@ -52,18 +52,18 @@ def test_records_of_jobs_that_ended_elsewhere_are_removed(world: World, end: str
     """No epilog of this node reports their end. Nothing is removed while Slurm does not respond."""
     agent = Agent(world, "c1")
     recorded(agent)
-    path = agent.parts.created.of(JobKey("alpha", 8, 1), 0).path
+    path = agent.created.of(JobKey("alpha", 8, 1), 0).path
     if end == "unknown":
         path.write_text(json.dumps({}))
     for answers, left in ((False, [7, 8]), (True, [7])):
         world.answers = answers
         world.clock += 100
         agent.keeper.sweep(holds_lease=False)
-        assert agent.parts.created.jobs() == (left if end == "unknown" else [7])
+        assert agent.created.jobs() == (left if end == "unknown" else [7])
     world.state = "CANCELLED" if end == "canceled" else world.state
     world.clock += 100
     agent.keeper.sweep(holds_lease=False)
-    assert agent.parts.created.jobs() == ([] if end == "canceled" else [7])
+    assert agent.created.jobs() == ([] if end == "canceled" else [7])
 
 
 @pytest.mark.parametrize("node", ["c1", "c2"])
@@ -81,4 +81,4 @@ def test_files_of_an_attempt_that_slurm_has_replaced_are_removed(
     monkeypatch.setattr(Slurm, "job", lambda self, job_id: make_job(world, batch_host=node))
     agent = recovered(world)
     assert left == ([OWNER] if node == "c2" else [])
-    assert agent.parts.journal.open_journals() == []
+    assert agent.journal.open_journals() == []

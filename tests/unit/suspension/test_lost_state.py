@@ -16,7 +16,6 @@ from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.records.sweep import MOST_QUERIED
-from slurm_affinode.suspension.wake import JobWaker
 
 from .agent_sequences import check, go_on_at_c2, ledger, recovered
 
@@ -38,7 +37,7 @@ def asleep(tmp_path):
 def keeper(world, node):
     """Return an agent that wakes jobs and sweeps."""
     agent = Agent(world, node, SuspendSettings(wake_backoff_s=100, wake_every_s=1))
-    agent.waker = JobWaker(agent.parts, agent.waker._lease, tidy=agent.keeper.sweep, over=agent.keeper.over)
+    agent.waker = agent.waker_with(tidy=agent.keeper.sweep, over=agent.keeper.over)
     return agent
 
 
@@ -48,8 +47,8 @@ def lose_state(agent):
     def unknown(job):
         raise UnknownJobError(f"job {job}: Invalid job id specified")
 
-    agent.parts.slurm.jobs = tuple
-    agent.parts.slurm.job = unknown
+    agent.slurm.jobs = tuple
+    agent.slurm.job = unknown
 
 
 def pass_time(world, agent, seconds, step=600.0):
@@ -66,9 +65,9 @@ def test_image_outlives_slurmctld_that_lost_its_state(asleep):
     lose_state(agent)
     pass_time(world, agent, 2 * HOUR_S)
     assert agent.images(shared=True) == [1]
-    assert len(agent.parts.notes.all()) == 1
+    assert len(agent.notes.all()) == 1
     assert "Slurm does not know this job" in agent.keeper.suspended()[0].failure
-    del agent.parts.slurm.jobs, agent.parts.slurm.job
+    del agent.slurm.jobs, agent.slurm.job
     pass_time(world, agent, 700)
     assert agent.images(shared=True) == [1]
     go_on_at_c2(world)
@@ -78,10 +77,10 @@ def test_record_of_created_files_outlives_slurmctld_that_lost_its_state(asleep):
     """A later restore of the image replaces the files that a killed attempt has left behind."""
     world, agent = asleep
     for job_id in (7, 8):
-        agent.parts.created.of(JobKey("alpha", job_id, 5), OWNER.uid).write({"psm": FileIdentity(1, "00")})
+        agent.created.of(JobKey("alpha", job_id, 5), OWNER.uid).write({"psm": FileIdentity(1, "00")})
     lose_state(agent)
     pass_time(world, agent, HOUR_S)
-    assert agent.parts.created.jobs() == [7]  # job 8 has no image
+    assert agent.created.jobs() == [7]  # job 8 has no image
 
 
 def test_image_outlives_new_job_with_its_id(asleep):
@@ -89,11 +88,11 @@ def test_image_outlives_new_job_with_its_id(asleep):
     world, agent = asleep
     for state in ("RUNNING", "COMPLETED"):
         other = make_job(world, state=state, restarts=0, uid=4711, held=False)
-        agent.parts.slurm.jobs = lambda other=other: (other,)
-        agent.parts.slurm.job = lambda job, other=other: other
+        agent.slurm.jobs = lambda other=other: (other,)
+        agent.slurm.job = lambda job, other=other: other
         pass_time(world, agent, 2 * HOUR_S)
     assert agent.images(shared=True) == [1]
-    assert len(agent.parts.notes.all()) == 1
+    assert len(agent.notes.all()) == 1
 
 
 def test_image_of_canceled_job_is_removed_at_once(asleep):
@@ -102,7 +101,7 @@ def test_image_of_canceled_job_is_removed_at_once(asleep):
     world.state = "CANCELLED"
     pass_time(world, agent, 700)
     assert agent.images(shared=True) == []
-    assert agent.parts.notes.all() == []
+    assert agent.notes.all() == []
 
 
 def test_image_of_unknown_job_is_removed_after_retention(asleep):
@@ -113,7 +112,7 @@ def test_image_of_unknown_job_is_removed_after_retention(asleep):
     assert agent.images(shared=True) == [1]
     pass_time(world, agent, 4 * HOUR_S, step=HOUR_S)
     assert agent.images(shared=True) == []
-    assert agent.parts.notes.all() == []
+    assert agent.notes.all() == []
     assert ledger(world).ended_ms is not None
 
 
@@ -132,18 +131,18 @@ def test_period_of_absence_survives_restart_and_is_shared(asleep):
 def test_period_restarts_if_slurm_knows_job_again(asleep):
     """Slurm knew the job in between."""
     world, agent = asleep
-    agent.parts.slurm.release = lambda job: None
+    agent.slurm.release = lambda job: None
     for _ in range(3):
         lose_state(agent)
         pass_time(world, agent, 0.7 * KEEP_UNKNOWN_S, step=HOUR_S)
-        del agent.parts.slurm.jobs, agent.parts.slurm.job
+        del agent.slurm.jobs, agent.slurm.job
         pass_time(world, agent, HOUR_S)
     assert agent.images(shared=True) == [1]
 
 
 def more_images(agent, count):
     """Add images of further jobs to the shared store."""
-    store = agent.parts.shared
+    store = agent.shared
     facts = store.get("alpha.7", 1).manifest
     for number in range(100, 100 + count):
         key = JobKey("alpha", number, 5)
@@ -162,7 +161,7 @@ def test_sweep_that_would_remove_most_images_stops(asleep, caplog):
     assert "7 of 7 images" in agent.keeper.sweep_stopped()
     assert "images prune --unknown --yes" in agent.keeper.sweep_stopped()
     assert len([one for one in caplog.records if "the sweep of images is stopped" in one.message]) == 1
-    agent.parts.absences.confirm({"alpha.7", *(f"alpha.{number}" for number in range(100, 106))})
+    agent.absences.confirm({"alpha.7", *(f"alpha.{number}" for number in range(100, 106))})
     assert agent.keeper.sweep_stopped() is None
     pass_time(world, agent, HOUR_S)
     assert agent.images(shared=True) == []
@@ -184,7 +183,7 @@ def test_further_images_do_not_resume_stopped_sweep(asleep):
     more_images(agent, 6)
     lose_state(agent)
     pass_time(world, agent, 2 * KEEP_UNKNOWN_S, step=HOUR_S)
-    store = agent.parts.shared
+    store = agent.shared
     facts = store.get("alpha.7", 1).manifest
     jobs = []
     for number in range(200, 220):
@@ -193,7 +192,7 @@ def test_further_images_do_not_resume_stopped_sweep(asleep):
         with store.begin(key, uid=OWNER.uid, estimate=0) as writer:
             writer.commit(replace(facts, key=key, seq=0, files=()))
         jobs.append(job)
-    agent.parts.slurm.jobs = lambda: tuple(jobs)
+    agent.slurm.jobs = lambda: tuple(jobs)
     pass_time(world, agent, 2 * KEEP_UNKNOWN_S, step=HOUR_S)
     assert len(agent.images(shared=True)) == 27
     assert agent.keeper.sweep_stopped() is not None
@@ -208,8 +207,8 @@ def test_stopped_sweep_resumes_when_slurm_knows_jobs_again(asleep):
     assert agent.keeper.sweep_stopped() is not None
     submit = datetime.fromtimestamp(5, UTC)
     others = [make_job(world, job_id=number, restarts=1, submit=submit, held=True) for number in range(100, 106)]
-    agent.parts.slurm.jobs = lambda: (make_job(world), *others)
-    agent.parts.slurm.release = lambda job: None
+    agent.slurm.jobs = lambda: (make_job(world), *others)
+    agent.slurm.release = lambda job: None
     pass_time(world, agent, HOUR_S)
     assert agent.keeper.sweep_stopped() is None
     assert len(agent.images(shared=True)) == 7

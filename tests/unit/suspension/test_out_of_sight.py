@@ -45,7 +45,7 @@ def twice_asleep(world: World) -> None:
 def test_outdated_image_is_not_restored(world: World) -> None:
     """The newest image is on c2 alone: the job on c1 waits for it."""
     twice_asleep(world)
-    shared = Agent(world, "c1").parts.shared
+    shared = Agent(world, "c1").shared
     assert shared is not None
     shared.remove(shared.get("alpha.7", 2))
     shared.remove(shared.get("alpha.7", 1))
@@ -56,11 +56,11 @@ def test_outdated_image_is_not_restored_without_shared_store(world: World) -> No
     """Its note, which names the newer image, cannot be read either."""
     twice_asleep(world)
     agent = start(world, "c1")
-    shared = agent.parts.shared
+    shared = agent.shared
     assert shared is not None
     os.close(shared._entries.top)
     shared._entries.top = -1
-    agent.parts.notes._root = world.root / "gone"
+    agent.notes._root = world.root / "gone"
     held = agent.restore()
     assert isinstance(held, Hold)
     assert "cannot be read" in held.reason or "Bad file descriptor" in held.reason
@@ -86,11 +86,11 @@ def test_job_is_held_if_shared_store_is_not_mounted(world: World) -> None:
 def test_job_with_abandoned_images_starts_afresh(world: World) -> None:
     """``images prune 7 --yes`` on another node: the job can be woken, and is not restored from the image left on c1."""
     first = Agent(world, "c1")
-    (note,) = first.parts.notes.all()
-    shared = first.parts.shared
+    (note,) = first.notes.all()
+    shared = first.shared
     assert shared is not None
     shared.remove(shared.get("alpha.7", 1))
-    first.parts.notes.write(replace(note, given_up=True))
+    first.notes.write(replace(note, given_up=True))
     (asleep,) = first.keeper.suspended()
     assert asleep.failure == "its image was abandoned: it starts from its beginning"
     world.held = True
@@ -99,7 +99,7 @@ def test_job_with_abandoned_images_starts_afresh(world: World) -> None:
     agent = start(world, "c1")
     assert agent.images(shared=False) == [1]
     assert agent.restore() == Start()
-    assert agent.parts.notes.all() == []
+    assert agent.notes.all() == []
     assert world.steps() == [0]
     assert world.comment == ""
 
@@ -107,13 +107,13 @@ def test_job_with_abandoned_images_starts_afresh(world: World) -> None:
 def test_abandoned_images_are_removed_from_every_node(world: World) -> None:
     """The next sweep removes them while the job still waits."""
     agent = Agent(world, "c1")
-    (note,) = agent.parts.notes.all()
-    agent.parts.notes.write(replace(note, given_up=True))
+    (note,) = agent.notes.all()
+    agent.notes.write(replace(note, given_up=True))
     for path in world.root.glob("*/images/alpha.7/*"):
         os.utime(path, (0, 0))
     agent.keeper.sweep(True)
     assert agent.images(shared=False) == agent.images(shared=True) == []
-    assert agent.parts.notes.all() != []
+    assert agent.notes.all() != []
 
 
 def test_job_never_suspended_starts(world: World) -> None:

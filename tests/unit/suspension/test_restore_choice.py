@@ -21,11 +21,11 @@ def silent(agent: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer(*_: Any, **__: Any) -> Any:
         raise NoAnswerError
 
-    shared = agent.parts.tiers.stores[-1]
+    shared = agent.tiers.stores[-1]
     for name in ("find", "get", "open", "open_criu"):
         monkeypatch.setattr(shared, name, no_answer)
-    monkeypatch.setattr(agent.parts.notes, "_ask", no_answer)
-    object.__setattr__(agent.parts, "settings", replace(agent.parts.settings, restore_s=3))
+    monkeypatch.setattr(agent.notes, "_ask", no_answer)
+    agent.build(settings=replace(agent.settings, restore_s=3))
 
 
 def test_local_image_of_previous_attempt_is_restored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,12 +37,12 @@ def test_local_image_of_previous_attempt_is_restored(world: World, monkeypatch: 
         silent(agent, patch)
         assert isinstance(agent.restore(), Restored)
     assert world.steps() == [STEPS]
-    assert world.now() - began < agent.parts.settings.alive_s + 3
+    assert world.now() - began < agent.settings.alive_s + 3
     assert [one.seq for one in agent.keeper.suspended()] == [1]
-    agent.parts.registry.put(agent.watched(phase=Phase.RESTORING))
+    agent.registry.put(agent.watched(phase=Phase.RESTORING))
     agent.keeper.sweep(holds_lease=False)
     assert [one.seq for one in agent.keeper.suspended()] == [1]
-    agent.parts.registry.set_phase(7, Phase.RUNNING)
+    agent.registry.set_phase(7, Phase.RUNNING)
     world.clock += 100
     agent.keeper.sweep(holds_lease=False)
     assert agent.keeper.suspended() == []
@@ -53,7 +53,7 @@ def test_job_is_held_if_newer_image_may_exist(world: World, monkeypatch: pytest.
     """Its image is kept."""
     asleep(world)
     agent = again_at(world, "c2" if why == "it is not here" else "c1")
-    slurm = agent.parts.slurm
+    slurm = agent.slurm
     if why == "another run was between":
         world.restarts += 1
     if why == "Slurm says that it is elsewhere":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def _ends(agent: Agent, *, after_s: float, status: int | None) -> None:
             if status is not None:
                 arrival.link.reaped[2] = status  # type: ignore[attr-defined]
 
-    object.__setattr__(agent.parts, "sleep", passing)
+    agent.build(clock=replace(agent.clock, sleep=passing))
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -73,7 +74,7 @@ def test_no_failed_restore_removes_the_image(
     following.keeper._queue.close()
     assert following.images(shared=True) == [1]
     if not fresh:
-        following.waker.wake(following.parts.notes.all()[0].key, "alice")
+        following.waker.wake(following.notes.all()[0].key, "alice")
         world.start_run("c2")
         assert isinstance(Agent(world, "c2").restore(), Restored)
         assert world.steps() == [STEPS]
@@ -85,7 +86,7 @@ def test_script_that_dies_soon_after_its_restore_is_held(
 ) -> None:
     """By a signal: with its image, and a line and a mail that say how it ended and what its owner can do."""
     agent, mails, lines = begun_at_c2(world), [], []
-    monkeypatch.setattr(agent.parts.mailer, "deliver", mails.append)
+    monkeypatch.setattr(agent.mailer, "deliver", mails.append)
     monkeypatch.setattr("slurm_affinode.suspension.restore.say", lambda fds, text: lines.append(text))
     _ends(agent, after_s=2.0, status=status)
     assert isinstance(agent.restore(), Hold)
@@ -95,7 +96,7 @@ def test_script_that_dies_soon_after_its_restore_is_held(
     assert [mail.kind for mail in mails] == ["failed"]
     assert how in (mails[0].why or "")
     assert ledger(world).restored_ms is None
-    assert agent.parts.notes.last_restore("alpha", 7) is None
+    assert agent.notes.last_restore("alpha", 7) is None
 
 
 @pytest.mark.parametrize("status", [0, 3 << 8, (128 + signal.SIGSEGV) << 8, None])
@@ -104,12 +105,12 @@ def test_script_that_ends_by_itself_was_restored(
 ) -> None:
     """With any exit status, which is the job's; also if its shepherd, of an earlier version, reports nothing."""
     agent, mails = begun_at_c2(world), list[SuspensionMail]()
-    monkeypatch.setattr(agent.parts.mailer, "deliver", mails.append)
+    monkeypatch.setattr(agent.mailer, "deliver", mails.append)
     _ends(agent, after_s=2.0, status=status)
     assert agent.restore() == Restored(2)
     assert [mail.kind for mail in mails] == ["restored"]
-    assert not agent.parts.journal.open_journals()
-    assert agent.parts.notes.all() == []
+    assert not agent.journal.open_journals()
+    assert agent.notes.all() == []
     assert (world.state, world.held) == ("RUNNING", False)
 
 
@@ -144,16 +145,16 @@ def test_script_ended_by_slurm_was_not_lost_by_its_restore(
 ) -> None:
     """Slurm kills its processes within the first seconds: it was canceled or preempted, which is no failure."""
     agent, mails = begun_at_c2(world), list[SuspensionMail]()
-    monkeypatch.setattr(agent.parts.mailer, "deliver", mails.append)
+    monkeypatch.setattr(agent.mailer, "deliver", mails.append)
     _ends(agent, after_s=2.0, status=int(signal.SIGKILL))
-    sleep = agent.parts.sleep
+    sleep = agent.clock.sleep
 
     def ended(seconds: float) -> None:
         sleep(seconds)
         if len(world.nodes["c2"].processes) == 1:
             world.state, world.restarts = then
 
-    object.__setattr__(agent.parts, "sleep", ended)
+    agent.build(clock=replace(agent.clock, sleep=ended))
     assert isinstance(agent.restore(), Hold)
     assert mails == []
     assert ledger(world).restore_failure is None
@@ -168,7 +169,7 @@ def _killed_while_it_watches(agent: Agent) -> None:
         if any(one.cuda is CudaState.RUNNING for one in world.nodes[agent.node].processes):
             raise Crash("killed")
 
-    object.__setattr__(agent.parts, "sleep", passing)
+    agent.build(clock=replace(agent.clock, sleep=passing))
     with pytest.raises(Crash):
         agent.restore()
 
@@ -188,7 +189,7 @@ def test_processes_run_on_if_the_agent_ends_while_it_watches_them(world: World) 
     assert [one.steps for one in machine.processes] == [0, STEPS + 5]
     assert world.effect_log == effects
     assert ledger(world).restored_ms <= restored_ms
-    assert not following.parts.journal.open_journals()
+    assert not following.journal.open_journals()
 
 
 def test_script_that_ended_without_agent_was_restored(world: World) -> None:
@@ -215,5 +216,5 @@ def test_time_in_which_the_script_is_watched_counts_as_run_time(world: World) ->
     agent = begun_at_c2(world)
     began = world.clock
     assert isinstance(agent.restore(), Restored)
-    assert world.clock - began >= agent.parts.settings.alive_s
-    assert ledger(world).restored_ms < 1000 * (began + agent.parts.settings.alive_s)
+    assert world.clock - began >= agent.settings.alive_s
+    assert ledger(world).restored_ms < 1000 * (began + agent.settings.alive_s)

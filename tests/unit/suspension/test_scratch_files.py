@@ -68,7 +68,7 @@ def test_requirement_of_the_owner_is_put_back_by_next_suspension(agent):
     world = agent.world
     world.required = ("c1", "c2")
     suspended(agent, TIED)
-    assert agent.parts.notes.all()[0].required == "c1,c2"
+    assert agent.notes.all()[0].required == "c1,c2"
     world.start_run("c1")
     assert agent.restore() == Restored(2)
     assert world.required == ("c1",)
@@ -105,7 +105,7 @@ def failed(agent):
 
 def test_job_whose_record_cannot_be_read_is_not_suspended(agent):
     """Files of earlier attempts would not be found, and be missing on another node."""
-    path = agent.parts.scratch_records.path(agent.watched().job_id)
+    path = agent.scratch_records.path(agent.watched().job_id)
     path.parent.mkdir()
     path.write_text("{")
     assert failed(agent).startswith(f"{path}: cannot be read: ")
@@ -140,7 +140,7 @@ def test_start_from_the_beginning_needs_no_node(agent):
     """A job whose image is given up needs none of its files, so Slurm requires the former nodes again."""
     agent.world.required = ("c1", "c2")
     suspended(agent, TIED)
-    (note,) = agent.parts.notes.all()
+    (note,) = agent.notes.all()
     agent.waker.wake(note.key, "alice", from_start=True)
     assert agent.world.required == ("c1", "c2")
     assert row(agent)["tied_to"] is None
@@ -149,7 +149,7 @@ def test_start_from_the_beginning_needs_no_node(agent):
 def test_tied_job_whose_node_is_gone_is_told_so(agent):
     """Who can do what is part of the message; it goes when the node returns or the owner gives up the files."""
     suspended(agent, TIED)
-    agent.parts.slurm.nodes = lambda: ()
+    agent.slurm.nodes = lambda: ()
     agent.world.clock += 10_000
     agent.waker.tick()
     assert agent.world.held
@@ -181,12 +181,12 @@ def test_restore_elsewhere_reports_the_missing_files(agent, monkeypatch):
 def test_failed_request_for_the_node_is_repeated_at_the_wake(agent):
     """Slurm may not respond while the job is being suspended."""
     suspended(agent, TIED)
-    (note,) = agent.parts.notes.all()
-    agent.parts.notes.write(replace(note, required=None))
+    (note,) = agent.notes.all()
+    agent.notes.write(replace(note, required=None))
     agent.world.required = ()
     agent.waker.wake(note.key, "alice")
     assert agent.world.required == ("c1",)
-    assert agent.parts.notes.all()[0].required == ""
+    assert agent.notes.all()[0].required == ""
 
 
 def test_requirement_of_the_owner_survives_a_crash(agent, monkeypatch):
@@ -205,4 +205,4 @@ def test_requirement_of_the_owner_survives_a_crash(agent, monkeypatch):
         suspended(agent, TIED)
     assert world.required == ("c1",)
     recovered(world)
-    assert agent.parts.notes.all()[0].required == "c1,c2"
+    assert agent.notes.all()[0].required == "c1,c2"

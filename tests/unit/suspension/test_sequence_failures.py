@@ -63,8 +63,8 @@ def test_job_requeued_meanwhile_is_not_reported_as_running(world):
     agent = Agent(world, "c1")
 
     def requeued():
-        agent.parts.processes.machine.init = None
-        agent.parts.processes.machine.processes.clear()
+        agent.processes.machine.init = None
+        agent.processes.machine.processes.clear()
         return "its processes have ended"
 
     assert agent.suspend(requeued).failure
@@ -77,11 +77,11 @@ def test_job_preempted_during_dump_is_queued(world):
     agent = Agent(world, "c1")
 
     def preempted(*_):
-        agent.parts.slurm.requeue(7)
+        agent.slurm.requeue(7)
         world.state = "COMPLETING"  # until its processes have ended
         return ()
 
-    agent.parts.streams.save = preempted
+    agent.streams.save = preempted
     assert agent.suspend().phase is Phase.QUEUED
     assert world.held  # it must not start before its image is in the shared store
     world.state = "PENDING"
@@ -252,8 +252,8 @@ def test_job_does_not_start_afresh_while_its_store_does_not_respond(world, monke
         raise ImageUnanswered("/shared: does not respond")
 
     with monkeypatch.context() as patch:
-        patch.setattr(agent.parts.tiers, "copies", silent)
-        patch.setattr(agent.parts.notes, "read", lambda cluster, job_id: None)
+        patch.setattr(agent.tiers, "copies", silent)
+        patch.setattr(agent.notes, "read", lambda cluster, job_id: None)
         assert isinstance(agent.restore(), Hold)
     assert (world.state, world.held) == ("PENDING", True)
     assert "does not respond" in world.comment
@@ -270,7 +270,7 @@ def test_status_counts_the_retries_left(world):
         [sleeping] = agent.keeper.suspended()
         seen.append((sleeping.failures, sleeping.retries_left))
         world.start_run("c2")
-        agent = Agent(world, "c2", agent.parts.settings)
+        agent = Agent(world, "c2", agent.settings)
     assert seen == [(1, 2), (2, 1), (3, 0)]
 
 
@@ -297,7 +297,7 @@ def test_restore_ended_by_slurm_is_not_a_failure(world, monkeypatch, fresh, then
     world.comment = "my experiment"
     mails = []
     agent = begun_at_c2(world, SuspendSettings(fresh=fresh, slurm_s=5))
-    monkeypatch.setattr(agent.parts.mailer, "deliver", lambda mail: mails.append(mail.kind))
+    monkeypatch.setattr(agent.mailer, "deliver", lambda mail: mails.append(mail.kind))
     begin = agent.imager.restore
 
     def killed(*arguments, **options):
@@ -310,7 +310,7 @@ def test_restore_ended_by_slurm_is_not_a_failure(world, monkeypatch, fresh, then
     assert isinstance(agent.restore(), Hold)
     assert (world.state, world.restarts, world.comment) == (*then, comment)
     assert mails == []
-    assert not agent.parts.journal.open_journals()
+    assert not agent.journal.open_journals()
     assert ledger(world).restore_failure is None
     if then[0] == "PENDING":
         agent.imager.fails = None
@@ -328,7 +328,7 @@ def test_job_with_private_network_is_not_restored(world, monkeypatch):
     assert isinstance(agent.restore(), Hold)
     assert "namespaces of its own (net, ipc)" in world.comment
     monkeypatch.setattr(agent, "arrival", arrival)
-    agent.waker.wake(agent.parts.notes.all()[0].key, "alice")
+    agent.waker.wake(agent.notes.all()[0].key, "alice")
     world.start_run("c2")
     assert agent.restore() == Restored(2)
 
@@ -339,9 +339,9 @@ def test_job_with_shards_is_restored_on_gpu_from_prolog(world, monkeypatch):
     monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=()))
     assert isinstance(agent.restore(), Hold)
     assert "does not report which GPUs" in world.comment
-    agent.waker.wake(agent.parts.notes.all()[0].key, "alice")
+    agent.waker.wake(agent.notes.all()[0].key, "alice")
     world.start_run("c2")
-    agent.parts.gpu_indices[7] = (0,)
+    agent.gpu_indices[7] = (0,)
     assert agent.restore() == Restored(2)
 
 
@@ -355,7 +355,7 @@ def test_job_with_unknown_gpus_is_not_suspended(world, monkeypatch, gpus):
     assert refused.value.refusal.code == "gpu-numbers"
     assert world.effect_log == []
     check(world)
-    agent.parts.gpu_indices[7] = (0,)
+    agent.gpu_indices[7] = (0,)
     assert agent.suspend().phase is Phase.QUEUED
 
 
@@ -415,8 +415,8 @@ def test_wake_releases_job_only_with_shared_image(world):
     key = agent.keeper.suspended()[0].key
     assert agent.waker.wake(key, "alice") is False
     assert world.held
-    image = agent.parts.local.images()[0]
-    agent.parts.local.copy(image, agent.parts.shared)
+    image = agent.local.images()[0]
+    agent.local.copy(image, agent.shared)
     world.clock += 100
     agent.waker.tick()
     assert not world.held
@@ -459,8 +459,8 @@ def test_outdated_driver_is_reported_by_version(world, monkeypatch, why):
     def missing(pids):
         raise CudaUnavailable("function cuCheckpointProcessGetRestoreThreadId is not found")
 
-    monkeypatch.setattr(agent.parts.cuda, "users", missing)
-    monkeypatch.setattr(agent.parts.cuda, "capabilities", lambda: Capabilities("550.54", why_not=why))
+    monkeypatch.setattr(agent.cuda, "users", missing)
+    monkeypatch.setattr(agent.cuda, "capabilities", lambda: Capabilities("550.54", why_not=why))
     [refusal] = agent.suspender.refusals(agent.watched())
     assert refusal.code == "driver"
     assert (why or "is not found") in refusal.text
@@ -489,7 +489,7 @@ def test_lost_helper_is_not_a_refusal(world, monkeypatch):
 def test_memory_limit_enforced_by_slurm_is_respected(world, monkeypatch, params, memory, refused):
     """GPU memory moved to host memory would exceed the limit; a limit that is not enforced does not count."""
     agent = Agent(world, "c1")
-    monkeypatch.setattr(agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
+    monkeypatch.setattr(agent.slurm, "config", lambda: {"JobAcctGatherParams": params})
     job = agent.watched(slurm=make_job(world, tres_allocated={"mem": memory}))
     found = agent.suspender.refusals(job)
     assert [one.code for one in found] == (["host-memory"] if refused else [])
@@ -503,20 +503,20 @@ def test_memory_limit_enforced_by_slurm_is_respected(world, monkeypatch, params,
 def test_old_driver_needs_all_gpus_of_node(world, monkeypatch, driver, setting, refused):
     """Before 575.57.08, a process without access to some GPUs cannot be checkpointed, or not restored."""
     agent = Agent(world, "c1")
-    monkeypatch.setattr(agent.parts.cuda, "capabilities", lambda: Capabilities(driver, checkpoint=True))
+    monkeypatch.setattr(agent.cuda, "capabilities", lambda: Capabilities(driver, checkpoint=True))
     config = {"ConstrainDevices": setting, "TaskPlugin": "task/affinity,task/cgroup"}
-    monkeypatch.setattr(agent.parts.slurm, "config", lambda: config)
-    mine = agent.parts.gpus.devices()
+    monkeypatch.setattr(agent.slurm, "config", lambda: config)
+    mine = agent.gpus.devices()
     assert not agent.suspender.refusals(agent.watched())
     others = replace(mine[0], uuid="GPU-another")
-    monkeypatch.setattr(agent.parts.gpus, "devices", lambda: (*mine, others))
+    monkeypatch.setattr(agent.gpus, "devices", lambda: (*mine, others))
     job = replace(agent.watched(), devices=mine)
     assert [one.code for one in agent.suspender.refusals(job)] == (["driver"] if refused else [])
 
 
 def test_full_store_is_a_refusal(world, monkeypatch):
     agent = Agent(world, "c1")
-    agent.parts.shared.budget.reserve = 1 << 60
+    agent.shared.budget.reserve = 1 << 60
     [refusal] = agent.suspender.refusals(agent.watched())
     assert refusal.code == "no-room"
 

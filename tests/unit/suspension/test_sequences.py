@@ -32,7 +32,7 @@ def test_suspended_job_resumes_on_another_node(world):
     assert world.effect_log == SUSPEND_EFFECTS
     assert world.held
     check(world)
-    assert agent.parts.journal.open_journals() == []
+    assert agent.journal.open_journals() == []
     [sleeping] = Agent(world, "c2").keeper.suspended()
     assert (sleeping.where, sleeping.why, sleeping.node) == ("shared", "idle 15m", "c1")
     go_on_at_c2(world)
@@ -48,8 +48,8 @@ def test_suspended_job_resumes_on_another_node(world):
 def test_suspended_job_has_the_time_that_was_left(world, left_s, minutes):
     """In whole minutes, and at least one."""
     agent = Agent(world, "c1")
-    ends = datetime.fromtimestamp(agent.parts.now() + left_s, UTC)
-    agent.parts.slurm.job = lambda job: make_job(world, expected_end=ends)
+    ends = datetime.fromtimestamp(agent.clock.now() + left_s, UTC)
+    agent.slurm.job = lambda job: make_job(world, expected_end=ends)
     agent.suspend()
     agent.settle()
     assert world.effect_log == [*SUSPEND_EFFECTS, f"time limit {minutes}"]
@@ -130,7 +130,7 @@ def test_unresponsive_slurmctld_is_queried_once_for_many_journals(world, monkeyp
     """Its timeout is long, and shepherds wait while the agent starts; when it responds, every job is queried."""
     agent = Agent(world, "c1")
     for job_id in (11, 12, 13):
-        agent.parts.journal.of_job(JobKey("alpha", job_id, 1)).write(
+        agent.journal.of_job(JobKey("alpha", job_id, 1)).write(
             Phase.LOCKING,
             SuspensionFacts(
                 restarts=0,
@@ -150,7 +150,7 @@ def test_unresponsive_slurmctld_is_queried_once_for_many_journals(world, monkeyp
             raise UnknownJobError(f"show job {job_id}: Invalid job id specified")
         raise ControllerDownError("no answer")
 
-    monkeypatch.setattr(agent.parts.slurm, "job", job)
+    monkeypatch.setattr(agent.slurm, "job", job)
     world.answers = False
     agent.keeper.recover()
     agent.keeper._queue.close()
@@ -209,7 +209,7 @@ def test_unreadable_image_is_not_treated_as_missing(world, monkeypatch, number):
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fails)
         recovered(world)
-    assert Agent(world, "c1").parts.journal.open_journals() != []
+    assert Agent(world, "c1").journal.open_journals() != []
     recovered(world)
     check(world)
     go_on_at_c2(world)
@@ -229,7 +229,7 @@ def test_agent_killed_during_restore_recovers(world, at):
     again = recovered(world, "c2")
     assert again.restore() == Restored(2)
     check(world)
-    assert again.parts.journal.open_journals() == []
+    assert again.journal.open_journals() == []
 
 
 def test_three_consecutive_suspensions(world):

@@ -42,14 +42,14 @@ class OnIt(Tiered):
 
     def __init__(self, world: World, node: str) -> None:
         super().__init__(world, node)
-        before = self.parts.tiers
+        before = self.tiers
         path = world.root / "shared" / "images"
         store = DirectoryStore(path, KEY, calls=FileSystemCalls(path.parent))
         tiers = Tiers(
             [*before.node, Tier("shared", store, shared=True)], now=world.now,
-            report=lambda key, text: report_problem(self.parts.notes, key, text),
+            report=lambda key, text: report_problem(self.notes, key, text),
         )  # fmt: skip
-        object.__setattr__(self.parts, "tiers", tiers)
+        self.build(tiers=tiers)
 
 
 def test_local_work_continues_without_shared_store(world: World, shared: Stalling) -> None:
@@ -60,7 +60,7 @@ def test_local_work_continues_without_shared_store(world: World, shared: Stallin
     with pytest.raises(Refused, match=r"shared/images: its file system does not respond"):
         agent.suspend()
     assert [one.code for one in agent.suspender.refusals(agent.watched(slurm=make_job(world)))] == ["no-room"]
-    agent.parts.tiers.relieve()
+    agent.tiers.relieve()
     agent.keeper.sweep(holds_lease=True)
     agent.waker.tick()
     assert agent.keeper.suspended() == []
@@ -102,7 +102,7 @@ def test_restore_waits_for_file_server(world: World, shared: Stalling, caplog: p
             shared.go_on()
             answers(agent)
 
-    object.__setattr__(agent.parts, "sleep", sleep)
+    agent.build(clock=replace(agent.clock, sleep=sleep))
     assert isinstance(agent.restore(), Restored)
     assert len(waited) >= 3
     said = [line.removeprefix(f"{shared.path}: ") for line in caplog.messages if line.startswith(f"{shared.path}: ")]
@@ -117,7 +117,7 @@ def test_job_is_held_if_file_server_does_not_return(world: World, shared: Stalli
     asleep(world)
     again_at(world, "c2")
     agent = OnIt(world, "c2")
-    object.__setattr__(agent.parts, "settings", replace(agent.parts.settings, restore_s=3))
+    agent.build(settings=replace(agent.settings, restore_s=3))
     shared.stall()
     reply = agent.restore()
     assert isinstance(reply, Hold)
@@ -129,6 +129,5 @@ def test_job_is_held_if_file_server_does_not_return(world: World, shared: Stalli
 
 def answers(agent: Tiered) -> None:
     """Wait until all abandoned calls have returned."""
-    parts = agent.parts
-    calls = [parts.notes._ask, parts.ledger._ask, *(s.calls for s in parts.tiers.stores if s.calls)]
+    calls = [agent.notes._ask, agent.ledger._ask, *(s.calls for s in agent.tiers.stores if s.calls)]
     wait_until("all has come back", lambda: not any(one.unresponsive for one in calls))

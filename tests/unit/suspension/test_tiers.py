@@ -16,9 +16,7 @@ from slurm_affinode.checkpoint.interface import DumpNoRoom, Image, ImageDamaged,
 from slurm_affinode.model.suspension import Manifest, Phase
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.job.shepherd import Hold, Restored
-from slurm_affinode.suspension.prefetch import Prefetcher
 from slurm_affinode.suspension.records.shared_state import NO_NOTE
-from slurm_affinode.suspension.wake import JobWaker
 
 from .agent_tiers import Tiered, again_at, asleep, read_only, read_only_store
 
@@ -29,7 +27,7 @@ def test_flipped_bit_does_not_prevent_restore(world: World, tier: str) -> None:
     asleep(world).damage(tier)
     agent = again_at(world, "c1")
     if tier == "disk":  # else the intact copy in memory is used
-        store = agent.parts.tiers.tiers[0].store
+        store = agent.tiers.tiers[0].store
         store.remove(store.get("alpha.7", 1))
     reply = agent.restore()
     assert isinstance(reply, Restored)
@@ -129,13 +127,13 @@ def test_damaged_shared_copy_is_replaced_from_another_node(world: World) -> None
     assert said is not None
     assert said.count("contents have changed") == 1
     world.sleep(100)
-    mender = Prefetcher(first.parts, 0, None)
+    mender = first.prefetcher(0)
     mender.tick()
     mender._queue.join()
     assert first.where() == ["memory", "disk", "shared"]
     assert str(other.asleep()).endswith("its damaged shared image was repaired: it can be woken")
-    assert first.parts.shared is not None
-    first.parts.shared.verify(first.parts.shared.get("alpha.7", 1))
+    assert first.shared is not None
+    first.shared.verify(first.shared.get("alpha.7", 1))
     mender.tick()
     assert first.asleep() is not None
     world.state = "PENDING"
@@ -145,16 +143,16 @@ def test_damaged_shared_copy_is_replaced_from_another_node(world: World) -> None
 def test_job_continues_if_no_tier_has_room(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Memory has room, but no durable tier has: the suspension is aborted and leaves nothing behind."""
     agent = Tiered(world, "c1")
-    for tier in agent.parts.tiers.tiers[1:]:
+    for tier in agent.tiers.tiers[1:]:
         tier.store.budget.reserve = 1 << 60
-    begin = agent.parts.tiers.check_room
-    agent.parts.tiers.check_room = lambda uid, estimate: None  # type: ignore[method-assign]
+    begin = agent.tiers.check_room
+    agent.tiers.check_room = lambda uid, estimate: None  # type: ignore[method-assign]
     done = agent.suspend()
     assert done.phase is Phase.RUNNING
     assert "free" in (done.failure or "")
     assert world.running()
     assert agent.where() == []
-    agent.parts.tiers.check_room = begin  # type: ignore[method-assign]
+    agent.tiers.check_room = begin  # type: ignore[method-assign]
     assert [one.code for one in agent.suspender.refusals(agent.watched())] == ["no-room"]
 
 
@@ -172,7 +170,7 @@ def test_full_memory_tier_is_skipped(world: World) -> None:
 def test_read_only_disk_is_skipped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its durable copy is in the shared tier; status gives the reason."""
     agent = Tiered(world, "c1")
-    monkeypatch.setattr(agent.parts.local._entries, "mounted", read_only_store)
+    monkeypatch.setattr(agent.local._entries, "mounted", read_only_store)
     assert agent.suspend().phase is Phase.QUEUED
     agent.settle()
     assert agent.where() == ["memory", "shared"]
@@ -227,25 +225,25 @@ def test_job_continues_if_every_tier_is_full_during_dump(world: World) -> None:
     assert len(tried) == 3
     assert world.running()
     assert agent.where() == []
-    assert not any(list(store.path.glob("*/*")) for store in agent.parts.tiers.stores)
+    assert not any(list(store.path.glob("*/*")) for store in agent.tiers.stores)
 
 
 def test_image_trouble_is_shown_in_status(world: World) -> None:
     """Problems with an image are shown while its job is suspended."""
     agent = asleep(world)
     agent.damage("memory")
-    copies = list(agent.parts.tiers._all("alpha.7", 1))
-    assert agent.parts.tiers.sound(copies, lambda copy, pages: pages.sound() or copy.tier.name) == "disk"  # type: ignore[func-returns-value]
+    copies = list(agent.tiers._all("alpha.7", 1))
+    assert agent.tiers.sound(copies, lambda copy, pages: pages.sound() or copy.tier.name) == "disk"  # type: ignore[func-returns-value]
     assert "copy in the tier memory is damaged" in (agent.asleep() or "")
 
 
 def test_job_without_note_is_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shared store has become read-only meanwhile: status and an attempt to wake the job report it."""
     agent = Tiered(world, "c1")
-    waker = JobWaker(agent.parts, agent.waker._lease)
+    waker = agent.waker_with()
     with monkeypatch.context() as patch:
         patch.setattr("slurm_affinode.suspension.records.shared_state.write_text", read_only)
-        patch.setattr(agent.parts.tiers, "publish", read_only_store)
+        patch.setattr(agent.tiers, "publish", read_only_store)
         patch.setattr(agent.outcomes, "_asleep", lambda record: not agent.outcomes._stop.set())
         assert agent.suspend().phase is Phase.QUEUED
         agent.settle()

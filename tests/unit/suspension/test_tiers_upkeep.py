@@ -16,11 +16,10 @@ from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.model.suspension import LiveRun, Phase
 from slurm_affinode.suspension.job.shepherd import Restored
-from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
+from slurm_affinode.suspension.prefetch import load_demand
 from slurm_affinode.suspension.records import sweep
 from slurm_affinode.suspension.records.shared_state import StartPlan
 from slurm_affinode.suspension.records.sweep import Absence
-from slurm_affinode.suspension.wake import JobWaker
 
 from .agent_tiers import Tiered, again_at, asleep, read_only
 
@@ -29,18 +28,18 @@ def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCapt
     """It is fetched if Slurm expects to start a released job on this node, and on no other, within the time."""
     asleep(world)
     agent = Tiered(world, "c2")
-    prefetcher = Prefetcher(agent.parts, 600, world.root / "demand.json")
-    waker = JobWaker(agent.parts, agent.waker._lease)
+    prefetcher = agent.prefetcher(600, world.root / "demand.json")
+    waker = agent.waker_with()
 
     def plan(in_s: float, nodes: tuple[str, ...], *, held: bool = False) -> list[str]:
         start = datetime.fromtimestamp(world.now() + in_s, UTC)
         job = replace(make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, held=held)
-        waker._report_plans(agent.parts.notes.all(), {7: job})
+        waker._report_plans(agent.notes.all(), {7: job})
         prefetcher.tick()
         prefetcher._queue.join()
         return agent.where()
 
-    assert agent.parts.notes.plan() == {}
+    assert agent.notes.plan() == {}
     assert plan(60, ("c2",), held=True) == ["shared"]
     assert plan(6000, ("c2",)) == ["shared"]
     assert plan(60, ("c1",)) == ["shared"]
@@ -57,17 +56,17 @@ def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCapt
 def test_read_only_tier_does_not_stop_sweep(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """The job has ended: its images and its note are removed where possible, and the sweep continues."""
     agent = asleep(world)
-    agent.parts.tiers.tiers[0].store._entries.drop = read_only  # type: ignore[method-assign]
+    agent.tiers.tiers[0].store._entries.drop = read_only  # type: ignore[method-assign]
     world.state = "CANCELLED"
-    (note,) = agent.parts.notes.all()
+    (note,) = agent.notes.all()
     agent.keeper.over(note.key, note.began_ms)
     assert agent.where() == ["memory"]
-    assert agent.parts.notes.all() == []
+    assert agent.notes.all() == []
     assert "Read-only file system" in caplog.text
 
-    broken = agent.parts.tiers.tiers[1].store
+    broken = agent.tiers.tiers[1].store
     broken.begin(note.key, uid=1, estimate=1).leave()
-    for store in agent.parts.tiers.stores:
+    for store in agent.tiers.stores:
         for path in store.path.glob("alpha.7/*"):
             os.utime(path, (0, 0))
     world.sleep(10_000)
@@ -83,13 +82,13 @@ def test_image_being_restored_is_not_evicted(world: World, monkeypatch: pytest.M
     pairs = agent.restorer._gpu_pairs
 
     def short(*arguments: Any) -> Any:
-        object.__setattr__(agent.parts.tiers.tiers[0], "left", lambda: -1)
-        agent.parts.tiers.relieve()
+        object.__setattr__(agent.tiers.tiers[0], "left", lambda: -1)
+        agent.tiers.relieve()
         return pairs(*arguments)
 
     monkeypatch.setattr(agent.restorer, "_gpu_pairs", short)
     assert agent.restore() == Restored(2)
-    agent.parts.tiers.relieve()
+    agent.tiers.relieve()
     assert agent.where() == ["shared"]
 
 
@@ -99,8 +98,8 @@ def test_unfetchable_image_does_not_block_next(
     """The first of two jobs that start soon has a too large or damaged image; a damaged one is read only once."""
     asleep(world)
     agent = Tiered(world, "c2")
-    parts, tiers = agent.parts, agent.parts.tiers
-    (first,) = parts.notes.all()
+    notes, tiers = agent.notes, agent.tiers
+    (first,) = notes.all()
     second = replace(first, job_id=8)
     plans = {7: StartPlan(world.now() + 30, ("c2",)), 8: StartPlan(world.now() + 60, ("c2",))}
     (copy, *_), _ = tiers.copies(LiveRun(first.key, first.uid, first.restarts + 1))
@@ -119,11 +118,11 @@ def test_unfetchable_image_does_not_block_next(
             raise found
         return found
 
-    monkeypatch.setattr(parts.notes, "all", lambda: [second, first])
-    monkeypatch.setattr(parts.notes, "plan", lambda: plans)
+    monkeypatch.setattr(notes, "all", lambda: [second, first])
+    monkeypatch.setattr(notes, "plan", lambda: plans)
     monkeypatch.setattr(tiers, "copies", copies)
     monkeypatch.setattr(tiers, "pull", pull)
-    prefetcher = Prefetcher(parts, 600, None)
+    prefetcher = agent.prefetcher(600)
     for _ in range(4):
         prefetcher.tick()
         prefetcher._queue.join()
@@ -134,13 +133,13 @@ def test_unfetchable_image_does_not_block_next(
 def test_image_being_copied_to_shared_tier_is_not_copied_twice(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """The copy takes longer than a minute: the image is not regarded as missing there."""
     first = asleep(world)
-    shared = first.parts.shared
+    shared = first.shared
     assert shared is not None
     image = shared.get("alpha.7", 1)
     shared.remove(image)
     writer = shared.take_up(image)
     world.sleep(100)
-    mender = Prefetcher(first.parts, 0, None)
+    mender = first.prefetcher(0)
     mender.tick()
     mender._queue.join()
     assert not caplog.records
@@ -163,7 +162,7 @@ def test_older_image_is_removed_when_newer_one_is_complete(world: World) -> None
     def held(agent: Tiered) -> dict[str, list[int]]:
         return {
             tier.name: [one.manifest.seq for one in tier.store.images() if isinstance(one, Image)]
-            for tier in agent.parts.tiers.tiers
+            for tier in agent.tiers.tiers
         }
 
     world.sleep(10_000)
@@ -189,9 +188,9 @@ def test_long_sweep_keeps_images_created_meanwhile(
         clock[0] += took_s
         return {}
 
-    monkeypatch.setattr(agent.parts.absences, "update", takes_long)
+    monkeypatch.setattr(agent.absences, "update", takes_long)
     monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(agent.parts.slurm, "jobs", lambda: (make_job(world, state="CANCELLED"),))
+    monkeypatch.setattr(agent.slurm, "jobs", lambda: (make_job(world, state="CANCELLED"),))
     agent.keeper.sweep(holds_lease=True)
     assert agent.where() == left
 
@@ -199,7 +198,7 @@ def test_long_sweep_keeps_images_created_meanwhile(
 def test_demand_is_forgotten_when_job_ends(world: World) -> None:
     """The job may have ended on another node."""
     agent = asleep(world)
-    agent.parts.tiers.demand.requested("alpha.5", world.now())
+    agent.tiers.demand.requested("alpha.5", world.now())
     world.sleep(10_000)
     agent.keeper.sweep(True)
-    assert set(agent.parts.tiers.demand.state()["marks"]) == {"alpha.7"}
+    assert set(agent.tiers.demand.state()["marks"]) == {"alpha.7"}

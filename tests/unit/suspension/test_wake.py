@@ -47,8 +47,8 @@ def asleep(tmp_path):
 
 
 def look(world, agent, nodes, jobs=()):
-    agent.parts.slurm.nodes = lambda: nodes
-    agent.parts.slurm.jobs = lambda: (make_job(world), *jobs)
+    agent.slurm.nodes = lambda: nodes
+    agent.slurm.jobs = lambda: (make_job(world), *jobs)
     world.clock += 2
     agent.waker.tick()
 
@@ -69,9 +69,9 @@ def test_job_wakes_after_backoff_when_gpus_are_free(asleep):
 def test_job_suspended_thousands_of_times_wakes(asleep):
     """Its backoff doubles up to the limit, without overflow."""
     world, agent = asleep
-    agent.parts.notes.write(replace(agent.parts.notes.all()[0], seq=3000))
-    image = agent.parts.shared.get("alpha.7", 1)
-    agent.parts.shared.find = lambda run: replace(image, manifest=replace(image.manifest, seq=3000))
+    agent.notes.write(replace(agent.notes.all()[0], seq=3000))
+    image = agent.shared.get("alpha.7", 1)
+    agent.shared.find = lambda run: replace(image, manifest=replace(image.manifest, seq=3000))
     world.clock += 900
     look(world, agent, (NODE,))
     assert world.held
@@ -104,7 +104,7 @@ def test_pending_jobs_are_not_overtaken(asleep):
 @pytest.mark.parametrize(("wake", "released"), [("hold", False), ("now+30", True), ("2030-01-01", True), ("now", True)])
 def test_wake_option_is_followed(asleep, wake, released):
     world, agent = asleep
-    agent.parts.notes.write(replace(agent.parts.notes.all()[0], wake=wake))
+    agent.notes.write(replace(agent.notes.all()[0], wake=wake))
     look(world, agent, ())
     assert world.held is not released
     assert any(effect.startswith("begin 20") for effect in world.effect_log) is (wake not in ("hold", "now"))
@@ -114,8 +114,8 @@ def test_wake_option_is_followed(asleep, wake, released):
 def test_job_with_failed_restore_is_not_released_automatically(asleep, wake):
     """It would fail repeatedly; an explicit wake retries it."""
     world, agent = asleep
-    (note,) = agent.parts.notes.all()
-    agent.parts.notes.write(replace(note, wake=wake, failure="criu/pages-1.img: its contents have changed"))
+    (note,) = agent.notes.all()
+    agent.notes.write(replace(note, wake=wake, failure="criu/pages-1.img: its contents have changed"))
     for _ in range(3):
         world.clock += 1000
         look(world, agent, (NODE,))
@@ -129,11 +129,11 @@ def test_job_with_failed_restore_is_not_released_automatically(asleep, wake):
 def test_completing_job_wakes_when_it_is_pending(asleep):
     """The agent has reported the suspension as done; the epilog still runs."""
     world, agent = asleep
-    (note,) = agent.parts.notes.all()
-    in_queue = agent.parts.slurm.job
-    agent.parts.slurm.job = lambda job_id: replace(in_queue(job_id), state="COMPLETING", held=False)
+    (note,) = agent.notes.all()
+    in_queue = agent.slurm.job
+    agent.slurm.job = lambda job_id: replace(in_queue(job_id), state="COMPLETING", held=False)
     assert agent.waker.wake(note.key, "alice") is False
-    agent.parts.slurm.job = in_queue
+    agent.slurm.job = in_queue
     look(world, agent, ())
     assert not world.held
 
@@ -142,7 +142,7 @@ def test_completing_job_wakes_when_it_is_pending(asleep):
 def test_job_that_could_not_start_is_released_after_backoff(asleep, wake):
     """Its node had no shepherd or agent and requeued it: held, without a reason."""
     world, agent = asleep
-    agent.parts.notes.write(replace(agent.parts.notes.all()[0], wake=wake))
+    agent.notes.write(replace(agent.notes.all()[0], wake=wake))
     world.clock += 200
     look(world, agent, (NODE,))
     assert not world.held
@@ -157,15 +157,15 @@ def test_job_that_could_not_start_is_released_after_backoff(asleep, wake):
 def test_job_not_released_by_slurm_does_not_block_others(asleep):
     """Its begin time is rejected; the next job is woken."""
     world, agent = asleep
-    note = agent.parts.notes.all()[0]
-    agent.parts.notes.write(replace(note, wake="now"))
-    agent.parts.notes.write(replace(note, job_id=9, wake="2999-01-01", since_epoch=note.since_epoch - 10))
+    note = agent.notes.all()[0]
+    agent.notes.write(replace(note, wake="now"))
+    agent.notes.write(replace(note, job_id=9, wake="2999-01-01", since_epoch=note.since_epoch - 10))
     agent.waker._everywhere = lambda job: True
 
     def refuse(job, when):
         raise InvalidStateError("invalid time")
 
-    agent.parts.slurm.set_begin = refuse
+    agent.slurm.set_begin = refuse
     look(world, agent, (), (make_job(world, job_id=9),))
     assert not world.held
 
@@ -176,8 +176,8 @@ def test_array_task_is_shown_with_array_id(tmp_path):
     world.start_run("c1")
     world.start_script("c1")
     agent = Agent(world, "c1")
-    as_told = agent.parts.slurm.job
-    agent.parts.slurm.job = lambda job_id: replace(as_told(job_id), array_job_id=5, array_task_id=2)
+    as_told = agent.slurm.job
+    agent.slurm.job = lambda job_id: replace(as_told(job_id), array_job_id=5, array_task_id=2)
     agent.suspend()
     agent.settle()
     assert world.comment.endswith("wake with: slurm-affinode wake 5_2")
@@ -189,23 +189,23 @@ def test_array_task_is_shown_with_array_id(tmp_path):
 def test_job_held_by_administrator_is_released_by_administrator_only(asleep):
     """The agent is root: Slurm would let it release the job where its owner may not."""
     world, agent = asleep
-    (note,) = agent.parts.notes.all()
-    as_told = agent.parts.slurm.job
-    agent.parts.slurm.job = lambda job_id: replace(as_told(job_id), held_by_admin=True)
+    (note,) = agent.notes.all()
+    as_told = agent.slurm.job
+    agent.slurm.job = lambda job_id: replace(as_told(job_id), held_by_admin=True)
     world.clock += 10_000
     look(world, agent, (NODE,))
     with pytest.raises(Refused, match="job 7 is held by an administrator"):
         agent.waker.wake(note.key, "alice")
     assert world.held
-    assert agent.parts.notes.all() == [note]  # nor is it released when the hold ends: it was not woken
+    assert agent.notes.all() == [note]  # nor is it released when the hold ends: it was not woken
     assert agent.waker.wake(note.key, "admin", admin=True)
     assert not world.held
 
 
 def test_job_with_failed_restore_is_woken_by_command_only(asleep):
     world, agent = asleep
-    note = agent.parts.notes.all()[0]
-    agent.parts.notes.write(replace(note, failure="bad size"))
+    note = agent.notes.all()[0]
+    agent.notes.write(replace(note, failure="bad size"))
     world.clock += 10_000
     look(world, agent, (NODE,))
     assert world.held
@@ -216,10 +216,10 @@ def test_job_with_failed_restore_is_woken_by_command_only(asleep):
 @pytest.mark.parametrize("wake", ["auto", "now"])
 def test_interrupted_restore_is_released_when_its_backoff_is_over(asleep, wake):
     world, agent = asleep
-    note = agent.parts.notes.all()[0]
+    note = agent.notes.all()[0]
     world.clock += 1000
     retry_epoch = world.clock + 60
-    agent.parts.notes.write(replace(note, wake=wake, failure="Unable to detach", failures=1, retry_epoch=retry_epoch))
+    agent.notes.write(replace(note, wake=wake, failure="Unable to detach", failures=1, retry_epoch=retry_epoch))
     look(world, agent, (NODE,))
     assert world.held
     world.clock = retry_epoch
@@ -230,16 +230,16 @@ def test_interrupted_restore_is_released_when_its_backoff_is_over(asleep, wake):
 def test_backoff_grows_with_releases_that_came_back(asleep):
     """No restore was tried: the nodes had no agent."""
     world, agent = asleep
-    note = agent.parts.notes.all()[0]
+    note = agent.notes.all()[0]
     world.clock += 1000
-    agent.parts.notes.write(replace(note, released_epoch=world.clock, releases=3))
+    agent.notes.write(replace(note, released_epoch=world.clock, releases=3))
     world.clock += 390
     look(world, agent, (NODE,))
     assert world.held
     world.clock += 10
     look(world, agent, (NODE,))
     assert not world.held
-    assert agent.parts.notes.all()[0].releases == 4
+    assert agent.notes.all()[0].releases == 4
 
 
 def test_wake_before_image_is_copied_is_kept(world):
@@ -248,7 +248,7 @@ def test_wake_before_image_is_copied_is_kept(world):
     first.outcomes.stop()  # no more copies are made
     first.suspend()
     waker = Agent(world, "c2", SuspendSettings(wake_every_s=1))
-    (note,) = waker.parts.notes.all()
+    (note,) = waker.notes.all()
     assert not waker.waker.wake(note.key, "alice")
     look(world, waker, ())
     assert world.held
@@ -264,7 +264,7 @@ def test_note_of_canceled_suspended_job_is_removed(asleep):
     agent.waker._over = agent.keeper.over
     world.state = "CANCELLED"
     look(world, agent, (NODE,))
-    assert agent.parts.notes.all() == []
+    assert agent.notes.all() == []
     assert agent.images(shared=True) == []
 
 
@@ -389,13 +389,13 @@ def test_comment_keeps_the_owners_part_and_fits_into_slurms_limit() -> None:
 def test_job_is_not_released_unless_that_is_recorded(asleep, monkeypatch, by):
     """A job that comes back would be released again with every tick, since its note would not say that it was."""
     world, agent = asleep
-    (note,) = agent.parts.notes.all()
+    (note,) = agent.notes.all()
     world.clock += 1000
 
     def refuse(note):
         raise AffinodeError("asleep/alpha.7.json: cannot be written: Read-only file system")
 
-    monkeypatch.setattr(agent.parts.notes, "write", refuse)
+    monkeypatch.setattr(agent.notes, "write", refuse)
     if by == "tick":
         look(world, agent, (NODE,))
     else:
@@ -408,14 +408,14 @@ def test_refused_release_does_not_count(asleep, monkeypatch):
     """The job is not delayed: the next tick tries again."""
     world, agent = asleep
     world.clock += 1000
-    release = agent.parts.slurm.release
+    release = agent.slurm.release
 
     def refuse(job_id):
         raise InvalidStateError("slurmctld is busy")
 
-    monkeypatch.setattr(agent.parts.slurm, "release", refuse)
+    monkeypatch.setattr(agent.slurm, "release", refuse)
     look(world, agent, (NODE,))
-    assert [(one.releases, one.released_epoch) for one in agent.parts.notes.all()] == [(0, None)]
-    monkeypatch.setattr(agent.parts.slurm, "release", release)
+    assert [(one.releases, one.released_epoch) for one in agent.notes.all()] == [(0, None)]
+    monkeypatch.setattr(agent.slurm, "release", release)
     look(world, agent, (NODE,))
     assert not world.held

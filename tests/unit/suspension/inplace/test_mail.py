@@ -106,7 +106,7 @@ def test_owner_is_mailed(world, mails, mailer):
 def test_owner_is_mailed_when_job_is_ended(world, mails, mailer):
     """It has waited too long; also after an earlier failed wake."""
     node = Node(world, Rules(deadline_s=60, end_on_deadline=True), mailer=mailer)
-    node.agent.parts.slurm.cancel = lambda job: None
+    node.agent.slurm.cancel = lambda job: None
     node.sleep()
     node.connection()
     with failing(node):
@@ -147,7 +147,7 @@ def test_comments_do_not_delay_shutdown(world, node, monkeypatch):
     """Slurm does not respond: unset comments are left to the next agent, and no new ones are accepted."""
     asked, silent = [], threading.Event()
     comments = node.scheduler._comments
-    monkeypatch.setattr(node.agent.parts.slurm, "job", lambda job: (asked.append(job), silent.wait(DEADLINE_S)))
+    monkeypatch.setattr(node.agent.slurm, "job", lambda job: (asked.append(job), silent.wait(DEADLINE_S)))
     for job_id in (8, 9, 10):
         comments.check(job_id)
     wait_until("Slurm is queried", lambda: asked)

@@ -24,7 +24,7 @@ def test_next_agent_shows_job_as_asleep_when_shepherd_reconnects(world, node):
     node.sleep()
     after = Node(world)
     after.recover()
-    after.agent.parts.registry.put(after.job())
+    after.agent.registry.put(after.job())
     after.keeper.registered(after.job())
     assert (after.phase(), asleep(world)) == (Phase.FROZEN, True)
     assert after.view()["why"] == "idle 15m"
@@ -34,13 +34,13 @@ def test_shepherd_that_reconnects_at_the_end_of_a_wake(world, node, monkeypatch)
     """The job runs, and does not stay in the waking phase forever."""
     node.sleep()
     node.connection()
-    write = node.agent.parts.ledger.write
+    write = node.agent.ledger.write
 
     def late(entry: LedgerEntry) -> None:
         node.keeper.registered(node.job())
         write(entry)
 
-    monkeypatch.setattr(node.agent.parts.ledger, "write", late)
+    monkeypatch.setattr(node.agent.ledger, "write", late)
     node.round()
     assert awake(world)
     assert node.phase() is Phase.RUNNING
@@ -135,10 +135,10 @@ def test_job_lost_with_its_node_is_reported(world, at):
     world.answers = False
     after = Node(world)
     after.recover()
-    assert len(after.agent.parts.journal.open_journals()) == 1
+    assert len(after.agent.journal.open_journals()) == 1
     world.answers = True
     after.recover()
-    assert after.agent.parts.journal.open_journals() == []
+    assert after.agent.journal.open_journals() == []
     assert [entry.ended_ms is not None for entry in entries(world)] == [True]
     assert world.comment.startswith("lost: its processes on c1 ended while it was suspended (idle 15m)")
 
@@ -150,7 +150,7 @@ def test_job_canceled_without_agent_is_forgotten(world, node):
     world.state = "CANCELLED"
     after = Node(world)
     after.recover()
-    assert after.agent.parts.journal.open_journals() == []
+    assert after.agent.journal.open_journals() == []
     assert [entry.ended_ms is not None for entry in entries(world)] == [True]
     assert world.comment == ""
 
@@ -169,7 +169,7 @@ def test_queue_survives_restart_of_agent(world, node):
     after.cards.others = 70 * GIB
     after.gpus_of = lambda job_id: [after.cards.uuid]
     job = after.job(job_id=8, root=0, link=FakeLink())
-    after.agent.parts.registry.put(job)
+    after.agent.registry.put(job)
     assert not after.scheduler.admit(job)
     after.recover()
     after.round()
@@ -211,11 +211,11 @@ def test_job_waiting_to_start_keeps_its_place(world, node, monkeypatch):
     node.connection()
     node.round()
     after = Node(world, Rules(start_free_pct=60, deadline_s=60), unheard=lambda pids: {9: tuple(pids)})
-    monkeypatch.setattr(after.agent.parts.processes, "began", lambda started, now: since)
+    monkeypatch.setattr(after.agent.processes, "began", lambda started, now: since)
     after.cards.processes = lambda: {after.cards.uuid: {999: 70 * GIB}}  # of job 9, in place
     after.gpus_of = lambda job_id: [after.cards.uuid]
     after.recover()
-    after.agent.parts.registry.put(after.job(job_id=8, root=0, link=FakeLink()))
+    after.agent.registry.put(after.job(job_id=8, root=0, link=FakeLink()))
     assert not after.scheduler.admit(after.job(job_id=8, root=0, link=FakeLink()))
     after.round()
     assert after.view_of(8)["asked"] == since
@@ -237,7 +237,7 @@ def test_unresponsive_slurm_does_not_delay_wakes(world, node, monkeypatch):
     """Each query would time out, and requests would wait as long."""
     node.sleep()
     after = Node(world)
-    monkeypatch.setattr(after.agent.parts.slurm, "job", lambda job: pytest.fail("Slurm was queried"))
+    monkeypatch.setattr(after.agent.slurm, "job", lambda job: pytest.fail("Slurm was queried"))
     after.recover()
     assert after.scheduler.holds(7) is Phase.FROZEN
     after.connection()

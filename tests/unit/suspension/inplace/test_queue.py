@@ -19,7 +19,7 @@ def test_job_waits_for_room_and_names_job_to_suspend(world, node):
     node.idle_s = lambda job_id: 100.0 if job_id == 8 else None
     node.sleep()
     other = node.job(job_id=8, link=FakeLink())
-    node.agent.parts.registry.put(other)
+    node.agent.registry.put(other)
     node.cards.processes = lambda: {node.cards.uuid: {other.init_pid + 3: 40 * GIB}}
     world.nodes["c1"].processes.append(replace(world.nodes["c1"].processes[0], pid=other.init_pid + 3, pid_ns=3))
     node.freezer.members = lambda init, started: [
@@ -39,7 +39,7 @@ def test_overdue_job_is_marked_or_ended(world):
     for end in (False, True):
         ended: list[int | str] = []
         node = Node(world, Rules(deadline_s=60, end_on_deadline=end))
-        node.agent.parts.slurm.cancel = ended.append
+        node.agent.slurm.cancel = ended.append
         node.sleep()
         node.cards.others = 79 * GIB
         node.connection()
@@ -57,7 +57,7 @@ def test_overdue_job_is_marked_or_ended(world):
 def busy_beside(node, *, turn_left_s):
     """Add a busy job 8 with 40 GiB and this much left of its turn."""
     other = node.job(job_id=8, link=FakeLink())
-    node.agent.parts.registry.put(other)
+    node.agent.registry.put(other)
     node.turn_left_s = lambda job_id: turn_left_s if job_id == 8 else None
     pid = other.init_pid + 3
     own = node.cards.processes
@@ -72,7 +72,7 @@ def test_job_that_waits_for_turns_is_not_ended(world):
     """Others make room for it one after the other, however long that takes; it is marked as overdue."""
     ended: list[int | str] = []
     node = Node(world, Rules(deadline_s=60, end_on_deadline=True))
-    node.agent.parts.slurm.cancel = ended.append
+    node.agent.slurm.cancel = ended.append
     node.sleep()
     busy_beside(node, turn_left_s=20.0)
     node.connection()
@@ -96,7 +96,7 @@ def test_busy_job_makes_room_after_its_turn(world):
     node.gpus_of = lambda job_id: [node.cards.uuid]
     link = FakeLink()
     starting = node.job(job_id=9, root=0, init_pid=0, link=link)
-    node.agent.parts.registry.put(starting)
+    node.agent.registry.put(starting)
     assert not node.scheduler.admit(starting)
     node.round()
     world.clock += 61
@@ -113,7 +113,7 @@ def test_clock_change_does_not_make_job_overdue(world):
     ended: list[int | str] = []
     passed = [1000.0]
     node = Node(world, Rules(deadline_s=60, end_on_deadline=True), clock=lambda: passed[0])
-    node.agent.parts.slurm.cancel = ended.append
+    node.agent.slurm.cancel = ended.append
     node.sleep()
     node.cards.others = 79 * GIB
     node.connection()
@@ -131,7 +131,7 @@ def test_clock_change_does_not_make_job_overdue(world):
 def test_comment_of_owner_is_kept_at_the_end(world):
     """It follows the reason why the site ended the job."""
     node = Node(world, Rules(deadline_s=60, end_on_deadline=True))
-    node.agent.parts.slurm.cancel = lambda job: None
+    node.agent.slurm.cancel = lambda job: None
     world.comment = "nightly of the vision group"
     node.sleep()
     node.cards.others = 79 * GIB
@@ -161,7 +161,7 @@ def test_starting_job_waits_for_room_in_its_turn(world):
     links = {job_id: FakeLink() for job_id in (8, 9)}
     for job_id, link in links.items():
         job = node.job(job_id=job_id, root=0, init_pid=0, link=link)
-        node.agent.parts.registry.put(job)
+        node.agent.registry.put(job)
         assert not node.scheduler.admit(job)
     node.round()
     assert [link.sent for link in links.values()] == [[Wait(fresh=True)]] * 2
@@ -187,7 +187,7 @@ def test_job_suspended_soon_after_start_does_not_wait_for_its_room(world):
     processes, node.cards.processes = node.cards.processes, lambda: {node.cards.uuid: {}}  # no processes yet
     link = FakeLink()
     assert not node.scheduler.admit(node.job(link=link))
-    node.agent.parts.registry.put(node.job(link=link))
+    node.agent.registry.put(node.job(link=link))
     node.round()
     assert link.sent[-1] == Start()
     node.cards.processes = processes
@@ -204,7 +204,7 @@ def test_waiting_job_starts_after_deadline(world):
     node.cards.others = 79 * GIB
     link = FakeLink()
     job = node.job(job_id=8, root=0, link=link)
-    node.agent.parts.registry.put(job)
+    node.agent.registry.put(job)
     assert not node.scheduler.admit(job)
     assert not node.scheduler.admit(job)
     world.clock += 11
@@ -213,7 +213,7 @@ def test_waiting_job_starts_after_deadline(world):
     world.clock += 60
     node.round()
     assert link.sent[-1] == Start()
-    node.agent.parts.registry.remove(8)
+    node.agent.registry.remove(8)
     node.round()
     assert len(node.scheduler._starters) == 0
     assert Node(world).scheduler.admit(job)
@@ -226,7 +226,7 @@ def test_waiting_shepherd_gets_messages_after_clock_change(world):
     node.cards.others = 79 * GIB
     link = FakeLink()
     job = node.job(job_id=8, root=0, link=link)
-    node.agent.parts.registry.put(job)
+    node.agent.registry.put(job)
     assert not node.scheduler.admit(job)
     world.clock -= 3600
     node.round()

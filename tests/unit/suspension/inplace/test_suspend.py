@@ -19,9 +19,7 @@ from slurm_affinode.model.suspension import Mode, Phase
 from slurm_affinode.suspension.compatibility import CompatibilityRow
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Sock
-from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.suspend import JobSuspender
 
 
 def test_request_wakes_suspended_job(world, node):
@@ -44,7 +42,7 @@ def test_request_wakes_suspended_job(world, node):
     node.round()
     assert world.effect_log == OUT + BACK
     assert (awake(world), node.phase(), node.scheduler.view(7)) == (True, Phase.RUNNING, None)
-    assert node.agent.parts.journal.open_journals() == []
+    assert node.agent.journal.open_journals() == []
     [entry] = entries(world)
     times = [entry.began_ms, entry.locked_ms, entry.parked_ms, entry.released_ms, entry.restoring_ms, entry.restored_ms]
     assert times == sorted(times)
@@ -125,7 +123,7 @@ def test_agent_killed_before_each_effect_and_during_recovery(world, node, first,
     node.round()
     assert awake(world)
     assert node.phase() is Phase.RUNNING
-    assert node.agent.parts.journal.open_journals() == []
+    assert node.agent.journal.open_journals() == []
     node.sockets.now = dict(QUIET)
     assert node.sleep().phase is Phase.FROZEN
 
@@ -174,7 +172,7 @@ def test_busy_job_is_unlocked(world, node):
     assert done.failure == "it is no longer idle: GPU 0: utilization 40"
     assert (awake(world), node.phase()) == (True, Phase.RUNNING)
     assert [entry.failure for entry in entries(world)] == [done.failure]
-    assert node.agent.parts.journal.open_journals() == []
+    assert node.agent.journal.open_journals() == []
 
 
 def test_failed_freeze_is_rolled_back(world, node):
@@ -203,9 +201,9 @@ def step(name: str) -> Any:
 )
 def test_job_with_processes_outside_its_script_is_refused(world, node, changes, code, monkeypatch):
     """The refusal has its code, and comes before any change."""
-    slurm: Job = replace(node.agent.parts.slurm.job(7), **changes)
+    slurm: Job = replace(node.agent.slurm.job(7), **changes)
     assert code in [refusal.code for refusal in node.suspender.refusals(node.job(slurm=slurm))]
-    monkeypatch.setattr(node.agent.parts.slurm, "job", lambda job: slurm)
+    monkeypatch.setattr(node.agent.slurm, "job", lambda job: slurm)
     with pytest.raises(Refused):
         node.sleep()
     assert world.effect_log == []
@@ -213,7 +211,7 @@ def test_job_with_processes_outside_its_script_is_refused(world, node, changes, 
 
 def test_compatibility_has_the_refusals_of_each_mode(world, node):
     """Whatever the mode of the job, also one that is not possible on its node; nothing is changed."""
-    record = node.agent.parts.slurm.job(7)
+    record = node.agent.slurm.job(7)
     plain = node.suspender.compatibility(node.job(slurm=record))
     assert plain.kinds == (CompatibilityRow.BATCH,)
     assert {mode: [one.code for one in found] for mode, found in plain.modes.items()} == {
@@ -242,7 +240,7 @@ def test_insufficient_host_memory_is_refused_with_numbers(world, node):
         (MemoryFacts(1 << 40, 40 << 30), "(48 GiB) does not fit below its memory limit, which leaves 40 GiB"),
         (MemoryFacts(20 << 30), "(48 GiB) does not fit into the node's free memory (20 GiB)"),
     ):
-        node.suspender = node.suspender_with(memory=lambda pid, memory=memory: memory)
+        node.suspender = node.suspender_with(read_memory=lambda pid, memory=memory: memory)
         with pytest.raises(Refused) as refused:
             node.sleep()
         assert refused.value.refusal.code == "host-memory"
@@ -256,35 +254,34 @@ def test_insufficient_host_memory_is_refused_with_numbers(world, node):
 )
 def test_memory_limit_enforced_by_slurm_is_respected(node, monkeypatch, params, limit, found):
     """The memory moved to the host would exceed the limit."""
-    monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
-    slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": limit})
+    monkeypatch.setattr(node.agent.slurm, "config", lambda: {"JobAcctGatherParams": params})
+    slurm = replace(node.agent.slurm.job(7), tres_allocated={"mem": limit})
     assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == found
 
 
 def test_old_driver_needs_all_gpus_of_node(node, monkeypatch):
     """The driver does not permit the checkpoint, or cannot restore the memory, in place either."""
-    parts = node.agent.parts
-    monkeypatch.setattr(parts.cuda, "capabilities", lambda: Capabilities("570.211.01", checkpoint=True))
-    monkeypatch.setattr(parts.slurm, "config", lambda: {"ConstrainDevices": "yes", "TaskPlugin": "task/cgroup"})
+    monkeypatch.setattr(node.agent.cuda, "capabilities", lambda: Capabilities("570.211.01", checkpoint=True))
+    monkeypatch.setattr(node.agent.slurm, "config", lambda: {"ConstrainDevices": "yes", "TaskPlugin": "task/cgroup"})
     assert not node.suspender.refusals(node.job())
-    mine = parts.gpus.devices()
-    monkeypatch.setattr(parts.gpus, "devices", lambda: (*mine, replace(mine[0], uuid="GPU-another")))
+    mine = node.agent.gpus.devices()
+    monkeypatch.setattr(node.agent.gpus, "devices", lambda: (*mine, replace(mine[0], uuid="GPU-another")))
     assert [one.code for one in node.suspender.refusals(node.job(devices=mine))] == ["driver"]
 
 
 def test_daemon_of_script_counts(world, node, monkeypatch):
     """Slurm also counts memory of processes outside the script's process tree; MPS clients there cannot be moved."""
-    monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": "OverMemoryKill"})
+    monkeypatch.setattr(node.agent.slurm, "config", lambda: {"JobAcctGatherParams": "OverMemoryKill"})
     daemon = ProcessFacts(99, "daemon", (OWNER.uid,) * 4, memory=20 * GIB, mps=True)
     look = node.agent.look
-    node.suspender = node.suspender_with(look=lambda init, root: replace(look(init, root), outside=(daemon,)))
-    slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": "60G"})
+    node.suspender = node.suspender_with(inspect=lambda init, root: replace(look(init, root), outside=(daemon,)))
+    slurm = replace(node.agent.slurm.job(7), tres_allocated={"mem": "60G"})
     assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == ["mps", "host-memory"]
 
 
 def test_outdated_driver_is_reported_by_version(node, monkeypatch):
     """A missing function says less."""
-    cuda, why = node.agent.parts.cuda, "driver 550.54 is too old: 570 or newer is needed"
+    cuda, why = node.agent.cuda, "driver 550.54 is too old: 570 or newer is needed"
 
     def missing(pids):
         raise CudaUnavailable("function cuCheckpointProcessGetRestoreThreadId is not found")
@@ -350,16 +347,16 @@ def test_request_before_memory_moves_aborts_suspension(world, node):
 
 def test_concurrent_suspensions_reserve_host_memory(world, node):
     """The first one has priority; memory that has moved, or stays on the GPU, is no longer counted."""
-    node.suspender = node.suspender_with(memory=lambda pid: MemoryFacts(70 * GIB))
-    with node.agent.parts.reservations.of(8, 30 * GIB):
+    node.suspender = node.suspender_with(read_memory=lambda pid: MemoryFacts(70 * GIB))
+    with node.agent.reservations.of(8, 30 * GIB):
         with pytest.raises(Refused, match=r"does not fit into the node's free memory \(40 GiB\)"):
             node.sleep()
         assert [one.code for one in node.suspender.refusals(node.job())] == ["host-memory"]
-        with node.agent.parts.reservations.of(9, 60 * GIB):
-            assert node.agent.parts.reservations.before(9) == 30 * GIB
-        node.agent.parts.reservations.moved(8)
+        with node.agent.reservations.of(9, 60 * GIB):
+            assert node.agent.reservations.before(9) == 30 * GIB
+        node.agent.reservations.moved(8)
         assert node.sleep().failure is None
-    assert node.agent.parts.reservations.before(9) == 0
+    assert node.agent.reservations.before(9) == 0
 
 
 def test_wake_command_during_suspension_is_kept(world, node):
@@ -436,12 +433,7 @@ def test_stops_and_continues_during_suspension_are_kept(world, node, before, by_
 
 def settling(node, seconds=300.0):
     """Return a suspender that waits for listeners to settle."""
-    parts = replace(node.agent.parts, gpus=node.cards)
-    ending = InPlaceEnding(
-        parts, node.agent.outcomes, node.scheduler, freezer=node.freezer, sockets=node.sockets, freeze_s=1,
-        settle_s=seconds, clock=lambda: node.world.clock,
-    )  # fmt: skip
-    return JobSuspender(parts, {Mode.INPLACE: ending})
+    return node.suspender_with(settle_s=seconds)
 
 
 def refusal(node, suspender):

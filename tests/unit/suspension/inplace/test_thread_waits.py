@@ -155,7 +155,7 @@ def test_request_read_unnoticed_wakes_job(world, node):
 
 def test_thread_used_by_driver_is_not_a_request(world, node):
     """It has the program's name, but the driver reports that it works through it."""
-    (thread,) = node.agent.parts.cuda.restore_threads(one.pid for one in world.nodes["c1"].processes)
+    (thread,) = node.agent.cuda.restore_threads(one.pid for one in world.nodes["c1"].processes)
     node.sockets.reading, node.sockets.places = (8,), {8: "waits for a request", thread: "waits for the driver"}
 
     def move() -> None:

@@ -68,7 +68,7 @@ def test_jobs_without_connection_count_as_awake(world, known):
     node.cards.processes = lambda: {node.cards.uuid: {900: 20 * GIB}}
     node.cards.free_bytes = lambda device: 60 * GIB
     if known:
-        node.agent.parts.registry.put(replace(node.job(), job_id=8, init_pid=800))
+        node.agent.registry.put(replace(node.job(), job_id=8, init_pid=800))
     node.round()
     assert (awake(world), asleep(world)) == ((True, False) if known else (False, True))
     if not known:

@@ -231,7 +231,7 @@ def test_restore_that_fails_until_deadline_is_overdue(world):
     """A wake was requested, and its memory is not restored: it is overdue, whatever the reason."""
     ended: list[int | str] = []
     node = Node(world, Rules(deadline_s=60, end_on_deadline=True))
-    node.agent.parts.slurm.cancel = ended.append
+    node.agent.slurm.cancel = ended.append
     node.sleep()
     node.connection()
     with failing(node):
@@ -323,7 +323,7 @@ def test_ended_job_is_forgotten(world, node):
     node.lose_job()
     node.round()
     assert node.scheduler.view(7) is None
-    assert node.agent.parts.journal.open_journals() == []
+    assert node.agent.journal.open_journals() == []
     assert [entry.ended_ms is not None for entry in entries(world)] == [True]
     with pytest.raises(Refused, match="does not sleep"):
         node.scheduler.wake(7, "alice")
@@ -387,9 +387,9 @@ def test_full_disk_does_not_prevent_wake(world, node, monkeypatch):
         assert (awake(world), node.scheduler.view(7)) == (True, None)
         node.round()
         assert node.scheduler._waking.unfinished
-    assert len(node.agent.parts.journal.open_journals()) == 1
+    assert len(node.agent.journal.open_journals()) == 1
     node.round()
-    assert node.agent.parts.journal.open_journals() == []
+    assert node.agent.journal.open_journals() == []
     assert not node.scheduler._waking.unfinished
 
 

@@ -85,8 +85,7 @@ def test_missing_spare_memory_is_refused_with_figures(world, site):
     """Another job may still use most of the node's free memory; nothing is changed."""
     agent = Agent(world, "c1", limits=site.limits())
     site.add(8, world.nodes["c1"].init + 500, 900 * MIB, 0)
-    agent.parts = replace(agent.parts, memory=lambda pid: MemoryFacts(GIB))
-    agent.suspender._memory._parts = agent.parts
+    agent.suspender._memory = agent.host_memory(read_memory=lambda pid: MemoryFacts(GIB))
     [refusal] = agent.suspender.refusals(agent.watched())
     assert (refusal.code, refusal.text) == (
         "host-memory",
@@ -101,10 +100,10 @@ def test_missing_spare_memory_is_refused_with_figures(world, site):
 def test_image_that_is_being_written_to_memory_counts(world, site):
     """Its memory is promised to it before it is used."""
     agent = Agent(world, "c1", limits=site.limits())
-    local = agent.parts.tiers.tiers[0]
+    local = agent.tiers.tiers[0]
     local.store.budget.promise(("other", 1), 1000, 400 * MIB)
-    tiers = Tiers([replace(local, durable=False), *agent.parts.tiers.tiers[1:]])
-    agent.suspender._memory._parts = replace(agent.parts, tiers=tiers, memory=lambda pid: MemoryFacts(600 * MIB))
+    tiers = Tiers([replace(local, durable=False), *agent.tiers.tiers[1:]])
+    agent.suspender._memory = agent.host_memory(tiers=tiers, read_memory=lambda pid: MemoryFacts(600 * MIB))
     [refusal] = agent.suspender.refusals(agent.watched())
     assert "free memory (200 MiB)" in refusal.text
 
@@ -112,7 +111,7 @@ def test_image_that_is_being_written_to_memory_counts(world, site):
 def test_full_node_is_refused_for_its_own_reason(world, site):
     """A higher limit would not solve the lack of memory."""
     agent = Agent(world, "c1", limits=site.limits())
-    agent.suspender._memory._parts = replace(agent.parts, memory=lambda pid: MemoryFacts(100 * MIB))
+    agent.suspender._memory = agent.host_memory(read_memory=lambda pid: MemoryFacts(100 * MIB))
     [refusal] = agent.suspender.refusals(agent.watched())
     assert refusal.text == "its GPU memory (1 MiB) does not fit into the node's free memory (100 MiB)"
 
@@ -122,7 +121,7 @@ def test_allocation_of_a_starting_job_counts(world, site, monkeypatch):
     agent = Agent(world, "c1", limits=site.limits())
     starting = [SimpleNamespace(name="c1", memory_used_mib=500 + 900)]
     monkeypatch.setattr(Slurm, "nodes", lambda slurm: starting)
-    agent.suspender._memory._parts = replace(agent.parts, memory=lambda pid: MemoryFacts(GIB))
+    agent.suspender._memory = agent.host_memory(read_memory=lambda pid: MemoryFacts(GIB))
     [refusal] = agent.suspender.refusals(agent.watched())
     assert "less 900 MiB allocated to other jobs" in refusal.text
 
@@ -191,7 +190,7 @@ def test_job_that_keeps_memory_is_reported_and_killed(world, site):
     failing_checkpoint(agent, site, 600 * MIB)
     agent.suspend()
     job = agent.watched()
-    agent.parts.registry.put(job)
+    agent.registry.put(job)
     site.survivors = [600 * MIB, 100 * MIB] if site.version == 2 else [600 * MIB]
     site.clock += 61
     for _ in range(15):
@@ -237,9 +236,9 @@ def test_use_below_slurms_limit_is_not_checked(world, site):
 def test_disabled_raising_refuses(world, site):
     """``suspend.raise_memory_limit = false``."""
     agent = Agent(world, "c1", limits=site.limits())
-    settings = replace(agent.parts.settings, raise_limit=False)
+    settings = replace(agent.settings, raise_limit=False)
     facts = MemoryFacts(1 << 40, 100 * MIB)
-    agent.suspender._memory._parts = replace(agent.parts, settings=settings, memory=lambda pid: facts)
+    agent.suspender._memory = agent.host_memory(settings=settings, read_memory=lambda pid: facts)
     assert [one.code for one in agent.suspender.refusals(agent.watched())] == ["host-memory"]
 
 

@@ -18,7 +18,7 @@ from slurm_affinode.model import ledger
 from slurm_affinode.model.suspension import JobKey, Phase
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import states_of
-from slurm_affinode.suspension.notify import mail_owner
+from slurm_affinode.suspension.notify import OwnerMails
 from slurm_affinode.suspension.records.journal import JobJournal, Journal
 from slurm_affinode.suspension.records.record import decode, encode
 from slurm_affinode.suspension.records.shared_state import Note, Notes
@@ -90,8 +90,8 @@ def test_journal_is_written_in_the_recorded_format(tmp_path, name):
 def test_recorded_journal_is_evaluated_as_when_it_was_written(tmp_path, name):
     """Ledger entry, mail and note are the same."""
     record, expected, mails = journal_of(tmp_path, b"".join(recorded(name))).record, EXPECTED[name], []
-    parts = SimpleNamespace(node="c1", now=lambda: LATER, mailer=SimpleNamespace(deliver=mails.append))
-    mail_owner(parts, record, "suspended", why="idle 15m")
+    mailer = SimpleNamespace(deliver=mails.append)
+    OwnerMails("c1", mailer, lambda: LATER).send(record, "suspended", why="idle 15m")
     assert (record.phase.value, record.phases) == (expected["phase"], expected["phases"])
     assert known(asdict(record.ledger_entry("c1"))) == expected["ledger"]
     assert [known(asdict(mail)) for mail in mails] == [expected["mail"]] * (expected["mail"] is not None)

@@ -183,7 +183,7 @@ def test_note_of_earlier_suspension_does_not_restart_job(world: World) -> None:
     """That suspension's image was abandoned; the current image is of a later attempt, and is restored."""
     path = world.root / "shared" / "asleep" / "alpha.7.json"
     agent = Agent(world, "c2")
-    (note,) = agent.parts.notes.all()
+    (note,) = agent.notes.all()
     Notes(world.root / "shared", Signer(KEY, "c1")).write(replace(note, submit=note.submit - 100, given_up=True))
     assert json.loads(path.read_text())["given_up"] is True
     for one in world.root.glob("*/images/alpha.7/*"):
@@ -205,7 +205,7 @@ def test_note_of_older_release_is_read_if_it_matches_image(world: World) -> None
          "given_up"]
     )  # fmt: skip
     agent = Agent(world, "c2")
-    (note,) = agent.parts.notes.all()
+    (note,) = agent.notes.all()
     assert (note.wake, note.why, note.uid) == ("auto", "idle 15m", OWNER.uid)
     agent.waker.wake(note.key, "alice")
     assert not world.held
@@ -218,7 +218,7 @@ def test_note_of_older_release_without_matching_image_is_ignored(world: World, c
     """Without a signature, the note must agree with its image, which is signed."""
     path = world.root / "shared" / "asleep" / "alpha.7.json"
     path.write_text(json.dumps({**of_older_release(world), **change}))
-    assert Agent(world, "c2").parts.notes.all() == []
+    assert Agent(world, "c2").notes.all() == []
 
 
 def test_unsigned_note_does_not_abandon_image(world: World) -> None:
@@ -237,7 +237,7 @@ def test_unsigned_note_of_signed_image_is_ignored(world: World) -> None:
     """The image is of a release that signs notes: the signature has been removed."""
     path = world.root / "shared" / "asleep" / "alpha.7.json"
     unsigned(path)
-    assert Agent(world, "c2").parts.notes.all() == []
+    assert Agent(world, "c2").notes.all() == []
 
 
 @pytest.mark.parametrize(
