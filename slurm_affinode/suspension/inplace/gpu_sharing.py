@@ -52,7 +52,10 @@ class Rules:
 class Holder(Protocol):
     """A job that needs GPU memory."""
 
-    job_id: int
+    @property
+    def job_id(self) -> int:
+        """The raw ID of the job."""
+        ...
 
     @property
     def held(self) -> Mapping[str, int]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
@@ -146,21 +147,43 @@ _LOG_EVERY_S = 1.0
 """Waits up to this time are not worth a comment."""
 
 
-class QueuedJob(Holder, Protocol):
-    """A job in the queue."""
+class Deadline(Enum):
+    """How a job in the queue relates to the site's deadline."""
 
-    requested_epoch: float | None
+    AHEAD = auto()
+    MISSED = auto()
+    """It has waited longer, which was logged."""
+    HANDLED = auto()
+    """The site's setting for such jobs was applied to it."""
+
+
+@dataclass(slots=True)
+class QueuePlace:
+    """The place of a job in the queue. All but the first two are set by the queue."""
+
+    requested_epoch: float
     """Since when it waits; its place in the queue, also under the next agent."""
     turn: int
     """Order of jobs that came at the same time: lower is earlier."""
-    waits: str
-    """Why it waits, in one line; set here."""
-    overdue: bool
-    """It has waited longer than the site's deadline; set here."""
-    late: bool
-    """The site's setting for such jobs was applied to it; set here."""
-    waits_since: tuple[float, float] | None
-    """The time since which it waits, and the clock's reading at that time; set here."""
+    waits: str = ""
+    """Why it waits, in one line."""
+    deadline: Deadline = Deadline.AHEAD
+    waits_since: tuple[float, float] | None = None
+    """The time since which it waits, and the clock's reading at that time."""
+
+
+class QueuedJob(Holder, Protocol):
+    """A job in the queue."""
+
+    @property
+    def place(self) -> QueuePlace:
+        """Its place in the queue."""
+        ...
+
+    @property
+    def verb(self) -> str:
+        """What it waits for: to ``wake`` or to ``start``."""
+        ...
 
 
 class GpuQueue:
@@ -221,16 +244,16 @@ class GpuQueue:
         if not self._changed and 0 <= now - self._served < _RETRY_S:
             return
         self._served, self._changed = now, False
-        line = sorted(waiting, key=lambda one: (one.requested_epoch or 0.0, one.turn))
+        line = sorted(waiting, key=lambda one: (one.place.requested_epoch, one.place.turn))
         try:
             found = self._sharing.plan(line, coming, asleep)
         except GpuError as error:
             for one in line:
-                one.waits = str(error)
+                one.place.waits = str(error)
             return
         for one in line:
             if one.job_id in found.wakes:
-                one.waits = ""
+                one.place.waits = ""
                 start(one)
             else:
                 self._wait(one, found.waits[one.job_id], now, late, in_turn=one.job_id in found.in_turn)
@@ -239,9 +262,9 @@ class GpuQueue:
     def _wait(
         self, one: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool
     ) -> None:
-        if one.waits != why:
+        if one.place.waits != why:
             LOG.info("job %s: waiting to %s: %s", one.job_id, one.verb, why)
-            one.waits = why
+            one.place.waits = why
         if self._waited(one, now) > _LOG_EVERY_S:
             self._comments.set(one.job_id, messages.waits(one.verb, why))
         self.look_at_deadline(one, why, now, late, in_turn=in_turn)
@@ -257,11 +280,11 @@ class GpuQueue:
         if waited < self._deadline_s:
             return
         text = f"it has waited for {span(waited)} to {one.verb}: {why}"
-        if not one.overdue:
-            one.overdue = True
+        if one.place.deadline is Deadline.AHEAD:
+            one.place.deadline = Deadline.MISSED
             LOG.error("job %s: %s", one.job_id, text)
-        if not one.late and not in_turn:
-            one.late = True
+        if one.place.deadline is Deadline.MISSED and not in_turn:
+            one.place.deadline = Deadline.HANDLED
             late(one, text)
 
     def _waited(self, one: QueuedJob, now: float) -> float:
@@ -269,10 +292,10 @@ class GpuQueue:
 
         Setting the clock must not make a job overdue, since it may be ended for that.
         """
-        asked = one.requested_epoch or now
-        if one.waits_since is None or one.waits_since[0] != asked:
-            one.waits_since = asked, self._clock() - max(0.0, now - asked)
-        return self._clock() - one.waits_since[1]
+        place = one.place
+        if place.waits_since is None or place.waits_since[0] != place.requested_epoch:
+            place.waits_since = place.requested_epoch, self._clock() - max(0.0, now - place.requested_epoch)
+        return self._clock() - place.waits_since[1]
 
     def _press(self, make_room: Mapping[int, int]) -> None:
         needed_by: dict[int, tuple[int, ...]] = {victim: (waiter,) for victim, waiter in make_room.items()}

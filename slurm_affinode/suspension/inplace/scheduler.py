@@ -29,7 +29,7 @@ from slurm_affinode.suspension.inplace.file_locks import FileLocks, NodeFileLock
 from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing
 from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, QueuedJob
-from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper
+from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper, WakeState
 from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
@@ -68,7 +68,7 @@ class SleeperChecks:
             if not 0 <= now - since < _UNSEEN_S:
                 yield by_id[job_id], "the kernel does not report the state of its sockets"
         for job_id, look in observations.items():
-            why = sockets.meanwhile(by_id[job_id].before, look)
+            why = sockets.meanwhile(by_id[job_id].facts.before, look)
             if why is not None:
                 yield by_id[job_id], why
 
@@ -86,10 +86,10 @@ class SleeperChecks:
         if ended is not None:
             return f"its process {ended} has ended"
         # An unreported SIGCONT: a process that runs would wait for its GPU unnoticed.
-        if self._freezer.moving(pids, one.how) is not None:
+        if self._freezer.moving(pids, one.facts.how) is not None:
             return "its processes were let go by a signal"
         # A signal that was not sent by Slurm, or was sent while no agent was running.
-        new = sorted(call for call in self._freezer.calls(pids) - one.calls if call[0] not in one.stay)
+        new = sorted(call for call in self._freezer.calls(pids) - one.facts.calls if call[0] not in one.stay)
         return f"{messages.signal_name(new[0][1])} waits for its process {new[0][0]}" if new else None
 
     def queued(self, sleepers: Sequence[Sleeper], now: float) -> list[Sleeper]:
@@ -100,21 +100,19 @@ class SleeperChecks:
         """
         found = []
         for one in sleepers:
-            if one.requested_epoch is None or one.waking or one.pauses(now):
+            if not one.requested or one.waking or one.failures.pauses(now):
                 continue
             if slurm := self._slurm_stops(one, now):
-                one.waits = one.held_back = (
-                    f"Slurm {slurm} it; an operator resumes it with: scontrol resume {one.shown}"
-                )
+                one.hold_back(f"Slurm {slurm} it; an operator resumes it with: scontrol resume {one.facts.shown}")
                 continue
-            if one.held_back:
-                one.held_back, one.requested_epoch, one.overdue, one.late = "", now, False, False
+            if one.wake_state is WakeState.HELD_BACK:
+                one.requeue(now)
             found.append(one)
         return found
 
     def _slurm_stops(self, one: Sleeper, now: float) -> str:
         """Return how Slurm prevents a wake; empty if it does not."""
-        if self._freezer.held(one.init_pid):
+        if self._freezer.held(one.facts.init_pid):
             return "has suspended"
         told = one.stop_epoch is not None and 0 <= now - one.stop_epoch < _STOPS_S
         return "is about to suspend" if told else ""
@@ -125,17 +123,17 @@ class SleeperChecks:
         Its time has come, or no request can ever reach it and there is room (``fits``). Requests to a port that it had
         not opened yet are not seen, so the time of a sleep is limited.
         """
-        wake = one.option.wake
+        wake = one.facts.option.wake
         if wake == "hold":
             return None
-        if 0 < self._max_sleep_s <= now - one.since_epoch:
+        if 0 < self._max_sleep_s <= now - one.facts.since_epoch:
             return f"it has slept for {span(self._max_sleep_s)} (inplace.max_sleep)"
         if wake != "auto":
             try:
-                return f"wake={wake}" if wake_time(wake, one.since_epoch) <= now else None
+                return f"wake={wake}" if wake_time(wake, one.facts.since_epoch) <= now else None
             except ValueError:
                 return None
-        if one.wakes_on_request or now - one.since_epoch < self._wake_backoff_s or not fits(one):
+        if one.wakes_on_request or now - one.facts.since_epoch < self._wake_backoff_s or not fits(one):
             return None
         return "there is room for it, and it has no socket on which anybody could ask it"
 
@@ -312,7 +310,7 @@ class InPlaceScheduler:
             with self._lock:
                 self._starters.tend(now, self._calls.idle_s)
         with self._lock:
-            asleep = [one for one in self._sleepers.values() if one.requested_epoch is None]
+            asleep = [one for one in self._sleepers.values() if not one.requested]
         for sleeper, why in self._checks.requests(asleep, now):
             self._ask(sleeper, why)
         with self._lock:
@@ -338,7 +336,7 @@ class InPlaceScheduler:
         elif not ask:
             LOG.info(
                 "job %s: asleep in place, %s in host memory (%s)", sleeper.job_id, size(sleeper.gpu_bytes),
-                "stopped by signals" if sleeper.how == "signals" else f"frozen by {sleeper.how}",
+                "stopped by signals" if sleeper.facts.how == "signals" else f"frozen by {sleeper.facts.how}",
             )  # fmt: skip
             self._comments.set(sleeper.job_id, sleeper.comment)
         else:
@@ -358,7 +356,7 @@ class InPlaceScheduler:
 
     def _refresh(self, sleeper: Sleeper) -> None:
         try:
-            members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+            members = self._freezer.members(sleeper.facts.init_pid, sleeper.facts.init_started)
         except TreeGoneError:
             return
         sleeper.pids = tuple(member.pid for member in members)
@@ -394,7 +392,7 @@ class InPlaceScheduler:
                 if self._requests.wake(job_id, who):
                     return
                 raise Refused(Refusal(RefusalCode.NOT_SUSPENDED, f"job {job_id} does not sleep"))
-            sleeper.retry_epoch = 0.0
+            sleeper.failures.retry_now()
         self._ask(sleeper, f"requested by {who}", lasting=True)
 
     def signalled(self, job_id: int, number: int) -> None:
@@ -427,13 +425,10 @@ class InPlaceScheduler:
     def _ask(self, sleeper: Sleeper, why: str, *, lasting: bool = False) -> None:
         """Add a job to the queue. ``lasting``: see ``WakeRequest``."""
         with self._lock:
-            if sleeper.requested_epoch is not None or sleeper.job_id not in self._sleepers:
+            if sleeper.requested or sleeper.job_id not in self._sleepers:
                 self._poke.set()
                 return
-            sleeper.turn = self._gpu_queue.turn()
-            before = sleeper.journal.record.requested_epoch
-            sleeper.requested_epoch, sleeper.requested_why = self._now() if before is None else before, why
-            sleeper.noted = before is not None
+            sleeper.request(why, self._gpu_queue.turn(), self._now())
             if lasting:
                 self._note(sleeper)
         LOG.info("job %s: wake requested: %s", sleeper.job_id, why)
@@ -442,10 +437,10 @@ class InPlaceScheduler:
     def _note(self, sleeper: Sleeper) -> None:
         """Record the wake request and its time, for the next agent."""
         with self._lock:
-            if sleeper.noted or sleeper.waking or sleeper.job_id not in self._sleepers:
+            if sleeper.recorded or sleeper.waking or sleeper.job_id not in self._sleepers:
                 return
             try:
-                sleeper.note()
+                sleeper.record_request()
             except JournalError as error:
                 LOG.warning("job %s: its place in the queue is not recorded: %s", sleeper.job_id, error)
 
@@ -453,7 +448,7 @@ class InPlaceScheduler:
         """Thaw a job, even if it is already waking: it may still wait for a free worker."""
         if self._sleepers.get(sleeper.job_id) is not sleeper:
             return
-        sleeper.signalled = True
+        sleeper.thawing.signalled = True
         try:
             self._waking.thaw(sleeper)
         except TreeGoneError:
@@ -469,11 +464,11 @@ class InPlaceScheduler:
         with self._lock:
             sleepers = list(self._sleepers.values())
         for sleeper in sleepers:
-            if not sleeper.waking and not self._processes.alive(sleeper.init_pid, sleeper.init_started):
+            if not sleeper.waking and not self._processes.alive(sleeper.facts.init_pid, sleeper.facts.init_started):
                 self._gone(sleeper)
-            elif sleeper.requested_epoch is None and (why := self._checks.due(sleeper, now, self._fits)):
+            elif not sleeper.requested and (why := self._checks.due(sleeper, now, self._fits)):
                 self._ask(sleeper, why)
-        resting = {one.job_id: one for one in sleepers if one.requested_epoch is None and one.locks}
+        resting = {one.job_id: one for one in sleepers if not one.requested and one.locks}
         pids = {job_id: one.pids for job_id, one in resting.items()}
         waiters = self.locks.awaited({job_id: one.locks for job_id, one in resting.items()}, pids)
         for job_id, pid in waiters.items():
@@ -482,7 +477,7 @@ class InPlaceScheduler:
     def _fits(self, sleeper: Sleeper) -> bool:
         """Return whether there is room for it that no other job waits for."""
         with self._lock:
-            if len(self._starters) or any(one.requested_epoch is not None for one in self._sleepers.values()):
+            if len(self._starters) or any(one.requested for one in self._sleepers.values()):
                 return False
             asleep = frozenset(self._sleepers)
         return bool(self._sharing.plan([sleeper], [], asleep).wakes)
@@ -518,7 +513,7 @@ class InPlaceScheduler:
             coming += self._starters.coming()
         self._gpu_queue.serve(now, waiting, coming, asleep=asleep, start=self._wake_next, late=self._late)
         for one in waiting:
-            if isinstance(one, Sleeper) and one.waits:
+            if isinstance(one, Sleeper) and one.place.waits:
                 self._note(one)
 
     def _wake_next(self, one: QueuedJob) -> None:
@@ -549,7 +544,7 @@ class InPlaceScheduler:
 
     def _begin(self, sleeper: Sleeper) -> None:
         with self._lock:
-            sleeper.waking, sleeper.waits = True, ""
+            sleeper.begin_wake()
         self._wakes.post(self._wake, sleeper)
 
     def _wake(self, sleeper: Sleeper) -> None:
@@ -557,7 +552,7 @@ class InPlaceScheduler:
             self._try_to_wake(sleeper)
         if fault.error is not None:
             self._not_woken(sleeper, f"a fault of the agent: {type(fault.error).__name__}")
-        sleeper.waking = False
+        sleeper.end_wake()
         self._gpu_queue.changed()
         self._poke.set()
 
@@ -576,12 +571,12 @@ class InPlaceScheduler:
                 self._registry.set_phase(sleeper.job_id, Phase.RUNNING)  # it may show a sleeping phase
                 self._lock.notify_all()
             self._comments.clear(sleeper.job_id)
-            slept_s = self._now() - sleeper.since_epoch
-            how = f"awake after {span(slept_s)} in place: {sleeper.requested_why}"
-            self._calls.woken(sleeper.job_id, how, None if sleeper.requested_why == TURN_OVER else slept_s)
+            slept_s = self._now() - sleeper.facts.since_epoch
+            how = f"awake after {span(slept_s)} in place: {sleeper.request_why}"
+            self._calls.woken(sleeper.job_id, how, None if sleeper.request_why == TURN_OVER else slept_s)
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
-        pause = sleeper.failed(why, self._now())
+        pause = sleeper.failures.add(why, self._now())
         self._mails.send(sleeper.journal.record, "failed", why=why)
         LOG.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
         self._comments.set(sleeper.job_id, messages.not_woken(why))
@@ -599,4 +594,4 @@ class InPlaceScheduler:
             return None
         limits = self._limits
         raised = 0 if limits is None else limits.raised(job_id)
-        return one.view(self._now(), held=self._freezer.held(one.init_pid), raised=raised)
+        return one.view(self._now(), held=self._freezer.held(one.facts.init_pid), raised=raised)

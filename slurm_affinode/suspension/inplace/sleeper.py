@@ -1,16 +1,29 @@
-"""The state of a job that sleeps in place, loaded from its journal so that the next agent can continue."""
+"""A job that sleeps in place: what its journal records, and its state, loaded so that the next agent can continue.
+
+The request to wake it, and its processes, have a state each. All transitions are methods of this module:
+
+    request     NONE --request--> QUEUED --begin_wake--> WAKING --(awake: the sleeper is dropped)
+                                  QUEUED <--end_wake---- WAKING    (it was not woken, and waits for a retry)
+                                  QUEUED --hold_back---> HELD_BACK --requeue--> QUEUED
+    processes   STOPPED --lead--> LEADING --complete--> RUNNING    (``lead`` suffices if no supervisor is left to thaw)
+                STOPPED <--stop or forget_lead-- LEADING,  STOPPED <--stop-- RUNNING
+
+A failed wake freezes the processes again (``stop``); a signal thaws them before the wake, and keeps them running.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from slurm_affinode.model.suspension import Phase, SuspendOption
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.inplace.file_locks import Lock
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls
+from slurm_affinode.suspension.inplace.queue import Deadline, QueuePlace
 from slurm_affinode.suspension.inplace.sockets import Look, Own, look_of
 from slurm_affinode.suspension.records.journal import JobJournal, JournalError
 from slurm_affinode.suspension.records.record import SuspensionFacts
@@ -20,11 +33,10 @@ TURN_OVER = "it was busy when its turn was over"
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 
-@dataclass(slots=True)
-class Sleeper:
-    """One job, from the moment at which its GPU memory may have been moved out."""
+@dataclass(frozen=True, slots=True)
+class SleepFacts:
+    """What the journal of a sleep records; it does not change while the job sleeps."""
 
-    journal: JobJournal
     job_id: int
     shown: str
     """The ID shown to users: ``123_4`` for an array task, since its raw ID may be that of the whole array."""
@@ -37,74 +49,239 @@ class Sleeper:
     """UUID -> bytes that it held."""
     why: str
     """The reason for its suspension."""
-    how: str = SIGNALS
-    stay: frozenset[int] = frozenset()
-    """Processes that were stopped before the suspension."""
-    calls: Calls = frozenset()
+    how: str
+    """How its processes are stopped; see ``freezer``."""
+    calls: Calls
     """Signals that were pending when its suspension began, and that no process has received."""
-    since_epoch: float = 0.0
+    since_epoch: float
+    on_request: bool
+    """Not all of its sockets serve communication between its own processes only."""
+    before: Look
+    """State of its sockets before the locks; data received since then is a request."""
+
+    @classmethod
+    def of(cls, journal: JobJournal) -> SleepFacts:
+        """Return the facts of a journal. Raises ``JournalError`` if that is not of a suspension in place."""
+        record = journal.record
+        if record.cuda_pids is None or record.held_bytes is None:
+            raise JournalError(f"{journal.path}: is not the journal of a suspension in place")
+        return cls(
+            job_id=record.key.job_id, shown=record.called, init_pid=record.init_pid,
+            init_started=record.init_started, option=record.option, cuda=record.cuda_pids, held=record.held_bytes,
+            why=record.why or "", how=record.how or SIGNALS, calls=frozenset(record.calls or ()),
+            since_epoch=record.phases.get(Phase.PARKED, record.began_epoch),
+            on_request=True if record.on_request is None else record.on_request,
+            before=look_of(record.sockets or {}),
+        )  # fmt: skip
+
+
+class WakeState(Enum):
+    """The state of the request to wake a sleeper."""
+
+    NONE = auto()
+    QUEUED = auto()
+    """It waits for its turn, or for the retry of a failed wake."""
+    HELD_BACK = auto()
+    """Slurm has suspended the job, which joins the queue when Slurm resumes it."""
+    WAKING = auto()
+
+
+class ProcessState(Enum):
+    """Which processes of a sleeper run."""
+
+    STOPPED = auto()
+    LEADING = auto()
+    """Those that were thawed before their supervisors."""
+    RUNNING = auto()
+    """All, which wait for their GPU memory where they need it."""
+
+
+@dataclass(slots=True)
+class Thawing:
+    """The state of the processes of a sleeper. Changed while ``lock`` is held, but for ``signalled``."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while processes are thawed or frozen again."""
+    processes: ProcessState = ProcessState.STOPPED
+    leading: tuple[int, ...] = ()
+    """Processes that were thawed before their supervisors."""
+    leading_epoch: float = 0.0
+    """When they were thawed."""
+    signalled: bool = False
+    """They were thawed for a signal, and are not frozen again before the job has been awake."""
+
+    def lead(self, pids: tuple[int, ...], now: float, *, complete: bool) -> None:
+        """Record that processes were thawed; ``complete``: no supervisor is left to thaw."""
+        self.leading, self.leading_epoch = pids, now
+        self.processes = ProcessState.RUNNING if complete else ProcessState.LEADING
+
+    def complete(self) -> None:
+        """Record that all processes were thawed."""
+        self.processes = ProcessState.RUNNING
+
+    def forget_lead(self) -> None:
+        """Record that those that were thawed first may have stopped again."""
+        self.leading = ()
+        if self.processes is ProcessState.LEADING:
+            self.processes = ProcessState.STOPPED
+
+    def stop(self) -> None:
+        """Record that all processes were frozen again."""
+        self.leading, self.processes = (), ProcessState.STOPPED
+
+
+@dataclass(slots=True)
+class WakeFailures:
+    """Failed attempts to wake a sleeper."""
+
+    why: str = ""
+    """Why the last one failed."""
+    count: int = 0
+    retry_epoch: float = 0.0
+
+    def add(self, why: str, now: float) -> float:
+        """Record a failed wake; return the delay of the retry in seconds, longer each time."""
+        pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(self.count, 10))
+        self.count += 1
+        self.why, self.retry_epoch = messages.reason(why), now + pause
+        return pause
+
+    def retry_now(self) -> None:
+        """End the delay of the retry."""
+        self.retry_epoch = 0.0
+
+    def pauses(self, now: float) -> bool:
+        """Return whether a retry is not due yet; a clock that was set back does not extend the delay."""
+        return 0 < self.retry_epoch - now <= _RETRY_MAX_S
+
+
+@dataclass(slots=True)
+class Sleeper:
+    """One job, from the moment at which its GPU memory may have been moved out."""
+
+    journal: JobJournal
+    facts: SleepFacts
+    stay: frozenset[int]
+    """Processes that were stopped before the suspension, and that have not run since."""
+    announced: bool
+    """A mail about the suspension was queued for its owner, if the site has enabled that."""
     pids: tuple[int, ...] = ()
     own: Own = field(default_factory=Own)
     locks: frozenset[Lock] = frozenset()
     """Locks on files that its processes hold."""
-    on_request: bool = True
-    """Not all of its sockets serve communication between its own processes only."""
-    before: Look = field(default_factory=dict)
-    """State of its sockets before the locks; data received since then is a request."""
-    turning: threading.Lock = field(default_factory=threading.Lock)
-    """Held while its processes are thawed or frozen again."""
-    ahead: tuple[int, ...] = ()
-    """Processes that were thawed before their supervisors; empty: none yet."""
-    ahead_epoch: float = 0.0
-    """When they were thawed."""
-    thawed: bool = False
-    """All its processes run, and wait for their GPU memory where they need it."""
-    signalled: bool = False
-    """It was thawed for a signal, and is not frozen again before it has been awake."""
+    wake_state: WakeState = WakeState.NONE
+    request_why: str = ""
+    recorded: bool = False
+    """The journal has the wake request and its time, so that it keeps its place in the queue of the next agent."""
     stop_epoch: float | None = None
     """When Slurm sent it a stop signal, if that was the last signal."""
-    requested_epoch: float | None = None
-    """Time of the wake request; ``None``: there is none."""
-    requested_why: str = ""
-    noted: bool = False
-    """The journal has the wake request and its time, so that it keeps its place in the queue of the next agent."""
-    turn: int = 0
-    """Order of jobs that came at the same time: lower is earlier."""
-    waking: bool = False
-    waits: str = ""
-    """Why it has not been woken yet."""
-    held_back: str = ""
-    """Why it must not be woken despite a request, and is not in the queue."""
-    failure: str = ""
-    """Why it could not be woken."""
-    failures: int = 0
-    retry_epoch: float = 0.0
-    overdue: bool = False
-    late: bool = False
-    waits_since: tuple[float, float] | None = None
-    """See ``queue.InLine``."""
-    announced: bool = False
-    """A mail about the suspension was queued for its owner, if the site has enabled that."""
+    thawing: Thawing = field(default_factory=Thawing)
+    failures: WakeFailures = field(default_factory=WakeFailures)
+    _place: QueuePlace | None = None
+
+    @classmethod
+    def of(cls, journal: JobJournal, *, announced: bool | None = None) -> Sleeper:
+        """Load it from its journal. Raises ``JournalError`` if that is not of a suspension in place.
+
+        ``announced``: ``None``: as the journal implies.
+        """
+        facts, record = SleepFacts.of(journal), journal.record
+        if announced is None:
+            announced = Phase.FROZEN in record.phases
+        return cls(journal, facts, frozenset(record.stopped_pids or ()), announced)
+
+    # --- transitions
+
+    def request(self, why: str, turn: int, now: float) -> None:
+        """Add a wake request, at the time that the journal has for it, or now."""
+        before = self.journal.record.requested_epoch
+        self._place = QueuePlace(now if before is None else before, turn)
+        self.request_why, self.recorded = why, before is not None
+        self.wake_state = WakeState.QUEUED
+
+    def record_request(self) -> None:
+        """Record the wake request in the journal, for the next agent. Raises ``JournalError``; not retried."""
+        self.recorded = True
+        self.journal.write(self.journal.phase, self.request_facts)
+
+    def hold_back(self, why: str) -> None:
+        """Take it out of the queue despite its request."""
+        self.place.waits = why
+        self.wake_state = WakeState.HELD_BACK
+
+    def requeue(self, now: float) -> None:
+        """Let a job that was held back join the queue, as with a request at this time."""
+        self.place.requested_epoch, self.place.deadline = now, Deadline.AHEAD
+        self.wake_state = WakeState.QUEUED
+
+    def begin_wake(self) -> None:
+        """Take it out of the queue: its turn has come."""
+        self.place.waits = ""
+        self.wake_state = WakeState.WAKING
+
+    def end_wake(self) -> None:
+        """Let it join the queue again, unless it is awake and no longer a sleeper."""
+        self.wake_state = WakeState.QUEUED
+
+    # --- derived
+
+    @property
+    def job_id(self) -> int:
+        """See ``gpu_sharing.Holder``."""
+        return self.facts.job_id
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """See ``gpu_sharing.Holder``."""
+        return self.facts.held
+
+    @property
+    def cuda(self) -> tuple[int, ...]:
+        """See ``gpu_sharing.Holder``."""
+        return self.facts.cuda
 
     @property
     def verb(self) -> str:
-        """See ``queue.InLine``."""
+        """See ``queue.QueuedJob``."""
         return "wake"
+
+    @property
+    def place(self) -> QueuePlace:
+        """See ``queue.QueuedJob``. Only a job with a wake request has one."""
+        assert self._place is not None  # noqa: S101 - the caller has checked the request
+        return self._place
+
+    @property
+    def requested(self) -> bool:
+        """Whether there is a wake request."""
+        return self.wake_state is not WakeState.NONE
+
+    @property
+    def waking(self) -> bool:
+        """Whether a wake is in progress."""
+        return self.wake_state is WakeState.WAKING
+
+    @property
+    def requested_epoch(self) -> float | None:
+        """Time of the wake request; ``None``: there is none."""
+        return None if self._place is None else self._place.requested_epoch
 
     @property
     def frozen(self) -> bool:
         """Whether its processes are stopped, as far as known, and are not about to be thawed."""
-        return self.journal.phase is Phase.FROZEN and not self.thawed and not self.waking
+        running = self.thawing.processes is ProcessState.RUNNING
+        return self.journal.phase is Phase.FROZEN and not running and not self.waking
 
     @property
     def wakes_on_request(self) -> bool:
         """Whether a request from outside can reach it."""
-        return bool(self.own) and self.on_request
+        return bool(self.own) and self.facts.on_request
 
     @property
     def comment(self) -> str:
         """Its comment while there is no wake request."""
-        return messages.asleep(self.why, self.gpu_bytes, self.shown, on_request=self.wakes_on_request)
+        facts = self.facts
+        return messages.asleep(facts.why, self.gpu_bytes, facts.shown, on_request=self.wakes_on_request)
 
     @property
     def gpu_bytes(self) -> int:
@@ -112,63 +289,32 @@ class Sleeper:
         return sum(self.held.values())
 
     @property
-    def asking(self) -> SuspensionFacts:
+    def request_facts(self) -> SuspensionFacts:
         """Time and reason of the wake request, for the journal."""
-        why = None if self.requested_epoch is None else self.requested_why
+        why = self.request_why if self.requested else None
         return SuspensionFacts(requested_epoch=self.requested_epoch, requested_why=why)
-
-    def note(self) -> None:
-        """Record the wake request in the journal, for the next agent. Raises ``JournalError``; not retried."""
-        self.noted = True
-        self.journal.write(self.journal.phase, self.asking)
-
-    def failed(self, why: str, now: float) -> float:
-        """Record a failed wake; return the delay of the retry in seconds, longer each time."""
-        pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(self.failures, 10))
-        self.failures += 1
-        self.failure, self.retry_epoch = messages.reason(why), now + pause
-        return pause
-
-    def pauses(self, now: float) -> bool:
-        """Return whether a retry is not due yet; a clock that was set back does not extend the delay."""
-        return 0 < self.retry_epoch - now <= _RETRY_MAX_S
 
     def view(self, now: float, *, held: bool, raised: int | None) -> dict[str, Any]:
         """Return the data that ``status`` shows for it at that time (epoch).
 
         ``held``: Slurm has suspended it; ``raised``: bytes by which its memory limit is raised; ``None``: unknown.
         """
+        facts, place = self.facts, self._place
         return {
             "starting": False,
-            "since": self.since_epoch,
-            "asleep_s": max(0.0, now - self.since_epoch),
-            "why": self.why,
+            "since": facts.since_epoch,
+            "asleep_s": max(0.0, now - facts.since_epoch),
+            "why": facts.why,
             "gpu_bytes": self.gpu_bytes,
             "limit_raised_bytes": raised,
-            "frozen_by": self.how,
+            "frozen_by": facts.how,
             "wakes_on_request": self.wakes_on_request,
             "suspended_by_slurm": held,
             "file_locks": len(self.locks),
             "asked": self.requested_epoch,
-            "asked_why": self.requested_why or None,
+            "asked_why": self.request_why or None,
             "waking": self.waking,
-            "waits": self.waits or None,
-            "overdue": self.overdue,
-            "failure": self.failure or None,
+            "waits": (None if place is None else place.waits) or None,
+            "overdue": place is not None and place.deadline is not Deadline.AHEAD,
+            "failure": self.failures.why or None,
         }
-
-    @classmethod
-    def of(cls, journal: JobJournal) -> Sleeper:
-        """Load it from its journal. Raises ``JournalError`` if that is not of a suspension in place."""
-        record = journal.record
-        if record.cuda_pids is None or record.held_bytes is None:
-            raise JournalError(f"{journal.path}: is not the journal of a suspension in place")
-        return cls(
-            journal=journal, job_id=record.key.job_id, shown=record.called, init_pid=record.init_pid,
-            init_started=record.init_started, option=record.option, cuda=record.cuda_pids, held=record.held_bytes,
-            why=record.why or "", how=record.how or SIGNALS, stay=frozenset(record.stopped_pids or ()),
-            calls=frozenset(record.calls or ()),
-            since_epoch=record.phases.get(Phase.PARKED, record.began_epoch),
-            on_request=True if record.on_request is None else record.on_request,
-            before=look_of(record.sockets or {}), announced=Phase.FROZEN in record.phases,
-        )  # fmt: skip

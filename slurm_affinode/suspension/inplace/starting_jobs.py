@@ -12,6 +12,7 @@ from typing import Any
 
 from slurm_affinode.core.inplace import GpuLoad
 from slurm_affinode.suspension.inplace.freezer import Freezer
+from slurm_affinode.suspension.inplace.queue import QueuePlace
 from slurm_affinode.suspension.job.process_tree import Processes, TreeGoneError
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.job.shepherd import Start, Wait
@@ -27,8 +28,7 @@ class StartingJob:
     """A job that has not started, or has just started."""
 
     job_id: int
-    turn: int
-    requested_epoch: float | None
+    place: QueuePlace
     held: Mapping[str, int] = field(default_factory=dict)
     """UUID -> bytes that have to be free."""
     cuda: tuple[int, ...] = ()
@@ -36,21 +36,16 @@ class StartingJob:
     known: bool = False
     """Its GPUs were determined."""
     begun_epoch: float | None = None
-    waits: str = ""
-    overdue: bool = False
-    late: bool = False
-    waits_since: tuple[float, float] | None = None
-    """See ``queue.InLine``."""
     reported: float = 0.0
 
     @property
     def verb(self) -> str:
-        """See ``queue.InLine``."""
+        """See ``queue.QueuedJob``."""
         return "start"
 
     def view(self) -> dict[str, Any]:
         """Return the data that ``status`` shows for it."""
-        return {"starting": True, "asked": self.requested_epoch, "waits": self.waits or None}
+        return {"starting": True, "asked": self.place.requested_epoch, "waits": self.place.waits or None}
 
 
 class Starters:
@@ -82,7 +77,7 @@ class Starters:
             began = self._processes.began(job.init_started, now)
             # A shepherd older than this agent sent its request to the previous agent, at its own start.
             asked = began if began < self._began else now
-            self._all[job.job_id] = StartingJob(job.job_id, turn(), asked, reported=now)
+            self._all[job.job_id] = StartingJob(job.job_id, QueuePlace(asked, turn()), reported=now)
         return False
 
     def ids(self) -> frozenset[int]:

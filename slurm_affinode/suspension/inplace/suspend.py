@@ -247,8 +247,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         self._look_for_new(attempt)
         came = TURN_OVER if attempt.busy else self._meanwhile(attempt) or unnoticed(self._sockets, attempt.record)
         record = attempt.record
-        sleeper = Sleeper.of(attempt.journal)
-        sleeper.announced = not came
+        sleeper = Sleeper.of(attempt.journal, announced=not came)
         self._ledger.write(record.ledger_entry(self._node))
         if sleeper.announced:
             self._mails.send(record, "suspended", record.phases.get(Phase.FROZEN), why=record.why)
@@ -286,8 +285,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         attempt.failure = why = cause(error)
         LOG.warning("job %s: the suspension is rolled back: %s", job_id, why)
         if attempt.phase is not Phase.LOCKING:
-            sleeper = Sleeper.of(journal)
-            sleeper.announced = False
+            sleeper = Sleeper.of(journal, announced=False)
             self._ledger.write(replace(journal.record.ledger_entry(self._node), failure=why))
             self._scheduler.adopt(sleeper, ask=f"its suspension failed: {why}")
         elif self._rollback.resume(journal):

@@ -8,7 +8,7 @@ before each restore: one that runs out of memory fails permanently.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -22,10 +22,11 @@ from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import LOG, Clock
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Sharing
-from slurm_affinode.suspension.inplace.sleeper import Sleeper
+from slurm_affinode.suspension.inplace.queue import Deadline
+from slurm_affinode.suspension.inplace.sleeper import ProcessState, Sleeper
 from slurm_affinode.suspension.inplace.sockets import Sockets, unnoticed
 from slurm_affinode.suspension.job.memory_limits import MemoryLimits
-from slurm_affinode.suspension.job.process_tree import stopped
+from slurm_affinode.suspension.job.process_tree import Member, stopped
 from slurm_affinode.suspension.job.registry import Registry
 from slurm_affinode.suspension.notify import OwnerMails
 from slurm_affinode.suspension.records.journal import JobJournal, JournalError
@@ -84,59 +85,61 @@ class Waking:
         """
         pids = self._before_a_freeze(sleeper)
         frozen_s = self._clock.now() - sleeper.journal.record.phases[Phase.FROZEN]
-        if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how) is not None:
-            sleeper.signalled = True
+        if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.facts.how) is not None:
+            sleeper.thawing.signalled = True
             return "its processes were let go while there was no agent"
         try:
-            self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
+            self._freeze(sleeper)
         except FreezeError as error:
             return f"it could not be frozen again: {error}"
         return unnoticed(self._sockets, sleeper.journal.record) or ""
 
     def _before_a_freeze(self, sleeper: Sleeper) -> tuple[int, ...]:
         """Return its processes. Those that run now were not stopped by the job: they are thawed with the others."""
-        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        members = self._members(sleeper)
         sleeper.stay &= frozenset(stopped(members))
         return tuple(member.pid for member in members)
 
     def thaw(self, sleeper: Sleeper) -> None:
         """Thaw all processes. Raises ``NotWoken``, ``TreeGoneError``."""
-        with sleeper.turning:
+        thawing = sleeper.thawing
+        with thawing.lock:
             self._lead(sleeper)
-            if sleeper.thawed:
+            if thawing.processes is ProcessState.RUNNING:
                 return
             calm = 0
             for _ in range(round(_AHEAD_S / _LOOK_AGAIN_S)):
-                calm = 0 if self._freezer.busy(sleeper.ahead) else calm + 1
+                calm = 0 if self._freezer.busy(thawing.leading) else calm + 1
                 # Checks of many processes take time themselves; a clock that was set back also ends the loop.
-                if calm == _CALM_LOOKS or not 0 <= self._clock.now() - sleeper.ahead_epoch < _AHEAD_S:
+                if calm == _CALM_LOOKS or not 0 <= self._clock.now() - thawing.leading_epoch < _AHEAD_S:
                     break
                 self._clock.sleep(_LOOK_AGAIN_S)
-            self._rest_goes_on(sleeper)
+            self._thaw_rest(sleeper)
 
     def _lead(self, sleeper: Sleeper) -> None:
-        """Thaw the processes without children, and those with GPU memory to restore. ``turning`` is held."""
-        if sleeper.thawed or sleeper.ahead:
+        """Thaw the processes without children, and those with GPU memory to restore. ``thawing.lock`` is held."""
+        if sleeper.thawing.processes is not ProcessState.STOPPED:
             return
-        self._mark(sleeper, Phase.WAKING, sleeper.asking)
-        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        self._mark(sleeper, Phase.WAKING, sleeper.request_facts)
+        members = self._members(sleeper)
         pids = {member.pid for member in members}
         above = {member.parent for member in members} & pids - set(sleeper.cuda)
         self._continue(sleeper, sleeper.stay | above)
-        sleeper.ahead, sleeper.ahead_epoch = tuple(sorted(pids - above)), self._clock.now()
-        sleeper.thawed = not above
+        sleeper.thawing.lead(tuple(sorted(pids - above)), self._clock.now(), complete=not above)
 
-    def _rest_goes_on(self, sleeper: Sleeper) -> None:
-        """Thaw everything that was stopped for the suspension. ``turning`` is held."""
+    def _thaw_rest(self, sleeper: Sleeper) -> None:
+        """Thaw everything that was stopped for the suspension. ``thawing.lock`` is held."""
         # A job that Slurm has suspended meanwhile continues when Slurm resumes it: with SIGCONT to all of it, or by
         # thawing its cgroup, which also holds processes that leave the cgroup of their freeze.
-        if sleeper.how != SIGNALS or not self._freezer.held(sleeper.init_pid):
-            self._continue(sleeper, sleeper.stay, sleeper.ahead)
-        sleeper.thawed = True
+        if sleeper.facts.how != SIGNALS or not self._freezer.held(sleeper.facts.init_pid):
+            self._continue(sleeper, sleeper.stay, sleeper.thawing.leading)
+        sleeper.thawing.complete()
 
     def _continue(self, sleeper: Sleeper, stay: frozenset[int], going: Collection[int] = ()) -> None:
         try:
-            self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=stay, going=going)
+            self._freezer.thaw(
+                sleeper.facts.init_pid, sleeper.facts.init_started, sleeper.facts.how, stay=stay, going=going
+            )
         except FreezeError as error:
             raise NotWoken(str(error)) from None
 
@@ -147,7 +150,7 @@ class Waking:
         if why is not None:
             raise NoGpuRoom(why)
         try:
-            with sleeper.turning:
+            with sleeper.thawing.lock:
                 self._lead(sleeper)
             self._restore(sleeper)
         except CheckpointError as error:
@@ -165,7 +168,7 @@ class Waking:
 
     def _there(self, sleeper: Sleeper) -> list[int]:
         """Return its CUDA processes that have not ended."""
-        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        members = self._members(sleeper)
         pids = {member.pid for member in members}
         return [pid for pid in sleeper.cuda if pid in pids]
 
@@ -230,22 +233,22 @@ class Waking:
         self._ledger.write(
             replace(sleeper.journal.record.ledger_entry(self._node), restore_failure=messages.reason(why))
         )
-        with sleeper.turning:
-            if sleeper.signalled:  # its signal handlers run
+        with sleeper.thawing.lock:
+            if sleeper.thawing.signalled:  # its signal handlers run
                 return
             self._before_a_freeze(sleeper)
             self._mark(sleeper, Phase.FROZEN, SuspensionFacts(stopped_pids=tuple(sorted(sleeper.stay))))
             try:
-                self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
+                self._freeze(sleeper)
             except FreezeError as error:
                 # Its CUDA calls block nevertheless. Processes that did stop would not continue at the next attempt.
                 LOG.warning("job %s: cannot be frozen again: %s", sleeper.job_id, error)
-                sleeper.ahead = ()  # they may have stopped, too
-                self._rest_goes_on(sleeper)
+                sleeper.thawing.forget_lead()
+                self._thaw_rest(sleeper)
                 return
-            sleeper.ahead, sleeper.thawed = (), False
+            sleeper.thawing.stop()
             # Processes may have ended or started while they ran: record the current ones.
-            sleeper.pids = tuple(one.pid for one in self._freezer.members(sleeper.init_pid, sleeper.init_started))
+            sleeper.pids = tuple(one.pid for one in self._members(sleeper))
 
     def _announce(self, sleeper: Sleeper, began: float) -> None:
         record = sleeper.journal.record
@@ -262,18 +265,18 @@ class Waking:
             )
         )
         if sleeper.announced:
-            self._mails.send(record, "restored", now, slept_s=asked - sleeper.since_epoch)
+            self._mails.send(record, "restored", now, slept_s=asked - sleeper.facts.since_epoch)
         if self._limits is not None:
             self._limits.lower(sleeper.job_id)
         self._close(sleeper.journal)
         LOG.info(
             "job %s: awake after %s, %.0f ms after the wake request (%s)", sleeper.job_id,
-            span(asked - sleeper.since_epoch), (now - asked) * 1000, sleeper.requested_why or "no reason given",
+            span(asked - sleeper.facts.since_epoch), (now - asked) * 1000, sleeper.request_why or "no reason given",
         )  # fmt: skip
 
     def gone(self, sleeper: Sleeper) -> None:
         """Record in the ledger that its processes have ended, and close the journal."""
-        self._freezer.clear(sleeper.how)
+        self._freezer.clear(sleeper.facts.how)
         entry = sleeper.journal.record.ledger_entry(self._node)
         self._ledger.write(replace(entry, ended_ms=round(self._clock.now() * 1000)))
         self._close(sleeper.journal)
@@ -286,7 +289,7 @@ class Waking:
             slurm.set_comment(sleeper.job_id, messages.comment(said, slurm.job(sleeper.job_id).comment))
             slurm.cancel(sleeper.job_id)
         except AffinodeError as error:
-            sleeper.late = False  # retried
+            sleeper.place.deadline = Deadline.MISSED  # retried
             LOG.warning("job %s: cannot be ended: %s", sleeper.job_id, error)
 
     @property
@@ -307,6 +310,13 @@ class Waking:
         except JournalError as error:
             self._open.append(journal)
             LOG.warning("job %s: runs, but its journal cannot be closed yet: %s", journal.key.job_id, error)
+
+    def _freeze(self, sleeper: Sleeper) -> None:
+        facts = sleeper.facts
+        self._freezer.freeze(facts.init_pid, facts.init_started, facts.how, timeout_s=self._freeze_s)
+
+    def _members(self, sleeper: Sleeper) -> Sequence[Member]:
+        return self._freezer.members(sleeper.facts.init_pid, sleeper.facts.init_started)
 
     def _mark(self, sleeper: Sleeper, phase: Phase, facts: SuspensionFacts) -> None:
         """Record the phase in the journal, if possible: a full disk must not keep a job from its GPU.

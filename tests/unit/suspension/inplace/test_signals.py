@@ -249,9 +249,9 @@ def test_signal_during_failed_restore_is_not_lost(world, node):
     class Turn(contextlib.nullcontext[None]):
         def __enter__(self) -> None:
             turns.append("")
-            sleeper.signalled = len(turns) > 1
+            sleeper.thawing.signalled = len(turns) > 1
 
-    sleeper.turning = Turn()
+    sleeper.thawing.lock = Turn()
     with failing(node):
         node.round()
     assert node.stopped() == [True, False]

@@ -66,10 +66,10 @@ def test_failed_restore_is_retried(world, node):
         node.round()
         node.world.clock -= 2
         node.scheduler.round()
-        assert node.scheduler._sleepers[7].failures == 2
+        assert node.scheduler._sleepers[7].failures.count == 2
         world.clock -= 3600
         node.scheduler.round()
-        assert node.scheduler._sleepers[7].failures == 3
+        assert node.scheduler._sleepers[7].failures.count == 3
     assert node.phase() is Phase.FROZEN
     node.scheduler.wake(7, "alice")
     node.round()

@@ -106,12 +106,12 @@ def test_recorded_journal_in_place_is_taken_over(tmp_path, name):
     """The next agent knows of the job what the last one knew."""
     sleeper = Sleeper.of(journal_of(tmp_path, b"".join(recorded(name))))
     expected = EXPECTED[name]["sleeper"]
-    assert {one: getattr(sleeper, one) for one in OF_A_SLEEPER} == {one: expected[one] for one in OF_A_SLEEPER}
+    assert {one: getattr(sleeper.facts, one) for one in OF_A_SLEEPER} == {one: expected[one] for one in OF_A_SLEEPER}
     assert sleeper.announced == expected["told"]
-    assert (str(sleeper.option), dict(sleeper.held)) == (expected["option"], expected["held"])
+    assert (str(sleeper.facts.option), dict(sleeper.held)) == (expected["option"], expected["held"])
     assert (list(sleeper.cuda), sorted(sleeper.stay)) == (expected["cuda"], expected["stay"])
-    assert sorted(sleeper.calls) == [tuple(call) for call in expected["calls"]]
-    assert json.loads(json.dumps(states_of(sleeper.before))) == expected["before"]
+    assert sorted(sleeper.facts.calls) == [tuple(call) for call in expected["calls"]]
+    assert json.loads(json.dumps(states_of(sleeper.facts.before))) == expected["before"]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (DATA / "ledger").iterdir()))
