@@ -134,7 +134,7 @@ class DriverGpus:
     def held(self, pid: int) -> int | None:
         """Return the bytes a process holds on all GPUs, or ``None`` if not known (the driver lists no memory of it)."""
         try:
-            found = [one[pid] for one in self.processes().values() if pid in one]
+            found = [held[pid] for held in self.processes().values() if pid in held]
         except GpuError:
             return None
         return sum(found) if found else None

@@ -147,7 +147,7 @@ class ControlServer:
 
     def _run(self) -> None:
         while True:
-            first = min((one.opened for one in self._open), default=None)
+            first = min((connection.opened for connection in self._open), default=None)
             timeout = None if first is None else max(0.0, first + REQUEST_S - self._clock())
             ready = self._loop.wait(timeout)
             if ready is None:
@@ -158,7 +158,7 @@ class ControlServer:
                 elif key.data in self._open:  # else it was closed in favor of another connection
                     self._receive(key.data)
             late = self._clock() - REQUEST_S
-            for connection in [one for one in self._open if one.opened <= late]:
+            for connection in [connection for connection in self._open if connection.opened <= late]:
                 self._release(connection)
                 self._end(connection)
 
@@ -189,7 +189,7 @@ class ControlServer:
         with self._seats_lock:
             if pool.seats.take(holder, reserved=reserved):
                 return True
-            last = pool.seats.to_vacate(holder, [one for one in self._open if one.pool is pool])
+            last = pool.seats.to_vacate(holder, [connection for connection in self._open if connection.pool is pool])
         if last is None:
             return False
         self._release(last)

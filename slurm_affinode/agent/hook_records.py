@@ -37,7 +37,7 @@ class GpuNumbers(UserDict[int, tuple[int, ...]]):
         with suppress(OSError, ValueError):
             said = json_values.table(json_values.loads(path.read_bytes()))
             self.data = {
-                int(job): tuple(json_values.whole(one) for one in json_values.typed(list, numbers))
+                int(job): tuple(json_values.whole(number) for number in json_values.typed(list, numbers))
                 for job, numbers in said.items()
             }
 
@@ -98,7 +98,7 @@ class LeftoverReports:
     def taken(self, ids: Iterable[str]) -> int:
         """Drop reports that are in the audit; return how many there were."""
         with self._lock:
-            gone = [one for one in ids if self._rows.pop(one, None) is not None]
+            gone = [job_id for job_id in ids if self._rows.pop(job_id, None) is not None]
             if gone:
                 self._write()
             return len(gone)

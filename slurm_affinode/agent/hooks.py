@@ -123,7 +123,7 @@ def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
         answer = ask_local(run_dir, {**request, "verb": "prolog-wakes"}, timeout_s=wait_s + AGENT_S)
     except AffinodeError as error:
         return [str(error)]
-    return [f"job {one} still sleeps in place on its GPUs" for one in answer.get("asleep", ())]
+    return [f"job {job_id} still sleeps in place on its GPUs" for job_id in answer.get("asleep", ())]
 
 
 def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
@@ -133,12 +133,12 @@ def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[
         report = ask_local(run_dir, {**request, "verb": "leftovers"}, timeout_s=LEFTOVERS_S)
     except AffinodeError as error:
         return [str(error)]
-    for one in report.get("left", ()):
-        how = one.get("ended_by") or "it does not end"
-        text = f"slurm-affinode epilog: job {request['job']} left process {one.get('pid')} on a GPU: {how}"
+    for row in report.get("left", ()):
+        how = row.get("ended_by") or "it does not end"
+        text = f"slurm-affinode epilog: job {request['job']} left process {row.get('pid')} on a GPU: {how}"
         print(escaped(text), file=sys.stderr)
     # The reason of a drained node is already set: a failing epilog would replace it with Slurm's own.
-    return [] if report.get("drained") else [str(one) for one in report.get("dirty", ())]
+    return [] if report.get("drained") else [str(row) for row in report.get("dirty", ())]
 
 
 def _map(which: str, place: str, names: list[str], job: str) -> None:

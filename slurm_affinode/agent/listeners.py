@@ -114,8 +114,8 @@ class AcceptLoop:
 
     def start(self, listeners: Sequence[socket.socket]) -> None:
         """Start the thread; connections come with ``data`` set, listeners without."""
-        for one in listeners:
-            self.selector.register(one, selectors.EVENT_READ)
+        for listener in listeners:
+            self.selector.register(listener, selectors.EVENT_READ)
         self.selector.register(self._wake_r, selectors.EVENT_READ)
         self.thread.start()
 

@@ -148,8 +148,8 @@ class Loop:
         """Return the clock time at which the next idle window will be full, or ``None`` if no window is open."""
         with self._lock:
             idle = [state.detector.state for state in self.states.values()]
-        open_ = [one for one in idle if one is not None and one.since_s is not None and one.remaining_s > 0]
-        ends = [one.since_s + one.window_s for one in open_ if one.since_s is not None]
+        open_ = [state for state in idle if state is not None and state.since_s is not None and state.remaining_s > 0]
+        ends = [state.since_s + state.window_s for state in open_ if state.since_s is not None]
         return min((end for end in ends if end > self.clock()), default=None)
 
     def woken(self, job_id: int, slept_s: float | None) -> None:
@@ -215,12 +215,12 @@ class Loop:
         """Request the job's record from slurmctld, and find its journal. Runs in the thread that talks to slurmctld."""
         try:
             found = self.queue.look(job_id)
-            job = None if found is None else self.registry.change(job_id, lambda one: replace(one, slurm=found))
+            job = None if found is None else self.registry.change(job_id, lambda watched: replace(watched, slurm=found))
             if job is not None and job.key is None:
                 key, times = self.orchestration.keeper.identify(job)
                 restored = self.orchestration.keeper.last_restore(job) if job.restarts else None
                 self.registry.change(
-                    job_id, lambda one: replace(one, key=key, suspensions=times, last_restore=restored)
+                    job_id, lambda watched: replace(watched, key=key, suspensions=times, last_restore=restored)
                 )
         except (AffinodeError, ValueError) as error:
             log.warning("job %d: %s", job_id, one_line(error))
@@ -242,7 +242,7 @@ class Loop:
         if devices is None:
             devices = self.watch.by_processes(job.job_id) or None
         if devices is not None:
-            self.registry.change(job.job_id, lambda one: replace(one, devices=devices))
+            self.registry.change(job.job_id, lambda watched: replace(watched, devices=devices))
 
     def _say_driver(self, error: str) -> None:
         if error and not self._driver_error:
@@ -290,8 +290,10 @@ class Loop:
             under_way = self.work.under_way()
             latest = self.queue.latest()
             candidates = {job.job_id: self._candidate(job, under_way, latest) for job in jobs}
-            full = [one for one in candidates.values() if one.idle is not None and one.idle.reached]
-            ready = [one for one in full if not one.in_place]  # jobs in place keep their allocation
+            full = [
+                candidate for candidate in candidates.values() if candidate.idle is not None and candidate.idle.reached
+            ]
+            ready = [candidate for candidate in full if not candidate.in_place]  # jobs in place keep their allocation
             surroundings = self._surroundings(latest)
             for job_id, what in under_way.items():
                 if what == SUSPENDING and job_id in candidates:
@@ -348,7 +350,7 @@ class Loop:
         if state is None or state.decision is None:
             return None
         idle = state.detector.state
-        if idle is None or not idle.reached or any(one.code not in NO_DEMAND for one in state.decision.against):
+        if idle is None or not idle.reached or any(refusal.code not in NO_DEMAND for refusal in state.decision.against):
             return None
         return idle.progress_s
 
@@ -360,7 +362,7 @@ class Loop:
         state, turn_s = self.states.get(job_id), self.policy.max_turn_s
         if state is None or state.decision is None or not turn_s or self.policy.dry_run:
             return None
-        against = {one.code for one in state.decision.against} - NO_DEMAND
+        against = {refusal.code for refusal in state.decision.against} - NO_DEMAND
         if against - _TOO_SOON:
             return None
         left_s = turn_s - (self.clock() - state.turn_s)
@@ -409,7 +411,11 @@ class Loop:
             except AffinodeError as error:
                 log.warning("job %d: %s", job_id, one_line(error))
                 found = (Refusal(RefusalCode.NOT_KNOWN, f"whether it can be is not known: {error}"),)
-            if job is not None and job.slurm is not None and any(one.code == RefusalCode.SRUN_STEPS for one in found):
+            if (
+                job is not None
+                and job.slurm is not None
+                and any(refusal.code == RefusalCode.SRUN_STEPS for refusal in found)
+            ):
                 self.later(lambda: self.identify(job_id))  # the steps may have ended since slurmctld reported them
             self._no_room = self.orchestration.keeper.room()
             state = self.states.get(job_id)
@@ -427,7 +433,7 @@ class Loop:
             if not decision.presses:
                 return lambda freed: None  # its option suspends it in any case
             names = (self.promises.take(waiting, gpus) for waiting in decision.presses)
-            name = next((one for one in names if one is not None), None)
+            name = next((name for name in names if name is not None), None)
             return None if name is None else lambda freed: self.promises.leave(name, gpus, freed=freed)
 
         return take

@@ -67,7 +67,7 @@ class OrphanVerbs:
         return answer
 
     def _taken(self, ids: object) -> dict[str, Any]:
-        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+        if not isinstance(ids, list) or not all(isinstance(job_id, str) for job_id in ids):
             raise RequestError("bad-request", "ids are needed", exit_code=2)
         return {"node": self.orphans.node, "taken": self.orphans.reports.taken(ids)}
 
@@ -85,7 +85,7 @@ class OrphanVerbs:
 
     def _leftovers(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job, uid, gpus = request.get("job"), request.get("uid"), request.get("gpus")
-        if not _whole(job) or not _whole(uid) or not isinstance(gpus, list) or not all(_whole(one) for one in gpus):
+        if not _whole(job) or not _whole(uid) or not isinstance(gpus, list) or not all(_whole(gpu) for gpu in gpus):
             raise RequestError("bad-request", "job, uid and gpus are needed", exit_code=2)
         rule = self._rule()
         report = self.orphans.leftovers(job, uid, gpus, kill=rule.kill, wait_s=rule.wait_s)  # type: ignore[arg-type]

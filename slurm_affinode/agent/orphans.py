@@ -220,7 +220,7 @@ class Orphans:
                 try:
                     reading = driver.read(device)
                     row["reading"] = {name: getattr(reading, name) for name in Reading.__slots__}
-                    row["processes"] = [self._row(one) for one in self._on(driver, [device])]
+                    row["processes"] = [self._row(orphan) for orphan in self._on(driver, [device])]
                 except GpuError as error:
                     row["fault"] = str(error)
                 if each:
@@ -228,44 +228,44 @@ class Orphans:
                 if since_us is not None:
                     with contextlib.suppress(GpuError):  # not every driver supports this
                         used = driver.process_utilization(device, since_us)
-                        row["busy_pct"] = max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
+                        row["busy_pct"] = max((max(usage.sm_pct, usage.memory_pct) for usage in used), default=0.0)
         return rows
 
     def _each(self, driver: GpuDriver, device: Device, rows: Iterable[dict[str, Any]]) -> None:
         """Add the utilization of each process; ``None`` if the driver does not report it."""
         try:
             # The driver uses the clock of this node.
-            used = {one.pid: one for one in driver.process_utilization(device, int((self.now() - EACH_S) * 1e6))}
+            used = {usage.pid: usage for usage in driver.process_utilization(device, int((self.now() - EACH_S) * 1e6))}
         except GpuError:
             return
         for row in rows:
-            one = used.get(row["pid"])
-            row["sm_pct"], row["memory_pct"] = (0.0, 0.0) if one is None else (one.sm_pct, one.memory_pct)
+            sample = used.get(row["pid"])
+            row["sm_pct"], row["memory_pct"] = (0.0, 0.0) if sample is None else (sample.sm_pct, sample.memory_pct)
 
     def uses(self) -> list[dict[str, Any]]:
         """Return the CPU time and memory of each job with a process on this node."""
         found = uses(self.finder, proc=self.proc)
         return [use.row(job) for job, use in sorted(found.items())]
 
-    def _row(self, one: OnGpu) -> dict[str, Any]:
+    def _row(self, orphan: OnGpu) -> dict[str, Any]:
         return {
-            "pid": one.pid, "start_ticks": one.started, "uid": one.uid, "command": one.command,
-            "used_mib": one.used_mib, "job": one.job, "step": one.step, "source": one.source,
-            "system": one.uid < self.first_user, "sm_pct": None, "memory_pct": None, "server": self._server(one),
+            "pid": orphan.pid, "start_ticks": orphan.started, "uid": orphan.uid, "command": orphan.command,
+            "used_mib": orphan.used_mib, "job": orphan.job, "step": orphan.step, "source": orphan.source,
+            "system": orphan.uid < self.first_user, "sm_pct": None, "memory_pct": None, "server": self._server(orphan),
         }  # fmt: skip
 
-    def _server(self, one: OnGpu) -> dict[str, Any] | None:
+    def _server(self, orphan: OnGpu) -> dict[str, Any] | None:
         """Return the server that a process has lost, as a row; ``None``: it has none, or that is unknown."""
-        lost = self._lost(one)
+        lost = self._lost(orphan)
         if lost is None:
             return None
         names = [{"engine": engine, "model": model, "rank": rank} for engine, model, rank in lost.port.engines]
         return {"address": lost.port.address, "engines": names, "pids": list(lost.pids), "ended": lost.since}
 
-    def _lost(self, one: OnGpu) -> LostServer | None:
-        if self.servers is None or one.job is None or one.source not in TRUSTED:
+    def _lost(self, orphan: OnGpu) -> LostServer | None:
+        if self.servers is None or orphan.job is None or orphan.source not in TRUSTED:
             return None
-        return self.servers.lost(one.process, one.job)
+        return self.servers.lost(orphan.process, orphan.job)
 
     def _on(self, driver: GpuDriver, devices: Iterable[Device], *, unresponsive: bool = False) -> list[OnGpu]:
         """Return the processes on some devices, each once, without those that have ended meanwhile.
@@ -300,11 +300,11 @@ class Orphans:
             None if ref is None else ref.source, process,
         )  # fmt: skip
 
-    def _still_on(self, driver: GpuDriver, one: OnGpu) -> bool:
+    def _still_on(self, driver: GpuDriver, orphan: OnGpu) -> bool:
         """Return whether the driver lists the process again now that it is held: its PID was not reused."""
         with contextlib.suppress(GpuError):
-            again = any(each.pid == one.pid for device in one.devices for each in driver.processes(device))
-            return again and not one.process.ended()
+            again = any(each.pid == orphan.pid for device in orphan.devices for each in driver.processes(device))
+            return again and not orphan.process.ended()
         return False
 
     # --- ending one
@@ -315,29 +315,29 @@ class Orphans:
         Raises ``NotAnOrphanError`` and ``GpuError``.
         """
         with self.driver() as driver:
-            one = next((one for one in self._on(driver, driver.devices()) if one.pid == pid), None)
-            if one is not None and one.started == started and not self._still_on(driver, one):
-                one = None
-        if (self.finder.started(pid) if one is None else one.started) != started:
+            orphan = next((process for process in self._on(driver, driver.devices()) if process.pid == pid), None)
+            if orphan is not None and orphan.started == started and not self._still_on(driver, orphan):
+                orphan = None
+        if (self.finder.started(pid) if orphan is None else orphan.started) != started:
             raise NotAnOrphanError("gone", f"process {pid} has ended, or its PID was reused")
-        if one is None:
+        if orphan is None:
             raise NotAnOrphanError("not-on-gpu", f"process {pid} does not use a GPU of {self.node}")
-        why = self._belongs(one, self.queue()) if job is None else self._serves(one, job, self.queue())
+        why = self._belongs(orphan, self.queue()) if job is None else self._serves(orphan, job, self.queue())
         if why is not None:
             raise why
         text = "belongs to no job" if job is None else f"of job {job} has lost its server"
-        log.warning("process %d (uid %d, %s) %s: ended for %s", pid, one.uid, one.command, text, one_line(by))
-        how = self._end(one)
+        log.warning("process %d (uid %d, %s) %s: ended for %s", pid, orphan.uid, orphan.command, text, one_line(by))
+        how = self._end(orphan)
         if how is None:
             raise NotAnOrphanError("still-there", f"process {pid} does not end: it is in the driver or the kernel")
-        return {**self._row(one), "node": self.node, "ended_by": how}
+        return {**self._row(orphan), "node": self.node, "ended_by": how}
 
-    def _belongs(self, one: OnGpu, queue: SlurmQueue | None) -> NotAnOrphanError | None:
+    def _belongs(self, orphan: OnGpu, queue: SlurmQueue | None) -> NotAnOrphanError | None:
         """Return why a process must not be ended, or ``None`` if it belongs to no job."""
-        if one.uid < self.first_user:
-            return NotAnOrphanError("system", f"process {one.pid} is one of the system (uid {one.uid})")
-        if one.source == "slurmstepd":
-            return NotAnOrphanError("has-job", f"process {one.pid} is below a slurmstepd of job {one.job}")
+        if orphan.uid < self.first_user:
+            return NotAnOrphanError("system", f"process {orphan.pid} is one of the system (uid {orphan.uid})")
+        if orphan.source == "slurmstepd":
+            return NotAnOrphanError("has-job", f"process {orphan.pid} is below a slurmstepd of job {orphan.job}")
         if queue is None:
             return NotAnOrphanError("unknown", "slurmctld does not respond: it is not known which jobs run")
         lost = self._not_listed(queue)
@@ -346,26 +346,26 @@ class Orphans:
             return NotAnOrphanError("unknown", text)
         here = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
         # Even if the job now runs elsewhere: after a requeue it may be restored from state on this node.
-        alive = next((job for job in queue.jobs if job.job_id == one.job and not job.ended), None)
-        ended = next((job for job in queue.jobs if job.job_id == one.job and job.ended), None)
+        alive = next((job for job in queue.jobs if job.job_id == orphan.job and not job.ended), None)
+        ended = next((job for job in queue.jobs if job.job_id == orphan.job and job.ended), None)
         # The environment names any job: that it is one of the user's own must be known.
-        theirs = ended is None or ended.uid != one.uid if alive is None else not self._may_be(one.uid, alive.uid)
-        false = one.job is not None and one.source == "environment" and theirs
+        theirs = ended is None or ended.uid != orphan.uid if alive is None else not self._may_be(orphan.uid, alive.uid)
+        false = orphan.job is not None and orphan.source == "environment" and theirs
         if alive is not None and not false:
-            return NotAnOrphanError("has-job", f"process {one.pid} is of job {alive.id}, which is {alive.state}")
-        if (one.job is None or false) and any(self._may_be(one.uid, job.uid) for job in here):
+            return NotAnOrphanError("has-job", f"process {orphan.pid} is of job {alive.id}, which is {alive.state}")
+        if (orphan.job is None or false) and any(self._may_be(orphan.uid, job.uid) for job in here):
             what = "names a job that is not known to be its user's" if false else "names no job"
             return NotAnOrphanError(
-                "maybe-job", f"process {one.pid} {what}, and its user has, or may have, one on {self.node}"
+                "maybe-job", f"process {orphan.pid} {what}, and its user has, or may have, one on {self.node}"
             )
         return None
 
-    def _serves(self, one: OnGpu, job: int, queue: SlurmQueue | None) -> NotAnOrphanError | None:
+    def _serves(self, orphan: OnGpu, job: int, queue: SlurmQueue | None) -> NotAnOrphanError | None:
         """Return why a process must not be ended, or ``None`` if it is of this job and has lost its server."""
-        if one.uid < self.first_user:
-            return NotAnOrphanError("system", f"process {one.pid} is one of the system (uid {one.uid})")
-        if one.job != job or one.source not in TRUSTED:
-            return NotAnOrphanError("other-job", f"process {one.pid} is not known to be of job {job}")
+        if orphan.uid < self.first_user:
+            return NotAnOrphanError("system", f"process {orphan.pid} is one of the system (uid {orphan.uid})")
+        if orphan.job != job or orphan.source not in TRUSTED:
+            return NotAnOrphanError("other-job", f"process {orphan.pid} is not known to be of job {job}")
         if queue is None:
             return NotAnOrphanError("unknown", "slurmctld does not respond: it is not known which jobs run")
         alive = next((each for each in queue.jobs if each.job_id == job), None)
@@ -373,13 +373,13 @@ class Orphans:
             return NotAnOrphanError("ended", f"job {job} no longer runs on {self.node}")
         if alive.state != "RUNNING":
             return NotAnOrphanError("other-job", f"job {alive.id} is {alive.state}: its processes do not run")
-        if alive.uid is not None and alive.uid != one.uid:
-            return NotAnOrphanError("other-job", f"process {one.pid} is not of the owner of job {alive.id}")
-        if not one.used_mib:
-            text = "holds no GPU memory" if one.used_mib is not None else "holds an unknown amount of GPU memory"
-            return NotAnOrphanError("no-memory", f"process {one.pid} {text}")
-        if self._lost(one) is None:
-            return NotAnOrphanError("served", f"the server of process {one.pid} is there, or is not known")
+        if alive.uid is not None and alive.uid != orphan.uid:
+            return NotAnOrphanError("other-job", f"process {orphan.pid} is not of the owner of job {alive.id}")
+        if not orphan.used_mib:
+            text = "holds no GPU memory" if orphan.used_mib is not None else "holds an unknown amount of GPU memory"
+            return NotAnOrphanError("no-memory", f"process {orphan.pid} {text}")
+        if self._lost(orphan) is None:
+            return NotAnOrphanError("served", f"the server of process {orphan.pid} is there, or is not known")
         return None
 
     def _not_listed(self, queue: SlurmQueue) -> int | None:
@@ -394,14 +394,14 @@ class Orphans:
         """
         return owner is None or uid == owner or self.name_of(uid) == str(uid)
 
-    def _end(self, one: OnGpu, term_s: float = TERM_S, kill_s: float = KILL_S) -> str | None:
+    def _end(self, orphan: OnGpu, term_s: float = TERM_S, kill_s: float = KILL_S) -> str | None:
         """Send SIGTERM, then SIGKILL, to this very process. Return what ended it, or ``None`` if it still runs."""
         for number, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
             try:
-                one.process.signal(number)
+                orphan.process.signal(number)
             except ProcessLookupError:
                 return "itself"
-            if one.process.wait(wait_s):
+            if orphan.process.wait(wait_s):
                 return number.name
         return None
 
@@ -423,22 +423,24 @@ class Orphans:
             devices = everything if known is None else known
             there = self._on(driver, devices, unresponsive=known is None)
             if kill:
-                there = [one for one in there if self._still_on(driver, one)]
+                there = [orphan for orphan in there if self._still_on(driver, orphan)]
         # Outside the driver's lock, as this may query slurmctld.
-        left = [one for one in there if is_own(one)]
+        left = [orphan for orphan in there if is_own(orphan)]
         # Slurm has just signaled them: a process about to end was not left behind.
         deadline = self.monotonic() + min(SETTLE_S, wait_s)
         while left and self.monotonic() < deadline:
             self.sleep(POLL_S)
-            left = [one for one in left if not one.process.ended()]
+            left = [orphan for orphan in left if not orphan.process.ended()]
         ended: list[dict[str, Any]] = []
-        for one, how in zip(left, self._end_all(left, wait_s), strict=True) if kill else ():
-            log.warning("job %d left process %d (%s) on a GPU: %s", job, one.pid, one.command, how or "it does not end")
-            ended.append({**self._row(one), "ended_by": how})
+        for process, how in zip(left, self._end_all(left, wait_s), strict=True) if kill else ():
+            log.warning(
+                "job %d left process %d (%s) on a GPU: %s", job, process.pid, process.command, how or "it does not end"
+            )
+            ended.append({**self._row(process), "ended_by": how})
         dirty = self._dirty(devices, is_own, wait_s if ended else 0.0, own=known is not None)
         report = {
             "id": uuid.uuid4().hex[:16], "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
-            "left": ended or [{**self._row(one), "ended_by": None} for one in left],
+            "left": ended or [{**self._row(orphan), "ended_by": None} for orphan in left],
         }  # fmt: skip
         if left or dirty:
             self.reports.add(report)
@@ -449,15 +451,15 @@ class Orphans:
         if not left:
             return []
         with pool("leftovers", min(AT_ONCE, len(left))) as executor:
-            return list(executor.map(lambda one: self._end(one, min(TERM_S, wait_s / 2), wait_s / 2), left))
+            return list(executor.map(lambda orphan: self._end(orphan, min(TERM_S, wait_s / 2), wait_s / 2), left))
 
-    def _left_by(self, one: OnGpu, *, job: int, uid: int, alone: Callable[[], bool]) -> bool:
-        if one.uid < self.first_user:
+    def _left_by(self, orphan: OnGpu, *, job: int, uid: int, alone: Callable[[], bool]) -> bool:
+        if orphan.uid < self.first_user:
             return False
-        if one.job is None:
-            return one.uid == uid and alone()
+        if orphan.job is None:
+            return orphan.uid == uid and alone()
         # A job ID in the environment of another user's process proves nothing.
-        return one.job == job and (one.source != "environment" or self._may_be(one.uid, uid))
+        return orphan.job == job and (orphan.source != "environment" or self._may_be(orphan.uid, uid))
 
     def _alone(self, job: int, uid: int) -> bool:
         """Return whether the user has no other job here that an unidentified process may belong to.
@@ -492,9 +494,9 @@ class Orphans:
                 on, used = self._on(driver, [device]), driver.read(device).fb_used_mib
         except GpuError as error:
             return [f"GPU {device.index}: {error}"] if own else []
-        still = [one for one in on if is_own(one)]
+        still = [orphan for orphan in on if is_own(orphan)]
         if still:
-            return [f"GPU {device.index}: process {one.pid} is still there" for one in still]
+            return [f"GPU {device.index}: process {orphan.pid} is still there" for orphan in still]
         if own and not on and used is not None and used > FREE_MIB:
             return [f"GPU {device.index}: {used:.0f} MiB are held and no process holds them"]
         return []

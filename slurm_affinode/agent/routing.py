@@ -214,7 +214,7 @@ class Reach:
         The last is needed for shards, which Slurm does not count as GPUs.
         """
         counts = (job.gpus_allocated, job.gpus_requested)
-        if job.node_gpus or any(one is not None and one.count for one in counts):
+        if job.node_gpus or any(count is not None and count.count for count in counts):
             return False
         return not any(node.gpus for node in self._open().nodes() if node.name == job.batch_host)
 

@@ -118,9 +118,9 @@ class Service:
         sleepers = self.orchestration.in_place
         if request.get("job") is None:
             mine = [job for job in self.registry.jobs() if admin or job.uid == caller.uid]
-            asleep = [one for one in self._asleep() if admin or one.uid == caller.uid]
+            asleep = [suspended for suspended in self._asleep() if admin or suspended.uid == caller.uid]
             running = {job.job_id for job in mine}
-            asleep = [one for one in asleep if one.key.job_id not in running]
+            asleep = [suspended for suspended in asleep if suspended.key.job_id not in running]
         else:
             job_id = _job_of(request)
             found = self._find(job_id, caller)
@@ -152,9 +152,9 @@ class Service:
             )
             for job in mine
         ]  # fmt: skip
-        for one in asleep:
-            slurm = now or (None if queue is None else queue.job(one.key.job_id))
-            rows.append(status_rows.suspended(one, slurm, user=self.name_of(one.uid), now_epoch=self.now()))
+        for suspended in asleep:
+            slurm = now or (None if queue is None else queue.job(suspended.key.job_id))
+            rows.append(status_rows.suspended(suspended, slurm, user=self.name_of(suspended.uid), now_epoch=self.now()))
         return {
             "node": self.node, "cluster": self.cluster, "dry_run": self.loop.policy.dry_run, "jobs": rows,
             "silent": self.orchestration.keeper.unresponsive(),
@@ -184,7 +184,7 @@ class Service:
 
     def _look_at(self, jobs: list[WatchedJob]) -> None:
         """Refresh the refusals, which the policy needs."""
-        for job in [one for one in jobs if one.phase is Phase.RUNNING][:16]:
+        for job in [job for job in jobs if job.phase is Phase.RUNNING][:16]:
             state = self.loop.states.get(job.job_id)
             if state is None or self.loop.clock() - state.refusals_s > FRESH_S:
                 self.loop.refusals(job.job_id)
@@ -201,7 +201,7 @@ class Service:
         """Return a job of the caller. Raises ``RequestError``."""
         found: WatchedJob | SuspendedJob | None = self.registry.get(job_id)
         if found is None:
-            found = next((one for one in self._asleep() if one.key.job_id == job_id), None)
+            found = next((suspended for suspended in self._asleep() if suspended.key.job_id == job_id), None)
         owner = self._present.get(job_id) if found is None else found.uid
         if found is None and (unresponsive := self.orchestration.keeper.unresponsive()) is not None:
             raise RequestError("no-answer", f"the state of job {job_id} is unknown: {unresponsive}", exit_code=3)
@@ -299,7 +299,7 @@ class Service:
             job = view.look(job_id)
             # No record: slurmctld does not respond, or does not have the job. A new list of all jobs tells which.
             queue = view.refresh() if job is None and view.due() else None
-            found.append((job, queue is not None and all(one.job_id != job_id for one in queue.jobs)))
+            found.append((job, queue is not None and all(job.job_id != job_id for job in queue.jobs)))
 
         self.ask(look)
         if not found:
@@ -399,7 +399,7 @@ class Service:
         job_id, uid = _job_of(request), _whole(request, "uid")
         gpus = request.get("gpus")
         self._present[job_id] = uid
-        if isinstance(gpus, list) and gpus and all(isinstance(one, int) and 0 <= one < 4096 for one in gpus):
+        if isinstance(gpus, list) and gpus and all(isinstance(gpu, int) and 0 <= gpu < 4096 for gpu in gpus):
             self.gpu_indices[job_id] = tuple(gpus)
         return {"job_id": job_id}
 
@@ -408,7 +408,7 @@ class Service:
         job_id, gpus, sleepers = _job_of(request), request.get("gpus"), self.orchestration.in_place
         if not self.prolog_s or sleepers is None or not isinstance(gpus, list):
             return {"job_id": job_id, "asleep": []}
-        indices = [one for one in gpus if isinstance(one, int)]
+        indices = [gpu for gpu in gpus if isinstance(gpu, int)]
         return {"job_id": job_id, "asleep": sleepers.wake_on(indices, f"the prolog of job {job_id}", self.prolog_s)}
 
     def _epilog(self, request: Mapping[str, Any]) -> dict[str, Any]:

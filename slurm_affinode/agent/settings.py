@@ -46,8 +46,8 @@ def policy(suspend: SuspendConfig, inplace: InplaceConfig) -> SuspendPolicy:
 
 def _rules(named: Mapping[str, LimitConfig], excluded: tuple[str, ...]) -> Mapping[str, Limit]:
     rules = {
-        name: Limit(one.max_suspended, None if one.min_run is None else parse_span_s(one.min_run), one.exclude)
-        for name, one in named.items()
+        name: Limit(value.max_suspended, None if value.min_run is None else parse_span_s(value.min_run), value.exclude)
+        for name, value in named.items()
     }
     for name in excluded:
         rule = rules.get(name, Limit())

@@ -168,7 +168,11 @@ class ShepherdServer:
 
     def _run(self) -> None:
         while True:
-            waiting = [one.opened + HELLO_S - self._clock() for one in self._connections if one.who is None]
+            waiting = [
+                connection.opened + HELLO_S - self._clock()
+                for connection in self._connections
+                if connection.who is None
+            ]
             ready = self._loop.wait(max(0.0, min(waiting)) if waiting else None)
             if ready is None:
                 return
@@ -178,7 +182,9 @@ class ShepherdServer:
                 elif key.data in self._connections:  # else it was dropped in favor of another one
                     self._serve(key.data)
             late = self._clock() - HELLO_S
-            for connection in [one for one in self._connections if one.who is None and one.opened <= late]:
+            for connection in [
+                connection for connection in self._connections if connection.who is None and connection.opened <= late
+            ]:
                 self._drop(connection, "no output")
 
     def _accept(self) -> None:
@@ -206,7 +212,7 @@ class ShepherdServer:
         """Take a seat. If none is free, drop a connection without a hello of a user with more of them."""
         if self._seats.take(uid, reserved=uid == 0):
             return True
-        last = self._seats.to_vacate(uid, [one for one in self._connections if one.who is None])
+        last = self._seats.to_vacate(uid, [connection for connection in self._connections if connection.who is None])
         if last is None:
             return False
         self._drop(last)

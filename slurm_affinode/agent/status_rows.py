@@ -47,7 +47,9 @@ def watched(
         "node": node,
         "state": under_way or ("watched" if job.phase is Phase.RUNNING else job.phase.value),
         "option": _option(job.option),
-        "gpus": None if job.devices is None else [{"name": name_of(one), "uuid": one.uuid} for one in job.devices],
+        "gpus": None
+        if job.devices is None
+        else [{"name": name_of(device), "uuid": device.uuid} for device in job.devices],
         "memory_held_bytes": 0 if asleep is not None else None if idle is None else idle.used_bytes,
         "in_place": asleep,
         "shares_gpus": None if job.slurm is None else job.slurm.shares_gpus,
@@ -138,8 +140,14 @@ def _idle(idle: IdleState, clock_s: float, now_epoch: float) -> dict[str, Any]:
         "sampled": round(now_epoch - (clock_s - idle.time_s), 1),
         "broken_by": idle.broken,
         "signals": [
-            {"of": one.of, "name": one.name, "value": one.value, "limit": one.limit, "verdict": one.verdict.value}
-            for one in idle.signals
+            {
+                "of": signal.of,
+                "name": signal.name,
+                "value": signal.value,
+                "limit": signal.limit,
+                "verdict": signal.verdict.value,
+            }
+            for signal in idle.signals
         ],
     }
 
@@ -149,7 +157,7 @@ def _next(decision: Decision) -> dict[str, Any]:
         "act": decision.act,
         "code": decision.code,
         "text": decision.text,
-        "against": [{"code": one.code, "text": one.text} for one in decision.against],
+        "against": [{"code": refusal.code, "text": refusal.text} for refusal in decision.against],
         "for_jobs": list(decision.for_jobs),
     }
 
@@ -166,8 +174,8 @@ def _compatibility(found: Compatibility, option: SuspendOption) -> dict[str, Any
             mode.value: {
                 "possible": not against,
                 "against": [
-                    {"code": one.code, "text": one.text, "remedy": refusals.remedy(one, _in(mode, option))}
-                    for one in against
+                    {"code": refusal.code, "text": refusal.text, "remedy": refusals.remedy(refusal, _in(mode, option))}
+                    for refusal in against
                 ],
             }
             for mode, against in found.modes.items()

@@ -129,22 +129,27 @@ class TreeFacts:
     @property
     def stray(self) -> ProcessFacts | None:
         """A process that could not be restored into its session (``sessions.stray``)."""
-        known = {one.pid: one for one in self.processes}
-        if not self.processes or any(one.parent not in known for one in self.processes[1:]):
+        known = {process.pid: process for process in self.processes}
+        if not self.processes or any(process.parent not in known for process in self.processes[1:]):
             return None  # a parent has ended meanwhile: the stopped job is examined again
-        tree = [sessions.SessionProcess(one.pid, one.parent, one.session, one.state == "Z") for one in self.processes]
+        tree = [
+            sessions.SessionProcess(process.pid, process.parent, process.session, process.state == "Z")
+            for process in self.processes
+        ]
         found = sessions.stray([replace(tree[0], parent=0), *tree[1:]])
         return None if found is None else known[found.pid]
 
     @property
     def memory(self) -> int:
         """Size of an image in bytes, without GPU memory."""
-        return sum(one.memory + one.deleted_files for one in self.processes)
+        return sum(process.memory + process.deleted_files for process in self.processes)
 
 
 def forked_workers(tree: TreeFacts, cuda_users: Collection[int]) -> frozenset[Id]:
     """Return the processes with device files that they have inherited from a process that uses CUDA, and do not use."""
-    return frozenset(Id(one.pid, one.started) for one in tree.processes if one.is_forked_worker(cuda_users))
+    return frozenset(
+        Id(process.pid, process.started) for process in tree.processes if process.is_forked_worker(cuda_users)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +208,16 @@ def collect(init_pid: int, root_pid: int, *, proc: Path = PROC, services: Servic
 def _collect(init: Process, root: Process, space: str, proc: Path, services: Services) -> TreeFacts:
     tree = _tree(root.id, proc)
     known = {init.id, *tree}
-    strangers = [one for one in _members(space, proc) if one not in known]
+    strangers = [member for member in _members(space, proc) if member not in known]
     # Some may have been forked since the tree was read.
-    late = [one for one in strangers if _is_below(one, set(tree), init.id, proc)]
+    late = [stranger for stranger in strangers if _is_below(stranger, set(tree), init.id, proc)]
     members = _facts_of_all([*tree, *late], proc, services)
     return TreeFacts(
         init.pid,
         root.pid,
-        tuple(_with_ancestors(one, proc) if one.has_gpu_files else one for one in members),
+        tuple(_with_ancestors(member, proc) if member.has_gpu_files else member for member in members),
         _namespaces(init),
-        _facts_of_all([one for one in strangers if one not in late], proc, services),
+        _facts_of_all([stranger for stranger in strangers if stranger not in late], proc, services),
         _has_inet(members, root),
         _lost_streams(init, members),
         _sysv(init, root, proc),
@@ -230,7 +235,7 @@ def _tree(root: Id, proc: Path) -> list[Id]:
     found, at = [root], 0
     while at < len(found):
         # A process older than its parent was the child of a previous process with the parent's PID.
-        found += sorted(one for one in children.get(found[at].pid, ()) if one.started >= found[at].started)
+        found += sorted(child for child in children.get(found[at].pid, ()) if child.started >= found[at].started)
         at += 1
     return found
 
@@ -245,9 +250,9 @@ def _members(space: str, proc: Path) -> list[Id]:
     return sorted(found)
 
 
-def _is_below(one: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
+def _is_below(identity: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
     """Return whether one of ``above`` is an ancestor of the process; ``False`` if the process has ended."""
-    with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
+    with contextlib.suppress(OSError), Process(identity.pid, started=identity.started, proc=proc) as process:
         for _ in range(_MOST_ROUNDS):
             with contextlib.suppress(OSError):
                 for ancestor in ancestors(process, proc=proc):
@@ -261,21 +266,21 @@ def _is_below(one: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
 
 def _facts_of_all(found: Iterable[Id], proc: Path, services: Services) -> tuple[ProcessFacts, ...]:
     told = []
-    for one in found:
-        with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
+    for member in found:
+        with contextlib.suppress(OSError), Process(member.pid, started=member.started, proc=proc) as process:
             told.append(_facts_of(process, proc, services))
     return tuple(told)
 
 
-def _with_ancestors(one: ProcessFacts, proc: Path) -> ProcessFacts:
+def _with_ancestors(facts: ProcessFacts, proc: Path) -> ProcessFacts:
     """Add the ancestors from which a process has its device files; none if it has ended."""
     found = []
-    with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
+    with contextlib.suppress(OSError), Process(facts.pid, started=facts.started, proc=proc) as process:
         for ancestor in ancestors(process, proc=proc):
             with contextlib.suppress(OSError):
                 if device_files.inherited(process, ancestor):
                     found.append(ancestor.pid)
-    return replace(one, heir_of=tuple(found))
+    return replace(facts, heir_of=tuple(found))
 
 
 def _facts_of(process: Process, proc: Path, services: Services) -> ProcessFacts:
@@ -319,7 +324,7 @@ def _services(process: Process, services: Services) -> tuple[ServiceConnection, 
 def _maybe_landlocked(init: Process, members: Iterable[ProcessFacts]) -> frozenset[int]:
     if init.status().get("NoNewPrivs") == "1" or not has_landlock():
         return frozenset()
-    return frozenset(one.pid for one in members if any(thread.no_new_privs for thread in one.credentials))
+    return frozenset(member.pid for member in members if any(thread.no_new_privs for thread in member.credentials))
 
 
 def has_landlock() -> bool:
@@ -436,7 +441,7 @@ def _protocol(process: Process, descriptor: str) -> set[str]:
 
 
 def _lost_streams(init: Process, members: Iterable[ProcessFacts]) -> tuple[str, ...]:
-    held = {file for one in members for file in one.files if file.startswith("/") and file.endswith(DELETED)}
+    held = {file for member in members for file in member.files if file.startswith("/") and file.endswith(DELETED)}
     streams, _, _ = _files(init)
     return tuple(file.removesuffix(DELETED) for file in streams if file in held)
 
@@ -463,9 +468,9 @@ def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
         head, *lines = _lines(proc / "sysvipc" / kind) or [""]
         made = (dict(zip(head.split(), line.split(), strict=False)) for line in lines)
         found += [
-            f"{kind} {one[key]}"
-            for one in made
-            if one.get("cuid") == uids[0] and (kernel_text.number(one.get("ctime")) or 0) >= began
+            f"{kind} {object_[key]}"
+            for object_ in made
+            if object_.get("cuid") == uids[0] and (kernel_text.number(object_.get("ctime")) or 0) >= began
         ]
     return tuple(found)
 
@@ -532,7 +537,7 @@ def _uses_mps(process: Process, uids: Sequence[int], proc: Path) -> bool:
 
 def _has_inet(members: Iterable[ProcessFacts], root: Process) -> bool:
     """Return whether the tree has IPv4 or IPv6 sockets (TCP or UDP)."""
-    inodes = {file[8:-1] for one in members for file in one.files if file.startswith("socket:[")}
+    inodes = {file[8:-1] for member in members for file in member.files if file.startswith("socket:[")}
     if not inodes:
         return False
     for kind in ("tcp", "tcp6", "udp", "udp6"):
@@ -564,7 +569,7 @@ class TreeInspector:
         except OSError:
             return TreeFacts(init_pid, root_pid, ())
         with self._lock:
-            self._unresponsive = {known: one for known, one in self._unresponsive.items() if one.unresponsive}
+            self._unresponsive = {known: value for known, value in self._unresponsive.items() if value.unresponsive}
             calls = self._unresponsive.get(init) or FileSystemCalls(None, look_s=self._limit_s)
         try:
             return calls(lambda: self._look(init_pid, root_pid))

@@ -82,7 +82,7 @@ def _enter(namespace_fd: int) -> None:
 
 def _become(user: User, *, effective: bool = False) -> None:
     """Change this thread only, permanently: it ends soon."""
-    if not all(0 <= one <= MOST_ID for one in (user.uid, user.gid, *user.groups)):
+    if not all(0 <= group <= MOST_ID for group in (user.uid, user.gid, *user.groups)):
         # ctypes takes a number modulo 2**32, so 4294967296 would be root.
         raise OSError(errno.EINVAL, "setfsuid: not the number of a user or group")
     number = _SYS_SETGROUPS.get(platform.machine())

@@ -130,7 +130,7 @@ class NvmlDriver:
         """Open the driver if needed; return the devices that responded then."""
         if self._open is not None and (self._lost or self._faults) and self._clock() >= self._rescan_at:
             self.close()
-        return [one.device for one in self._all().values()]
+        return [gpu.device for gpu in self._all().values()]
 
     def faults(self) -> Sequence[GpuFault]:
         """Return the GPUs that were counted but did not respond when the driver was opened."""
@@ -138,22 +138,22 @@ class NvmlDriver:
 
     def read(self, device: Device) -> Reading:
         """See ``GpuDriver.read``. Memory comes first: an error there concerns the GPU or driver, not one field."""
-        one = self._of(device)
-        nvml, handle = self._nvml, one.handle
-        with self._asking(f"the memory of GPU {device.index}", one):
+        gpu = self._of(device)
+        nvml, handle = self._nvml, gpu.handle
+        with self._asking(f"the memory of GPU {device.index}", gpu):
             memory = self._memory(handle)
-        rates = self._field(one, nvml.nvmlDeviceGetUtilizationRates, handle)
+        rates = self._field(gpu, nvml.nvmlDeviceGetUtilizationRates, handle)
         # Power, energy and temperature are those of the board; a MIG instance has none of its own.
         board = device.mig is None
-        power_mw = self._field(one, nvml.nvmlDeviceGetPowerUsage, handle) if board else None
-        energy = self._field(one, nvml.nvmlDeviceGetTotalEnergyConsumption, handle) if board else None
-        heat = self._field(one, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU) if board else None
+        power_mw = self._field(gpu, nvml.nvmlDeviceGetPowerUsage, handle) if board else None
+        energy = self._field(gpu, nvml.nvmlDeviceGetTotalEnergyConsumption, handle) if board else None
+        heat = self._field(gpu, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU) if board else None
         self._take_events()
         return Reading(
             util_pct=None if rates is None else float(rates.gpu),
             memory_util_pct=None if rates is None else float(rates.memory),
             **memory,
-            **(self._activity(one) or {}),
+            **(self._activity(gpu) or {}),
             power_w=None if power_mw is None else power_mw / 1000,
             energy_mj=energy,
             temperature_c=None if heat is None else float(heat),
@@ -162,21 +162,21 @@ class NvmlDriver:
 
     def free_mib(self, device: Device) -> float | None:
         """See ``GpuDriver.free_mib``."""
-        one = self._of(device)
-        with self._asking(f"the memory of GPU {device.index}", one):
-            return self._memory(one.handle).get("fb_free_mib")
+        gpu = self._of(device)
+        with self._asking(f"the memory of GPU {device.index}", gpu):
+            return self._memory(gpu.handle).get("fb_free_mib")
 
     def processes(self, device: Device) -> Sequence[GpuProcess]:
         """See ``GpuDriver.processes``."""
-        one = self._of(device)
+        gpu = self._of(device)
         found: dict[int, GpuProcess] = {}
         for kind, ask in (
             ("graphics", self._nvml.nvmlDeviceGetGraphicsRunningProcesses),
             ("compute", self._nvml.nvmlDeviceGetComputeRunningProcesses),
         ):
-            with self._asking(f"the processes on GPU {device.index}", one):
+            with self._asking(f"the processes on GPU {device.index}", gpu):
                 try:
-                    running = ask(one.handle)
+                    running = ask(gpu.handle)
                 except self._nvml.NVMLError as error:
                     if kind == "compute" or self._codes.get(error.value) != "unsupported":
                         raise
@@ -188,11 +188,11 @@ class NvmlDriver:
 
     def process_utilization(self, device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
         """See ``GpuDriver.process_utilization``."""
-        one = self._of(device)
+        gpu = self._of(device)
         latest: dict[int, ProcessUtilization] = {}
-        with self._asking(f"the utilization of the processes on GPU {device.index}", one):
+        with self._asking(f"the utilization of the processes on GPU {device.index}", gpu):
             try:
-                samples = self._nvml.nvmlDeviceGetProcessUtilization(one.handle, since_us)
+                samples = self._nvml.nvmlDeviceGetProcessUtilization(gpu.handle, since_us)
             except self._nvml.NVMLError as error:
                 # No process was active since then. If the result is empty, the binding may raise an error with the code
                 # of success.
@@ -203,7 +203,7 @@ class NvmlDriver:
                 # Drivers also return uninitialized entries: shares above 100, times before the requested one.
                 if s.pid and max(s.smUtil, s.memUtil) <= _MOST_PCT and s.timeStamp > since_us:
                     latest[s.pid] = ProcessUtilization(s.pid, s.timeStamp, float(s.smUtil), float(s.memUtil))
-        return sorted(latest.values(), key=lambda one: one.pid)
+        return sorted(latest.values(), key=lambda usage: usage.pid)
 
     def version(self) -> str:
         """See ``GpuDriver.version``."""
@@ -218,10 +218,10 @@ class NvmlDriver:
         self._faults, self._lost, self._watched = (), set(), set()
         if opened is None:
             return
-        for one in opened.values():
-            if one.activity is not None:
+        for gpu in opened.values():
+            if gpu.activity is not None:
                 with contextlib.suppress(self._nvml.NVMLError):
-                    one.activity.close()
+                    gpu.activity.close()
         if self._events is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
@@ -248,8 +248,8 @@ class NvmlDriver:
             try:
                 with self._asking(f"GPU {index}", None):
                     handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                    for one in self._opened(handle, index):
-                        opened[one.device.uuid, one.device.mig] = one
+                    for gpu in self._opened(handle, index):
+                        opened[gpu.device.uuid, gpu.device.mig] = gpu
             except DriverMissing:
                 raise
             except GpuError as error:
@@ -334,34 +334,34 @@ class NvmlDriver:
         return {"fb_used_mib": memory.used / MIB, "fb_free_mib": memory.free / MIB, "fb_reserved_mib": reserved,
                 "fb_total_mib": memory.total / MIB}  # fmt: skip
 
-    def _field(self, one: _Open, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _field(self, gpu: _Open, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Return one field; None if not available now. Raises ``GpuLost`` and ``DriverMissing``."""
         try:
             return ask(*arguments)
         except self._nvml.NVMLError as error:
             if self._codes.get(error.value) in ("gone", "lost"):
-                raise self._translated(error, f"GPU {one.device.index}", one) from error
+                raise self._translated(error, f"GPU {gpu.device.index}", gpu) from error
             return None
 
-    def _activity(self, one: _Open) -> dict[str, float] | None:
-        if one.activity is None:
+    def _activity(self, gpu: _Open) -> dict[str, float] | None:
+        if gpu.activity is None:
             return None
-        found: dict[str, float] | None = self._field(one, one.activity.read)
+        found: dict[str, float] | None = self._field(gpu, gpu.activity.read)
         return found
 
     @contextlib.contextmanager
-    def _asking(self, what: str, one: _Open | None = None) -> Iterator[None]:
+    def _asking(self, what: str, gpu: _Open | None = None) -> Iterator[None]:
         try:
             yield
         except self._nvml.NVMLError as error:
-            raise self._translated(error, what, one) from error
+            raise self._translated(error, what, gpu) from error
 
-    def _translated(self, error: Any, what: str, one: _Open | None) -> GpuError:
+    def _translated(self, error: Any, what: str, gpu: _Open | None) -> GpuError:
         kind = self._codes.get(error.value)
         said = f"{what}: NVML says: {error}"
         if kind == "lost":
-            if one is not None:
-                self._lost.add(one.device.uuid)
+            if gpu is not None:
+                self._lost.add(gpu.device.uuid)
             return GpuLost(said, hint="see nvidia-smi and the kernel log (dmesg); it may need a reset")
         if kind == "unsupported":
             return NotSupported(said)
@@ -384,12 +384,12 @@ class NvmlDriver:
             self._events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError:
             return
-        for one in (self._open or {}).values():
-            if one.device.mig is not None:
+        for gpu in (self._open or {}).values():
+            if gpu.device.mig is not None:
                 continue
             with contextlib.suppress(nvml.NVMLError):
-                nvml.nvmlDeviceRegisterEvents(one.whole, nvml.nvmlEventTypeXidCriticalError, self._events)
-                self._watched.add(one.device.uuid)
+                nvml.nvmlDeviceRegisterEvents(gpu.whole, nvml.nvmlEventTypeXidCriticalError, self._events)
+                self._watched.add(gpu.device.uuid)
 
     def _take_events(self) -> None:
         """Record XID events that have occurred, without waiting."""

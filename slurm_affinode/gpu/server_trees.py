@@ -137,8 +137,8 @@ def holders(driver: GpuDriver, finder: JobFinder, *, proc: Path = PROC) -> list[
     """
     used: dict[int, list[float | None]] = {}
     for device in driver.devices():
-        for one in driver.processes(device):
-            used.setdefault(one.pid, []).append(one.used_mib)
+        for holder in driver.processes(device):
+            used.setdefault(holder.pid, []).append(holder.used_mib)
     found = []
     for pid, amounts in used.items():
         with contextlib.suppress(OSError):  # it has ended
@@ -167,10 +167,10 @@ class ServerTrees:
                 self._note(holder, by_job.get(holder.job, {}))
         with self._lock:
             known = list(self._members)
-        gone = [one for one in known if not self._alive(one)]
+        gone = [tree for tree in known if not self._alive(tree)]
         with self._lock:
-            for one in gone:
-                self._members.pop(one, None)
+            for ended in gone:
+                self._members.pop(ended, None)
         for holder in on_gpu:
             self.lost(holder.process, holder.job)  # notes the time
 
@@ -207,10 +207,10 @@ class ServerTrees:
             return None
         with self._lock:
             member = self._members.get(key)
-            servers = [(one.port, tuple(one.processes)) for one in member.servers.values()] if member else []
+            servers = [(server.port, tuple(server.processes)) for server in member.servers.values()] if member else []
         if member is None or gone or not servers or member.job != job:
             return None
-        ended = not any(self._alive(one) for _, processes in servers for one in processes)
+        ended = not any(self._alive(process) for _, processes in servers for process in processes)
         if ended:
             # Also if the socket is now another one: a server may have been restarted in place of the ended one.
             try:
@@ -223,13 +223,13 @@ class ServerTrees:
             since = member.lost_s
         if since is None:
             return None
-        pids = sorted({one.pid for _, processes in servers for one in processes})
+        pids = sorted({process.pid for _, processes in servers for process in processes})
         return LostServer(servers[-1][0], tuple(pids), since)
 
-    def _alive(self, one: Id) -> bool:
+    def _alive(self, identity: Id) -> bool:
         """Return whether a process may still run. A zombie does not."""
         try:
-            with Process(one.pid, started=one.started, proc=self._proc) as process:
+            with Process(identity.pid, started=identity.started, proc=self._proc) as process:
                 return not process.ended()
         except ProcessLookupError:
             return False

@@ -40,7 +40,7 @@ class _Memory:
         It is capped at the current time: a time in the future would hide all activity until then.
         """
         if used:
-            self.process_us[_key(device)] = min(max(one.time_us for one in used), int(time.time() * 1e6))
+            self.process_us[_key(device)] = min(max(usage.time_us for usage in used), int(time.time() * 1e6))
 
 
 class Watch:
@@ -149,7 +149,7 @@ class Watch:
         """
         if own is not None:
             with contextlib.suppress(GpuError):
-                held = [one.used_mib for one in self._driver.processes(device) if one.pid in own]
+                held = [process.used_mib for process in self._driver.processes(device) if process.pid in own]
                 if None not in held:
                     return int(sum(filter(None, held)) * MIB)
         return None if reading.fb_used_mib is None else int(reading.fb_used_mib * MIB)
@@ -161,7 +161,7 @@ class Watch:
         """
         try:
             there = self._driver.processes(device)
-            if all(one.pid in own for one in there):
+            if all(process.pid in own for process in there):
                 return None
             since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_LOOK_S) * 1e6))
             used = self._driver.process_utilization(device, since)
@@ -169,10 +169,10 @@ class Watch:
         except GpuError:
             return None
         memory.seen(device, used)
-        mine = [one for one in used if one.pid in own]
-        busy, moved = (max((getattr(one, of) for one in mine), default=0.0) for of in ("sm_pct", "memory_pct"))
+        mine = [usage for usage in used if usage.pid in own]
+        busy, moved = (max((getattr(usage, of) for usage in mine), default=0.0) for of in ("sm_pct", "memory_pct"))
         signals: dict[str, float | None] = {"utilization": busy, "memory": moved, "processes": max(busy, moved)}
-        held = sum(one.used_mib or 0.0 for one in there if one.pid in own)
+        held = sum(process.used_mib or 0.0 for process in there if process.pid in own)
         return GpuActivity(name_of(device), signals, int(held * MIB), self._xid(device, reading, memory))
 
     def _processes(self, device: Device, memory: _Memory) -> float | None:
@@ -186,7 +186,7 @@ class Watch:
         except GpuError:
             return None
         memory.seen(device, used)
-        return max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
+        return max((max(usage.sm_pct, usage.memory_pct) for usage in used), default=0.0)
 
     @staticmethod
     def _xid(device: Device, reading: Reading, memory: _Memory) -> str | None:

@@ -96,23 +96,23 @@ def kinds(
     if tree is not None:
         if forked_workers(tree, cuda_users):
             found.add(CompatibilityRow.DATA_LOADER)
-        if any(one.services for one in tree.processes):
+        if any(process.services for process in tree.processes):
             found.add(CompatibilityRow.SERVICE)
-        for one in tree.processes:
-            found |= set(_by_names(one))
+        for process in tree.processes:
+            found |= set(_by_names(process))
     return tuple(kind for kind in CompatibilityRow if kind in found)
 
 
-def _by_names(one: ProcessFacts) -> Iterator[CompatibilityRow]:
+def _by_names(process: ProcessFacts) -> Iterator[CompatibilityRow]:
     """Yield the kinds that the name or the command line of a process shows."""
-    script, module = _python_program(one.arguments)
+    script, module = _python_program(process.arguments)
     package = module.partition(".")[0]
     if package in _BY_MODULE:
         yield _BY_MODULE[package]
-    if any(map(_EDITOR.fullmatch, one.arguments[:2])):
+    if any(map(_EDITOR.fullmatch, process.arguments[:2])):
         yield CompatibilityRow.EDITOR
     for start, kind in _BY_NAME.items():
-        if any(name.startswith(start) for name in (one.name, script, package)):
+        if any(name.startswith(start) for name in (process.name, script, package)):
             yield kind
 
 

@@ -222,7 +222,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         ]
         if found:
             raise AbortedError(found[0].text)
-        all_processes = [one.id for one in self._processes.all_processes(job.init_pid, job.init_started)]
+        all_processes = [member.id for member in self._processes.all_processes(job.init_pid, job.init_started)]
         attempt.periods = self._periods(attempt)
         attempt.scratch = self._scratch.find(job.init, all_processes, job.owner, attempt.periods, others)
         files = 0 if attempt.scratch.why_not is not None else attempt.scratch.total_bytes

@@ -79,7 +79,7 @@ def cuda_users(cuda: CudaDriver, pids: Iterable[int]) -> frozenset[int]:
 def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Iterable[int]) -> dict[str, int]:
     """Return UUID -> bytes of these processes. ``by_uuid``: UUID -> PID -> bytes."""
     mine = frozenset(pids)
-    found = {uuid: sum(count for pid, count in one.items() if pid in mine) for uuid, one in by_uuid.items()}
+    found = {uuid: sum(count for pid, count in value.items() if pid in mine) for uuid, value in by_uuid.items()}
     return {uuid: count for uuid, count in found.items() if count}
 
 
@@ -164,7 +164,7 @@ class HostMemory:
         limit_mib = 0 if job.slurm is None else memory_mib(job.slurm.tres_allocated.get("mem"))
         if not limit_mib or not self._configuration.ends_above_memory():
             return facts
-        left = limit_mib * MIB - sum(one.memory for one in (*tree.processes, *tree.outside))
+        left = limit_mib * MIB - sum(process.memory for process in (*tree.processes, *tree.outside))
         return replace(facts, headroom=left if facts.headroom is None else min(left, facts.headroom))
 
     def _available(self, job_id: int, init_pid: int) -> MemoryFacts:
@@ -202,7 +202,7 @@ class HostMemory:
     def _allocated(self) -> int | None:
         """Return the bytes that Slurm has allocated on this node; ``None``: unknown."""
         try:
-            found = next((one.memory_used_mib for one in self._slurm.nodes() if one.name == self._node), None)
+            found = next((node.memory_used_mib for node in self._slurm.nodes() if node.name == self._node), None)
         except AffinodeError:
             return None
         return None if found is None else round(found * MIB)
@@ -298,7 +298,7 @@ class HostMemory:
         # If the amount is unknown, the suspension is refused for that reason.
         with suppress(CheckpointError, GpuError, TreeGoneError):
             members = self._processes.all_processes(job.init_pid, job.init_started)
-            count = sum(gpu_memory(self._gpus, cuda_users(self._cuda, (one.pid for one in members))).values())
+            count = sum(gpu_memory(self._gpus, cuda_users(self._cuda, (member.pid for member in members))).values())
         with self._reservations.of(job.job_id, count):
             yield
 

@@ -203,7 +203,7 @@ class SuspensionOutcomes:
         if record.tied:
             return
         self._scratch_records.remove(record.key.job_id)
-        if scratch_index.INDEX not in {one.path for one in image.manifest.files}:
+        if scratch_index.INDEX not in {file.path for file in image.manifest.files}:
             return
         index = store.small_file(image, scratch_index.INDEX, scratch_index.LIMIT, of_criu=False)
         removed = self._scratch.leave(index, record.owner)

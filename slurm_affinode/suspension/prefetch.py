@@ -65,9 +65,9 @@ class Prefetcher:
 
     def _run(self, work: Sequence[Callable[[], bool]]) -> None:
         """Do the first piece of work that has an effect; failures are logged and skipped."""
-        for one in work:
+        for step in work:
             try:
-                if one():
+                if step():
                     return
             except (AffinodeError, OSError) as error:
                 LOG.warning("cannot prefetch images: %s", error)
@@ -112,7 +112,7 @@ class Prefetcher:
             copies, _ = self._tiers.copies(LiveRun(note.key, note.uid, note.restarts + 1))
             if copies and copies[0].tier is not self._tiers.tiers[0] and copies[0].id not in self._bad:
                 soon.append((plan.start_epoch - self._now(), copies[0]))
-        return (partial(self._bring, copy, max(left_s, 1.0)) for left_s, copy in sorted(soon, key=lambda one: one[0]))
+        return (partial(self._bring, copy, max(left_s, 1.0)) for left_s, copy in sorted(soon, key=lambda item: item[0]))
 
     def _bring(self, copy: Copy, expected_s: float) -> bool:
         tiers = self._tiers

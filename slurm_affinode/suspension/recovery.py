@@ -57,7 +57,7 @@ class SuspendedJobs:
         without = list(self._without_note())  # first: a note that is written meanwhile is read below
         notes = self._notes.all()
         known = {note.key for note in notes}
-        for note in (*notes, *(one for one in without if one.key not in known)):
+        for note in (*notes, *(note for note in without if note.key not in known)):
             where = "shared" if (note.key.name, note.seq) in shared else "node"
             here = where == "shared" or (note.key.name, note.seq) in local or note.node != self._node
             if not here and not note.given_up:
@@ -79,8 +79,8 @@ class SuspendedJobs:
         notes = self._notes.known()
         if notes is None:
             return None
-        here = (one for one in (*notes, *without) if one.cluster == self._cluster and not one.given_up)
-        return frozenset(one.job_id for one in here)
+        here = (note for note in (*notes, *without) if note.cluster == self._cluster and not note.given_up)
+        return frozenset(note.job_id for note in here)
 
     def _without_note(self) -> Iterator[Note]:
         """Yield notes of suspended jobs that only this node knows, while the shared directory cannot be written."""
@@ -99,7 +99,7 @@ class SuspendedJobs:
 
 
 def _present(images: Iterable[object]) -> set[tuple[str, int]]:
-    return {(one.manifest.key.name, one.manifest.seq) for one in images if isinstance(one, Image)}
+    return {(image.manifest.key.name, image.manifest.seq) for image in images if isinstance(image, Image)}
 
 
 _RETRY_S = 2.0
@@ -173,7 +173,7 @@ class JobKeeper:
         """Lower memory limits that a suspension, a wake or a restore has left raised."""
         journal, limits = self._journal, self._limits
         if limits is not None:
-            limits.tend(lambda: [one.key.job_id for one in journal.open_journals()], self._exceeded)
+            limits.tend(lambda: [opened.key.job_id for opened in journal.open_journals()], self._exceeded)
 
     def _exceeded(self, excess: ExceededLimit) -> None:
         """Report that the kernel ends processes of a job; end all of them if that did not free its memory."""

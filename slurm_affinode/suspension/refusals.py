@@ -185,14 +185,14 @@ def of_criu(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
 
 def of_services(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
     """Return why the job's connections to services cannot be closed by a suspension."""
-    for one in tree.processes:
-        if one.services and image.no_plugin is not None:
-            there = addresses(one.services)
-            text = f"{one.name} ({one.pid}) is connected to {there}, and {image.no_plugin}"
+    for process in tree.processes:
+        if process.services and image.no_plugin is not None:
+            there = addresses(process.services)
+            text = f"{process.name} ({process.pid}) is connected to {there}, and {image.no_plugin}"
             return [Refusal(RefusalCode.SERVICE_PLUGIN, text)]
-    for one in tree.processes:
-        if busy := [connection for connection in one.services if connection.busy]:
-            text = f"{one.name} ({one.pid}) has a request to {addresses(busy)} in progress"
+    for member in tree.processes:
+        if busy := [connection for connection in member.services if connection.busy]:
+            text = f"{member.name} ({member.pid}) has a request to {addresses(busy)} in progress"
             return [Refusal(RefusalCode.SERVICE_BUSY, text)]
     return []
 
@@ -208,57 +208,65 @@ def of_tree(
     """
     uid, given = owner.uid, of_owner(owner)
 
-    def is_forked(one: ProcessFacts) -> bool:
-        return one.is_forked_worker(cuda_users) if forked is None else Id(one.pid, one.started) in forked
+    def is_forked(process: ProcessFacts) -> bool:
+        return process.is_forked_worker(cuda_users) if forked is None else Id(process.pid, process.started) in forked
 
     found: list[Refusal] = []
 
     def refuse(code: RefusalCode, what: str, guilty: list[ProcessFacts]) -> None:
         if guilty:
-            names = ", ".join(f"{one.name} ({one.pid})" for one in guilty[:3])
+            names = ", ".join(f"{process.name} ({process.pid})" for process in guilty[:3])
             found.append(Refusal(code, f"{names}{', ...' if len(guilty) > 3 else ''} {what}"))
 
     def having(pattern: re.Pattern[str]) -> list[ProcessFacts]:
-        return [one for one in tree.processes if any(map(pattern.fullmatch, (*one.files, *one.mapped_devices)))]
+        return [
+            process
+            for process in tree.processes
+            if any(map(pattern.fullmatch, (*process.files, *process.mapped_devices)))
+        ]
 
     if not tree.processes:
         found.append(Refusal(RefusalCode.GONE, "its processes have ended"))
     refuse(RefusalCode.SRUN_STEPS, "is srun: the step that it runs is not below the script",
-           [one for one in tree.processes if one.name == "srun" and not _is_launcher(one)])  # fmt: skip
+           [process for process in tree.processes if process.name == "srun" and not _is_launcher(process)])  # fmt: skip
     refuse(RefusalCode.LEFT_TREE, "is outside of the script's process tree and would be lost", list(tree.outside))
     # CRIU restores a zombie without its IDs: it then belongs to root.
-    living = [one for one in tree.processes if one.state != "Z"]
-    changed = [one for one in living if len(set(one.uids)) > 1]
-    strangers = [one for one in living if one.uids and one not in changed and uid not in one.uids]
+    living = [process for process in tree.processes if process.state != "Z"]
+    changed = [process for process in living if len(set(process.uids)) > 1]
+    strangers = [process for process in living if process.uids and process not in changed and uid not in process.uids]
     refuse(RefusalCode.SETUID, "runs with changed user ids (setuid)", changed)
     refuse(RefusalCode.OTHER_USER, f"does not belong to the job's user {uid}", strangers)
-    for one in living:
-        if one in changed or one in strangers:
+    for process in living:
+        if process in changed or process in strangers:
             continue
-        more = next((why for found_here in one.credentials if (why := excess(found_here, given)) is not None), None)
+        more = next(
+            (why for credentials in process.credentials if (why := excess(credentials, given)) is not None), None
+        )
         if more is not None:
-            refuse(RefusalCode.CREDENTIALS, f"has {more} (setgid, a file capability)", [one])
+            refuse(RefusalCode.CREDENTIALS, f"has {more} (setgid, a file capability)", [process])
     refuse(RefusalCode.LANDLOCK, "has set no_new_privs, and so may be in a Landlock domain, which a restore would lose",
-           [one for one in living if one.pid in tree.maybe_landlocked])  # fmt: skip
-    refuse(RefusalCode.TRACED, "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
+           [process for process in living if process.pid in tree.maybe_landlocked])  # fmt: skip
+    refuse(
+        RefusalCode.TRACED, "is being traced (a debugger)", [process for process in tree.processes if process.tracer]
+    )
     refuse(RefusalCode.IO_URING, "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
-    others = {name for one in tree.processes for name in one.protocols} - _PROTOCOLS
+    others = {name for process in tree.processes for name in process.protocols} - _PROTOCOLS
     refuse(RefusalCode.SOCKET_KIND, f"has a socket that cannot be dumped ({', '.join(sorted(others))})",
-           [one for one in tree.processes if one.protocols & others])  # fmt: skip
+           [process for process in tree.processes if process.protocols & others])  # fmt: skip
     refuse(RefusalCode.RDMA, "uses RDMA (InfiniBand)", having(_RDMA))
     refuse(RefusalCode.NAMESPACES, "is in namespaces of its own (a container)",
-           [one for one in living if _elsewhere(one, tree)])  # fmt: skip
+           [process for process in living if _elsewhere(process, tree)])  # fmt: skip
     foreign = [name for name, inodes in tree.node_namespaces.items() if tree.init_namespaces.get(name) not in inodes]
     if foreign and tree.processes:
         text = f"Slurm has put it into namespaces of its own ({', '.join(foreign)}), which a restore would not"
         found.append(Refusal(RefusalCode.NAMESPACES, text))
-    holders = [one for one in tree.processes if one.has_gpu_files and one.pid not in cuda_users]
+    holders = [process for process in tree.processes if process.has_gpu_files and process.pid not in cuda_users]
     monitor = "holds the GPU's device files, and neither it nor its parent uses CUDA with them (a monitor)"
     refuse(RefusalCode.GPU_FILE, monitor, [process for process in holders if not is_forked(process)])
     if no_device_files is not None:
         inherited = f"holds the GPU's device files that it has inherited by a fork, and {no_device_files}"
         refuse(RefusalCode.GPU_FILE, inherited, [process for process in holders if is_forked(process)])
-    stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
+    stuck = [*having(_STUCK), *(process for process in having(_FAULTS) if process.pid not in cuda_users)]
     refuse(RefusalCode.UNDUMPABLE, "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
     refuse(RefusalCode.UNDUMPABLE, "has a POSIX message queue, which cannot be dumped",
            having(re.compile(re.escape(QUEUE) + ".*")))  # fmt: skip
@@ -266,9 +274,10 @@ def of_tree(
         RefusalCode.UNDUMPABLE, "holds an object that cannot be restored (a semaphore of eventfd(2))", having(_WRONG)
     )
     # A file below /proc/PID would belong to another process, and access to others depends on the process that opens it.
-    for one in tree.processes:
-        if one.unlasting:
-            refuse(RefusalCode.UNDUMPABLE, f"has {one.unlasting[0]} open, which cannot be opened again for it", [one])
+    for process in tree.processes:
+        if process.unlasting:
+            text = f"has {process.unlasting[0]} open, which cannot be opened again for it"
+            refuse(RefusalCode.UNDUMPABLE, text, [process])
     if tree.stray is not None:
         refuse(RefusalCode.SESSION, f"is in session {tree.stray.session}, {NOT_LED}", [tree.stray])
     return [*found, *_of_node(tree)]
@@ -290,18 +299,20 @@ def _of_node(tree: TreeFacts) -> list[Refusal]:
     return found
 
 
-def _is_launcher(one: ProcessFacts) -> bool:
+def _is_launcher(process: ProcessFacts) -> bool:
     """Return whether a process named ``srun`` is that of local steps (``spank/srun.py``), which runs them below itself.
 
     Observed: a script that starts a step twice a second could not be suspended while Python was loading.
     """
-    return bool(one.arguments) and one.arguments[0].rpartition("/")[2].startswith("python")
+    return bool(process.arguments) and process.arguments[0].rpartition("/")[2].startswith("python")
 
 
-def _elsewhere(one: ProcessFacts, tree: TreeFacts) -> bool:
+def _elsewhere(process: ProcessFacts, tree: TreeFacts) -> bool:
     """Return whether a process is in other namespaces (a container); an exiting process has none."""
     return any(
-        tree.init_namespaces[name] != inode for name, inode in one.namespaces.items() if name in tree.init_namespaces
+        tree.init_namespaces[name] != inode
+        for name, inode in process.namespaces.items()
+        if name in tree.init_namespaces
     )
 
 
@@ -316,12 +327,12 @@ def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
         text = f"it may use only some of the node's GPUs, and driver {gpu.capabilities.driver} needs all of them"
         found.append(Refusal(RefusalCode.DRIVER, f"{text} (575.57.08 does not)"))
     all_processes = (*tree.processes, *tree.outside)
-    if any(one.mps for one in all_processes):
+    if any(process.mps for process in all_processes):
         found.append(Refusal(RefusalCode.MPS, "it uses MPS, which cannot be checkpointed"))
-    still = [one for one in all_processes if one.pid in gpu.users and one.state in "Tt"]
+    still = [process for process in all_processes if process.pid in gpu.users and process.state in "Tt"]
     if still:
         # The process has to lock itself for the driver, which would wait for it beyond every time-out.
-        names = ", ".join(f"{one.name} ({one.pid})" for one in still[:3])
+        names = ", ".join(f"{process.name} ({process.pid})" for process in still[:3])
         found.append(
             Refusal(RefusalCode.STOPPED, f"{names} is stopped (SIGSTOP), and holds GPU memory that only it can move")
         )

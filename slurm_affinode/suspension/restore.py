@@ -465,7 +465,7 @@ class JobRestorer:
     def _put_scratch(self, placing: _Placing, copy: Copy, top: int, pages: Pages) -> ScratchRestored:
         """Restore closed node-local files from one copy, and record what the next suspension needs to know."""
         arrival, manifest = placing.arrival, placing.manifest
-        names = {one.path for one in manifest.files}
+        names = {file.path for file in manifest.files}
         record, note = self._scratch_records.of(manifest.key, arrival.uid), self._note(manifest)
         if note is not None and (required := note.required) is not None:
             record.write(lambda facts: replace(facts, required=required))
@@ -484,7 +484,7 @@ class JobRestorer:
     def _make_room(self, placing: _Placing) -> None:
         """Have the memory limit of the job permit its processes with the contents of their GPU memory."""
         arrival, files = placing.arrival, placing.manifest.files
-        memory = sum(one.size for one in files if PurePath(one.path).match("criu/pages-*.img"))
+        memory = sum(file.size for file in files if PurePath(file.path).match("criu/pages-*.img"))
         self._memory.make_room_for_image(arrival.job_id, arrival.init, memory, lambda: self._check(arrival))
 
     def _lower_limit(self, arrival: Arrival) -> None:

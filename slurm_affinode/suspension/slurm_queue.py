@@ -47,7 +47,7 @@ class SlurmQueue:
 
     def room(self, node: str) -> NodeRoom | None:
         """Return the properties and free resources of a node; ``None`` if Slurm does not know it."""
-        found = next((one for one in self.nodes if one.name == node), None)
+        found = next((candidate for candidate in self.nodes if candidate.name == node), None)
         return None if found is None else room_of(found)
 
     def suspended(self, noted: Collection[int]) -> tuple[Counter[str], Counter[str], Counter[str]]:
@@ -187,7 +187,7 @@ class QueueView:
         """Drain a node; one that is drained already keeps its reason. ``False``: it failed (logged)."""
 
         def unless_it_is(client: SlurmClient) -> bool:
-            there = next((one for one in client.nodes() if one.name == node), None)
+            there = next((candidate for candidate in client.nodes() if candidate.name == node), None)
             if there is not None and there.draining:
                 log.warning("%s is drained already (%s), not for: %s", node, there.reason, reason)
             else:
@@ -227,6 +227,6 @@ def run_s(job: Job | None, now_epoch: float) -> float | None:
 
 def indices_on(job: Job, node: str) -> Sequence[int] | None:
     """Return Slurm's indices of the job's GPUs on a node; ``None`` if Slurm does not report them."""
-    here = [one for one in job.node_gpus or () if one.node == node]
-    numbers = [index for one in here for index in one.indices]
-    return numbers if here and len(numbers) == sum(one.count for one in here) else None
+    here = [node_gpu for node_gpu in job.node_gpus or () if node_gpu.node == node]
+    numbers = [index for gpus in here for index in gpus.indices]
+    return numbers if here and len(numbers) == sum(gpus.count for gpus in here) else None

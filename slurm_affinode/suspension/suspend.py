@@ -155,7 +155,7 @@ class JobSuspender:
             return found
         tree = self._inspect(job.init_pid, root)
         try:
-            users = cuda_users(self._cuda, (one.pid for one in members))
+            users = cuda_users(self._cuda, (member.pid for member in members))
             held = gpu_memory(self._gpus, users)
             used = sum(held.values())
             mig = any(device.mig is not None for device in job.devices or ())
@@ -181,7 +181,7 @@ class JobSuspender:
         root = self._root_of(job)
         tree, users = None, frozenset[int]()
         with suppress(CheckpointError, GpuError):
-            users = cuda_users(self._cuda, (one.pid for one in self._members(job)))
+            users = cuda_users(self._cuda, (member.pid for member in self._members(job)))
             tree = self._inspect(job.init_pid, root) if root else None
         return Compatibility(kinds(job, tree, users, codes), modes)
 
@@ -297,7 +297,7 @@ class JobSuspender:
         """Stop the processes of the job but these: while its memory limit is raised, they must not take the memory."""
         before = {*stopped(self._members(attempt.job))} - attempt.halted
         attempt.stop.stop(timeout_s=STOP_S, but=but)
-        there = frozenset(one.pid for one in self._members(attempt.job))
+        there = frozenset(member.pid for member in self._members(attempt.job))
         attempt.halted |= there - before - {*but}
 
     def _checkpoint(self, attempt: Attempt) -> None:

@@ -351,7 +351,7 @@ class Free:
 
 def why_unavailable(name: str, nodes: Sequence[Node]) -> str | None:
     """Return why a node starts no jobs, such as ``is down (power failure)``; ``None`` if it does."""
-    node = next((one for one in nodes if one.name == name), None)
+    node = next((node for node in nodes if node.name == name), None)
     if node is None:
         return "Slurm does not know"
     why = f" ({one_line(node.reason, 100)})" if node.reason else ""

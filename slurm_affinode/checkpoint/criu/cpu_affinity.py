@@ -63,7 +63,7 @@ def recorded(index: bytes) -> dict[int, list[int]]:
     found = {}
     try:
         for name, value in json_values.table(json_values.loads(index)).items():
-            positions = sorted(json_values.whole(one, _MOST_CPUS) for one in json_values.typed(list, value))
+            positions = sorted(json_values.whole(cpu, _MOST_CPUS) for cpu in json_values.typed(list, value))
             if positions:
                 found[json_values.whole(int(name))] = positions
     except ValueError as error:

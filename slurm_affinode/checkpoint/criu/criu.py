@@ -186,9 +186,9 @@ class Criu:
             "--images-dir=/proc/self/fd/" + str(directory_fd),
             "--log-file=dump.log", f"-v{self._verbosity}",
             "--leave-stopped", f"--timeout={max(1, int(timeout_s))}", f"--ghost-limit={_GHOST_LIMIT}", *_COMMON,
-            *inet_sockets.options(one for _, one in space.processes()),
+            *inet_sockets.options(process for _, process in space.processes()),
         ]  # fmt: skip
-        processes = [Id(one.pid, one.started) for one in space.numbers()]
+        processes = [Id(member.pid, member.started) for member in space.numbers()]
         deleted_files.give_names(tree.init, processes, tree.owner)
         try:
             with ExitStack() as stack:
@@ -234,12 +234,16 @@ class Criu:
         if refusal is not None:
             raise DumpFailed(f"it could not be restored: {refusal}")
         numbers = space.numbers()
-        missing = {one.inner for one in numbers} - set(inventory.pids)
+        missing = {number.inner for number in numbers} - set(inventory.pids)
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
         left_s = max(1.0, deadline - time.monotonic())
         local_files.save(
-            tree.init, [Id(one.pid, one.started) for one in numbers], directory_fd, tree.owner, timeout_s=left_s
+            tree.init,
+            [Id(member.pid, member.started) for member in numbers],
+            directory_fd,
+            tree.owner,
+            timeout_s=left_s,
         )
 
     @contextmanager
@@ -258,9 +262,9 @@ class Criu:
     def _closed(self, space: Namespace) -> set[int]:
         """Return the inodes of the connections to services. Raises ``DumpFailed`` if one is busy, and ``OSError``."""
         found: set[int] = set()
-        for inner, one in space.processes():
+        for inner, member in space.processes():
             with contextlib.suppress(ProcessGoneError):
-                for connection in self._services.of(one):
+                for connection in self._services.of(member):
                     if connection.busy:
                         raise DumpFailed(f"process {inner} has a request to {connection.address} in progress")
                     found.add(connection.inode)
@@ -268,10 +272,10 @@ class Criu:
 
     def _devices(self, space: Namespace, tree: Tree) -> Mapping[str, str]:
         majors = device_files.majors()
-        for _, one in space.processes():
+        for _, member in space.processes():
             with contextlib.suppress(ProcessGoneError):
-                if one.id not in tree.forked and (name := device_files.held(one, majors)) is not None:
-                    raise DumpFailed(f"process {one.pid} has {name} open, and has not inherited it")
+                if member.id not in tree.forked and (name := device_files.held(member, majors)) is not None:
+                    raise DumpFailed(f"process {member.pid} has {name} open, and has not inherited it")
         return device_files.environment(majors)
 
     def _space(self, init: Id, kind: type[CheckpointError]) -> Namespace:
@@ -395,7 +399,7 @@ class Criu:
                 f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
                 "--restore-detached", "--pidfile=pid", Gate.OPTION, *_COMMON, *target.connections,
                 *([Filler.OPTION] if filler is not None else []),
-                *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
+                *(word for descriptor in inherit for word in ("--inherit-fd", f"fd[{descriptor.fd}]:{descriptor.key}")),
             ]  # fmt: skip
             launched = self._launched(space, arguments, last_pid=_last_pid(target.inventory.numbers), joins=True)
             with launched as (argv, fds), Gate(work, restored=verify, resuming=look) as gate:
@@ -403,7 +407,7 @@ class Criu:
                 try:
                     done = self._run(
                         argv, timeout_s=target.left_s() + _GRACE_S, env=_ENVIRONMENT, check=False, group=True,
-                        pass_fds=(image.fd, work_fd, *fds, *(one.fd for one in inherit)),
+                        pass_fds=(image.fd, work_fd, *fds, *(descriptor.fd for descriptor in inherit)),
                     )  # fmt: skip
                     failed = done.returncode != 0
                 finally:
@@ -435,7 +439,9 @@ class Criu:
         """Check that the root was restored below PID 1. Once running, it and other processes may end at any time."""
         if output.strip() != str(root_pid_ns):
             raise RestoreInterrupted(f"CRIU restored {output.strip() or 'nothing'} in place of process {root_pid_ns}")
-        while any(inner == root_pid_ns and one.stat().parent != space.init.pid for inner, one in space.processes()):
+        while any(
+            inner == root_pid_ns and process.stat().parent != space.init.pid for inner, process in space.processes()
+        ):
             if time.monotonic() > deadline:
                 raise RestoreInterrupted("the restored tree is not below the job's PID 1")
             time.sleep(0.002)
@@ -589,8 +595,8 @@ def _refuse_shared_ports(image: PrivateImage, space: Namespace) -> None:
     ports = inet_sockets.ports(image.read(FILES))
     if ports:
         own: set[str] = set()
-        for _, one in space.processes():
-            own |= inet_sockets.sockets_of(one)
+        for _, member in space.processes():
+            own |= inet_sockets.sockets_of(member)
         inet_sockets.refuse_shared(ports, own)
 
 
@@ -611,17 +617,17 @@ def _look(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:
     Raises ``RestoreFailed`` if it has more rights than the attempt, or a file that was not passed to it. ``pids``: PIDs
     of the tree in the job's namespace.
     """
-    files = OpenFiles(passed.user, passed.rights, [one.fd for one in passed.given], passed.watched)
+    files = OpenFiles(passed.user, passed.rights, [descriptor.fd for descriptor in passed.given], passed.watched)
     allowed = restore_gate.of_process(space.init)
     try:
-        for inner, one in space.processes():
-            if inner not in pids or one.stat().state in "ZX":
+        for inner, member in space.processes():
+            if inner not in pids or member.stat().state in "ZX":
                 continue
-            for thread in one.names("task"):
-                more = restore_gate.excess(restore_gate.of_process(one, int(thread)), allowed)
+            for thread in member.names("task"):
+                more = restore_gate.excess(restore_gate.of_process(member, int(thread)), allowed)
                 if more is not None:
                     raise RestoreFailed(f"process {inner} would have {more}")
-            found = files.strange(one)
+            found = files.strange(member)
             if found is not None:
                 raise RestoreFailed(f"{found} is open in the restored tree, and is not the file that it was")
     except OSError as error:

@@ -141,7 +141,9 @@ class _Tracee:
         before = os.pread(self._memory, 8, buffer)
         os.pwrite(self._memory, bytes(8), buffer)
         try:
-            value = self._call(query.number, [buffer if one == _BUFFER else one for one in query.arguments])
+            value = self._call(
+                query.number, [buffer if argument == _BUFFER else argument for argument in query.arguments]
+            )
             written = os.pread(self._memory, 8, buffer)
         finally:
             os.pwrite(self._memory, before, buffer)

@@ -76,8 +76,11 @@ def settle(directory_fd: int) -> None:
         raise DumpFailed(f"process {lost.pid} is in session {lost.session}, {NOT_LED}")
     after = _settled(tree)
     if after != tree:
-        before = {one.pid: body for one, body in zip(tree, bodies, strict=True)}
-        made = (with_field(with_field(before[one.pid], _PARENT, one.parent), _SESSION, one.session) for one in after)
+        before = {process.pid: body for process, body in zip(tree, bodies, strict=True)}
+        made = (
+            with_field(with_field(before[process.pid], _PARENT, process.parent), _SESSION, process.session)
+            for process in after
+        )
         packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
         root_directory.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
         os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -95,7 +98,7 @@ def _leads(tree: Sequence[SessionProcess]) -> bool:
 def _settled(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
     """Return the tree as it is restored."""
     lost = unled(tree)
-    return adopted([replace(one, session=tree[0].pid) if one.session in lost else one for one in tree])
+    return adopted([replace(process, session=tree[0].pid) if process.session in lost else process for process in tree])
 
 
 def resume(directory_fd: int, pids: Iterable[int], *, but: Collection[int]) -> None:
@@ -151,24 +154,24 @@ def _rearmed(entry: bytes) -> bytes:
 def _part(body: bytes, field: int) -> bytes | None:
     """Return the message in a field; ``None`` if it has none. Raises ``BadImage``."""
     found = message(body).get(field, [])
-    if len(found) > 1 or not all(isinstance(one, bytes) for one in found):
+    if len(found) > 1 or not all(isinstance(part, bytes) for part in found):
         raise BadImage(f"field {field} is there twice, or is no message")
-    return next((one for one in found if isinstance(one, bytes)), None)
+    return next((part for part in found if isinstance(part, bytes)), None)
 
 
 def _check(tree: Sequence[SessionProcess]) -> None:
     """Check that parents precede children, so that walking the tree terminates. Raises ``BadImage``."""
     seen: set[int] = set()
-    for one in tree:
-        if one.pid in seen or one.parent not in (seen or (0,)):
-            raise BadImage(f"{_TREE}: process {one.pid} is there twice, or has no parent")
-        seen.add(one.pid)
+    for process in tree:
+        if process.pid in seen or process.parent not in (seen or (0,)):
+            raise BadImage(f"{_TREE}: process {process.pid} is there twice, or has no parent")
+        seen.add(process.pid)
 
 
 def unled(tree: Sequence[SessionProcess]) -> frozenset[int]:
     """Return the sessions without a leader."""
-    led = {one.pid for one in tree if one.session == one.pid and not one.zombie}
-    return frozenset(one.session for one in tree) - led
+    led = {process.pid for process in tree if process.session == process.pid and not process.zombie}
+    return frozenset(process.session for process in tree) - led
 
 
 def adopted(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
@@ -177,29 +180,34 @@ def adopted(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
     This includes zombies: CRIU would wait forever for one forked by a helper. A process above the leader is not moved,
     since otherwise two processes could be put below each other and be lost.
     """
-    by_pid, root = {one.pid: one for one in tree}, tree[0].pid
+    by_pid, root = {process.pid: process for process in tree}, tree[0].pid
     found = []
-    for one in tree:
-        leader = by_pid.get(one.session)
-        strange = one.parent == root and leader is not None and leader.pid not in (root, one.pid)
-        if strange and leader is not None and leader.session == leader.pid and one.pid not in _above(leader, by_pid):
-            one = by_pid[one.pid] = replace(one, parent=leader.pid)  # noqa: PLW2901 - the same process
-        found.append(one)
+    for process in tree:
+        leader = by_pid.get(process.session)
+        strange = process.parent == root and leader is not None and leader.pid not in (root, process.pid)
+        if (
+            strange
+            and leader is not None
+            and leader.session == leader.pid
+            and process.pid not in _above(leader, by_pid)
+        ):
+            process = by_pid[process.pid] = replace(process, parent=leader.pid)  # noqa: PLW2901 - the same process
+        found.append(process)
     return found if found == list(tree) else _parents_first(found)
 
 
-def _above(one: SessionProcess, by_pid: Mapping[int, SessionProcess]) -> set[int]:
+def _above(process: SessionProcess, by_pid: Mapping[int, SessionProcess]) -> set[int]:
     found: set[int] = set()
-    while one.parent in by_pid and one.parent not in found:
-        found.add(one.parent)
-        one = by_pid[one.parent]
+    while process.parent in by_pid and process.parent not in found:
+        found.add(process.parent)
+        process = by_pid[process.parent]
     return found
 
 
 def _parents_first(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
     children: dict[int, list[SessionProcess]] = {}
-    for one in tree[1:]:
-        children.setdefault(one.parent, []).append(one)
+    for process in tree[1:]:
+        children.setdefault(process.parent, []).append(process)
     found, todo = [], [tree[0]]
     while todo:
         found.append(todo.pop())
@@ -213,16 +221,20 @@ def misplaced(tree: Sequence[SessionProcess]) -> SessionProcess | None:
     Children of the root get a helper. Others are forked by a parent that was in that session before it began its own.
     This applies to all ancestors up to the leader, and each was born in one session only.
     """
-    by_pid = {one.pid: one for one in tree}
+    by_pid = {process.pid: process for process in tree}
     root = tree[0].pid
     born: dict[int, int] = {}
-    for one in tree[1:]:
-        if one.session == one.pid or one.parent == root or by_pid[one.parent].session == one.session:
+    for process in tree[1:]:
+        if (
+            process.session == process.pid
+            or process.parent == root
+            or by_pid[process.parent].session == process.session
+        ):
             continue
-        above = by_pid[one.parent]
-        while above.pid != one.session:
-            if above.pid == root or born.setdefault(above.pid, one.session) != one.session:
-                return one
+        above = by_pid[process.parent]
+        while above.pid != process.session:
+            if above.pid == root or born.setdefault(above.pid, process.session) != process.session:
+                return process
             above = by_pid[above.parent]
     return None
 

@@ -223,7 +223,7 @@ class Cuda:
 
     def _unsupported(self) -> str:
         """Return the likely reasons for an unsupported checkpoint."""
-        ipc = next((one for one in self.capabilities().table if one.feature is Feature.IPC), None)
+        ipc = next((row for row in self.capabilities().table if row.feature is Feature.IPC), None)
         if ipc is None or ipc.available:
             return f"managed memory, MPS, MIG, or CUDA IPC without a job file ({cuda_features.JOB_FILE})"
         return f"managed memory, MPS, MIG, or CUDA IPC ({ipc.why})"

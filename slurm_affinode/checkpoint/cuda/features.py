@@ -118,12 +118,12 @@ def cuda_text(cuda: int | None) -> str | None:
 def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool, machine: str = "") -> Capabilities:
     """Return the features of a driver of this version with these bindings. ``machine``: see ``Need.first``."""
     table = tuple(_ability(need, version, facts, need.first(machine)) for need in NEEDS)
-    there = {one.feature for one in table if one.available}
+    there = {row.feature for row in table if row.available}
     why = None
     if major_of(version) is None:
         why = "the driver does not report its version"
     elif not there >= _ALL_OF:
-        why = next(one.why for one in table if not one.available)
+        why = next(row.why for row in table if not row.available)
     elif mig:
         why = "MIG is on, and MIG instances cannot be checkpointed"
     return Capabilities(
@@ -144,9 +144,9 @@ def nothing(version: str | None, why: str, *, machine: str = "") -> Capabilities
 
 def refusal(feature: Feature, capabilities: Capabilities) -> str | None:
     """Return in one line why a feature cannot be used here, or ``None`` if it can."""
-    for one in capabilities.table:
-        if one.feature is feature and not one.available:
-            return f"{feature}: {one.why}"
+    for row in capabilities.table:
+        if row.feature is feature and not row.available:
+            return f"{feature}: {row.why}"
     return capabilities.why_not
 
 

@@ -112,7 +112,7 @@ def _at_once(pids: list[int], move: Callable[[int], object]) -> None:
     the bindings release Python's lock meanwhile.
     """
 
-    def one(pid: int) -> None:
+    def move_held(pid: int) -> None:
         try:
             with Process(pid) as process:
                 process.check()
@@ -124,7 +124,7 @@ def _at_once(pids: list[int], move: Callable[[int], object]) -> None:
             raise DriverCallError(str(error), pid) from None
 
     with ThreadPoolExecutor(min(len(pids), AT_ONCE)) as pool:
-        moves = [pool.submit(one, pid) for pid in pids]
+        moves = [pool.submit(move_held, pid) for pid in pids]
     for done in moves:
         done.result()
 

@@ -117,7 +117,7 @@ class RecordsOfJobs:
     def jobs(self) -> list[int]:
         """Return the IDs of the jobs that have a record. Never raises."""
         with suppress(OSError):
-            return sorted(int(one.stem) for one in self._directory.glob("*.json") if one.stem.isdecimal())
+            return sorted(int(path.stem) for path in self._directory.glob("*.json") if path.stem.isdecimal())
         return []
 
 

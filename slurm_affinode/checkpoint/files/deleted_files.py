@@ -95,12 +95,12 @@ def give_names(init: Id, tree: Collection[Id], owner: User) -> None:
 
     def open_all() -> list[tuple[str, str, int, int]]:
         found = []
-        for process, one in _nameless(tree):
+        for process, deleted in _nameless(tree):
             with suppress(OSError):
-                fd = process.open(one.link, os.O_PATH)
+                fd = process.open(deleted.link, os.O_PATH)
                 # The descriptor may now refer to another file.
-                if os.path.samestat(os.fstat(fd), one.facts):
-                    found.append((one.directory, one.own, fd, one.facts.st_ino))
+                if os.path.samestat(os.fstat(fd), deleted.facts):
+                    found.append((deleted.directory, deleted.own, fd, deleted.facts.st_ino))
                 else:
                     os.close(fd)
         return found
@@ -126,10 +126,12 @@ def set_aside(
     def find() -> dict[tuple[str, str], NamedFile]:
         check = time_limit(_ANSWER_S, "deleted files")
         return {
-            (one.directory, name): NamedFile(one.directory, name, _aside(process, one.facts), one.facts.st_ino)
-            for process, one in _nameless(tree)
-            if not f"{one.directory}/".startswith(tuple(f"{place}/" for place in but))
-            for name in _names(process, one, check)
+            (deleted.directory, name): NamedFile(
+                deleted.directory, name, _aside(process, deleted.facts), deleted.facts.st_ino
+            )
+            for process, deleted in _nameless(tree)
+            if not f"{deleted.directory}/".startswith(tuple(f"{place}/" for place in but))
+            for name in _names(process, deleted, check)
             if not name.startswith(ASIDE)
         }
 
@@ -140,7 +142,7 @@ def set_aside(
     done: list[NamedFile] = []
 
     def rename(root: int) -> None:
-        done.extend(one for one in found.values() if _moved(root, one))
+        done.extend(removed for removed in found.values() if _moved(root, removed))
 
     _below(init, owner, rename)
     root_directory.write(directory_fd, INDEX, _encoded(owner, done))
@@ -148,7 +150,7 @@ def set_aside(
 
 def _encoded(owner: User, files: Sequence[NamedFile]) -> bytes:
     """Return the contents of the index. Raises ``OSError`` if no restore would read it."""
-    data = json.dumps({"uid": owner.uid, "gid": owner.gid, "files": [asdict(one) for one in files]}).encode()
+    data = json.dumps({"uid": owner.uid, "gid": owner.gid, "files": [asdict(file) for file in files]}).encode()
     if len(data) > _LIMIT:
         raise OSError(errno.E2BIG, f"their list is longer than {_LIMIT} bytes", "deleted files")
     return data
@@ -165,11 +167,11 @@ def put_in_place(init: Id, directory_fd: int, owner: User, *, wait_s: float = WA
     deadline = time.monotonic() + wait_s
 
     def make(root: int) -> None:
-        for one in remaps:
-            with _opened(root, one.directory) as parent:
-                while not _linked(parent, one):
+        for remap in remaps:
+            with _opened(root, remap.directory) as parent:
+                while not _linked(parent, remap):
                     if time.monotonic() >= deadline:
-                        raise OSError(errno.EEXIST, "exists already, and is another file", one.name)
+                        raise OSError(errno.EEXIST, "exists already, and is another file", remap.name)
                     time.sleep(_PAUSE_S)
 
     if remaps:
@@ -183,7 +185,7 @@ def put_in_place(init: Id, directory_fd: int, owner: User, *, wait_s: float = WA
 def settle(init: Id, directory_fd: int, owner: User) -> None:
     """Remove CRIU's names after a restore, unless CRIU has removed them. Never raises. ``owner``: see above."""
     with suppress(OSError, RestoreFailed):
-        _take_away(init, _read(directory_fd)[1], lambda one: one.name, owner)
+        _take_away(init, _read(directory_fd)[1], lambda remap: remap.name, owner)
 
 
 def gone(store: DirectoryStore, image: Image, init: Id | None = None) -> None:
@@ -193,7 +195,7 @@ def gone(store: DirectoryStore, image: Image, init: Id | None = None) -> None:
     """
     with suppress(OSError, CheckpointError, ExhaustedError):
         _, remaps = _parsed(store.small_file(image, INDEX, _LIMIT))
-        _take_away(init, remaps, lambda one: one.aside, User(image.manifest.uid, image.manifest.gid))
+        _take_away(init, remaps, lambda remap: remap.aside, User(image.manifest.uid, image.manifest.gid))
 
 
 def forget(init: Id, tree: Collection[Id], owner: User) -> None:
@@ -207,10 +209,10 @@ def forget(init: Id, tree: Collection[Id], owner: User) -> None:
     def find() -> list[tuple[str, str, int]]:
         check = time_limit(_ANSWER_S, "deleted files")
         return [
-            (one.directory, name, one.facts.st_ino)
-            for process, one in _nameless(tree)
-            for name in _names(process, one, check)
-            if not name.startswith(ASIDE) or name == _aside(process, one.facts)
+            (deleted.directory, name, deleted.facts.st_ino)
+            for process, deleted in _nameless(tree)
+            for name in _names(process, deleted, check)
+            if not name.startswith(ASIDE) or name == _aside(process, deleted.facts)
         ]
 
     with suppress(OSError, ExhaustedError):
@@ -224,8 +226,8 @@ def ahead(tree: Collection[Id]) -> tuple[RemovedFile, ...]:
 
     def find() -> tuple[RemovedFile, ...]:
         return tuple(
-            RemovedFile(one.directory, _aside(process, one.facts), one.facts.st_ino)
-            for process, one in islice(_nameless(tree), _MOST_AHEAD)
+            RemovedFile(deleted.directory, _aside(process, deleted.facts), deleted.facts.st_ino)
+            for process, deleted in islice(_nameless(tree), _MOST_AHEAD)
         )
 
     with suppress(OSError, ExhaustedError):
@@ -237,11 +239,11 @@ def forget_lost(named: Collection[RemovedFile], owner: User) -> None:
     """Do the same as ``forget`` when the tree is gone, perhaps with its node. Never raises."""
 
     def remove(root: int) -> None:
-        for one in named:
-            with suppress(OSError), _opened(root, one.directory) as parent:
+        for removed in named:
+            with suppress(OSError), _opened(root, removed.directory) as parent:
                 for name in root_directory.names(parent):
-                    if name.startswith(REMAP) or name.endswith(_DELETED) or name == one.aside:
-                        _remove(parent, name, one.inode)
+                    if name.startswith(REMAP) or name.endswith(_DELETED) or name == removed.aside:
+                        _remove(parent, name, removed.inode)
 
     with suppress(OSError, ExhaustedError):
         if named:
@@ -260,13 +262,13 @@ def _read(directory_fd: int) -> tuple[tuple[int, int], list[NamedFile]]:
 
 def names_of(index: bytes) -> set[str]:
     """Return the paths of CRIU's names in the index of an image. Raises ``RestoreFailed``."""
-    return {f"{one.directory}/{one.name}" for one in _parsed(index)[1]}
+    return {f"{removed.directory}/{removed.name}" for removed in _parsed(index)[1]}
 
 
 def _parsed(data: bytes) -> tuple[tuple[int, int], list[NamedFile]]:
     try:
         index = json_values.table(json_values.loads(data))
-        found = [_listed(one) for one in json_values.typed(list, index["files"])]
+        found = [_listed(row) for row in json_values.typed(list, index["files"])]
         return (json_values.whole(index["uid"], MOST_ID), json_values.whole(index["gid"], MOST_ID)), found
     except (ValueError, KeyError) as error:
         raise RestoreFailed(f"the image's list of removed files cannot be read: {error}") from None
@@ -274,14 +276,14 @@ def _parsed(data: bytes) -> tuple[tuple[int, int], list[NamedFile]]:
 
 def _listed(value: object) -> NamedFile:
     """Decode a file of the index. Raises ``ValueError``."""
-    one = json_values.record(NamedFile, value)
-    if any("/" in name or "\0" in name for name in (one.name, one.aside)) or "\0" in one.directory:
-        raise ValueError(f"{one.name!r:.60} is not a name in a directory")
-    if not one.name.startswith(REMAP) and not one.name.endswith(_DELETED):
-        raise ValueError(f"{one.name!r:.60} is not a name for a dump")
-    if not one.aside.startswith(ASIDE):
-        raise ValueError(f"{one.aside!r:.60} is not a name for a suspended job")
-    return one
+    removed = json_values.record(NamedFile, value)
+    if any("/" in name or "\0" in name for name in (removed.name, removed.aside)) or "\0" in removed.directory:
+        raise ValueError(f"{removed.name!r:.60} is not a name in a directory")
+    if not removed.name.startswith(REMAP) and not removed.name.endswith(_DELETED):
+        raise ValueError(f"{removed.name!r:.60} is not a name for a dump")
+    if not removed.aside.startswith(ASIDE):
+        raise ValueError(f"{removed.aside!r:.60} is not a name for a suspended job")
+    return removed
 
 
 # ---
@@ -289,9 +291,9 @@ def _listed(value: object) -> NamedFile:
 
 def _take_away(init: Id | None, remaps: Sequence[NamedFile], which: Callable[[NamedFile], str], owner: User) -> None:
     def remove(root: int) -> None:
-        for one in remaps:
-            with suppress(OSError), _opened(root, one.directory) as parent:
-                _remove(parent, which(one), one.inode)
+        for remap in remaps:
+            with suppress(OSError), _opened(root, remap.directory) as parent:
+                _remove(parent, which(remap), remap.inode)
 
     with suppress(OSError, ExhaustedError):
         if remaps:
@@ -313,8 +315,8 @@ class _Nameless:
 def _nameless(tree: Collection[Id]) -> Iterator[tuple[Process, _Nameless]]:
     """Yield the deleted files of all processes, each name once."""
     seen: set[tuple[str, str, int, int]] = set()
-    for one in tree:
-        with suppress(OSError), Process(one.pid, started=one.started) as process:
+    for member in tree:
+        with suppress(OSError), Process(member.pid, started=member.started) as process:
             for file in _nameless_of(process):
                 key = (file.directory, file.own, file.facts.st_dev, file.facts.st_ino)
                 if key not in seen:
@@ -415,22 +417,22 @@ def _opened(root: int, path: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _moved(root: int, one: NamedFile) -> bool:
-    with suppress(OSError), _opened(root, one.directory) as parent:
+def _moved(root: int, named: NamedFile) -> bool:
+    with suppress(OSError), _opened(root, named.directory) as parent:
         with suppress(FileExistsError):  # left by an aborted suspension, or another file: checked below
-            os.link(one.name, one.aside, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
-        if _inode(parent, one.aside) == one.inode:
-            os.unlink(one.name, dir_fd=parent)
+            os.link(named.name, named.aside, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        if _inode(parent, named.aside) == named.inode:
+            os.unlink(named.name, dir_fd=parent)
             return True
     return False
 
 
-def _linked(parent: int, one: NamedFile) -> bool:
+def _linked(parent: int, named: NamedFile) -> bool:
     """Return whether the file is linked under CRIU's name; false if a file of another job has the name."""
     try:
-        os.link(one.aside, one.name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        os.link(named.aside, named.name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     except FileExistsError:
-        return _inode(parent, one.name) == one.inode
+        return _inode(parent, named.name) == named.inode
     except FileNotFoundError:
         pass  # removed by its user: CRIU reports the missing file
     return True

@@ -67,10 +67,10 @@ def inherited(process: Process, ancestor: Process) -> bool:
     for number, name in _descriptors(process):
         # A fork keeps the numbers, so the first comparison is nearly always the last.
         same = theirs.get(name, ())
-        if not any(process.shares(number, ancestor, one) for one in [*filter(number.__eq__, same), *same]):
+        if not any(process.shares(number, ancestor, fd) for fd in [*filter(number.__eq__, same), *same]):
             return False
     above = list(_mappings(ancestor))
-    return all(any(_is_part(one, other) for other in above) for one in _mappings(process))
+    return all(any(_is_part(mapping, other) for other in above) for mapping in _mappings(process))
 
 
 def _descriptors(process: Process) -> Iterator[tuple[int, str]]:
@@ -97,12 +97,12 @@ def _mappings(process: Process) -> Iterator[_Mapping]:
         yield _Mapping(begin, end, offset, fields[3], fields[4])
 
 
-def _is_part(one: _Mapping, other: _Mapping) -> bool:
+def _is_part(mapping: _Mapping, other: _Mapping) -> bool:
     return (
-        (one.device, one.inode) == (other.device, other.inode)
-        and other.begin <= one.begin
-        and one.end <= other.end
-        and one.offset - other.offset == one.begin - other.begin
+        (mapping.device, mapping.inode) == (other.device, other.inode)
+        and other.begin <= mapping.begin
+        and mapping.end <= other.end
+        and mapping.offset - other.offset == mapping.begin - other.begin
     )
 
 

@@ -200,10 +200,10 @@ class FileTable:
         for body in bodies(data):
             kind, inner = _entry(body)
             if kind is Type.REG:
-                one = _regular(inner)
-                if one.id in regular:
-                    raise BadImage(f"two files have the number {one.id:#x}")
-                regular[one.id] = one
+                file = _regular(inner)
+                if file.id in regular:
+                    raise BadImage(f"two files have the number {file.id:#x}")
+                regular[file.id] = file
             elif kind is Type.UNIXSK:
                 sockets.append(_socket(inner))
             elif kind is Type.INETSK:
@@ -238,10 +238,10 @@ class FileTable:
             kind, inner = _entry(body)
             changes: dict[int, int | bytes | None] = {}
             if kind is Type.REG:
-                one = _regular(inner)
-                if one.id in names:
-                    changes |= {2: one.flags & ~_NOT_KEPT, 6: os.fsencode(names[one.id]), 9: 1}
-                    if one.id in replaced:
+                file = _regular(inner)
+                if file.id in names:
+                    changes |= {2: file.flags & ~_NOT_KEPT, 6: os.fsencode(names[file.id]), 9: 1}
+                    if file.id in replaced:
                         changes |= dict.fromkeys(_OF_CONTENTS)
                     body = _with(body, {_BODY[kind]: _with(inner, changes)})  # noqa: PLW2901 - the same entry
             elif kind is Type.EXTERNAL:
@@ -250,7 +250,7 @@ class FileTable:
                 if number in names:
                     owner = (5, _text(facts, 5))  # the same field in both
                     fields = ((1, number), (2, os.O_RDWR), (3, 0), owner, (6, os.fsencode(names[number])), (9, 1))
-                    new = b"".join(encoded(*one) for one in fields)
+                    new = b"".join(encoded(*field) for field in fields)
                     body = _with(body, {1: Type.REG, _BODY[kind]: None, _BODY[Type.REG]: new})  # noqa: PLW2901
             elif kind is Type.UNIXSK:
                 sk = _socket(inner)
@@ -344,13 +344,13 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
             for area in facts.get(14, []):
                 if not isinstance(area, bytes):
                     raise BadImage("a mapping is not a message")
-                one = message(area)
-                status = integer(one, 7)
+                vma = message(area)
+                status = integer(vma, 7)
                 if status & (_SYSTEM_V | _OF_SOCKET):
                     raise BadImage("a mapping of System V shared memory, or of a socket, is not restored")
                 if status & (_FILE_PRIVATE | _FILE_SHARED) and not status & (_MEMFD | _BY_PLUGIN):
-                    access, protection = _access_of_mapping(one), integer(one, 5)
-                    need(integer(one, 4), access, run=bool(protection & 4))
+                    access, protection = _access_of_mapping(vma), integer(vma, 5)
+                    need(integer(vma, 4), access, run=bool(protection & 4))
     for data in places:
         for body in bodies(data):
             facts = message(body)
@@ -367,9 +367,9 @@ def device_mappings(memories: Collection[bytes]) -> set[int]:
             for area in message(body).get(14, []):
                 if not isinstance(area, bytes):
                     raise BadImage("a mapping is not a message")
-                one = message(area)
-                if integer(one, 7) & _BY_PLUGIN:
-                    found.add(integer(one, 4))
+                vma = message(area)
+                if integer(vma, 7) & _BY_PLUGIN:
+                    found.add(integer(vma, 4))
     return found
 
 
@@ -378,8 +378,8 @@ def access_of(flags: int) -> int:
     return _ACCESS.get(flags & os.O_ACCMODE, READ | WRITE)
 
 
-def _access_of(one: RegularFile) -> int:
-    return 0 if one.by_name else access_of(one.flags)
+def _access_of(file: RegularFile) -> int:
+    return 0 if file.by_name else access_of(file.flags)
 
 
 def _access_of_mapping(area: Mapping[int, list[int | bytes]]) -> int:
@@ -463,10 +463,10 @@ def _socket(body: bytes) -> UnixSocket:
 
 
 def _watches(body: bytes) -> Iterator[InotifyWatch]:
-    for one in message(body).get(5, []):
-        if not isinstance(one, bytes):
+    for watch in message(body).get(5, []):
+        if not isinstance(watch, bytes):
             raise BadImage(f"{FILES}: a watch is not a message")
-        facts = message(one)
+        facts = message(watch)
         handle = message(_text(facts, 7))
         path = os.fsdecode(_text(handle, 4)) if 4 in handle else None
         if path is not None and (not path.startswith("/") or "\0" in path):

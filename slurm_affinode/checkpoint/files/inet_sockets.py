@@ -122,7 +122,7 @@ def _address(text: str) -> str:
 
 def refuse_shared(requested: Collection[BoundPort], own: Collection[str] = (), *, proc: Path = PROC) -> None:
     """Raise ``RestoreFailed`` if one of the ports is in use by root. ``own``: inodes of sockets that do not count."""
-    for protocol in {one.protocol for one in requested}:
+    for protocol in {request.protocol for request in requested}:
         theirs: dict[int, set[str]] = {}
         for name in _TABLES[protocol]:
             with suppress(FileNotFoundError):  # a kernel without IPv6
@@ -132,11 +132,11 @@ def refuse_shared(requested: Collection[BoundPort], own: Collection[str] = (), *
                         address, _, port = words[1].partition(":")
                         if protocol != _TCP or words[3] == _LISTENING:
                             theirs.setdefault(kernel_text.number(port, 16) or 0, set()).add(_address(address))
-        for one in requested:
-            there = theirs.get(one.number, set()) if one.protocol == protocol else set()
-            if there and (not one.address or there & {"", one.address}):
+        for inet_request in requested:
+            there = theirs.get(inet_request.number, set()) if inet_request.protocol == protocol else set()
+            if there and (not inet_request.address or there & {"", inet_request.address}):
                 raise RestoreInterrupted(
-                    f"its port {one.number} is in use on this node by root or by another restored job"
+                    f"its port {inet_request.number} is in use on this node by root or by another restored job"
                 )
 
 
@@ -286,7 +286,7 @@ def replaced(table: bytes, moved: Mapping[Address, Address]) -> bytes:
 
 def _counterpart(address: Address, name: str, known: Mapping[Address, str]) -> Address:
     """Return the address of this node for one of another node."""
-    same = [one for one, interface in known.items() if interface == name and _alike(one, address)]
+    same = [value for value, interface in known.items() if interface == name and _alike(value, address)]
     if same:
         return same[0]
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -300,8 +300,8 @@ def _counterpart(address: Address, name: str, known: Mapping[Address, str]) -> A
     )
 
 
-def _alike(one: Address, other: Address) -> bool:
-    return one.version == other.version and one.is_link_local == other.is_link_local
+def _alike(address: Address, other: Address) -> bool:
+    return address.version == other.version and address.is_link_local == other.is_link_local
 
 
 def _addresses_of(body: bytes) -> Iterator[Address]:

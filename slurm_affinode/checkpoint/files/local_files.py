@@ -165,14 +165,14 @@ def _save(
                 for other in names[1:]:
                     found.setdefault(other, LocalFile(other, "link", mode, path))
             if found:
-                files = [asdict(one) for one in found.values()]
+                files = [asdict(file) for file in found.values()]
                 index = {"uid": owner.uid, "gid": owner.gid, "files": files, "originals": originals}
                 check()
                 root_directory.write(directory_fd, INDEX, _encoded(index))
-                links = [one.path for one in found.values() if one.kind == "link"]
+                links = [file.path for file in found.values() if file.kind == "link"]
                 _remove_remaps(links, root, owner)
             check()
-            deleted_files.set_aside(init, [one.id for one in held], directory_fd, owner, but=places)
+            deleted_files.set_aside(init, [member.id for member in held], directory_fd, owner, but=places)
         except OSError as error:
             kind = DumpNoRoom if error.errno in root_directory.FULL else DumpFailed
             raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
@@ -193,9 +193,9 @@ def _held(tree: Collection[Id], stack: ExitStack) -> list[Process]:
     A zombie has no files, and one made by a restore belongs to root.
     """
     found = []
-    for one in tree:
+    for member in tree:
         with suppress(ProcessGoneError):
-            process = stack.enter_context(Process(one.pid, started=one.started))
+            process = stack.enter_context(Process(member.pid, started=member.started))
             if process.stat().state != "Z":
                 found.append(process)
     return found
@@ -460,7 +460,7 @@ def names_of(index: bytes) -> set[str]:
     """Return the paths of the files in the index of a checkpoint image. Raises ``RestoreFailed``."""
     try:
         files = json_values.typed(list, json_values.table(json_values.loads(index))["files"])
-        return {_listed(one).path for one in files}
+        return {_listed(row).path for row in files}
     except (ValueError, KeyError) as error:
         raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
 
@@ -598,15 +598,15 @@ def restore_files(
     deleted_files.put_in_place(init, directory_fd, user)
     if INDEX not in root_directory.names(directory_fd):
         return {}
-    files = [one for one in _files_in(directory_fd, user) if _is_below(one.path, places)]
+    files = [file for file in _files_in(directory_fd, user) if _is_below(file.path, places)]
     try:
         copies: dict[str | None, int] = {
-            one.copy: contents(one.copy) for one in files if one.kind == "file" and one.copy is not None
+            file.copy: contents(file.copy) for file in files if file.kind == "file" and file.copy is not None
         }
     except ImageDamaged as error:
         raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
     known = {} if created is None else created.read()
-    known = {one.path: known[one.path] for one in files if one.path in known}
+    known = {file.path: known[file.path] for file in files if file.path in known}
     made: dict[str, tuple[int, int]] = {}
     identities: dict[str, FileIdentity] = {}
     try:
@@ -617,28 +617,28 @@ def restore_files(
         raise restore_failure("a temporary file cannot be recreated", error) from None
 
     def make() -> str | None:
-        for one in files:
+        for file in files:
             try:
-                fd = _make(root, one, copies, leftovers, places)
+                fd = _make(root, file, copies, leftovers, places)
                 if fd is not None:
                     try:
-                        made[one.path] = _inode(os.fstat(fd))
-                        identity = FileIdentity.of(fd) if one.kind in ("file", "link") else None
+                        made[file.path] = _inode(os.fstat(fd))
+                        identity = FileIdentity.of(fd) if file.kind in ("file", "link") else None
                     finally:
                         os.close(fd)
                     if identity is not None:
-                        identities[one.path] = identity
+                        identities[file.path] = identity
             except OSError as error:
-                return f"{one.path}: {error.strerror}"
+                return f"{file.path}: {error.strerror}"
         return None
 
     def fill() -> str | None:
-        for one in files:
-            if one.kind == "file" and one.path in made:
+        for file in files:
+            if file.kind == "file" and file.path in made:
                 try:
-                    _fill(root, one, made[one.path], identities.get(one.path), copies[one.copy])
+                    _fill(root, file, made[file.path], identities.get(file.path), copies[file.copy])
                 except OSError as error:
-                    return f"{one.path}: {error.strerror}"
+                    return f"{file.path}: {error.strerror}"
         return None
 
     try:
@@ -665,7 +665,7 @@ def _files_in(directory_fd: int, user: User) -> list[LocalFile]:
         index = json_values.table(
             json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=LIMIT))
         )
-        files = [_listed(one) for one in json_values.typed(list, index["files"])]
+        files = [_listed(row) for row in json_values.typed(list, index["files"])]
         _check_links(files)
         uid = json_values.whole(index["uid"], MOST_ID)
     except (ImageDamaged, ValueError, KeyError) as error:
@@ -677,25 +677,25 @@ def _files_in(directory_fd: int, user: User) -> list[LocalFile]:
 
 def _listed(value: object) -> LocalFile:
     """Return a file of the index. Raises ``ValueError``."""
-    one = json_values.record(LocalFile, value)
-    json_values.whole(one.mode, 0o7777)
-    json_values.whole(one.size)
-    os.fsencode(one.path + (one.copy or ""))  # UnicodeEncodeError for a lone surrogate, which JSON allows
-    if one.kind not in _KINDS or "\0" in one.path + (one.copy or ""):
-        raise ValueError(f"{one.path!r:.60} is a {one.kind!r:.20}")
-    if one.kind == "file" and (one.copy is None or "/" in one.copy):
-        raise ValueError(f"{one.copy!r:.60} is not the name of a copy")
-    return one
+    file = json_values.record(LocalFile, value)
+    json_values.whole(file.mode, 0o7777)
+    json_values.whole(file.size)
+    os.fsencode(file.path + (file.copy or ""))  # UnicodeEncodeError for a lone surrogate, which JSON allows
+    if file.kind not in _KINDS or "\0" in file.path + (file.copy or ""):
+        raise ValueError(f"{file.path!r:.60} is a {file.kind!r:.20}")
+    if file.kind == "file" and (file.copy is None or "/" in file.copy):
+        raise ValueError(f"{file.copy!r:.60} is not the name of a copy")
+    return file
 
 
 def _check_links(files: Iterable[LocalFile]) -> None:
     """Raise ``ValueError`` for a link to a file that is not in the index: it may belong to another job of the user."""
     listed: set[str] = set()
-    for one in files:
-        if one.kind == "link" and (one.copy not in listed or Path(one.copy).parent != Path(one.path).parent):
-            raise ValueError(f"{one.path!r:.60} is not another name of a file listed before it")
-        if one.kind in ("file", "link"):
-            listed.add(one.path)
+    for file in files:
+        if file.kind == "link" and (file.copy not in listed or Path(file.copy).parent != Path(file.path).parent):
+            raise ValueError(f"{file.path!r:.60} is not another name of a file listed before it")
+        if file.kind in ("file", "link"):
+            listed.add(file.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -726,81 +726,81 @@ class Leftovers:
 
 
 def _make(
-    root: int, one: LocalFile, copies: Mapping[str | None, int], leftovers: Leftovers, places: Sequence[str]
+    root: int, file: LocalFile, copies: Mapping[str | None, int], leftovers: Leftovers, places: Sequence[str]
 ) -> int | None:
     """Create a file, still without contents, if it does not exist; return a descriptor of it, otherwise ``None``.
 
     Raises ``OSError`` if another one exists.
     """
-    path = Path(one.path)
+    path = Path(file.path)
     parent = root_directory.open_below(root, str(path.parent))
     try:
         if str(path.parent) not in places and os.fstat(parent).st_uid not in (0, leftovers.uid):
-            raise OSError(errno.EPERM, "another user owns its directory, and could exchange it", one.path)
+            raise OSError(errno.EPERM, "another user owns its directory, and could exchange it", file.path)
         with suppress(FileNotFoundError):
             there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
             if there.st_uid != leftovers.uid:
                 same = False  # its owner could change it later
-            elif one.kind == "link":
-                target = os.stat(Path(one.copy or "").name, dir_fd=parent, follow_symlinks=False)
+            elif file.kind == "link":
+                target = os.stat(Path(file.copy or "").name, dir_fd=parent, follow_symlinks=False)
                 same = os.path.samestat(there, target)
             else:
-                same = _equal(parent, path.name, one, there, copies)
+                same = _equal(parent, path.name, file, there, copies)
             if same:
                 return None
-            leftovers.remove(parent, one.path)
-        return _create(parent, path.name, one)
+            leftovers.remove(parent, file.path)
+        return _create(parent, path.name, file)
     finally:
         os.close(parent)
 
 
-def _create(parent: int, name: str, one: LocalFile) -> int:
+def _create(parent: int, name: str, file: LocalFile) -> int:
     """Create a file without contents; return a descriptor of it."""
-    if one.kind == "directory":
-        os.mkdir(name, one.mode, dir_fd=parent)
-    elif one.kind == "fifo":
-        os.mkfifo(name, one.mode, dir_fd=parent)
-    elif one.kind == "link":
-        os.link(Path(one.copy or "").name, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+    if file.kind == "directory":
+        os.mkdir(name, file.mode, dir_fd=parent)
+    elif file.kind == "fifo":
+        os.mkfifo(name, file.mode, dir_fd=parent)
+    elif file.kind == "link":
+        os.link(Path(file.copy or "").name, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     else:
         return os.open(name, _NEW, 0o600, dir_fd=parent)
     return os.open(name, _LOOK, dir_fd=parent)
 
 
-def _fill(root: int, one: LocalFile, made: tuple[int, int], identity: FileIdentity | None, copy: int) -> None:
+def _fill(root: int, file: LocalFile, made: tuple[int, int], identity: FileIdentity | None, copy: int) -> None:
     """Copy the contents to a file that was created. Raises ``OSError``."""
-    parent = root_directory.open_below(root, os.path.dirname(one.path))  # noqa: PTH120 - a path of the user
+    parent = root_directory.open_below(root, os.path.dirname(file.path))  # noqa: PTH120 - a path of the user
     try:
-        name = os.path.basename(one.path)  # noqa: PTH119 - as above
+        name = os.path.basename(file.path)  # noqa: PTH119 - as above
         # It may have been replaced in between, even by a FIFO.
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     finally:
         os.close(parent)
     try:
         if _inode(os.fstat(fd)) != made or FileIdentity.of(fd) != identity:
-            raise OSError(errno.EEXIST, "was replaced while it was created", one.path)
+            raise OSError(errno.EEXIST, "was replaced while it was created", file.path)
         _copy(copy, fd, os.fstat(copy).st_size)
-        os.fchmod(fd, one.mode)
+        os.fchmod(fd, file.mode)
     finally:
         os.close(fd)
 
 
-def _equal(parent: int, name: str, one: LocalFile, there: os.stat_result, copies: Mapping[str | None, int]) -> bool:
+def _equal(parent: int, name: str, file: LocalFile, there: os.stat_result, copies: Mapping[str | None, int]) -> bool:
     """Return whether the existing file is the saved one; on the original node it is, unless it was changed."""
     kinds = {"directory": stat.S_ISDIR, "fifo": stat.S_ISFIFO, "file": stat.S_ISREG}
-    if not kinds[one.kind](there.st_mode):
+    if not kinds[file.kind](there.st_mode):
         return False
-    if one.kind != "file":
+    if file.kind != "file":
         return True
-    if there.st_size != one.size:
+    if there.st_size != file.size:
         return False
     # It may have been replaced in between, even by a FIFO.
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     try:
         at = 0
-        while at < one.size:
+        while at < file.size:
             chunk = os.pread(fd, _CHUNK, at)
-            if not chunk or chunk != os.pread(copies[one.copy], _CHUNK, at):
+            if not chunk or chunk != os.pread(copies[file.copy], _CHUNK, at):
                 return False
             at += len(chunk)
         return True

@@ -145,8 +145,8 @@ def lasting(path: str, *, directory: bool = False) -> bool:
     return not path.startswith("/sys/") or path.startswith((_SYSFS_PLACE, "/sys/fs/cgroup/"))
 
 
-def _lasts(one: RegularFile) -> bool:
-    return lasting(one.name, directory=one.mode is not None and stat.S_ISDIR(one.mode))
+def _lasts(file: RegularFile) -> bool:
+    return lasting(file.name, directory=file.mode is not None and stat.S_ISDIR(file.mode))
 
 
 def refusal(directory_fd: int) -> str | None:
@@ -156,17 +156,17 @@ def refusal(directory_fd: int) -> str | None:
         table = FileTable.parse(read_image(directory_fd, FILES))
     except NotRestored as error:
         return str(error)
-    if REMAPS in names and any(one.kind is RemapKind.PROCFS for one in remaps(read_image(directory_fd, REMAPS))):
+    if REMAPS in names and any(remap.kind is RemapKind.PROCFS for remap in remaps(read_image(directory_fd, REMAPS))):
         return "it has a file of a process open that has ended"
     removed = {inode for name in names if name.startswith("ghost-file-") and (inode := _inode(directory_fd, name))}
-    if any(one.inode in removed for one in table.watches):
+    if any(watch.inode in removed for watch in table.watches):
         return "it watches a file that was removed (inotify)"
-    for one in table.regular.values():
-        if one.id in table.terminals:
-            if not _TERMINALS.fullmatch(one.name):
-                return f"it has the terminal {one.name} open, which is not one of /dev/pts"
-        elif not _lasts(one):
-            return f"it has {one.name} open, which cannot be opened again for it"
+    for file in table.regular.values():
+        if file.id in table.terminals:
+            if not _TERMINALS.fullmatch(file.name):
+                return f"it has the terminal {file.name} open, which is not one of /dev/pts"
+        elif not _lasts(file):
+            return f"it has {file.name} open, which cannot be opened again for it"
     queued = set(packets(read_image(directory_fd, QUEUES))) if QUEUES in names else set()
     return unix_sockets.refusal(table, queued)
 
@@ -183,7 +183,7 @@ def _inode(directory_fd: int, name: str) -> int | None:
 class _OpenRequest:
     """A file to be opened."""
 
-    one: RegularFile
+    file: RegularFile
     needs: Needs
     name: str
     """The name to open: its own, or another name of the same file."""
@@ -233,32 +233,32 @@ class Inheritance:
         process.raise_file_limit()
         names = image.names()
         table = FileTable.parse(image.read(FILES))
-        gone = {one.id: one for one in remaps(image.read(REMAPS))} if REMAPS in names else {}
+        gone = {remap.id: remap for remap in remaps(image.read(REMAPS))} if REMAPS in names else {}
         kinds = {kind: [image.read(name) for name in names if name.startswith(kind)] for kind in _USES}
         mapped = device_mappings(kinds["mm-"])
         used = needs(table, descriptors=kinds["fdinfo-"], memories=kinds["mm-"], places=kinds["fs-"])
-        keys = {one.key for one in self.given}
+        keys = {descriptor.key for descriptor in self.given}
         given_names = _named_for_dump(image, names)
         renamed: dict[int, str] = {}
         secret = secrets.token_hex(8)  # no file of the job has such a name
         requests: list[_OpenRequest] = []
-        for one in table.regular.values():
-            if one.id in table.terminals:
-                self._check_terminal(one)
-            elif one.key not in keys:
-                renamed[one.id] = f"/~{secret}.{one.id:x}"
-                if one.id in used:
+        for file in table.regular.values():
+            if file.id in table.terminals:
+                self._check_terminal(file)
+            elif file.key not in keys:
+                renamed[file.id] = f"/~{secret}.{file.id:x}"
+                if file.id in used:
                     # Names made for the dump are treated like those made by CRIU.
-                    named = Remap(one.id, RemapKind.LINKED, one.id) if one.name in given_names else None
-                    requests.append(_open_request(one, used[one.id], gone.get(one.id, named), table))
+                    named = Remap(file.id, RemapKind.LINKED, file.id) if file.name in given_names else None
+                    requests.append(_open_request(file, used[file.id], gone.get(file.id, named), table))
         for request, fd in zip(requests, self._opened(requests), strict=True):
-            self._pass(fd, renamed[request.one.id])
+            self._pass(fd, renamed[request.file.id])
             facts = os.fstat(fd)
             inode = facts.st_dev, facts.st_ino
             self.rights[inode] = self.rights.get(inode, 0) | request.needs.access
         self._watch(table)
         sockets = self._sockets(table)
-        inos = {one.id: one.ino for one in table.sockets}
+        inos = {socket.id: socket.ino for socket in table.sockets}
         for number, made in sockets.items():
             self._pass(made.detach(), f"socket:[{inos[number]}]")
         if not mapped <= table.regular.keys() - used.keys():
@@ -270,7 +270,7 @@ class Inheritance:
             for name in names:
                 if name.startswith("fdinfo-"):
                     image.replace(name, with_regular_files(image.read(name), table.external))
-        passed = [one.key for one in self.fds]
+        passed = [descriptor.key for descriptor in self.fds]
         if len(set(passed)) < len(passed):
             raise RestoreFailed("two of its files have the same name in the image")
         image.replace(FILES, table.rewritten(renamed, sockets.keys(), mapped))
@@ -332,10 +332,10 @@ class Inheritance:
 
     def _open(self, root: int, request: _OpenRequest, sources: Mapping[int, int], made: dict[int, int]) -> int:
         """Open a file with the user's rights. ``made``: descriptors of recreated files by their number in the image."""
-        one, remap = request.one, request.remap
+        file, remap = request.file, request.remap
         try:
             if remap is None:
-                fd = root_directory.open_place(root, one.name, _follow(one))
+                fd = root_directory.open_place(root, file.name, _follow(file))
             elif remap.kind is RemapKind.LINKED:
                 fd = self._open_linked(root, request)
             elif remap.source in made:
@@ -343,13 +343,13 @@ class Inheritance:
             else:
                 source = sources[remap.source]
                 fd = deleted_files.make(
-                    root, one.name, deleted_files.Ghost.read(source), source, executable=request.needs.executable
+                    root, file.name, deleted_files.Ghost.read(source), source, executable=request.needs.executable
                 )
                 made[remap.source] = fd
         except OSError as error:
-            raise restore_failure(f"{one.name}: cannot be opened by its user", error) from None
+            raise restore_failure(f"{file.name}: cannot be opened by its user", error) from None
         except BadImage as error:
-            raise RestoreFailed(f"{one.name}: cannot be created again: {error}") from None
+            raise RestoreFailed(f"{file.name}: cannot be created again: {error}") from None
         with root_directory.closed_on_error(fd):
             self._check(fd, request)
         return fd
@@ -366,7 +366,7 @@ class Inheritance:
             with root_directory.closed_on_error(fd):
                 facts = os.fstat(fd)
                 self._links.append((request.name, (facts.st_dev, facts.st_ino)))
-            own_directory, _, own = request.one.name.removesuffix(_DELETED).rpartition("/")
+            own_directory, _, own = request.file.name.removesuffix(_DELETED).rpartition("/")
             if own_directory == directory and own != name:
                 with suppress(OSError):
                     os.link(name, own, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
@@ -387,19 +387,19 @@ class Inheritance:
 
         Runs with the user's rights.
         """
-        one, facts = request.one, os.fstat(fd)
+        file, facts = request.file, os.fstat(fd)
         if request.needs.root:
             if not os.path.samestat(facts, os.fstat(self._root)):
-                raise RestoreFailed(f"{one.name}: is the root directory of a process, and not that of the job")
+                raise RestoreFailed(f"{file.name}: is the root directory of a process, and not that of the job")
             return
         there = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - of a descriptor
-        if one.mode is not None and stat.S_IFMT(facts.st_mode) != stat.S_IFMT(one.mode):
+        if file.mode is not None and stat.S_IFMT(facts.st_mode) != stat.S_IFMT(file.mode):
             raise RestoreFailed(f"{there}: has another type than before")
         if request.remap is None or request.remap.kind is RemapKind.LINKED:
-            if one.mode is not None and facts.st_mode != one.mode:
-                raise RestoreFailed(f"{there}: has bad mode {facts.st_mode:o} (expect {one.mode:o})")
-            if one.size is not None and facts.st_size != one.size:
-                raise RestoreFailed(f"{there}: has bad size {facts.st_size} (expect {one.size})")
+            if file.mode is not None and facts.st_mode != file.mode:
+                raise RestoreFailed(f"{there}: has bad mode {facts.st_mode:o} (expect {file.mode:o})")
+            if file.size is not None and facts.st_size != file.size:
+                raise RestoreFailed(f"{there}: has bad size {facts.st_size} (expect {file.size})")
         self._check_type(fd, facts, request, there)
         if not _allowed(fd, facts, request.needs, self.user):
             raise RestoreFailed(
@@ -412,7 +412,7 @@ class Inheritance:
             if facts.st_rdev not in _MEMORY_DEVICES:
                 raise RestoreFailed(f"{there}: is a device, which is not opened again")
         elif kind in (stat.S_IFLNK, stat.S_IFSOCK):
-            if not request.one.by_name or request.needs.access or request.needs.program:
+            if not request.file.by_name or request.needs.access or request.needs.program:
                 raise RestoreFailed(f"{there}: is not a file that can be opened")
         elif kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO):
             raise RestoreFailed(f"{there}: is a device, which is not opened again")
@@ -429,7 +429,7 @@ class Inheritance:
                 proc = root_directory.open_below(self._root, "/proc")
                 try:
                     known = (os.stat(name, dir_fd=proc, follow_symlinks=False) for name in _PROC_FILES)
-                    return not access & WRITE and any(os.path.samestat(facts, one) for one in known)
+                    return not access & WRITE and any(os.path.samestat(facts, other) for other in known)
                 finally:
                     os.close(proc)
             return False
@@ -437,10 +437,10 @@ class Inheritance:
             return not access & WRITE and os.readlink(f"/proc/self/fd/{fd}").startswith(_SYSFS_PLACE)  # noqa: PTH115
         return kind not in _KERNELS
 
-    def _check_terminal(self, one: RegularFile) -> None:
+    def _check_terminal(self, file: RegularFile) -> None:
         """Check that a terminal is in a directory of root's, since CRIU opens it by name. Raises ``RestoreFailed``."""
-        if not _TERMINALS.fullmatch(one.name):
-            raise RestoreFailed(f"{one.name}: is a terminal that is not one of /dev/pts")
+        if not _TERMINALS.fullmatch(file.name):
+            raise RestoreFailed(f"{file.name}: is a terminal that is not one of /dev/pts")
         for directory in ("/dev", "/dev/pts"):
             try:
                 fd = root_directory.open_place(self._root, directory, os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -466,8 +466,8 @@ class Inheritance:
                 os.close(namespace)
 
         def close(made: dict[int, socket.socket]) -> None:
-            for one in made.values():
-                one.close()
+            for fd in made.values():
+                fd.close()
 
         try:
             return FileSystemCalls(None, look_s=_ANSWER_S)(make, late=close)
@@ -477,8 +477,8 @@ class Inheritance:
     def _watch(self, table: FileTable) -> None:
         """Resolve the names of watched files, as far as the user may watch them."""
         # CRIU finds these by file handle: the same file or none.
-        self.watched = {(one.device, one.inode) for one in table.watches if one.path is None}
-        paths = [one.path for one in table.watches if one.path is not None]
+        self.watched = {(watch.device, watch.inode) for watch in table.watches if watch.path is None}
+        paths = [watch.path for watch in table.watches if watch.path is not None]
         if not paths:
             return
         root = os.dup(self._root)
@@ -541,23 +541,23 @@ def _named_for_dump(image: PrivateImage, names: Collection[str]) -> set[str]:
     return found | {path for path in local if path.endswith(_DELETED)}
 
 
-def _open_request(one: RegularFile, need: Needs, remap: Remap | None, table: FileTable) -> _OpenRequest:
-    if need.root and (one.name != "/" or remap is not None):
-        raise RestoreFailed(f"{one.name}: is the root directory of a process, and not that of the job")
+def _open_request(file: RegularFile, need: Needs, remap: Remap | None, table: FileTable) -> _OpenRequest:
+    if need.root and (file.name != "/" or remap is not None):
+        raise RestoreFailed(f"{file.name}: is the root directory of a process, and not that of the job")
     if remap is None:
-        if not _lasts(one):
-            raise RestoreFailed(f"{one.name}: cannot be opened again for it")
-        return _OpenRequest(one, need, one.name)
+        if not _lasts(file):
+            raise RestoreFailed(f"{file.name}: cannot be opened again for it")
+        return _OpenRequest(file, need, file.name)
     if remap.kind is RemapKind.CONTENTS:
-        return _OpenRequest(one, need, one.name, remap)
+        return _OpenRequest(file, need, file.name, remap)
     if remap.kind is not RemapKind.LINKED or remap.source not in table.regular:
-        raise RestoreFailed(f"{one.name}: was removed, and cannot be created again")
-    return _OpenRequest(one, need, table.regular[remap.source].name, remap)
+        raise RestoreFailed(f"{file.name}: was removed, and cannot be created again")
+    return _OpenRequest(file, need, table.regular[remap.source].name, remap)
 
 
-def _follow(one: RegularFile) -> int:
+def _follow(file: RegularFile) -> int:
     """Return ``O_NOFOLLOW`` if the open file is itself a symbolic link."""
-    return os.O_NOFOLLOW if one.mode is not None and stat.S_ISLNK(one.mode) else 0
+    return os.O_NOFOLLOW if file.mode is not None and stat.S_ISLNK(file.mode) else 0
 
 
 def _allowed(fd: int, facts: os.stat_result, need: Needs, user: User) -> bool:
@@ -635,12 +635,12 @@ class OpenFiles:
 
         Files without a name are ignored. Raises ``OSError`` if the files cannot be determined.
         """
-        for one in _files(process):
-            if one.key is None or one.key not in self._known:
-                if not self._is_right(process, one):
-                    return process.link(one.name)
-                if one.key is not None:
-                    self._known.add(one.key)
+        for file in _files(process):
+            if file.key is None or file.key not in self._known:
+                if not self._is_right(process, file):
+                    return process.link(file.name)
+                if file.key is not None:
+                    self._known.add(file.key)
         for number in process.names("fd"):
             if process.link(f"fd/{number}") == _INOTIFY:
                 for device, inode in watched(process.read(f"fdinfo/{number}")):
@@ -648,22 +648,22 @@ class OpenFiles:
                         return f"inode {inode}, which it watches"
         return None
 
-    def _is_right(self, process: Process, one: _Open) -> bool:
-        facts = process.facts(one.name)  # the process is stopped, so the name still refers to the same file
+    def _is_right(self, process: Process, gpu: _Open) -> bool:
+        facts = process.facts(gpu.name)  # the process is stopped, so the name still refers to the same file
         inode = facts.st_dev, facts.st_ino
-        if inode in self._rights and not one.how & ~self._rights[inode]:
+        if inode in self._rights and not gpu.how & ~self._rights[inode]:
             return True
         if not facts.st_nlink or not stat.S_IFMT(facts.st_mode):
             return True
         if stat.S_ISCHR(facts.st_mode) and os.major(facts.st_rdev) in _TERMINAL_MAJORS:
             # CRIU has created it, or opened it by its number.
-            return facts.st_uid == self._user.uid or self._may_open(process, one)
+            return facts.st_uid == self._user.uid or self._may_open(process, gpu)
         return False
 
-    def _may_open(self, process: Process, one: _Open) -> bool:
-        fd = process.open(one.name, os.O_PATH)
+    def _may_open(self, process: Process, gpu: _Open) -> bool:
+        fd = process.open(gpu.name, os.O_PATH)
         try:
-            return as_user(self._user, partial(accessible, fd, one.how))
+            return as_user(self._user, partial(accessible, fd, gpu.how))
         finally:
             os.close(fd)
 

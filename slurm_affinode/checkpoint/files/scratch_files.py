@@ -129,7 +129,7 @@ class ScratchFiles:
             with suppress(FileNotFoundError):
                 os.unlink(DATA, dir_fd=image_fd)
         what = _described(files, more=found.why_not is not None)
-        if found.private and all(one.place in found.private for one in files):
+        if found.private and all(file.place in found.private for file in files):
             text = f"{what}, not copied ({why}): they end with the attempt, because its directories are private"
             outcome = ScratchOutcome("lost", text)
         else:
@@ -141,14 +141,14 @@ class ScratchFiles:
 
     def _why_not_copied(self, found: ScratchFound, files: Sequence[ScratchFile]) -> str | None:
         rules = self._rules
-        private = all(one.place in found.private for one in files)
+        private = all(file.place in found.private for file in files)
         if rules.policy == "pin" and not private:
             return "the site does not copy them"
         if found.why_not is not None:
             return found.why_not
         if found.ambiguous is not None and not private:
             return found.ambiguous
-        total = sum(one.size for one in files)
+        total = sum(file.size for file in files)
         return f"more than {size(rules.limit_bytes)}" if total > rules.limit_bytes else None
 
     def _copied(
@@ -156,7 +156,7 @@ class ScratchFiles:
     ) -> tuple[ScratchFile, ...] | str:
         """Copy contents; return the files with their offsets, or why one cannot be copied."""
         room = os.fstatvfs(image_fd)
-        if sum(one.size for one in files) > room.f_bavail * room.f_frsize:
+        if sum(file.size for file in files) > room.f_bavail * room.f_frsize:
             raise DumpNoRoom("the image store has no room for the node-local files of the job")
         check = time_limit(timeout_s, "files of the job")
         with ExitStack() as stack:
@@ -194,9 +194,9 @@ class ScratchFiles:
         known = decoded(index, user.uid)
         if not known.files:
             return ScratchRestored(tied=known.tied is not None)
-        names = {one.full for one in known.files}
+        names = {file.full for file in known.files}
         check = time_limit(timeout_s, "files of the job")
-        created = {path: one for path, one in record.known().created.items() if path in names}
+        created = {path: value for path, value in record.known().created.items() if path in names}
         made: Mapping[str, tuple[int, int]] = {}
         try:
             with ExitStack() as stack:
@@ -207,9 +207,9 @@ class ScratchFiles:
                 if known.tied is not None:
                     missing = as_user(user, lambda: _missing(tops, known.files, check))
                     return ScratchRestored(tied=True, missing=missing)
-                if data is None or any(one.at + one.size > os.fstat(data).st_size for one in known.files):
+                if data is None or any(file.at + file.size > os.fstat(data).st_size for file in known.files):
                     raise RestoreFailed("the image lacks the contents of node-local files")
-                places = sorted({one.place for one in known.files})
+                places = sorted({file.place for file in known.files})
                 used = local_files.used_files(places, user.uid, self._proc) if created else ()
                 maker = Maker(
                     tops=tops, data=data, files=known.files, leftovers=Leftovers(created, user.uid, used), check=check
@@ -241,13 +241,15 @@ class ScratchFiles:
         count = 0
         with suppress(OSError, RestoreFailed, ExhaustedError):
             known = decoded(index, owner.uid)
-            files = [one for one in known.files if one.new and known.tied is None]
-            used = local_files.used_files(sorted({one.place for one in files}), owner.uid, self._proc)
+            files = [file for file in known.files if file.new and known.tied is None]
+            used = local_files.used_files(sorted({file.place for file in files}), owner.uid, self._proc)
 
             def call() -> int:
                 root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    removed = [one for one in reversed(files) if local_files.unlink_if(root, one.full, _own(one, used))]
+                    removed = [
+                        file for file in reversed(files) if local_files.unlink_if(root, file.full, _own(file, used))
+                    ]
                     return len(removed)
                 finally:
                     os.close(root)
@@ -276,23 +278,25 @@ def _write(image_fd: int, index: ScratchIndex) -> bool:
 
 def _without(files: Sequence[ScratchFile], kept: Collection[str]) -> tuple[ScratchFile, ...]:
     """Leave out the files that the image has already, unless another name of them is to be restored."""
-    rest = [one for one in files if one.full not in kept]
+    rest = [file for file in files if file.full not in kept]
     if not rest:
         return ()
-    linked = {_first_name(one) for one in rest}
-    return tuple(one for one in files if one.full not in kept or one.kind == "directory" or _first_name(one) in linked)
+    linked = {_first_name(file) for file in rest}
+    return tuple(
+        file for file in files if file.full not in kept or file.kind == "directory" or _first_name(file) in linked
+    )
 
 
-def _first_name(one: ScratchFile) -> tuple[str, str]:
-    return one.place, one.target if one.kind == "link" else one.path
+def _first_name(file: ScratchFile) -> tuple[str, str]:
+    return file.place, file.target if file.kind == "link" else file.path
 
 
 def _described(files: Sequence[ScratchFile], *, more: bool = False) -> str:
     """Return for example ``12 files and directories in /tmp, 3.2 GiB``."""
     if not files:
         return "files of the job"
-    places = ", ".join(sorted({one_line(one.place) for one in files}))
-    total = sum(one.size for one in files)
+    places = ", ".join(sorted({one_line(file.place) for file in files}))
+    total = sum(file.size for file in files)
     count = counted(len(files), "file or directory") if len(files) == 1 else f"{len(files)} files and directories"
     return f"{'at least ' if more else ''}{count} in {places}, {size(total)}"
 
@@ -306,42 +310,42 @@ def _copy_all(root: int, data: int, files: Sequence[ScratchFile], check: Check) 
     names: set[tuple[str, str]] = set()
     end = 0
     with Tops(root) as tops:
-        for one in files:
+        for file in files:
             check()
-            if one.kind == "link" and (one.place, one.target) not in names:
+            if file.kind == "link" and (file.place, file.target) not in names:
                 continue
             try:
-                copied = _copy(tops, one, data, end, check)
+                copied = _copy(tops, file, data, end, check)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
                 if error.errno in _CANNOT_COPY:
-                    return f"{one_line(one.full)}: {error.strerror}"
+                    return f"{one_line(file.full)}: {error.strerror}"
                 raise
             done.append(copied)
-            if one.kind == "file":
-                names.add((one.place, one.path))
-                end += one.size
+            if file.kind == "file":
+                names.add((file.place, file.path))
+                end += file.size
     os.ftruncate(data, end)
     return tuple(done)
 
 
-def _copy(tops: Tops, one: ScratchFile, data: int, at: int, check: Check) -> ScratchFile:
+def _copy(tops: Tops, file: ScratchFile, data: int, at: int, check: Check) -> ScratchFile:
     """Copy one file to an offset. Raises ``OSError``."""
-    if one.kind not in ("file", "symlink"):
-        return one
-    with tops.parent(one) as (parent, name):
-        if one.kind == "symlink":
-            return replace(one, target=os.readlink(name, dir_fd=parent))
+    if file.kind not in ("file", "symlink"):
+        return file
+    with tops.parent(file) as (parent, name):
+        if file.kind == "symlink":
+            return replace(file, target=os.readlink(name, dir_fd=parent))
         source = os.open(name, _READ, dir_fd=parent)
     try:
         facts = os.fstat(source)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_ino != one.inode:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_ino != file.inode:
             raise FileNotFoundError(errno.ENOENT, "was replaced")
         if attributes(source):
             raise PermissionError(errno.EPERM, "has an ACL or extended attributes")
-        local_files.copy_range(source, data, one.size, target_at=at, check=check)
-        return replace(one, at=at)
+        local_files.copy_range(source, data, file.size, target_at=at, check=check)
+        return replace(file, at=at)
     finally:
         os.close(source)
 
@@ -349,27 +353,27 @@ def _copy(tops: Tops, one: ScratchFile, data: int, at: int, check: Check) -> Scr
 def _missing(tops: Tops, files: Sequence[ScratchFile], check: Check) -> list[str]:
     """Return the paths of files of a tied job that are not as it has left them."""
     missing = []
-    for one in files:
+    for file in files:
         check()
         try:
-            with tops.parent(one) as (parent, name):
+            with tops.parent(file) as (parent, name):
                 facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
             # A restart of the node may change the number of the device.
-            left = facts.st_ino == one.inode and (
-                one.kind != "file" or (facts.st_size, facts.st_mtime_ns) == (one.size, one.mtime_ns)
+            left = facts.st_ino == file.inode and (
+                file.kind != "file" or (facts.st_size, facts.st_mtime_ns) == (file.size, file.mtime_ns)
             )
         except OSError:
             left = False
         if not left:
-            missing.append(one.full)
+            missing.append(file.full)
     return missing
 
 
-def _is(one: ScratchFile, facts: os.stat_result) -> bool:
-    return (facts.st_dev, facts.st_ino) == (one.device, one.inode)
+def _is(file: ScratchFile, facts: os.stat_result) -> bool:
+    return (facts.st_dev, facts.st_ino) == (file.device, file.inode)
 
 
-def _own(one: ScratchFile, used: Collection[tuple[int, int]]) -> Callable[[os.stat_result], bool]:
-    if one.kind == "file":
-        return partial(local_files.is_unused, one.identity, used)
-    return lambda facts: _is(one, facts) and (facts.st_dev, facts.st_ino) not in used
+def _own(file: ScratchFile, used: Collection[tuple[int, int]]) -> Callable[[os.stat_result], bool]:
+    if file.kind == "file":
+        return partial(local_files.is_unused, file.identity, used)
+    return lambda facts: _is(file, facts) and (facts.st_dev, facts.st_ino) not in used

@@ -92,23 +92,23 @@ def _check(index: ScratchIndex) -> None:
         raise ValueError("its version is unknown")
     json_values.whole(index.uid, MOST_ID)
     listed: set[tuple[str, str]] = set()
-    for one in index.files:
-        _check_file(one, listed)
+    for file in index.files:
+        _check_file(file, listed)
 
 
-def _check_file(one: ScratchFile, listed: set[tuple[str, str]]) -> None:
+def _check_file(file: ScratchFile, listed: set[tuple[str, str]]) -> None:
     """Raise ``ValueError`` unless the file is one that a suspension lists. ``listed``: the regular files before it."""
-    text = one.place + one.path + one.target
+    text = file.place + file.path + file.target
     os.fsencode(text)  # UnicodeEncodeError for a lone surrogate, which JSON allows
-    for number in (abs(one.mtime_ns), one.inode, one.device, one.size, one.at):
+    for number in (abs(file.mtime_ns), file.inode, file.device, file.size, file.at):
         json_values.whole(number, _MOST)
-    json_values.whole(one.mode, 0o7777)
-    json_values.whole(one.gid, MOST_ID)
-    if "\0" in text or one.kind not in _KINDS or not is_below_root(one.place):
-        raise ValueError(f"{one.path!r:.60} is a {one.kind!r:.20} in {one.place!r:.60}")
-    if not set(one.path.split("/")).isdisjoint(("", ".", "..")):
-        raise ValueError(f"{one.path!r:.60} is not a path below a directory")
-    if one.kind == "link" and (one.place, one.target) not in listed:
-        raise ValueError(f"{one.path!r:.60} is not another name of a file listed before it")
-    if one.kind == "file":
-        listed.add((one.place, one.path))
+    json_values.whole(file.mode, 0o7777)
+    json_values.whole(file.gid, MOST_ID)
+    if "\0" in text or file.kind not in _KINDS or not is_below_root(file.place):
+        raise ValueError(f"{file.path!r:.60} is a {file.kind!r:.20} in {file.place!r:.60}")
+    if not set(file.path.split("/")).isdisjoint(("", ".", "..")):
+        raise ValueError(f"{file.path!r:.60} is not a path below a directory")
+    if file.kind == "link" and (file.place, file.target) not in listed:
+        raise ValueError(f"{file.path!r:.60} is not another name of a file listed before it")
+    if file.kind == "file":
+        listed.add((file.place, file.path))

@@ -55,10 +55,10 @@ class Tops:
             os.close(fd)
 
     @contextmanager
-    def parent(self, one: ScratchFile) -> Iterator[tuple[int, str]]:
+    def parent(self, file: ScratchFile) -> Iterator[tuple[int, str]]:
         """Yield a descriptor of the directory of a file, and its name there. Raises ``OSError``."""
-        path = PurePosixPath(one.path)
-        with self.directory(one.place, str(path.parent)) as fd:
+        path = PurePosixPath(file.path)
+        with self.directory(file.place, str(path.parent)) as fd:
             yield fd, path.name
 
 
@@ -93,32 +93,32 @@ class Maker:
     def fill(self) -> str | None:
         """Set contents, modes and times of created files; return the first failure, if any."""
         # Directories last, from the bottom: files in them change their times, and they may be read-only.
-        created = [one for one in self.files if one.full in self.made]
-        files = [one for one in created if one.kind != "directory"]
-        return self._each([*files, *(one for one in reversed(created) if one.kind == "directory")], self._fill)
+        created = [file for file in self.files if file.full in self.made]
+        files = [file for file in created if file.kind != "directory"]
+        return self._each([*files, *(file for file in reversed(created) if file.kind == "directory")], self._fill)
 
     def _each(self, files: Sequence[ScratchFile], call: Callable[[ScratchFile], None]) -> str | None:
-        for one in files:
+        for file in files:
             try:
                 self.check()
-                call(one)
+                call(file)
             except OSError as error:
                 why = "a symbolic link is in its place" if error.errno == errno.ELOOP else error.strerror
-                return f"{one_line(one.full)}: {why}"
+                return f"{one_line(file.full)}: {why}"
         return None
 
     # --- names
 
-    def _make(self, one: ScratchFile) -> None:
+    def _make(self, file: ScratchFile) -> None:
         try:
-            if self._is_owned(one.place, PurePosixPath(one.path).parent):
-                with self.tops.parent(one) as (parent, name):
-                    if not self._is_there(one, parent, name):
-                        self._create(one, parent, name)
+            if self._is_owned(file.place, PurePosixPath(file.path).parent):
+                with self.tops.parent(file) as (parent, name):
+                    if not self._is_there(file, parent, name):
+                        self._create(file, parent, name)
                 return
         except (NotADirectoryError, _InTheWayError):
             pass
-        self.kept.append(one.full)
+        self.kept.append(file.full)
 
     def _is_owned(self, place: str, path: PurePosixPath) -> bool:
         """Return whether only the user and root may exchange the entries of a directory. Raises ``OSError``."""
@@ -131,7 +131,7 @@ class Maker:
             self._owned[key] = own and self._is_owned(place, path.parent)
         return self._owned[key]
 
-    def _is_there(self, one: ScratchFile, parent: int, name: str) -> bool:
+    def _is_there(self, file: ScratchFile, parent: int, name: str) -> bool:
         """Return whether the same file exists. Raises ``_InTheWayError`` if another one does that must stay."""
         try:
             facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -139,57 +139,57 @@ class Maker:
             return False
         if facts.st_uid != self.leftovers.uid:
             raise _InTheWayError
-        if self._same(one, parent, name, facts):
+        if self._same(file, parent, name, facts):
             return True
-        if one.kind not in ("file", "link") or not stat.S_ISREG(facts.st_mode):
+        if file.kind not in ("file", "link") or not stat.S_ISREG(facts.st_mode):
             raise _InTheWayError
         try:
-            self.leftovers.remove(parent, one.full)
+            self.leftovers.remove(parent, file.full)
         except OSError:
             raise _InTheWayError from None
         return False
 
-    def _same(self, one: ScratchFile, parent: int, name: str, facts: os.stat_result) -> bool:
-        if one.kind == "directory":
+    def _same(self, file: ScratchFile, parent: int, name: str, facts: os.stat_result) -> bool:
+        if file.kind == "directory":
             return stat.S_ISDIR(facts.st_mode)
-        if one.kind == "fifo":
+        if file.kind == "fifo":
             return stat.S_ISFIFO(facts.st_mode)
-        if one.kind == "symlink":
-            return stat.S_ISLNK(facts.st_mode) and os.readlink(name, dir_fd=parent) == one.target
+        if file.kind == "symlink":
+            return stat.S_ISLNK(facts.st_mode) and os.readlink(name, dir_fd=parent) == file.target
         if not stat.S_ISREG(facts.st_mode):
             return False
-        if one.kind == "link":
-            with suppress(OSError), self.tops.parent(replace(one, path=one.target)) as (other, its):
+        if file.kind == "link":
+            with suppress(OSError), self.tops.parent(replace(file, path=file.target)) as (other, its):
                 return os.path.samestat(facts, os.stat(its, dir_fd=other, follow_symlinks=False))
             return False
-        return facts.st_size == one.size and self._equal(one, parent, name)
+        return facts.st_size == file.size and self._equal(file, parent, name)
 
-    def _equal(self, one: ScratchFile, parent: int, name: str) -> bool:
+    def _equal(self, file: ScratchFile, parent: int, name: str) -> bool:
         try:
             fd = os.open(name, _READ, dir_fd=parent)
         except OSError:
             return False
         try:
             at = 0
-            while at < one.size:
+            while at < file.size:
                 self.check()
-                chunk = os.pread(fd, min(_CHUNK, one.size - at), at)
-                if not chunk or chunk != os.pread(self.data, len(chunk), one.at + at):
+                chunk = os.pread(fd, min(_CHUNK, file.size - at), at)
+                if not chunk or chunk != os.pread(self.data, len(chunk), file.at + at):
                     return False
                 at += len(chunk)
             return True
         finally:
             os.close(fd)
 
-    def _create(self, one: ScratchFile, parent: int, name: str) -> None:
-        if one.kind == "directory":
+    def _create(self, file: ScratchFile, parent: int, name: str) -> None:
+        if file.kind == "directory":
             os.mkdir(name, 0o700, dir_fd=parent)
-        elif one.kind == "fifo":
+        elif file.kind == "fifo":
             os.mkfifo(name, 0o600, dir_fd=parent)
-        elif one.kind == "symlink":
-            os.symlink(one.target, name, dir_fd=parent)
-        elif one.kind == "link":
-            with self.tops.parent(replace(one, path=one.target)) as (other, its):
+        elif file.kind == "symlink":
+            os.symlink(file.target, name, dir_fd=parent)
+        elif file.kind == "link":
+            with self.tops.parent(replace(file, path=file.target)) as (other, its):
                 os.link(its, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
         else:
             os.close(os.open(name, _NEW, 0o600, dir_fd=parent))
@@ -198,33 +198,33 @@ class Maker:
             facts, identity = os.fstat(fd), FileIdentity.of(fd)
         finally:
             os.close(fd)
-        self.made[one.full] = facts.st_dev, facts.st_ino
-        if identity is not None and one.kind in ("file", "link"):
-            self.identities[one.full] = identity
+        self.made[file.full] = facts.st_dev, facts.st_ino
+        if identity is not None and file.kind in ("file", "link"):
+            self.identities[file.full] = identity
 
     # --- contents
 
-    def _fill(self, one: ScratchFile) -> None:
-        with self.tops.parent(one) as (parent, name):
-            if one.kind == "symlink":
-                os.utime(name, ns=(one.mtime_ns, one.mtime_ns), dir_fd=parent, follow_symlinks=False)
+    def _fill(self, file: ScratchFile) -> None:
+        with self.tops.parent(file) as (parent, name):
+            if file.kind == "symlink":
+                os.utime(name, ns=(file.mtime_ns, file.mtime_ns), dir_fd=parent, follow_symlinks=False)
                 return
-            if one.kind == "link":
+            if file.kind == "link":
                 return
-            flags = {"directory": _READ | os.O_DIRECTORY, "fifo": _READ}.get(one.kind, _WRITE)
+            flags = {"directory": _READ | os.O_DIRECTORY, "fifo": _READ}.get(file.kind, _WRITE)
             fd = os.open(name, flags, dir_fd=parent)
         try:
-            facts, mode = os.fstat(fd), one.mode
-            if (facts.st_dev, facts.st_ino) != self.made[one.full]:
+            facts, mode = os.fstat(fd), file.mode
+            if (facts.st_dev, facts.st_ino) != self.made[file.full]:
                 raise OSError(errno.EEXIST, "was replaced while it was created")
-            if one.kind == "file":
-                local_files.copy_range(self.data, fd, one.size, source_at=one.at, check=self.check)
-                os.ftruncate(fd, one.size)
+            if file.kind == "file":
+                local_files.copy_range(self.data, fd, file.size, source_at=file.at, check=self.check)
+                os.ftruncate(fd, file.size)
             try:
-                os.fchown(fd, -1, one.gid)
+                os.fchown(fd, -1, file.gid)
             except PermissionError:  # the user is no longer in that group: its rights are not another group's
                 mode &= ~_OF_GROUP
             os.fchmod(fd, mode)
-            os.utime(fd, ns=(one.mtime_ns, one.mtime_ns))
+            os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
         finally:
             os.close(fd)

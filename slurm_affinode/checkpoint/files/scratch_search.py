@@ -55,7 +55,7 @@ class ScratchFound:
     @property
     def total_bytes(self) -> int:
         """Size of the contents."""
-        return sum(one.size for one in self.files)
+        return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class ScratchSearch:
 
                 # A file system that does not respond delays the other jobs of the node no longer than that.
                 FileSystemCalls(None, look_s=_FIND_S + _GRACE_S)(call)
-            if any(one.place not in walk.private for one in walk.found.values()):
-                ambiguous = self._ambiguous({one.pid for one in tree} | {init.pid})
+            if any(file.place not in walk.private for file in walk.found.values()):
+                ambiguous = self._ambiguous({process.pid for process in tree} | {init.pid})
         except ExhaustedError as error:
             walk.why_not = str(error)
         except OSError as error:
@@ -143,8 +143,8 @@ class _Walk:
     def observe(self, init: Process, tree: Collection[Id]) -> None:
         """Look at the processes of the job. Raises ``OSError``."""
         self._streams.update(inode for number in (0, 1, 2) if (inode := _opened(init, f"fd/{number}")) is not None)
-        for one in tree:
-            with suppress(OSError), Process(one.pid, started=one.started, proc=self.search.proc) as process:
+        for member in tree:
+            with suppress(OSError), Process(member.pid, started=member.started, proc=self.search.proc) as process:
                 if (inode := _opened(process, "cwd")) is not None:
                     self._working.add(inode)
 
@@ -254,22 +254,22 @@ class _Walk:
         while at is not None and at.path and f"{place.rstrip('/')}/{at.path}" not in self.found:
             chain.append(at)
             at = at.above
-        for one in reversed(chain):
-            if one.facts is not None:
-                self._add(place, one.path, "directory", one.facts, new=self._is_new(one.facts))
+        for part in reversed(chain):
+            if part.facts is not None:
+                self._add(place, part.path, "directory", part.facts, new=self._is_new(part.facts))
 
     def _add(
         self, place: str, path: str, kind: str, facts: os.stat_result, *, size_bytes: int = 0, target: str = "",
         new: bool = True,
     ) -> None:  # fmt: skip
-        one = ScratchFile(
+        file = ScratchFile(
             place, path, kind, stat.S_IMODE(facts.st_mode), facts.st_gid, facts.st_mtime_ns, facts.st_ino,
             facts.st_dev, size_bytes, target=target, new=new,
         )  # fmt: skip
-        if len(os.fsencode(one.full)) > _LONGEST_PATH:
+        if len(os.fsencode(file.full)) > _LONGEST_PATH:
             self.why_not = "the path of one of its files is too long"
             return
-        self.found[one.full] = one
+        self.found[file.full] = file
         if len(self.found) > self.search.most:
             self.why_not = f"more than {self.search.most} files"
 

@@ -36,46 +36,46 @@ _LONGEST = 108  # bytes, of sun_path
 
 def made_before(table: FileTable) -> list[UnixSocket]:
     """Return the sockets that CRIU must inherit, because it would bind, connect or listen as root."""
-    external = {one.ino for one in table.sockets if one.external and one.path is not None}
+    external = {socket.ino for socket in table.sockets if socket.external and socket.path is not None}
     found = []
-    for one in table.sockets:
-        if one.closed:
-            found.append(one)
-        if one.external or (one.type != DATAGRAM and one.state == ESTABLISHED):
+    for unix_socket in table.sockets:
+        if unix_socket.closed:
+            found.append(unix_socket)
+        if unix_socket.external or (unix_socket.type != DATAGRAM and unix_socket.state == ESTABLISHED):
             continue
-        if one.path is not None or one.peer in external or one.state == LISTEN:
-            found.append(one)
+        if unix_socket.path is not None or unix_socket.peer in external or unix_socket.state == LISTEN:
+            found.append(unix_socket)
     return found
 
 
 def refusal(table: FileTable, queued: Collection[int] = ()) -> str | None:
     """Return why the sockets of an image could not be restored, or ``None``. ``queued``: those with unread data."""
-    made = {one.ino: one for one in made_before(table)}
-    external = {one.ino: one for one in table.sockets if one.external}
-    for one in table.sockets:
-        peer = made.get(one.peer) if one.peer else None
+    made = {socket.ino: socket for socket in made_before(table)}
+    external = {socket.ino: socket for socket in table.sockets if socket.external}
+    for unix_socket in table.sockets:
+        peer = made.get(unix_socket.peer) if unix_socket.peer else None
         if peer is not None and peer.closed:
             continue  # the end of the service
         if peer is not None and peer.state == LISTEN:
             return f"a connection to its socket {_name(peer)} is not accepted yet"
         if peer is not None:
             return f"one of its datagram sockets is connected to another one by name: {_name(peer)}"
-    for one in made.values():
-        if one.closed and one.id in queued:
-            return f"its connection to {_name(external[one.peer])} has data that is not read yet"
-        if one.id in queued:
-            return f"its socket {_name(one)} has data that is not read yet"
-        if one.signals:
-            return f"its socket {_name(one)} sends signals"
-        if one.peer and one.peer not in external:
-            return f"its socket {_name(one)} is connected to another one of the tree"
-        if one.peer and not (external[one.peer].path or "/").startswith("/"):
-            return f"its socket is connected to {_name(external[one.peer])}, which is not a full path"
+    for unix_socket in made.values():
+        if unix_socket.closed and unix_socket.id in queued:
+            return f"its connection to {_name(external[unix_socket.peer])} has data that is not read yet"
+        if unix_socket.id in queued:
+            return f"its socket {_name(unix_socket)} has data that is not read yet"
+        if unix_socket.signals:
+            return f"its socket {_name(unix_socket)} sends signals"
+        if unix_socket.peer and unix_socket.peer not in external:
+            return f"its socket {_name(unix_socket)} is connected to another one of the tree"
+        if unix_socket.peer and not (external[unix_socket.peer].path or "/").startswith("/"):
+            return f"its socket is connected to {_name(external[unix_socket.peer])}, which is not a full path"
     return None
 
 
-def _name(one: UnixSocket) -> str:
-    return one.path or one.name.decode("utf-8", "backslashreplace") or "without a name"
+def _name(socket: UnixSocket) -> str:
+    return socket.path or socket.name.decode("utf-8", "backslashreplace") or "without a name"
 
 
 def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.socket]:
@@ -86,15 +86,15 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
     wanted = made_before(table)
     if not wanted:
         return {}
-    names = {one.ino: one for one in table.sockets}
+    names = {socket.ino: socket for socket in table.sockets}
     made: dict[int, socket.socket] = {}
 
     def call() -> None:
-        for one in wanted:
+        for unix_socket in wanted:
             try:
-                made[one.id] = _made(one, names.get(one.peer) if one.peer else None)
+                made[unix_socket.id] = _made(unix_socket, names.get(unix_socket.peer) if unix_socket.peer else None)
             except OSError as error:
-                raise restore_failure(f"{_name(one)}: its socket cannot be made", error) from None
+                raise restore_failure(f"{_name(unix_socket)}: its socket cannot be made", error) from None
 
     try:
         # Peers see the effective IDs at the time of listen or connect, and would trust root's.
@@ -102,60 +102,60 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
         for entry in wanted:
             _set_options(made[entry.id], entry)  # some need rights that the user does not have
     except BaseException:
-        for one in made.values():
-            one.close()
+        for unix_socket in made.values():
+            unix_socket.close()
         raise
     return made
 
 
-def _made(one: UnixSocket, peer: UnixSocket | None) -> socket.socket:
-    made = _closed(one) if one.closed else socket.socket(socket.AF_UNIX, one.type & 0xF)
+def _made(unix_socket: UnixSocket, peer: UnixSocket | None) -> socket.socket:
+    made = _closed(unix_socket) if unix_socket.closed else socket.socket(socket.AF_UNIX, unix_socket.type & 0xF)
     try:
-        if one.name:
-            _bind(made, one)
-        if one.state == LISTEN:
-            made.listen(one.backlog)
-        if peer is not None and not one.closed:
+        if unix_socket.name:
+            _bind(made, unix_socket)
+        if unix_socket.state == LISTEN:
+            made.listen(unix_socket.backlog)
+        if peer is not None and not unix_socket.closed:
             made.connect(peer.path or peer.name)
-        if one.shutdown in _SHUTDOWN:
-            made.shutdown(_SHUTDOWN[one.shutdown])
+        if unix_socket.shutdown in _SHUTDOWN:
+            made.shutdown(_SHUTDOWN[unix_socket.shutdown])
         flags = fcntl.fcntl(made, fcntl.F_GETFL)
-        fcntl.fcntl(made, fcntl.F_SETFL, (flags & ~_KEEP_FLAGS) | (one.flags & _KEEP_FLAGS))
+        fcntl.fcntl(made, fcntl.F_SETFL, (flags & ~_KEEP_FLAGS) | (unix_socket.flags & _KEEP_FLAGS))
     except BaseException:
         made.close()
         raise
     return made
 
 
-def _closed(one: UnixSocket) -> socket.socket:
+def _closed(unix_socket: UnixSocket) -> socket.socket:
     """Return a connected socket whose other end is closed."""
-    made, other = socket.socketpair(socket.AF_UNIX, one.type & 0xF)
+    made, other = socket.socketpair(socket.AF_UNIX, unix_socket.type & 0xF)
     other.close()
     return made
 
 
-def _bind(made: socket.socket, one: UnixSocket) -> None:
-    if one.path is None:
-        made.bind(one.name)
+def _bind(made: socket.socket, unix_socket: UnixSocket) -> None:
+    if unix_socket.path is None:
+        made.bind(unix_socket.name)
         return
-    if len(one.name) > _LONGEST:
+    if len(unix_socket.name) > _LONGEST:
         raise OSError(errno.ENAMETOOLONG, "its name is too long")
-    if one.directory is not None:
-        os.chdir(one.directory)
-    path = Path(one.path)
-    mode = 0o777 if one.mode is None else one.mode & 0o777
-    aside = path.with_name(f".aside.{uuid.uuid4().hex}") if one.deleted and _there(path) else None
+    if unix_socket.directory is not None:
+        os.chdir(unix_socket.directory)
+    path = Path(unix_socket.path)
+    mode = 0o777 if unix_socket.mode is None else unix_socket.mode & 0o777
+    aside = path.with_name(f".aside.{uuid.uuid4().hex}") if unix_socket.deleted and _there(path) else None
     if aside is not None:
         path.rename(aside)
     elif stat.S_ISSOCK(_there(path)):
         path.unlink()  # its own socket, from the previous attempt
-    created = _make_directories(path) if one.deleted else []
+    created = _make_directories(path) if unix_socket.deleted else []
     umask = os.umask(~mode & 0o777)  # of this thread only
     try:
-        made.bind(one.path)
+        made.bind(unix_socket.path)
     finally:
         os.umask(umask)
-    if one.deleted:
+    if unix_socket.deleted:
         path.unlink()
     if aside is not None:
         aside.rename(path)
@@ -180,17 +180,19 @@ def _make_directories(path: Path) -> list[Path]:
     return missing
 
 
-def _set_options(made: socket.socket, one: UnixSocket) -> None:
+def _set_options(made: socket.socket, unix_socket: UnixSocket) -> None:
     """Set the options that programs use on UNIX sockets, as far as the kernel accepts them."""
     for field, option in _BUFFERS.items():
-        if one.options.get(field, 0) < 1 << 31:
+        if unix_socket.options.get(field, 0) < 1 << 31:
             with suppress(OSError):
-                made.setsockopt(socket.SOL_SOCKET, option, one.options.get(field, 0) // 2)  # the kernel doubles it
+                made.setsockopt(
+                    socket.SOL_SOCKET, option, unix_socket.options.get(field, 0) // 2
+                )  # the kernel doubles it
     for field, option in _OPTIONS.items():
-        if 0 < one.options.get(field, 0) < 1 << 31:
+        if 0 < unix_socket.options.get(field, 0) < 1 << 31:
             with suppress(OSError):
-                made.setsockopt(socket.SOL_SOCKET, option, one.options[field])
+                made.setsockopt(socket.SOL_SOCKET, option, unix_socket.options[field])
     for (seconds, micro), option in _TIMES.items():
-        value = one.options.get(seconds, 0), one.options.get(micro, 0)
+        value = unix_socket.options.get(seconds, 0), unix_socket.options.get(micro, 0)
         if any(value) and max(value) < 1 << 62:
             made.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *value))

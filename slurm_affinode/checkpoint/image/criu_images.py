@@ -137,7 +137,7 @@ def encoded(number: int, value: int | bytes) -> bytes:
 def with_field(body: bytes, number: int, value: int | bytes) -> bytes:
     """Return a message with another value in a field that it has. Raises ``BadImage``."""
     made = encoded(number, value)
-    return b"".join(made if one == number else body[begin:end] for one, _, begin, end in spans(body))
+    return b"".join(made if span == number else body[begin:end] for span, _, begin, end in spans(body))
 
 
 def varint(value: int) -> bytes:
@@ -226,8 +226,8 @@ def _check_namespaces(directory_fd: int, names: Iterable[str]) -> None:
         rows = list(image_records(directory_fd, name))
         if len(rows) > 1:
             raise BadImage(f"{name}: the namespaces of a process are not unique")
-        for one in rows:
-            if any(integer(one, kind, 0) != integer(own, kind, 0) for kind in _NAMESPACES):
+        for entry in rows:
+            if any(integer(entry, kind, 0) != integer(own, kind, 0) for kind in _NAMESPACES):
                 raise BadImage(f"{name}: a process has a namespace of its own")
 
 
@@ -345,5 +345,5 @@ def table() -> tuple[CriuMessage, ...]:
 
 def prediction(log: str) -> tuple[str, ...] | None:
     """Return the checks that predict an error in the log of a restore; ``None`` if it is to be retried."""
-    restores = (one for one in table() if one.at == "restore" and one.checks)
-    return next((one.checks for one in restores if one.matches(log)), None)
+    restores = (row for row in table() if row.at == "restore" and row.checks)
+    return next((restore.checks for restore in restores if restore.matches(log)), None)

@@ -62,8 +62,8 @@ class DigestAlgorithm:
     def total(self, blocks: Iterable[bytes]) -> str:
         """Return the digest of a file in hexadecimal, from the hashes of its blocks."""
         state = self.new()
-        for one in blocks:
-            state.update(memoryview(one))
+        for block in blocks:
+            state.update(memoryview(block))
         return state.digest().hex()
 
     def of_blocks(self, blocks: Iterable[memoryview]) -> str:

@@ -72,7 +72,9 @@ def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
         value = json_values.table(json_values.loads(data))
         if value.get("schema") != SCHEMA:
             raise ImageDamaged(f"the manifest has schema {value.get('schema')}, this release reads {SCHEMA}")
-        manifest: Manifest = built(Manifest, {key: one for key, one in value.items() if key not in _FORMER})
+        manifest: Manifest = built(
+            Manifest, {key: field_value for key, field_value in value.items() if key not in _FORMER}
+        )
         _check(manifest, node)
     except ValueError as error:
         raise ImageDamaged(f"the manifest cannot be read: {error}") from None
@@ -83,10 +85,10 @@ def _check(manifest: Manifest, node: str | None) -> None:
     """Check a manifest signed by ``node`` for values that no release writes. Raises ``ValueError``."""
     if node is not None and node != manifest.node:
         raise ValueError(f"it names {manifest.node!r:.60}, but {node!r:.60} has signed it")
-    if not all(0 <= one < _YEAR_10000 for one in (manifest.started_epoch, manifest.dumped_epoch)):
+    if not all(0 <= epoch < _YEAR_10000 for epoch in (manifest.started_epoch, manifest.dumped_epoch)):
         raise ValueError("its times are not finite")
     numbers = (manifest.seq, manifest.uid, manifest.gid, manifest.restarts, manifest.gpu_bytes)
-    if not all(0 <= one < 1 << 63 for one in (*numbers, *(file.size for file in manifest.files))):
+    if not all(0 <= number < 1 << 63 for number in (*numbers, *(file.size for file in manifest.files))):
         raise ValueError("it has numbers below 0, or far too large")
     paths = [file.path for file in manifest.files]
     odd = next((path for path in paths if not _PATH.fullmatch(path) or path.rpartition("/")[2] in (".", "..")), None)

@@ -323,7 +323,7 @@ def _write_at(fd: int, data: memoryview, at: int) -> None:
 def _gaps(size: int, memory: TreeMemory | None) -> list[tuple[int, int]]:
     """Return the ranges (start, length) of a pages file that CRIU places itself."""
     found, at = [], 0
-    for run in sorted(memory.runs, key=lambda one: one.offset) if memory is not None else ():
+    for run in sorted(memory.runs, key=lambda run: run.offset) if memory is not None else ():
         if run.offset > at:
             found.append((at, run.offset - at))
         at = max(at, run.offset + run.length)

@@ -187,9 +187,12 @@ class ImageWriter:
 
             opened = (reading(at, name, size) for (at, name, _), size in zip(places, sizes, strict=True))
             with closing(digest.of_files(self._kind, opened)) as made:
-                found = [FileFact(path, size, one) for (_, _, path), size, one in zip(places, sizes, made, strict=True)]
-            for one in durable:
-                one.result()
+                found = [
+                    FileFact(path, size, digests)
+                    for (_, _, path), size, digests in zip(places, sizes, made, strict=True)
+                ]
+            for tier in durable:
+                tier.result()
         return tuple(found)
 
     @staticmethod

@@ -178,11 +178,11 @@ class Entries:
                 for seq in self.complete(job_fd):
                     with suppress(ImageDamaged, OSError):
                         stamp = _stamp(job_fd, f"{seq:04d}")
-                        one = known.get((name, seq))
-                        if one is None or one[0] != stamp:
+                        entry_size = known.get((name, seq))
+                        if entry_size is None or entry_size[0] != stamp:
                             facts = self.manifest(job_fd, name, f"{seq:04d}")
-                            one = stamp, facts.uid, facts.size
-                        found[name, seq] = one
+                            entry_size = stamp, facts.uid, facts.size
+                        found[name, seq] = entry_size
         self._sizes = found
         return [(uid, size) for _, uid, size in found.values()]
 
@@ -265,7 +265,7 @@ class Entries:
 def _stamp(job_fd: int, entry: str) -> _Stamp:
     """Return a value that changes if one of the two files is replaced or written to. Raises ``OSError``."""
     each = [os.stat(f"{entry}/{name}", dir_fd=job_fd, follow_symlinks=False) for name in (MANIFEST, SIGNATURE)]
-    return [(one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in each]
+    return [(facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns) for facts in each]
 
 
 def _rename(job_fd: int, entry: str, to: str) -> None:

@@ -130,7 +130,7 @@ class Retention:
         tier.store.check_room(uid, count, freeable=0 if tier.room() >= count else self._freeable(tier))
 
     def _freeable(self, tier: Tier) -> int:
-        return sum(one.held for one, _ in self._candidates(tier))
+        return sum(candidate.held for candidate, _ in self._candidates(tier))
 
     def make_room_for_new(self, tier: Tier, key: JobKey, size: int) -> None:
         """Make room for a new image. Raises ``NoRoom``."""
@@ -147,9 +147,9 @@ class Retention:
             if room >= need or tier.shared:
                 return
             candidates = self._candidates(tier, replaced=name if incoming.name != name else None)
-            rates = self._rates(tier, [name, *(one.name for one, _ in candidates)])
+            rates = self._rates(tier, [name, *(candidate.name for candidate, _ in candidates)])
             rates[incoming.name] = rates[name]
-            plan = make_room([one for one, _ in candidates], incoming, room, rates, grain=digest.BLOCK)
+            plan = make_room([candidate for candidate, _ in candidates], incoming, room, rates, grain=digest.BLOCK)
             if plan.room < need:
                 raise NoRoom(f"{tier.store.path}: {text.size(max(0, room))} free, {text.size(need)} needed")
             self._cut(tier, plan.cuts, candidates)
@@ -161,9 +161,11 @@ class Retention:
                 lack = 0 if tier.shared else self._lack(tier)
                 if lack > 0:
                     candidates = self._candidates(tier)
-                    rates = self._rates(tier, [one.name for one, _ in candidates])
+                    rates = self._rates(tier, [candidate.name for candidate, _ in candidates])
                     incoming = TierImage("", lack, 0, 0.0)
-                    plan = make_room([one for one, _ in candidates], incoming, 0, rates, grain=digest.BLOCK, must=True)
+                    plan = make_room(
+                        [candidate for candidate, _ in candidates], incoming, 0, rates, grain=digest.BLOCK, must=True
+                    )
                     self._cut(tier, plan.cuts, candidates)
             self._relieved = True
 
@@ -182,10 +184,10 @@ class Retention:
         Requests count for a job's newest image; older images get names that are never requested. ``replaced``: a job
         with a newest image that is about to be superseded.
         """
-        slower = [one for one in self.tiers[self.tiers.index(tier) + 1 :] if one.durable]
+        slower = [other for other in self.tiers[self.tiers.index(tier) + 1 :] if other.durable]
         found = []
         with suppress(CheckpointError, OSError):
-            whole = [(one.manifest, one.manifest.size) for one in tier.store.images() if isinstance(one, Image)]
+            whole = [(image.manifest, image.manifest.size) for image in tier.store.images() if isinstance(image, Image)]
             there = [*whole, *tier.store.begun()]
             newest: dict[str, int] = {}
             for facts, _ in there:
@@ -196,7 +198,7 @@ class Retention:
                     continue
                 if facts.seq < newest[name] or name == replaced:
                     name = f"{name}/{facts.seq}"
-                where = next((one for one in slower if _has(one, facts)), None)
+                where = next((tier for tier in slower if _has(tier, facts)), None)
                 if where is not None:
                     load_s = facts.size / self._speed(where)
                     found.append((TierImage(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))

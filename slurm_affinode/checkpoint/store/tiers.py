@@ -182,7 +182,7 @@ class Tiers:
         if shared is not None:
             shared.store.check_room(uid, estimate)
         why: CheckpointError | None = None
-        for tier in (one for one in self.tiers if one.durable):
+        for tier in (tier for tier in self.tiers if tier.durable):
             try:
                 self.retention.check_room(tier, uid, estimate)
             except CheckpointError as error:
@@ -233,7 +233,7 @@ class Tiers:
         if durable:
             return durable[0]
         why: CheckpointError | None = None
-        for tier in (one for one in self.tiers if one.durable):
+        for tier in (tier for tier in self.tiers if tier.durable):
             try:
                 return self.move(copies[0], tier)
             except IndexError:
@@ -270,14 +270,14 @@ class Tiers:
             else:
                 found += [] if image is None else [Copy(image, tier)]
         # sorted() is stable, so equal images stay in the order of the tiers.
-        return sorted(found, key=lambda one: -one.image.manifest.seq), damage
+        return sorted(found, key=lambda copy: -copy.image.manifest.seq), damage
 
     def on_node(self, name: str, seq: int) -> Copy | None:
         """Return the fastest complete copy in a tier of this node."""
         return next((copy for copy in self._all(name, seq) if not copy.tier.shared), None)
 
     def _copies_of(self, facts: Manifest) -> list[Copy]:
-        return [one for one in self._all(facts.key.name, facts.seq) if one.image.manifest == facts]
+        return [copy for copy in self._all(facts.key.name, facts.seq) if copy.image.manifest == facts]
 
     def _all(self, name: str, seq: int) -> Iterator[Copy]:
         for tier in self.tiers:
@@ -416,12 +416,12 @@ class Tiers:
     def mend(self, name: str, seq: int) -> None:
         """Ensure a valid copy in the shared tier, from one on this node. Raises ``CheckpointError``."""
         copies = list(self._all(name, seq))
-        for copy in (one for one in copies if one.tier.shared):
+        for copy in (copy for copy in copies if copy.tier.shared):
             try:
                 copy.tier.store.verify(copy.image)
             except ImageDamaged as error:
                 with self.pinned(copy):  # an unreadable copy may be the only one
-                    if not any(one.is_sound() for one in copies if one is not copy):
+                    if not any(other.is_sound() for other in copies if other is not copy):
                         raise
                     self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
                     self.publish(name, seq)
@@ -442,7 +442,7 @@ class Tiers:
         needed = not expected_s
         with self._pulls.turn(copy.id, self._ahead, needed=needed) as limiter:
             for tier in takers:
-                there = next((one for one in self._copies_of(copy.image.manifest) if one.tier is tier), None)
+                there = next((source for source in self._copies_of(copy.image.manifest) if source.tier is tier), None)
                 if there is not None:  # brought here while this call waited for its turn
                     return there
                 held = self.retention.held(copy, tier, expected_s=expected_s)
@@ -530,12 +530,12 @@ def open_tiers(
 
 def _refuse_one_directory(tiers: Sequence[Tier]) -> None:
     """Raise ``CheckpointError`` if two tiers share a directory: eviction from one would delete both copies."""
-    for one, other in combinations(tiers, 2):
-        if one.store.same_as(other.store):
+    for first, other in combinations(tiers, 2):
+        if first.store.same_as(other.store):
             for tier in tiers:
                 tier.store.close()
             raise CheckpointError(
-                f"{one.store.path} and {other.store.path} are one directory: the tiers {one.name} and {other.name}",
+                f"{first.store.path} and {other.store.path} are one directory: the tiers {first.name} and {other.name}",
                 hint="give each of suspend.local_store, suspend.shared_store and suspend.tiers.memory one of its own",
             )
 

@@ -70,7 +70,7 @@ class _Each(Protocol):
 
 
 def _in_turn(do: Callable[[T], R], things: Iterable[T], /) -> list[R]:
-    return [do(one) for one in things]
+    return [do(thing) for thing in things]
 
 
 class _Crew:
@@ -87,7 +87,7 @@ class _Crew:
         Returns and raises only when no thread works on it, since its file descriptors are then reused.
         """
 
-        def one(thing: T) -> R:
+        def attempt(thing: T) -> R:
             try:
                 return do(thing)
             except BaseException as error:
@@ -95,7 +95,7 @@ class _Crew:
                 self.over.set()
                 raise
 
-        under_way = [self._executor.submit(one, thing) for thing in things]
+        under_way = [self._executor.submit(attempt, thing) for thing in things]
         try:
             wait(under_way, return_when=FIRST_EXCEPTION)
         except BaseException:
@@ -178,7 +178,7 @@ def _durably(copies: Sequence[_Copy], crew: _Crew) -> None:
         if len(copies) == 1:
             copies[0].run(crew.each, opened)
         else:
-            crew.each(lambda one: one.run(_in_turn, opened), copies)
+            crew.each(lambda worker: worker.run(_in_turn, opened), copies)
         crew.each(os.fsync, opened)
     finally:
         for fd in opened:
@@ -267,7 +267,7 @@ class _Copy:
             block_io.past_cache(target, on=self.how.write_direct and not kept)
         digest_of = compression.block if packs else digest.block
 
-        def one(number: int) -> bytes:
+        def transfer_block(number: int) -> bytes:
             if self.how.stop():
                 raise Stopped
             if number < kept:
@@ -279,7 +279,7 @@ class _Copy:
             return made
 
         try:
-            return self.kind.total(each(one, range(digest.count(size))))
+            return self.kind.total(each(transfer_block, range(digest.count(size))))
         except EOFError:
             raise ImageDamaged(f"{self.fact.path}: is shorter than it was") from None
         except ImageDamaged as error:

@@ -226,10 +226,10 @@ class LinuxFreezer:
         if how != SIGNALS and Path(how).is_dir():
             with self._cgroup(how) as group:
                 # A frozen process receives this signal before it runs.
-                send([one for one in members if one.pid in stay], signal.SIGSTOP, proc=self.proc)
+                send([member for member in members if member.pid in stay], signal.SIGSTOP, proc=self.proc)
                 self._set(group, frozen=False, deadline=self.now() + 5)
             members = self.members(init_pid, init_started)
-        stopped_ones = [one for one in reversed(members) if one.pid not in stay and one.pid not in going]
+        stopped_ones = [member for member in reversed(members) if member.pid not in stay and member.pid not in going]
         send(stopped_ones, signal.SIGCONT, proc=self.proc)
 
     def _freeze_apart(self, init_pid: int, init_started: int, path: Path, deadline: float) -> None:
@@ -242,8 +242,8 @@ class LinuxFreezer:
                 calm = 0
                 while calm < 2:
                     inside = group.processes()
-                    outside = [one for one in self.members(init_pid, init_started) if one.pid not in inside]
-                    outside = [one for one in outside if one.state not in "ZX"]
+                    outside = [member for member in self.members(init_pid, init_started) if member.pid not in inside]
+                    outside = [member for member in outside if member.state not in "ZX"]
                     self._move(outside, group)
                     calm = calm + 1 if not outside and group.frozen() else 0
                     if not calm and self.now() >= deadline:
@@ -262,8 +262,8 @@ class LinuxFreezer:
             self._reported(group, "cgroup.procs"),
         ):
             inside = group.processes()
-            leaving = [one for one in reversed(members) if one.pid in inside]
-            self._move([one for one in leaving if one.pid not in stay or one.state in "Tt"], parent)
+            leaving = [member for member in reversed(members) if member.pid in inside]
+            self._move([member for member in leaving if member.pid not in stay or member.state in "Tt"], parent)
             if not group.processes():
                 parent.remove(OWN)
 
@@ -321,7 +321,7 @@ class LinuxFreezer:
         """See ``Freezer``."""
         pids = tuple(pids)
         # A process runs on when only its first thread has ended.
-        there = {one.pid for one in processes(pids, proc=self.proc) if not thread_states(one) <= set("ZX")}
+        there = {process.pid for process in processes(pids, proc=self.proc) if not thread_states(process) <= set("ZX")}
         return next((pid for pid in pids if pid not in there), None)
 
     def calls(self, pids: Iterable[int]) -> Calls:

@@ -113,23 +113,26 @@ class Sharing:
         ``asleep``: all jobs that are not awake, including these two. Raises ``GpuError``.
         """
         by_uuid = self._gpus.processes()
-        arriving = [Arriving(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in coming]
+        arriving = [Arriving(job_.job_id, job_.held, held_by(by_uuid, job_.cuda)) for job_ in coming]
         awake = [
             self._awake(job, by_uuid)
             for job in self._registry.jobs()
             if job.option.mode is Mode.INPLACE and job.job_id not in asleep
         ]
         awake += self._not_heard_of(by_uuid, asleep)
-        queue = [Waiter(one.job_id, one.held, held_by(by_uuid, one.cuda), at_most=one.verb == "start") for one in line]
+        queue = [
+            Waiter(waiter.job_id, waiter.held, held_by(by_uuid, waiter.cuda), at_most=waiter.verb == "start")
+            for waiter in line
+        ]
         return plan(self.cards(), awake, arriving, queue)
 
-    def shortage(self, one: Holder) -> str | None:
+    def shortage(self, job: Holder) -> str | None:
         """Return why the memory that it still needs does not fit now, in one line; ``None`` if it does.
 
         Raises ``GpuError``.
         """
-        has = held_by(self._gpus.processes(), one.cuda)
-        lacks = {uuid: max(0, need - has.get(uuid, 0)) for uuid, need in one.held.items()}
+        has = held_by(self._gpus.processes(), job.cuda)
+        lacks = {uuid: max(0, need - has.get(uuid, 0)) for uuid, need in job.held.items()}
         return memory.shortage(lacks, {card.uuid: card.free for card in self.cards()})
 
     def _not_heard_of(self, by_uuid: Mapping[str, Mapping[int, int]], asleep: frozenset[int]) -> Iterator[Awake]:
@@ -155,7 +158,7 @@ class Sharing:
 
 def holders(by_uuid: Mapping[str, Mapping[int, int]]) -> frozenset[int]:
     """Return the processes that use a GPU."""
-    return frozenset(pid for one in by_uuid.values() for pid in one)
+    return frozenset(pid for pids in by_uuid.values() for pid in pids)
 
 
 _OPTION, _END = 7, 8
@@ -188,13 +191,13 @@ def _job_above(process: Process, proc: Path, identify: Callable[[Peer], Identity
     Its shepherd is PID 1 of its namespace, and an ancestor of all processes of its job, including those of containers.
     Any user can pass such arguments to a program, but cannot create a namespace in which it would pass for a shepherd.
     """
-    for one in chain((process,), ancestors(process, proc=proc)):
+    for ancestor in chain((process,), ancestors(process, proc=proc)):
         with suppress(OSError, LookupError):
-            status = one.status()
-            if status["NSpid"].split()[-1] == "1" and _in_place(one):
+            status = ancestor.status()
+            if status["NSpid"].split()[-1] == "1" and _in_place(ancestor):
                 with suppress(NotAShepherd):
-                    job = identify(Peer(one.pid, int(status["Uid"].split()[1]), 0)).job_id
-                    one.stat()  # it still exists, so its PID was not reused
+                    job = identify(Peer(ancestor.pid, int(status["Uid"].split()[1]), 0)).job_id
+                    ancestor.stat()  # it still exists, so its PID was not reused
                     return job
     return None
 

@@ -52,7 +52,7 @@ class Comments:
     def due(self) -> bool:
         """Whether comments are pending."""
         with self._lock:
-            return any(one.text != one.sent for one in self._desired.values())
+            return any(comment.text != comment.sent for comment in self._desired.values())
 
     def set(self, job_id: int, text: str) -> None:
         """Set our part of a job's comment, before the owner's."""
@@ -80,9 +80,9 @@ class Comments:
         """Send the comments that have settled."""
         with self._lock:
             ready = [
-                (job_id, one.text)
-                for job_id, one in self._desired.items()
-                if one.text != one.sent and not 0 <= now - one.since < one.pause_s
+                (job_id, value.text)
+                for job_id, value in self._desired.items()
+                if value.text != value.sent and not 0 <= now - value.since < value.pause_s
             ]
             for job_id, text in ready:
                 self._desired[job_id].sent = text
@@ -244,55 +244,55 @@ class GpuQueue:
         if not self._changed and 0 <= now - self._served < _RETRY_S:
             return
         self._served, self._changed = now, False
-        line = sorted(waiting, key=lambda one: (one.place.requested_epoch, one.place.turn))
+        line = sorted(waiting, key=lambda job: (job.place.requested_epoch, job.place.turn))
         try:
             found = self._sharing.plan(line, coming, asleep)
         except GpuError as error:
-            for one in line:
-                one.place.waits = str(error)
+            for waiter in line:
+                waiter.place.waits = str(error)
             return
-        for one in line:
-            if one.job_id in found.wakes:
-                one.place.waits = ""
-                start(one)
+        for job in line:
+            if job.job_id in found.wakes:
+                job.place.waits = ""
+                start(job)
             else:
-                self._wait(one, found.waits[one.job_id], now, late, in_turn=one.job_id in found.in_turn)
+                self._wait(job, found.waits[job.job_id], now, late, in_turn=job.job_id in found.in_turn)
         self._press(found.make_room)
 
     def _wait(
-        self, one: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool
+        self, job: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool
     ) -> None:
-        if one.place.waits != why:
-            LOG.info("job %s: waiting to %s: %s", one.job_id, one.verb, why)
-            one.place.waits = why
-        if self._waited(one, now) > _LOG_EVERY_S:
-            self._comments.set(one.job_id, messages.waits(one.verb, why))
-        self.look_at_deadline(one, why, now, late, in_turn=in_turn)
+        if job.place.waits != why:
+            LOG.info("job %s: waiting to %s: %s", job.job_id, job.verb, why)
+            job.place.waits = why
+        if self._waited(job, now) > _LOG_EVERY_S:
+            self._comments.set(job.job_id, messages.waits(job.verb, why))
+        self.look_at_deadline(job, why, now, late, in_turn=in_turn)
 
     def look_at_deadline(
-        self, one: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool = False
+        self, job: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool = False
     ) -> None:
         """Call ``late``, once, for a job that has waited longer than the site allows; ``why``: the reason.
 
         ``in_turn``: other jobs will make room for it, each after its turn. It is marked as overdue then, and no more.
         """
-        waited = self._waited(one, now)
+        waited = self._waited(job, now)
         if waited < self._deadline_s:
             return
-        text = f"it has waited for {span(waited)} to {one.verb}: {why}"
-        if one.place.deadline is Deadline.AHEAD:
-            one.place.deadline = Deadline.MISSED
-            LOG.error("job %s: %s", one.job_id, text)
-        if one.place.deadline is Deadline.MISSED and not in_turn:
-            one.place.deadline = Deadline.HANDLED
-            late(one, text)
+        text = f"it has waited for {span(waited)} to {job.verb}: {why}"
+        if job.place.deadline is Deadline.AHEAD:
+            job.place.deadline = Deadline.MISSED
+            LOG.error("job %s: %s", job.job_id, text)
+        if job.place.deadline is Deadline.MISSED and not in_turn:
+            job.place.deadline = Deadline.HANDLED
+            late(job, text)
 
-    def _waited(self, one: QueuedJob, now: float) -> float:
+    def _waited(self, job: QueuedJob, now: float) -> float:
         """Return how long it has waited, in seconds.
 
         Setting the clock must not make a job overdue, since it may be ended for that.
         """
-        place = one.place
+        place = job.place
         if place.waits_since is None or place.waits_since[0] != place.requested_epoch:
             place.waits_since = place.requested_epoch, self._clock() - max(0.0, now - place.requested_epoch)
         return self._clock() - place.waits_since[1]

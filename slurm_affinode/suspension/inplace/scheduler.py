@@ -60,8 +60,8 @@ class SleeperChecks:
 
     def requests(self, asleep: Sequence[Sleeper], now: float) -> Iterator[tuple[Sleeper, str]]:
         """Yield the jobs with a request, and its description; also those with sockets that can no longer be read."""
-        by_id = {one.job_id: one for one in asleep}
-        owners: dict[int, Own] = {one.job_id: one.own for one in asleep if one.own}
+        by_id = {sleeper.job_id: sleeper for sleeper in asleep}
+        owners: dict[int, Own] = {sleeper.job_id: sleeper.own for sleeper in asleep if sleeper.own}
         observations = self._sockets.observations(owners)
         self._unseen = {job_id: self._unseen.get(job_id, now) for job_id in owners.keys() - observations.keys()}
         for job_id, since in self._unseen.items():
@@ -74,22 +74,22 @@ class SleeperChecks:
 
     def stirring(self, asleep: Sequence[Sleeper], *, every: bool) -> Iterator[tuple[Sleeper, str]]:
         """Yield the jobs that have to be thawed, and why; checks one process of each, or ``every`` one."""
-        for one in asleep:
-            why = self._stirs(one, one.pids if every else one.pids[:1])
+        for sleeper in asleep:
+            why = self._stirs(sleeper, sleeper.pids if every else sleeper.pids[:1])
             if why is not None:
-                yield one, why
+                yield sleeper, why
 
-    def _stirs(self, one: Sleeper, pids: Sequence[int]) -> str | None:
+    def _stirs(self, sleeper: Sleeper, pids: Sequence[int]) -> str | None:
         # First, since the PID of an ended process may be reused. Its parent is stopped and does not notice that it
         # ended.
         ended = self._freezer.ended(pids)
         if ended is not None:
             return f"its process {ended} has ended"
         # An unreported SIGCONT: a process that runs would wait for its GPU unnoticed.
-        if self._freezer.moving(pids, one.facts.how) is not None:
+        if self._freezer.moving(pids, sleeper.facts.how) is not None:
             return "its processes were let go by a signal"
         # A signal that was not sent by Slurm, or was sent while no agent was running.
-        new = sorted(call for call in self._freezer.calls(pids) - one.facts.calls if call[0] not in one.stay)
+        new = sorted(call for call in self._freezer.calls(pids) - sleeper.facts.calls if call[0] not in sleeper.stay)
         return f"{messages.signal_name(new[0][1])} waits for its process {new[0][0]}" if new else None
 
     def queued(self, sleepers: Sequence[Sleeper], now: float) -> list[Sleeper]:
@@ -99,41 +99,43 @@ class SleeperChecks:
         waiting, and joins the queue when Slurm resumes it.
         """
         found = []
-        for one in sleepers:
-            if not one.requested or one.waking or one.failures.pauses(now):
+        for sleeper in sleepers:
+            if not sleeper.requested or sleeper.waking or sleeper.failures.pauses(now):
                 continue
-            if slurm := self._slurm_stops(one, now):
-                one.hold_back(f"Slurm {slurm} it; an operator resumes it with: scontrol resume {one.facts.shown}")
+            if slurm := self._slurm_stops(sleeper, now):
+                sleeper.hold_back(
+                    f"Slurm {slurm} it; an operator resumes it with: scontrol resume {sleeper.facts.shown}"
+                )
                 continue
-            if one.wake_state is WakeState.HELD_BACK:
-                one.requeue(now)
-            found.append(one)
+            if sleeper.wake_state is WakeState.HELD_BACK:
+                sleeper.requeue(now)
+            found.append(sleeper)
         return found
 
-    def _slurm_stops(self, one: Sleeper, now: float) -> str:
+    def _slurm_stops(self, sleeper: Sleeper, now: float) -> str:
         """Return how Slurm prevents a wake; empty if it does not."""
-        if self._freezer.held(one.facts.init_pid):
+        if self._freezer.held(sleeper.facts.init_pid):
             return "has suspended"
-        told = one.stop_epoch is not None and 0 <= now - one.stop_epoch < _STOPS_S
+        told = sleeper.stop_epoch is not None and 0 <= now - sleeper.stop_epoch < _STOPS_S
         return "is about to suspend" if told else ""
 
-    def due(self, one: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
+    def due(self, sleeper: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
         """Return why a job wakes without a request.
 
         Its time has come, or no request can ever reach it and there is room (``fits``). Requests to a port that it had
         not opened yet are not seen, so the time of a sleep is limited.
         """
-        wake = one.facts.option.wake
+        wake = sleeper.facts.option.wake
         if wake == "hold":
             return None
-        if 0 < self._max_sleep_s <= now - one.facts.since_epoch:
+        if 0 < self._max_sleep_s <= now - sleeper.facts.since_epoch:
             return f"it has slept for {span(self._max_sleep_s)} (inplace.max_sleep)"
         if wake != "auto":
             try:
-                return f"wake={wake}" if wake_time(wake, one.facts.since_epoch) <= now else None
+                return f"wake={wake}" if wake_time(wake, sleeper.facts.since_epoch) <= now else None
             except ValueError:
                 return None
-        if one.wakes_on_request or now - one.facts.since_epoch < self._wake_backoff_s or not fits(one):
+        if sleeper.wakes_on_request or now - sleeper.facts.since_epoch < self._wake_backoff_s or not fits(sleeper):
             return None
         return "there is room for it, and it has no socket on which anybody could ask it"
 
@@ -310,11 +312,11 @@ class InPlaceScheduler:
             with self._lock:
                 self._starters.tend(now, self._calls.idle_s)
         with self._lock:
-            asleep = [one for one in self._sleepers.values() if not one.requested]
+            asleep = [sleeper for sleeper in self._sleepers.values() if not sleeper.requested]
         for sleeper, why in self._checks.requests(asleep, now):
             self._ask(sleeper, why)
         with self._lock:
-            frozen = [one for one in self._sleepers.values() if one.frozen]
+            frozen = [sleeper for sleeper in self._sleepers.values() if sleeper.frozen]
         for sleeper, why in self._checks.stirring(frozen, every=slowly):
             self._thaw(sleeper, why)
         self._serve(now)
@@ -416,7 +418,7 @@ class InPlaceScheduler:
                 for sleeper in self._sleepers.values():
                     if uuids & sleeper.held.keys():
                         self._ask(sleeper, why)
-                asleep = {one.job_id for one in self._sleepers.values() if uuids & one.held.keys()}
+                asleep = {sleeper.job_id for sleeper in self._sleepers.values() if uuids & sleeper.held.keys()}
                 left = sorted(asleep | self._requests.falling_on(uuids))
                 if not left or self._stop.is_set() or time.monotonic() >= deadline:
                     return left
@@ -468,16 +470,16 @@ class InPlaceScheduler:
                 self._gone(sleeper)
             elif not sleeper.requested and (why := self._checks.due(sleeper, now, self._fits)):
                 self._ask(sleeper, why)
-        resting = {one.job_id: one for one in sleepers if not one.requested and one.locks}
-        pids = {job_id: one.pids for job_id, one in resting.items()}
-        waiters = self.locks.awaited({job_id: one.locks for job_id, one in resting.items()}, pids)
+        resting = {sleeper.job_id: sleeper for sleeper in sleepers if not sleeper.requested and sleeper.locks}
+        pids = {job_id: value.pids for job_id, value in resting.items()}
+        waiters = self.locks.awaited({job_id: value.locks for job_id, value in resting.items()}, pids)
         for job_id, pid in waiters.items():
             self._ask(resting[job_id], file_locks.reason(pid))
 
     def _fits(self, sleeper: Sleeper) -> bool:
         """Return whether there is room for it that no other job waits for."""
         with self._lock:
-            if len(self._starters) or any(one.requested for one in self._sleepers.values()):
+            if len(self._starters) or any(sleeper.requested for sleeper in self._sleepers.values()):
                 return False
             asleep = frozenset(self._sleepers)
         return bool(self._sharing.plan([sleeper], [], asleep).wakes)
@@ -509,34 +511,34 @@ class InPlaceScheduler:
                 waiting += self._starters.waiting(self.cards, self._calls.gpus_of)
             except GpuError as error:
                 LOG.warning("cannot determine which jobs may start: %s", error)
-            coming: list[Holder] = [one for one in sleepers if one.waking]
+            coming: list[Holder] = [sleeper for sleeper in sleepers if sleeper.waking]
             coming += self._starters.coming()
         self._gpu_queue.serve(now, waiting, coming, asleep=asleep, start=self._wake_next, late=self._late)
-        for one in waiting:
-            if isinstance(one, Sleeper) and one.place.waits:
-                self._note(one)
+        for job in waiting:
+            if isinstance(job, Sleeper) and job.place.waits:
+                self._note(job)
 
-    def _wake_next(self, one: QueuedJob) -> None:
+    def _wake_next(self, job: QueuedJob) -> None:
         """Wake or start a job at its turn."""
-        if isinstance(one, Sleeper):
-            self._begin(one)
-        elif isinstance(one, StartingJob):
-            self._start_next(one)
+        if isinstance(job, Sleeper):
+            self._begin(job)
+        elif isinstance(job, StartingJob):
+            self._start_next(job)
 
-    def _start_next(self, one: StartingJob) -> None:
-        LOG.info("job %s: starts", one.job_id)
-        self._comments.clear(one.job_id)
+    def _start_next(self, starter: StartingJob) -> None:
+        LOG.info("job %s: starts", starter.job_id)
+        self._comments.clear(starter.job_id)
         with self._lock:
-            self._starters.start(one)
+            self._starters.start(starter)
 
-    def _late(self, one: QueuedJob, why: str) -> None:
+    def _late(self, job: QueuedJob, why: str) -> None:
         """Handle an overdue job: one that is to start does so; for a sleeper the site's setting applies."""
-        if isinstance(one, StartingJob):
-            self._start_next(one)
-        elif isinstance(one, Sleeper):
-            self._mails.send(one.journal.record, "failed", why=why, ended=self._rules.end_on_deadline)
+        if isinstance(job, StartingJob):
+            self._start_next(job)
+        elif isinstance(job, Sleeper):
+            self._mails.send(job.journal.record, "failed", why=why, ended=self._rules.end_on_deadline)
             if self._rules.end_on_deadline:
-                self._aside.post(self._waking.end, one, why)
+                self._aside.post(self._waking.end, job, why)
 
     def needed_by(self, job_id: int) -> tuple[int, ...]:
         """Return the jobs for which another one is to make room."""
@@ -589,9 +591,9 @@ class InPlaceScheduler:
         with self._lock:
             if (starter := self._starters.get(job_id)) is not None:
                 return starter.view()
-            one = self._sleepers.get(job_id)
-        if one is None:
+            sleeper = self._sleepers.get(job_id)
+        if sleeper is None:
             return None
         limits = self._limits
         raised = 0 if limits is None else limits.raised(job_id)
-        return one.view(self._now(), held=self._freezer.held(one.facts.init_pid), raised=raised)
+        return sleeper.view(self._now(), held=self._freezer.held(sleeper.facts.init_pid), raised=raised)

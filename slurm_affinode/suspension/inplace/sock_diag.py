@@ -187,7 +187,7 @@ class SockDiag:
         found: dict[int, list[bytes]] = {}
         for family in (socket.AF_INET, socket.AF_INET6):
             request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 0, 1 << ESTABLISHED | 1 << CLOSE_WAIT)
-            for sock in (one for part in self._ask(request) for one in _inet(part, _NO_DESCRIPTOR)):
+            for sock in (sock for part in self._ask(request) for sock in _inet(part, _NO_DESCRIPTOR)):
                 found.setdefault(sock.port, []).append(sock.there)
         return found
 

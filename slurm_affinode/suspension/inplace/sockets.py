@@ -290,7 +290,7 @@ class NodeSockets:
         inodes = uncounted(look)
         if not inodes:
             return ()
-        return tuple(one.pid for one in processes(pids, proc=self._proc) if inodes & socket_inodes(one))
+        return tuple(process.pid for process in processes(pids, proc=self._proc) if inodes & socket_inodes(process))
 
     def waits(self, pids: Iterable[int]) -> Waits:
         """See ``Sockets``."""
@@ -329,7 +329,7 @@ class NodeSockets:
 
 def _kinds(socks: Iterable[Sock]) -> tuple[str, ...]:
     """Return the families that ``SockDiag.dump`` needs to report these again."""
-    seen = {"unix" if one.family == "unix" else "listen" if one.listens else "tcp" for one in socks}
+    seen = {"unix" if sock.family == "unix" else "listen" if sock.listens else "tcp" for sock in socks}
     return tuple(sorted(seen - {"listen"} if "tcp" in seen else seen))
 
 
@@ -355,7 +355,7 @@ def without_probes(diag: Diag, look: dict[int, Sock], probes: Sequence[Network])
         if (
             not full
             and len(there) >= sum(sock.waiting for sock in queues)
-            and all(_is_in(one, probes) for one in there)
+            and all(_is_in(address, probes) for address in there)
         ):
             kept |= {
                 inode: replace(sock, waiting=0) for inode, sock in kept.items() if sock.listens and sock.port == port

@@ -93,40 +93,40 @@ class Starters:
         self, cards: Callable[[], Sequence[GpuLoad]], gpus_of: Callable[[int], Sequence[str] | None]
     ) -> list[StartingJob]:
         """Return those that wait, with the memory that they need. Raises ``GpuError``."""
-        found = [one for one in self._all.values() if one.begun_epoch is None]
-        for one in found:
-            if not one.known:
-                uuids = gpus_of(one.job_id) or ()
-                one.held = {card.uuid: round(card.total * self._share) for card in cards() if card.uuid in uuids}
-                one.known = True
+        found = [starter for starter in self._all.values() if starter.begun_epoch is None]
+        for starter in found:
+            if not starter.known:
+                uuids = gpus_of(starter.job_id) or ()
+                starter.held = {card.uuid: round(card.total * self._share) for card in cards() if card.uuid in uuids}
+                starter.known = True
         return found
 
     def coming(self) -> list[StartingJob]:
         """Return the admitted jobs that may still be allocating memory."""
-        return [one for one in self._all.values() if one.begun_epoch is not None]
+        return [starter for starter in self._all.values() if starter.begun_epoch is not None]
 
     def forget(self, job_id: int) -> None:
         """Stop reserving room for a job: it has allocated its memory."""
         self._all.pop(job_id, None)
 
-    def start(self, one: StartingJob) -> bool:
+    def start(self, starter: StartingJob) -> bool:
         """Start the job; return whether its shepherd received the message."""
-        job = self._registry.get(one.job_id)
-        one.begun_epoch = self._now()
+        job = self._registry.get(starter.job_id)
+        starter.begun_epoch = self._now()
         return job is not None and job.link.send(Start())
 
     def tend(self, now: float, idle_s: Callable[[int], float | None]) -> None:
         """Keep shepherds waiting; drop jobs that are gone, have had their time, or are idle by policy (``idle_s``)."""
-        for one in list(self._all.values()):
-            job = self._registry.get(one.job_id)
-            taken = one.begun_epoch is not None and not 0 <= now - one.begun_epoch <= _SETTLE_S
-            over = taken or (one.begun_epoch is not None and idle_s(one.job_id) is not None)
+        for starter in list(self._all.values()):
+            job = self._registry.get(starter.job_id)
+            taken = starter.begun_epoch is not None and not 0 <= now - starter.begun_epoch <= _SETTLE_S
+            over = taken or (starter.begun_epoch is not None and idle_s(starter.job_id) is not None)
             if job is None or over:
-                del self._all[one.job_id]
-            elif one.begun_epoch is not None:
-                one.cuda = self._pids(job)
-            elif not 0 <= now - one.reported <= _KEEP_WAITING_S:
-                one.reported = now
+                del self._all[starter.job_id]
+            elif starter.begun_epoch is not None:
+                starter.cuda = self._pids(job)
+            elif not 0 <= now - starter.reported <= _KEEP_WAITING_S:
+                starter.reported = now
                 job.link.send(Wait(fresh=True))
 
     def _pids(self, job: WatchedJob) -> tuple[int, ...]:

@@ -103,7 +103,7 @@ class Settling:
         """
         listeners = frozenset((sock.family, sock.port, sock.name) for sock in look.values() if sock.listens)
         ports = {sock.port for sock in look.values() if sock.listens and sock.family == "tcp"}
-        served = any(not one.listens and one.port in ports and one.received for one in look.values())
+        served = any(not sock.listens and sock.port in ports and sock.received for sock in look.values())
         now_s, before = self._clock(), self._seen.get(attempt)
         if before is not None and before.served:
             return None
@@ -208,7 +208,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         """Return the state of its sockets. Raises ``Refused`` if there is a pending request, unless it is ``busy``."""
         try:
             earlier = self._sockets.look(self._sockets.own(member.pid for member in self._members(job)))
-            waited = self._freezer.calls(one.pid for one in self._members(job))
+            waited = self._freezer.calls(member.pid for member in self._members(job))
             self._clock.sleep(_SAMPLES_APART_S)
             pids = [member.pid for member in self._members(job)]
             readers = self._sockets.readers(pids, earlier)
@@ -228,7 +228,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         asks = sockets.at_rest(now, earlier, within_s=job.option.window_s)
         if asks is not None:
             raise Refused(Refusal(RefusalCode.REQUEST, asks))
-        self._settling.forget_others({(one.job_id, one.restarts) for one in self._registry.jobs()})
+        self._settling.forget_others({(job.job_id, job.restarts) for job in self._registry.jobs()})
         # A job without sockets wakes by itself.
         starting = self._settling.hindrance((job.job_id, job.restarts), now) if sockets.can_be(now) else None
         if starting is not None:
@@ -266,11 +266,11 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
         attempt.stop.release()
         if how != SIGNALS:  # frozen now: a process that was stopped as well would remain so when it is thawed
-            self._processes.resume(one for one in members if one.pid in attempt.halted)
+            self._processes.resume(member for member in members if member.pid in attempt.halted)
 
     def _look_for_new(self, attempt: FreezeAttempt) -> None:
         """Raise ``InUseError`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
-        new = {one.pid for one in self._members(attempt.job)} & holders(self._gpus.processes()) - attempt.known
+        new = {member.pid for member in self._members(attempt.job)} & holders(self._gpus.processes()) - attempt.known
         if new:
             raise InUseError(f"process {min(new)} has begun to use a GPU meanwhile")
 

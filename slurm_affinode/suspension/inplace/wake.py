@@ -248,7 +248,7 @@ class Waking:
                 return
             sleeper.thawing.stop()
             # Processes may have ended or started while they ran: record the current ones.
-            sleeper.pids = tuple(one.pid for one in self._members(sleeper))
+            sleeper.pids = tuple(member.pid for member in self._members(sleeper))
 
     def _announce(self, sleeper: Sleeper, began: float) -> None:
         record = sleeper.journal.record

@@ -103,7 +103,7 @@ class Cgroup:
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             with os.scandir(fd) as entries:
-                return [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         finally:
             os.close(fd)
 

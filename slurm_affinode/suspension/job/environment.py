@@ -70,7 +70,7 @@ def _readable_by(uid: int) -> bytes:
     The user must not own it: an owner can make it writable, and fill the file system of /run.
     """
     entries = (_OWNER, _READ, _NO_ID), (_USER, _READ, uid), (_GROUP, _NONE, _NO_ID), (_MASK, _READ, _NO_ID)
-    return _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*one) for one in (*entries, (_OTHERS, _NONE, _NO_ID)))
+    return _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*entry) for entry in (*entries, (_OTHERS, _NONE, _NO_ID)))
 
 
 def exports(environ: bytes) -> bytes:

@@ -186,13 +186,13 @@ class MemoryLimits:
     def _allocated(self, place: _Place) -> AllocatedMemory:
         known = {}
         for record in self._records().values():
-            known.update({(one.device, one.inode, one.name): one for one in record.limits})
+            known.update({(limit.device, limit.inode, limit.name): limit for limit in record.limits})
         limits: dict[tuple[int, int], int] = {}
         unused = raised = 0
         ours = place.own[0] if place.own else None
         for group in place.jobs():
             with contextlib.suppress(OSError), group:
-                limit = next((one for one in _limits(group) if one.name in _OF_MEMORY), None)
+                limit = next((limit for limit in _limits(group) if limit.name in _OF_MEMORY), None)
                 if limit is None:
                     continue  # not limited yet
                 prior = known.get((*_identity(group), limit.name))
@@ -209,7 +209,7 @@ class MemoryLimits:
         boot, found = self._boot(), 0
         for record in self._records().values():
             limits = record.limits if record.boot == boot else ()
-            found += max((self._promised(one) for one in limits if one.name in _OF_MEMORY), default=0)
+            found += max((self._promised(limit) for limit in limits if limit.name in _OF_MEMORY), default=0)
         return found
 
     def _promised(self, limit: RaisedLimit) -> int:
@@ -225,7 +225,7 @@ class MemoryLimits:
             record = self._records((job_id,)).get(job_id)
         except OSError:
             return None
-        return 0 if record is None else max((max(one.written) - one.before for one in record.limits), default=0)
+        return 0 if record is None else max((max(limit.written) - limit.before for limit in record.limits), default=0)
 
     # --- raising
 
@@ -265,11 +265,13 @@ class MemoryLimits:
         todo = []
         for group in place.own:
             limits, (device, inode) = _limits(group), _identity(group)
-            left = min((one.left for one in limits), default=needed)
+            left = min((limit.left for limit in limits), default=needed)
             more = 0 if left >= needed else min(needed + left, spare) - left
-            for one in limits if more else ():
-                value = _rounded(one.value + more)
-                todo.append((group, RaisedLimit(str(group), device, inode, one.name, one.value, (one.value, value))))
+            for raised in limits if more else ():
+                value = _rounded(raised.value + more)
+                todo.append(
+                    (group, RaisedLimit(str(group), device, inode, raised.name, raised.value, (raised.value, value)))
+                )
         self._write(job_id, _Raised(self._boot(), tuple(limit for _, limit in todo)))
         for group, limit in todo:
             group.write(limit.name, str(limit.written[-1]))
@@ -326,7 +328,7 @@ class MemoryLimits:
         used = max((used for used in map(self._used, limits) if used is not None), default=None)
         if used is None:
             return None
-        return ExceededLimit(job_id, used, min(one.before for one in limits), self._rounds.get(job_id, 0))
+        return ExceededLimit(job_id, used, min(limit.before for limit in limits), self._rounds.get(job_id, 0))
 
     def _exceeded(self, job_id: int) -> list[RaisedLimit]:
         """Return the limits of Slurm's that a job exceeds after the grace period, of the innermost cgroups first."""
@@ -337,7 +339,7 @@ class MemoryLimits:
         except OSError:
             return []
         limits = reversed(record.limits)
-        return [one for one in limits if (used := self._used(one)) is not None and used > one.before]
+        return [limit for limit in limits if (used := self._used(limit)) is not None and used > limit.before]
 
     def _used(self, limit: RaisedLimit) -> int | None:
         with contextlib.suppress(OSError), self._group(limit) as group:
@@ -357,14 +359,14 @@ class MemoryLimits:
             now = self._clock()
             late, limits = self._late(record), record.limits if record.boot == self._boot() else ()
             planned = tuple(
-                one for limit in limits if (one := self._planned(job_id, limit, late=late, kill=kill)) is not None
+                change for limit in limits if (change := self._planned(job_id, limit, late=late, kill=kill)) is not None
             )
             since = now if record.over_since is None else min(record.over_since, now)
             next_record = replace(record, limits=planned, over_since=since)
             if planned and next_record != record:
                 self._write(job_id, next_record)
             # In the reverse order of raising.
-            left = [one for one in reversed(planned) if not self._restored(one)]
+            left = [limit for limit in reversed(planned) if not self._restored(limit)]
             if left:
                 return False
             self._path(job_id).unlink(missing_ok=True)
@@ -483,9 +485,9 @@ class MemoryLimits:
             if of_job is None or ".." in path.split("/") or (controllers and "memory" not in controllers.split(",")):
                 continue
             top = self._cgroups / "memory" if controllers else self._cgroups
-            directory, jobs, job = (top / one.lstrip("/") for one in (path, *of_job))
-            chain = [top, *reversed([one for one in (directory, *directory.parents) if top in one.parents])]
-            groups = [stack.enter_context(Cgroup(self._cgroups, one)) for one in chain]
+            directory, jobs, job = (top / part.lstrip("/") for part in (path, *of_job))
+            chain = [top, *reversed([parent for parent in (directory, *directory.parents) if top in parent.parents])]
+            groups = [stack.enter_context(Cgroup(self._cgroups, path_)) for path_ in chain]
             own = [group for group in groups if group.path == job or job in group.path.parents]
             if not any(group.has(name) for group in own for name in _USAGE):
                 continue  # its memory controller is in the other version
@@ -513,7 +515,7 @@ class _Place:
         with contextlib.suppress(OSError), Cgroup(self.root, self.slurmd) as top:
             for name in top.names():
                 inner = top.names(name) if name.startswith("uid_") else ()
-                for path in [self.slurmd / name, *(self.slurmd / name / one for one in inner)]:
+                for path in [self.slurmd / name, *(self.slurmd / name / cgroup for cgroup in inner)]:
                     of_job = cgroup_of_job(f"/{path.relative_to(self.root)}")
                     if of_job is not None and of_job[1] == f"/{path.relative_to(self.root)}":
                         with contextlib.suppress(OSError):
@@ -548,7 +550,7 @@ def _rounded(count: int) -> int:
 
 def _least(groups: Sequence[Cgroup]) -> int | None:
     """Return the memory left in the most limited cgroup; ``None``: none is limited. Raises ``OSError``."""
-    return min((one.left for group in groups for one in _limits(group)), default=None)
+    return min((limit.left for group in groups for limit in _limits(group)), default=None)
 
 
 def _limits(group: Cgroup) -> list[_Limit]:
@@ -600,9 +602,9 @@ def _decoded(text: str) -> _Raised:
     if value.pop("version", None) != _VERSION:
         raise ValueError("its version is unknown")
     found = json_values.record(_Raised, value)
-    for one in found.limits:
-        if one.name not in _USAGE or not one.written or min(one.before, *one.written) < 0:
-            raise ValueError(f"{one.name!r:.60} is not a limit that was raised")
+    for limit in found.limits:
+        if limit.name not in _USAGE or not limit.written or min(limit.before, *limit.written) < 0:
+            raise ValueError(f"{limit.name!r:.60} is not a limit that was raised")
     if found.over_since is not None and found.over_since < 0:
         raise ValueError("a time is negative")
     return found

@@ -156,8 +156,8 @@ class StoppedJob:
     ) -> None:
         self.release()
         self._held.enter_context(self._processes.hold(members, examine))
-        there = {one.id for one in self._processes.all_processes(*self._init) if one.pid not in but}
-        new = sorted(there - {one.id for one in members})
+        there = {member.id for member in self._processes.all_processes(*self._init) if member.pid not in but}
+        new = sorted(there - {member.id for member in members})
         if new:
             self.release()
             raise NotStoppedError(f"process {new[0].pid} was started while the job was being stopped")
@@ -215,7 +215,7 @@ class LinuxProcesses:
     @staticmethod
     def _all(space: Namespace) -> list[Member]:
         found = [_member(process) for _, process in space.processes()]
-        return sorted((one for one in found if one is not None), key=lambda one: one.pid)
+        return sorted((member for member in found if member is not None), key=lambda member: member.pid)
 
     def stop_all(
         self, init_pid: int, init_started: int, *, timeout_s: float, but: Collection[int] = (), strict: bool = False
@@ -224,18 +224,20 @@ class LinuxProcesses:
         deadline = waits_until = self.now() + timeout_s
         calm, before = 0, frozenset[int]()
         while True:
-            members = [one for one in self.all_processes(init_pid, init_started) if one.pid not in but]
-            moving = [one for one in members if self._moves(one, strict=strict)]
+            members = [member for member in self.all_processes(init_pid, init_started) if member.pid not in but]
+            moving = [member for member in members if self._moves(member, strict=strict)]
             calm = 0 if moving else calm + 1
             if calm >= 2:
                 return members
-            pids = frozenset(one.pid for one in moving)
-            send([one for one in moving if one.parent not in pids], signal.SIGSTOP, proc=self.proc)
+            pids = frozenset(member.pid for member in moving)
+            send([member for member in moving if member.parent not in pids], signal.SIGSTOP, proc=self.proc)
             if pids != before:
                 before, waits_until = pids, self.now() + min(timeout_s, _WAITS_S)
             if moving and (self.now() >= deadline or (self.now() >= waits_until and not self._run(moving))):
-                one = moving[0]
-                raise NotStoppedError(f"process {one.pid} ({one_line(one.name)}) does not stop within {timeout_s:g} s")
+                unstopped = moving[0]
+                raise NotStoppedError(
+                    f"process {unstopped.pid} ({one_line(unstopped.name)}) does not stop within {timeout_s:g} s"
+                )
             if moving:
                 self.sleep(_SETTLE_S)
 
@@ -324,8 +326,8 @@ class LinuxProcesses:
             if all(member.gone and not reaped for member in there):
                 return True
             # The tree is killed before a CRIU that holds it, which has higher PIDs: without CRIU the tree would run.
-            for one in sorted(there, key=lambda one: one.pid_ns):
-                space.send(Number(one.pid_ns, one.pid, one.started), signal.SIGKILL)
+            for remaining in sorted(there, key=lambda member: member.pid_ns):
+                space.send(Number(remaining.pid_ns, remaining.pid, remaining.started), signal.SIGKILL)
             if self.now() >= deadline:
                 return False
             self.sleep(_POLL_S)

@@ -187,30 +187,34 @@ def restore_files(
     """
     try:
         files = []
-        for one in outputs:
-            fd = fds.get(one.fd)
-            if one.kind == "file" and fd is not None and _restore_file(one, fd, saved, user, again=again, check=check):
-                files.append((one, fd))
-        for one, fd in files:  # after all are restored: two may be the same file
-            if one.fd != 0:
+        for file in outputs:
+            fd = fds.get(file.fd)
+            if (
+                file.kind == "file"
+                and fd is not None
+                and _restore_file(file, fd, saved, user, again=again, check=check)
+            ):
+                files.append((file, fd))
+        for file, fd in files:  # after all are restored: two may be the same file
+            if file.fd != 0:
                 _wait(partial(os.lseek, fd, 0, os.SEEK_END))
     except OSError as error:
-        raise restore_failure(f"the job's output {one.path} cannot be restored", error) from error
+        raise restore_failure(f"the job's output {file.path} cannot be restored", error) from error
 
 
 def _restore_file(
-    one: SavedOutput, fd: int, saved: OpenSaved, user: User, *, again: bool, check: Callable[[], None]
+    output: SavedOutput, fd: int, saved: OpenSaved, user: User, *, again: bool, check: Callable[[], None]
 ) -> bool:
     """Restore one stream; return whether it is a regular file."""
     facts = _wait(lambda: os.fstat(fd))
     if not stat.S_ISREG(facts.st_mode):
         return False
-    if one.fd == 0:
-        os.lseek(fd, min(one.offset, facts.st_size), os.SEEK_SET)
-    elif one.file is not None:
-        source = saved(one.file)
+    if output.fd == 0:
+        os.lseek(fd, min(output.offset, facts.st_size), os.SEEK_SET)
+    elif output.file is not None:
+        source = saved(output.file)
         try:
-            _fill(source, fd, one.size, user, again=again, check=check)
+            _fill(source, fd, output.size, user, again=again, check=check)
         finally:
             os.close(source)
     return True
@@ -286,13 +290,13 @@ def _write(fd: int, data: bytes, at: int, user: User) -> int:
     return done
 
 
-def _same(one: int, other: int, size: int, check: Callable[[], None]) -> bool:
+def _same(fd: int, other: int, size: int, check: Callable[[], None]) -> bool:
     """Return whether the job's output ``other`` begins with the first ``size`` bytes of ``one``."""
     at = 0
     while at < size:
         check()
         length = min(_CHUNK, size - at)
-        if os.pread(one, length, at) != _wait(partial(os.pread, other, length, at)):
+        if os.pread(fd, length, at) != _wait(partial(os.pread, other, length, at)):
             return False
         at += length
     return True
@@ -301,10 +305,10 @@ def _same(one: int, other: int, size: int, check: Callable[[], None]) -> bool:
 def inherited(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None]) -> list[InheritFd]:
     """Return the descriptors of the new attempt that replace the old ones."""
     found: dict[str, InheritFd] = {}
-    for one in outputs:
-        fd = fds.get(one.fd)
-        if one.inherit is not None and fd is not None and one.inherit not in found:
-            found[one.inherit] = InheritFd(fd, one.inherit)
+    for output in outputs:
+        fd = fds.get(output.fd)
+        if output.inherit is not None and fd is not None and output.inherit not in found:
+            found[output.inherit] = InheritFd(fd, output.inherit)
     return list(found.values())
 
 

@@ -77,7 +77,9 @@ class JobJournal:
     def record(self) -> SuspensionRecord:
         """The record of the suspension after the last line. Raises ``JournalError`` if that is not complete."""
         try:
-            return SuspensionRecord.of(self.key, ((one.phase, one.time_epoch, one.facts) for one in self.entries))
+            return SuspensionRecord.of(
+                self.key, ((entry.phase, entry.time_epoch, entry.facts) for entry in self.entries)
+            )
         except ValueError as error:
             raise JournalError(f"{self.path}: is not the journal of a suspension: {error}") from None
 
@@ -162,7 +164,7 @@ class Journal:
                 match = _NAME.fullmatch(path.name)
                 if match is not None:
                     found.append(self.of_job(JobKey(match["cluster"], int(match["job"]), int(match["submit"]))))
-        return sorted(found, key=lambda one: one.key)
+        return sorted(found, key=lambda journal: journal.key)
 
     def open_jobs(self) -> frozenset[int]:
         """Return the raw IDs of the jobs that are being suspended or sleep in place. Raises ``JournalError``."""

@@ -66,13 +66,17 @@ class Promises:
     def known(self) -> tuple[Promise, ...]:
         """Return the promises of other nodes as of the last ``look``, and the current ones of this node."""
         now = self._now()
-        return tuple(one.promise for one in self._all.values() if one.until > now)
+        return tuple(held.promise for held in self._all.values() if held.until > now)
 
     def look(self) -> None:
         """Read the promises of other nodes and drop expired ones. Never raises; unreadable promises are unknown."""
         with self._files:
             now = self._now()
-            found = {name: one for name, one in self._all.items() if one.promise.node == self._node and one.until > now}
+            found = {
+                name: value
+                for name, value in self._all.items()
+                if value.promise.node == self._node and value.until > now
+            }
             if self._directory is not None:
                 with contextlib.suppress(OSError):
                     found |= self._ask(partial(self._others, self._directory, now, frozenset(found)))
@@ -81,7 +85,7 @@ class Promises:
     def _others(self, directory: Path, now: float, own: Collection[str]) -> dict[str, _Given]:
         found = {}
         with opened(directory) as at:
-            for path in sorted(directory / one.name for one in at.glob(f"{self._cluster}.*")):
+            for path in sorted(directory / path.name for path in at.glob(f"{self._cluster}.*")):
                 given = self._read(path)
                 if given is not None and given.until > now and given.promise.node != self._node:
                     found[path.name] = given
@@ -159,7 +163,7 @@ class Promises:
 
     def _drop(self, name: str) -> None:
         """Withdraw a promise."""
-        self._all = {other: one for other, one in self._all.items() if other != name}
+        self._all = {other: value for other, value in self._all.items() if other != name}
         if self._directory is not None:
             path = self._directory / name
             with contextlib.suppress(OSError):

@@ -119,13 +119,13 @@ class SuspensionFacts:
 
 NOTHING_NEW = SuspensionFacts()
 """The facts of a line that only announces a phase."""
-_KEYS = {one.name: str(one.metadata.get("key", one.name)) for one in fields(SuspensionFacts)}
+_KEYS = {field.name: str(field.metadata.get("key", field.name)) for field in fields(SuspensionFacts)}
 _NAMES = {key: name for name, key in _KEYS.items()}
 
 
 def decode(value: Mapping[str, Any]) -> SuspensionFacts:
     """Return the facts of a line of the journal; unknown ones are ignored. Raises ``ValueError``."""
-    given = {_NAMES[key]: one for key, one in value.items() if key in _NAMES}
+    given = {_NAMES[key]: fact for key, fact in value.items() if key in _NAMES}
     return json_values.record(SuspensionFacts, given, parsers={SuspendOption: SuspendOption.parse})
 
 
@@ -138,7 +138,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SuspendOption):
         return str(value)
     if isinstance(value, tuple):
-        return [asdict(one) if isinstance(one, RemovedFile) else one for one in value]
+        return [asdict(item) if isinstance(item, RemovedFile) else item for item in value]
     return value
 
 
@@ -174,7 +174,7 @@ class SuspensionRecord(SuspensionFacts):
         missing = [_KEYS[name] for name in _NEEDED if name not in known]
         if missing:
             raise ValueError(f"{missing[0]} is missing")
-        if not all(0 <= one < _YEAR_10000 for one in (known["began_epoch"], *phases.values())):
+        if not all(0 <= phase < _YEAR_10000 for phase in (known["began_epoch"], *phases.values())):
             raise ValueError("its times are not finite")
         return cls(key=key, phase=phase, phases=phases, **known)
 

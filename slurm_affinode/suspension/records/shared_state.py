@@ -373,8 +373,8 @@ class Notes:
             return None
         with self._lock:  # a removed note may reappear with any revision
             names = {path.name for path, _ in found}
-            self._revisions = {name: one for name, one in self._revisions.items() if name in names}
-        notes = [note for path, one in found if (note := self._judged(path, one)) is not None]
+            self._revisions = {name: revision for name, revision in self._revisions.items() if name in names}
+        notes = [note for path, revision in found if (note := self._judged(path, revision)) is not None]
         return sorted(notes, key=lambda note: note.key)
 
     def _read_all(self, files: Path, purpose: str) -> list[tuple[Path, SignedContent]] | None:
@@ -450,7 +450,7 @@ class Notes:
         """Write the expected starts of released jobs: one agent queries Slurm, and all read the file."""
         if self._root is not None:
             path = self._root / "plan.json"
-            starts = {str(job): [one.start_epoch, list(one.nodes)] for job, one in sorted(plans.items())}
+            starts = {str(job): [plan.start_epoch, list(plan.nodes)] for job, plan in sorted(plans.items())}
             text = self._signer.encode(_PLAN, path.name, {"starts": starts})
             try:
                 self._ask(lambda: write_text(path, text, mode=0o600))
@@ -636,14 +636,16 @@ def _restore(path: Path, value: Mapping[str, Any]) -> LastRestore:
     """Parse the record of a restore. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
     if (version := value.get("version", _VERSION)) != _VERSION:
         raise ValueError(f"its version is {version!r:.60}, not {_VERSION}")
-    known = {one.name for one in fields(LastRestore)}
-    restore: LastRestore = built(LastRestore, {name: one for name, one in value.items() if name in known})
+    known = {field.name for field in fields(LastRestore)}
+    restore: LastRestore = built(
+        LastRestore, {name: field_value for name, field_value in value.items() if name in known}
+    )
     if path.name != f"{restore.name}.json":
         raise ValueError(f"it belongs to {restore.name}")
     if min(restore.submit, restore.image_restarts, restore.seq, restore.uid, restore.run) < 0:
         raise ValueError("it has numbers below 0")
     times = (restore.checkpoint_epoch, restore.restored_epoch, restore.lost_epoch or 0.0, restore.lost_s or 0.0)
-    if not all(0 <= one < _YEAR_10000 for one in times):
+    if not all(0 <= epoch < _YEAR_10000 for epoch in times):
         raise ValueError("its times are not finite")
     return restore
 
@@ -652,8 +654,8 @@ def _note(path: Path, value: Mapping[str, Any]) -> Note:
     """Parse a note. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
     if (version := value.get("version", _VERSION)) != _VERSION:
         raise ValueError(f"its version is {version!r:.60}, not {_VERSION}")
-    known = {one.name for one in fields(Note)}
-    note: Note = built(Note, {name: one for name, one in value.items() if name in known})
+    known = {field.name for field in fields(Note)}
+    note: Note = built(Note, {name: field_value for name, field_value in value.items() if name in known})
     if path.name != f"{note.key.name}.json":
         raise ValueError(f"it belongs to {note.key.name}")
     numbers = (
@@ -663,6 +665,6 @@ def _note(path: Path, value: Mapping[str, Any]) -> Note:
     if min(numbers) < 0:
         raise ValueError("it has numbers below 0")
     times = (note.since_epoch, note.released_epoch, note.failed_epoch, note.retry_epoch)
-    if not all(math.isfinite(one or 0.0) for one in times):
+    if not all(math.isfinite(epoch or 0.0) for epoch in times):
         raise ValueError("its times are not finite")
     return note

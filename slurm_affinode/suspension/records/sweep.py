@@ -185,12 +185,12 @@ class Absences:
             for path in self._directory.iterdir():
                 if not JOB.fullmatch(path.stem) or path.suffix != ".json":
                     continue
-                one = read_signed(self._signer, _PURPOSE, path)
-                if one.value is None or not one.signed:
+                signed = read_signed(self._signer, _PURPOSE, path)
+                if signed.value is None or not signed.signed:
                     continue
-                since = one.value.get("since")
+                since = signed.value.get("since")
                 if isinstance(since, int | float) and 0 <= since < 1 << 40:
-                    found[path.stem] = float(since), one.value.get("confirmed") is True
+                    found[path.stem] = float(since), signed.value.get("confirmed") is True
         return found
 
     # --- a sweep that has stopped
@@ -310,7 +310,7 @@ class ImageSweep:
         stopped = self._stop(absent)
         if stopped is not None:
             return Swept(live, absent, (), stopped=stopped)
-        gone = {name for name, one in absent.items() if one.due and name not in unasked}
+        gone = {name for name, value in absent.items() if value.due and name not in unasked}
         newest = self._newest(jobs, notes)
         removed: list[tuple[DirectoryStore, str]] = []
         for store in self.stores:
@@ -415,7 +415,7 @@ class ImageSweep:
         All due jobs count, not only those that this sweep has looked up: later sweeps would remove the others.
         """
         before = self.absences.stopped()
-        waiting = {name for name, one in absent.items() if not one.confirmed}
+        waiting = {name for name, value in absent.items() if not value.confirmed}
         if before is not None and waiting.intersection(before.jobs):
             return before
         going = {name for name in waiting if absent[name].due}
