@@ -13,7 +13,7 @@ from agent_stand_ins import Node1, agent, config_of
 from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.records.journal import JobJournal
-from slurm_affinode.suspension.records.record import NOTHING_NEW, SuspensionFacts
+from slurm_affinode.suspension.records.record import NO_NEW_FACTS, SuspensionFacts
 
 FOLLOWS = {
     Phase.RUNNING: {Phase.LOCKING, Phase.RESTORING},
@@ -39,7 +39,7 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check that no journal skips a phase."""
     write, wrong = JobJournal.write, []
 
-    def checked(self: JobJournal, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
+    def checked(self: JobJournal, phase: Phase, facts: SuspensionFacts = NO_NEW_FACTS) -> None:
         if phase is not self.phase and phase not in FOLLOWS[self.phase]:
             wrong.append(f"{self.phase.value} -> {phase.value}")
         write(self, phase, facts)

@@ -26,7 +26,7 @@ from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtiliz
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
 from slurm_affinode.suspension.compatibility import Compatibility, CompatibilityRow
-from slurm_affinode.suspension.interface import AgentContext, Arrival, LookAgain, Orchestration
+from slurm_affinode.suspension.interface import AgentContext, Arrival, Orchestration, SampleAgain
 from slurm_affinode.suspension.job.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.job.shepherd import Reply, Restored
@@ -191,10 +191,10 @@ class Acts:
     def compatibility(self, job: WatchedJob) -> Compatibility:
         return Compatibility((CompatibilityRow.BATCH,), {Mode.REQUEUE: tuple(self.refusals(job)), Mode.INPLACE: ()})
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
+    def suspend(self, job: WatchedJob, why: str, *, sample_again: SampleAgain, busy: bool = False) -> SuspensionRecord:
         self.begun.set()
         assert self.go.wait(DEADLINE_S)
-        self.looks.append(look_again())
+        self.looks.append(sample_again())
         self.suspended_jobs.append((job.job_id, why))
         key = job.key or JobKey("test", job.job_id, 0)
         return SuspensionRecord(

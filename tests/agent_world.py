@@ -16,8 +16,8 @@ from slurm_affinode.base.threads import Workers
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.files.scratch_files import (
+    NO_SCRATCH_FILES,
     NOT_SEARCHED,
-    NOTHING,
     ScratchFiles,
     ScratchOutcome,
     ScratchRestored,
@@ -25,7 +25,7 @@ from slurm_affinode.checkpoint.files.scratch_files import (
 )
 from slurm_affinode.checkpoint.files.scratch_index import INDEX, ScratchIndex
 from slurm_affinode.checkpoint.files.scratch_record import ScratchRecords
-from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
+from slurm_affinode.checkpoint.files.scratch_search import ScratchSearchResult
 from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import (
@@ -278,7 +278,7 @@ class FakeScratch(ScratchFiles):
 
     def __init__(self) -> None:
         super().__init__(ScratchRules(policy="copy"))
-        self.outcome = NOTHING
+        self.outcome = NO_SCRATCH_FILES
         self.periods: list[Sequence[tuple[float, float]]] = []
         """The periods of each search."""
         self.left = 0
@@ -287,14 +287,14 @@ class FakeScratch(ScratchFiles):
         self.ambiguous: str | None = None
         """Other jobs of the user."""
 
-    def find(self, init, tree, owner, periods, others) -> ScratchFound:  # type: ignore[no-untyped-def]
+    def find(self, init, tree, owner, periods, others) -> ScratchSearchResult:  # type: ignore[no-untyped-def]
         self.periods.append(periods)
         self.ambiguous = others
         return NOT_SEARCHED
 
     def save(self, init, found, image_fd, owner, node, *, kept=(), timeout_s) -> ScratchOutcome:  # type: ignore[no-untyped-def]
         tied = None if self.outcome.kind == "copied" else self.outcome.text
-        if self.outcome is not NOTHING:
+        if self.outcome is not NO_SCRATCH_FILES:
             root_directory.write(image_fd, INDEX, ScratchIndex(owner.uid, tied, ()).encoded() or b"")
         return self.outcome
 
@@ -471,7 +471,7 @@ class Agent:
         return replace(job, **changes)  # type: ignore[arg-type]
 
     def suspend(self, look=lambda: None, **changes: object):  # type: ignore[no-untyped-def]
-        return self.suspender.suspend(self.watched(**changes), "idle 15m", look_again=look)
+        return self.suspender.suspend(self.watched(**changes), "idle 15m", sample_again=look)
 
     def arrival(self) -> Arrival:
         hello = Hello(7, self.world.restarts, True, 0, SuspendOption())

@@ -21,7 +21,7 @@ from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Sharing, Unhear
 from slurm_affinode.suspension.inplace.queue import Comments
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Sock, SockDiagError
-from slurm_affinode.suspension.inplace.sockets import Look, Own
+from slurm_affinode.suspension.inplace.sockets import JobSockets, SocketTable
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.inplace.wake import Waking
 from slurm_affinode.suspension.interface import DaemonCalls
@@ -114,21 +114,21 @@ class FakeSockets:
         self.places: dict[int, str] = {}
         """Thread of such a process -> where it waits."""
 
-    def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
+    def readers(self, pids: Iterable[int], table: SocketTable) -> tuple[int, ...]:
         return self.reading
 
     def waits(self, pids: Iterable[int]) -> Mapping[int, str]:
         return dict(self.places) if set(pids) else {}
 
-    def own(self, pids: Iterable[int]) -> Own:
-        return Own({1: frozenset(self.now)}) if self.has else Own()
+    def of_processes(self, pids: Iterable[int]) -> JobSockets:
+        return JobSockets({1: frozenset(self.now)}) if self.has else JobSockets()
 
-    def look(self, own: Own) -> Look:
+    def read(self, job_sockets: JobSockets) -> SocketTable:
         if self.unresponsive:
             raise SockDiagError("sock_diag does not respond")
         return dict(self.now)
 
-    def observations(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+    def observations(self, owners: Mapping[int, JobSockets]) -> Mapping[int, SocketTable]:
         return {} if self.unresponsive else {job_id: dict(self.now) for job_id in owners}
 
 
@@ -256,7 +256,7 @@ class Node:
         return self.agent.watched(**{"option": OPTION, **changes})
 
     def sleep(self, why: str = "idle 15m", *, busy: bool = False, **changes: object) -> SuspensionRecord:
-        return self.suspender.suspend(self.job(**changes), why, look_again=lambda: None, busy=busy)
+        return self.suspender.suspend(self.job(**changes), why, sample_again=lambda: None, busy=busy)
 
     def recover(self) -> None:
         self.keeper.recover()

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,12 @@ class Rules(NamedTuple):
     clean: tuple[str, ...]
     banned: tuple[Rule, ...]
     names: tuple[Rule, ...]
+    local: dict[str, tuple[Rule, ...]]
+    """Path -> rules for all names in the files below it, also for those of local variables."""
+
+    def all_names(self, path: str) -> tuple[Rule, ...]:
+        """Return the rules for the names of local variables in a file."""
+        return tuple(rule for place, rules in self.local.items() if path.startswith(place) for rule in rules)
 
 
 class Finding(NamedTuple):
@@ -63,8 +69,13 @@ def read_rules(path: Path = RULES) -> Rules:
     return Rules(
         tuple(table["clean"]),
         tuple(Rule(re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE), advice) for phrase, advice in banned),
-        tuple(Rule(re.compile(rf"(?:^|_)(?:{words})(?:_|$)"), advice) for words, advice in table["names"].items()),
+        _name_rules(table["names"]),
+        {place: _name_rules(entry["names"]) for entry in table["local"] for place in entry["paths"]},
     )
+
+
+def _name_rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
+    return tuple(Rule(re.compile(rf"(?:^|_)(?:{words})(?:_|$)"), advice) for words, advice in table.items())
 
 
 def python_prose(text: str) -> Iterator[tuple[int, str]]:
@@ -94,6 +105,14 @@ def python_names(text: str) -> Iterator[tuple[int, str]]:
                 yield target.lineno, target.id
 
 
+def local_names(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of every variable that is bound, in addition to ``python_names``."""
+    yield from python_names(text)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
 def _assigned(body: Iterable[ast.stmt]) -> Iterator[ast.Name]:
     for statement in body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
@@ -105,12 +124,13 @@ def in_words(name: str) -> str:
     return "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)).lower()
 
 
-def check_names(path: str, text: str, rules: Iterable[Rule]) -> Iterator[Finding]:
-    """Yield the names in a Python file that hold a word of the rules."""
-    for line, name in python_names(text):
-        for rule in rules:
-            if rule.pattern.search(in_words(name)):
-                yield Finding(path, line, name, rule.advice)
+def check_names(path: str, text: str, rules: Iterable[Rule], local: Iterable[Rule] = ()) -> Iterator[Finding]:
+    """Yield the names in a Python file that hold a word of the rules; ``local``: rules for local variables, too."""
+    for names, applied in ((python_names, tuple(rules)), (local_names, tuple(local))):
+        for line, name in dict.fromkeys(names(text)) if applied else ():
+            for rule in applied:
+                if rule.pattern.search(in_words(name)):
+                    yield Finding(path, line, name, rule.advice)
 
 
 def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
@@ -163,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
         findings += check_text(file, text, rules.banned)
         # The names of the package; those of tests follow as far as they name its parts.
         if file.endswith(".py") and (options.paths or options.all or file.startswith("slurm_affinode/")):
-            findings += check_names(file, text, rules.names)
+            findings += check_names(file, text, rules.names, rules.all_names(file))
     for finding in findings:
         print(finding)
     return bool(findings)

@@ -120,24 +120,24 @@ class DriverGpus:
 
         Raises ``NotSupported`` if the driver does not report them.
         """
-        found: dict[str, dict[int, int]] = {}
+        usage: dict[str, dict[int, int]] = {}
         with self._driver() as driver:
             for device in driver.devices():
-                held = found.setdefault(device.uuid, {})
+                held = usage.setdefault(device.uuid, {})
                 for process in driver.processes(device):
                     if process.used_mib is None:  # read as zero, it would let a job move to a GPU without room for it
                         what = f"how much memory process {process.pid} holds on GPU {device.index}"
                         raise NotSupported(f"the driver does not report {what}")
                     held[process.pid] = round(process.used_mib * _MIB)
-        return found
+        return usage
 
     def held(self, pid: int) -> int | None:
         """Return the bytes a process holds on all GPUs, or ``None`` if not known (the driver lists no memory of it)."""
         try:
-            found = [held[pid] for held in self.processes().values() if pid in held]
+            amounts = [held[pid] for held in self.processes().values() if pid in held]
         except GpuError:
             return None
-        return sum(found) if found else None
+        return sum(amounts) if amounts else None
 
     def free_bytes(self, device: Device) -> int | None:
         """Return the free memory of a device in bytes, or ``None`` if not known."""

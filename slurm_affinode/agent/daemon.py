@@ -192,8 +192,8 @@ class Daemon:
     def _gpus_of(self, job_id: int) -> list[str] | None:
         """Return the UUIDs of a job's GPUs as the prolog reported them, or ``None`` if not known."""
         indices = self.service.gpu_indices.get(job_id)
-        found = None if indices is None else by_index(self.watch.devices(), indices)
-        return None if found is None else [device.uuid for device in found]
+        devices = None if indices is None else by_index(self.watch.devices(), indices)
+        return None if devices is None else [device.uuid for device in devices]
 
     def _orphans(self) -> OrphanVerbs:
         def fresh() -> SlurmQueue | None:
@@ -228,7 +228,7 @@ class Daemon:
 
     def _wake(self) -> None:
         _safely(self.orchestration.waker.tick)
-        _safely(self.loop.promises.look)  # expired promises are removed even if no job is waiting
+        _safely(self.loop.promises.refresh)  # expired promises are removed even if no job is waiting
 
 
 class ServerSearch:
@@ -289,10 +289,10 @@ class Admins:
             return True
         if self._slurm_user is None and time.monotonic() - self._queried_s > ASK_AGAIN_S:
             self._queried_s = time.monotonic()
-            self._later(self._look)
+            self._later(self._read_slurm_user)
         return self._slurm_user is not None and caller.name == self._slurm_user
 
-    def _look(self) -> None:
+    def _read_slurm_user(self) -> None:
         self._slurm_user = self._queue.slurm_user()
 
 

@@ -76,11 +76,11 @@ def _settings(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> di
         section = data.get("agent", {})
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{asked or CONFIG}: {error}") from error
-    found = dict(section) if isinstance(section, dict) else {}
+    settings = dict(section) if isinstance(section, dict) else {}
     inplace = data.get("inplace")
     if isinstance(inplace, dict) and inplace.get("wake_at_prolog") is True:
-        found["prolog_wakes"] = inplace.get("prolog_timeout", "")
-    return found
+        settings["prolog_wakes"] = inplace.get("prolog_timeout", "")
+    return settings
 
 
 def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:

@@ -22,7 +22,7 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal, RefusalCode
 from slurm_affinode.suspension import slurm_queue as queues
 from slurm_affinode.suspension.activity import Watch, by_index
-from slurm_affinode.suspension.interface import LookAgain, Orchestration
+from slurm_affinode.suspension.interface import Orchestration, SampleAgain
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.records.promises import Promises
 from slurm_affinode.suspension.slurm_queue import QueueView, SlurmQueue
@@ -214,8 +214,10 @@ class Loop:
     def identify(self, job_id: int) -> None:
         """Request the job's record from slurmctld, and find its journal. Runs in the thread that talks to slurmctld."""
         try:
-            found = self.queue.look(job_id)
-            job = None if found is None else self.registry.change(job_id, lambda watched: replace(watched, slurm=found))
+            record = self.queue.read_job(job_id)
+            job = (
+                None if record is None else self.registry.change(job_id, lambda watched: replace(watched, slurm=record))
+            )
             if job is not None and job.key is None:
                 key, times = self.orchestration.keeper.identify(job)
                 restored = self.orchestration.keeper.last_restore(job) if job.restarts else None
@@ -280,7 +282,7 @@ class Loop:
     def refresh(self) -> None:
         """Refresh the queue, the promises and the suspended jobs. Runs in the thread that talks to slurmctld."""
         self.queue.refresh()
-        self.promises.look()
+        self.promises.refresh()
         self._suspended = self.orchestration.keeper.suspended_ids() if self._limits() else None
 
     def decisions(self) -> list[tuple[WatchedJob, Decision]]:
@@ -298,14 +300,14 @@ class Loop:
             for job_id, what in under_way.items():
                 if what == SUSPENDING and job_id in candidates:
                     surroundings = surroundings.with_one_more(candidates[job_id])
-            found = []
+            results = []
             for job in jobs:
                 decision = decide(self.policy, candidates[job.job_id], surroundings, ready)
                 if decision.act:  # count it for the decisions on the other jobs
                     surroundings = surroundings.with_one_more(candidates[job.job_id])
                 self._state(job).decision = decision
-                found.append((job, decision))
-            return found
+                results.append((job, decision))
+            return results
 
     def _candidate(self, job: WatchedJob, under_way: Mapping[int, str], latest: SlurmQueue | None) -> Candidate:
         state = self._state(job)
@@ -399,28 +401,28 @@ class Loop:
             self._asking.add(job.job_id)
             self.aside(lambda: self.refusals(job.job_id))
         elif decision.act and not old:
-            look_again = (lambda: None) if decision.busy else self.look_again(job)
-            self.work.suspend(job, decision.text, look_again, self.promise(job, decision), busy=decision.busy)
+            sample_again = (lambda: None) if decision.busy else self.sample_again(job)
+            self.work.suspend(job, decision.text, sample_again, self.promise(job, decision), busy=decision.busy)
 
     def refusals(self, job_id: int) -> None:
         """Check whether a job could be suspended at all, and whether there is room for its checkpoint image."""
         try:
             job = self.registry.get(job_id)
             try:
-                found = () if job is None else tuple(self.orchestration.suspender.refusals(job))
+                refusals = () if job is None else tuple(self.orchestration.suspender.refusals(job))
             except AffinodeError as error:
                 log.warning("job %d: %s", job_id, one_line(error))
-                found = (Refusal(RefusalCode.NOT_KNOWN, f"whether it can be is not known: {error}"),)
+                refusals = (Refusal(RefusalCode.NOT_KNOWN, f"whether it can be is not known: {error}"),)
             if (
                 job is not None
                 and job.slurm is not None
-                and any(refusal.code == RefusalCode.SRUN_STEPS for refusal in found)
+                and any(refusal.code == RefusalCode.SRUN_STEPS for refusal in refusals)
             ):
                 self.later(lambda: self.identify(job_id))  # the steps may have ended since slurmctld reported them
             self._no_room = self.orchestration.keeper.room()
             state = self.states.get(job_id)
             if state is not None:
-                state.refusals, state.refusals_s = found, self.clock()
+                state.refusals, state.refusals_s = refusals, self.clock()
         finally:
             self._asking.discard(job_id)
             self.answered()
@@ -438,15 +440,15 @@ class Loop:
 
         return take
 
-    def look_again(self, job: WatchedJob) -> LookAgain:
+    def sample_again(self, job: WatchedJob) -> SampleAgain:
         """Return a final check just before the suspension: one more sample, judged by itself."""
 
-        def look() -> str | None:
+        def sample() -> str | None:
             now = self.registry.get(job.job_id) or job
             rule = idle_rule(self.config, now.option)
             return still_idle(rule, self.watch.sample(now, rule))
 
-        return look
+        return sample
 
 
 def run(

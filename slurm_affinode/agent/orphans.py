@@ -62,7 +62,7 @@ class Use:
 
 def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[int, Use]:
     """Return the usage of each job with a process on this node, by raw job ID. Raises ``ExhaustedError``."""
-    found: dict[int, Use] = {}
+    job_uses: dict[int, Use] = {}
     groups: dict[int, dict[str, str]] = {}
     for process in processes(proc=proc):
         try:
@@ -75,17 +75,17 @@ def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> di
         ref = stepd or finder.of(process)
         if ref is None:
             continue
-        use = found.setdefault(ref.job_id, Use())
+        use = job_uses.setdefault(ref.job_id, Use())
         # User and system time of the process, or, for slurmstepd, of the children that it has waited for.
-        own = slice(11, 15) if stepd is None else slice(13, 15)
-        use.cpu_s += sum(kernel_text.number(word) or 0 for word in stat.fields[own]) / _TICKS
+        agent_known = slice(11, 15) if stepd is None else slice(13, 15)
+        use.cpu_s += sum(kernel_text.number(word) or 0 for word in stat.fields[agent_known]) / _TICKS
         if stepd is None:
             use.memory_mib += _peak_mib(process)
         if ref.source == "cgroup":
             groups.setdefault(ref.job_id, {}).update(_groups(process))
     for number, paths in groups.items():
-        _by_cgroup(found[number], cgroups, paths)
-    return found
+        _by_cgroup(job_uses[number], cgroups, paths)
+    return job_uses
 
 
 def _peak_mib(process: Process) -> float:
@@ -98,18 +98,18 @@ def _peak_mib(process: Process) -> float:
 
 def _groups(process: Process) -> dict[str, str]:
     """Return the cgroups of the process's job: controller, or ``""`` for version 2 -> path."""
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     try:
         rows = process.text("cgroup").split("\n")
     except OSError:
-        return found
+        return groups
     for row in rows:
         controllers, _, path = row.partition(":")[2].partition(":")
         of_job = cgroup_of_job(path)
         # Paths above the root of this process's cgroup namespace cannot be read.
         if of_job is not None and ".." not in path.split("/"):
-            found.update(dict.fromkeys(controllers.split(","), of_job[1]))
-    return found
+            groups.update(dict.fromkeys(controllers.split(","), of_job[1]))
+    return groups
 
 
 def _by_cgroup(use: Use, root: Path, paths: Mapping[str, str]) -> None:
@@ -244,8 +244,8 @@ class Orphans:
 
     def uses(self) -> list[dict[str, Any]]:
         """Return the CPU time and memory of each job with a process on this node."""
-        found = uses(self.finder, proc=self.proc)
-        return [use.row(job) for job, use in sorted(found.items())]
+        job_uses = uses(self.finder, proc=self.proc)
+        return [use.row(job) for job, use in sorted(job_uses.items())]
 
     def _row(self, orphan: OnGpu) -> dict[str, Any]:
         return {
@@ -272,7 +272,7 @@ class Orphans:
 
         Raises ``GpuError``; with ``unresponsive``, a device that does not respond is skipped instead.
         """
-        found: dict[int, OnGpu] = {}
+        on_gpus: dict[int, OnGpu] = {}
         for device in devices:
             try:
                 running = driver.processes(device)
@@ -281,16 +281,16 @@ class Orphans:
                     raise
                 continue
             for each in running:
-                there = found.get(each.pid)
+                there = on_gpus.get(each.pid)
                 if there is not None:
                     used = total_mib((there.used_mib, each.used_mib))
-                    found[each.pid] = replace(there, used_mib=used, devices=(*there.devices, device))
+                    on_gpus[each.pid] = replace(there, used_mib=used, devices=(*there.devices, device))
                     continue
                 with contextlib.suppress(OSError):
-                    found[each.pid] = self._look(Process(each.pid, proc=self.proc), device, each.used_mib)
-        return list(found.values())
+                    on_gpus[each.pid] = self._facts_of(Process(each.pid, proc=self.proc), device, each.used_mib)
+        return list(on_gpus.values())
 
-    def _look(self, process: Process, device: Device, used_mib: float | None) -> OnGpu:
+    def _facts_of(self, process: Process, device: Device, used_mib: float | None) -> OnGpu:
         """Read the facts of a process. Raises ``OSError`` if it has ended."""
         started, uid = process.started, process.facts().st_uid
         ref = self.finder.of(process)
@@ -414,7 +414,7 @@ class Orphans:
         alone. If ``indices`` is empty, or the node has MIG, the job's GPUs are not known: then its processes are looked
         for on all GPUs, and nothing else is attributed to it.
         """
-        is_own = functools.partial(
+        belongs = functools.partial(
             self._left_by, job=job, uid=uid, alone=functools.cache(lambda: self._alone(job, uid))
         )
         with self.driver() as driver:
@@ -425,7 +425,7 @@ class Orphans:
             if kill:
                 there = [orphan for orphan in there if self._still_on(driver, orphan)]
         # Outside the driver's lock, as this may query slurmctld.
-        left = [orphan for orphan in there if is_own(orphan)]
+        left = [orphan for orphan in there if belongs(orphan)]
         # Slurm has just signaled them: a process about to end was not left behind.
         deadline = self.monotonic() + min(SETTLE_S, wait_s)
         while left and self.monotonic() < deadline:
@@ -437,7 +437,7 @@ class Orphans:
                 "job %d left process %d (%s) on a GPU: %s", job, process.pid, process.command, how or "it does not end"
             )
             ended.append({**self._row(process), "ended_by": how})
-        dirty = self._dirty(devices, is_own, wait_s if ended else 0.0, own=known is not None)
+        dirty = self._dirty(devices, belongs, wait_s if ended else 0.0, agent_known=known is not None)
         report = {
             "id": uuid.uuid4().hex[:16], "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
             "left": ended or [{**self._row(orphan), "ended_by": None} for orphan in left],
@@ -475,29 +475,29 @@ class Orphans:
         )
 
     def _dirty(
-        self, devices: Sequence[Device], is_own: Callable[[OnGpu], bool], wait_s: float, *, own: bool
+        self, devices: Sequence[Device], belongs: Callable[[OnGpu], bool], wait_s: float, *, agent_known: bool
     ) -> list[str]:
         """Return the devices still not free after a time; memory is released shortly after the process has ended.
 
-        ``own``: the devices were the job's; otherwise only its processes count.
+        ``agent_known``: the devices were the job's; otherwise only its processes count.
         """
         deadline = self.monotonic() + wait_s
         while True:
-            found = [text for device in devices for text in self._held(device, is_own, own=own)]
-            if not found or self.monotonic() >= deadline:
-                return found
+            remains = [text for device in devices for text in self._held(device, belongs, agent_known=agent_known)]
+            if not remains or self.monotonic() >= deadline:
+                return remains
             self.sleep(POLL_S)
 
-    def _held(self, device: Device, is_own: Callable[[OnGpu], bool], *, own: bool) -> list[str]:
+    def _held(self, device: Device, belongs: Callable[[OnGpu], bool], *, agent_known: bool) -> list[str]:
         try:
             with self.driver() as driver:
                 on, used = self._on(driver, [device]), driver.read(device).fb_used_mib
         except GpuError as error:
-            return [f"GPU {device.index}: {error}"] if own else []
-        still = [orphan for orphan in on if is_own(orphan)]
+            return [f"GPU {device.index}: {error}"] if agent_known else []
+        still = [orphan for orphan in on if belongs(orphan)]
         if still:
             return [f"GPU {device.index}: process {orphan.pid} is still there" for orphan in still]
-        if own and not on and used is not None and used > FREE_MIB:
+        if agent_known and not on and used is not None and used > FREE_MIB:
             return [f"GPU {device.index}: {used:.0f} MiB are held and no process holds them"]
         return []
 

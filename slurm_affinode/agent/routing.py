@@ -46,7 +46,7 @@ class Reach:
     ask_node: Callable[..., dict[str, Any]] = client.ask_node
     clock: Callable[[], float] = time.monotonic
     _client: SlurmClient | None = None
-    _found: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _known: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Job as named by the user -> node of the agent that knows it (empty: this node) and its raw ID."""
     _unresponsive: dict[str, str] = field(default_factory=dict)
     """Node or ``_HERE`` -> error of its agent that did not respond."""
@@ -58,7 +58,7 @@ class Reach:
         ``SlurmError`` for a job that Slurm does not know.
         """
         target = identifiers.job(job)
-        known = self._found.get(job)
+        known = self._known.get(job)
         if known is not None:
             return self._ask(known[0], {**request, "job": known[1]})
         problems: list[str] = []
@@ -71,8 +71,8 @@ class Reach:
                     raise
             except UnreachableError as error:
                 problems.append(str(error))
-        found = self._slurm_job(job)
-        return self._of(job, found, request, problems)
+        record = self._slurm_job(job)
+        return self._of(job, record, request, problems)
 
     def everywhere(self, nodes: Iterable[str], uid: int, *, user: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
         """Yield the status of each of ``nodes``; without any, of this node's agent, or else of the relevant nodes.
@@ -101,16 +101,16 @@ class Reach:
 
     # --- one job
 
-    def _of(self, job: str, found: Job, request: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-        if found.ended:
-            raise AnswerError("ended", f"job {found.id} has ended: {found.state}", hint=None, exit_code=1)
-        if found.het_offset or (found.het_job_id is None and not found.batch):
-            raise _cannot(found)  # also while it is pending: without a script, no agent knows more
-        running = found.allocated and found.batch_host is not None
+    def _of(self, job: str, record: Job, request: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+        if record.ended:
+            raise AnswerError("ended", f"job {record.id} has ended: {record.state}", hint=None, exit_code=1)
+        if record.het_offset or (record.het_job_id is None and not record.batch):
+            raise _cannot(record)  # also while it is pending: without a script, no agent knows more
+        running = record.allocated and record.batch_host is not None
         answered, starting = False, None
-        for node in self._candidates(found):
+        for node in self._candidates(record):
             try:
-                return self._remember(job, node, found.job_id, request)
+                return self._remember(job, node, record.job_id, request)
             except AnswerError as error:
                 if error.code not in _NOT_KNOWN:
                     raise
@@ -119,18 +119,18 @@ class Reach:
             except UnreachableError as error:
                 problems.append(str(error))
         if answered and running:
-            raise starting or _cannot(found)
-        if running and self._without_gpus(found):
-            text = f"job {found.id} runs on {found.batch_host} without a GPU, and no agent watches it there"
+            raise starting or _cannot(record)
+        if running and self._without_gpus(record):
+            text = f"job {record.id} runs on {record.batch_host} without a GPU, and no agent watches it there"
             raise AnswerError("no-gpu", text, hint="only jobs with GPUs are suspended when idle", exit_code=1)
-        if found.het_job_id is not None and answered:
-            raise _cannot(found)
+        if record.het_job_id is not None and answered:
+            raise _cannot(record)
         if answered or not problems:
             raise AnswerError(
-                "not-suspended", f"job {found.id} is {found.state.lower()}, and not suspended", hint=None, exit_code=1
+                "not-suspended", f"job {record.id} is {record.state.lower()}, and not suspended", hint=None, exit_code=1
             )
         raise UnreachableError(
-            f"no agent responded about job {found.id}: {'; '.join(problems[-SHOWN_PROBLEMS:])}",
+            f"no agent responded about job {record.id}: {'; '.join(problems[-SHOWN_PROBLEMS:])}",
             hint="does slurm-affinode agent run on the nodes?",
         )
 
@@ -147,7 +147,7 @@ class Reach:
 
     def _remember(self, job: str, node: str, job_id: int, request: Mapping[str, Any]) -> dict[str, Any]:
         answer = self._ask(node, {**request, "job": job_id})
-        self._found[job] = (node, job_id)
+        self._known[job] = (node, job_id)
         return answer
 
     def ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:

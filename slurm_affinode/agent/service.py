@@ -123,8 +123,8 @@ class Service:
             asleep = [suspended for suspended in asleep if suspended.key.job_id not in running]
         else:
             job_id = _job_of(request)
-            found = self._find(job_id, caller)
-            mine, asleep = ([found], []) if isinstance(found, WatchedJob) else ([], [found])
+            match = self._find(job_id, caller)
+            mine, asleep = ([match], []) if isinstance(match, WatchedJob) else ([], [match])
         now: Job | None = None
         if asleep and request.get("job") is not None:
             try:
@@ -133,10 +133,10 @@ class Service:
                 if error.code != "too-often":
                     raise
         elif mine or asleep:
-            self.ask(self._look_at_queue)
+            self.ask(self._refresh_queue)
         compatible: list[Compatibility] = []
         if mine:
-            self.ask_here(lambda: self._look_at(mine))
+            self.ask_here(lambda: self._refresh_refusals(mine))
             if request.get("job") is not None:
                 watched = mine[0] = self._reported_if_possible(mine[0], caller)
                 self.ask_here(lambda: compatible.extend(self._compatibility(watched)))
@@ -178,11 +178,11 @@ class Service:
             log.warning("job %d: %s", job.job_id, one_line(error))
             return []
 
-    def _look_at_queue(self) -> None:
+    def _refresh_queue(self) -> None:
         if self.loop.queue.due():
             self.loop.refresh()
 
-    def _look_at(self, jobs: list[WatchedJob]) -> None:
+    def _refresh_refusals(self, jobs: list[WatchedJob]) -> None:
         """Refresh the refusals, which the policy needs."""
         for job in [job for job in jobs if job.phase is Phase.RUNNING][:16]:
             state = self.loop.states.get(job.job_id)
@@ -191,19 +191,19 @@ class Service:
 
     def _asleep(self) -> tuple[SuspendedJob, ...]:
         with self._lock:
-            at, found = self._suspended
+            at, suspended = self._suspended
             if self.now() - at > SUSPENDED_S or self.now() < at:
-                found = tuple(self.orchestration.keeper.suspended())
-                self._suspended = (self.now(), found)
-            return found
+                suspended = tuple(self.orchestration.keeper.suspended())
+                self._suspended = (self.now(), suspended)
+            return suspended
 
     def _find(self, job_id: int, caller: Caller) -> WatchedJob | SuspendedJob:
         """Return a job of the caller. Raises ``RequestError``."""
-        found: WatchedJob | SuspendedJob | None = self.registry.get(job_id)
-        if found is None:
-            found = next((suspended for suspended in self._asleep() if suspended.key.job_id == job_id), None)
-        owner = self._present.get(job_id) if found is None else found.uid
-        if found is None and (unresponsive := self.orchestration.keeper.unresponsive()) is not None:
+        match: WatchedJob | SuspendedJob | None = self.registry.get(job_id)
+        if match is None:
+            match = next((suspended for suspended in self._asleep() if suspended.key.job_id == job_id), None)
+        owner = self._present.get(job_id) if match is None else match.uid
+        if match is None and (unresponsive := self.orchestration.keeper.unresponsive()) is not None:
             raise RequestError("no-answer", f"the state of job {job_id} is unknown: {unresponsive}", exit_code=3)
         if owner is None and self._has_just_started():
             text = f"the agent on {self.node} has just started: it may not know job {job_id} yet"
@@ -214,9 +214,9 @@ class Service:
             )
         if owner != caller.uid and not self.is_admin(caller):
             raise RequestError("not-yours", f"job {job_id} is not yours")
-        if found is None:
+        if match is None:
             raise self._unwatched(job_id, caller)
-        return found
+        return match
 
     def _still_asleep(self, job: SuspendedJob, caller: Caller) -> Job | None:
         """Return Slurm's record of a job that has a checkpoint image. Raises ``RequestError`` if the job has ended.
@@ -292,21 +292,21 @@ class Service:
         if known is not None:
             return known[1:]
         self._limit(caller)
-        found: list[tuple[Job | None, bool]] = []
+        answers: list[tuple[Job | None, bool]] = []
 
-        def look() -> None:
+        def query() -> None:
             view = self.loop.queue
-            job = view.look(job_id)
+            job = view.read_job(job_id)
             # No record: slurmctld does not respond, or does not have the job. A new list of all jobs tells which.
             queue = view.refresh() if job is None and view.due() else None
-            found.append((job, queue is not None and all(job.job_id != job_id for job in queue.jobs)))
+            answers.append((job, queue is not None and all(job.job_id != job_id for job in queue.jobs)))
 
-        self.ask(look)
-        if not found:
+        self.ask(query)
+        if not answers:
             return None, False
         with self._lock:
-            self._seen[job_id] = (clock, *found[0])
-        return found[0]
+            self._seen[job_id] = (clock, *answers[0])
+        return answers[0]
 
     def _may_ask(self, caller: Caller) -> bool:
         with self._lock:
@@ -434,7 +434,7 @@ class Service:
         Nothing is reported if slurmctld does not respond to any of the ``tries``.
         """
         try:
-            job = self.loop.queue.look(job_id)
+            job = self.loop.queue.read_job(job_id)
             if job is not None and (job.ended or job.pending or (job.allocated and job.state != "COMPLETING")):
                 if job.ended:
                     self.work.forget(job_id)

@@ -167,9 +167,9 @@ def _in(mode: Mode, option: SuspendOption) -> SuspendOption:
     return replace(option, mode=mode) if mode is Mode.INPLACE else option
 
 
-def _compatibility(found: Compatibility, option: SuspendOption) -> dict[str, Any]:
+def _compatibility(compatibility: Compatibility, option: SuspendOption) -> dict[str, Any]:
     return {
-        "kinds": [kind.value for kind in found.kinds],
+        "kinds": [kind.value for kind in compatibility.kinds],
         "modes": {
             mode.value: {
                 "possible": not against,
@@ -178,6 +178,6 @@ def _compatibility(found: Compatibility, option: SuspendOption) -> dict[str, Any
                     for refusal in against
                 ],
             }
-            for mode, against in found.modes.items()
+            for mode, against in compatibility.modes.items()
         },
     }

@@ -18,7 +18,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.model.suspension import Mode
-from slurm_affinode.suspension.interface import Arrival, LookAgain, Orchestration, Refused
+from slurm_affinode.suspension.interface import Arrival, Orchestration, Refused, SampleAgain
 from slurm_affinode.suspension.job.registry import Link, WatchedJob
 from slurm_affinode.suspension.job.shepherd import Hold, Reply, Restored, SignalMessage, Start, Wait
 
@@ -46,7 +46,7 @@ FAILED = "failed"
 SUSPENDING = "suspending"
 SIGNALLED = "signalled"
 """Its owner requested a signal in advance; the notice period takes no slot from other jobs."""
-LINK_LOOK_S = 1.0
+LINK_CHECK_S = 1.0
 """Interval for checking that a signaled job still runs, since its GPUs are promised to another one."""
 STOPPED = "the agent was stopped first"
 
@@ -139,14 +139,14 @@ class Work:
     # --- suspending
 
     def suspend(
-        self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising = lambda: lambda freed: None,
+        self, job: WatchedJob, why: str, sample_again: SampleAgain, promising: Promising = lambda: lambda freed: None,
         *, busy: bool = False,
     ) -> bool:  # fmt: skip
         """Start to suspend a job. Return ``False`` if work on it is already under way, or the agent is stopping.
 
         ``busy``: see ``Suspender.suspend``.
         """
-        act = partial(self._act, job, why, look_again, busy=busy)
+        act = partial(self._act, job, why, sample_again, busy=busy)
         notice = job.option.signal
         # A job in place gives no GPUs back to Slurm.
         gpus = 0 if job.option.mode is Mode.INPLACE else len(job.devices or ())
@@ -216,18 +216,18 @@ class Work:
         """Wait; return ``False`` if meanwhile the agent was stopped or the job ended."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if self._notices.stopping.wait(min(left, LINK_LOOK_S)) or not job.link.open:
+            if self._notices.stopping.wait(min(left, LINK_CHECK_S)) or not job.link.open:
                 return False
         return True
 
-    def _act(self, job: WatchedJob, why: str, look_again: LookAgain, *, busy: bool) -> WorkOutcome:
+    def _act(self, job: WatchedJob, why: str, sample_again: SampleAgain, *, busy: bool) -> WorkOutcome:
         with self._lock:
             self._under_way[job.job_id] = SUSPENDING
-        seen = look_again()
+        seen = sample_again()
         if seen is not None:
             return WorkOutcome(self._now(), False, f"not suspended, it works again: {seen}", BUSY)
         log.info("job %d: being suspended: %s", job.job_id, one_line(why))
-        suspension = self._orchestration.suspender.suspend(job, why, look_again=look_again, busy=busy)
+        suspension = self._orchestration.suspender.suspend(job, why, sample_again=sample_again, busy=busy)
         if suspension.failure is not None:
             code = BUSY if suspension.in_use else FAILED
             return WorkOutcome(self._now(), False, f"not suspended, it runs on: {suspension.failure}", code)

@@ -136,8 +136,8 @@ class TreeFacts:
             sessions.SessionProcess(process.pid, process.parent, process.session, process.state == "Z")
             for process in self.processes
         ]
-        found = sessions.stray([replace(tree[0], parent=0), *tree[1:]])
-        return None if found is None else known[found.pid]
+        stray_process = sessions.stray([replace(tree[0], parent=0), *tree[1:]])
+        return None if stray_process is None else known[stray_process.pid]
 
     @property
     def memory(self) -> int:
@@ -232,22 +232,22 @@ def _tree(root: Id, proc: Path) -> list[Id]:
     for process in processes_elsewhere(proc=proc):
         with contextlib.suppress(OSError):
             children.setdefault(process.stat().parent, []).append(process.id)
-    found, at = [root], 0
-    while at < len(found):
+    ids, at = [root], 0
+    while at < len(ids):
         # A process older than its parent was the child of a previous process with the parent's PID.
-        found += sorted(child for child in children.get(found[at].pid, ()) if child.started >= found[at].started)
+        ids += sorted(child for child in children.get(ids[at].pid, ()) if child.started >= ids[at].started)
         at += 1
-    return found
+    return ids
 
 
 def _members(space: str, proc: Path) -> list[Id]:
     """Return the processes of another PID namespace, sorted by PID."""
-    found = []
+    ids = []
     for process in processes_elsewhere(proc=proc):
         with contextlib.suppress(OSError):
             if process.link("ns/pid") == space:
-                found.append(process.id)
-    return sorted(found)
+                ids.append(process.id)
+    return sorted(ids)
 
 
 def _is_below(identity: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
@@ -264,9 +264,9 @@ def _is_below(identity: Id, above: Collection[Id], init: Id, proc: Path) -> bool
     return False
 
 
-def _facts_of_all(found: Iterable[Id], proc: Path, services: Services) -> tuple[ProcessFacts, ...]:
+def _facts_of_all(ids: Iterable[Id], proc: Path, services: Services) -> tuple[ProcessFacts, ...]:
     told = []
-    for member in found:
+    for member in ids:
         with contextlib.suppress(OSError), Process(member.pid, started=member.started, proc=proc) as process:
             told.append(_facts_of(process, proc, services))
     return tuple(told)
@@ -274,13 +274,13 @@ def _facts_of_all(found: Iterable[Id], proc: Path, services: Services) -> tuple[
 
 def _with_ancestors(facts: ProcessFacts, proc: Path) -> ProcessFacts:
     """Add the ancestors from which a process has its device files; none if it has ended."""
-    found = []
+    heirs = []
     with contextlib.suppress(OSError), Process(facts.pid, started=facts.started, proc=proc) as process:
         for ancestor in ancestors(process, proc=proc):
             with contextlib.suppress(OSError):
                 if device_files.inherited(process, ancestor):
-                    found.append(ancestor.pid)
-    return replace(facts, heir_of=tuple(found))
+                    heirs.append(ancestor.pid)
+    return replace(facts, heir_of=tuple(heirs))
 
 
 def _facts_of(process: Process, proc: Path, services: Services) -> ProcessFacts:
@@ -409,7 +409,7 @@ def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
 
 
 def _unlasting(process: Process) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     with contextlib.suppress(OSError):
         for name in ("cwd", *(f"fd/{number}" for number in process.names("fd"))):
             with contextlib.suppress(OSError):
@@ -418,16 +418,16 @@ def _unlasting(process: Process) -> tuple[str, ...]:
                 if target.startswith(_KERNELS) and not open_files.lasting(
                     target.removesuffix(DELETED), directory=stat.S_ISDIR(process.facts(name).st_mode)
                 ):
-                    found[target] = None
-    return tuple(sorted(found))
+                    paths[target] = None
+    return tuple(sorted(paths))
 
 
 def _is_queue(process: Process, descriptor: str) -> bool:
     """Return whether a descriptor is that of a POSIX message queue: its file system has no mount point."""
     fd = process.open(f"fd/{descriptor}", os.O_PATH)
     try:
-        found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
-        return ctypes.CDLL(None).fstatfs(fd, found) == 0 and found[0] == _MQUEUE_MAGIC
+        statfs = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
+        return ctypes.CDLL(None).fstatfs(fd, statfs) == 0 and statfs[0] == _MQUEUE_MAGIC
     finally:
         os.close(fd)
 
@@ -463,16 +463,16 @@ def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
     if booted is None or not uids:
         return ()
     began = booted + root.started // os.sysconf("SC_CLK_TCK")
-    found = []
+    objects = []
     for kind, key in _SYSV.items():
         head, *lines = _lines(proc / "sysvipc" / kind) or [""]
         made = (dict(zip(head.split(), line.split(), strict=False)) for line in lines)
-        found += [
+        objects += [
             f"{kind} {object_[key]}"
             for object_ in made
             if object_.get("cuid") == uids[0] and (kernel_text.number(object_.get("ctime")) or 0) >= began
         ]
-    return tuple(found)
+    return tuple(objects)
 
 
 def _arguments(process: Process) -> tuple[str, ...]:
@@ -489,11 +489,11 @@ def _mapped_devices(process: Process) -> tuple[str, ...]:
 
 
 def _namespaces(process: Process) -> dict[str, str]:
-    found = {}
+    inodes = {}
     for name in _NAMESPACES:
         with contextlib.suppress(OSError):
-            found[name] = process.link(f"ns/{name}")
-    return found
+            inodes[name] = process.link(f"ns/{name}")
+    return inodes
 
 
 def _of_node(proc: Path) -> dict[str, frozenset[str]]:
@@ -501,13 +501,15 @@ def _of_node(proc: Path) -> dict[str, frozenset[str]]:
 
     systemd may run the agent in a UTS namespace of its own (``ProtectHostname=``), so that of PID 1 is included.
     """
-    found: dict[str, frozenset[str]] = {}
+    inodes_by_kind: dict[str, frozenset[str]] = {}
     with contextlib.suppress(ProcessLookupError), Process(os.getpid(), proc=proc) as own:
-        found = {name: frozenset((inode,)) for name, inode in _namespaces(own).items() if name not in ("mnt", "pid")}
+        inodes_by_kind = {
+            name: frozenset((inode,)) for name, inode in _namespaces(own).items() if name not in ("mnt", "pid")
+        }
     with contextlib.suppress(ProcessLookupError), Process(1, proc=proc) as first:
-        if "uts" in found and (name := _namespaces(first).get("uts")) is not None:
-            found["uts"] |= {name}
-    return found
+        if "uts" in inodes_by_kind and (name := _namespaces(first).get("uts")) is not None:
+            inodes_by_kind["uts"] |= {name}
+    return inodes_by_kind
 
 
 def _memory(process: Process, status: Mapping[str, str]) -> int:
@@ -551,9 +553,9 @@ def _has_inet(members: Iterable[ProcessFacts], root: Process) -> bool:
 class TreeInspector:
     """``collect`` with a timeout. Thread-safe."""
 
-    def __init__(self, look: Callable[[int, int], TreeFacts] = collect, *, limit_s: float = 20.0) -> None:
+    def __init__(self, inspect: Callable[[int, int], TreeFacts] = collect, *, limit_s: float = 20.0) -> None:
         """``limit_s``: timeout of one call in seconds."""
-        self._look, self._limit_s = look, limit_s
+        self._inspect, self._limit_s = inspect, limit_s
         self._unresponsive: dict[Id, FileSystemCalls] = {}
         self._lock = threading.Lock()
         """Guards the process trees with unresponsive files."""
@@ -572,7 +574,7 @@ class TreeInspector:
             self._unresponsive = {known: value for known, value in self._unresponsive.items() if value.unresponsive}
             calls = self._unresponsive.get(init) or FileSystemCalls(None, look_s=self._limit_s)
         try:
-            return calls(lambda: self._look(init_pid, root_pid))
+            return calls(lambda: self._inspect(init_pid, root_pid))
         except NoAnswerError:
             with self._lock:
                 self._unresponsive[init] = calls

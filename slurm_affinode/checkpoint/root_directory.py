@@ -190,12 +190,12 @@ def is_full(at: int) -> bool:
 
 def size_of(at: int) -> int:
     """Return the bytes taken by all regular files below a directory."""
-    found = 0
+    total = 0
     with reading(at) as fd, os.scandir(fd) as entries:
         for entry in entries:
             with suppress(OSError):  # it was removed
-                found += _size_of_entry(at, entry)
-    return found
+                total += _size_of_entry(at, entry)
+    return total
 
 
 def _size_of_entry(at: int, entry: os.DirEntry[str]) -> int:

@@ -64,8 +64,8 @@ def check(sysctl: Path = SYSCTL) -> str | None:
 
     Raises ``CheckpointError`` if the node must not restore jobs.
     """
-    found = scope(sysctl)
-    verdict = judge(found)
+    level = scope(sysctl)
+    verdict = judge(level)
     if verdict is PtraceVerdict.REFUSED:
-        raise CheckpointError(describe(found), hint=hint(found))
-    return None if verdict is PtraceVerdict.SOUND else f"{describe(found)}; {hint(found)}"
+        raise CheckpointError(describe(level), hint=hint(level))
+    return None if verdict is PtraceVerdict.SOUND else f"{describe(level)}; {hint(level)}"

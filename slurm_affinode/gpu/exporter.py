@@ -92,11 +92,11 @@ class LastSweep(Collector):
         """Return the UUIDs of the GPUs of each job in the last sweep, sorted."""
         with self._lock:
             sweep = self._sweep
-        found: dict[str, set[str]] = {}
+        by_job: dict[str, set[str]] = {}
         for sample in sweep.samples if sweep is not None else ():
             for job in sample.jobs or ():
-                found.setdefault(job, set()).add(sample.device.uuid)
-        return {job: tuple(sorted(uuids)) for job, uuids in found.items()}
+                by_job.setdefault(job, set()).add(sample.device.uuid)
+        return {job: tuple(sorted(uuids)) for job, uuids in by_job.items()}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
@@ -113,9 +113,9 @@ class LastSweep(Collector):
                     metric.add_sample(name, labels, float(number))
             if metric.samples:
                 yield metric
-        yield from self._own(sweep, sweeps, fresh=fresh)
+        yield from self._exporter_metrics(sweep, sweeps, fresh=fresh)
 
-    def _own(self, sweep: Sweep | None, sweeps: int, *, fresh: bool) -> Iterator[Metric]:
+    def _exporter_metrics(self, sweep: Sweep | None, sweeps: int, *, fresh: bool) -> Iterator[Metric]:
         up = fresh and sweep is not None and sweep.driver_error is None
         values = [
             ("slurm_affinode_exporter_up", "gauge", "Whether the driver answered within the last periods.", float(up)),

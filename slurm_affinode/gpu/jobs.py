@@ -43,18 +43,18 @@ def read(directory: Path) -> Mapping[str, tuple[str, ...]] | None:
 
     Raises ``UnreachableError`` if it cannot be read.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    by_uuid: dict[str, tuple[str, ...]] = {}
     try:
         for path in directory.iterdir():
             if not _NAME.fullmatch(path.name):
                 continue
             with contextlib.suppress(FileNotFoundError):  # the last job ended meanwhile
-                found[path.name] = _jobs(path)
+                by_uuid[path.name] = _jobs(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UnreachableError(f"{directory}: cannot be read: {error.strerror}") from error
-    return found
+    return by_uuid
 
 
 def add(directory: Path, gpus: Sequence[str], job: str, *, lock_s: float = LOCK_S) -> None:
@@ -150,7 +150,7 @@ _CGROUP = re.compile(
     r"(?P<top>/(?:[^/]*slurmstepd\.scope|slurm(?:_[^/]+)?))(?:/uid_\d+)?"
     r"/(?:job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Za-z]{8,}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
 )
-_OF_A_USER = re.compile(r"/user@\d+\.service/")
+_USER_SERVICE = re.compile(r"/user@\d+\.service/")
 """Below it, systemd lets users create cgroups of any name."""
 _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})(?:[_+]\d+)?(?:\.([^\]]+))?\]")
 _JOB_ID, _STEP_ID = re.compile(r"[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,10}")
@@ -190,30 +190,30 @@ class JobFinder:
             key = process.id
             if key in self._known:
                 return self._known[key]
-            found = self._look(process)
+            ref_ = self._find(process)
             process.stat()  # raises if it ended meanwhile, in which case data may be missing
         except OSError:
             return None
-        if found is not None:
+        if ref_ is not None:
             if len(self._known) >= _REMEMBERED:
                 # Copy, because another thread may change it meanwhile.
                 self._known = {k: v for k, v in tuple(self._known.items()) if self.started(k.pid) == k.started}
-            self._known[key] = found
-        return found
+            self._known[key] = ref_
+        return ref_
 
-    def _look(self, process: Process) -> JobRef | None:
+    def _find(self, process: Process) -> JobRef | None:
         match = _cgroup(process)
         if match is not None and match["job"]:
             return JobRef(int(match["job"]), match["step"], "cgroup")
         above = (self.stepd(ancestor) for ancestor in ancestors(process, proc=self._proc))
-        found = next((ref for ref in above if ref is not None), None)
+        nearest = next((ref for ref in above if ref is not None), None)
         if match is None:
-            return found or _environment(process)
-        found = found or self._beside(match)
-        if found is None:
+            return nearest or _environment(process)
+        nearest = nearest or self._beside(match)
+        if nearest is None:
             return _environment(process)
         # The cgroup was made by slurmd, so it is a job's; only the job ID had to be found.
-        return replace(found, step=match["step"] or found.step, source="cgroup")
+        return replace(nearest, step=match["step"] or nearest.step, source="cgroup")
 
     def _beside(self, match: re.Match[str]) -> JobRef | None:
         """Return the job of a cgroup from a slurmstepd in it; each step's cgroup has a slurmstepd of its own."""
@@ -223,11 +223,11 @@ class JobFinder:
         with contextlib.suppress(OSError, ValueError):  # also if its name is too long
             for procs in (self._cgroups / path.lstrip("/")).glob("step_*/slurm/cgroup.procs"):
                 for process in processes(kernel_text.numbers("\n".join(kernel_text.lines(procs))), proc=self._proc):
-                    found = self.stepd(process)
+                    ref = self.stepd(process)
                     # The PID may have been reused since the list was read.
-                    place = _cgroup(process) if found is not None else None
+                    place = _cgroup(process) if ref is not None else None
                     if place is not None and place.string.startswith(path + "/"):
-                        return found
+                        return ref
         return None
 
     def stepd(self, process: Process) -> JobRef | None:
@@ -251,11 +251,11 @@ class JobFinder:
 
         A slurmstepd in a nested PID namespace belongs to another node that runs in a container.
         """
-        own = own_identity(self._proc)
+        agent_identity = own_identity(self._proc)
         return frozenset(
             ref.job_id
             for process in processes(proc=self._proc)
-            if (ref := self.stepd(process)) is not None and process.identity("pid") == own
+            if (ref := self.stepd(process)) is not None and process.identity("pid") == agent_identity
         )
 
     def _program(self, process: Process) -> tuple[int, int] | None:
@@ -287,7 +287,7 @@ def _cgroup(process: Process) -> re.Match[str] | None:
 
 def _of_slurmd(path: str) -> re.Match[str] | None:
     match = _CGROUP.search(path)
-    return None if match is None or _OF_A_USER.search(path[: match.start() + 1]) else match
+    return None if match is None or _USER_SERVICE.search(path[: match.start() + 1]) else match
 
 
 def _environment(process: Process) -> JobRef | None:

@@ -54,7 +54,7 @@ class Activity:
             nvml.nvmlGpmSampleGet(self._handle, self._now)
         else:
             nvml.nvmlGpmMigSampleGet(self._handle, self._instance, self._now)
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         if self._primed:
             request = nvml.c_nvmlGpmMetricsGet_t()
             request.version = nvml.NVML_GPM_METRICS_GET_VERSION
@@ -67,10 +67,10 @@ class Activity:
                 metric = request.metrics[at]
                 # NaN if the counters did not advance between the two.
                 if metric.nvmlReturn == 0 and 0 <= metric.value <= 100 * 1.05:
-                    found[field] = min(1.0, metric.value / 100)
+                    values[field] = min(1.0, metric.value / 100)
         self._before, self._now, self._primed = self._now, self._before, True
-        self._last, self._read_at = found, now
-        return found
+        self._last, self._read_at = values, now
+        return values
 
     def close(self) -> None:
         """Free the snapshots."""
@@ -169,7 +169,7 @@ class NvmlDriver:
     def processes(self, device: Device) -> Sequence[GpuProcess]:
         """See ``GpuDriver.processes``."""
         gpu = self._of(device)
-        found: dict[int, GpuProcess] = {}
+        by_pid: dict[int, GpuProcess] = {}
         for kind, ask in (
             ("graphics", self._nvml.nvmlDeviceGetGraphicsRunningProcesses),
             ("compute", self._nvml.nvmlDeviceGetComputeRunningProcesses),
@@ -183,8 +183,8 @@ class NvmlDriver:
                     running = []  # a GPU without graphics support
                 for process in running:
                     used = process.usedGpuMemory
-                    found[process.pid] = GpuProcess(process.pid, None if used is None else used / MIB, kind)
-        return sorted(found.values(), key=lambda process: process.pid)
+                    by_pid[process.pid] = GpuProcess(process.pid, None if used is None else used / MIB, kind)
+        return sorted(by_pid.values(), key=lambda process: process.pid)
 
     def process_utilization(self, device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
         """See ``GpuDriver.process_utilization``."""
@@ -209,8 +209,8 @@ class NvmlDriver:
         """See ``GpuDriver.version``."""
         self.devices()
         with self._asking("the version of the driver", None):
-            found = self._nvml.nvmlSystemGetDriverVersion()
-        return found.decode() if isinstance(found, bytes) else str(found)
+            text = self._nvml.nvmlSystemGetDriverVersion()
+        return text.decode() if isinstance(text, bytes) else str(text)
 
     def close(self) -> None:
         """Close the driver. XIDs seen so far are kept."""
@@ -312,10 +312,10 @@ class NvmlDriver:
     # -- queries --------------------------------------------------------------------------------------------------
 
     def _of(self, device: Device) -> _Open:
-        found = self._all().get((device.uuid, device.mig))
-        if found is None:
+        gpu = self._all().get((device.uuid, device.mig))
+        if gpu is None:
             raise GpuLost(f"GPU {device.index} ({device.uuid}) is no longer a GPU of this node")
-        return found
+        return gpu
 
     def _memory(self, handle: Any) -> dict[str, float | None]:
         nvml = self._nvml
@@ -346,8 +346,8 @@ class NvmlDriver:
     def _activity(self, gpu: _Open) -> dict[str, float] | None:
         if gpu.activity is None:
             return None
-        found: dict[str, float] | None = self._field(gpu, gpu.activity.read)
-        return found
+        values: dict[str, float] | None = self._field(gpu, gpu.activity.read)
+        return values
 
     @contextlib.contextmanager
     def _asking(self, what: str, gpu: _Open | None = None) -> Iterator[None]:

@@ -133,16 +133,16 @@ class Spool:
             with contextlib.suppress(OSError):
                 self._salvage(self._path)
 
-    def _own_files(self, suffix: str) -> Iterator[Path]:
+    def _node_files(self, suffix: str) -> Iterator[Path]:
         # The time stamp has no hyphen, but a node's name may: gpu-c1-... does not belong to node c1-2.
         for path in sorted(self._directory.glob(f"gpu-{self._node}-*{suffix}")):
             if "-" not in path.name.removeprefix(f"gpu-{self._node}-"):
                 yield path
 
     def _recover(self) -> None:
-        for path in list(self._own_files(PART)):
+        for path in list(self._node_files(PART)):
             self._salvage(path)
-        for path in list(self._own_files(".csv")):
+        for path in list(self._node_files(".csv")):
             self._closed(path)
 
     def _salvage(self, path: Path) -> None:
@@ -160,7 +160,7 @@ class Spool:
         if self._keep_s is None or now < self._expired + SWEEP_EVERY_S:
             return
         self._expired = now
-        for path in (*self._own_files(".csv"), *self._own_files(".parquet")):
+        for path in (*self._node_files(".csv"), *self._node_files(".parquet")):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < now - self._keep_s:
                     path.unlink()

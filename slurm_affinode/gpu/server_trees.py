@@ -95,7 +95,7 @@ def listening(*, proc: Path = PROC) -> dict[int, tuple[str, int]]:
     rows = kernel_text.lines(net / "tcp")[1:]
     with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
         rows += kernel_text.lines(net / "tcp6")[1:]
-    found: dict[int, tuple[str, int]] = {}
+    by_pid: dict[int, tuple[str, int]] = {}
     for row in rows:
         words = row.split()
         if len(words) < 10 or words[3] != _LISTEN:
@@ -104,8 +104,8 @@ def listening(*, proc: Path = PROC) -> dict[int, tuple[str, int]]:
         host, inode = _host(address), kernel_text.number(words[9])
         number = kernel_text.number(port, 16)
         if host is not None and inode and number:
-            found[inode] = host, number
-    return found
+            by_pid[inode] = host, number
+    return by_pid
 
 
 def _host(text: str) -> str | None:
@@ -139,14 +139,14 @@ def holders(driver: GpuDriver, finder: JobFinder, *, proc: Path = PROC) -> list[
     for device in driver.devices():
         for holder in driver.processes(device):
             used.setdefault(holder.pid, []).append(holder.used_mib)
-    found = []
+    result = []
     for pid, amounts in used.items():
         with contextlib.suppress(OSError):  # it has ended
             process = Process(pid, proc=proc)
             ref = finder.of(process)
             if ref is not None and ref.source in TRUSTED:
-                found.append(GpuHolder(process, ref.job_id, total_mib(amounts)))
-    return found
+                result.append(GpuHolder(process, ref.job_id, total_mib(amounts)))
+    return result
 
 
 class ServerTrees:

@@ -19,7 +19,7 @@ from slurm_affinode.suspension.job.peers import Inspector
 from slurm_affinode.suspension.job.registry import WatchedJob
 
 MIB = 1 << 20
-FIRST_LOOK_S = 5.0
+FIRST_QUERY_S = 5.0
 """Look-back window of the first query for the processes of a GPU."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SHARES = {"engine": "engine_active", "sm": "sm_active", "tensor": "tensor_active", "dram": "dram_active"}
@@ -85,9 +85,9 @@ class Watch:
         in_place = job.option.mode is Mode.INPLACE
         # Slurm does not report the GPU indices of a job with shards.
         shares = in_place or (job.slurm is not None and not job.slurm.node_gpus)
-        own = frozenset(self._inspector.tree(job.init_pid)) if shares else None
+        job_pids = frozenset(self._inspector.tree(job.init_pid)) if shares else None
         with self._lock:
-            gpus = tuple(self._gpu(device, memory, own, in_place=in_place) for device in job.devices or ())
+            gpus = tuple(self._gpu(device, memory, job_pids, in_place=in_place) for device in job.devices or ())
         host = self._host(job.init_pid, memory) if rule.host_limits else {}
         # Last: a job that stops while it is sampled has been idle for another reason.
         return Sample(self._clock(), gpus, host, self._freezer.held(job.init_pid))
@@ -117,14 +117,14 @@ class Watch:
             return any(ref is not None and ref.job_id == job_id and ref.source != "environment" for ref in refs)
         return False
 
-    def _gpu(self, device: Device, memory: _Memory, own: frozenset[int] | None, *, in_place: bool) -> GpuActivity:
+    def _gpu(self, device: Device, memory: _Memory, job_pids: frozenset[int] | None, *, in_place: bool) -> GpuActivity:
         """Return the activity of one GPU.
 
-        ``own``: the processes of a job that may share the GPU. For a job in place, other processes do not count as its
-        activity.
+        ``job_pids``: the processes of a job that may share the GPU. For a job in place, other processes do not count as
+        its activity.
         """
         name = name_of(device)
-        shared = self._shared(device, memory, own) if in_place and own is not None else None
+        shared = self._shared(device, memory, job_pids) if in_place and job_pids is not None else None
         if shared is not None:
             return shared
         try:
@@ -139,40 +139,40 @@ class Watch:
             if share is not None:
                 signals[signal] = 100 * share
         signals["processes"] = self._processes(device, memory)
-        used = self._used(device, reading, own)
+        used = self._used(device, reading, job_pids)
         return GpuActivity(name, signals, used, self._xid(device, reading, memory))
 
-    def _used(self, device: Device, reading: Reading, own: frozenset[int] | None) -> int | None:
+    def _used(self, device: Device, reading: Reading, job_pids: frozenset[int] | None) -> int | None:
         """Return the memory in use on the GPU, in bytes.
 
         For a job that may share the GPU, only its own processes count, if the driver reports their memory.
         """
-        if own is not None:
+        if job_pids is not None:
             with contextlib.suppress(GpuError):
-                held = [process.used_mib for process in self._driver.processes(device) if process.pid in own]
+                held = [process.used_mib for process in self._driver.processes(device) if process.pid in job_pids]
                 if None not in held:
                     return int(sum(filter(None, held)) * MIB)
         return None if reading.fb_used_mib is None else int(reading.fb_used_mib * MIB)
 
-    def _shared(self, device: Device, memory: _Memory, own: frozenset[int]) -> GpuActivity | None:
+    def _shared(self, device: Device, memory: _Memory, job_pids: frozenset[int]) -> GpuActivity | None:
         """Return the activity of the job's own processes.
 
         ``None``: no other process is on the GPU, or the driver does not report activity per process.
         """
         try:
             there = self._driver.processes(device)
-            if all(process.pid in own for process in there):
+            if all(process.pid in job_pids for process in there):
                 return None
-            since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_LOOK_S) * 1e6))
+            since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_QUERY_S) * 1e6))
             used = self._driver.process_utilization(device, since)
             reading = self._driver.read(device)
         except GpuError:
             return None
         memory.seen(device, used)
-        mine = [usage for usage in used if usage.pid in own]
+        mine = [usage for usage in used if usage.pid in job_pids]
         busy, moved = (max((getattr(usage, of) for usage in mine), default=0.0) for of in ("sm_pct", "memory_pct"))
         signals: dict[str, float | None] = {"utilization": busy, "memory": moved, "processes": max(busy, moved)}
-        held = sum(process.used_mib or 0.0 for process in there if process.pid in own)
+        held = sum(process.used_mib or 0.0 for process in there if process.pid in job_pids)
         return GpuActivity(name_of(device), signals, int(held * MIB), self._xid(device, reading, memory))
 
     def _processes(self, device: Device, memory: _Memory) -> float | None:
@@ -180,7 +180,7 @@ class Watch:
 
         0: no process was active. ``None``: the driver does not report it.
         """
-        since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_LOOK_S) * 1e6))
+        since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_QUERY_S) * 1e6))
         try:
             used = self._driver.process_utilization(device, since)
         except GpuError:
@@ -229,7 +229,7 @@ def by_index(devices: Sequence[Device], indices: Sequence[int]) -> tuple[Device,
 
     Source: slurm.conf(5), gres.conf(5), ``SLURM_JOB_GPUS`` in prolog_epilog.
     """
-    found = None if any(device.mig is not None for device in devices) else of_slurm(devices, indices)
-    if found is None or len(found) != len(set(indices)):
+    matching = None if any(device.mig is not None for device in devices) else of_slurm(devices, indices)
+    if matching is None or len(matching) != len(set(indices)):
         return None
-    return tuple(sorted(found, key=lambda device: device.index))
+    return tuple(sorted(matching, key=lambda device: device.index))

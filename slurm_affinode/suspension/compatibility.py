@@ -84,23 +84,23 @@ def kinds(
 
     ``tree``: its processes, ``None`` if they are unknown. ``codes``: those of its refusals, in any mode.
     """
-    found = {CompatibilityRow.BATCH, *(kind for code, kind in _BY_CODE.items() if code in codes)}
+    rows = {CompatibilityRow.BATCH, *(kind for code, kind in _BY_CODE.items() if code in codes)}
     if job.slurm is not None and job.slurm.array_job_id is not None:
-        found.add(CompatibilityRow.ARRAY)
+        rows.add(CompatibilityRow.ARRAY)
     if job.slurm is not None and any(name.startswith("gres/shard") for name in job.slurm.tres_allocated):
-        found.add(CompatibilityRow.SHARDS)
+        rows.add(CompatibilityRow.SHARDS)
     if len(job.devices or ()) > 1 or len(cuda_users) > 1:
-        found.add(CompatibilityRow.SEVERAL_GPUS)
+        rows.add(CompatibilityRow.SEVERAL_GPUS)
     if job.option.steps is Steps.LOCAL:
-        found.add(CompatibilityRow.LOCAL_STEPS)
+        rows.add(CompatibilityRow.LOCAL_STEPS)
     if tree is not None:
         if forked_workers(tree, cuda_users):
-            found.add(CompatibilityRow.DATA_LOADER)
+            rows.add(CompatibilityRow.DATA_LOADER)
         if any(process.services for process in tree.processes):
-            found.add(CompatibilityRow.SERVICE)
+            rows.add(CompatibilityRow.SERVICE)
         for process in tree.processes:
-            found |= set(_by_names(process))
-    return tuple(kind for kind in CompatibilityRow if kind in found)
+            rows |= set(_by_names(process))
+    return tuple(kind for kind in CompatibilityRow if kind in rows)
 
 
 def _by_names(process: ProcessFacts) -> Iterator[CompatibilityRow]:

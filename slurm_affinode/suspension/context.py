@@ -20,7 +20,7 @@ from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.checkpoint.files.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.files.scratch_files import ScratchOutcome, ScratchRestored
 from slurm_affinode.checkpoint.files.scratch_record import ScratchRecord, ScratchRecords
-from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
+from slurm_affinode.checkpoint.files.scratch_search import ScratchSearchResult
 from slurm_affinode.checkpoint.interface import InheritFd
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.wake_time import backoff_s
@@ -71,12 +71,12 @@ class Reservations:
         safe side.
         """
         with self._lock:
-            found = 0
+            total = 0
             for other, count in self._held.items():
                 if other == job_id:
                     break
-                found += count
-            return found
+                total += count
+            return total
 
 
 LOG = logging.getLogger("slurm_affinode.agent")
@@ -133,13 +133,13 @@ class Scratch(Protocol):
 
     def find(
         self, init: Id, tree: Collection[Id], owner: User, periods: Sequence[tuple[float, float]], others: str | None
-    ) -> ScratchFound:
+    ) -> ScratchSearchResult:
         """Return the files of a stopped job. Never raises."""
         ...
 
     def save(
-        self, init: Id, found: ScratchFound, image_fd: int, owner: User, node: str, *, kept: Collection[str] = (),
-        timeout_s: float,
+        self, init: Id, search: ScratchSearchResult, image_fd: int, owner: User, node: str,
+        *, kept: Collection[str] = (), timeout_s: float,
     ) -> ScratchOutcome:  # fmt: skip
         """Copy them into an image, if the rules permit it. Raises ``DumpFailed``, ``DumpNoRoom``."""
         ...

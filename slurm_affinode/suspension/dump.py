@@ -19,8 +19,8 @@ from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.base.text import one_line
 from slurm_affinode.checkpoint.criu import kernel_states
 from slurm_affinode.checkpoint.files import deleted_files, local_files
-from slurm_affinode.checkpoint.files.scratch_files import NOT_SEARCHED, NOTHING, ScratchOutcome
-from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
+from slurm_affinode.checkpoint.files.scratch_files import NO_SCRATCH_FILES, NOT_SEARCHED, ScratchOutcome
+from slurm_affinode.checkpoint.files.scratch_search import ScratchSearchResult
 from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver, Image, Imager, NoRoom, Tree
@@ -69,9 +69,9 @@ class DumpAttempt(Attempt):
     """A problem that was resolved on the way."""
     periods: tuple[tuple[float, float], ...] = ()
     """Begin and end of the attempts whose files are on this node, in epoch seconds, this one last."""
-    scratch: ScratchFound = NOT_SEARCHED
+    scratch: ScratchSearchResult = NOT_SEARCHED
     """Its closed node-local files."""
-    local_files: ScratchOutcome = NOTHING
+    local_files: ScratchOutcome = NO_SCRATCH_FILES
     """Whether the image has them, or they tie the job to this node."""
     passed: list[str] = field(default_factory=list)
     """Tiers that did not accept the image, and why."""
@@ -215,13 +215,13 @@ class RequeueEnding(Ending[DumpAttempt]):
         tree = self._inspect(job.init_pid, attempt.root.pid)
         cuda = attempt.facts.cuda_pids or ()
         image = self._image_facts()  # the stores check their room when they are written to
-        found = [
+        refusals = [
             *of_criu(image, tree),
             *of_services(image, tree),
             *of_tree(tree, cuda, job.owner, image.no_device_files, attempt.forked),
         ]
-        if found:
-            raise AbortedError(found[0].text)
+        if refusals:
+            raise AbortedError(refusals[0].text)
         all_processes = [member.id for member in self._processes.all_processes(job.init_pid, job.init_started)]
         attempt.periods = self._periods(attempt)
         attempt.scratch = self._scratch.find(job.init, all_processes, job.owner, attempt.periods, others)
@@ -361,9 +361,9 @@ def _gpu_count(job: WatchedJob) -> int:
 def _refuse_lost_states(process: Process) -> None:
     """Raise ``AbortedError`` if a traced process has a state that a restore would lose."""
     try:
-        found = kernel_states.lost(process)
+        state = kernel_states.lost(process)
     except OSError as error:
         process.check()
         raise AbortedError(f"process {process.pid} cannot be examined: {error.strerror or error}") from None
-    if found is not None:
-        raise AbortedError(f"process {process.pid} has {found}, which a restore would lose")
+    if state is not None:
+        raise AbortedError(f"process {process.pid} has {state}, which a restore would lose")

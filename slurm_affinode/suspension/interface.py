@@ -25,7 +25,7 @@ from slurm_affinode.suspension.job.shepherd import Hello, Reply
 from slurm_affinode.suspension.records.record import SuspensionRecord
 from slurm_affinode.suspension.records.shared_state import LastRestore, SuspendedJob
 
-LookAgain = Callable[[], str | None]
+SampleAgain = Callable[[], str | None]
 """Samples the job's GPUs again: ``None`` if it is still idle, otherwise a description of the activity. To be called
 under the CUDA lock. A signal that cannot be read does not count as idle. For a manual suspension it always returns
 ``None``."""
@@ -97,7 +97,7 @@ class Suspender(Protocol):
         """Return the kinds of this job, and the reasons against a suspension in each mode. Reads only."""
         ...
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
+    def suspend(self, job: WatchedJob, why: str, *, sample_again: SampleAgain, busy: bool = False) -> SuspensionRecord:
         """Suspend the job. Returns when its processes have ended and it is queued, or when it runs on unharmed.
 
         ``busy``: in place only, whether it is busy or not; it then waits to wake at once.

@@ -79,8 +79,8 @@ def cuda_users(cuda: CudaDriver, pids: Iterable[int]) -> frozenset[int]:
 def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Iterable[int]) -> dict[str, int]:
     """Return UUID -> bytes of these processes. ``by_uuid``: UUID -> PID -> bytes."""
     mine = frozenset(pids)
-    found = {uuid: sum(count for pid, count in value.items() if pid in mine) for uuid, value in by_uuid.items()}
-    return {uuid: count for uuid, count in found.items() if count}
+    by_gpu = {uuid: sum(count for pid, count in value.items() if pid in mine) for uuid, value in by_uuid.items()}
+    return {uuid: count for uuid, count in by_gpu.items() if count}
 
 
 def gpu_memory(gpus: Gpus, pids: Collection[int]) -> dict[str, int]:
@@ -202,10 +202,10 @@ class HostMemory:
     def _allocated(self) -> int | None:
         """Return the bytes that Slurm has allocated on this node; ``None``: unknown."""
         try:
-            found = next((node.memory_used_mib for node in self._slurm.nodes() if node.name == self._node), None)
+            used_mib = next((node.memory_used_mib for node in self._slurm.nodes() if node.name == self._node), None)
         except AffinodeError:
             return None
-        return None if found is None else round(found * MIB)
+        return None if used_mib is None else round(used_mib * MIB)
 
     def make_room(
         self, job: WatchedJob, facts: SuspensionFacts, before: Callable[[], None] = lambda: None

@@ -23,8 +23,8 @@ REQUEUED = "requeued after it was restored"
 GIVEN_UP = "starts from its beginning: its image was given up, as requested"
 AFRESH = "; started afresh"
 """Suffix of the reason why a job was not restored."""
-_OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN, LOST, RESTORING)
-_OF_THE_PAST = (RUNS_ON, HELD, LOST)
+_PREFIXES = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN, LOST, RESTORING)
+_OUTDATED = (RUNS_ON, HELD, LOST)
 _BEHIND = " // "
 _MAX_BYTES = 900
 """Length limit of a comment; Slurm accepts 1024 bytes."""
@@ -34,7 +34,7 @@ _MAX_REASON_BYTES = 300
 def comment_of_owner(comment: str | None) -> str:
     """Return the part of a comment that was set by the job's owner."""
     text = comment or ""
-    if not text.startswith(_OWN):
+    if not text.startswith(_PREFIXES):
         return text
     return text.partition(_BEHIND)[2]
 
@@ -42,7 +42,7 @@ def comment_of_owner(comment: str | None) -> str:
 def of_the_past(comment: str | None) -> str | None:
     """Return our part of a comment if it applies to a running job: why it runs on, or was started afresh."""
     text = comment or ""
-    return text.partition(_BEHIND)[0] if text.startswith(_OF_THE_PAST) else None
+    return text.partition(_BEHIND)[0] if text.startswith(_OUTDATED) else None
 
 
 def sleeps(comment: str | None) -> bool:
@@ -56,10 +56,10 @@ def sleeps_in_place(comment: str | None) -> bool:
     return (comment or "").startswith((ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN))
 
 
-def comment(own: str, before: str | None) -> str:
+def comment(agent_text: str, before: str | None) -> str:
     """Return our comment, followed by the owner's."""
     kept = comment_of_owner(before)
-    text = f"{own}{_BEHIND}{kept}" if kept else own
+    text = f"{agent_text}{_BEHIND}{kept}" if kept else agent_text
     return text.encode("utf-8")[:_MAX_BYTES].decode("utf-8", "ignore")
 
 

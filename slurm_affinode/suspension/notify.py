@@ -32,14 +32,14 @@ from slurm_affinode.suspension.records.journal import JobJournal, JournalError
 from slurm_affinode.suspension.records.record import SuspensionRecord
 
 
-def comment(slurm: SlurmClient, job_id: int, own: str | None) -> None:
-    """Prepend ``own`` to the owner's comment on a job; ``None`` removes our part. Failures are logged.
+def comment(slurm: SlurmClient, job_id: int, agent_text: str | None) -> None:
+    """Prepend ``agent_text`` to the owner's comment on a job; ``None`` removes our part. Failures are logged.
 
     Slurm does not change the comment of an ended job: it stays as it is, also in accounting.
     """
     try:
         before = slurm.job(job_id).comment
-        after = messages.comment_of_owner(before) if own is None else messages.comment(own, before)
+        after = messages.comment_of_owner(before) if agent_text is None else messages.comment(agent_text, before)
         if after != (before or ""):
             slurm.set_comment(job_id, after)
     except AffinodeError as error:
@@ -146,8 +146,8 @@ class SuspensionOutcomes:
         self._note(record, required)
         self.leave(record)
         job_id, tied_to = record.key.job_id, self._node if record.tied else None
-        own = messages.suspended(record.why or "", record.gpu_bytes or 0, record.called, tied_to=tied_to)
-        comment(self._slurm, job_id, own)
+        agent_text = messages.suspended(record.why or "", record.gpu_bytes or 0, record.called, tied_to=tied_to)
+        comment(self._slurm, job_id, agent_text)
         self._mails.send(record, "suspended", record.phases.get(Phase.QUEUED), why=record.why)
         self._copies.post(self._copy, journal)  # if the agent exits during the copy, the next one continues it
 

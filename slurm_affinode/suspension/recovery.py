@@ -53,7 +53,7 @@ class SuspendedJobs:
         """Return the suspended jobs: those with a note, unless their image should be on this node and is missing."""
         shared = _present([] if self._tiers.shared_store is None else self._tiers.shared_store.images())
         local = _present([image for tier in self._tiers.node for image in tier.store.images()])
-        found, unknown = [], self._absences.all()
+        suspended, unknown = [], self._absences.all()
         without = list(self._without_note())  # first: a note that is written meanwhile is read below
         notes = self._notes.all()
         known = {note.key for note in notes}
@@ -65,10 +65,10 @@ class SuspendedJobs:
             failure = UNKNOWN if note.key.name in unknown else note.problem
             settings, released = self._settings, note.released_epoch
             release = None if released is None else released + settings.release_pause_s(note.releases)
-            found.append(
+            suspended.append(
                 SuspendedJob.of(note, where, failure=failure, retries=settings.restore_retries, release_epoch=release)
             )
-        return found
+        return suspended
 
     def ids(self) -> frozenset[int] | None:
         """Return the IDs of the jobs that will be restored; ``None`` if the notes cannot be read.
@@ -533,10 +533,10 @@ class JobKeeper:
     def sweep_stopped(self) -> str | None:
         """See ``interface.Keeper``."""
         try:
-            found = self._absences.stopped()
+            stopped = self._absences.stopped()
         except AffinodeError:  # reported by ``unresponsive``
             return None
-        return None if found is None else f"{found} ({STOPPED_HINT})"
+        return None if stopped is None else f"{stopped} ({STOPPED_HINT})"
 
     def room(self) -> str | None:
         """Return why the stores accept no more images; ``None`` if they do."""

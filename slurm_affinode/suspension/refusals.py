@@ -41,7 +41,7 @@ _PROTOCOLS = frozenset(
 )
 """Protocols of the sockets that CRIU dumps (``can_dump_ipproto`` in ``criu/sk-inet.c``, ``dump_socket`` in
 ``criu/sockets.c``) and that are restored: raw sockets are not."""
-_OF_ITSELF = ("batch", "extern", "interactive")
+_SLURM_STEPS = ("batch", "extern", "interactive")
 """Steps that Slurm itself starts."""
 _SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
 _SOME_GPUS = (575, 57, 8)
@@ -64,7 +64,7 @@ class JobFacts:
     @classmethod
     def of(cls, job: Job) -> JobFacts:
         """Return the facts in Slurm's record of a job."""
-        steps = tuple(step.id for step in job.steps or () if step.step not in _OF_ITSELF)
+        steps = tuple(step.id for step in job.steps or () if step.step not in _SLURM_STEPS)
         return cls(job.batch, job.requeue, job.node_count or 1, job.het_job_id is not None, steps)
 
 
@@ -121,17 +121,17 @@ def refusals(
 
     ``image``: ``None`` if the job is suspended in place, without an image and a requeue.
     """
-    found: list[Refusal] = []
+    reasons: list[Refusal] = []
     if image is not None:
-        found += of_job(job)
-        found += of_criu(image, tree)
-        found += of_services(image, tree)
-        found += of_tree(tree, gpu.users, owner, image.no_device_files)
-    found += of_gpu(gpu, tree)
-    found += of_memory(gpu.used_bytes, memory)
+        reasons += of_job(job)
+        reasons += of_criu(image, tree)
+        reasons += of_services(image, tree)
+        reasons += of_tree(tree, gpu.users, owner, image.no_device_files)
+    reasons += of_gpu(gpu, tree)
+    reasons += of_memory(gpu.used_bytes, memory)
     if image is not None and image.room is not None:
-        found.append(Refusal(RefusalCode.NO_ROOM, f"no room for the image: {image.room}"))
-    return tuple(found)
+        reasons.append(Refusal(RefusalCode.NO_ROOM, f"no room for the image: {image.room}"))
+    return tuple(reasons)
 
 
 def estimate(tree: TreeFacts, gpu_bytes: int, output_bytes: int) -> int:
@@ -141,27 +141,27 @@ def estimate(tree: TreeFacts, gpu_bytes: int, output_bytes: int) -> int:
 
 def of_job(job: JobFacts) -> list[Refusal]:
     """Return why a job of this kind cannot be requeued with its state."""
-    found = []
+    reasons = []
     if not job.batch:
-        found.append(Refusal(RefusalCode.INTERACTIVE, "it is interactive: only batch jobs can be requeued"))
-    found += of_nodes(job)
+        reasons.append(Refusal(RefusalCode.INTERACTIVE, "it is interactive: only batch jobs can be requeued"))
+    reasons += of_nodes(job)
     if job.batch and not job.requeue:
-        found.append(Refusal(RefusalCode.NO_REQUEUE, "it may not be requeued: submit it with --requeue"))
-    return [*found, *of_steps(job)]
+        reasons.append(Refusal(RefusalCode.NO_REQUEUE, "it may not be requeued: submit it with --requeue"))
+    return [*reasons, *of_steps(job)]
 
 
 def of_nodes(job: JobFacts) -> list[Refusal]:
     """Return why a job has processes that are not on this node."""
-    found = []
+    reasons = []
     if job.heterogeneous:
-        found.append(
+        reasons.append(
             Refusal(RefusalCode.HETEROGENEOUS, "it is a heterogeneous job: its parts cannot be suspended as one")
         )
     if job.nodes > 1:
-        found.append(
+        reasons.append(
             Refusal(RefusalCode.MULTI_NODE, f"it runs on {job.nodes} nodes: only jobs on one node can be suspended")
         )
-    return found
+    return reasons
 
 
 def of_steps(job: JobFacts, harm: str = "") -> list[Refusal]:
@@ -211,12 +211,12 @@ def of_tree(
     def is_forked(process: ProcessFacts) -> bool:
         return process.is_forked_worker(cuda_users) if forked is None else Id(process.pid, process.started) in forked
 
-    found: list[Refusal] = []
+    reasons: list[Refusal] = []
 
     def refuse(code: RefusalCode, what: str, guilty: list[ProcessFacts]) -> None:
         if guilty:
             names = ", ".join(f"{process.name} ({process.pid})" for process in guilty[:3])
-            found.append(Refusal(code, f"{names}{', ...' if len(guilty) > 3 else ''} {what}"))
+            reasons.append(Refusal(code, f"{names}{', ...' if len(guilty) > 3 else ''} {what}"))
 
     def having(pattern: re.Pattern[str]) -> list[ProcessFacts]:
         return [
@@ -226,7 +226,7 @@ def of_tree(
         ]
 
     if not tree.processes:
-        found.append(Refusal(RefusalCode.GONE, "its processes have ended"))
+        reasons.append(Refusal(RefusalCode.GONE, "its processes have ended"))
     refuse(RefusalCode.SRUN_STEPS, "is srun: the step that it runs is not below the script",
            [process for process in tree.processes if process.name == "srun" and not _is_launcher(process)])  # fmt: skip
     refuse(RefusalCode.LEFT_TREE, "is outside of the script's process tree and would be lost", list(tree.outside))
@@ -259,7 +259,7 @@ def of_tree(
     foreign = [name for name, inodes in tree.node_namespaces.items() if tree.init_namespaces.get(name) not in inodes]
     if foreign and tree.processes:
         text = f"Slurm has put it into namespaces of its own ({', '.join(foreign)}), which a restore would not"
-        found.append(Refusal(RefusalCode.NAMESPACES, text))
+        reasons.append(Refusal(RefusalCode.NAMESPACES, text))
     holders = [process for process in tree.processes if process.has_gpu_files and process.pid not in cuda_users]
     monitor = "holds the GPU's device files, and neither it nor its parent uses CUDA with them (a monitor)"
     refuse(RefusalCode.GPU_FILE, monitor, [process for process in holders if not is_forked(process)])
@@ -280,23 +280,23 @@ def of_tree(
             refuse(RefusalCode.UNDUMPABLE, text, [process])
     if tree.stray is not None:
         refuse(RefusalCode.SESSION, f"is in session {tree.stray.session}, {NOT_LED}", [tree.stray])
-    return [*found, *_of_node(tree)]
+    return [*reasons, *_of_node(tree)]
 
 
 def _of_node(tree: TreeFacts) -> list[Refusal]:
     """Return what would stay on the node."""
-    found = []
+    reasons = []
     if tree.lost_streams:
         # CRIU finds a deleted file by its mount, which belongs to slurmstepd and not to the job.
         names = ", ".join(tree.lost_streams)
-        found.append(
+        reasons.append(
             Refusal(RefusalCode.STREAM_DELETED, f"its output or input was deleted while it has it open: {names}")
         )
     if tree.sysv:
         names = ", ".join(tree.sysv[:3]) + (", ..." if len(tree.sysv) > 3 else "")
         text = f"its user has made System V IPC since it began ({names}), which would stay on its node"
-        found.append(Refusal(RefusalCode.SYSV_IPC, text))
-    return found
+        reasons.append(Refusal(RefusalCode.SYSV_IPC, text))
+    return reasons
 
 
 def _is_launcher(process: ProcessFacts) -> bool:
@@ -318,25 +318,25 @@ def _elsewhere(process: ProcessFacts, tree: TreeFacts) -> bool:
 
 def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
     """Return why the driver cannot checkpoint the job's GPU memory."""
-    found = []
+    reasons = []
     if gpu.mig:
-        found.append(Refusal(RefusalCode.MIG, "it runs on MIG instances, which cannot be checkpointed"))
+        reasons.append(Refusal(RefusalCode.MIG, "it runs on MIG instances, which cannot be checkpointed"))
     elif not gpu.capabilities.checkpoint:
-        found.append(Refusal(RefusalCode.DRIVER, gpu.capabilities.why_not or "the driver cannot checkpoint"))
+        reasons.append(Refusal(RefusalCode.DRIVER, gpu.capabilities.why_not or "the driver cannot checkpoint"))
     elif gpu.some:
         text = f"it may use only some of the node's GPUs, and driver {gpu.capabilities.driver} needs all of them"
-        found.append(Refusal(RefusalCode.DRIVER, f"{text} (575.57.08 does not)"))
+        reasons.append(Refusal(RefusalCode.DRIVER, f"{text} (575.57.08 does not)"))
     all_processes = (*tree.processes, *tree.outside)
     if any(process.mps for process in all_processes):
-        found.append(Refusal(RefusalCode.MPS, "it uses MPS, which cannot be checkpointed"))
+        reasons.append(Refusal(RefusalCode.MPS, "it uses MPS, which cannot be checkpointed"))
     still = [process for process in all_processes if process.pid in gpu.users and process.state in "Tt"]
     if still:
         # The process has to lock itself for the driver, which would wait for it beyond every time-out.
         names = ", ".join(f"{process.name} ({process.pid})" for process in still[:3])
-        found.append(
+        reasons.append(
             Refusal(RefusalCode.STOPPED, f"{names} is stopped (SIGSTOP), and holds GPU memory that only it can move")
         )
-    return found
+    return reasons
 
 
 def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
@@ -347,22 +347,22 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
     if memory.raised:
         text = f"its memory limit is still raised by {size(memory.raised)} for an earlier suspension: {STILL_RAISED}"
         return [Refusal(RefusalCode.LIMIT_RAISED, text)]
-    found = []
+    reasons = []
     if gpu_bytes and memory.headroom is not None and needed > memory.headroom:
         left = size(max(0, memory.headroom))
         text = (
             f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}: raise --mem"
         )
-        found.append(Refusal(RefusalCode.HOST_MEMORY, text))
+        reasons.append(Refusal(RefusalCode.HOST_MEMORY, text))
     if gpu_bytes and needed > memory.available:
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
-        found.append(Refusal(RefusalCode.HOST_MEMORY, text, _NODE_MEMORY))
+        reasons.append(Refusal(RefusalCode.HOST_MEMORY, text, _NODE_MEMORY))
     spare = 0 if memory.spare is None else memory.spare.available
     if gpu_bytes and memory.own is not None and memory.own < needed and spare < needed:
         left = size(max(0, memory.own))
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}"
-        found.append(Refusal(RefusalCode.HOST_MEMORY, f"{text}, and {of_spare(memory.spare)}: raise --mem"))
-    return found[:1]
+        reasons.append(Refusal(RefusalCode.HOST_MEMORY, f"{text}, and {of_spare(memory.spare)}: raise --mem"))
+    return reasons[:1]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -68,9 +68,9 @@ class Requeuer:
 
     def fact(self, job_id: int, restarts: int, uid: int | None = None) -> JobFact:
         """Return the state of an attempt in Slurm."""
-        return self._look(job_id, restarts, uid)[0]
+        return self._query(job_id, restarts, uid)[0]
 
-    def _look(self, job_id: int, restarts: int, uid: int | None = None) -> tuple[JobFact, bool]:
+    def _query(self, job_id: int, restarts: int, uid: int | None = None) -> tuple[JobFact, bool]:
         """Return the state, and whether Slurm is ending this attempt."""
         self.unresponsive = False
         try:
@@ -108,7 +108,7 @@ class Requeuer:
         refused: SlurmError | None = None
         asked = endings = 0
         while True:
-            fact, ending = self._look(job_id, restarts)
+            fact, ending = self._query(job_id, restarts)
             if fact in (JobFact.QUEUED, JobFact.LATER_RUN):
                 self._hold(job_id)
                 return

@@ -92,7 +92,7 @@ from slurm_affinode.suspension.records.shared_state import NOW, LastRestore, Not
 from slurm_affinode.suspension.requeue import retry
 
 _PAUSE_S = 1.0
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 """Interval of checks whether a restored script runs."""
 _REPORT_S = 2.0
 """Time for the report of a script that has ended; an older shepherd sends none."""
@@ -513,10 +513,10 @@ class JobRestorer:
     def _held(self, job: Job) -> tuple[Device, ...]:
         """Return the GPUs of the new allocation on this node."""
         indices = self._allocations.of(job)
-        found = by_index(self._gpus.devices(), indices) if indices else None
-        if found is None:
+        devices = by_index(self._gpus.devices(), indices) if indices else None
+        if devices is None:
             raise RestoreInterrupted("Slurm does not report which GPUs of this node the job has")
-        return found
+        return devices
 
     def _wait_for_memory(self, held: Sequence[Device], old: Sequence[GpuFact], pairs: Mapping[str, str] | None) -> None:
         """Wait for free memory on each GPU: a restore that runs out of GPU memory fails permanently."""
@@ -569,12 +569,12 @@ class JobRestorer:
             members = self._processes.members(arrival.init_pid, arrival.init_started)
             if all(member.pid_ns != root for member in members):
                 break
-            self._clock.sleep(_LOOK_S)
+            self._clock.sleep(_CHECK_S)
         else:
             return
         missing, status = self._clock.now(), None
         while status is None and self._clock.now() - missing < _REPORT_S:
-            self._clock.sleep(_LOOK_S)
+            self._clock.sleep(_CHECK_S)
             self._check(arrival)
             status = arrival.link.status_of(root)
         if status is None:
@@ -780,8 +780,8 @@ class JobRestorer:
         """Requeue and hold the job, and write its note; its image is kept. ``comment``: replaces the usual one."""
         text = messages.reason(why)
         retry_epoch = None if note is None else note.retry_epoch
-        own = comment or f"{text}; {messages.next_try(job.id, retry_epoch)}"
-        notify.comment(self._slurm, arrival.job_id, messages.held(own))
+        agent_text = comment or f"{text}; {messages.next_try(job.id, retry_epoch)}"
+        notify.comment(self._slurm, arrival.job_id, messages.held(agent_text))
         if note is not None:
             try:
                 self._notes.write(note)

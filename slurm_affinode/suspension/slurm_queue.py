@@ -47,8 +47,8 @@ class SlurmQueue:
 
     def room(self, node: str) -> NodeRoom | None:
         """Return the properties and free resources of a node; ``None`` if Slurm does not know it."""
-        found = next((candidate for candidate in self.nodes if candidate.name == node), None)
-        return None if found is None else room_of(found)
+        match = next((candidate for candidate in self.nodes if candidate.name == node), None)
+        return None if match is None else room_of(match)
 
     def suspended(self, noted: Collection[int]) -> tuple[Counter[str], Counter[str], Counter[str]]:
         """Count the suspended jobs of the cluster by partition, account and user.
@@ -119,10 +119,10 @@ def room_of(node: Node) -> NodeRoom:
 def memory_mib(text: str | None) -> int:
     """Return the ``mem`` of a TRES string in MiB; 0 if it is absent."""
     try:
-        found = None if text is None else parse_memory(text, bare="M")
+        amount = None if text is None else parse_memory(text, bare="M")
     except ValueError:
         return 0
-    return 0 if found is None else found.size_bytes // MIB
+    return 0 if amount is None else amount.size_bytes // MIB
 
 
 class QueueView:
@@ -173,7 +173,7 @@ class QueueView:
             self._latest = queue
         return queue
 
-    def look(self, job_id: int) -> Job | None:
+    def read_job(self, job_id: int) -> Job | None:
         """Return a job with its steps; ``None`` if slurmctld does not respond or does not know it."""
         return self._ask(f"show job {job_id}", lambda client: client.job(job_id))
 

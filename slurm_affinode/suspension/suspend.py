@@ -25,12 +25,12 @@ from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.compatibility import Compatibility, kinds
 from slurm_affinode.suspension.context import LOG, Gpus
-from slurm_affinode.suspension.interface import InUseError, LookAgain, Refused
+from slurm_affinode.suspension.interface import InUseError, Refused, SampleAgain
 from slurm_affinode.suspension.job.process_tree import Member, Processes, StoppedJob, TreeGoneError, stopped
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.memory import HostMemory, cuda_users, gpu_memory
 from slurm_affinode.suspension.records.journal import JobJournal, Journal
-from slurm_affinode.suspension.records.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord
+from slurm_affinode.suspension.records.record import NO_NEW_FACTS, SuspensionFacts, SuspensionRecord
 from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, SlurmFacts
 
 STOP_S = 5.0
@@ -150,16 +150,16 @@ class JobSuspender:
                 job = self._current(job, ending)
         members = self._members(job)
         root = self._root_of(job)
-        found = list(self._before(job, root, members, ending))
+        reasons = list(self._before(job, root, members, ending))
         if job.slurm is None or not root:
-            return found
+            return reasons
         tree = self._inspect(job.init_pid, root)
         try:
             users = cuda_users(self._cuda, (member.pid for member in members))
             held = gpu_memory(self._gpus, users)
             used = sum(held.values())
             mig = any(device.mig is not None for device in job.devices or ())
-            found += refusals.refusals(
+            reasons += refusals.refusals(
                 JobFacts.of(job.slurm),
                 tree,
                 GpuUseFacts(self._cuda.capabilities(), users, used, mig, self._configuration.some_gpus(job)),
@@ -167,17 +167,17 @@ class JobSuspender:
                 owner=job.owner,
                 image=ending.image(job, tree, used),
             )
-            found += ending.of_gpu(held)
+            reasons += ending.of_gpu(held)
         except (CheckpointError, GpuError) as error:
             # The version of a driver that is too old explains more than a missing function.
-            found.append(Refusal(RefusalCode.DRIVER, self._cuda.capabilities().why_not or str(error)))
-        return found
+            reasons.append(Refusal(RefusalCode.DRIVER, self._cuda.capabilities().why_not or str(error)))
+        return reasons
 
     def compatibility(self, job: WatchedJob) -> Compatibility:
         """See ``interface.Suspender``."""
         options = {mode: replace(job.option, mode=mode) for mode in Mode}
         modes = {mode: self.refusals(replace(job, option=option)) for mode, option in options.items()}
-        codes = {refusal.code for found in modes.values() for refusal in found}
+        codes = {refusal.code for reasons in modes.values() for refusal in reasons}
         root = self._root_of(job)
         tree, users = None, frozenset[int]()
         with suppress(CheckpointError, GpuError):
@@ -212,7 +212,7 @@ class JobSuspender:
 
     # --- the sequence
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
+    def suspend(self, job: WatchedJob, why: str, *, sample_again: SampleAgain, busy: bool = False) -> SuspensionRecord:
         """See ``interface.Suspender``."""
         with self._alone(job.job_id), self._memory.promised(job):
             ending = self._ending(job)
@@ -222,7 +222,7 @@ class JobSuspender:
             in_use = False
             try:
                 self._lock_all(attempt)
-                if (seen := look_again()) is not None:
+                if (seen := sample_again()) is not None:
                     raise InUseError(f"it is no longer idle: {seen}")
                 ending.recheck(attempt)
                 cuda = attempt.facts.cuda_pids or ()
@@ -305,7 +305,7 @@ class JobSuspender:
         self._memory.moved(attempt.job)
 
 
-def announce(registry: Registry, attempt: Attempt, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
+def announce(registry: Registry, attempt: Attempt, phase: Phase, facts: SuspensionFacts = NO_NEW_FACTS) -> None:
     """Write a phase to the journal before its step begins. Raises ``JournalError``: the step must not be taken."""
     attempt.journal.write(phase, facts)
     attempt.phase = phase

@@ -58,8 +58,8 @@ class Lease:
             return True
         try:
             # An unsigned lease, as of an older release, does not count: that release gives way to this one.
-            found = self.calls(lambda: read_signed(self.signer, _LEASE, path))
-            value = found.value if found.signed and found.value is not None else {}
+            content = self.calls(lambda: read_signed(self.signer, _LEASE, path))
+            value = content.value if content.signed and content.value is not None else {}
             holder = value["node"]
             if (
                 holder == value[SIGNER]
@@ -154,12 +154,12 @@ class JobWaker:
             try:
                 mine = self._lease.held(self._now(), _LEASE_FACTOR * self._settings.wake_every_s)
                 if mine:
-                    self._look()
+                    self._wake_due()
                 self._tidy(mine)
             except AffinodeError as error:
                 LOG.warning("cannot wake jobs: %s", error)
 
-    def _look(self) -> None:
+    def _wake_due(self) -> None:
         notes = [note for note in self._notes.all() if note.cluster == self._cluster]
         if not notes:
             return

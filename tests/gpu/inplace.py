@@ -118,7 +118,7 @@ class InPlace:
         detector, began = self.detectors[job.job_id], time.monotonic()
         try:
             found = self.suspender.suspend(
-                job, why, look_again=lambda: still_idle(detector.rule, self.watch.sample(job, detector.rule))
+                job, why, sample_again=lambda: still_idle(detector.rule, self.watch.sample(job, detector.rule))
             )
         except Refused as refused:
             return str(refused)

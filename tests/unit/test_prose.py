@@ -41,6 +41,14 @@ def test_names_are_checked() -> None:
     assert not list(prose.check_names("a.py", "def settle(salute, commands, undermined): ...\n", RULES.names))
 
 
+def test_names_of_local_variables_are_checked_below_some_paths() -> None:
+    text = "def f(things):\n    found = [one for one in things]\n    for look in found: self.lookup = look.stone\n"
+    local = RULES.all_names("slurm_affinode/suspension/wake.py")
+    found = sorted((one.line, one.phrase) for one in prose.check_names("a.py", text, (), local))
+    assert found == [(2, "found"), (2, "one"), (3, "look")]
+    assert RULES.all_names("slurm_affinode/report/pages.py") == ()
+
+
 def test_markdown_code_is_not_checked() -> None:
     text = "A `whoever` and\nwhoever.\n\n```\nwhoever\n```\nJob\nids\n"
     assert phrases("a.md", text) == [(2, "whoever"), (7, "Job ids")]

@@ -27,15 +27,15 @@ def record(directory_fd: int, space: Namespace) -> None:
     """Record the threads of a stopped tree that do not use all CPUs of their job."""
     given = sorted(_cpus(space.init.status()))
     positions = {cpu: at for at, cpu in enumerate(given)}
-    found: dict[str, list[int]] = {}
+    affinities: dict[str, list[int]] = {}
     for _, process in space.processes():
         for inner, outer in _threads(process):
             with suppress(OSError, KeyError, ValueError):
                 theirs = _cpus(process.status(f"task/{outer}/status"))
                 if theirs != set(given):
-                    found[str(inner)] = sorted(positions[cpu] for cpu in theirs)
-    if found:
-        root_directory.write(directory_fd, INDEX, json.dumps(found).encode())
+                    affinities[str(inner)] = sorted(positions[cpu] for cpu in theirs)
+    if affinities:
+        root_directory.write(directory_fd, INDEX, json.dumps(affinities).encode())
 
 
 def restore(image: PrivateImage, space: Namespace) -> None:
@@ -60,15 +60,15 @@ def restore(image: PrivateImage, space: Namespace) -> None:
 
 def recorded(index: bytes) -> dict[int, list[int]]:
     """Decode the record of a dump: thread -> positions of its CPUs, ascending. Raises ``BadImage``."""
-    found = {}
+    affinities = {}
     try:
         for name, value in json_values.table(json_values.loads(index)).items():
             positions = sorted(json_values.whole(cpu, _MOST_CPUS) for cpu in json_values.typed(list, value))
             if positions:
-                found[json_values.whole(int(name))] = positions
+                affinities[json_values.whole(int(name))] = positions
     except ValueError as error:
         raise BadImage(f"{INDEX}: {error}") from None
-    return found
+    return affinities
 
 
 def _threads(process: Process) -> Iterator[tuple[int, int]]:
@@ -81,10 +81,10 @@ def _threads(process: Process) -> Iterator[tuple[int, int]]:
 
 def _cpus(status: Mapping[str, str]) -> set[int]:
     """Return the CPUs that a ``status`` file shows. Raises ``KeyError``, ``ValueError``."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in status["Cpus_allowed_list"].strip().split(","):
         first, _, last = part.partition("-")
         if int(last or first) >= _MOST_CPUS:
             raise ValueError(part)
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cpus |= set(range(int(first), int(last or first) + 1))
+    return cpus

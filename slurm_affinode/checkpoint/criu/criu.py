@@ -261,14 +261,14 @@ class Criu:
 
     def _closed(self, space: Namespace) -> set[int]:
         """Return the inodes of the connections to services. Raises ``DumpFailed`` if one is busy, and ``OSError``."""
-        found: set[int] = set()
+        inodes: set[int] = set()
         for inner, member in space.processes():
             with contextlib.suppress(ProcessGoneError):
                 for connection in self._services.of(member):
                     if connection.busy:
                         raise DumpFailed(f"process {inner} has a request to {connection.address} in progress")
-                    found.add(connection.inode)
-        return found
+                    inodes.add(connection.inode)
+        return inodes
 
     def _devices(self, space: Namespace, tree: Tree) -> Mapping[str, str]:
         majors = device_files.majors()
@@ -385,9 +385,9 @@ class Criu:
                     if filler is not None:
                         filler.end()
 
-            def look() -> None:
+            def check_restored() -> None:
                 with self._or_none(space):
-                    _look(space, target.inventory.pids, target.passed)
+                    _check_tree(space, target.inventory.pids, target.passed)
                     _refuse_shared_ports(image, space)
                     cpu_affinity.restore(image, space)
                     ready()
@@ -402,7 +402,7 @@ class Criu:
                 *(word for descriptor in inherit for word in ("--inherit-fd", f"fd[{descriptor.fd}]:{descriptor.key}")),
             ]  # fmt: skip
             launched = self._launched(space, arguments, last_pid=_last_pid(target.inventory.numbers), joins=True)
-            with launched as (argv, fds), Gate(work, restored=verify, resuming=look) as gate:
+            with launched as (argv, fds), Gate(work, restored=verify, resuming=check_restored) as gate:
                 failed = True
                 try:
                     done = self._run(
@@ -521,7 +521,7 @@ def _cgroup_files(
         ours = set(kernel_text.lines(proc / "self" / "cgroup"))
     except OSError:
         return []
-    found = []
+    paths = []
     for line in theirs:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -533,8 +533,8 @@ def _cgroup_files(
         file = base / path.lstrip("/") / "cgroup.procs"
         with contextlib.suppress(OSError, ValueError):  # invalid or too long a name
             if file.exists():
-                found.append(file)
-    return found
+                paths.append(file)
+    return paths
 
 
 def _failed(directory_fd: int, why: str) -> DumpFailed:
@@ -594,10 +594,10 @@ def _refuse_shared_ports(image: PrivateImage, space: Namespace) -> None:
     """Raise ``RestoreFailed`` if another process has taken a port of the restored tree meanwhile."""
     ports = inet_sockets.ports(image.read(FILES))
     if ports:
-        own: set[str] = set()
+        tree_sockets: set[str] = set()
         for _, member in space.processes():
-            own |= inet_sockets.sockets_of(member)
-        inet_sockets.refuse_shared(ports, own)
+            tree_sockets |= inet_sockets.sockets_of(member)
+        inet_sockets.refuse_shared(ports, tree_sockets)
 
 
 def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) -> None:
@@ -611,7 +611,7 @@ def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) ->
         raise RestoreFailed(more)
 
 
-def _look(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:
+def _check_tree(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:
     """Check a restored tree before it runs.
 
     Raises ``RestoreFailed`` if it has more rights than the attempt, or a file that was not passed to it. ``pids``: PIDs
@@ -627,8 +627,8 @@ def _look(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:
                 more = restore_gate.excess(restore_gate.of_process(member, int(thread)), allowed)
                 if more is not None:
                     raise RestoreFailed(f"process {inner} would have {more}")
-            found = files.strange(member)
-            if found is not None:
-                raise RestoreFailed(f"{found} is open in the restored tree, and is not the file that it was")
+            strange = files.strange(member)
+            if strange is not None:
+                raise RestoreFailed(f"{strange} is open in the restored tree, and is not the file that it was")
     except OSError as error:
         raise restore_failure("the open files of the restored tree cannot be examined", error) from None

@@ -180,12 +180,12 @@ class _Tracee:
         self._set(registers)
 
     def _registers(self) -> _Registers:
-        found = _Registers()
-        vector = _Vector(ctypes.addressof(found), ctypes.sizeof(found))
+        registers = _Registers()
+        vector = _Vector(ctypes.addressof(registers), ctypes.sizeof(registers))
         ptrace.ptrace(ptrace.GETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
-        if vector.length != ctypes.sizeof(found):
+        if vector.length != ctypes.sizeof(registers):
             raise OSError(0, "it is a program for 32 bits")
-        return found
+        return registers
 
     def _set(self, registers: _Registers) -> None:
         vector = _Vector(ctypes.addressof(registers), ctypes.sizeof(registers))
@@ -245,8 +245,8 @@ def _wait(thread: int, wait_s: float = _WAIT_S) -> int:
     """Wait for the next stop of a traced thread; return its status. Raises ``OSError``."""
     began = time.monotonic()
     while True:
-        found, status = os.waitpid(thread, _ANY_CHILD | os.WNOHANG)
-        if found:
+        waited, status = os.waitpid(thread, _ANY_CHILD | os.WNOHANG)
+        if waited:
             break
         waited_s = time.monotonic() - began
         if waited_s > wait_s:

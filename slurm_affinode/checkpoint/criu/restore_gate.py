@@ -91,10 +91,10 @@ class Gate:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def _wait(self) -> None:
-        look = select.poll()  # select(2) is limited to descriptors below 1024
+        poll = select.poll()  # select(2) is limited to descriptors below 1024
         for fd in (self._ask, self._over):
-            look.register(fd, select.POLLIN)
-        while self._ask in [fd for fd, _ in look.poll()]:
+            poll.register(fd, select.POLLIN)
+        while self._ask in [fd for fd, _ in poll.poll()]:
             action = os.read(self._ask, 64).decode("ascii", "replace").strip()
             self._actions.append(action)
             try:
@@ -160,13 +160,13 @@ def of_owner(owner: User) -> Credentials:
 
 def of_threads(process: Process) -> tuple[Credentials, ...]:
     """Return the credentials of the threads of a process, each once. Raises ``OSError``."""
-    found: list[Credentials] = []
+    result: list[Credentials] = []
     for thread in process.names("task"):
         with suppress(FileNotFoundError):  # it has ended
             credentials = of_process(process, int(thread))
-            if credentials not in found:
-                found.append(credentials)
-    return tuple(found)
+            if credentials not in result:
+                result.append(credentials)
+    return tuple(result)
 
 
 def excess_in_image(directory_fd: int, threads: Iterable[int], given: Credentials) -> str | None:
@@ -175,8 +175,8 @@ def excess_in_image(directory_fd: int, threads: Iterable[int], given: Credential
     Raises ``BadImage``.
     """
     for number in threads:
-        found = of_image(directory_fd, number)
-        why = None if found is None else excess(found, given)
+        recorded = of_image(directory_fd, number)
+        why = None if recorded is None else excess(recorded, given)
         if why is not None:
             return f"process {number} would have {why}"
     return None
@@ -209,24 +209,24 @@ def of_image(directory_fd: int, number: int) -> Credentials | None:
     )  # fmt: skip
 
 
-def excess(found: Credentials, given: Credentials) -> str | None:
+def excess(credentials: Credentials, given: Credentials) -> str | None:
     """Return a right that a thread has beyond ``given``, or ``None``. It may have fewer."""
-    if found.uids != given.uids:
-        return f"user IDs {_list(found.uids)} in place of {_list(given.uids)}"
+    if credentials.uids != given.uids:
+        return f"user IDs {_list(credentials.uids)} in place of {_list(given.uids)}"
     allowed = given.gids | given.groups
-    if not found.gids <= allowed:
-        return f"group ID {_list(found.gids - allowed)}, which its owner does not have"
-    if not found.groups <= allowed:
-        return f"group {_list(found.groups - allowed)}, which its owner does not have"
-    for name, bits in found.capabilities.items():
+    if not credentials.gids <= allowed:
+        return f"group ID {_list(credentials.gids - allowed)}, which its owner does not have"
+    if not credentials.groups <= allowed:
+        return f"group {_list(credentials.groups - allowed)}, which its owner does not have"
+    for name, bits in credentials.capabilities.items():
         if more := bits & ~given.capabilities.get(name, 0):
             return f"capabilities that it was not given ({name} {more:#x})"
-    if given.no_new_privs and not found.no_new_privs:
+    if given.no_new_privs and not credentials.no_new_privs:
         return "no no_new_privs, with which it was started"
-    if given.seccomp and not found.seccomp:
+    if given.seccomp and not credentials.seccomp:
         return "no seccomp filter, with which it was started"
-    if found.securebits & ~_KEEP_CAPS:
-        return f"securebits {found.securebits:#x}"
+    if credentials.securebits & ~_KEEP_CAPS:
+        return f"securebits {credentials.securebits:#x}"
     return None
 
 

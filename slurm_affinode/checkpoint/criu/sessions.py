@@ -153,10 +153,10 @@ def _rearmed(entry: bytes) -> bytes:
 
 def _part(body: bytes, field: int) -> bytes | None:
     """Return the message in a field; ``None`` if it has none. Raises ``BadImage``."""
-    found = message(body).get(field, [])
-    if len(found) > 1 or not all(isinstance(part, bytes) for part in found):
+    parts = message(body).get(field, [])
+    if len(parts) > 1 or not all(isinstance(part, bytes) for part in parts):
         raise BadImage(f"field {field} is there twice, or is no message")
-    return next((part for part in found if isinstance(part, bytes)), None)
+    return next((part for part in parts if isinstance(part, bytes)), None)
 
 
 def _check(tree: Sequence[SessionProcess]) -> None:
@@ -181,7 +181,7 @@ def adopted(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
     since otherwise two processes could be put below each other and be lost.
     """
     by_pid, root = {process.pid: process for process in tree}, tree[0].pid
-    found = []
+    orphans = []
     for process in tree:
         leader = by_pid.get(process.session)
         strange = process.parent == root and leader is not None and leader.pid not in (root, process.pid)
@@ -192,27 +192,27 @@ def adopted(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
             and process.pid not in _above(leader, by_pid)
         ):
             process = by_pid[process.pid] = replace(process, parent=leader.pid)  # noqa: PLW2901 - the same process
-        found.append(process)
-    return found if found == list(tree) else _parents_first(found)
+        orphans.append(process)
+    return orphans if orphans == list(tree) else _parents_first(orphans)
 
 
 def _above(process: SessionProcess, by_pid: Mapping[int, SessionProcess]) -> set[int]:
-    found: set[int] = set()
-    while process.parent in by_pid and process.parent not in found:
-        found.add(process.parent)
+    ancestors: set[int] = set()
+    while process.parent in by_pid and process.parent not in ancestors:
+        ancestors.add(process.parent)
         process = by_pid[process.parent]
-    return found
+    return ancestors
 
 
 def _parents_first(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
     children: dict[int, list[SessionProcess]] = {}
     for process in tree[1:]:
         children.setdefault(process.parent, []).append(process)
-    found, todo = [], [tree[0]]
+    ordered, todo = [], [tree[0]]
     while todo:
-        found.append(todo.pop())
-        todo.extend(reversed(children.get(found[-1].pid, ())))
-    return found
+        ordered.append(todo.pop())
+        todo.extend(reversed(children.get(ordered[-1].pid, ())))
+    return ordered
 
 
 def misplaced(tree: Sequence[SessionProcess]) -> SessionProcess | None:
@@ -240,14 +240,14 @@ def misplaced(tree: Sequence[SessionProcess]) -> SessionProcess | None:
 
 
 def _bodies(data: bytes) -> list[bytes]:
-    found, at = [], _MAGICS
+    bodies, at = [], _MAGICS
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "little")
-        found.append(data[at + 4 : at + 4 + length])
+        bodies.append(data[at + 4 : at + 4 + length])
         at += 4 + length
         if at > len(data):
             raise BadImage(f"{_TREE}: a record is cut short")
-    return found
+    return bodies
 
 
 def _process(body: bytes, names: Collection[str]) -> SessionProcess:

@@ -54,11 +54,11 @@ class Driver:
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function of the driver API and return its value. Raises ``DriverCallError``, ``NotAvailableError``."""
         module = self.load()
-        found = getattr(module, function, None)
-        if found is None:
+        entry = getattr(module, function, None)
+        if entry is None:
             raise NotAvailableError(f"these cuda-bindings have no {function}")
         try:
-            answer = found(*arguments)
+            answer = entry(*arguments)
         except RuntimeError as error:  # the bindings raise it if the library or the function is missing
             raise NotAvailableError(_reason(f"{function}: {error}")) from None
         if answer[0] != module.CUresult.CUDA_SUCCESS:
@@ -75,10 +75,10 @@ class Driver:
 def address(driver: Driver, function: str, since: int) -> int:
     """Return the address of a driver function as of CUDA version ``since``, or 0 if the driver does not have it."""
     try:
-        found = driver.call("cuGetProcAddress", function.encode(), since, 0)
+        pointer = driver.call("cuGetProcAddress", function.encode(), since, 0)
     except DriverCallError:  # older drivers reject newer versions
         return 0
-    return int((found[0] if isinstance(found, tuple) else found) or 0)
+    return int((pointer[0] if isinstance(pointer, tuple) else pointer) or 0)
 
 
 def devices(driver: Driver) -> list[str]:

@@ -63,7 +63,7 @@ def _users(driver: Driver, pids: list[int]) -> list[tuple[int, int]]:
     initialized first: it returns the same error if it is not initialized as for a process without CUDA.
     """
     driver.initialise()
-    found = []
+    states = []
     for process in processes(pids):
         try:
             thread = int(driver.call("cuCheckpointProcessGetRestoreThreadId", process.pid))
@@ -73,8 +73,8 @@ def _users(driver: Driver, pids: list[int]) -> list[tuple[int, int]]:
                 continue
             raise
         if not process.ended():
-            found.append((process.pid, thread))
-    return found
+            states.append((process.pid, thread))
+    return states
 
 
 def _state(driver: Driver, pid: int) -> str:

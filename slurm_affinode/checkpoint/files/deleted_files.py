@@ -94,16 +94,16 @@ def give_names(init: Id, tree: Collection[Id], owner: User) -> None:
                     os.rename(own, f"{REMAP}{inode}", src_dir_fd=parent, dst_dir_fd=parent)
 
     def open_all() -> list[tuple[str, str, int, int]]:
-        found = []
+        opened = []
         for process, deleted in _nameless(tree):
             with suppress(OSError):
                 fd = process.open(deleted.link, os.O_PATH)
                 # The descriptor may now refer to another file.
                 if os.path.samestat(os.fstat(fd), deleted.facts):
-                    found.append((deleted.directory, deleted.own, fd, deleted.facts.st_ino))
+                    opened.append((deleted.directory, deleted.own, fd, deleted.facts.st_ino))
                 else:
                     os.close(fd)
-        return found
+        return opened
 
     opened: list[tuple[str, str, int, int]] = []
     with suppress(OSError, ExhaustedError):
@@ -135,14 +135,14 @@ def set_aside(
             if not name.startswith(ASIDE)
         }
 
-    found = _patiently(find)
-    if not found:
+    named = _patiently(find)
+    if not named:
         return
-    _encoded(owner, list(found.values()))  # before any is renamed
+    _encoded(owner, list(named.values()))  # before any is renamed
     done: list[NamedFile] = []
 
     def rename(root: int) -> None:
-        done.extend(removed for removed in found.values() if _moved(root, removed))
+        done.extend(removed for removed in named.values() if _moved(root, removed))
 
     _below(init, owner, rename)
     root_directory.write(directory_fd, INDEX, _encoded(owner, done))
@@ -202,7 +202,7 @@ def forget(init: Id, tree: Collection[Id], owner: User) -> None:
     """Remove the names that a dump has created before the tree resumes in place. Never raises."""
 
     def remove(root: int) -> None:
-        for directory, name, inode in found:
+        for directory, name, inode in removed:
             with suppress(OSError), _opened(root, directory) as parent:
                 _remove(parent, name, inode)
 
@@ -216,8 +216,8 @@ def forget(init: Id, tree: Collection[Id], owner: User) -> None:
         ]
 
     with suppress(OSError, ExhaustedError):
-        found = _patiently(find)
-        if found:
+        removed = _patiently(find)
+        if removed:
             _below(init, owner, remove)
 
 
@@ -268,8 +268,8 @@ def names_of(index: bytes) -> set[str]:
 def _parsed(data: bytes) -> tuple[tuple[int, int], list[NamedFile]]:
     try:
         index = json_values.table(json_values.loads(data))
-        found = [_listed(row) for row in json_values.typed(list, index["files"])]
-        return (json_values.whole(index["uid"], MOST_ID), json_values.whole(index["gid"], MOST_ID)), found
+        named = [_listed(row) for row in json_values.typed(list, index["files"])]
+        return (json_values.whole(index["uid"], MOST_ID), json_values.whole(index["gid"], MOST_ID)), named
     except (ValueError, KeyError) as error:
         raise RestoreFailed(f"the image's list of removed files cannot be read: {error}") from None
 
@@ -349,7 +349,7 @@ def _names(process: Process, file: _Nameless, check: Callable[[], None]) -> list
     """Return the names of a file in its directory that a dump may have created. Raises the error of ``check``."""
     check()
     ours = {file.own} if file.own.endswith(_DELETED) else set()
-    found = []
+    names = []
     with suppress(OSError):
         root = process.open("root", os.O_PATH | os.O_DIRECTORY)
         try:
@@ -358,10 +358,10 @@ def _names(process: Process, file: _Nameless, check: Callable[[], None]) -> list
                     if name.startswith((REMAP, ASIDE)) or name in ours:
                         with suppress(FileNotFoundError):
                             if os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), file.facts):
-                                found.append(name)
+                                names.append(name)
         finally:
             os.close(root)
-    return found
+    return names
 
 
 def _aside(process: Process, facts: os.stat_result) -> str:

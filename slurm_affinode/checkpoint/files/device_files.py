@@ -36,15 +36,15 @@ _SECTION = "Character devices:"
 
 def majors(*, proc: Path = PROC) -> frozenset[int]:
     """Return the major numbers of the driver's device files; empty if no driver is loaded."""
-    found, listed = set(), False
+    numbers, listed = set(), False
     with suppress(OSError):
         for line in kernel_text.lines(proc / "devices"):
             number, _, name = line.strip().partition(" ")
             if not name or line.endswith(":"):
                 listed = line == _SECTION
             elif listed and name.startswith(_DRIVER) and (major := kernel_text.number(number)):
-                found.add(major)
-    return frozenset(found)
+                numbers.add(major)
+    return frozenset(numbers)
 
 
 class _Mapping(NamedTuple):

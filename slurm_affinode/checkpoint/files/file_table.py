@@ -23,7 +23,7 @@ _MAGICS = 8  # bytes
 READ, WRITE, SEARCH = os.R_OK, os.W_OK, os.X_OK
 _ACCESS = {os.O_RDONLY: READ, os.O_WRONLY: WRITE}
 _FILE_PRIVATE, _FILE_SHARED, _MEMFD = 1 << 6, 1 << 7, 1 << 14  # status flags of a mapping, criu/include/image.h
-_SYSTEM_V, _OF_SOCKET = 1 << 10, 1 << 11
+_SYSTEM_V, _SOCKET_MAPPING = 1 << 10, 1 << 11
 _BY_PLUGIN = 1 << 27
 _ID_LIMIT = 1 << 32
 LISTEN, ESTABLISHED = 10, 1
@@ -242,7 +242,7 @@ class FileTable:
                 if file.id in names:
                     changes |= {2: file.flags & ~_NOT_KEPT, 6: os.fsencode(names[file.id]), 9: 1}
                     if file.id in replaced:
-                        changes |= dict.fromkeys(_OF_CONTENTS)
+                        changes |= dict.fromkeys(_CONTENT_FIELDS)
                     body = _with(body, {_BODY[kind]: _with(inner, changes)})  # noqa: PLW2901 - the same entry
             elif kind is Type.EXTERNAL:
                 facts = message(inner)
@@ -268,7 +268,7 @@ class FileTable:
 
 _NOT_KEPT = os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
 """Flags for the moment of opening. The kernel reports at most the first and the last for an open file."""
-_OF_CONTENTS = (8, 10, 11, 12, 13, 14)
+_CONTENT_FIELDS = (8, 10, 11, 12, 13, 14)
 """Fields of ``reg_file_entry``: size, mode, build ID and checksums."""
 
 
@@ -285,16 +285,16 @@ def with_regular_files(data: bytes, external: Collection[int]) -> bytes:
 
 def remaps(data: bytes) -> list[Remap]:
     """Decode ``remap-fpath.img``. Raises ``BadImage``."""
-    found: dict[int, Remap] = {}
+    by_id: dict[int, Remap] = {}
     for body in bodies(data):
         facts = message(body)
         number, source, kind = integer(facts, 1), integer(facts, 2), facts.get(3, [None])[-1]
         if not isinstance(kind, int) or kind not in list(RemapKind):
             raise BadImage(f"{REMAPS}: a removed file of unknown kind")
-        if number in found:
+        if number in by_id:
             raise BadImage(f"{REMAPS}: two entries for the file {number:#x}")
-        found[number] = Remap(number, RemapKind(kind), source)
-    return list(found.values())
+        by_id[number] = Remap(number, RemapKind(kind), source)
+    return list(by_id.values())
 
 
 def packets(data: bytes) -> Iterator[int]:
@@ -315,13 +315,13 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
 
     ``descriptors``, ``memories``, ``places``: contents of all ``fdinfo-N.img``, ``mm-PID.img``, ``fs-PID.img``.
     """
-    found: dict[int, Needs] = {}
+    by_file: dict[int, Needs] = {}
 
     def need(number: int, access: int = 0, *, program: bool = False, root: bool = False, run: bool = False) -> None:
         if number not in table.regular:
             raise BadImage(f"{FILES}: there is no file {number:#x}")
-        had = found.get(number, Needs())
-        found[number] = Needs(
+        had = by_file.get(number, Needs())
+        by_file[number] = Needs(
             had.access | access, had.program or program, had.root or root, had.executable or run
         )  # fmt: skip
 
@@ -346,7 +346,7 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
                     raise BadImage("a mapping is not a message")
                 vma = message(area)
                 status = integer(vma, 7)
-                if status & (_SYSTEM_V | _OF_SOCKET):
+                if status & (_SYSTEM_V | _SOCKET_MAPPING):
                     raise BadImage("a mapping of System V shared memory, or of a socket, is not restored")
                 if status & (_FILE_PRIVATE | _FILE_SHARED) and not status & (_MEMFD | _BY_PLUGIN):
                     access, protection = _access_of_mapping(vma), integer(vma, 5)
@@ -356,12 +356,12 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
             facts = message(body)
             need(integer(facts, 1), SEARCH)
             need(integer(facts, 2), SEARCH, root=True)
-    return found
+    return by_file
 
 
 def device_mappings(memories: Collection[bytes]) -> set[int]:
     """Return the entries of device files that are mapped and were dumped with the plugin. Raises ``BadImage``."""
-    found = set()
+    identifiers = set()
     for data in memories:
         for body in bodies(data):
             for area in message(body).get(14, []):
@@ -369,8 +369,8 @@ def device_mappings(memories: Collection[bytes]) -> set[int]:
                     raise BadImage("a mapping is not a message")
                 vma = message(area)
                 if integer(vma, 7) & _BY_PLUGIN:
-                    found.add(integer(vma, 4))
-    return found
+                    identifiers.add(integer(vma, 4))
+    return identifiers
 
 
 def access_of(flags: int) -> int:

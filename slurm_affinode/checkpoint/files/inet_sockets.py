@@ -104,7 +104,7 @@ class BoundPort:
 
 def ports(table: bytes) -> frozenset[BoundPort]:
     """Return the ports in ``files.img`` to which CRIU binds sockets. Raises ``BadImage``."""
-    found = set()
+    bound = set()
     for body in bodies(table):
         fields = _socket(body)
         if fields is not None:
@@ -112,23 +112,23 @@ def ports(table: bytes) -> frozenset[BoundPort]:
             connection = protocol == _TCP and integer(fields, _PEER_PORT)
             if number and protocol in _TABLES and not connection:
                 address = "".join(f"{word:08X}" for word in _words(fields, _SOURCE))
-                found.add(BoundPort(protocol, number, _address(address)))
-    return frozenset(found)
+                bound.add(BoundPort(protocol, number, _address(address)))
+    return frozenset(bound)
 
 
 def _address(text: str) -> str:
     return text.removeprefix(_MAPPED) if text.strip("0") else ""
 
 
-def refuse_shared(requested: Collection[BoundPort], own: Collection[str] = (), *, proc: Path = PROC) -> None:
-    """Raise ``RestoreFailed`` if one of the ports is in use by root. ``own``: inodes of sockets that do not count."""
+def refuse_shared(requested: Collection[BoundPort], exempt: Collection[str] = (), *, proc: Path = PROC) -> None:
+    """Raise ``RestoreFailed`` if one of the ports is in use by root. ``exempt``: inodes of sockets not to count."""
     for protocol in {request.protocol for request in requested}:
         theirs: dict[int, set[str]] = {}
         for name in _TABLES[protocol]:
             with suppress(FileNotFoundError):  # a kernel without IPv6
                 for line in kernel_text.lines(proc / "self" / "net" / name):
                     words = line.split()
-                    if len(words) > 9 and words[7] == "0" and words[9] not in own:
+                    if len(words) > 9 and words[7] == "0" and words[9] not in exempt:
                         address, _, port = words[1].partition(":")
                         if protocol != _TCP or words[3] == _LISTENING:
                             theirs.setdefault(kernel_text.number(port, 16) or 0, set()).add(_address(address))
@@ -145,11 +145,11 @@ def connected(members: Iterable[Process]) -> bool:
     inodes: set[str] = set()
     tables: dict[str, bytes] = {}
     for process in members:
-        found = sockets_of(process)
+        job_inodes = sockets_of(process)
         with suppress(OSError):
-            if found and (space := process.link("ns/net")) not in tables:
+            if job_inodes and (space := process.link("ns/net")) not in tables:
                 tables[space] = process.read("net/tcp") + process.read("net/tcp6")
-        inodes |= found
+        inodes |= job_inodes
     ends = set()
     for table in tables.values():
         for line in table.decode("ascii", "replace").split("\n"):
@@ -164,14 +164,14 @@ def connected(members: Iterable[Process]) -> bool:
 
 def sockets_of(process: Process) -> set[str]:
     """Return the inodes of the sockets that a process has open."""
-    found = set()
+    inodes = set()
     with suppress(OSError):
         for name in process.names("fd"):
             with suppress(OSError):
                 target = process.link(f"fd/{name}")
                 if target.startswith("socket:["):
-                    found.add(target[8:-1])
-    return found
+                    inodes.add(target[8:-1])
+    return inodes
 
 
 def restored(image: PrivateImage) -> tuple[str, ...]:
@@ -223,8 +223,8 @@ def _shut(inner: bytes) -> bytes:
 
 def addresses(*, proc: Path = PROC) -> dict[Address, str]:
     """Return the addresses of this network namespace and their interfaces, without those of loopback interfaces."""
-    found = {**_version_4(), **_version_6(proc)}
-    return {address: name for address, name in found.items() if not address.is_loopback}
+    by_address = {**_version_4(), **_version_6(proc)}
+    return {address: name for address, name in by_address.items() if not address.is_loopback}
 
 
 def _version_4() -> dict[Address, str]:
@@ -237,12 +237,12 @@ def _version_4() -> dict[Address, str]:
 
 
 def _version_6(proc: Path) -> dict[Address, str]:
-    found: dict[Address, str] = {}
+    by_address: dict[Address, str] = {}
     with suppress(OSError):  # a kernel without IPv6
         for line in (proc / "self" / "net" / "if_inet6").read_text(encoding="ascii").splitlines():
             number, *_, name = line.split()
-            found[ipaddress.IPv6Address(bytes.fromhex(number))] = name
-    return found
+            by_address[ipaddress.IPv6Address(bytes.fromhex(number))] = name
+    return by_address
 
 
 def record(directory_fd: int, known: Mapping[Address, str]) -> None:
@@ -292,9 +292,9 @@ def _counterpart(address: Address, name: str, known: Mapping[Address, str]) -> A
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError, ValueError), socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect((_ELSEWHERE[address.version], 9))
-        found = ipaddress.ip_address(sock.getsockname()[0])
-        if found in known:
-            return found
+        local = ipaddress.ip_address(sock.getsockname()[0])
+        if local in known:
+            return local
     raise RestoreInterrupted(
         f"it has a socket at {address}, the address of {name} on its former node, and this node has none in its place"
     )

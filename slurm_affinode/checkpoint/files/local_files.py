@@ -64,8 +64,8 @@ LIMIT = 16 << 20
 """Of the index, in bytes."""
 _ANSWER_S = 30.0
 """Timeout for the file systems of a job's files."""
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DELETED = " (deleted)"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shm_open(3) creates files
 _MANAGER = "torch_shm_manager"
@@ -128,7 +128,7 @@ def save(
 def _save(
     init: Id, tree: Collection[Id], directory_fd: int, owner: User, *, places: Sequence[str], check: Check
 ) -> int:  # fmt: skip
-    found: dict[str, LocalFile] = {}
+    by_path: dict[str, LocalFile] = {}
     originals: dict[str, list[int]] = {}
     total = promised = 0
     with ExitStack() as stack:
@@ -141,35 +141,35 @@ def _save(
             stack.callback(os.close, root)
             for path in _sockets(held, places):
                 check()
-                found.update({above.path: above for above in _above(path, owner.uid, root, places)})
+                by_path.update({above.path: above for above in _above(path, owner.uid, root, places)})
             for file, names in chain(_open_files(held, places, check), _shared_tensors(held, root, places, check)):
                 path, facts = names[0], os.fstat(file)
-                if facts.st_uid != owner.uid or found.keys() >= set(names):
+                if facts.st_uid != owner.uid or by_path.keys() >= set(names):
                     continue
                 for above in _above(path, owner.uid, root, places):
-                    found.setdefault(above.path, above)
+                    by_path.setdefault(above.path, above)
                 mode = stat.S_IMODE(facts.st_mode)
-                if path in found:
+                if path in by_path:
                     pass
                 elif stat.S_ISREG(facts.st_mode):
                     _check_room(directory_fd, promised + facts.st_size, path)
                     promised += _holes(facts)
-                    name = f"local-{len(found)}"
-                    found[path] = LocalFile(path, "file", mode, name, facts.st_size)
+                    name = f"local-{len(by_path)}"
+                    by_path[path] = LocalFile(path, "file", mode, name, facts.st_size)
                     total += _copy_in(file, directory_fd, name, facts.st_size, check)
                     originals.update(dict.fromkeys(names, identity_of(facts)))
                 elif stat.S_ISFIFO(facts.st_mode):
-                    found[path] = LocalFile(path, "fifo", mode)
+                    by_path[path] = LocalFile(path, "fifo", mode)
                 elif stat.S_ISDIR(facts.st_mode):
-                    found[path] = LocalFile(path, "directory", mode)
+                    by_path[path] = LocalFile(path, "directory", mode)
                 for other in names[1:]:
-                    found.setdefault(other, LocalFile(other, "link", mode, path))
-            if found:
-                files = [asdict(file) for file in found.values()]
+                    by_path.setdefault(other, LocalFile(other, "link", mode, path))
+            if by_path:
+                files = [asdict(file) for file in by_path.values()]
                 index = {"uid": owner.uid, "gid": owner.gid, "files": files, "originals": originals}
                 check()
                 root_directory.write(directory_fd, INDEX, _encoded(index))
-                links = [file.path for file in found.values() if file.kind == "link"]
+                links = [file.path for file in by_path.values() if file.kind == "link"]
                 _remove_remaps(links, root, owner)
             check()
             deleted_files.set_aside(init, [member.id for member in held], directory_fd, owner, but=places)
@@ -192,13 +192,13 @@ def _held(tree: Collection[Id], stack: ExitStack) -> list[Process]:
 
     A zombie has no files, and one made by a restore belongs to root.
     """
-    found = []
+    held = []
     for member in tree:
         with suppress(ProcessGoneError):
             process = stack.enter_context(Process(member.pid, started=member.started))
             if process.stat().state != "Z":
-                found.append(process)
-    return found
+                held.append(process)
+    return held
 
 
 def _check_room(directory_fd: int, size: int, path: str) -> None:
@@ -262,7 +262,7 @@ def _shared_tensors(
             with suppress(OSError):
                 parent = root_directory.open_below(root, _SHARED_MEMORY)
                 try:
-                    file = os.open(name, _LOOK, dir_fd=parent)
+                    file = os.open(name, _PATH_FLAGS, dir_fd=parent)
                 finally:
                     os.close(parent)
                 try:
@@ -293,7 +293,7 @@ def _names_in_memory(process: Process, check: Check) -> list[str]:
             areas.append((first, last))
     if sum(last - first for first, last in areas) > _MOST_MEMORY:
         raise OSError(errno.E2BIG, f"{_MANAGER} has more than {_MOST_MEMORY} bytes of memory", _SHARED_MEMORY)
-    found: set[bytes] = set()
+    names: set[bytes] = set()
     memory = process.open("mem")
     try:
         for first, last in areas:
@@ -303,14 +303,14 @@ def _names_in_memory(process: Process, check: Check) -> list[str]:
                 chunk = b""
                 with suppress(OSError):  # a guard page
                     chunk = os.pread(memory, min(_CHUNK, last - at), at)
-                found.update(_TENSOR.findall(tail + chunk))
-                if len(found) > _MOST_NAMES:
+                names.update(_TENSOR.findall(tail + chunk))
+                if len(names) > _MOST_NAMES:
                     raise OSError(errno.E2BIG, f"{_MANAGER} has more than {_MOST_NAMES} names", _SHARED_MEMORY)
                 tail = chunk[-_LONGEST_NAME:]
                 at += len(chunk) or mmap.PAGESIZE
     finally:
         os.close(memory)
-    return sorted(map(os.fsdecode, found))
+    return sorted(map(os.fsdecode, names))
 
 
 def _sockets(tree: Sequence[Process], places: Sequence[str]) -> list[str]:
@@ -384,7 +384,7 @@ def _above(path: str, uid: int, root: int, places: Sequence[str]) -> list[LocalF
 
     Others cannot be recreated.
     """
-    found = []
+    directories = []
     for above in reversed(Path(path).parents):
         if str(above) in ("/", *places) or not str(above).startswith(tuple(f"{place}/" for place in places)):
             continue
@@ -395,8 +395,8 @@ def _above(path: str, uid: int, root: int, places: Sequence[str]) -> list[LocalF
             finally:
                 os.close(fd)
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == uid:
-                found.append(LocalFile(str(above), "directory", stat.S_IMODE(facts.st_mode)))
-    return found
+                directories.append(LocalFile(str(above), "directory", stat.S_IMODE(facts.st_mode)))
+    return directories
 
 
 def _copy_in(file: int, directory_fd: int, name: str, size: int, check: Check) -> int:
@@ -410,7 +410,7 @@ def _copy_in(file: int, directory_fd: int, name: str, size: int, check: Check) -
         path = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115 - of a descriptor
         raise OSError(error.errno, "a process has a lease on it", path) from None
     try:
-        target = os.open(name, _NEW, root_directory.FILE_MODE, dir_fd=directory_fd)
+        target = os.open(name, _CREATE_FLAGS, root_directory.FILE_MODE, dir_fd=directory_fd)
         try:
             return _copy(source, target, size, check)
         finally:
@@ -564,13 +564,13 @@ def used_files(places: Sequence[str], uid: int, proc: Path) -> set[tuple[int, in
     Those of other users do not count: they could have millions of files open, and delay the jobs of this user. Raises
     ``OSError``.
     """
-    found: set[tuple[int, int]] = set()
+    used: set[tuple[int, int]] = set()
     check = time_limit(_ANSWER_S, "files of the user")
     for process in processes(proc=proc):
         with suppress(ProcessGoneError):
             if str(uid) in process.status().get("Uid", "").split():
-                found.update(inode for file, _ in _files_of(process, places, check) if (inode := known_inode(file)))
-    return found
+                used.update(inode for file, _ in _files_of(process, places, check) if (inode := known_inode(file)))
+    return used
 
 
 def known_inode(file: int) -> tuple[int, int] | None:
@@ -711,7 +711,7 @@ class Leftovers:
     def remove(self, parent: int, path: str) -> None:
         """Remove an existing file with the rights of the user. Raises ``OSError`` if it may not be replaced."""
         name = os.path.basename(path)  # noqa: PTH119 - a path of the user
-        fd = os.open(name, _LOOK, dir_fd=parent)
+        fd = os.open(name, _PATH_FLAGS, dir_fd=parent)
         try:
             facts, identity = os.fstat(fd), FileIdentity.of(fd)
         finally:
@@ -763,8 +763,8 @@ def _create(parent: int, name: str, file: LocalFile) -> int:
     elif file.kind == "link":
         os.link(Path(file.copy or "").name, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     else:
-        return os.open(name, _NEW, 0o600, dir_fd=parent)
-    return os.open(name, _LOOK, dir_fd=parent)
+        return os.open(name, _CREATE_FLAGS, 0o600, dir_fd=parent)
+    return os.open(name, _PATH_FLAGS, dir_fd=parent)
 
 
 def _fill(root: int, file: LocalFile, made: tuple[int, int], identity: FileIdentity | None, copy: int) -> None:

@@ -89,7 +89,7 @@ class Watches:
         if self._libc.inotify_add_watch(self._fd, path.encode(), _IN_DELETE_SELF) < 0:
             raise _error(path)
 
-    def found(self) -> set[Inode]:
+    def watched(self) -> set[Inode]:
         """Return the watched files. Raises ``OSError``."""
         return set(watched(Path(f"/proc/self/fdinfo/{self._fd}").read_bytes()))
 
@@ -127,7 +127,7 @@ _KERNELS = {
 """Kernel file systems (``linux/magic.h``) that check the rights of the process that opened a file, here root."""
 _PROC_FILES = ("cpuinfo", "diskstats", "loadavg", "meminfo", "stat", "uptime", "version", "vmstat")
 """Files below ``/proc`` that are the same for all users."""
-_OF_PROCESS = re.compile(r"/proc/\d+(/|$)")
+_PROCESS_PATH = re.compile(r"/proc/\d+(/|$)")
 _SYSFS_PLACE = "/sys/devices/system/"
 _USES = ("fdinfo-", "mm-", "fs-")
 """Name prefixes of the image files that describe how open files are used."""
@@ -139,7 +139,7 @@ def lasting(path: str, *, directory: bool = False) -> bool:
     Files of a process in ``/proc`` are excluded, and other kernel files that depend on the rights of the opener.
     """
     if directory:
-        return _OF_PROCESS.match(path) is None
+        return _PROCESS_PATH.match(path) is None
     if path.startswith("/proc/"):
         return path.removeprefix("/proc/") in _PROC_FILES
     return not path.startswith("/sys/") or path.startswith((_SYSFS_PLACE, "/sys/fs/cgroup/"))
@@ -310,25 +310,25 @@ class Inheritance:
         sources, root = {number: os.dup(fd) for number, fd in opened.items()}, os.dup(self._root)
 
         def open_all() -> list[int]:
-            found: list[int] = []
+            fds: list[int] = []
             made: dict[int, int] = {}
             try:
                 for request in requests:
-                    found.append(self._open(root, request, sources, made))  # noqa: PERF401 - some are open when one fails
+                    fds.append(self._open(root, request, sources, made))  # noqa: PERF401 - some are open when one fails
             except BaseException:
-                _close(found)
+                _close(fds)
                 raise
             finally:
                 _close([root, *sources.values()])
-            return found
+            return fds
 
         try:
-            found = FileSystemCalls(None, look_s=max(1.0, self._timeout_s))(
+            fds = FileSystemCalls(None, look_s=max(1.0, self._timeout_s))(
                 lambda: as_user(self.user, open_all), late=_close
             )
         except NoAnswerError as error:
             raise restore_failure("its files cannot be opened", error) from None
-        return found
+        return fds
 
     def _open(self, root: int, request: _OpenRequest, sources: Mapping[int, int], made: dict[int, int]) -> int:
         """Open a file with the user's rights. ``made``: descriptors of recreated files by their number in the image."""
@@ -483,7 +483,7 @@ class Inheritance:
             return
         root = os.dup(self._root)
 
-        def look() -> set[Inode]:
+        def read_watches() -> set[Inode]:
             with Watches() as watches:
                 try:
                     for path in paths:
@@ -495,10 +495,10 @@ class Inheritance:
                                 os.close(fd)
                 finally:
                     os.close(root)
-                return watches.found()
+                return watches.watched()
 
         try:
-            self.watched |= FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(self.user, look))
+            self.watched |= FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(self.user, read_watches))
         except NoAnswerError as error:
             raise restore_failure("its files cannot be opened", error) from None
 
@@ -536,9 +536,9 @@ def _empty() -> int:
 
 def _named_for_dump(image: PrivateImage, names: Collection[str]) -> set[str]:
     """Return the paths that removed files have only for the dump."""
-    found = remaps_of_dump.names_of(image.read(remaps_of_dump.INDEX)) if remaps_of_dump.INDEX in names else set()
+    removed = remaps_of_dump.names_of(image.read(remaps_of_dump.INDEX)) if remaps_of_dump.INDEX in names else set()
     local = local_files.names_of(image.read(local_files.INDEX)) if local_files.INDEX in names else set()
-    return found | {path for path in local if path.endswith(_DELETED)}
+    return removed | {path for path in local if path.endswith(_DELETED)}
 
 
 def _open_request(file: RegularFile, need: Needs, remap: Remap | None, table: FileTable) -> _OpenRequest:

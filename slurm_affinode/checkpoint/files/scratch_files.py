@@ -28,13 +28,13 @@ from slurm_affinode.checkpoint.files.local_files import Check, Leftovers
 from slurm_affinode.checkpoint.files.scratch_index import DATA, INDEX, ScratchFile, ScratchIndex, decoded
 from slurm_affinode.checkpoint.files.scratch_record import ScratchRecord
 from slurm_affinode.checkpoint.files.scratch_restore import Maker, Tops
-from slurm_affinode.checkpoint.files.scratch_search import ScratchFound, ScratchSearch, attributes
+from slurm_affinode.checkpoint.files.scratch_search import ScratchSearch, ScratchSearchResult, attributes
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, RestoreFailed, RestoreInterrupted
 from slurm_affinode.checkpoint.user_files import User, as_user
 
 _GRACE_S = 30.0
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CANNOT_COPY = (errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EIO, errno.ELOOP, errno.EXDEV)
 Policy = Literal["copy", "pin", "ignore"]
 
@@ -60,8 +60,8 @@ class ScratchOutcome:
     """One line for the owner."""
 
 
-NOTHING = ScratchOutcome("none")
-NOT_SEARCHED = ScratchFound()
+NO_SCRATCH_FILES = ScratchOutcome("none")
+NOT_SEARCHED = ScratchSearchResult()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ScratchFiles:
 
     def find(
         self, init: Id, tree: Collection[Id], owner: User, periods: Sequence[tuple[float, float]], others: str | None
-    ) -> ScratchFound:
+    ) -> ScratchSearchResult:
         """Return the files of a stopped job; changes nothing. Never raises.
 
         ``init``: PID 1 of the job's namespaces. ``tree``: all its processes. ``owner``: from the record of the job.
@@ -106,18 +106,18 @@ class ScratchFiles:
     # --- copy
 
     def save(
-        self, init: Id, found: ScratchFound, image_fd: int, owner: User, node: str, *, kept: Collection[str] = (),
-        timeout_s: float,
+        self, init: Id, search: ScratchSearchResult, image_fd: int, owner: User, node: str,
+        *, kept: Collection[str] = (), timeout_s: float,
     ) -> ScratchOutcome:  # fmt: skip
         """Copy the files into an image that is being written, if the rules permit it.
 
         ``kept``: absolute paths of the files that the image has already. ``node``: name of this node. Raises
         ``DumpFailed``, and ``DumpNoRoom`` if the image's file system is full.
         """
-        files = _without(found.files, kept)
-        if not files and found.why_not is None:
-            return NOTHING
-        why = self._why_not_copied(found, files)
+        files = _without(search.files, kept)
+        if not files and search.why_not is None:
+            return NO_SCRATCH_FILES
+        why = self._why_not_copied(search, files)
         if why is None:
             copied = self._copied(init, files, image_fd, owner, timeout_s)
             if isinstance(copied, str):
@@ -128,8 +128,8 @@ class ScratchFiles:
                 why = "the list of their names is too long"
             with suppress(FileNotFoundError):
                 os.unlink(DATA, dir_fd=image_fd)
-        what = _described(files, more=found.why_not is not None)
-        if found.private and all(file.place in found.private for file in files):
+        what = _described(files, more=search.why_not is not None)
+        if search.private and all(file.place in search.private for file in files):
             text = f"{what}, not copied ({why}): they end with the attempt, because its directories are private"
             outcome = ScratchOutcome("lost", text)
         else:
@@ -139,15 +139,15 @@ class ScratchFiles:
             _write(image_fd, replace(listed, files=()))
         return outcome
 
-    def _why_not_copied(self, found: ScratchFound, files: Sequence[ScratchFile]) -> str | None:
+    def _why_not_copied(self, search: ScratchSearchResult, files: Sequence[ScratchFile]) -> str | None:
         rules = self._rules
-        private = all(file.place in found.private for file in files)
+        private = all(file.place in search.private for file in files)
         if rules.policy == "pin" and not private:
             return "the site does not copy them"
-        if found.why_not is not None:
-            return found.why_not
-        if found.ambiguous is not None and not private:
-            return found.ambiguous
+        if search.why_not is not None:
+            return search.why_not
+        if search.ambiguous is not None and not private:
+            return search.ambiguous
         total = sum(file.size for file in files)
         return f"more than {size(rules.limit_bytes)}" if total > rules.limit_bytes else None
 
@@ -161,7 +161,7 @@ class ScratchFiles:
         check = time_limit(timeout_s, "files of the job")
         with ExitStack() as stack:
             try:
-                data = os.open(DATA, _NEW, root_directory.FILE_MODE, dir_fd=image_fd)
+                data = os.open(DATA, _CREATE_FLAGS, root_directory.FILE_MODE, dir_fd=image_fd)
                 stack.callback(os.close, data)
                 process = stack.enter_context(Process(init.pid, started=init.started, proc=self._proc))
                 root = process.open("root", os.O_PATH | os.O_DIRECTORY)
@@ -248,7 +248,9 @@ class ScratchFiles:
                 root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     removed = [
-                        file for file in reversed(files) if local_files.unlink_if(root, file.full, _own(file, used))
+                        file
+                        for file in reversed(files)
+                        if local_files.unlink_if(root, file.full, _is_unchanged(file, used))
                     ]
                     return len(removed)
                 finally:
@@ -373,7 +375,7 @@ def _is(file: ScratchFile, facts: os.stat_result) -> bool:
     return (facts.st_dev, facts.st_ino) == (file.device, file.inode)
 
 
-def _own(file: ScratchFile, used: Collection[tuple[int, int]]) -> Callable[[os.stat_result], bool]:
+def _is_unchanged(file: ScratchFile, used: Collection[tuple[int, int]]) -> Callable[[os.stat_result], bool]:
     if file.kind == "file":
         return partial(local_files.is_unused, file.identity, used)
     return lambda facts: _is(file, facts) and (facts.st_dev, facts.st_ino) not in used

@@ -77,13 +77,13 @@ class ScratchIndex:
 def decoded(index: bytes, uid: int) -> ScratchIndex:
     """Return the list of an image. Raises ``RestoreFailed``, also if it is of another user than ``uid``."""
     try:
-        found = json_values.record(ScratchIndex, json_values.loads(index))
-        _check(found)
+        decoded_index = json_values.record(ScratchIndex, json_values.loads(index))
+        _check(decoded_index)
     except (ValueError, KeyError, TypeError) as error:
         raise RestoreFailed(f"the image's list of node-local files cannot be read: {error}") from None
-    if found.uid != uid:
-        raise RestoreFailed(f"the image's node-local files belong to user {found.uid}, not to user {uid}")
-    return found
+    if decoded_index.uid != uid:
+        raise RestoreFailed(f"the image's node-local files belong to user {decoded_index.uid}, not to user {uid}")
+    return decoded_index
 
 
 def _check(index: ScratchIndex) -> None:

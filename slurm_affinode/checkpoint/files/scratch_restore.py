@@ -23,9 +23,9 @@ from slurm_affinode.checkpoint.files.scratch_index import ScratchFile
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
-_OF_GROUP = stat.S_IRWXG | stat.S_ISGID
+_GROUP_MODE = stat.S_IRWXG | stat.S_ISGID
 
 
 class Tops:
@@ -192,7 +192,7 @@ class Maker:
             with self.tops.parent(replace(file, path=file.target)) as (other, its):
                 os.link(its, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
         else:
-            os.close(os.open(name, _NEW, 0o600, dir_fd=parent))
+            os.close(os.open(name, _CREATE_FLAGS, 0o600, dir_fd=parent))
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             facts, identity = os.fstat(fd), FileIdentity.of(fd)
@@ -223,7 +223,7 @@ class Maker:
             try:
                 os.fchown(fd, -1, file.gid)
             except PermissionError:  # the user is no longer in that group: its rights are not another group's
-                mode &= ~_OF_GROUP
+                mode &= ~_GROUP_MODE
             os.fchmod(fd, mode)
             os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
         finally:

@@ -40,7 +40,7 @@ _LOCAL_TYPES = frozenset((0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630
 
 
 @dataclass(frozen=True, slots=True)
-class ScratchFound:
+class ScratchSearchResult:
     """The files of a job that were found on its node."""
 
     files: tuple[ScratchFile, ...] = ()
@@ -72,7 +72,7 @@ class ScratchSearch:
     """Why other jobs of the user may have created files meanwhile; ``None``: there were none."""
     proc: Path
 
-    def run(self, init: Id, tree: Collection[Id]) -> ScratchFound:
+    def run(self, init: Id, tree: Collection[Id]) -> ScratchSearchResult:
         """Return the files of a stopped job. Never raises: if some are unknown, ``why_not`` says why."""
         walk = _Walk(self, time_limit(_FIND_S, "files of the job"))
         ambiguous: str | None = None
@@ -92,13 +92,13 @@ class ScratchSearch:
 
                 # A file system that does not respond delays the other jobs of the node no longer than that.
                 FileSystemCalls(None, look_s=_FIND_S + _GRACE_S)(call)
-            if any(file.place not in walk.private for file in walk.found.values()):
+            if any(file.place not in walk.private for file in walk.files.values()):
                 ambiguous = self._ambiguous({process.pid for process in tree} | {init.pid})
         except ExhaustedError as error:
             walk.why_not = str(error)
         except OSError as error:
             walk.why_not = f"its files on this node are not known: {error.strerror or error}"
-        return ScratchFound(tuple(walk.found.values()), walk.why_not, ambiguous, frozenset(walk.private))
+        return ScratchSearchResult(tuple(walk.files.values()), walk.why_not, ambiguous, frozenset(walk.private))
 
     def _ambiguous(self, own: Collection[int]) -> str | None:
         for process in processes(proc=self.proc):
@@ -125,7 +125,7 @@ class _Walk:
 
     search: ScratchSearch
     check: Check
-    found: dict[str, ScratchFile] = field(default_factory=dict)
+    files: dict[str, ScratchFile] = field(default_factory=dict)
     """Absolute path -> file."""
     why_not: str | None = None
     private: set[str] = field(default_factory=set)
@@ -251,7 +251,7 @@ class _Walk:
         """Record a directory and those above it that belong to the user."""
         chain: list[_Directory] = []
         at: _Directory | None = directory
-        while at is not None and at.path and f"{place.rstrip('/')}/{at.path}" not in self.found:
+        while at is not None and at.path and f"{place.rstrip('/')}/{at.path}" not in self.files:
             chain.append(at)
             at = at.above
         for part in reversed(chain):
@@ -269,8 +269,8 @@ class _Walk:
         if len(os.fsencode(file.full)) > _LONGEST_PATH:
             self.why_not = "the path of one of its files is too long"
             return
-        self.found[file.full] = file
-        if len(self.found) > self.search.most:
+        self.files[file.full] = file
+        if len(self.files) > self.search.most:
             self.why_not = f"more than {self.search.most} files"
 
 

@@ -60,7 +60,7 @@ class Services:
 
         Raises ``ProcessGoneError``, and ``OSError`` if a socket cannot be examined.
         """
-        found: dict[int, ServiceConnection] = {}
+        connections: dict[int, ServiceConnection] = {}
         if not self.addresses:
             return ()
         for number in process.names("fd"):
@@ -69,12 +69,12 @@ class Services:
                 if target.startswith("socket:["):
                     connection = self._connection(process, int(number))
                     if connection is not None:
-                        found[connection.inode] = connection
+                        connections[connection.inode] = connection
             except ProcessGoneError:
                 raise
             except FileNotFoundError:
                 continue  # closed meanwhile
-        return tuple(found.values())
+        return tuple(connections.values())
 
     def _connection(self, process: Process, number: int) -> ServiceConnection | None:
         try:

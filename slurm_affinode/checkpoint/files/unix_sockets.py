@@ -37,15 +37,15 @@ _LONGEST = 108  # bytes, of sun_path
 def made_before(table: FileTable) -> list[UnixSocket]:
     """Return the sockets that CRIU must inherit, because it would bind, connect or listen as root."""
     external = {socket.ino for socket in table.sockets if socket.external and socket.path is not None}
-    found = []
+    before = []
     for unix_socket in table.sockets:
         if unix_socket.closed:
-            found.append(unix_socket)
+            before.append(unix_socket)
         if unix_socket.external or (unix_socket.type != DATAGRAM and unix_socket.state == ESTABLISHED):
             continue
         if unix_socket.path is not None or unix_socket.peer in external or unix_socket.state == LISTEN:
-            found.append(unix_socket)
-    return found
+            before.append(unix_socket)
+    return before
 
 
 def refusal(table: FileTable, queued: Collection[int] = ()) -> str | None:

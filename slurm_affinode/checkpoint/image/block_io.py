@@ -45,10 +45,10 @@ class Writeback:
         self._directory_fd = os.dup(directory_fd)
         self._start = start
         self._done: dict[str, tuple[int, int]] = {}
-        self._poller = Repeated("writeback", every_s, self._look)
+        self._poller = Repeated("writeback", every_s, self._push_all)
         self._poller.start()
 
-    def _look(self) -> None:
+    def _push_all(self) -> None:
         for name in root_directory.names(self._directory_fd):
             with suppress(OSError):  # the file was removed
                 self._push(name)
@@ -101,7 +101,7 @@ CHUNK = 8 << 20
 ALIGN = 4096
 _PIECE = 256 << 10
 _BURST_S = 0.25
-_LOOK_S = 0.25
+_LATENCY_CHECK_S = 0.25
 _SAMPLES = 16
 
 _memcmp = ctypes.CDLL(None).memcmp
@@ -127,8 +127,8 @@ class Limiter:
         with self._lock:
             wait_s = self._bucket.take(count, self._clock())
         while wait_s > 0 and not over():
-            self._sleep(min(wait_s, _LOOK_S))
-            wait_s -= _LOOK_S
+            self._sleep(min(wait_s, _LATENCY_CHECK_S))
+            wait_s -= _LATENCY_CHECK_S
 
 
 class Buffer:

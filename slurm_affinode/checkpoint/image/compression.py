@@ -91,12 +91,12 @@ def read(fd: int, block: int, at: int, view: memoryview) -> None:
         # The decompressor allocates the size in the frame header before it validates any data.
         if form != _RAW and module.frame_content_size(data) != len(view):
             raise ImageDamaged("it cannot be unpacked")
-        found = data if form == _RAW else module.ZstdDecompressor(max_window_size=CHUNK).decompress(data)
+        unpacked = data if form == _RAW else module.ZstdDecompressor(max_window_size=CHUNK).decompress(data)
     except module.ZstdError:
-        found = b""
-    if form not in (_RAW, _ZSTD) or check != _check(form, length) or len(found) != len(view):
+        unpacked = b""
+    if form not in (_RAW, _ZSTD) or check != _check(form, length) or len(unpacked) != len(view):
         raise ImageDamaged("it cannot be unpacked")
-    view[:] = found
+    view[:] = unpacked
 
 
 def block(kind: digest.DigestAlgorithm, fd: int, number: int, size: int, take: digest.Piece | None = None) -> bytes:

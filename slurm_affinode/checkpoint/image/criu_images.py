@@ -285,14 +285,14 @@ _EMPTY = (
 
 def failure(log: str) -> str:
     """Summarize CRIU's log in one line: the first error, which names the cause, and the second one if it differs."""
-    found: list[str] = []
+    messages: list[str] = []
     for line in log.splitlines():
         match = _WHERE.search(_PREFIX.sub("", line))
-        if match and match["what"].strip() and not match["what"].startswith(_EMPTY) and match["what"] not in found:
-            found.append(one_line(match["what"]))
-    if not found:
+        if match and match["what"].strip() and not match["what"].startswith(_EMPTY) and match["what"] not in messages:
+            messages.append(one_line(match["what"]))
+    if not messages:
         return "its log has no error"
-    return "; ".join(found[:2])
+    return "; ".join(messages[:2])
 
 
 def log_of(path: Path) -> str:

@@ -78,7 +78,7 @@ class DigestAlgorithm:
         return self.total(made or [hashed(memoryview(b""))])
 
 
-class _Nothing:
+class _NoDigest:
     """A hash object that computes nothing."""
 
     def update(self, data: memoryview, /) -> None:
@@ -89,7 +89,7 @@ class _Nothing:
         return b""
 
 
-NOTHING = DigestAlgorithm("", _Nothing)
+NO_DIGEST = DigestAlgorithm("", _NoDigest)
 """For files that are read but need no digest."""
 SHA256 = DigestAlgorithm("sha256-64m", hashlib.sha256)
 _BLAKE3 = "blake3-64m"
@@ -111,12 +111,12 @@ def preferred() -> DigestAlgorithm:
 
 def named(name: str) -> DigestAlgorithm:
     """Return the algorithm that a manifest names. Raises ``CheckpointError`` if it is not available here."""
-    found = {SHA256.name: SHA256, _BLAKE3: blake3()}.get(name)
-    if found is None and name == _BLAKE3:
+    algorithm = {SHA256.name: SHA256, _BLAKE3: blake3()}.get(name)
+    if algorithm is None and name == _BLAKE3:
         raise CheckpointError("its digests are BLAKE3", hint="install the Python package blake3 on this node")
-    if found is None:
+    if algorithm is None:
         raise CheckpointError(f"its digests are {name}, this release knows {_BLAKE3} and {SHA256.name}")
-    return found
+    return algorithm
 
 
 def workers() -> int:
@@ -221,10 +221,10 @@ class Follower:
         self._blocks: dict[str, list[Future[bytes]]] = {}
         self._stack = ExitStack()
         self._executor = self._stack.enter_context(pool())
-        self._poller = threads.Repeated("digest-follower", _POLL_S, self._look)
+        self._poller = threads.Repeated("digest-follower", _POLL_S, self._follow)
         self._poller.start()
 
-    def _look(self) -> None:
+    def _follow(self) -> None:
         for entry in os.scandir(self._directory_fd):
             if entry.name.startswith(self._prefix) and entry.name not in self._fds:
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC

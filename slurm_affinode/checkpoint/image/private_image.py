@@ -45,7 +45,7 @@ _PLACES = ("/run", "/dev/shm")  # noqa: S108 - a directory of root's own is made
 _MARGIN = 16 << 20
 _TMPFS = 0x01021994
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PrivateImage:
@@ -137,7 +137,10 @@ class PrivateImage:
             raise RestoreFailed(f"{name}: is another file than that of the image")
 
     def _copy(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
-        source, target = _opened(self.source_fd, name), os.open(name, _NEW, root_directory.FILE_MODE, dir_fd=self.fd)
+        source, target = (
+            _opened(self.source_fd, name),
+            os.open(name, _CREATE_FLAGS, root_directory.FILE_MODE, dir_fd=self.fd),
+        )
         try:
             os.ftruncate(target, self.pages[name])
             for begin, length in ranges:
@@ -262,18 +265,18 @@ def _blocks(fd: int, path: str) -> Iterator[memoryview]:
 def _verified(directory_fd: int, name: str, pages: Pages) -> list[memoryview]:
     """Return a whole file, read once and verified."""
     fd, path = _opened(directory_fd, name), f"{CRIU}/{name}"
-    found: list[memoryview] = []
+    pieces: list[memoryview] = []
 
     def read() -> Iterator[memoryview]:
         for block in _blocks(fd, path):
-            found.append(block)
+            pieces.append(block)
             yield block
 
     try:
         pages.check(path, read())
     finally:
         os.close(fd)
-    return found
+    return pieces
 
 
 def _spooled(directory_fd: int, name: str, path: str, pages: Pages) -> int:
@@ -304,7 +307,7 @@ def _spooled(directory_fd: int, name: str, path: str, pages: Pages) -> int:
 
 
 def _write(directory_fd: int, name: str, blocks: Sequence[memoryview]) -> None:
-    fd = os.open(name, _NEW, root_directory.FILE_MODE, dir_fd=directory_fd)
+    fd = os.open(name, _CREATE_FLAGS, root_directory.FILE_MODE, dir_fd=directory_fd)
     try:
         at = 0
         for block in blocks:
@@ -322,12 +325,12 @@ def _write_at(fd: int, data: memoryview, at: int) -> None:
 
 def _gaps(size: int, memory: TreeMemory | None) -> list[tuple[int, int]]:
     """Return the ranges (start, length) of a pages file that CRIU places itself."""
-    found, at = [], 0
+    gaps, at = [], 0
     for run in sorted(memory.runs, key=lambda run: run.offset) if memory is not None else ():
         if run.offset > at:
-            found.append((at, run.offset - at))
+            gaps.append((at, run.offset - at))
         at = max(at, run.offset + run.length)
-    return [*found, (at, size - at)] if size > at else found
+    return [*gaps, (at, size - at)] if size > at else gaps
 
 
 def _place(needed: int) -> str | None:

@@ -50,7 +50,7 @@ def same_contents(
     left. Both the context and the pages raise ``ImageDamaged``, or ``CheckpointError`` if this node does not support
     the digest or on timeout. ``known``: the digests are known to be correct and are not computed.
     """
-    kind = digest.NOTHING if known else digest.named(facts.digest)
+    kind = digest.NO_DIGEST if known else digest.named(facts.digest)
     pages = [fact for fact in facts.files if _PAGES.fullmatch(fact.path)]
     others = [fact for fact in facts.files if not _PAGES.fullmatch(fact.path)]
     with digest.pool() as executor, pool("verify", 1) as ahead:
@@ -130,8 +130,8 @@ class _Pages:
                     raise ImageDamaged(f"{path}: its contents have changed")
                 yield block
 
-        found = self._kind.of_blocks(within())
-        if self._kind is not digest.NOTHING and found != fact.digest:
+        actual = self._kind.of_blocks(within())
+        if self._kind is not digest.NO_DIGEST and actual != fact.digest:
             raise ImageDamaged(f"{path}: its contents have changed")
 
 
@@ -157,8 +157,8 @@ class _Files:
         """Verify digests. Raises ``ImageDamaged``, and ``EOFError`` or ``OSError`` if a file cannot be read in full."""
         readings = (self._reading(fact, take) for fact in facts)
         with closing(digest.of_files(self.kind, readings, progress)) as made:
-            for fact, found in zip(facts, made, strict=True):
-                if found != fact.digest and self.kind is not digest.NOTHING:
+            for fact, actual in zip(facts, made, strict=True):
+                if actual != fact.digest and self.kind is not digest.NO_DIGEST:
                     raise ImageDamaged(f"{fact.path}: its contents have changed")
 
     @contextmanager

@@ -187,13 +187,13 @@ class ImageWriter:
 
             opened = (reading(at, name, size) for (at, name, _), size in zip(places, sizes, strict=True))
             with closing(digest.of_files(self._kind, opened)) as made:
-                found = [
+                file_facts = [
                     FileFact(path, size, digests)
                     for (_, _, path), size, digests in zip(places, sizes, made, strict=True)
                 ]
             for tier in durable:
                 tier.result()
-        return tuple(found)
+        return tuple(file_facts)
 
     @staticmethod
     def _close_to_others(at: int, name: str) -> int:

@@ -114,8 +114,8 @@ class Entries:
 
     def image(self, job_fd: int, name: str, seq: int) -> Image:
         """Return a complete image. Raises ``ImageDamaged``, also if it does not exist."""
-        found, signer = self._signed(job_fd, name, f"{seq:04d}")
-        return Image(found, str(self.path), former=signer is None)
+        manifest_, signer = self._signed(job_fd, name, f"{seq:04d}")
+        return Image(manifest_, str(self.path), former=signer is None)
 
     def manifest(self, job_fd: int, name: str, entry: str) -> Manifest:
         """Return the manifest in an entry of job ``name``. Raises ``ImageDamaged`` unless signed for this entry."""
@@ -131,14 +131,14 @@ class Entries:
             with root_directory.directory(job_fd, entry, owner=self.owner) as fd:
                 data = root_directory.read(fd, MANIFEST, owner=self.owner, limit=_MANIFEST_LIMIT)
                 signature = root_directory.read(fd, SIGNATURE, owner=self.owner, limit=4096)
-            found = manifest.decode(data, signature, self._key)
+            decoded = manifest.decode(data, signature, self._key)
         except FileNotFoundError:
             raise ImageDamaged(f"{label}: does not exist") from None
         except ImageDamaged as error:
             raise type(error)(f"{label}: {error}") from None
-        if (found.key.name, found.seq) != (name, seq):
-            raise ImageDamaged(f"{label}: is the image {found.key.name}/{found.seq:04d}, put elsewhere")
-        return found, manifest.signer(signature)
+        if (decoded.key.name, decoded.seq) != (name, seq):
+            raise ImageDamaged(f"{label}: is the image {decoded.key.name}/{decoded.seq:04d}, put elsewhere")
+        return decoded, manifest.signer(signature)
 
     def images(self) -> Iterator[Image | ImageDamaged]:
         """Yield all complete images, and an error for each that is damaged or cannot be read."""
@@ -170,7 +170,7 @@ class Entries:
         Raises ``OSError`` if the directory cannot be read.
         """
         known = self._sizes
-        found: dict[tuple[str, int], tuple[_Stamp, int, int]] = {}
+        stamps: dict[tuple[str, int], tuple[_Stamp, int, int]] = {}
         for name in self.jobs():
             with suppress(ImageDamaged, OSError), self.job(name) as job_fd:
                 if job_fd is None:
@@ -182,9 +182,9 @@ class Entries:
                         if entry_size is None or entry_size[0] != stamp:
                             facts = self.manifest(job_fd, name, f"{seq:04d}")
                             entry_size = stamp, facts.uid, facts.size
-                        found[name, seq] = entry_size
-        self._sizes = found
-        return [(uid, size) for _, uid, size in found.values()]
+                        stamps[name, seq] = entry_size
+        self._sizes = stamps
+        return [(uid, size) for _, uid, size in stamps.values()]
 
     def begun(self, *, growing: bool = False) -> Iterator[tuple[Manifest, int]]:
         """Yield partial copies and the bytes present. ``growing``: including those being written."""

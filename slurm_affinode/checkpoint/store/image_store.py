@@ -106,7 +106,7 @@ R = TypeVar("R")
 class Patiently:
     """Decorator that makes a method raise ``NoAnswerError`` if the file system does not respond."""
 
-    late: Callable[[Any], object] = lambda found: None
+    late: Callable[[Any], object] = lambda result: None
     """Receives the result of a call that returns after it timed out."""
     full: bool = False
     """Raise ``NoRoom`` instead."""
@@ -119,12 +119,12 @@ class Patiently:
             if store.calls is None:
                 return method(store, *args, **kwargs)
             try:
-                found: R = store.calls(lambda: method(store, *args, **kwargs), self.late)
+                result: R = store.calls(lambda: method(store, *args, **kwargs), self.late)
             except NoAnswerError as error:
                 if self.full:
                     raise NoRoom(f"{store.path}: {error.strerror}") from None
                 raise
-            return found
+            return result
 
         return checked
 
@@ -147,13 +147,13 @@ def newest(images: Iterable[object], live: Collection[LiveRun]) -> dict[str, int
     Older images are never used. ``images``: images of the store shared by all nodes. An image of an attempt that has
     not been requeued does not count: its suspension may still be aborted, which leaves the job with the previous image.
     """
-    runs, found = by_job(live), dict[str, int]()
+    runs, by_name = by_job(live), dict[str, int]()
     for image in images:
         if isinstance(image, Image):
             facts = image.manifest
             if any(owns(facts, run) for run in runs.get(facts.key.job_id, [])):
-                found[facts.key.name] = max(facts.seq, found.get(facts.key.name, 0))
-    return found
+                by_name[facts.key.name] = max(facts.seq, by_name.get(facts.key.name, 0))
+    return by_name
 
 
 def stale(
@@ -170,15 +170,15 @@ def stale(
 
     ``kept``: return only entries that can never be used: interrupted dumps and interrupted removals.
     """
-    found = []
+    entries_ = []
     for entry in root_directory.names(job_fd):
         try:
             age_s = now - os.stat(entry, dir_fd=job_fd, follow_symlinks=False).st_mtime
         except FileNotFoundError:  # removed by the sweep of another node
             continue
         if entry.endswith(GONE) or (age_s >= young_s and not _needed(job_fd, entry, load, runs, newest_seq, kept=kept)):
-            found.append(entry)
-    return found
+            entries_.append(entry)
+    return entries_
 
 
 def _needed(job_fd: int, entry: str, load: Load, runs: Sequence[LiveRun], newest_seq: int, *, kept: bool) -> bool:
@@ -193,16 +193,16 @@ def _needed(job_fd: int, entry: str, load: Load, runs: Sequence[LiveRun], newest
             return False
         # An interrupted copy has a manifest and can be continued; an interrupted dump has none.
         with suppress(ImageDamaged, ValueError):
-            found = load(entry)
-            return kept or _of_one(found, runs)
+            facts = load(entry)
+            return kept or _belongs_to_any(facts, runs)
         return False
     if not entry.isdecimal() or _older(entry, newest_seq):
         return False
     try:
-        found = load(entry)
+        facts = load(entry)
     except ImageDamaged:  # kept for analysis: the job may be held because of it
         return bool(runs)
-    return _of_one(found, runs)
+    return _belongs_to_any(facts, runs)
 
 
 def _older(entry: str, newest_seq: int) -> bool:
@@ -210,8 +210,8 @@ def _older(entry: str, newest_seq: int) -> bool:
     return seq is not None and seq < newest_seq
 
 
-def _of_one(found: Manifest, runs: Sequence[LiveRun]) -> bool:
-    return any(owns(found, run) or of_this_run(found, run) for run in runs)
+def _belongs_to_any(facts: Manifest, runs: Sequence[LiveRun]) -> bool:
+    return any(owns(facts, run) or of_this_run(facts, run) for run in runs)
 
 
 T = TypeVar("T")
@@ -414,8 +414,8 @@ class DirectoryStore:
         return []
 
     @_PATIENTLY
-    def _listed(self, found: Callable[[], Iterator[T]]) -> list[T]:
-        return list(found())
+    def _listed(self, listing: Callable[[], Iterator[T]]) -> list[T]:
+        return list(listing())
 
     @Patiently(late=os.close)
     def open(self, image: Image) -> int:
@@ -593,11 +593,11 @@ class DirectoryStore:
                 with suppress(ImageDamaged), self._entries.job(name) as job_fd:
                     if job_fd is not None:
                         load = partial(self._entries.manifest, job_fd, name)
-                        found = stale(
+                        outdated = stale(
                             job_fd, load, runs.get(int(match["job"]), []), now=now, young_s=young_s,
                             newest_seq=newest.get(name, 0), kept=name in kept,
                         )  # fmt: skip
-                        for entry in found:
+                        for entry in outdated:
                             if not dry_run:
                                 with suppress(ImageDamaged, ValueError):
                                     leaving(self._entries.image(job_fd, name, int(entry)))

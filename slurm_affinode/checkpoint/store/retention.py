@@ -185,7 +185,7 @@ class Retention:
         with a newest image that is about to be superseded.
         """
         slower = [other for other in self.tiers[self.tiers.index(tier) + 1 :] if other.durable]
-        found = []
+        candidates = []
         with suppress(CheckpointError, OSError):
             whole = [(image.manifest, image.manifest.size) for image in tier.store.images() if isinstance(image, Image)]
             there = [*whole, *tier.store.begun()]
@@ -201,8 +201,8 @@ class Retention:
                 where = next((tier for tier in slower if _has(tier, facts)), None)
                 if where is not None:
                     load_s = facts.size / self._speed(where)
-                    found.append((TierImage(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))
-        return found
+                    candidates.append((TierImage(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))
+        return candidates
 
     @staticmethod
     def _cut(tier: Tier, cuts: Sequence[Cut], candidates: Sequence[tuple[TierImage, Image]]) -> None:

@@ -62,23 +62,23 @@ class Pulls:
 
         ``needed``: a job waits for it. ``limiter`` is then lifted, also for a transfer that another thread has started.
         """
-        own_pull = _Pull(limiter)
-        while (other := self._first(image, own_pull)) is not own_pull:
+        new_pull = _Pull(limiter)
+        while (other := self._first(image, new_pull)) is not new_pull:
             if needed:
                 other.needed.set()
             other.over.wait()
         if needed:
-            own_pull.needed.set()
+            new_pull.needed.set()
         try:
-            yield own_pull
+            yield new_pull
         finally:
             with self._lock:
                 del self._under_way[image]
-            own_pull.over.set()
+            new_pull.over.set()
 
-    def _first(self, image: tuple[str, int], own_pull: _Pull) -> _Pull:
+    def _first(self, image: tuple[str, int], new_pull: _Pull) -> _Pull:
         with self._lock:
-            return self._under_way.setdefault(image, own_pull)
+            return self._under_way.setdefault(image, new_pull)
 
 
 T = TypeVar("T")
@@ -252,7 +252,7 @@ class Tiers:
 
         Newest image first, then fastest tier.
         """
-        found: list[Copy] = []
+        all_copies: list[Copy] = []
         damage: ImageDamaged | None = None
         for tier in self.tiers:
             try:
@@ -268,9 +268,9 @@ class Tiers:
                 damage = ImageDamaged(why)
                 self.report(run.key, why)
             else:
-                found += [] if image is None else [Copy(image, tier)]
+                all_copies += [] if image is None else [Copy(image, tier)]
         # sorted() is stable, so equal images stay in the order of the tiers.
-        return sorted(found, key=lambda copy: -copy.image.manifest.seq), damage
+        return sorted(all_copies, key=lambda copy: -copy.image.manifest.seq), damage
 
     def on_node(self, name: str, seq: int) -> Copy | None:
         """Return the fastest complete copy in a tier of this node."""
@@ -519,7 +519,7 @@ def open_tiers(
             continue
         level = config.compress if shared and compression.zstd() is not None else 0
         tiers.append(Tier(name, store, shared=shared, direct=config.direct, level=level))
-    _refuse_one_directory(tiers)
+    _refuse_same_directory(tiers)
     if config.compress and compression.zstd() is None:
         missing.append("images are not compressed: the Python package zstandard is not installed")
     return Tiers(
@@ -528,7 +528,7 @@ def open_tiers(
     )  # fmt: skip
 
 
-def _refuse_one_directory(tiers: Sequence[Tier]) -> None:
+def _refuse_same_directory(tiers: Sequence[Tier]) -> None:
     """Raise ``CheckpointError`` if two tiers share a directory: eviction from one would delete both copies."""
     for first, other in combinations(tiers, 2):
         if first.store.same_as(other.store):
@@ -546,9 +546,9 @@ def _memory_tier(config: TiersConfig, path: Path, key: bytes, promised: Callable
     quota = parse_size(config.memory_size)
 
     def left() -> int | None:
-        found = available_memory()
+        free = available_memory()
         try:
-            return None if found is None else found - reserve - promised()
+            return None if free is None else free - reserve - promised()
         except OSError:
             return 0
 
@@ -574,7 +574,7 @@ def _shared(path: Path, open_store: Callable[..., DirectoryStore], *, create: bo
     """Open the store on a file system of another machine. Raises ``NoAnswerError``."""
     calls = FileSystemCalls(path.parent)
 
-    def look() -> DirectoryStore | None:
+    def read() -> DirectoryStore | None:
         if create and not path.parent.is_dir():
             # Otherwise an empty directory on the node's own disk would pass for a store without images.
             raise CheckpointError(
@@ -583,7 +583,7 @@ def _shared(path: Path, open_store: Callable[..., DirectoryStore], *, create: bo
             )
         return _there(path, partial(open_store, calls=calls), create=create)
 
-    return calls(look)
+    return calls(read)
 
 
 def _rate(text: str | None) -> float:

@@ -47,13 +47,13 @@ class NodeFileLocks:
 
     def held(self, pids: Iterable[int]) -> frozenset[Lock]:
         """See ``FileLocks``."""
-        found: set[Lock] = set()
+        locks: set[Lock] = set()
         for process in processes(pids, proc=self._proc):
             with contextlib.suppress(OSError):
                 for name in process.names("fdinfo"):
                     rows = process.text_if_readable(f"fdinfo/{name}").splitlines()
-                    found.update(tuple(row.split()[2:]) for row in rows if row.startswith("lock:"))
-        return frozenset(found)
+                    locks.update(tuple(row.split()[2:]) for row in rows if row.startswith("lock:"))
+        return frozenset(locks)
 
     def awaited(self, locks: Mapping[int, frozenset[Lock]], pids: Mapping[int, Collection[int]]) -> Mapping[int, int]:
         """See ``FileLocks``. Empty if the list cannot be read."""
@@ -63,7 +63,7 @@ class NodeFileLocks:
             rows = kernel_text.lines(self._proc / "locks")
         except OSError:
             return {}
-        found: dict[int, int] = {}
+        waiters: dict[int, int] = {}
         owners: list[int] = []
         for row in rows:
             words = row.split()[1:]
@@ -73,8 +73,8 @@ class NodeFileLocks:
             waiter = kernel_text.number(words[_PID + 1]) if len(words) > _PID + 1 else None
             for job_id in owners:
                 if waiter is not None and waiter > 0 and waiter not in pids.get(job_id, ()):
-                    found.setdefault(job_id, waiter)
-        return found
+                    waiters.setdefault(job_id, waiter)
+        return waiters
 
 
 def reason(pid: int) -> str:

@@ -40,9 +40,9 @@ from slurm_affinode.suspension.job.process_tree import (
 )
 
 SIGNALS = "signals"
-OWN = "slurm-affinode"
+CGROUP_NAME = "slurm-affinode"
 """Name of the cgroup below Slurm's in which the processes of a job are frozen."""
-_LOOK_AGAIN_S = 0.005
+_CHECK_S = 0.005
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that request something of a process. Others may wait for a stopped process in any case: SIGCHLD of stopped
 children, those of timers."""
@@ -140,13 +140,13 @@ class FreezerCgroup(Cgroup):
 
     def processes(self) -> set[int]:
         """Return its processes and those below it; 0 stands for one that is not visible here. Raises ``OSError``."""
-        found: set[int] = set()
+        pids: set[int] = set()
         todo = ["."]
         while todo:
             place = todo.pop()
-            found.update(kernel_text.numbers(self.text(f"{place}/cgroup.procs")))
+            pids.update(kernel_text.numbers(self.text(f"{place}/cgroup.procs")))
             todo += [f"{place}/{name}" for name in self.names(place)]
-        return found
+        return pids
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class LinuxFreezer:
                 if group.processes() == pids:
                     return str(group)
                 if group.of_slurm(pids):
-                    return str(group.path / OWN)
+                    return str(group.path / CGROUP_NAME)
         return SIGNALS
 
     def _cgroups_of(self, pids: Collection[int]) -> Iterator[FreezerCgroup]:
@@ -190,10 +190,10 @@ class LinuxFreezer:
                 controllers, _, path = rest.partition(":")
                 if path and (not controllers or "freezer" in controllers.split(",")):
                     paths.setdefault(controllers and "freezer", []).append(path)
-        for controller, found in paths.items():
-            if len(found) != len(pids):
+        for controller, cgroup in paths.items():
+            if len(cgroup) != len(pids):
                 continue
-            common = os.path.commonpath(found).lstrip("/")
+            common = os.path.commonpath(cgroup).lstrip("/")
             tops = (self.cgroups / "freezer",) if controller else (self.cgroups, self.cgroups / "unified")
             for top in tops if common else ():
                 with contextlib.suppress(OSError, ValueError), FreezerCgroup(self.cgroups, top / common) as group:
@@ -202,7 +202,7 @@ class LinuxFreezer:
     def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
         """See ``Freezer``."""
         deadline = self.now() + timeout_s
-        if Path(how).name == OWN:
+        if Path(how).name == CGROUP_NAME:
             self._freeze_apart(init_pid, init_started, Path(how), deadline)
             return
         if how != SIGNALS:
@@ -219,7 +219,7 @@ class LinuxFreezer:
     ) -> None:
         """See ``Freezer``."""
         members = self.members(init_pid, init_started)
-        if Path(how).name == OWN:
+        if Path(how).name == CGROUP_NAME:
             if Path(how).is_dir():
                 self._thaw_apart(members, Path(how), stay)
             return
@@ -235,8 +235,8 @@ class LinuxFreezer:
     def _freeze_apart(self, init_pid: int, init_started: int, path: Path, deadline: float) -> None:
         """Move the processes to a frozen cgroup below their own. A child of a process that was forking follows it."""
         with self._cgroup(str(path.parent)) as parent:
-            with self._reported(parent, OWN):
-                parent.make(OWN)
+            with self._reported(parent, CGROUP_NAME):
+                parent.make(CGROUP_NAME)
             with self._cgroup(str(path)) as group, self._reported(group, "cgroup.procs"):
                 group.freeze(frozen=True)
                 calm = 0
@@ -249,7 +249,7 @@ class LinuxFreezer:
                     if not calm and self.now() >= deadline:
                         raise FreezeError(f"{group} is not frozen in time")
                     if not calm:
-                        self.sleep(_LOOK_AGAIN_S)
+                        self.sleep(_CHECK_S)
 
     def _thaw_apart(self, members: Sequence[Member], path: Path, stay: Collection[int]) -> None:
         """Move the processes back, children first, except for those that stay frozen.
@@ -265,7 +265,7 @@ class LinuxFreezer:
             leaving = [member for member in reversed(members) if member.pid in inside]
             self._move([member for member in leaving if member.pid not in stay or member.state in "Tt"], parent)
             if not group.processes():
-                parent.remove(OWN)
+                parent.remove(CGROUP_NAME)
 
     def _move(self, members: Iterable[Member], group: FreezerCgroup) -> None:
         """Move processes to a cgroup. Raises ``OSError``."""
@@ -279,9 +279,9 @@ class LinuxFreezer:
 
     def clear(self, how: str) -> None:
         """See ``Freezer``. Slurm cannot remove the cgroup of a job while it contains another."""
-        if Path(how).name == OWN:
+        if Path(how).name == CGROUP_NAME:
             with contextlib.suppress(OSError), FreezerCgroup(self.cgroups, Path(how).parent) as parent:
-                parent.remove(OWN)
+                parent.remove(CGROUP_NAME)
 
     @contextlib.contextmanager
     def _reported(self, group: FreezerCgroup, name: str) -> Iterator[None]:
@@ -326,11 +326,11 @@ class LinuxFreezer:
 
     def calls(self, pids: Iterable[int]) -> Calls:
         """See ``Freezer``. Includes blocked signals, which sigwait(3) and signalfd(2) receive."""
-        found: set[tuple[int, int]] = set()
+        pending: set[tuple[int, int]] = set()
         for process in processes(pids, proc=self.proc):
             waiting = pending_signals(process)
-            found.update((process.pid, int(number)) for number in _ASKING if waiting >> (number - 1) & 1)
-        return frozenset(found)
+            pending.update((process.pid, int(number)) for number in _ASKING if waiting >> (number - 1) & 1)
+        return frozenset(pending)
 
     def held(self, init_pid: int) -> bool:
         """See ``Freezer``. By SIGSTOP, or by the freezer of its cgroup."""
@@ -350,7 +350,7 @@ class LinuxFreezer:
                     return
                 if self.now() >= deadline:
                     raise FreezeError(f"{group} is not {'frozen' if frozen else 'thawed'} in time")
-                self.sleep(_LOOK_AGAIN_S)
+                self.sleep(_CHECK_S)
 
 
 def _main_moves(process: Process) -> bool:

@@ -173,7 +173,7 @@ def unheard(
     The jobs are identified by their shepherd's arguments. ``identify``: see ``Inspector``.
     """
     identify = identify or Inspector(proc).identify
-    found: dict[int, tuple[int, ...]] = {}
+    by_job: dict[int, tuple[int, ...]] = {}
     ours = str((proc / "self" / "ns" / "pid").readlink())
     for process in processes(pids, proc=proc):
         with suppress(OSError):
@@ -181,8 +181,8 @@ def unheard(
                 continue  # it has no shepherd
             job = _job_above(process, proc, identify)
             if job is not None:
-                found[job] = (*found.get(job, ()), process.pid)
-    return found
+                by_job[job] = (*by_job.get(job, ()), process.pid)
+    return by_job
 
 
 def _job_above(process: Process, proc: Path, identify: Callable[[Peer], Identity]) -> int | None:

@@ -246,18 +246,18 @@ class GpuQueue:
         self._served, self._changed = now, False
         line = sorted(waiting, key=lambda job: (job.place.requested_epoch, job.place.turn))
         try:
-            found = self._sharing.plan(line, coming, asleep)
+            plan = self._sharing.plan(line, coming, asleep)
         except GpuError as error:
             for waiter in line:
                 waiter.place.waits = str(error)
             return
         for job in line:
-            if job.job_id in found.wakes:
+            if job.job_id in plan.wakes:
                 job.place.waits = ""
                 start(job)
             else:
-                self._wait(job, found.waits[job.job_id], now, late, in_turn=job.job_id in found.in_turn)
-        self._press(found.make_room)
+                self._wait(job, plan.waits[job.job_id], now, late, in_turn=job.job_id in plan.in_turn)
+        self._press(plan.make_room)
 
     def _wait(
         self, job: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool
@@ -267,9 +267,9 @@ class GpuQueue:
             job.place.waits = why
         if self._waited(job, now) > _LOG_EVERY_S:
             self._comments.set(job.job_id, messages.waits(job.verb, why))
-        self.look_at_deadline(job, why, now, late, in_turn=in_turn)
+        self.check_deadline(job, why, now, late, in_turn=in_turn)
 
-    def look_at_deadline(
+    def check_deadline(
         self, job: QueuedJob, why: str, now: float, late: Callable[[QueuedJob, str], None], *, in_turn: bool = False
     ) -> None:
         """Call ``late``, once, for a job that has waited longer than the site allows; ``why``: the reason.

@@ -30,7 +30,7 @@ from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing
 from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, QueuedJob
 from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper, WakeState
-from slurm_affinode.suspension.inplace.sockets import Own, Sockets
+from slurm_affinode.suspension.inplace.sockets import JobSockets, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
 from slurm_affinode.suspension.interface import DaemonCalls, Refused
@@ -61,14 +61,14 @@ class SleeperChecks:
     def requests(self, asleep: Sequence[Sleeper], now: float) -> Iterator[tuple[Sleeper, str]]:
         """Yield the jobs with a request, and its description; also those with sockets that can no longer be read."""
         by_id = {sleeper.job_id: sleeper for sleeper in asleep}
-        owners: dict[int, Own] = {sleeper.job_id: sleeper.own for sleeper in asleep if sleeper.own}
+        owners: dict[int, JobSockets] = {sleeper.job_id: sleeper.sockets for sleeper in asleep if sleeper.sockets}
         observations = self._sockets.observations(owners)
         self._unseen = {job_id: self._unseen.get(job_id, now) for job_id in owners.keys() - observations.keys()}
         for job_id, since in self._unseen.items():
             if not 0 <= now - since < _UNSEEN_S:
                 yield by_id[job_id], "the kernel does not report the state of its sockets"
-        for job_id, look in observations.items():
-            why = sockets.meanwhile(by_id[job_id].facts.before, look)
+        for job_id, table in observations.items():
+            why = sockets.meanwhile(by_id[job_id].facts.before, table)
             if why is not None:
                 yield by_id[job_id], why
 
@@ -98,7 +98,7 @@ class SleeperChecks:
         A job that Slurm has suspended (``scontrol suspend``) must not run at anyone's request: it keeps no other job
         waiting, and joins the queue when Slurm resumes it.
         """
-        found = []
+        ready = []
         for sleeper in sleepers:
             if not sleeper.requested or sleeper.waking or sleeper.failures.pauses(now):
                 continue
@@ -109,8 +109,8 @@ class SleeperChecks:
                 continue
             if sleeper.wake_state is WakeState.HELD_BACK:
                 sleeper.requeue(now)
-            found.append(sleeper)
-        return found
+            ready.append(sleeper)
+        return ready
 
     def _slurm_stops(self, sleeper: Sleeper, now: float) -> str:
         """Return how Slurm prevents a wake; empty if it does not."""
@@ -228,7 +228,7 @@ class WakeRequests:
 
 _WAKES_AT_ONCE, _ASIDE_AT_ONCE = 4, 8
 """Signals, and jobs that are to be ended, have workers of their own and do not wait for wakes."""
-_SLOWLY_S, _LOOKS_S = 1.0, 0.1
+_SLOWLY_S, _PROLOG_CHECK_S = 1.0, 0.1
 """Intervals of the checks of slowly changing state (whether the processes exist, the queue when nothing has happened),
 and of those of a waiting prolog."""
 _MOST_OF_TIME = 20.0
@@ -307,7 +307,7 @@ class InPlaceScheduler:
         slowly = not 0 <= now - self._slowly_s < _SLOWLY_S
         if slowly:
             self._slowly_s = now
-            self._look_slowly(now)
+            self._check_slowly(now)
             self._waking.tidy()
             with self._lock:
                 self._starters.tend(now, self._calls.idle_s)
@@ -362,7 +362,7 @@ class InPlaceScheduler:
         except TreeGoneError:
             return
         sleeper.pids = tuple(member.pid for member in members)
-        sleeper.own = self._sockets.own(sleeper.pids)
+        sleeper.sockets = self._sockets.of_processes(sleeper.pids)
         sleeper.locks = self.locks.held(sleeper.pids)
 
     def admit(self, job: WatchedJob) -> bool:
@@ -422,7 +422,7 @@ class InPlaceScheduler:
                 left = sorted(asleep | self._requests.falling_on(uuids))
                 if not left or self._stop.is_set() or time.monotonic() >= deadline:
                     return left
-                self._lock.wait(min(_LOOKS_S, timeout_s))
+                self._lock.wait(min(_PROLOG_CHECK_S, timeout_s))
 
     def _ask(self, sleeper: Sleeper, why: str, *, lasting: bool = False) -> None:
         """Add a job to the queue. ``lasting``: see ``WakeRequest``."""
@@ -462,7 +462,7 @@ class InPlaceScheduler:
 
     # --- checks
 
-    def _look_slowly(self, now: float) -> None:
+    def _check_slowly(self, now: float) -> None:
         with self._lock:
             sleepers = list(self._sleepers.values())
         for sleeper in sleepers:
@@ -582,7 +582,7 @@ class InPlaceScheduler:
         self._mails.send(sleeper.journal.record, "failed", why=why)
         LOG.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
         self._comments.set(sleeper.job_id, messages.not_woken(why))
-        self._gpu_queue.look_at_deadline(sleeper, why, self._now(), self._late)
+        self._gpu_queue.check_deadline(sleeper, why, self._now(), self._late)
 
     # --- status
 

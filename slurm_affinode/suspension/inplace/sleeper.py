@@ -24,7 +24,7 @@ from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.inplace.file_locks import Lock
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls
 from slurm_affinode.suspension.inplace.queue import Deadline, QueuePlace
-from slurm_affinode.suspension.inplace.sockets import Look, Own, look_of
+from slurm_affinode.suspension.inplace.sockets import JobSockets, SocketTable, table_of
 from slurm_affinode.suspension.records.journal import JobJournal, JournalError
 from slurm_affinode.suspension.records.record import SuspensionFacts
 
@@ -56,7 +56,7 @@ class SleepFacts:
     since_epoch: float
     on_request: bool
     """Not all of its sockets serve communication between its own processes only."""
-    before: Look
+    before: SocketTable
     """State of its sockets before the locks; data received since then is a request."""
 
     @classmethod
@@ -71,7 +71,7 @@ class SleepFacts:
             why=record.why or "", how=record.how or SIGNALS, calls=frozenset(record.calls or ()),
             since_epoch=record.phases.get(Phase.PARKED, record.began_epoch),
             on_request=True if record.on_request is None else record.on_request,
-            before=look_of(record.sockets or {}),
+            before=table_of(record.sockets or {}),
         )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ class Sleeper:
     announced: bool
     """A mail about the suspension was queued for its owner, if the site has enabled that."""
     pids: tuple[int, ...] = ()
-    own: Own = field(default_factory=Own)
+    sockets: JobSockets = field(default_factory=JobSockets)
     locks: frozenset[Lock] = frozenset()
     """Locks on files that its processes hold."""
     wake_state: WakeState = WakeState.NONE
@@ -275,7 +275,7 @@ class Sleeper:
     @property
     def wakes_on_request(self) -> bool:
         """Whether a request from outside can reach it."""
-        return bool(self.own) and self.facts.on_request
+        return bool(self.sockets) and self.facts.on_request
 
     @property
     def comment(self) -> str:

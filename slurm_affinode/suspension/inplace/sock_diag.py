@@ -125,7 +125,7 @@ class NetSpace:
         return cls(process.open("ns/net"))
 
     @classmethod
-    def own(cls) -> Self:
+    def of_agent(cls) -> Self:
         """Return the namespace of this process. Raises ``OSError``."""
         return cls(os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
 
@@ -172,24 +172,24 @@ class SockDiag:
         those that listen, which costs much less: for the others the kernel walks its table of all connections. Raises
         ``SockDiagError``.
         """
-        found: dict[int, Sock] = {}
+        by_inode: dict[int, Sock] = {}
         states = _STATES if "tcp" in families else 1 << LISTEN if "listen" in families else 0
         for family in (socket.AF_INET, socket.AF_INET6) if states else ():
             request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_INFO - 1), states)
-            found.update((sock.inode, sock) for part in self._ask(request) for sock in _inet(part, only))
+            by_inode.update((sock.inode, sock) for part in self._ask(request) for sock in _inet(part, only))
         if "unix" in families:
             request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_PEER | _SHOW_RQLEN, 0, 0)
-            found.update((sock.inode, sock) for part in self._ask(request) for sock in _unix(part, only))
-        return found
+            by_inode.update((sock.inode, sock) for part in self._ask(request) for sock in _unix(part, only))
+        return by_inode
 
     def pending(self) -> dict[int, list[bytes]]:
         """Return port -> remote ends of the TCP connections that no process has accepted. Raises ``SockDiagError``."""
-        found: dict[int, list[bytes]] = {}
+        by_inode: dict[int, list[bytes]] = {}
         for family in (socket.AF_INET, socket.AF_INET6):
             request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 0, 1 << ESTABLISHED | 1 << CLOSE_WAIT)
             for sock in (sock for part in self._ask(request) for sock in _inet(part, _NO_DESCRIPTOR)):
-                found.setdefault(sock.port, []).append(sock.there)
-        return found
+                by_inode.setdefault(sock.port, []).append(sock.there)
+        return by_inode
 
     def _ask(self, request: bytes) -> list[bytes]:
         for _ in range(_TRIES):
@@ -207,7 +207,7 @@ class SockDiag:
         return answers  # interrupted each time, but sockets that existed all the time are included
 
     def _answers(self) -> tuple[list[bytes], bool]:
-        found: list[bytes] = []
+        parts: list[bytes] = []
         whole = True
         deadline = time.monotonic() + _ANSWER_S
         while (left := deadline - time.monotonic()) > 0:
@@ -220,13 +220,13 @@ class SockDiag:
                     continue  # of an earlier query that was abandoned
                 whole = whole and not flags & _INTERRUPTED
                 if kind == _DONE:
-                    return found, whole
+                    return parts, whole
                 if kind == _ERROR:
                     code = -int.from_bytes(body[:4], "little", signed=True)
                     if code == errno.ENOENT:  # a kernel without this family
-                        return found, True
+                        return parts, True
                     raise OSError(code, os.strerror(code))
-                found.append(body)
+                parts.append(body)
         raise TimeoutError
 
 
@@ -307,11 +307,11 @@ def _open() -> socket.socket:
 
 def socket_inodes(process: Process) -> frozenset[int]:
     """Return the inodes of the sockets that a process has open."""
-    found = set()
+    inodes = set()
     with contextlib.suppress(OSError):
         for name in process.names("fd"):
             with contextlib.suppress(OSError):
                 match = _SOCKET.fullmatch(process.link(f"fd/{name}"))
                 if match is not None:
-                    found.add(int(match[1]))
-    return frozenset(found)
+                    inodes.add(int(match[1]))
+    return frozenset(inodes)

@@ -20,7 +20,7 @@ from slurm_affinode.suspension.inplace.sock_diag import NetSpace, Sock, SockDiag
 from slurm_affinode.suspension.records.record import SocketState, SuspensionRecord
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Look = Mapping[int, Sock]
+SocketTable = Mapping[int, Sock]
 """Inode -> socket, for one job at one moment."""
 _ANSWERED_S = 30.0
 """Minimum time that a server is given to answer without its GPU, however short its idle window: a request that it has
@@ -31,7 +31,7 @@ those that it shares memory with. No request arrives there, and a job that has n
 requests."""
 
 
-def at_rest(now: Look, earlier: Look, *, within_s: float) -> str | None:
+def at_rest(now: SocketTable, earlier: SocketTable, *, within_s: float) -> str | None:
     """Return why a running job must not be suspended now; ``None`` if no client waits for it.
 
     A request that was read and not answered leaves no trace in a queue. So a connection counts as waiting if data
@@ -70,7 +70,7 @@ def _unanswered(sock: Sock) -> bool:
     return sock.received_ms < sock.sent_ms or sock.sent == 0
 
 
-def meanwhile(before: Look, after: Look) -> str | None:
+def meanwhile(before: SocketTable, after: SocketTable) -> str | None:
     """Return what arrived for the job from the look ``before`` its locks until it was frozen; ``None``: nothing.
 
     It may have been read by then, with its answer waiting for the GPU: so all arrivals count, not only unread data.
@@ -89,31 +89,31 @@ def meanwhile(before: Look, after: Look) -> str | None:
     return None
 
 
-def uncounted(look: Look) -> frozenset[int]:
+def uncounted(table: SocketTable) -> frozenset[int]:
     """Return connections to the job on which bytes may arrive and be read unnoticed: UNIX sockets do not count them."""
-    names = {sock.name for sock in look.values() if sock.listens and sock.name}
-    return frozenset(sock.inode for sock in _from_others(look) if sock.there and sock.name in names)
+    names = {sock.name for sock in table.values() if sock.listens and sock.name}
+    return frozenset(sock.inode for sock in _from_others(table) if sock.there and sock.name in names)
 
 
-def can_be(look: Look) -> bool:
+def can_be(table: SocketTable) -> bool:
     """Return whether a request from outside the job can arrive on one of these sockets.
 
     UNIX sockets without a name belong to a client, or cannot be reached: most programs have one, as the C library keeps
     its connection to the daemon of the user database (sssd, nscd).
     """
-    return any(sock.family == "tcp" or bool(sock.name) for sock in _from_others(look))
+    return any(sock.family == "tcp" or bool(sock.name) for sock in _from_others(table))
 
 
-def _from_others(look: Look) -> Iterator[Sock]:
+def _from_others(table: SocketTable) -> Iterator[Sock]:
     """Yield the sockets on which others may send requests.
 
     Connections with both ends in the job are omitted, since communication between its own processes is not a request;
     so are those of CUDA itself.
     """
-    ends = {(sock.here, sock.there) for sock in look.values() if sock.there}
+    ends = {(sock.here, sock.there) for sock in table.values() if sock.there}
     return (
         sock
-        for sock in look.values()
+        for sock in table.values()
         if (sock.there, sock.here) not in ends and not sock.name.startswith(_DRIVER_SOCKET)
     )
 
@@ -134,13 +134,13 @@ def waits(pids: Iterable[int], proc: Path = PROC) -> dict[int, str]:
     CUDA's own threads, and those that the kernel does not report, are omitted. A stopped thread is reported as it was
     before.
     """
-    found = {}
+    positions = {}
     for process in processes(pids, proc=proc):
         for thread in process.threads():
             with contextlib.suppress(OSError):
                 if not process.read(f"task/{thread}/comm").startswith(_DRIVER_THREAD):
-                    found[thread] = _place(process.text(f"task/{thread}/syscall"))
-    return found
+                    positions[thread] = _place(process.text(f"task/{thread}/syscall"))
+    return positions
 
 
 def _place(line: str) -> str:
@@ -155,7 +155,7 @@ def went_on(before: Waits, after: Waits) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class JobSockets:
     """The sockets of a job, and the network namespaces that they may be in.
 
     A socket is in the namespace in which it was created, whichever process has it now: a server in a container may have
@@ -192,22 +192,22 @@ class Diag(Protocol):
 class Sockets(Protocol):
     """The network state that suspension in place needs."""
 
-    def own(self, pids: Iterable[int]) -> Own:
+    def of_processes(self, pids: Iterable[int]) -> JobSockets:
         """Return the sockets of these processes."""
         ...
 
-    def look(self, own: Own) -> Look:
+    def read(self, job_sockets: JobSockets) -> SocketTable:
         """Return their state now. Raises ``SockDiagError``. Thread-safe."""
         ...
 
-    def observations(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+    def observations(self, owners: Mapping[int, JobSockets]) -> Mapping[int, SocketTable]:
         """Return the same for several jobs, with one query for each namespace. For one thread.
 
         Jobs in a namespace that does not respond are omitted.
         """
         ...
 
-    def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
+    def readers(self, pids: Iterable[int], table: SocketTable) -> tuple[int, ...]:
         """Return those of these processes that may read uncounted bytes: they have a UNIX connection to the job."""
         ...
 
@@ -235,7 +235,7 @@ class NodeSockets:
         self._families: dict[int, tuple[frozenset[int], tuple[str, ...]]] = {}
         """Namespace -> the sockets queried last, and their families."""
 
-    def own(self, pids: Iterable[int]) -> Own:
+    def of_processes(self, pids: Iterable[int]) -> JobSockets:
         """See ``Sockets``."""
         inodes: set[int] = set()
         held: dict[int, NetSpace] = {}
@@ -246,48 +246,53 @@ class NodeSockets:
                 inodes |= socket_inodes(process)
         if held:
             with contextlib.suppress(OSError):
-                space = NetSpace.own()
+                space = NetSpace.of_agent()
                 held.setdefault(space.inode, space)
-        return Own(dict.fromkeys(held, frozenset(inodes)), held)
+        return JobSockets(dict.fromkeys(held, frozenset(inodes)), held)
 
-    def look(self, own: Own) -> Look:
+    def read(self, job_sockets: JobSockets) -> SocketTable:
         """See ``Sockets``."""
-        found: dict[int, Sock] = {}
-        for space, inodes in own.spaces.items():
+        table: dict[int, Sock] = {}
+        for space, inodes in job_sockets.spaces.items():
             if inodes:
-                diag = self._open(own.held[space])
+                diag = self._open(job_sockets.held[space])
                 try:
-                    found.update(without_probes(diag, diag.dump(inodes), self._probes))
+                    table.update(without_probes(diag, diag.dump(inodes), self._probes))
                 finally:
                     diag.close()
-        return found
+        return table
 
-    def observations(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+    def observations(self, owners: Mapping[int, JobSockets]) -> Mapping[int, SocketTable]:
         """See ``Sockets``."""
-        places = {space: own.held[space] for own in owners.values() for space, inodes in own.spaces.items() if inodes}
+        places = {
+            space: job_sockets.held[space]
+            for job_sockets in owners.values()
+            for space, inodes in job_sockets.spaces.items()
+            if inodes
+        }
         for space in self._kept.keys() - places.keys():  # otherwise it would keep the namespace of an ended job
             self._kept.pop(space).close()
             self._families.pop(space, None)
         only = {
-            space: frozenset().union(*(own.spaces.get(space, frozenset()) for own in owners.values()))
+            space: frozenset().union(*(job_sockets.spaces.get(space, frozenset()) for job_sockets in owners.values()))
             for space in places
         }
         dumps = {space: self._dump(held, only[space]) for space, held in places.items()}
-        found: dict[int, Look] = {}
-        for job_id, own in owners.items():
+        tables: dict[int, SocketTable] = {}
+        for job_id, job_sockets in owners.items():
             seen: dict[int, Sock] = {}
-            for space, inodes in own.spaces.items():
+            for space, inodes in job_sockets.spaces.items():
                 dump = dumps.get(space)
                 if inodes and dump is None:
                     break
                 seen.update(_of(dump or {}, inodes))
             else:
-                found[job_id] = seen
-        return found
+                tables[job_id] = seen
+        return tables
 
-    def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
+    def readers(self, pids: Iterable[int], table: SocketTable) -> tuple[int, ...]:
         """See ``Sockets``."""
-        inodes = uncounted(look)
+        inodes = uncounted(table)
         if not inodes:
             return ()
         return tuple(process.pid for process in processes(pids, proc=self._proc) if inodes & socket_inodes(process))
@@ -305,11 +310,11 @@ class NodeSockets:
             # Sleeping jobs open no sockets: the kinds of their sockets are determined once.
             before, families = self._families.get(space, (frozenset(), ()))
             if before == only:
-                found = diag.dump(only, families)
+                table = diag.dump(only, families)
             else:
-                found = diag.dump(only)
-                self._families[space] = only, _kinds(found.values())
-            found = without_probes(diag, found, self._probes)
+                table = diag.dump(only)
+                self._families[space] = only, _kinds(table.values())
+            table = without_probes(diag, table, self._probes)
         except SockDiagError as error:
             if (kept := self._kept.pop(space, None)) is not None:
                 kept.close()
@@ -318,7 +323,7 @@ class NodeSockets:
                 self._warn(f"what waits on the sockets of sleeping jobs is not known: {error}")
             return None
         self._unreadable.discard(space)
-        return found
+        return table
 
     def close(self) -> None:
         """Close the sockets used for queries."""
@@ -333,7 +338,7 @@ def _kinds(socks: Iterable[Sock]) -> tuple[str, ...]:
     return tuple(sorted(seen - {"listen"} if "tcp" in seen else seen))
 
 
-def without_probes(diag: Diag, look: dict[int, Sock], probes: Sequence[Network]) -> dict[int, Sock]:
+def without_probes(diag: Diag, table: dict[int, Sock], probes: Sequence[Network]) -> dict[int, Sock]:
     """Return the sockets without what health checks from ``probes`` do to them. Raises ``SockDiagError``.
 
     A connection that was not accepted does not say which listener it waits at. So the connections that wait at a port
@@ -341,8 +346,8 @@ def without_probes(diag: Diag, look: dict[int, Sock], probes: Sequence[Network])
     which their clients repeat after a second: a full queue counts as a request.
     """
     if not probes:
-        return look
-    kept = {inode: sock for inode, sock in look.items() if not (sock.there and _from(sock, probes))}
+        return table
+    kept = {inode: sock for inode, sock in table.items() if not (sock.there and _from(sock, probes))}
     ports = {sock.port for sock in kept.values() if sock.family == "tcp" and sock.listens and sock.waiting}
     if not ports:
         return kept
@@ -373,7 +378,7 @@ def _is_in(end: bytes, networks: Sequence[Network]) -> bool:
     return any((address.ipv4_mapped or address) in network for network in networks)
 
 
-def _of(dump: Mapping[int, Sock], inodes: frozenset[int]) -> Look:
+def _of(dump: Mapping[int, Sock], inodes: frozenset[int]) -> SocketTable:
     return {inode: dump[inode] for inode in inodes if inode in dump}
 
 
@@ -387,14 +392,14 @@ def unnoticed(sockets: Sockets, record: SuspensionRecord) -> str | None:
     return None
 
 
-def states_of(look: Look) -> dict[int, SocketState]:
+def states_of(table: SocketTable) -> dict[int, SocketState]:
     """Return the state of sockets in the form used by the journal."""
     return {
         sock.inode: SocketState(sock.family, sock.state, sock.waiting, sock.port, sock.received)
-        for sock in look.values()
+        for sock in table.values()
     }
 
 
-def look_of(states: Mapping[int, SocketState]) -> Look:
+def table_of(states: Mapping[int, SocketState]) -> SocketTable:
     """Return the state of sockets from the journal."""
     return {inode: Sock(inode, *state) for inode, state in states.items()}

@@ -86,20 +86,20 @@ class Starters:
 
     def get(self, job_id: int) -> StartingJob | None:
         """Return the job while it waits; ``None``: it does not wait, or was admitted."""
-        found = self._all.get(job_id)
-        return None if found is None or found.begun_epoch is not None else found
+        starter = self._all.get(job_id)
+        return None if starter is None or starter.begun_epoch is not None else starter
 
     def waiting(
         self, cards: Callable[[], Sequence[GpuLoad]], gpus_of: Callable[[int], Sequence[str] | None]
     ) -> list[StartingJob]:
         """Return those that wait, with the memory that they need. Raises ``GpuError``."""
-        found = [starter for starter in self._all.values() if starter.begun_epoch is None]
-        for starter in found:
+        starters = [starter for starter in self._all.values() if starter.begun_epoch is None]
+        for starter in starters:
             if not starter.known:
                 uuids = gpus_of(starter.job_id) or ()
                 starter.held = {card.uuid: round(card.total * self._share) for card in cards() if card.uuid in uuids}
                 starter.known = True
-        return found
+        return starters
 
     def coming(self) -> list[StartingJob]:
         """Return the admitted jobs that may still be allocating memory."""

@@ -47,7 +47,7 @@ _SAMPLES_APART_S = 0.25
 class _Rest:
     """A job without pending requests."""
 
-    look: sockets.Look
+    table: sockets.SocketTable
     readers: tuple[int, ...]
     """Processes that may read a request unnoticed, and if there are any, those that would compute for it."""
     waits: Waits
@@ -60,7 +60,7 @@ class _Rest:
 class FreezeAttempt(Attempt):
     """A suspension that ends with a freeze."""
 
-    before: sockets.Look
+    before: sockets.SocketTable
     """State of its sockets before the locks."""
     known: frozenset[int]
     """Processes that used a GPU when it began."""
@@ -96,14 +96,14 @@ class Settling:
         """Forget all jobs but these attempts (raw ID and restart count)."""
         self._seen = {key: seen for key, seen in self._seen.items() if key in attempts}
 
-    def hindrance(self, attempt: tuple[int, int], look: sockets.Look) -> str | None:
+    def hindrance(self, attempt: tuple[int, int], table: sockets.SocketTable) -> str | None:
         """Return why a job may still be starting, given its sockets now; ``None``: it is not.
 
         A job that has received data on a connection to one of its ports has started for good.
         """
-        listeners = frozenset((sock.family, sock.port, sock.name) for sock in look.values() if sock.listens)
-        ports = {sock.port for sock in look.values() if sock.listens and sock.family == "tcp"}
-        served = any(not sock.listens and sock.port in ports and sock.received for sock in look.values())
+        listeners = frozenset((sock.family, sock.port, sock.name) for sock in table.values() if sock.listens)
+        ports = {sock.port for sock in table.values() if sock.listens and sock.family == "tcp"}
+        served = any(not sock.listens and sock.port in ports and sock.received for sock in table.values())
         now_s, before = self._clock(), self._seen.get(attempt)
         if before is not None and before.served:
             return None
@@ -195,19 +195,19 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             first_facts(job, why, members, cuda, self._clock.now()),
             gpus=len(held), gpu_model=next((models[uuid] for uuid in held if uuid in models), None),
             gpu_bytes=sum(held.values()), in_place=True, held_bytes=held,
-            shares_gpus=None if job.slurm is None else job.slurm.shares_gpus, sockets=states_of(rest.look),
-            on_request=sockets.can_be(rest.look), reader_pids=rest.readers, waits=rest.waits,
+            shares_gpus=None if job.slurm is None else job.slurm.shares_gpus, sockets=states_of(rest.table),
+            on_request=sockets.can_be(rest.table), reader_pids=rest.readers, waits=rest.waits,
             calls=tuple(sorted(rest.calls)),
         )  # fmt: skip
         return FreezeAttempt(
-            job=job, journal=journal, members=members, facts=facts, before=rest.look, known=there.union(cuda),
+            job=job, journal=journal, members=members, facts=facts, before=rest.table, known=there.union(cuda),
             stop=StoppedJob(self._processes, job.init), busy=busy,
         )  # fmt: skip
 
     def _at_rest(self, job: WatchedJob, *, busy: bool) -> _Rest:
         """Return the state of its sockets. Raises ``Refused`` if there is a pending request, unless it is ``busy``."""
         try:
-            earlier = self._sockets.look(self._sockets.own(member.pid for member in self._members(job)))
+            earlier = self._sockets.read(self._sockets.of_processes(member.pid for member in self._members(job)))
             waited = self._freezer.calls(member.pid for member in self._members(job))
             self._clock.sleep(_SAMPLES_APART_S)
             pids = [member.pid for member in self._members(job)]
@@ -216,7 +216,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             moving = self._cuda.restore_threads(readers)
             # Before the look: anything read after it moves one of them. The driver's own threads move with the memory.
             waits = {**self._sockets.waits(readers), **dict.fromkeys(moving, "")}
-            now = self._sockets.look(self._sockets.own(pids))
+            now = self._sockets.read(self._sockets.of_processes(pids))
         except SockDiagError as error:
             raise Refused(Refusal(RefusalCode.SOCKETS, f"requests to it could not be detected: {error}")) from None
         if busy:
@@ -244,7 +244,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     def finish(self, attempt: FreezeAttempt) -> None:
         """See ``Ending``."""
         self._freeze(attempt)
-        self._look_for_new(attempt)
+        self._check_gpu_users(attempt)
         came = TURN_OVER if attempt.busy else self._meanwhile(attempt) or unnoticed(self._sockets, attempt.record)
         record = attempt.record
         sleeper = Sleeper.of(attempt.journal, announced=not came)
@@ -268,7 +268,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         if how != SIGNALS:  # frozen now: a process that was stopped as well would remain so when it is thawed
             self._processes.resume(member for member in members if member.pid in attempt.halted)
 
-    def _look_for_new(self, attempt: FreezeAttempt) -> None:
+    def _check_gpu_users(self, attempt: FreezeAttempt) -> None:
         """Raise ``InUseError`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
         new = {member.pid for member in self._members(attempt.job)} & holders(self._gpus.processes()) - attempt.known
         if new:
@@ -276,8 +276,8 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     def _meanwhile(self, attempt: FreezeAttempt) -> str | None:
         """Return what has arrived since the look before the locks."""
-        own = self._sockets.own(member.pid for member in self._members(attempt.job))
-        return sockets.meanwhile(attempt.before, self._sockets.look(own))
+        job_sockets = self._sockets.of_processes(member.pid for member in self._members(attempt.job))
+        return sockets.meanwhile(attempt.before, self._sockets.read(job_sockets))
 
     def roll_back(self, attempt: FreezeAttempt, error: AffinodeError | OSError) -> None:
         """See ``Ending``. Once memory may have moved, the job is woken when there is room."""

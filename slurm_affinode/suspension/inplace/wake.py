@@ -35,7 +35,7 @@ from slurm_affinode.suspension.records.record import SuspensionFacts
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.5
-_CALM_LOOKS, _LOOK_AGAIN_S = 2, 0.01
+_CALM_CHECKS, _CHECK_S = 2, 0.01
 """Checks of the thawed processes before their supervisors are thawed."""
 _AHEAD_S = 0.5
 """After this time the supervisors are thawed even if the others are busy: these have moved while their GPU memory
@@ -108,12 +108,12 @@ class Waking:
             if thawing.processes is ProcessState.RUNNING:
                 return
             calm = 0
-            for _ in range(round(_AHEAD_S / _LOOK_AGAIN_S)):
+            for _ in range(round(_AHEAD_S / _CHECK_S)):
                 calm = 0 if self._freezer.busy(thawing.leading) else calm + 1
                 # Checks of many processes take time themselves; a clock that was set back also ends the loop.
-                if calm == _CALM_LOOKS or not 0 <= self._clock.now() - thawing.leading_epoch < _AHEAD_S:
+                if calm == _CALM_CHECKS or not 0 <= self._clock.now() - thawing.leading_epoch < _AHEAD_S:
                     break
-                self._clock.sleep(_LOOK_AGAIN_S)
+                self._clock.sleep(_CHECK_S)
             self._thaw_rest(sleeper)
 
     def _lead(self, sleeper: Sleeper) -> None:
@@ -200,10 +200,10 @@ class Waking:
             if attempt:
                 self._clock.sleep(_PAUSE_S)
             try:
-                found = cuda.state(pid)
-                if found is CudaState.FAILED:
+                current = cuda.state(pid)
+                if current is CudaState.FAILED:
                     raise CudaError(f"the CUDA state of process {pid} is lost: the driver calls it failed")  # noqa: TRY301
-                if found is not state:
+                if current is not state:
                     return
                 if state is CudaState.CHECKPOINTED:
                     why = self._short(sleeper)

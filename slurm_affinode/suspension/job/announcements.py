@@ -67,17 +67,17 @@ class Announcements:
             return None
         except OSError as error:
             raise AnnouncementError(f"{self._directory}/{name}: {error.strerror}") from error
-        found = _parse(text, f"{self._directory}/{name}")
-        if found.job_id != job_id:
-            raise AnnouncementError(f"{self._directory}/{name}: is for job {found.job_id}")
-        return found
+        announcement = _parse(text, f"{self._directory}/{name}")
+        if announcement.job_id != job_id:
+            raise AnnouncementError(f"{self._directory}/{name}: is for job {announcement.job_id}")
+        return announcement
 
     def clear(self, job_id: int) -> None:
         """Remove the announcement for a job if its shepherd has ended. Never raises."""
         # Slurm identifies a lost attempt by the job ID alone; another attempt may already run here.
         with contextlib.suppress(OSError, AnnouncementError, ExhaustedError):
-            found = self.of(job_id)
-            if found is None or not _lives(found):
+            announcement = self.of(job_id)
+            if announcement is None or not _lives(announcement):
                 with self._opened() as directory:
                     os.unlink(str(job_id), dir_fd=directory)
 

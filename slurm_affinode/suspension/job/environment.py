@@ -75,10 +75,12 @@ def _readable_by(uid: int) -> bytes:
 
 def exports(environ: bytes) -> bytes:
     """Return the variables of Slurm and of its GPUs in ``/proc/PID/environ`` as commands of a shell, sorted by name."""
-    found = {}
+    variables = {}
     for entry in environ.split(b"\0")[:-1]:  # the last one is empty, or cut off
         name, equals, value = entry.partition(b"=")
         if equals and _NAME.fullmatch(name):
-            found[name] = value
-    lines = (f"export {os.fsdecode(name)}={shlex.quote(os.fsdecode(value))}\n" for name, value in sorted(found.items()))
+            variables[name] = value
+    lines = (
+        f"export {os.fsdecode(name)}={shlex.quote(os.fsdecode(value))}\n" for name, value in sorted(variables.items())
+    )
     return os.fsencode("".join(lines))

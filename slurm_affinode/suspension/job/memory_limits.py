@@ -50,7 +50,7 @@ _V1 = (
 """Limits and what they limit, in the order in which they are raised: memory and swap together are never less."""
 _V2 = (("memory.max", "memory.current"), ("memory.high", "memory.current"))
 _USAGE = dict((*_V1, *_V2))
-_OF_MEMORY = ("memory.limit_in_bytes", "memory.max")
+_MEMORY_LIMITS = ("memory.limit_in_bytes", "memory.max")
 """Limits of memory without swap, beyond which the kernel ends processes."""
 
 
@@ -171,7 +171,7 @@ class MemoryLimits:
     def used(self, job_id: int, init: Id) -> int | None:
         """Return the memory that the cgroup of a job uses, without reclaimable memory; ``None``: unknown."""
         with contextlib.suppress(OSError), self._opened(job_id, init) as place:
-            for name in (name for name in _OF_MEMORY if place.own and place.own[0].has(name)):
+            for name in (name for name in _MEMORY_LIMITS if place.own and place.own[0].has(name)):
                 return _used(place.own[0], name)
         return None
 
@@ -192,7 +192,7 @@ class MemoryLimits:
         ours = place.own[0] if place.own else None
         for group in place.jobs():
             with contextlib.suppress(OSError), group:
-                limit = next((limit for limit in _limits(group) if limit.name in _OF_MEMORY), None)
+                limit = next((limit for limit in _limits(group) if limit.name in _MEMORY_LIMITS), None)
                 if limit is None:
                     continue  # not limited yet
                 prior = known.get((*_identity(group), limit.name))
@@ -206,11 +206,11 @@ class MemoryLimits:
 
     def promised(self) -> int:
         """Return the memory that jobs may still use above Slurm's limits. Raises ``OSError`` if that is unknown."""
-        boot, found = self._boot(), 0
+        boot, total = self._boot(), 0
         for record in self._records().values():
             limits = record.limits if record.boot == boot else ()
-            found += max((self._promised(limit) for limit in limits if limit.name in _OF_MEMORY), default=0)
-        return found
+            total += max((self._promised(limit) for limit in limits if limit.name in _MEMORY_LIMITS), default=0)
+        return total
 
     def _promised(self, limit: RaisedLimit) -> int:
         with contextlib.suppress(OSError), self._group(limit) as group:
@@ -252,10 +252,10 @@ class MemoryLimits:
                     if above is not None and above - there.raised < needed:
                         left = max(0, above - there.raised)
                         raise MemoryLimitError(f"a cgroup above those of the job leaves {size(left)}")
-                    found = spare(there)
-                    if found is None or found.available < needed:
-                        raise MemoryLimitError(of_spare(found))
-                    return self._raise(job_id, place, needed, found.available)
+                    memory = spare(there)
+                    if memory is None or memory.available < needed:
+                        raise MemoryLimitError(of_spare(memory))
+                    return self._raise(job_id, place, needed, memory.available)
             except OSError as error:
                 self._lower(job_id)
                 raise MemoryLimitError(f"its memory limit cannot be raised: {error.strerror or error}") from error
@@ -439,18 +439,18 @@ class MemoryLimits:
             except FileNotFoundError:
                 return {}
             job_ids = [job_id for stem in stems if (job_id := kernel_text.number(stem)) is not None]
-        found = {}
+        records = {}
         for job_id in job_ids:
             path = self._path(job_id)
             try:
-                found[job_id] = _decoded(path.read_text("utf-8", "replace"))
+                records[job_id] = _decoded(path.read_text("utf-8", "replace"))
             except FileNotFoundError:
                 continue
             except ValueError as error:
                 LOG.warning("%s: ignored, so a memory limit may stay raised: %s", path, error)
                 with contextlib.suppress(OSError):
                     path.unlink()
-        return found
+        return records
 
     def _boot(self) -> str:
         """Return the ID of this boot, in which the inodes of cgroups are unique."""
@@ -470,11 +470,11 @@ class MemoryLimits:
             except OSError:
                 yield _NOWHERE
                 return
-            found = _NOWHERE
+            place = _NOWHERE
             if ref is not None and ref.source == "cgroup" and ref.job_id == job_id:
                 with contextlib.suppress(OSError, ValueError):  # also if its name is too long
-                    found = self._place(lines, stack)
-            yield found
+                    place = self._place(lines, stack)
+            yield place
 
     def _place(self, lines: Sequence[str], stack: contextlib.ExitStack) -> _Place:
         """Open the cgroups above a process, from its line for the memory controller. Raises ``OSError``."""
@@ -555,13 +555,13 @@ def _least(groups: Sequence[Cgroup]) -> int | None:
 
 def _limits(group: Cgroup) -> list[_Limit]:
     """Return the limits of a cgroup that are set, in the order in which they are raised. Raises ``OSError``."""
-    found = []
+    limits = []
     for name in _USAGE:
         if group.has(name) and (value := _number(group, name)) is not None and value < NO_LIMIT:
             used = _used(group, name)
             if used is not None:
-                found.append(_Limit(name, value, value - used))
-    return found
+                limits.append(_Limit(name, value, value - used))
+    return limits
 
 
 def _used(group: Cgroup, name: str) -> int | None:
@@ -601,10 +601,10 @@ def _decoded(text: str) -> _Raised:
     value = json_values.table(json_values.loads(text))
     if value.pop("version", None) != _VERSION:
         raise ValueError("its version is unknown")
-    found = json_values.record(_Raised, value)
-    for limit in found.limits:
+    record = json_values.record(_Raised, value)
+    for limit in record.limits:
         if limit.name not in _USAGE or not limit.written or min(limit.before, *limit.written) < 0:
             raise ValueError(f"{limit.name!r:.60} is not a limit that was raised")
-    if found.over_since is not None and found.over_since < 0:
+    if record.over_since is not None and record.over_since < 0:
         raise ValueError("a time is negative")
-    return found
+    return record

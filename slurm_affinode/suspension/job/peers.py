@@ -82,9 +82,9 @@ def pidfd_of(connection: socket.socket, peer: Peer) -> int:
 
 def has_ended(pidfd: int) -> bool:
     """Return whether the process of a pidfd has ended; data read by its PID may then belong to another process."""
-    look = select.poll()
-    look.register(pidfd, select.POLLIN)
-    return bool(look.poll(0))
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class Inspector:
@@ -196,16 +196,16 @@ class Inspector:
 
     def _check_root(self, process: Process) -> None:
         # The agent may have its own mounts (ProtectSystem=), but with the same file system at the root.
-        own = Process(os.getpid(), proc=self._proc)
-        if _inode(process.facts("root")) != _inode(own.facts("root")) or _root_mount(process) != _root_mount(own):
+        agent = Process(os.getpid(), proc=self._proc)
+        if _inode(process.facts("root")) != _inode(agent.facts("root")) or _root_mount(process) != _root_mount(agent):
             raise NotAShepherd(f"the root directory of process {process.pid} is not the node's")
 
     def _of_node(self, kind: str) -> set[tuple[int, int] | None]:
         """Return the node's namespaces of this kind; a service may have its own host name (ProtectHostname=)."""
-        found: set[tuple[int, int] | None] = {own_namespace(kind, proc=self._proc)}
+        inodes: set[tuple[int, int] | None] = {own_namespace(kind, proc=self._proc)}
         if kind == "uts":
-            found.add(Process(1, proc=self._proc).namespace(kind))
-        return found
+            inodes.add(Process(1, proc=self._proc).namespace(kind))
+        return inodes
 
     def started(self, pid: int) -> int | None:
         """Return the start time of a process in ticks since boot, or ``None`` if it is gone."""
@@ -213,12 +213,12 @@ class Inspector:
 
     def tree(self, init_pid: int) -> list[int]:
         """Return all processes of the PID namespace of ``init_pid``, itself first. PIDs are those of this namespace."""
-        found, todo = [init_pid], [init_pid]
+        pids, todo = [init_pid], [init_pid]
         while todo:
             for child in self._children(todo.pop()):
-                found.append(child)
+                pids.append(child)
                 todo.append(child)
-        return found
+        return pids
 
     def cpu_ticks(self, pid: int) -> int | None:
         """Return the CPU time of the process and its ended children, in ticks."""
@@ -260,8 +260,8 @@ def _check_announcement(process: Process, peer: Peer, announced: Announcement) -
         raise NotAShepherd(f"the shepherd of job {announced.job_id} was announced for user {announced.owner.uid}")
     if announced.owner.gid != peer.gid:
         raise NotAShepherd(f"the shepherd of job {announced.job_id} was announced for group {announced.owner.gid}")
-    found = process.namespace("pid"), process.namespace("mnt")
-    if found != (announced.pid_namespace, announced.mount_namespace):
+    namespaces = process.namespace("pid"), process.namespace("mnt")
+    if namespaces != (announced.pid_namespace, announced.mount_namespace):
         raise NotAShepherd(f"process {peer.pid} is not in the namespaces that were announced")
 
 
@@ -274,9 +274,9 @@ def _root_mount(process: Process) -> tuple[str, str] | None:
 
     The uppermost mount counts.
     """
-    found = None
+    mount = None
     for line in process.text("mountinfo").split("\n"):
         words = line.split(" ")
         if len(words) > 4 and words[4] == "/":
-            found = words[2], words[3]
-    return found
+            mount = words[2], words[3]
+    return mount

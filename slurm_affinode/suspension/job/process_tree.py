@@ -22,7 +22,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process, ProcessGoneError
 from slurm_affinode.base.text import one_line
 
-_OWN_THREADS = Path("/proc/self/task")
+_AGENT_THREADS = Path("/proc/self/task")
 _POLL_S = 0.01
 _SETTLE_S = 0.005
 _SOON_S = 0.0005
@@ -195,12 +195,12 @@ class LinuxProcesses:
     def all_processes(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """See ``Processes``."""
         space = self._space(init_pid, init_started)
-        found = []
+        members = []
         for process in space.all_processes():
             member = _member(process)
             if member is not None and not member.gone:
-                found.append(member)
-        return parents_first(found)
+                members.append(member)
+        return parents_first(members)
 
     def _space(self, init_pid: int, init_started: int) -> Namespace:
         """Return the held namespaces of a shepherd. Raises ``TreeGoneError``."""
@@ -214,8 +214,8 @@ class LinuxProcesses:
 
     @staticmethod
     def _all(space: Namespace) -> list[Member]:
-        found = [_member(process) for _, process in space.processes()]
-        return sorted((member for member in found if member is not None), key=lambda member: member.pid)
+        members = [_member(process) for _, process in space.processes()]
+        return sorted((member for member in members if member is not None), key=lambda member: member.pid)
 
     def stop_all(
         self, init_pid: int, init_started: int, *, timeout_s: float, but: Collection[int] = (), strict: bool = False
@@ -303,7 +303,7 @@ class LinuxProcesses:
             done.set()
             thread.join()
             # The kernel detaches what it traces a moment later, and another tracer may follow at once.
-            while (_OWN_THREADS / str(thread.native_id)).exists():
+            while (_AGENT_THREADS / str(thread.native_id)).exists():
                 self.sleep(_SOON_S)
 
     def _wait_for_stop(self, members: Sequence[Member]) -> None:

@@ -69,7 +69,7 @@ _ANSWER_S = 30.0
 """Time-out of each call to the file system of a job's output."""
 _RESTORE_S = 300.0
 """The same during a restore: a file server that is unavailable for minutes is no reason to hold a job."""
-_SLURMS_OWN = re.compile(rb"slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]")
+_SLURM_LINE = re.compile(rb"slurmstepd[^\n]*:|\[[0-9T:.+Z-]+\]")
 _ENDS = (b" DUE TO JOB REQUEUE", b" DUE TO PREEMPTION")
 
 Save = Callable[[str, int, int], int]
@@ -113,7 +113,7 @@ def save(init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
 
     Raises ``StreamsError`` if ``user`` cannot read an output file.
     """
-    found: list[SavedOutput] = []
+    outputs: list[SavedOutput] = []
     if stuck(user.uid):
         raise StreamsError("the job's output cannot be read: files of its user cannot be closed")
 
@@ -131,20 +131,20 @@ def save(init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
                     continue
                 path = process.link(f"fd/{number}")
                 try:
-                    found.append(_saved(number, fd, path, found, copy))
+                    outputs.append(_saved(number, fd, path, outputs, copy))
                 except OSError as error:
                     raise StreamsError(f"the job's output {path} cannot be read: {error.strerror}") from error
     except OSError as error:
         raise StreamsError(f"the job's output cannot be read: process {init.pid}: {error.strerror}") from error
-    return tuple(found)
+    return tuple(outputs)
 
 
-def _ask(call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
+def _ask(call: Callable[[], T], late: Callable[[T], object] = lambda result: None) -> T:
     """Make one call to the file system of a job's output, which its user has chosen. Raises ``NoAnswerError``."""
     return FileSystemCalls(None, look_s=_ANSWER_S)(call, late)
 
 
-def _wait(call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
+def _wait(call: Callable[[], T], late: Callable[[T], object] = lambda result: None) -> T:
     """Like ``_ask``, during a restore."""
     return FileSystemCalls(None, look_s=_RESTORE_S)(call, late)
 
@@ -265,7 +265,7 @@ def _of_requeue(line: bytes) -> bool:
     """
     who, _, what = line.partition(b" error: *** ")
     return (
-        _SLURMS_OWN.fullmatch(who) is not None
+        _SLURM_LINE.fullmatch(who) is not None
         and what.startswith((b"JOB ", b"STEP "))
         and what.endswith(b" ***")
         and any(end in what for end in _ENDS)
@@ -304,12 +304,12 @@ def _same(fd: int, other: int, size: int, check: Callable[[], None]) -> bool:
 
 def inherited(outputs: Sequence[SavedOutput], fds: Mapping[int, int | None]) -> list[InheritFd]:
     """Return the descriptors of the new attempt that replace the old ones."""
-    found: dict[str, InheritFd] = {}
+    by_key: dict[str, InheritFd] = {}
     for output in outputs:
         fd = fds.get(output.fd)
-        if output.inherit is not None and fd is not None and output.inherit not in found:
-            found[output.inherit] = InheritFd(fd, output.inherit)
-    return list(found.values())
+        if output.inherit is not None and fd is not None and output.inherit not in by_key:
+            by_key[output.inherit] = InheritFd(fd, output.inherit)
+    return list(by_key.values())
 
 
 def say(fds: Mapping[int, int | None], text: str) -> None:
@@ -325,9 +325,9 @@ def say(fds: Mapping[int, int | None], text: str) -> None:
 
 
 def _say(fd: int, data: bytes) -> None:
-    look = select.poll()
-    look.register(fd, select.POLLOUT)
-    if any(events & select.POLLOUT for _, events in look.poll(0)):
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    if any(events & select.POLLOUT for _, events in poll.poll(0)):
         os.write(fd, data[: select.PIPE_BUF])  # a writable pipe accepts at least this much
 
 

@@ -23,7 +23,7 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import fsync_dir
 from slurm_affinode.model.suspension import JobKey, Phase
-from slurm_affinode.suspension.records.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord, decode, encode
+from slurm_affinode.suspension.records.record import NO_NEW_FACTS, SuspensionFacts, SuspensionRecord, decode, encode
 
 VERSION = 1
 _NAME = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>\d+)\.(?P<submit>\d+)\.jsonl")
@@ -83,7 +83,7 @@ class JobJournal:
         except ValueError as error:
             raise JournalError(f"{self.path}: is not the journal of a suspension: {error}") from None
 
-    def write(self, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
+    def write(self, phase: Phase, facts: SuspensionFacts = NO_NEW_FACTS) -> None:
         """Announce ``phase``; durable on return. Raises ``JournalError`` if nothing was announced.
 
         ``facts``: those to add or change.
@@ -145,26 +145,26 @@ class Journal:
         """Return the journal of a job with its entries; writes nothing. Raises ``JournalError``."""
         self._check()
         path = self._directory / f"{key.cluster}.{key.job_id}.{key.submit_epoch}.jsonl"
-        found = JobJournal(key, path, _clock=self._clock)
+        journal = JobJournal(key, path, _clock=self._clock)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            return found
+            return journal
         except OSError as error:
             raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
-        found.entries, found._end, found.damage = parse(data)
-        return found
+        journal.entries, journal._end, journal.damage = parse(data)
+        return journal
 
     def open_journals(self) -> list[JobJournal]:
         """Return every journal that was not closed, oldest job first, for recovery. Raises ``JournalError``."""
         self._check()
-        found = []
+        journals = []
         with contextlib.suppress(FileNotFoundError):
             for path in sorted(self._directory.iterdir()):
                 match = _NAME.fullmatch(path.name)
                 if match is not None:
-                    found.append(self.of_job(JobKey(match["cluster"], int(match["job"]), int(match["submit"]))))
-        return sorted(found, key=lambda journal: journal.key)
+                    journals.append(self.of_job(JobKey(match["cluster"], int(match["job"]), int(match["submit"]))))
+        return sorted(journals, key=lambda journal: journal.key)
 
     def open_jobs(self) -> frozenset[int]:
         """Return the raw IDs of the jobs that are being suspended or sleep in place. Raises ``JournalError``."""

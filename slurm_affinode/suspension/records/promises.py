@@ -64,34 +64,34 @@ class Promises:
         """By file name. Replaced as a whole while ``_files`` is held."""
 
     def known(self) -> tuple[Promise, ...]:
-        """Return the promises of other nodes as of the last ``look``, and the current ones of this node."""
+        """Return the promises of other nodes as of the last ``refresh``, and the current ones of this node."""
         now = self._now()
         return tuple(held.promise for held in self._all.values() if held.until > now)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the promises of other nodes and drop expired ones. Never raises; unreadable promises are unknown."""
         with self._files:
             now = self._now()
-            found = {
+            current = {
                 name: value
                 for name, value in self._all.items()
                 if value.promise.node == self._node and value.until > now
             }
             if self._directory is not None:
                 with contextlib.suppress(OSError):
-                    found |= self._ask(partial(self._others, self._directory, now, frozenset(found)))
-            self._all = found
+                    current |= self._ask(partial(self._others, self._directory, now, frozenset(current)))
+            self._all = current
 
-    def _others(self, directory: Path, now: float, own: Collection[str]) -> dict[str, _Given]:
-        found = {}
+    def _others(self, directory: Path, now: float, own_names: Collection[str]) -> dict[str, _Given]:
+        others = {}
         with opened(directory) as at:
             for path in sorted(directory / path.name for path in at.glob(f"{self._cluster}.*")):
                 given = self._read(path)
                 if given is not None and given.until > now and given.promise.node != self._node:
-                    found[path.name] = given
-                elif path.name not in own:
+                    others[path.name] = given
+                elif path.name not in own_names:
                     self._clear(at, path)
-        return found
+        return others
 
     def _clear(self, at: Path, path: Path) -> None:
         """Remove a promise that is expired, invalid, or made by an earlier agent on this node.
@@ -130,13 +130,15 @@ class Promises:
             for task in range(min(waiting.tasks, _MOST_TASKS)):
                 name = f"{self._cluster}.{waiting.job_id}.{task}"
                 there = self._all.get(name)
-                own = there if there is not None and there.promise.node == self._node and there.until > now else None
-                if own is not None and own.promise.gpus >= waiting.gpus:
+                granted = (
+                    there if there is not None and there.promise.node == self._node and there.until > now else None
+                )
+                if granted is not None and granted.promise.gpus >= waiting.gpus:
                     continue  # that task is served
-                held, under_way = (0, 0) if own is None else (own.promise.gpus, own.under_way)
+                held, under_way = (0, 0) if granted is None else (granted.promise.gpus, granted.under_way)
                 promise = Promise(waiting.job_id, self._node, held + gpus)
                 given = _Given(promise, now + self._lasts_s, under_way + 1)
-                if own is not None:
+                if granted is not None:
                     self._keep(name, given)
                 elif not self._link(name, given):
                     continue
@@ -176,7 +178,7 @@ class Promises:
         path = self._directory / name
         try:
             made, there = self._ask(
-                lambda: self._linked(path, given), late=lambda found: _unlink(path) if found[0] else None
+                lambda: self._linked(path, given), late=lambda result: _unlink(path) if result[0] else None
             )
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -221,10 +223,10 @@ class Promises:
     def _read(self, path: Path) -> _Given | None:
         """Return the promise in a file; ``None`` if there is none that its node has signed."""
         try:
-            found = read_signed(self._signer, _PURPOSE, path)
-            if found.value is None or not found.signed:
+            content = read_signed(self._signer, _PURPOSE, path)
+            if content.value is None or not content.signed:
                 return None
-            value = found.value
+            value = content.value
             promise = Promise(int(value["job"]), str(value["node"]), int(value["gpus"]))
             until = json_values.number(value["until"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError):

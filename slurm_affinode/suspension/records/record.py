@@ -117,7 +117,7 @@ class SuspensionFacts:
     requested_why: str | None = _stored_as("asked_why")
 
 
-NOTHING_NEW = SuspensionFacts()
+NO_NEW_FACTS = SuspensionFacts()
 """The facts of a line that only announces a phase."""
 _KEYS = {field.name: str(field.metadata.get("key", field.name)) for field in fields(SuspensionFacts)}
 _NAMES = {key: name for name, key in _KEYS.items()}
@@ -202,7 +202,7 @@ class SuspensionRecord(SuspensionFacts):
         return LedgerEntry(
             cluster=self.key.cluster, job_id=self.key.job_id, submit=self.key.submit_epoch, began_ms=self.began_ms,
             seq=self.seq, user=self.user, uid=self.uid, account=self.account, partition=self.partition, node=node,
-            mode=self.option.mode.value, why=_one(self.why), window_s=self.option.window_s, gpus=self.gpus,
+            mode=self.option.mode.value, why=_reason(self.why), window_s=self.option.window_s, gpus=self.gpus,
             gpu_model=self.gpu_model, gpu_bytes=self.gpu_bytes, image_bytes=self.image_bytes,
             locked_ms=ms(Phase.LOCKED), parked_ms=ms(Phase.PARKED), dumped_ms=ms(Phase.DUMPED),
             queued_ms=ms(Phase.QUEUED), shares_gpus=None if self.shares_gpus is None else int(self.shares_gpus),
@@ -215,8 +215,8 @@ class SuspensionRecord(SuspensionFacts):
             seq=self.seq or 0, uid=self.uid, node=node, began_ms=self.began_ms,
             since_epoch=self.phases.get(Phase.QUEUED, now_epoch), why=messages.reason(self.why or ""),
             gpus=self.gpus or 0, gpu_bytes=self.gpu_bytes or 0, image_bytes=self.image_bytes or 0,
-            wake=self.option.wake, user=self.user, shown=self.shown, trouble=_one(self.trouble),
-            passed=_one(self.passed), local_files=_one(self.local_files), tied=self.tied or None,
+            wake=self.option.wake, user=self.user, shown=self.shown, trouble=_reason(self.trouble),
+            passed=_reason(self.passed), local_files=_reason(self.local_files), tied=self.tied or None,
         )  # fmt: skip
 
     def mail(
@@ -241,5 +241,5 @@ _NEEDED = ("restarts", "uid", "gid", "option", "began_epoch", "init_pid", "init_
 """Facts that the first line of each journal has."""
 
 
-def _one(text: str | None) -> str | None:
+def _reason(text: str | None) -> str | None:
     return None if text is None else messages.reason(text)

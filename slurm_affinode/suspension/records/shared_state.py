@@ -334,16 +334,16 @@ class Notes:
             return self._judged(path, self._ask(lambda: read_signed(self._signer, _NOTE, path)))
         return None
 
-    def _judged(self, path: Path, found: SignedContent) -> Note | None:
+    def _judged(self, path: Path, content: SignedContent) -> Note | None:
         """Return the note if its signature is valid and no newer one was seen; otherwise log the reason."""
-        if found.value is None:
+        if content.value is None:
             return None
         try:
-            note = _note(path, found.value)
+            note = _note(path, content.value)
         except (ValueError, TypeError, KeyError) as error:
             self._signer.refuse(path, f"is not a note: {error}")
             return None
-        if not found.signed:
+        if not content.signed:
             note = replace(note, given_up=False)
             if not self._vouched(note):
                 self._signer.refuse(path, "is not signed, and no image of an older release agrees with it")
@@ -368,24 +368,24 @@ class Notes:
         """Return every note, by job; ``None`` if they cannot be read, so that their number is unknown."""
         if self._root is None:
             return []
-        found = self._read_all(self._root / "asleep", _NOTE)
-        if found is None:
+        contents = self._read_all(self._root / "asleep", _NOTE)
+        if contents is None:
             return None
         with self._lock:  # a removed note may reappear with any revision
-            names = {path.name for path, _ in found}
+            names = {path.name for path, _ in contents}
             self._revisions = {name: revision for name, revision in self._revisions.items() if name in names}
-        notes = [note for path, revision in found if (note := self._judged(path, revision)) is not None]
+        notes = [note for path, revision in contents if (note := self._judged(path, revision)) is not None]
         return sorted(notes, key=lambda note: note.key)
 
     def _read_all(self, files: Path, purpose: str) -> list[tuple[Path, SignedContent]] | None:
         """Return the signed files of a directory; ``None`` if they cannot be read."""
 
-        def look() -> list[tuple[Path, SignedContent]]:
+        def read() -> list[tuple[Path, SignedContent]]:
             paths = [path for path in sorted(files.glob("*.json")) if not path.name.startswith(".")]
             return [(path, read_signed(self._signer, purpose, path)) for path in paths]
 
         with contextlib.suppress(OSError):
-            return self._ask(look)
+            return self._ask(read)
         return None
 
     def remove(self, cluster: str, job_id: int) -> None:
@@ -422,8 +422,8 @@ class Notes:
         """Return the last restores that discard an image; none if they cannot be read."""
         if self._root is None:
             return []
-        found = self._read_all(self._root / "restored", _RESTORED) or []
-        restores = (self._judged_restore(path, content) for path, content in found)
+        contents = self._read_all(self._root / "restored", _RESTORED) or []
+        restores = (self._judged_restore(path, content) for path, content in contents)
         return [restore for restore in restores if restore is not None and restore.discarded]
 
     def _judged_restore(self, path: Path, content: SignedContent) -> LastRestore | None:
@@ -463,12 +463,12 @@ class Notes:
             return {}
         path = self._root / "plan.json"
         try:
-            found = self._ask(lambda: read_signed(self._signer, _PLAN, path, most=_MOST_OF_PLAN))
-            if found.value is None or not found.signed:
+            content = self._ask(lambda: read_signed(self._signer, _PLAN, path, most=_MOST_OF_PLAN))
+            if content.value is None or not content.signed:
                 return {}
             return {
                 int(job): StartPlan(json_values.number(start), tuple(str(node) for node in nodes))
-                for job, (start, nodes) in found.value["starts"].items()
+                for job, (start, nodes) in content.value["starts"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return {}

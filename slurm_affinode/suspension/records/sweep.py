@@ -123,7 +123,7 @@ class Absences:
         there = self._read()
         if not there and not unknown:
             return {}
-        found = {}
+        updated = {}
         with opened(self._directory, create=True) as directory:
             now = self._clock(directory, self._signer.node)
             for name, (since, _) in there.items():
@@ -135,8 +135,8 @@ class Absences:
                 since = min(since, now)  # the clock of the file server was set back
                 if (since, confirmed) != there.get(name):
                     self._write(directory, name, since, confirmed=confirmed)
-                found[name] = self._absence(since, now, confirmed=confirmed)
-        return found
+                updated[name] = self._absence(since, now, confirmed=confirmed)
+        return updated
 
     def confirm(self, unknown: Collection[str]) -> None:
         """Record that an administrator permits the removal of these jobs' images. Raises ``AffinodeError``."""
@@ -157,7 +157,7 @@ class Absences:
     def all(self) -> dict[str, Absence]:
         """Return the recorded jobs; empty if they cannot be read."""
 
-        def look() -> dict[str, Absence]:
+        def read() -> dict[str, Absence]:
             there = self._read()
             if not there:
                 return {}
@@ -166,7 +166,7 @@ class Absences:
             return {name: self._absence(since, now, confirmed=yes) for name, (since, yes) in there.items()}
 
         with contextlib.suppress(OSError):
-            return self._ask(look)
+            return self._ask(read)
         return {}
 
     def _absence(self, since: float, now: float, *, confirmed: bool) -> Absence:
@@ -180,7 +180,7 @@ class Absences:
 
     def _read(self) -> dict[str, tuple[float, bool]]:
         """Return name -> since when, and whether it is confirmed. Unsigned records are ignored, and written anew."""
-        found = {}
+        recorded = {}
         with contextlib.suppress(FileNotFoundError):
             for path in self._directory.iterdir():
                 if not JOB.fullmatch(path.stem) or path.suffix != ".json":
@@ -190,18 +190,18 @@ class Absences:
                     continue
                 since = signed.value.get("since")
                 if isinstance(since, int | float) and 0 <= since < 1 << 40:
-                    found[path.stem] = float(since), signed.value.get("confirmed") is True
-        return found
+                    recorded[path.stem] = float(since), signed.value.get("confirmed") is True
+        return recorded
 
     # --- a sweep that has stopped
 
     def stopped(self) -> StoppedSweep | None:
         """Return the sweep that waits for an administrator. Raises ``AffinodeError`` if its record cannot be read."""
         try:
-            found = self._ask(lambda: read_signed(self._signer, _STOPPED, self._stop, most=_MOST_BYTES))
+            content = self._ask(lambda: read_signed(self._signer, _STOPPED, self._stop, most=_MOST_BYTES))
         except OSError as error:
             raise AffinodeError(f"{self._stop}: {error.strerror or error}") from error
-        return None if found.value is None or not found.signed else _stopped_of(found.value)
+        return None if content.value is None or not content.signed else _stopped_of(content.value)
 
     def stop(self, store: str, going: int, present: int, jobs: Collection[str]) -> StoppedSweep:
         """Record that a sweep has stopped. Raises ``AffinodeError``."""
@@ -368,20 +368,20 @@ class ImageSweep:
 
     def _unknown(self, jobs: _Jobs, notes: Collection[Note]) -> set[str]:
         """Return the names of jobs with data in a store, or a note, that Slurm does not know."""
-        found = {
+        unknown = {
             image.job
             for images in self._images.values()
             for image in images
             if isinstance(image, Image) and image.manifest.key.cluster == self.cluster
             and jobs.fate(image) is Fate.UNKNOWN
         }  # fmt: skip
-        found |= {note.key.name for note in notes if not _knows(jobs, note)}
+        unknown |= {note.key.name for note in notes if not _knows(jobs, note)}
         for store in self.stores:  # entries without a readable manifest, or with only that of a copy
-            found |= {name for name, number in _directories(store, self.cluster) if not _listed(jobs, number)}
+            unknown |= {name for name, number in _directories(store, self.cluster) if not _listed(jobs, number)}
             for facts, _ in store.begun(growing=True):
                 if facts.key.cluster == self.cluster and jobs.fate(Image(facts, "")) is Fate.UNKNOWN:
-                    found.add(facts.key.name)
-        return found
+                    unknown.add(facts.key.name)
+        return unknown
 
     def _newest(self, jobs: _Jobs, notes: Collection[Note]) -> dict[str, int]:
         """Return the newest image of each job; see ``image_store.newest``.
@@ -390,22 +390,22 @@ class ImageSweep:
         """
         live = [run for runs in jobs.live.values() for run in runs]
         shared = [] if self.shared is None else self._images[list(self.stores).index(self.shared)]
-        found = image_store.newest(shared, live)
+        newest = image_store.newest(shared, live)
         for note in notes:
             later = (
                 image.job == note.key.name and note.precedes(image.manifest)
                 for images in self._images.values() for image in images if isinstance(image, Image)
             )  # fmt: skip
             if note.given_up and not any(later):
-                found[note.key.name] = note.seq + 1
+                newest[note.key.name] = note.seq + 1
         for restore in self.notes.discarded():
             images = [
                 image.manifest for images in self._images.values() for image in images
                 if isinstance(image, Image) and image.job == restore.name
             ]  # fmt: skip
             if all(map(restore.discards, images)):
-                found[restore.name] = restore.seq + 1
-        return found
+                newest[restore.name] = restore.seq + 1
+        return newest
 
     # --- stopping
 

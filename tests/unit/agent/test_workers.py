@@ -14,7 +14,7 @@ from waiting import DEADLINE_S, wait_until
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.base.threads import Workers
 from slurm_affinode.model.suspension import Notice, Refusal, RefusalCode, SuspendOption
-from slurm_affinode.suspension.interface import Arrival, LookAgain, Refused
+from slurm_affinode.suspension.interface import Arrival, Refused, SampleAgain
 from slurm_affinode.suspension.job.registry import WatchedJob
 from slurm_affinode.suspension.job.shepherd import Hello, Reply, Restored
 from slurm_affinode.suspension.records.record import SuspensionRecord
@@ -39,7 +39,7 @@ class Suspender:
         self.computed += 1
         return [Refusal(RefusalCode.SRUN_STEPS, "it runs srun steps")]
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
+    def suspend(self, job: WatchedJob, why: str, *, sample_again: SampleAgain, busy: bool = False) -> SuspensionRecord:
         raise Refused(self.refusals(job)[0])
 
 
@@ -60,7 +60,7 @@ def test_users_suspend_in_turn() -> None:
     began: list[int] = []
     go = threading.Event()
 
-    def suspend(job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
+    def suspend(job: WatchedJob, why: str, *, sample_again: SampleAgain, busy: bool = False) -> SuspensionRecord:
         began.append(job.job_id)
         go.wait(DEADLINE_S)
         raise Refused(Refusal(RefusalCode.BUSY, "it is busy"))

@@ -12,7 +12,7 @@ from agent_world import Agent
 from slurm_affinode.agent import status_rows
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.checkpoint.files import scratch_record
-from slurm_affinode.checkpoint.files.scratch_files import NOTHING, ScratchOutcome
+from slurm_affinode.checkpoint.files.scratch_files import NO_SCRATCH_FILES, ScratchOutcome
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.job.shepherd import Restored
 from slurm_affinode.suspension.records.shared_state import Notes
@@ -36,7 +36,7 @@ def suspended(agent: Agent, outcome: ScratchOutcome) -> list[str]:
     """Suspend the job; return the lines in its output."""
     agent.scratch.outcome = outcome
     job = agent.watched()
-    assert agent.suspender.suspend(job, "idle 15m", look_again=lambda: None).failure is None
+    assert agent.suspender.suspend(job, "idle 15m", sample_again=lambda: None).failure is None
     agent.settle()
     return [getattr(one, "text", "") for one in job.link.sent]
 
@@ -98,7 +98,7 @@ def test_files_of_earlier_attempts_on_the_node_are_those_of_a_tied_job(agent):
 
 def failed(agent):
     agent.scratch.outcome = TIED
-    done = agent.suspender.suspend(agent.watched(), "idle 15m", look_again=lambda: None)
+    done = agent.suspender.suspend(agent.watched(), "idle 15m", sample_again=lambda: None)
     assert done.phase is Phase.RUNNING
     return done.failure
 
@@ -132,7 +132,7 @@ def unknown_jobs():
 def test_other_jobs_of_the_user_make_files_ambiguous(agent, jobs, why):
     """Accounting lists those that were on the node since the job runs there; unknown is not none."""
     agent.world.jobs_on_node = jobs
-    suspended(agent, NOTHING)
+    suspended(agent, NO_SCRATCH_FILES)
     assert agent.scratch.ambiguous == why or (why and why in agent.scratch.ambiguous)
 
 

@@ -28,7 +28,7 @@ from slurm_affinode.checkpoint.files.scratch_files import (
 )
 from slurm_affinode.checkpoint.files.scratch_index import DATA, INDEX
 from slurm_affinode.checkpoint.files.scratch_record import RecordError, ScratchRecord, ScratchRecords
-from slurm_affinode.checkpoint.files.scratch_search import ScratchFound
+from slurm_affinode.checkpoint.files.scratch_search import ScratchSearchResult
 from slurm_affinode.checkpoint.interface import DumpNoRoom, RestoreFailed
 from slurm_affinode.model.suspension import JobKey
 
@@ -52,13 +52,13 @@ class Site:
     def files(self) -> ScratchFiles:
         return ScratchFiles(self.rules)
 
-    def find(self, since: float = BEFORE) -> ScratchFound:
+    def find(self, since: float = BEFORE) -> ScratchSearchResult:
         """Search for the files of this process, which are the owner's."""
         hand_over(self.tmp)
         me = Process(os.getpid()).id
         return self.files.find(me, [me], OWNER, [(since, FOREVER)], self.others)
 
-    def save(self, found: ScratchFound | None = None, kept: Collection[str] = ()) -> ScratchOutcome:
+    def save(self, found: ScratchSearchResult | None = None, kept: Collection[str] = ()) -> ScratchOutcome:
         """Copy files into the image."""
         for path in self.image.iterdir():
             path.unlink()
@@ -636,4 +636,4 @@ def test_directory_in_the_environment_is_not_searched(site: Site, open_path: Pat
         me, job = Process(os.getpid()).id, Process(program.pid).id
         found = site.files.find(me, [me, job], OWNER, [(BEFORE, FOREVER)], lambda: None)
         program.communicate()
-    assert found == ScratchFound()
+    assert found == ScratchSearchResult()

@@ -28,7 +28,7 @@ from slurm_affinode.model.gpu import Device, ProcessUtilization
 from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal, RefusalCode, SuspendOption
 from slurm_affinode.suspension.activity import Watch
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, NetSpace, Sock, SockDiagError
-from slurm_affinode.suspension.inplace.sockets import NodeSockets, Own, look_of, states_of
+from slurm_affinode.suspension.inplace.sockets import JobSockets, NodeSockets, states_of, table_of
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.job.peers import Inspector
 from slurm_affinode.suspension.job.registry import WatchedJob
@@ -446,16 +446,16 @@ def test_each_namespace_is_queried_once() -> None:
 
     sockets = NodeSockets(open_diag=open_diag, warn=said.append)
     first, second = (cast(NetSpace, SimpleNamespace(inode=inode)) for inode in (1, 2))
-    one = Own({1: frozenset({5})}, {1: first})
-    other = Own({1: frozenset({6}), 2: frozenset({9})}, {1: first, 2: second})
+    one = JobSockets({1: frozenset({5})}, {1: first})
+    other = JobSockets({1: frozenset({6}), 2: frozenset({9})}, {1: first, 2: second})
     for _ in range(3):
         assert sockets.observations({7: one, 8: other}) == {7: {5: sock}}
     assert len(said) == 1
     assert opened[0].asked == [("tcp", "unix"), ("tcp",), ("tcp",)]
     assert [diag.socks is None for diag in opened].count(False) == 1
-    assert sockets.look(one) == {5: sock}
+    assert sockets.read(one) == {5: sock}
     assert sockets.observations({}) == {}
     assert all(diag.closed for diag in opened if diag.socks is not None)
     sockets.close()
-    assert look_of(states_of({5: sock})) == {5: sock}
-    assert (bool(one), bool(Own())) == (True, False)
+    assert table_of(states_of({5: sock})) == {5: sock}
+    assert (bool(one), bool(JobSockets())) == (True, False)

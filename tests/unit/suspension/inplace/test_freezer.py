@@ -16,7 +16,7 @@ from stopping import stop
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.suspension.inplace.freezer import OWN, SIGNALS, FreezeError, LinuxFreezer
+from slurm_affinode.suspension.inplace.freezer import CGROUP_NAME, SIGNALS, FreezeError, LinuxFreezer
 from slurm_affinode.suspension.job import cgroup as cgroup_module
 from slurm_affinode.suspension.job.process_tree import (
     LinuxProcesses,
@@ -222,7 +222,7 @@ def task_cgroup() -> Iterator[Path]:
     path = scope / "job_7/step_batch/user/task_0"
     path.mkdir(parents=True)
     yield path
-    for directory in (path / OWN, path, *path.parents):
+    for directory in (path / CGROUP_NAME, path, *path.parents):
         if directory == top:
             break
         wait_until("it is empty", lambda directory=directory: _removed(directory))  # type: ignore[misc]
@@ -258,10 +258,12 @@ def test_job_in_cgroup_of_slurm_is_frozen_without_signals(task_cgroup: Path, job
     stop(sleeping.pid)
     before = stopped(freezer.members(job.init, job.started))
     how = freezer.how(freezer.members(job.init, job.started), job.init)
-    assert how == str(task_cgroup / OWN)
+    assert how == str(task_cgroup / CGROUP_NAME)
     freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
     members = freezer.members(job.init, job.started)
-    assert {one.pid for one in members} == set(map(int, (task_cgroup / OWN / "cgroup.procs").read_text().split()))
+    assert {one.pid for one in members} == set(
+        map(int, (task_cgroup / CGROUP_NAME / "cgroup.procs").read_text().split())
+    )
     assert (task_cgroup / "cgroup.procs").read_text().split() == [str(job.init)]
     assert stopped(members) == before
     assert freezer.moving((one.pid for one in members), how) is None
@@ -272,9 +274,9 @@ def test_job_in_cgroup_of_slurm_is_frozen_without_signals(task_cgroup: Path, job
     # Parents stay frozen at first, as when a job wakes.
     above = {member.parent for member in members} & {member.pid for member in members}
     freezer.thaw(job.init, job.started, how, stay={*before, *above})
-    assert set(map(int, (task_cgroup / OWN / "cgroup.procs").read_text().split())) == above
+    assert set(map(int, (task_cgroup / CGROUP_NAME / "cgroup.procs").read_text().split())) == above
     freezer.thaw(job.init, job.started, how, stay=before, going=())
-    assert not (task_cgroup / OWN).exists()
+    assert not (task_cgroup / CGROUP_NAME).exists()
     job.goes_on()
     assert stopped(freezer.members(job.init, job.started)) == before
     freezer.thaw(job.init, job.started, how, stay=before)
@@ -292,7 +294,7 @@ def test_job_that_is_killed_while_frozen_leaves_no_cgroup(task_cgroup: Path, job
     os.kill(job.init, signal.SIGKILL)
     wait_until("all of it ends", lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()])
     freezer.clear(how)
-    assert not (task_cgroup / OWN).exists()
+    assert not (task_cgroup / CGROUP_NAME).exists()
     freezer.clear(how)
 
 

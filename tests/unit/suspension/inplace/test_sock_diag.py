@@ -32,9 +32,9 @@ from slurm_affinode.suspension.inplace.sock_diag import (
     SockDiag,
     SockDiagError,
 )
-from slurm_affinode.suspension.inplace.sockets import Look, NodeSockets, Own, at_rest, meanwhile
+from slurm_affinode.suspension.inplace.sockets import JobSockets, NodeSockets, SocketTable, at_rest, meanwhile
 
-Server = tuple[socket.socket, NodeSockets, Callable[[], Look]]
+Server = tuple[socket.socket, NodeSockets, Callable[[], SocketTable]]
 
 
 @pytest.fixture
@@ -213,10 +213,10 @@ def test_listener_of_another_namespace_is_found() -> None:
         if not port:
             pytest.skip("no network namespace can be made here")
         sockets = NodeSockets()
-        own = sockets.own([inside.pid])
+        own = sockets.of_processes([inside.pid])
         assert len(own.spaces) == 2
         with socket.create_connection(("127.0.0.1", int(port))):
-            for look_ in (lambda: sockets.look(own), lambda: sockets.observations({7: own})[7]):
+            for look_ in (lambda: sockets.read(own), lambda: sockets.observations({7: own})[7]):
                 wait_until("one waits", look_, lambda seen: [s.waiting for s in seen.values() if s.listens] == [1])
         sockets.close()
     finally:
@@ -253,7 +253,7 @@ def fork_as(number, port):
 
 first = fork_as(200, 8001)
 sockets = NodeSockets()
-own = sockets.own([first])
+own = sockets.of_processes([first])
 os.kill(first, signal.SIGKILL)
 os.waitpid(first, 0)
 fork_as(200, 8002)
@@ -475,8 +475,8 @@ def test_socket_connected_since_last_suspension_is_seen(diag: SockDiag) -> None:
         socket.socket() as client,
     ):
         inodes = frozenset(os.fstat(one.fileno()).st_ino for one in (listener, client))
-        space = NetSpace.own()
-        own = Own({space.inode: inodes}, {space.inode: space})
+        space = NetSpace.of_agent()
+        own = JobSockets({space.inode: inodes}, {space.inode: space})
         for _ in range(2):
             assert len(sockets.observations({7: own})[7]) == 1
         assert sockets.observations({}) == {}  # it is awake
@@ -494,14 +494,14 @@ PROBE = "127.0.0.2"
 def server() -> Iterator[Server]:
     """A listener with a short queue, and a function that returns its look, without what ``PROBE`` does to it."""
     sockets = NodeSockets(probes=[ipaddress.ip_network(PROBE)])
-    space = NetSpace.own()
+    space = NetSpace.of_agent()
     with socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
-        own = Own({space.inode: frozenset({os.fstat(listener.fileno()).st_ino})}, {space.inode: space})
+        own = JobSockets({space.inode: frozenset({os.fstat(listener.fileno()).st_ino})}, {space.inode: space})
         yield listener, sockets, lambda: sockets.observations({7: own})[7]
     sockets.close()
 
 
-def waiting(look: Look) -> int:
+def waiting(look: SocketTable) -> int:
     return sum(sock.waiting for sock in look.values())
 
 
@@ -545,11 +545,11 @@ def test_data_on_open_connection_of_health_check_is_no_request(diag: SockDiag, s
         with accepted, socket.create_connection(listener.getsockname()) as other, listener.accept()[0] as second:
             client.sendall(b"health")
             wait_until("it arrives", lambda: one(diag, accepted).waiting == 6)
-            space = NetSpace.own()
+            space = NetSpace.of_agent()
             inodes = frozenset(os.fstat(sock.fileno()).st_ino for sock in (listener, accepted, second))
-            found = sockets.look(Own({space.inode: inodes}, {space.inode: space}))
+            found = sockets.read(JobSockets({space.inode: inodes}, {space.inode: space}))
             assert at_rest(found, found, within_s=900) is None
             other.sendall(b"request")
             wait_until("it arrives", lambda: one(diag, second).waiting == 7)
-            found = sockets.look(Own({space.inode: inodes}, {space.inode: space}))
+            found = sockets.read(JobSockets({space.inode: inodes}, {space.inode: space}))
             assert "bytes wait" in str(at_rest(found, {}, within_s=900))

@@ -168,7 +168,7 @@ def test_request_prevents_suspension(world, node):
 
 def test_busy_job_is_unlocked(world, node):
     """Detected under the lock: the lock is released, and no memory has moved."""
-    done = node.suspender.suspend(node.job(), "idle 15m", look_again=lambda: "GPU 0: utilization 40")
+    done = node.suspender.suspend(node.job(), "idle 15m", sample_again=lambda: "GPU 0: utilization 40")
     assert done.failure == "it is no longer idle: GPU 0: utilization 40"
     assert (awake(world), node.phase()) == (True, Phase.RUNNING)
     assert [entry.failure for entry in entries(world)] == [done.failure]
@@ -296,7 +296,7 @@ def test_suspension_does_not_need_slurm(world, node):
     """No request is sent to Slurm: its last known state is used."""
     job = node.job()
     world.answers = False
-    assert node.suspender.suspend(job, "idle", look_again=lambda: None).failure is None
+    assert node.suspender.suspend(job, "idle", sample_again=lambda: None).failure is None
     node.connection()
     node.round()
     assert awake(world)
@@ -313,21 +313,21 @@ def test_suspensions_of_one_job_do_not_overlap(world, node):
             seen.append(error.refusal.code)
         return None
 
-    node.suspender.suspend(node.job(), "idle", look_again=again)
+    node.suspender.suspend(node.job(), "idle", sample_again=again)
     assert seen == ["busy"]
 
 
 def test_process_in_container_is_unlocked(world, node):
     """It is in a PID namespace below the job's: both an aborted suspension and the next agent unlock it."""
     node.processes[1].inside = True
-    done = node.suspender.suspend(node.job(), "idle 15m", look_again=lambda: "GPU 0: utilization 40")
+    done = node.suspender.suspend(node.job(), "idle 15m", sample_again=lambda: "GPU 0: utilization 40")
     assert (done.failure is not None, awake(world)) == (True, True)
 
     def killed() -> str | None:
         raise Crash
 
     with pytest.raises(Crash):
-        node.suspender.suspend(node.job(), "idle 15m", look_again=killed)
+        node.suspender.suspend(node.job(), "idle 15m", sample_again=killed)
     assert not awake(world)
     Node(world).recover()
     assert awake(world)
@@ -336,11 +336,11 @@ def test_process_in_container_is_unlocked(world, node):
 def test_request_before_memory_moves_aborts_suspension(world, node):
     """It is unlocked, which is faster than a suspension and a wake."""
 
-    def look_again() -> str | None:
+    def sample_again() -> str | None:
         node.connection()
         return None
 
-    done = node.suspender.suspend(node.job(), "idle 15m", look_again=look_again)
+    done = node.suspender.suspend(node.job(), "idle 15m", sample_again=sample_again)
     assert (done.failure, done.in_use) == ("a request is waiting: a connection waits on port 8000", True)
     assert (awake(world), "checkpoint" in world.effect_log) == (True, False)
 
@@ -439,7 +439,7 @@ def settling(node, seconds=300.0):
 def refusal(node, suspender):
     """Return the code of the refusal of a suspension; empty: the job sleeps."""
     try:
-        suspender.suspend(node.job(), "idle 15m", look_again=lambda: None)
+        suspender.suspend(node.job(), "idle 15m", sample_again=lambda: None)
     except Refused as error:
         return error.refusal.code
     return ""

@@ -63,7 +63,7 @@ def test_thread_that_has_read_data_has_moved(server: tuple[subprocess.Popen[byte
         assert running.stdout is not None
         running.stdout.readline()
         nodes = NodeSockets()
-        look = nodes.look(nodes.own([running.pid]))
+        look = nodes.read(nodes.of_processes([running.pid]))
         assert nodes.readers([running.pid, os.getpid()], look) == (running.pid,)
         before = resting(running.pid)
         for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -76,7 +76,7 @@ def test_thread_that_has_read_data_has_moved(server: tuple[subprocess.Popen[byte
         client.sendall(b"something")
         wait_until("one is elsewhere", lambda: went_on(before, waits([running.pid])))
         assert went_on(before, resting(running.pid))
-        assert [sock.unread for sock in nodes.look(nodes.own([running.pid])).values() if sock.there] == [0]
+        assert [sock.unread for sock in nodes.read(nodes.of_processes([running.pid])).values() if sock.there] == [0]
         stop(running.pid)
         assert went_on(before, nodes.waits([running.pid]))
 

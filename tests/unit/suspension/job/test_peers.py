@@ -223,7 +223,7 @@ def test_old_queue_is_unknown() -> None:
     assert view.refresh() is None
     now[0] = 31.0
     assert view.latest() is None
-    assert view.look(7) is None
+    assert view.read_job(7) is None
     assert view.slurm_user() is None
 
 

@@ -42,7 +42,7 @@ def test_first_node_gets_promise_and_others_see_it(tmp_path: Path, clock: Clock)
     one, two, three = (node(tmp_path, name, clock) for name in ("c1", "c2", "c3"))
     assert one.take(WAITING, 1) == "test.99.0"
     assert two.take(WAITING, 1) is None
-    three.look()
+    three.refresh()
     assert one.known() == two.known() == three.known() == (Promise(99, "c1", 1),)
 
 
@@ -72,7 +72,7 @@ def test_fulfilled_promise_lasts_until_slurm_has_started_job(tmp_path: Path, clo
     one.leave(name, 1, freed=True)
     assert two.take(WAITING, 1) is None
     clock.now += SETTLE_S + 1
-    two.look()
+    two.refresh()
     assert two.known() == one.known() == ()
     assert two.take(WAITING, 1)
 
@@ -82,7 +82,7 @@ def test_promise_of_dead_agent_expires(tmp_path: Path, clock: Clock) -> None:
     node(tmp_path, "c1", clock).take(WAITING, 1)
     other = node(tmp_path, "c2", clock)
     assert other.take(WAITING, 1) is None
-    node(tmp_path, "c1", clock).look()
+    node(tmp_path, "c1", clock).refresh()
     assert other.take(WAITING, 1)
     clock.now += 601
     assert node(tmp_path, "c3", clock).take(WAITING, 1)
@@ -146,7 +146,7 @@ def test_promise_made_while_an_expired_one_is_removed_is_kept(tmp_path: Path, cl
     one._read = slow_read  # type: ignore[assignment, method-assign]
     assert one.take(WAITING, 1) is None
     assert taken == ["test.99.0"]
-    one.look()
+    one.refresh()
     assert one.known() == two.known() == (Promise(99, "c2", 1),)
     assert sorted(path.name for path in (tmp_path / "promises").iterdir()) == ["test.99.0"]
 
@@ -193,7 +193,7 @@ def test_unwritable_directory_is_an_error(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(AffinodeError, match="cannot be written"):
         node(tmp_path, "c1", clock).take(WAITING, 1)
     broken = node(tmp_path, "c1", clock)
-    broken.look()
+    broken.refresh()
     assert broken.known() == ()
 
 
@@ -202,5 +202,5 @@ def test_invalid_promise_file_is_removed(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "promises").mkdir()
     (tmp_path / "promises" / "test.99.0").write_text("[]")
     one = node(tmp_path, "c1", clock)
-    one.look()
+    one.refresh()
     assert one.take(WAITING, 1)

@@ -308,7 +308,7 @@ def test_forged_promise_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "promises").mkdir()
     (tmp_path / "promises" / "test.99.0").write_text(text)
     mine = Promises(tmp_path, "test", Signer(KEY, "c1"), lasts_s=600, now=lambda: 1000.0)
-    mine.look()
+    mine.refresh()
     assert mine.known() == ()
     (tmp_path / "promises" / "test.99.0").write_text(text)
     waiting = Waiting(99, "99", ("gpu",), "Resources", held=False, priority=1, gpus=1)
@@ -345,7 +345,7 @@ def use_claims(root: Path) -> None:
 
 def use_promises(root: Path) -> None:
     promises = Promises(root, "alpha", Signer(KEY, "c1"), lasts_s=600, now=lambda: 1000.0)
-    promises.look()
+    promises.refresh()
     with contextlib.suppress(AffinodeError):
         promises.take(Waiting(7, "7", ("gpu",), "Resources", held=False, priority=1, gpus=1), 1)
 
