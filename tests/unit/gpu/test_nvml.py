@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from slurm_affinode.gpu import nvml
+from slurm_affinode.gpu import nvml_errors
 from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost, NotPermitted, NotSupported
 from slurm_affinode.gpu.nvml import NvmlDriver
 
@@ -238,7 +238,7 @@ def test_device_of_an_earlier_listing_is_lost():
 def test_hint_names_the_directory_of_the_library(tmp_path, monkeypatch):
     """Some containers have NVIDIA's libraries in a directory that the loader does not search."""
     (tmp_path / "libnvidia-ml.so.1").touch()
-    monkeypatch.setattr(nvml, "_PLACES", ("/nowhere", str(tmp_path)))
+    monkeypatch.setattr(nvml_errors, "_PLACES", ("/nowhere", str(tmp_path)))
     binding = Binding(nvmlAnything=refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     binding.nvmlInit = binding.nvmlAnything
     with pytest.raises(DriverMissing) as caught:
