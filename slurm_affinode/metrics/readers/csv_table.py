@@ -15,39 +15,67 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.metrics.aliases import VALUES, Aliases, folded
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
-from slurm_affinode.metrics.readers.lines import LineBlock
+from slurm_affinode.metrics.readers.lines import LineBlock, pieces, positions
 from slurm_affinode.metrics.readers.tables import TableReader
 
 
-def plain_lines(lines: pl.DataFrame, delimiter: str) -> pl.DataFrame | None:
-    """Return ``line`` and ``number`` without blank lines, quotes, and spaces before a cell.
+@dataclass(frozen=True, slots=True)
+class SplitLines:
+    """Lines that were split at their delimiters."""
 
-    None if the lines cannot be split at the delimiters: a quoted cell contains a delimiter, a quote or a line end, or
-    a cell is partly quoted.
+    cells: pl.DataFrame
+    """``c0``, ``c1``, ... and ``number`` of the lines with a cell per column."""
+    others: list[tuple[int, str]]
+    """Number and text of the other lines, and of those without a cell that begins with a digit: headers, blank ones."""
+
+
+_MOST_SPACES = 16
+
+
+def split_lines(block: LineBlock, delimiter: str, count: int) -> SplitLines | None:
+    """Split lines into ``count`` cells, without spaces before a cell and quotes around it, as ``csv.reader`` does.
+
+    None if that takes more than a split: a quoted cell contains a delimiter, a quote or a line end, or a cell is partly
+    quoted.
     """
-    text, mark = lines["line"], re.escape(delimiter)
-    if text.str.contains("\r", literal=True).any() or (text.str.len_bytes() > csv.field_size_limit()).any():
+    text, (starts, ends) = block.text, block.bounds
+    if not len(starts) or b"\r" in text or (ends - starts).max() > csv.field_size_limit():
         return None
-    if text.str.contains('"', literal=True).any():
-        cell = f'(?: *"[^"{mark}]*"|[^"{mark}]*)'
-        if not text.str.contains(f"^{cell}(?:{mark}{cell})*$").all():
+    marks = positions(text, delimiter.encode())
+    last = np.searchsorted(marks, ends)
+    fits = np.diff(last, prepend=0) == count - 1
+    within = marks if fits.all() else marks[np.repeat(fits, np.diff(last, prepend=0))]
+    inner = within.reshape(-1, count - 1)
+    begins = np.hstack([starts[fits][:, None], inner + 1])
+    stops = np.hstack([inner, ends[fits][:, None]])
+    values = np.frombuffer(text, np.uint8)
+    for _ in range(_MOST_SPACES):
+        space = values[begins] == ord(" ")
+        if not space.any():
+            break
+        begins += space
+    else:
+        return None
+    if quotes := text.count(b'"'):
+        quoted = (values[begins] == ord('"')) & (begins < stops)
+        if (quoted != ((values[stops - 1] == ord('"')) & (begins < stops))).any() or quotes != 2 * quoted.sum():
             return None
-        text = text.str.replace_all('"', "", literal=True)
-    # nvidia-smi has one space after each delimiter; the expression below would be slow for it.
-    text = text.str.replace_all(f"{delimiter} ", delimiter, literal=True)
-    if text.str.contains(f"(?:^|{mark}) ").any():
-        text = text.str.replace_all(f"(^|{mark}) +", "${1}")
-    return lines.with_columns(text.alias("line")).filter(pl.col("line").str.contains(rf"[^\s{mark}]"))
-
-
-def doubtful_lines(lines: pl.DataFrame, delimiter: str) -> pl.Series:
-    """Return which of ``plain_lines`` have no cell that begins with a digit, and so may be a header."""
-    return ~lines["line"].str.contains(rf"(?:^|{re.escape(delimiter)})\d")
+        begins, stops = begins + quoted, stops - quoted
+    doubtful = ~((values[begins] - ord("0")) < 10).any(axis=1)  # the difference is unsigned
+    places = np.flatnonzero(fits)
+    apart = np.sort(np.concatenate([np.flatnonzero(~fits), places[doubtful]]))
+    others = [(block.first + at, text[starts[at] : ends[at]].decode()) for at in apart.tolist()]
+    if doubtful.any():
+        places, begins, stops = places[~doubtful], begins[~doubtful], stops[~doubtful]
+    columns = pieces(text, *((begins[:, at], stops[:, at]) for at in range(count)))
+    frame = pl.DataFrame({f"c{at}": column for at, column in enumerate(columns)})
+    return SplitLines(frame.with_columns(pl.Series("number", block.first + places, pl.Int64)), others)
 
 
 def columns(lines: pl.DataFrame, delimiter: str, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -133,12 +161,15 @@ class CsvReader:
         for at, given in enumerate(blocks):
             whole = given if at else self._after_preface(given)
             block = whole if rest else self._without_header(whole)
-            if not rest and (lines := self._plain(block)) is not None:
-                number = int(whole.lines["number"][-1]) + 1
-                yield from self._plain_samples(lines, block.open_line)
+            if not rest and (split := self._split(block)) is not None:
+                number = block.first + len(block.bounds[0])
+                cells, misfits = split
+                for line, row in misfits:
+                    self._misfit(line, row, last=line == block.open_line)
+                yield from self._taken(cells)
                 continue
-            number = number if rest else int(block.lines["number"][0])
-            text = rest + "\n".join(block.lines["line"]) + "\n"
+            number = number if rest else block.first
+            text = rest + block.text.decode()
             text, rest = _whole_records(text) if block.open_line is None else (text, "")
             rows, number = self._records(text, number)
             yield from self._samples(rows, block.open_line)
@@ -151,43 +182,46 @@ class CsvReader:
             raise InputError("has a header and nothing else" if self._header else "is empty", where=self._notes.name)
 
     def _after_preface(self, block: LineBlock) -> LineBlock:
-        first = block.lines["line"].head(_PREFACE_LINES).to_list()
-        return LineBlock(block.lines[len(first) - len(after_preface(first, self._options.aliases)) :], block.open_line)
+        first = block.head(_PREFACE_LINES)
+        return block.after(len(first) - len(after_preface(first, self._options.aliases)))
 
     def _without_header(self, block: LineBlock) -> LineBlock:
         """Remove the header from the first block, if it is one line."""
         if self._header or self._options.fields:
             return block
-        at = block.lines["line"].str.contains(r"\S").arg_max() or 0
-        line, number = block.lines.row(at)
-        if line.count('"') % 2 or at + 1 == len(block.lines):
+        lines = block.head(_PREFACE_LINES)
+        at = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
+        if at + 1 >= len(lines) or lines[at].count('"') % 2:
             return block
-        rows, _ = self._records(line + "\n", number)
+        rows, _ = self._records(lines[at] + "\n", block.first + at)
         if not rows:
             return block
         self._with_header(rows)
-        return LineBlock(block.lines[at + 1 :], block.open_line)
+        return block.after(at + 1)
 
-    def _plain(self, block: LineBlock) -> pl.DataFrame | None:
-        """Return the lines with cells, without headers; None if the lines must be parsed one by one."""
-        lines = plain_lines(block.lines, self._delimiter) if self._header else None
-        if lines is None:
-            return None
-        doubtful = doubtful_lines(lines, self._delimiter)
-        rows = [line.split(self._delimiter) for line in lines["line"].filter(doubtful)]
-        headers = [self._is_header(cells) for cells in rows]
-        if not any(headers):
-            return lines
-        if not all(self._is_same(cells) for cells, header in zip(rows, headers, strict=True) if header):
-            return None
-        again = lines["number"].filter(doubtful).filter(pl.Series(headers))
-        return lines.filter(~pl.col("number").is_in(again.implode()))
+    def _split(self, block: LineBlock) -> tuple[pl.DataFrame, list[tuple[int, list[str]]]] | None:
+        """Return the cells of the rows with a cell per column, and the other rows, without headers.
 
-    def _plain_samples(self, lines: pl.DataFrame, open_line: int | None) -> Iterator[pl.DataFrame]:
-        good, others = columns(lines, self._delimiter, len(self._header))
-        for line, number in others.select("line", "number").iter_rows():
-            self._misfit(number, line.split(self._delimiter), last=number == open_line)
-        yield from self._taken(good)
+        None if the lines must be parsed one by one.
+        """
+        split = split_lines(block, self._delimiter, len(self._header)) if self._header else None
+        if split is None:
+            return None
+        fitting: list[tuple[int, list[str]]] = []
+        misfits: list[tuple[int, list[str]]] = []
+        for number, line in split.others:
+            cells = next(csv.reader([line], delimiter=self._delimiter, skipinitialspace=True), [])
+            if not any(cell.strip() for cell in cells):
+                continue
+            if self._is_header(cells):
+                if not self._is_same(cells):
+                    return None
+            elif len(cells) == len(self._header):
+                fitting.append((number, cells))
+            else:
+                misfits.append((number, cells))
+        frames = [split.cells, *([_frame(fitting)] if fitting else [])]
+        return (pl.concat(frames).sort("number") if fitting else split.cells), misfits
 
     def _records(self, text: str, first: int) -> tuple[list[tuple[int, list[str]]], int]:
         """Return the records with the numbers of their first lines, and the number of the next line."""

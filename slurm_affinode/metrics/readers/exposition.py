@@ -25,7 +25,7 @@ from slurm_affinode.metrics.readers.common import (
     percent_values,
     shows_percent,
 )
-from slurm_affinode.metrics.readers.lines import LineBlock, lines_of
+from slurm_affinode.metrics.readers.lines import LineBlock
 from slurm_affinode.metrics.readers.local_time import to_epoch_ms
 from slurm_affinode.metrics.readers.long_form import ENTRIES, JOB_CODE, LongForm, code_of
 from slurm_affinode.metrics.schema import TIME
@@ -320,7 +320,8 @@ class SmallFilesReader(ExpositionReader):
     def read_together(self, texts: Sequence[str]) -> dict[int, FileSamples]:
         """Return the samples by position in ``texts``, each of which ends with a line; others are to be read alone."""
         files = np.repeat(np.arange(len(texts), dtype=np.uint32), [text.count("\n") for text in texts])
-        block = LineBlock(lines_of("".join(texts).removesuffix("\n"), 1).with_columns(pl.Series("file", files)), None)
+        block = LineBlock("".join(texts).encode())
+        block.lines.insert_column(2, pl.Series("file", files))
         entries = self._entries(block)
         if entries.is_empty():
             return {}

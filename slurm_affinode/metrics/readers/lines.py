@@ -7,13 +7,17 @@ import contextlib
 import gzip
 import io
 import lzma
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import (
@@ -32,14 +36,46 @@ CHUNK = 16 * 2**20
 _AGAIN = "copy the file again; nothing of it was ingested"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LineBlock:
     """Consecutive lines of a file."""
 
-    lines: pl.DataFrame
-    """``line`` (without its end) and ``number`` (from 1)."""
-    open_line: int | None
+    text: bytes
+    """The lines, each with LF at its end, in UTF-8."""
+    first: int = 1
+    """The number of the first line."""
+    open_line: int | None = None
     """In the last block: number of the last line of the file, if it has no line end; else None."""
+
+    @cached_property
+    def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The positions in ``text`` where lines begin, and where they end (the position of LF)."""
+        ends = positions(self.text, b"\n")
+        return np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1] + 1]), ends
+
+    @cached_property
+    def lines(self) -> pl.DataFrame:
+        """``line`` (without its end) and ``number`` (from 1)."""
+        return self.some(np.arange(len(self.bounds[0])))
+
+    def some(self, at: NDArray[np.int64]) -> pl.DataFrame:
+        """Return ``line`` and ``number`` of the lines at some places, ascending."""
+        starts, ends = self.bounds
+        (lines,) = pieces(self.text, (starts[at], ends[at]))
+        return pl.DataFrame({"line": lines, "number": self.first + at})
+
+    def head(self, count: int) -> list[str]:
+        """Return up to ``count`` lines."""
+        return [line.decode() for line in self.text.split(b"\n", count)[:-1][:count]]
+
+    def after(self, count: int) -> LineBlock:
+        """Return the lines after the first ``count``, of which there are as many."""
+        if not count:
+            return self
+        at = 0
+        for _ in range(count):
+            at = self.text.index(b"\n", at) + 1
+        return LineBlock(self.text[at:], self.first + count, self.open_line)
 
     def cut_off(self, number: int, name: str) -> None:
         """Raise ``InputError`` if the unreadable line is the last one and unfinished: the file is truncated."""
@@ -160,13 +196,39 @@ def _blocks(
     for at, piece in enumerate(whole_lines(read, chunk, where=name, longest=GPU_LINE_BYTES, reject=reject)):
         data = piece if at else piece.removeprefix(b"\xef\xbb\xbf")
         complete = data.endswith(b"\n")
-        lines = lines_of((data[:-1] if complete else data).decode("utf-8", "replace"), number)
-        number += len(lines)
-        yield LineBlock(lines, None if complete else number - 1)
+        text = _clean(data if complete else data + b"\n")
+        block = LineBlock(text, number)
+        number += len(block.bounds[0])
+        yield block if complete else LineBlock(text, block.first, number - 1)
         advance(len(piece))
 
 
-def lines_of(text: str, first: int) -> pl.DataFrame:
-    """Return ``line`` and ``number``, from ``first``, of a text without the end of its last line."""
-    lines = pl.Series("line", [text]).str.split("\n").explode(empty_as_null=False).str.strip_chars_end("\r")
-    return pl.DataFrame({"line": lines, "number": pl.int_range(first, first + len(lines), eager=True)})
+def _clean(data: bytes) -> bytes:
+    """Return lines in UTF-8, without carriage returns at their ends."""
+    if not data.isascii():
+        data = data.decode("utf-8", "replace").encode()
+    return re.sub(rb"(?<!\r)\r+\n", b"\n", data) if b"\r" in data else data
+
+
+def positions(text: bytes, byte: bytes) -> NDArray[np.int64]:
+    """Return where a byte occurs."""
+    return np.flatnonzero(np.frombuffer(text, np.uint8) == byte[0])
+
+
+def pieces(text: bytes, *bounds: tuple[NDArray[np.int64], NDArray[np.int64]]) -> list[pl.Series]:
+    """Return pieces of ``text`` (UTF-8) as columns, for beginnings and ends of each: no text is copied.
+
+    The pieces of a row follow each other, as do the rows, and begin and end between characters.
+    """
+    count, width = len(bounds[0][0]), 2 * len(bounds)
+    offsets = np.empty((count, width), np.int64)
+    for at, (starts, ends) in enumerate(bounds):
+        offsets[:, 2 * at], offsets[:, 2 * at + 1] = starts, ends
+    flat = np.append(offsets, len(text))
+    # Arrow reads the text at these offsets without further checks.
+    if (flat[1:] < flat[:-1]).any() or flat[0] < 0:
+        raise ValueError("pieces of text are out of order")
+    arrow = pa.LargeStringArray.from_buffers(len(flat) - 1, pa.py_buffer(flat), pa.py_buffer(text))
+    every = pl.Series(pl.from_arrow(arrow))
+    return [every.gather_every(width, 2 * at) for at in range(len(bounds))]
+
