@@ -184,21 +184,27 @@ def identity_frame(identities: list[Identity]) -> pl.DataFrame:
     return pl.DataFrame(identities, schema=IDENTITY, orient="row")
 
 
-def measured(value: pl.Expr) -> pl.Expr:
-    """Return ``value`` (Float64) with null for everything that means "not measured".
+_LEAST_BLANK = 0x7FFFFFF0
+
+
+def measured(values: pl.Series) -> pl.Series:
+    """Return ``values`` (Float64) with null for everything that means "not measured".
 
     DCGM's blank values: 32-bit 0x7ffffff0 to 0x7fffffff, 64-bit 0x7ffffffffffffff0 and above, floating point
     140737488355328 to 140737488355343 (``DCGM_*_BLANK``, ``_NOT_FOUND``, ``_NOT_SUPPORTED``, ``_NOT_PERMISSIONED`` in
     ``dcgm_structs.h``); NaN, infinities and negative numbers, which none of the metrics can have.
     """
+    if values.is_between(0, _LEAST_BLANK, closed="left").all():
+        return values
+    value = pl.col(values.name)
     blank = (
-        value.is_between(0x7FFFFFF0, 0x7FFFFFFF)
+        value.is_between(_LEAST_BLANK, 0x7FFFFFFF)
         | value.is_between(140737488355328.0, 140737488355343.0)
         | value.is_between(9.2e18, 9.3e18)
         | ~value.is_finite()
         | (value < 0)
     )
-    return pl.when(blank).then(None).otherwise(value)
+    return values.to_frame().select(pl.when(blank).then(None).otherwise(value).alias(values.name)).to_series()
 
 
 def shows_percent(values: pl.Series) -> bool:

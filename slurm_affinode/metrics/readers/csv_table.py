@@ -8,6 +8,7 @@ faster than with ``csv.reader``.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
@@ -19,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.input_files import count_byte
 from slurm_affinode.metrics.aliases import VALUES, Aliases, folded
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.lines import LineBlock, pieces, positions
@@ -44,8 +46,13 @@ def split_lines(block: LineBlock, delimiter: str, count: int) -> SplitLines | No
     None if that takes more than a split: a quoted cell contains a delimiter, a quote or a line end, or a cell is partly
     quoted.
     """
+    if (cells := _even_lines(block, delimiter, count)) is not None:
+        first = cells["c0"]
+        doubtful = ((first < "0") | (first >= ":")).arg_true()
+        if not len(doubtful):
+            return SplitLines(cells, [])
     text, (starts, ends) = block.text, block.bounds
-    if not len(starts) or b"\r" in text or (ends - starts).max() > csv.field_size_limit():
+    if not len(starts) or b"\r" in text:
         return None
     marks = positions(text, delimiter.encode())
     last = np.searchsorted(marks, ends)
@@ -76,6 +83,34 @@ def split_lines(block: LineBlock, delimiter: str, count: int) -> SplitLines | No
     columns = pieces(text, *((begins[:, at], stops[:, at]) for at in range(count)))
     frame = pl.DataFrame({f"c{at}": column for at, column in enumerate(columns)})
     return SplitLines(frame.with_columns(pl.Series("number", block.first + places, pl.Int64)), others)
+
+
+def _even_lines(block: LineBlock, delimiter: str, count: int) -> pl.DataFrame | None:
+    """Return the cells if there are no quotes and each line has ``count`` of them."""
+    text = block.text
+    if count < 2 or b'"' in text or b"\r" in text or text.startswith((b"\n", codecs.BOM_UTF8)):
+        return None
+    lines = count_byte(text, b"\n")
+    if not lines or count_byte(text, delimiter.encode()) != lines * (count - 1):
+        return None
+    names = [f"c{at}" for at in range(count)]
+    try:
+        # A line with more cells is an error, so that none has fewer if their total is right.
+        cells = pl.read_csv(
+            text, has_header=False, separator=delimiter, quote_char=None, schema=dict.fromkeys(names, pl.String())
+        )
+    except pl.exceptions.PolarsError:
+        return None
+    if len(cells) != lines:
+        return None
+    number = pl.int_range(block.first, block.first + lines, eager=True).alias("number")
+    return pl.DataFrame([*map(_unindented, cells.rechunk().get_columns()), number])
+
+
+def _unindented(cells: pl.Series) -> pl.Series:
+    """Return cells without spaces at their beginnings, and with null as an empty cell."""
+    cells = cells.fill_null("") if cells.null_count() else cells
+    return cells.str.strip_chars_start(" ") if ((cells >= " ") & (cells < "!")).any() else cells
 
 
 def columns(lines: pl.DataFrame, delimiter: str, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:

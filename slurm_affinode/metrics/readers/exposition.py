@@ -268,8 +268,8 @@ class ExpositionReader:
 
     def _scaled(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.DataFrame:
         factor = self._factor(known, aliases)
-        value = measured(pl.col("value"))
-        value = value if factor is None else value * factor
+        known = known.with_columns(measured(known["value"]))
+        value = pl.col("value") if factor is None else pl.col("value") * factor
         codes = [code_of(alias) for alias in aliases.values()]
         code = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt16)
         return known.select(*self._kept, "series", code.alias("code"), value.alias("value"), "time")

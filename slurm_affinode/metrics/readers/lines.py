@@ -25,6 +25,7 @@ from slurm_affinode.base.input_files import (
     MAGIC_BYTES,
     LimitedReader,
     compression,
+    count_byte,
     ends_in_cr,
     utf8_stream,
     whole_lines,
@@ -198,7 +199,7 @@ def _blocks(
         complete = data.endswith(b"\n")
         text = _clean(data if complete else data + b"\n")
         block = LineBlock(text, number)
-        number += len(block.bounds[0])
+        number += count_byte(text, b"\n")
         yield block if complete else LineBlock(text, block.first, number - 1)
         advance(len(piece))
 

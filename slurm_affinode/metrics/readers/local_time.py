@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 
+from slurm_affinode.metrics.distinct import distinct
 from slurm_affinode.metrics.schema import TIME
 
 POSSIBLE = (datetime(1970, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
@@ -48,17 +49,15 @@ def parse(
     them, the clock went back before its start. A time that does not exist is read with the offset valid before.
     The first ``known`` texts were read before and are not counted again.
     """
-    frame = pl.DataFrame({"text": texts})
-    distinct = frame.unique()
-    if 2 * len(distinct) < len(frame):  # all GPUs at the same times
-        frame = frame.join(_read(distinct), on="text", how="left", nulls_equal=True, maintain_order="left")
-    else:
-        frame = _read(frame)
+    frame = texts.alias("text").to_frame()
+    some, place = distinct(frame)
+    # All GPUs have the same times.
+    frame = _read(some).select(pl.all().gather(place)) if 2 * len(some) < len(frame) else _read(frame)
     local = frame["local"]
     if not local.any():
         return frame["time"], {}
     times, decisions = localise(frame["naive"], zone, device, known=known)
-    return frame.select(pl.when(local).then(times).otherwise("time").alias("time"))["time"], decisions
+    return (times if local.all() else times.zip_with(local, frame["time"])).alias("time"), decisions
 
 
 def _read(texts: pl.DataFrame) -> pl.DataFrame:

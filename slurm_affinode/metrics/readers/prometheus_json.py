@@ -148,10 +148,10 @@ class SeriesReader:
         of_series = pl.DataFrame(known, schema=_SERIES, orient="row")
         at = pl.Series(np.repeat(np.arange(len(known)), counts))
         frame = of_series.select(pl.all().gather(at)).with_columns(
-            points.values.alias("value"), pl.Series("time", points.ms).cast(TIME)
+            measured(points.values).alias("value"), pl.Series("time", points.ms).cast(TIME)
         )
         yield frame.filter(pl.col("series").is_not_null()).select(
-            "series", "code", (measured(pl.col("value")) * pl.col("factor")).alias("value"), "time"
+            "series", "code", (pl.col("value") * pl.col("factor")).alias("value"), "time"
         )
 
     def entries(self, result: Mapping[str, Any], number: int, long: LongForm) -> pl.DataFrame | None:
@@ -170,7 +170,7 @@ class SeriesReader:
         return frame.select(
             pl.lit(known.number, pl.UInt32).alias("series"),
             pl.lit(known.code, pl.UInt16).alias("code"),
-            (measured(pl.col("value")) * factor).alias("value"),
+            (measured(frame["value"]) * factor).alias("value"),
             "time",
         )
 

@@ -6,6 +6,7 @@ metric and one with its value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -15,6 +16,7 @@ import polars as pl
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.limits import most_bytes
 from slurm_affinode.metrics.aliases import VALUES, Alias, bracket_unit, folded
+from slurm_affinode.metrics.distinct import distinct
 from slurm_affinode.metrics.readers import local_time
 from slurm_affinode.metrics.readers.common import (
     Identifier,
@@ -31,6 +33,7 @@ from slurm_affinode.metrics.schema import IDENTITY, SAMPLES
 
 _MISSING = ("", "n/a", "na", "nan", "null", "none", "-", "--", "err!", "error", "unknown", "not supported")
 _UNIT = r"\s*(%|[kmgt]i?b|b|m?w|watts?|percent)$"
+_COMMON_UNIT = re.compile(r" ?(?:%|[KMGT]i?B|W)$")
 _SCALE = {"kib": 1 / 2**10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20, "kb": 1 / 2**10, "mb": 1.0, "gb": 2.0**10,
           "b": 1 / 2**20, "w": 1.0, "watt": 1.0, "watts": 1.0, "mw": 1e-3}  # fmt: skip
 _SHOWN = 60
@@ -148,20 +151,18 @@ class TableReader:
     def _with_identity(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add ``at`` (number of the identity); rows without a device are reported and dropped."""
         names = [name for name in _PARTS if name in self.layout.parts]
-        keys = [f"_{name}" for name in names]
-        cleaned = frame.with_columns(_known(pl.col(f"c{self.layout.parts[name]}")).alias(f"_{name}") for name in names)
-        known = cleaned.select(keys).unique(maintain_order=True)
-        found = [self._identify(dict(zip(names, row, strict=True))) for row in known.iter_rows()]
-        marks = pl.DataFrame(
-            [(one, None) if isinstance(one, int) else (None, one) for one in found],
-            schema={"at": pl.UInt32(), "why": pl.String()},
-            orient="row",
-        )
-        whole = cleaned.join(known.hstack(marks), on=keys, how="left", nulls_equal=True, maintain_order="left")
-        bad = whole.filter(pl.col("at").is_null())
-        for (why,), lines in bad.group_by("why", maintain_order=True):
-            self.reject(lines, str(why))
-        return whole.filter(pl.col("at").is_not_null()).drop("why", *keys)
+        texts, place = distinct(frame.select(f"c{self.layout.parts[name]}" for name in names))
+        cleaned = texts.select(_known(pl.col(column)).alias(name) for column, name in zip(texts.columns, names, strict=True))
+        found = [self._identify(dict(zip(names, row, strict=True))) for row in cleaned.iter_rows()]
+        numbers_ = pl.Series("at", [one if isinstance(one, int) else None for one in found], pl.UInt32)
+        frame = frame.with_columns(numbers_.gather(place))
+        if not numbers_.has_nulls():
+            return frame
+        why = pl.Series("why", [None if isinstance(one, int) else one for one in found], pl.String).gather(place)
+        bad = frame.with_columns(why).filter(pl.col("at").is_null())
+        for (reason,), lines in bad.group_by("why", maintain_order=True):
+            self.reject(lines, str(reason))
+        return frame.filter(pl.col("at").is_not_null())
 
     def _identify(self, texts: dict[str, str | None]) -> int | str:
         identity = self._identifier.identify({name: text for name, text in texts.items() if text is not None})
@@ -203,23 +204,24 @@ class TableReader:
 
     def _number(self, frame: pl.DataFrame, position: int, field: str, alias: Alias) -> pl.DataFrame:
         """Add the column ``field`` in the unit of the schema; rows with a text that is not a number are dropped."""
-        frame = numbers(frame, f"c{position}", decimal_comma=self._decimal_comma)
-        bad = frame.filter(pl.col("_bad"))
-        if len(bad):
-            self.reject(bad, "not a number", position)
-            frame = frame.filter(~pl.col("_bad"))
-        factor = pl.lit(self._factor(frame, position, field, alias))
-        scaled = measured(pl.col("_number")) * pl.col("_unit").replace_strict(
-            list(_SCALE), list(_SCALE.values()), default=None, return_dtype=pl.Float64
-        ).fill_null(factor)
-        return frame.with_columns(scaled.alias(field)).drop("_number", "_unit", "_bad")
+        text = frame[f"c{position}"]
+        number, unit, bad = numbers(text, decimal_comma=self._decimal_comma)
+        if bad.any():
+            self.reject(frame.filter(bad), "not a number", position)
+            frame, number, unit = frame.filter(~bad), number.filter(~bad), unit.filter(~bad)
+        scaled = measured(number)
+        factor = self._factor(number, position, field, alias)
+        if unit.null_count() == len(unit):
+            return frame.with_columns((scaled if factor == 1.0 else scaled * factor).alias(field))
+        given = unit.replace_strict(list(_SCALE), list(_SCALE.values()), default=None, return_dtype=pl.Float64)
+        return frame.with_columns((scaled * given.fill_null(factor)).alias(field))
 
-    def _factor(self, frame: pl.DataFrame, position: int, field: str, alias: Alias) -> float:
+    def _factor(self, number: pl.Series, position: int, field: str, alias: Alias) -> float:
         if alias.field == "util_pct" and alias.unit == "percent":
-            self._count_fractions(frame["_number"], self._header[position])
+            self._count_fractions(number, self._header[position])
         if alias.unit != "percent_or_ratio":
             return alias.factor
-        if shows_percent(frame["_number"]):
+        if shows_percent(number):
             self._percent.add(field)
         return 1.0 if field in self._percent else 100.0
 
@@ -254,31 +256,44 @@ def _known(text: pl.Expr) -> pl.Expr:
     return pl.when(~clean.str.to_lowercase().is_in(_MISSING) & ~clean.str.starts_with("[")).then(clean)
 
 
-def numbers(frame: pl.DataFrame, column: str, *, decimal_comma: bool = False) -> pl.DataFrame:
-    """Add ``_number`` (null if missing), ``_unit`` (lower case, null if none) and ``_bad`` (no number, not missing)."""
-    plain = frame[column].cast(pl.Float64, strict=False)
-    if plain.null_count() == frame[column].null_count():
-        none = (pl.lit(None, pl.String).alias("_unit"), pl.lit(value=False).alias("_bad"))
-        return frame.with_columns(plain.alias("_number"), *none)
-    distinct = frame.select(column).unique()
-    if 2 * len(distinct) < len(frame):  # such as "0 %" to "100 %"
-        read = numbers(distinct, column, decimal_comma=decimal_comma)
-        return frame.join(read, on=column, how="left", nulls_equal=True, maintain_order="left")
-    lower = pl.col(column).str.strip_chars().str.to_lowercase()
+def numbers(texts: pl.Series, *, decimal_comma: bool = False) -> tuple[pl.Series, pl.Series, pl.Series]:
+    """Return numbers (null if missing), units (lower case, null if none), and whether a text is none and not missing."""
+    nothing = pl.Series([None], dtype=pl.String).new_from_index(0, len(texts))
+    sound = pl.Series([False]).new_from_index(0, len(texts))
+    number = texts.cast(pl.Float64, strict=False)
+    if number.null_count() == texts.null_count():
+        return number, nothing, sound
+    if (unit := _common_unit(texts)) is not None:
+        number = texts.str.strip_suffix(unit).cast(pl.Float64, strict=False)
+        if number.null_count() == texts.null_count():
+            return number, nothing if unit.strip() == "%" else nothing.fill_null(unit.strip().lower()), sound
+    known, place = distinct(texts.to_frame())
+    if 2 * len(known) < len(texts):  # such as "0 %" to "100 %"
+        first, second, third = numbers(known.to_series(), decimal_comma=decimal_comma)
+        return first.gather(place), second.gather(place), third.gather(place)
+    lower = pl.col(texts.name).str.strip_chars().str.to_lowercase()
     bare = lower.str.replace(_UNIT, "")
     if decimal_comma:
         bare = bare.str.replace(r"^(\d*),(\d+)$", "${1}.${2}")
     given = (
-        pl.col(column).is_not_null()
+        pl.col(texts.name).is_not_null()
         & ~lower.is_in(_MISSING)
         & ~lower.str.contains(r"^\[.*\]$|not supported|unknown error")
     )
-    number = bare.cast(pl.Float64, strict=False)
-    return frame.with_columns(
-        pl.when(given).then(number).alias("_number"),
-        lower.str.extract(_UNIT, 1).replace({"%": None, "percent": None}).alias("_unit"),
-        (given & number.is_null()).alias("_bad"),
+    value = bare.cast(pl.Float64, strict=False)
+    read = texts.to_frame().select(
+        pl.when(given).then(value).alias("number"),
+        lower.str.extract(_UNIT, 1).replace({"%": None, "percent": None}).alias("unit"),
+        (given & value.is_null()).alias("bad"),
     )
+    return read["number"], read["unit"], read["bad"]
+
+
+def _common_unit(texts: pl.Series) -> str | None:
+    """Return the unit that all texts end with, such as ``%`` and ``MiB``, and the space before it."""
+    first = next(iter(texts.drop_nulls().head(1)), "")
+    match = _COMMON_UNIT.search(first)
+    return match[0] if match and texts.str.ends_with(match[0]).all() else None
 
 
 def _check_time(header: Sequence[str], notes: ReadingNotes, options: ReadOptions) -> None:
