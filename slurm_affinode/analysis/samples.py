@@ -33,6 +33,7 @@ from slurm_affinode.metrics.parquet.parts import (
     POLARS_ERRORS,
     agreed,
     read_tables,
+    gaps,
     sampling_step,
     seen_names,
     several_names,
@@ -221,6 +222,7 @@ def _renamed(table: pl.DataFrame, names: Mapping[int, int]) -> pl.DataFrame:
 def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:
     table = (
         _merged(store, day)
+        .with_columns(gaps())
         .group_by("device", maintain_order=True)
         .agg(
             *(agreed(name) for name in IDENTITY),

@@ -20,6 +20,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,13 +44,20 @@ def united_jobs(job: pl.Expr) -> pl.Expr:
 
 def merge(frame: pl.DataFrame, table: SampleTable = GPU) -> pl.DataFrame:
     """Sort ``frame`` (``table.columns``, rows in the order of ingest) by (device, time) and merge equal keys."""
-    ordered = frame.sort(SORT, maintain_order=True)
+    ordered = _sorted(frame)
     same = (pl.col("device") == pl.col("device").shift()) & (pl.col("time") == pl.col("time").shift())
     repeat = ordered.select(same.fill_null(value=False).alias("repeat"))["repeat"]
     if not repeat.any():
         return ordered
     shared = repeat | repeat.shift(-1, fill_value=False)
     return pl.concat([ordered.filter(~shared), _collapsed(ordered.filter(shared), table)]).sort(SORT)
+
+
+def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
+    """Sort by (device, time). Most sources have the samples of a device in the order of time."""
+    ordered = frame.select(pl.all().gather(np.argsort(frame["device"].to_numpy(), kind="stable")))
+    late = (pl.col("device") == pl.col("device").shift()) & (pl.col("time") < pl.col("time").shift())
+    return frame.sort(SORT, maintain_order=True) if ordered.select(late.any()).item() else ordered
 
 
 def _collapsed(frame: pl.DataFrame, table: SampleTable) -> pl.DataFrame:
@@ -503,7 +511,7 @@ def _dictionary(values: pl.Series, texts: pl.Series) -> pa.Array:
 
 def _summary(rows: pl.DataFrame) -> pl.DataFrame:
     """Return, per device in order: number of rows, first and last time, sampling interval."""
-    return rows.group_by("device", maintain_order=True).agg(
+    return rows.select("device", "time", *gaps()).group_by("device", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("rows"),
         pl.col("time").first().alias("first"),
         pl.col("time").last().alias("last"),
@@ -511,15 +519,25 @@ def _summary(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def gaps() -> tuple[pl.Expr, pl.Expr]:
+    """Return the columns for ``sampling_step``, of rows by device with ascending times.
+
+    ``gap``: milliseconds since the row before; ``larger``: the larger one of this gap and the next one.
+    """
+    same = pl.col("device") == pl.col("device").shift()
+    gap = pl.when(same).then(pl.col("time").diff().dt.total_milliseconds())
+    following = gap.shift(-1)
+    larger = pl.when(following > gap).then(following).when(following.is_not_null()).then(gap)
+    return gap.alias("gap"), larger.alias("larger")
+
+
 def sampling_step() -> pl.Expr:
-    """Return the sampling interval of a device with ascending times, in ms: the median gap.
+    """Aggregate the ``gaps`` of a device to its sampling interval in ms: the median gap.
 
     If two sources sample shortly after each other, every second gap is small, and so may be the median. If three of
     four pairs of neighboring gaps show this, the median of the larger ones is used.
     """
-    gap = pl.col("time").diff().dt.total_milliseconds()
-    larger = pl.when(gap.shift(-1) > gap).then(gap.shift(-1)).when(gap.shift(-1).is_not_null()).then(gap)
-    median = gap.median()
+    median, larger = pl.col("gap").median(), pl.col("larger")
     turns = (pl.len() >= _TELLING_ROWS) & (larger.quantile(0.25, "lower") > _APART * median)
     return pl.when(turns).then(larger.median()).otherwise(median).round().cast(pl.Int64)
 

@@ -21,12 +21,14 @@ from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 import numpy as np
 import polars as pl
 
 from slurm_affinode.base.errors import unwritable
 from slurm_affinode.base.files import fsync_dir, write_text
+from slurm_affinode.metrics.distinct import distinct
 from slurm_affinode.metrics.parquet import manifest
 from slurm_affinode.metrics.parquet.manifest import PartEntry, StoreManifest
 from slurm_affinode.metrics.parquet.parts import (
@@ -457,7 +459,7 @@ class StoreWriter:
         described = pl.concat([one.identities for one in whole])
         merged = merge(pl.concat([one.rows for one in whole]), self._table)
         staged = []
-        for (day,), part in merged.group_by(merged["time"].dt.date().alias("day"), maintain_order=True):
+        for day, part in _by_day(merged):
             name = secrets.token_hex(8)
             of_day = described.filter(pl.col("day") == day)
             files = PartFiles.of(self._staging.path, name, self._table)
@@ -480,6 +482,17 @@ class StoreWriter:
         self._samples += sum(one.samples for one in taken)
         if self._on_landed is not None:
             self._on_landed(taken)
+
+
+def _by_day(rows: pl.DataFrame) -> Iterator[tuple[date, pl.DataFrame]]:
+    """Yield the rows of each UTC day."""
+    days = rows["time"].dt.date()
+    first = days[0]
+    if (days == first).all():
+        yield first, rows
+        return
+    for (day,), part in rows.group_by(days.alias("day"), maintain_order=True):
+        yield cast("date", day), part
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,23 +542,20 @@ def _separated(
           for name, dtype in table.samples.items()),
         *more,
     )  # fmt: skip
-    full = full.filter(pl.col("time").is_not_null())
+    if full["time"].has_nulls():
+        full = full.filter(pl.col("time").is_not_null())
     if any(full[name].has_nulls() for name in table.required):
         raise ValueError(f"samples need {' and '.join(f'a {name}' for name in table.required)}")
-    described = full.select(*table.identity)
-    # There are few identities and many rows, so rows are joined to the device by a hash.
-    hashed = pl.DataFrame({"hash": described.hash_rows()})
-    first = hashed.with_row_index("at").unique("hash", keep="first", maintain_order=True)
-    known = table.numbered(described[first["at"]])
-    device = hashed.join(
-        first.select("hash", known["device"]), on="hash", how="left", maintain_order="left"
-    )["device"]  # fmt: skip
-    rows = full.select(device, *(name for name in table.columns if name in table.samples), *more)
+    # There are few identities and many rows.
+    described, at = distinct(full.select(*table.identity))
+    known = table.numbered(described)
+    rows = full.select(
+        known["device"].gather(at), *(name for name in table.columns if name in table.samples), *more
+    )  # fmt: skip
     if ORIGIN in table.columns:
         rows = rows.with_columns(pl.lit(None, pl.UInt64).alias(ORIGIN))
-    numbered = first.select("hash").with_columns(known)
-    days = hashed.with_columns(full["time"].dt.date().alias("day"), *(full[name] for name in more))
-    identities = days.unique(maintain_order=True).join(numbered, on="hash", maintain_order="left")
+    days = full.select(at.alias("at"), pl.col("time").dt.date().alias("day"), *more).unique(maintain_order=True)
+    identities = known[days["at"]].with_columns(days["day"], *(days[name] for name in more))
     return rows, identities.select(*known.columns, "day", *more)
 
 
