@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from slurm_affinode.metrics.aliases import VALUES, Alias
 from slurm_affinode.metrics.parquet.parts import united_jobs
@@ -76,17 +79,20 @@ class LongForm:
     def samples(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the samples for ``ENTRIES``; if these have the column ``file``, by file, and with that column."""
         identities: dict[Identity, int] = {}
-        table = pl.DataFrame(
-            [(identities.setdefault(identity, len(identities)), job) for identity, job in self._numbers],
-            schema={"at": pl.UInt64(), "job": pl.String()},
-            orient="row",
-        )
+        jobs: dict[str | None, int] = {None: _NO_JOB}
+        numbers = [
+            (identities.setdefault(identity, len(identities)), jobs.setdefault(job, len(jobs) - 1))
+            for identity, job in self._numbers
+        ]
+        table = pl.DataFrame(numbers, schema={"at": pl.UInt64(), "job": pl.Int32()}, orient="row")
         at = table["at"].gather(rows["series"])
         if "file" in rows.columns:  # devices of different files are different ones until their samples are complete
             at += rows["file"].cast(pl.UInt64) * len(identities)
         numbered = rows.with_columns(at.alias("at"), table["job"].gather(rows["series"]).alias("job"))
-        is_job = pl.col("code") >= JOB_CODE
-        wide = _with_reported_jobs(_wide(numbered.filter(~is_job)), numbered.filter(is_job))
+        is_job = rows["code"] >= JOB_CODE
+        reported = numbered.filter(is_job)
+        measured = numbered.filter(~is_job) if len(reported) else numbered
+        wide = _with_reported_jobs(_wide(measured, [job for job in jobs if job is not None]), reported)
         known, device = identity_frame(list(identities)), wide["at"] % len(identities)
         file = [(wide["at"] // len(identities)).alias("file")] if "file" in rows.columns else []
         return wide.select(
@@ -94,29 +100,108 @@ class LongForm:
         )
 
 
-def _wide(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per device and time: a value of each field (``_value``), and the union of the job IDs."""
-    present: dict[str, list[int]] = {}
-    for code in sorted(rows["code"].unique()):
-        present.setdefault(_FIELDS[code // RANKS], []).append(code)
-    values = [_value(name, codes).alias(name) for name, codes in present.items()]
-    if rows["job"].null_count() == len(rows):
-        wide = rows.group_by("at", "time").agg(*values).with_columns(pl.lit(None, pl.String).alias("job"))
-    else:
-        wide = rows.group_by("at", "time").agg(*values, united_jobs(pl.col("job").unique()).alias("job"))
+_NO_JOB = -1
+
+
+def _wide(rows: pl.DataFrame, jobs: Sequence[str]) -> pl.DataFrame:
+    """Return one row per device and time, sorted: a value of each field (``_combined``), and the union of the job IDs.
+
+    ``rows``: ``ENTRIES`` with ``at``, the device, and ``job``, a place in ``jobs`` or ``_NO_JOB``.
+    """
+    times, time = _places(rows["time"].to_physical())
+    devices, device = _places(rows["at"])
+    cells, cell = _places(pl.Series(device * len(times) + time), at_most=len(devices) * len(times))
+    value, code = rows["value"].fill_null(math.nan).to_numpy(), rows["code"].to_numpy()
+    present: dict[str, list[NDArray[np.float64]]] = {}
+    for each in sorted(rows["code"].unique()):
+        name = _FIELDS[each // RANKS]
+        at = np.flatnonzero(code == each)
+        present.setdefault(name, []).append(_extremes(name, cell[at], value[at], len(cells)))
+    columns = [pl.Series(name, _combined(name, values), nan_to_null=True) for name, values in present.items()]
+    wide = pl.DataFrame(
+        [
+            pl.Series("at", devices[cells // max(1, len(times))], pl.UInt64),
+            pl.Series("time", times[cells % max(1, len(times))]).cast(TIME),
+            *columns,
+            _united(cell, rows["job"].to_numpy(), len(cells), jobs).alias("job"),
+        ]
+    )
     missing = [pl.lit(None, pl.Float64).alias(name) for name in VALUES if name not in present]
-    return with_total(wide.with_columns(missing)).sort("at", "time")
+    return with_total(wide.with_columns(missing))
 
 
-def _value(field: str, codes: Sequence[int]) -> pl.Expr:
-    """Aggregate the values of a field with these ``codes``, ascending, for a device and time.
+def _places(values: pl.Series, at_most: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distinct integers, ascending, and for each of ``values`` its place among them.
+
+    ``at_most``: the values are from 0 to less than that.
+    """
+    if values.is_empty():
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    if at_most is not None and at_most <= _SPARSE * len(values):
+        there = np.zeros(at_most, np.bool_)
+        there[values.to_numpy()] = True
+        known = np.flatnonzero(there)
+        return known, (np.cumsum(there) - 1)[values.to_numpy()]
+    known = values.unique().sort().to_numpy().astype(np.int64)
+    offsets = values.to_numpy().astype(np.int64) - known[0]
+    step = max(1, int(np.gcd.reduce(np.diff(known)))) if len(known) > 1 else 1
+    size = int(known[-1] - known[0]) // step + 1
+    if size > _SPARSE * len(values):
+        return known, np.searchsorted(known - known[0], offsets)
+    places = np.zeros(size, np.int64)
+    places[(known - known[0]) // step] = np.arange(len(known))
+    return known, places[offsets // step if step > 1 else offsets]
+
+
+_SPARSE = 4
+"""A table of places may have as many times more cells than there are values."""
+
+
+def _extremes(
+    field: str, cells: NDArray[np.int64], values: NDArray[np.float64], count: int
+) -> NDArray[np.float64]:  # fmt: skip
+    """Return the value of each of ``count`` cells, NaN if there is none; of several, the largest (see ``_combined``)."""
+    result = np.full(count, math.nan)
+    result[cells] = values
+    there = np.zeros(count, np.bool_)
+    there[cells] = True
+    if np.count_nonzero(there) < len(cells):
+        (np.fmin if field == "fb_free_mib" else np.fmax).at(result, cells, values)
+    return result
+
+
+def _combined(field: str, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Combine the values of the names of a field, in the order of the table of aliases.
 
     Of several exporters with one name, the largest value counts (of free memory, the least), and of several names the
     first one in the table of aliases. No name makes a GPU idle that is active by another one.
     """
-    values = [pl.col("value").filter(pl.col("code") == code) for code in codes]
-    extremes = [each.min() if field == "fb_free_mib" else each.max() for each in values]
-    return pl.max_horizontal(extremes) if field in ACTIVITY else pl.coalesce(extremes)
+    result = values[0]
+    for each in values[1:]:
+        result = np.fmax(result, each) if field in ACTIVITY else np.where(np.isnan(result), each, result)
+    return result
+
+
+def _united(cells: NDArray[np.int64], numbers: NDArray[np.int32], count: int, jobs: Sequence[str]) -> pl.Series:
+    """Return the job IDs of each of ``count`` cells: those of all entries, united."""
+    known = numbers != _NO_JOB
+    if not known.any():
+        return pl.Series([None], dtype=pl.String).new_from_index(0, count)
+    if not known.all():
+        cells, numbers = cells[known], numbers[known]
+    number = np.full(count, len(jobs), np.int32)
+    number[cells] = numbers
+    texts = pl.Series([*jobs, None], dtype=pl.String)
+    result = texts.gather(number)
+    differ = number[cells] != numbers
+    if not differ.any():
+        return result
+    several = np.zeros(count, np.bool_)
+    several[cells[differ]] = True
+    at = several[cells]
+    entries = pl.DataFrame({"cell": cells[at], "job": texts.gather(numbers[at])})
+    united = entries.group_by("cell").agg(united_jobs(pl.col("job").unique()).alias("job"))
+    return result.scatter(united["cell"], united["job"])
 
 
 def with_total(wide: pl.DataFrame) -> pl.DataFrame:
