@@ -277,19 +277,23 @@ Examples:
   slurm-affinode ingest gpu range.json                      a response of Prometheus' /api/v1/query_range
   slurm-affinode ingest gpu --node gpu01 --start 2026-11-01T08:00 --interval 30s dmon.txt
   slurm-affinode ingest gpu --timezone Europe/Oslo gpu01/nvidia-smi.csv
+  ssh gpu01 'date -Is; nvidia-smi' | slurm-affinode ingest gpu --node gpu01 -
   curl -s http://gpu01:9400/metrics | slurm-affinode ingest gpu --start now -
   slurm-affinode ingest gpu --prometheus http://prometheus:9090 --since 7d --match 'cluster="alpha"'
   slurm-affinode ingest gpu --prometheus https://metrics.example.org --token-file token --ca-file ca.pem
 
 \b
 Formats:
-  prometheus       exposition text with timestamps, mostly ms (many scrapes in a file are fine)
-  openmetrics      likewise with '# EOF' at the end, timestamps mostly in seconds
-  prometheus-json  responses of the Prometheus API, query_range or query
-  csv              with a header; name unknown columns in gpu_history.columns of the configuration
-  nvidia-smi       nvidia-smi --query-gpu=... --format=csv; without a header give --fields
-  dmon             dcgmi dmon; needs --start and --interval
-  parquet          columns as in csv
+  prometheus        exposition text with timestamps, mostly ms (many scrapes in a file are fine)
+  openmetrics       likewise with '# EOF' at the end, timestamps mostly in seconds
+  prometheus-json   responses of the Prometheus API, query_range or query
+  csv               with a header; name unknown columns in gpu_history.columns of the configuration
+  nvidia-smi        nvidia-smi --query-gpu=... --format=csv; without a header give --fields
+  nvidia-smi-table  the table of nvidia-smi, once or many times, with lines of date
+  nvidia-smi-q      nvidia-smi -q, once or many times
+  nvidia-smi-xml    nvidia-smi -q -x, once or many times
+  dmon              dcgmi dmon; needs --start and --interval
+  parquet           columns as in csv
 Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 """
 
@@ -297,7 +301,11 @@ Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 @command(epilog=_GPU_EPILOG)
 @click.argument("paths", nargs=-1, type=click.Path(readable=False), metavar="[PATH...]")
 @click.option(
-    "--format", "format_", type=click.Choice(FORMATS), help="Set the format of every file [default: by content]"
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    metavar="FORMAT",
+    help="Set the format of every file, one of those below [default: by content]",
 )
 @_cluster("Set the cluster of every sample [default: from the file, else configuration]")
 @click.option("--node", metavar="NAME", help="Set the node of samples without one [default: file or directory name]")

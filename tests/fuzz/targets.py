@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuzz import control, engines, exporter, images, native, node_files, procfs, records, shepherds, slurm
+from fuzz import control, engines, exporter, images, native, node_files, procfs, records, shepherds, slurm, snapshots
 from fuzz.runner import Target
 
-_PARTS = (shepherds, control, images, procfs, records, node_files, slurm, engines, exporter, native)
+_PARTS = (shepherds, control, images, procfs, records, node_files, slurm, engines, exporter, snapshots, native)
 TARGETS: dict[str, Target] = {one.name: one for part in _PARTS for one in part.TARGETS}

@@ -16,13 +16,30 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import is_binary
 from slurm_affinode.base.limits import GPU_LINE_BYTES
 from slurm_affinode.metrics.aliases import Aliases
-from slurm_affinode.metrics.readers import csv_table, dmon, exposition, parquet_table, prometheus_json
+from slurm_affinode.metrics.readers import (
+    csv_table,
+    dmon,
+    exposition,
+    parquet_table,
+    prometheus_json,
+    smi_query,
+    smi_table,
+    smi_xml,
+)
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.csv_table import after_preface, is_smi_header, is_table
 from slurm_affinode.metrics.readers.dmon import HEADER
 from slurm_affinode.metrics.readers.lines import blocks, compression_of, head, reading
+from slurm_affinode.metrics.readers.snapshot_times import time_in_name
+from slurm_affinode.metrics.readers.snapshots import Parser, SnapshotReader
 
-FORMATS = ("prometheus", "openmetrics", "prometheus-json", "csv", "nvidia-smi", "dmon", "parquet")
+SNAPSHOT_PARSERS: dict[str, Parser] = {
+    "nvidia-smi-table": smi_table.parse,
+    "nvidia-smi-q": smi_query.parse,
+    "nvidia-smi-xml": smi_xml.parse,
+}
+"""Formats of snapshots -> their parsers."""
+FORMATS = ("prometheus", "openmetrics", "prometheus-json", "csv", "nvidia-smi", *SNAPSHOT_PARSERS, "dmon", "parquet")
 """Supported formats. ``prometheus`` is exposition text."""
 
 _NUMBER = r"[-+]?(?:[0-9.]\S*|[iI]nf|[nN]a[nN])"
@@ -32,8 +49,16 @@ _SAMPLE = re.compile(
 _COMMENT = re.compile(r"^#\s*(?:HELP|TYPE|UNIT|EOF)\b")
 _SMI_ROW = re.compile(r"GPU-[0-9a-f]{8}-|\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}\s*,|,\s*\d+ (?:%|MiB)\s*(?:,|$)")
 
-_OTHER_SMI = re.compile(r"=+NVSMI LOG=|<!DOCTYPE nvidia_smi_log|\|\s*NVIDIA-SMI \d|#\s*(?:Date\s+Time\s+)?gpu\s")
-"""First lines of other outputs of nvidia-smi: ``-q``, ``-q -x``, the default table, ``dmon`` and ``pmon``."""
+_OTHER_SMI = re.compile(r"#\s*(?:Date\s+Time\s+)?gpu\s")
+"""First lines of other outputs of nvidia-smi: ``dmon`` and ``pmon``."""
+_SNAPSHOT_MARKS = (
+    (smi_xml.BANNER, "nvidia-smi-xml"),
+    (smi_query.BANNER, "nvidia-smi-q"),
+    (smi_table.BANNER, "nvidia-smi-table"),
+    (smi_table.HEADER, "nvidia-smi-table"),
+)
+_SNAPSHOT_LINES = 200
+"""Lines in which the first snapshot begins: it may be quoted in a longer text."""
 
 
 def detect(path: Path, name: str, aliases: Aliases) -> str:
@@ -53,6 +78,8 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
         return "prometheus-json"
     if any(HEADER.match(line) for line in lines[:50]):
         return "dmon"
+    if (snapshots := _snapshot_format(lines)) is not None:
+        return snapshots
     if any(_OTHER_SMI.match(line) for line in lines[:5]):
         hint = (
             "log with nvidia-smi --query-gpu=timestamp,uuid,utilization.gpu,memory.used,power.draw --format=csv -l 30"
@@ -65,6 +92,15 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
     if is_table(lines[0], aliases):
         return "csv"
     raise InputError(f"has no known format; it begins with {whole[0].strip()[:60]!r}", where=name, hint=_known())
+
+
+def _snapshot_format(lines: list[str]) -> str | None:
+    """Return the format of the first snapshot of nvidia-smi in the lines."""
+    for line in lines[:_SNAPSHOT_LINES]:
+        for mark, format in _SNAPSHOT_MARKS:
+            if mark.match(line):
+                return format
+    return None
 
 
 def _known() -> str:
@@ -257,6 +293,9 @@ def read_file(
         return kind, reader.read(lines)
     if kind == "dmon":
         return kind, dmon.DmonReader(notes, options, node).read(lines)
+    if kind in SNAPSHOT_PARSERS:
+        snapshots = SnapshotReader(notes, options, node, SNAPSHOT_PARSERS[kind], time_in_name(path.name))
+        return kind, snapshots.read(lines)
     if kind in ("csv", "nvidia-smi"):
         dialect = csv_table.Dialect(log=kind == "nvidia-smi")
         return kind, csv_table.CsvReader(notes, options, node, dialect).read(lines)
@@ -310,7 +349,7 @@ def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None)
     """Return a digest of the file's content and of everything that determines how it is read."""
     how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
            options.start, options.interval_s, options.fields, *map(_Verbatim, options.aliases.texts),
-           None if options.node else node_from_path(str(path.absolute())))  # fmt: skip
+           None if options.node else node_from_path(str(path.absolute())), time_in_name(path.name))  # fmt: skip
     return digest(path, name, how)
 
 

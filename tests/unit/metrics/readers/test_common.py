@@ -118,8 +118,6 @@ def test_job_ids_are_normalized(text: str, ids: str | None) -> None:
         (b"a,b\n1,2\n", "no known format"), (b"\x1f\x8b\x08\x00 not gzip", "cut off or damaged"),
         (b"#Date  Time  gpu pwr sm\n#YYYYMMDD HH:MM:SS Idx W %\n 20261101 01:00:00 0 66 5\n", "in a form that is not"),
         (b"# gpu   pwr\n# Idx     W\n    0    66\n", "in a form that is not"),
-        (b"==============NVSMI LOG==============\n\nTimestamp : x\n", "in a form that is not"),
-        (b'<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "x">\n', "in a form that is not"),
     ],
 )  # fmt: skip
 def test_file_of_unknown_format_is_rejected(tmp_path: Path, content: bytes, what: str) -> None:
@@ -135,12 +133,15 @@ def test_file_of_unknown_format_is_rejected(tmp_path: Path, content: bytes, what
 def test_format_is_detected_by_content(recorded: Path) -> None:
     """The file names do not matter."""
     found = {
-        path.name: detect(path, path.name, OPTIONS.aliases) for path in sorted((recorded / "gpu").glob("*.[pctj]*"))
+        path.name: detect(path, path.name, OPTIONS.aliases) for path in sorted((recorded / "gpu").glob("*.[pctjx]*"))
     }
     assert found == {
         "dcgm-exporter-4.9.prom": "prometheus", "dcgm-exporter.prom": "prometheus", "dcgm-mig.prom": "prometheus",
         "dmon.txt": "dmon", "jobstats.json": "prometheus-json", "long.csv": "csv", "nounits-noheader.csv": "nvidia-smi",
-        "nvidia-smi-gpu01.csv": "nvidia-smi", "openmetrics.txt": "openmetrics", "wide.csv": "csv",
+        "nvidia-smi-gpu01.csv": "nvidia-smi", "nvidia-smi-535.xml": "nvidia-smi-xml",
+        "nvidia-smi-q-550.txt": "nvidia-smi-q", "nvidia-smi-table-390.txt": "nvidia-smi-table",
+        "nvidia-smi-table-525.txt": "nvidia-smi-table", "nvidia-smi-table-580-mig.txt": "nvidia-smi-table",
+        "openmetrics.txt": "openmetrics", "wide.csv": "csv",
     }  # fmt: skip
 
 
