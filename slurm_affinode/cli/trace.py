@@ -166,6 +166,45 @@ def philly(file: Path, out: Path | None, as_json: bool) -> None:
     _job_log("philly", reader.read(file), claims_name="philly", out=out, as_json=as_json)
 
 
+@trace.command("helios", short_help="Analyze the jobs of a cluster of SenseTime's Helios")
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def helios(path: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the jobs of one cluster of the Helios trace (HeliosData).
+
+    PATH is cluster_log.csv, plain or compressed, or its directory. The GPUs of the cluster are read from
+    cluster_gpu_number.csv in the same directory. Figures published about the cluster (Venus, Earth, Saturn, Uranus, by
+    the name of the directory) are compared with the log.
+
+    \b
+    Example:
+      slurm-affinode trace helios HeliosData/data/Venus --out out/venus
+    """
+    from slurm_affinode.traces import scheduler_logs  # noqa: PLC0415 - --help stays quick
+
+    _job_log("helios", scheduler_logs.read_helios(path), claims_name="helios", out=out, as_json=as_json)
+
+
+@trace.command("acme", short_help="Analyze the jobs of a cluster of the Acme trace")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def acme(file: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the jobs of one cluster of the Acme trace (AcmeTrace).
+
+    FILE is trace_seren.csv or trace_kalos.csv, plain or compressed. Run times are end minus start. Figures published
+    about the cluster, by the name of the file, are compared with the log.
+
+    \b
+    Example:
+      slurm-affinode trace acme AcmeTrace/data/job_trace/trace_seren.csv --out out/seren
+    """
+    from slurm_affinode.traces import scheduler_logs  # noqa: PLC0415 - --help stays quick
+
+    _job_log("acme", scheduler_logs.read_acme(file), claims_name="acme", out=out, as_json=as_json)
+
+
 @trace.command("dlrm2025", short_help="Analyze Alibaba's disaggregated recommendation models (2025)")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @out_option
@@ -222,12 +261,12 @@ def _job_log(trace_name: str, log: JobLog, *, claims_name: str | None, out: Path
     check_complete(log, log.left_out, partial=True)
     result = job_figures.analyse(log)
     figures = result.as_dict()
-    judged = claims.judge(claims.load(claims_name), claims.flat(figures)) if claims_name else ()
+    judged = claims.judge(claims.load(claims_name), claims.flat(figures), log.cluster) if claims_name else ()
     summary: dict[str, Any] = {
         "trace": trace_name,
         **figures,
         "published": [claim.as_dict() for claim in judged],
-        "notes": [job_page.note(log.unit, part) for part in log.left_out],
+        "notes": list(job_page.notes(result)),
     }
     _present(
         summary, judged, lambda: job_page.html(job_page.TRACES[trace_name], result, judged), out=out, as_json=as_json

@@ -52,10 +52,14 @@ def load(name: str) -> Mapping[str, Any]:
     return tomllib.loads(text)
 
 
-def judge(table: Mapping[str, Any], figures: Mapping[str, Any]) -> tuple[Claim, ...]:
-    """Compare every claim of the table with ``figures``, the values of a summary by name."""
+def judge(table: Mapping[str, Any], figures: Mapping[str, Any], cluster: str | None = None) -> tuple[Claim, ...]:
+    """Compare every claim of the table with ``figures``, the values of a summary by name.
+
+    Claims about one ``cluster`` of a trace are compared only with figures of that cluster.
+    """
     sources: Mapping[str, str] = table["sources"]
-    return tuple(_judge(entry, sources, figures) for entry in table["claim"])
+    entries = (entry for entry in table["claim"] if entry.get("cluster", cluster) == cluster)
+    return tuple(_judge(entry, sources, figures) for entry in entries)
 
 
 def _judge(entry: Mapping[str, Any], sources: Mapping[str, str], figures: Mapping[str, Any]) -> Claim:

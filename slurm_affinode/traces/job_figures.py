@@ -50,6 +50,16 @@ class SizeClass:
 
 
 @dataclass(frozen=True, slots=True)
+class FinalState:
+    """The jobs that ended in a state."""
+
+    jobs: int
+    job_share: float
+    unit_hours: float
+    hours_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestedTime:
     """Requested against used time, of the jobs with a requested time."""
 
@@ -103,6 +113,13 @@ class JobLogSummary:
     arrivals: JobArrivals | None
     run_bins: tuple[TimeBin, ...]
     wait_bins: tuple[TimeBin, ...]
+    cluster: str | None
+    jobs_without_units: int | None
+    final_states: Mapping[str, FinalState] | None
+    recorded_run_mean_s: float | None
+    """Mean of the run times by the column of the log, where that is not end minus start."""
+    recorded_runs_differ: int | None
+    """Jobs of which that column is more than a second away from end minus start."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as JSON values."""
@@ -158,7 +175,8 @@ def analyse(log: JobLog) -> JobLogSummary:
         size_classes=_size_classes(jobs, SIZES[log.unit]), waits_known=len(waits), wait_s=spread(waits),
         requested=_requested(jobs), arrivals=_arrivals(jobs["submit_s"], log.epoch_s, log.zone),
         run_bins=time_bins(jobs["run_s"], jobs["hours"]),
-        wait_bins=time_bins(waits),
+        wait_bins=time_bins(waits), cluster=log.cluster, jobs_without_units=log.jobs_without_units,
+        final_states=_final_states(jobs, log.final_states), **_recorded_runs(jobs, log.recorded_run_s),
     )  # fmt: skip
 
 
@@ -176,6 +194,31 @@ def _size_classes(jobs: pl.DataFrame, bounds: tuple[int, ...]) -> dict[str, Size
                 run_median_s=float(part["run_s"].median()),  # type: ignore[arg-type]
             )  # fmt: skip
     return classes
+
+
+def _final_states(jobs: pl.DataFrame, states: pl.Series | None) -> dict[str, FinalState] | None:
+    if states is None:
+        return None
+    whole = float(jobs["hours"].sum())
+    groups = (
+        jobs.select(states.alias("state"), "hours").group_by("state").agg(pl.len().alias("jobs"), pl.col("hours").sum())
+    )
+    return {
+        state: FinalState(jobs=count, job_share=count / jobs.height, unit_hours=hours, hours_share=hours / whole)
+        for state, hours, count in groups.sort("jobs", "state", descending=[True, False])
+        .select("state", "hours", "jobs").iter_rows()
+    }  # fmt: skip
+
+
+def _recorded_runs(jobs: pl.DataFrame, recorded: pl.Series | None) -> dict[str, Any]:
+    if recorded is None:
+        return {"recorded_run_mean_s": None, "recorded_runs_differ": None}
+    differ = (recorded - jobs["run_s"]).abs() > 1
+    mean = recorded.mean()
+    return {
+        "recorded_run_mean_s": float(mean) if isinstance(mean, float) else None,
+        "recorded_runs_differ": int(differ.sum()),
+    }
 
 
 def _requested(jobs: pl.DataFrame) -> RequestedTime | None:

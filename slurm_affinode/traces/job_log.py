@@ -67,6 +67,14 @@ class JobLog:
     """The second 0 of ``submit_s`` in seconds since 1970 (UTC); ``None``: not given."""
     zone: tzinfo | None = None
     """Time zone of the machine; ``None``: the log names none, and its times are taken as they are."""
+    cluster: str | None = None
+    """The cluster, of a trace of several; ``None``: the trace has one, or the log does not say which."""
+    jobs_without_units: int | None = None
+    """Jobs of the log that request no unit and are not in ``jobs``; ``None``: the log has no such jobs."""
+    final_states: pl.Series | None = None
+    """``completed``, ``canceled``, ``failed`` or ``other`` of each job; ``None``: not in the log."""
+    recorded_run_s: pl.Series | None = None
+    """Run time of each job by a column of the log; ``None``: the log has none beside start and end."""
 
     @property
     def rows(self) -> int:

@@ -44,6 +44,16 @@ TRACES = {
         "Jobs of Microsoft's Philly cluster, as the artifact of Pollux (OSDI 2021) has them.", "virtual cluster",
         ("GPU utilization.", "Users and final states."),
     ),
+    "helios": JobTrace(
+        "Helios: jobs of a GPU cluster under Slurm",
+        "Jobs of a cluster of SenseTime's Helios datacenter, April to September 2020 (SC 2021).", "user",
+        ("GPU utilization.", "The virtual clusters in which jobs waited: waits are those of the whole cluster."),
+    ),
+    "acme": JobTrace(
+        "Acme: jobs that develop language models",
+        "Jobs of a cluster of the Shanghai AI Laboratory, March to August 2023 (NSDI 2024).", "user",
+        ("GPU utilization: it is published separately, per server and not per job.",),
+    ),
 }  # fmt: skip
 
 
@@ -57,7 +67,7 @@ def context(trace: JobTrace, s: JobLogSummary, claims: Sequence[Claim]) -> Trace
     return TracePage(
         answer=_answer(s), lead=_lead(trace, s), cards=_cards(trace, s),
         findings=(*_findings(s), *trace_page.claims_finding(claims)), verdict_counts=trace_page.verdict_counts(claims),
-        notes=tuple(note(s.unit, part) for part in s.left_out), recipes=(*_recipes(s), *trace_page.recipes(claims)),
+        notes=notes(s), recipes=(*_recipes(s), *trace_page.recipes(claims)),
         sources=trace_page.sources(claims),
         absent=(*_absent(s), *trace.absent),
     )  # fmt: skip
@@ -68,6 +78,17 @@ def note(unit: str, part: LeftOut) -> str:
     places = f": {', '.join(part.examples)}" if part.examples else ""
     share = f"{percent(part.share)} of the {unit}-hours"
     return f"{counted(part.jobs, 'job')} {part.reason}, with {share}, left out{places}"
+
+
+def notes(s: JobLogSummary) -> tuple[str, ...]:
+    """Return the sentences about jobs that were left out, and about a column that contradicts others."""
+    other = []
+    if s.recorded_runs_differ:
+        other.append(
+            f"the column of run times differs from end minus start for {counted(s.recorded_runs_differ, 'job')} (mean "
+            f"{fmt.number(s.recorded_run_mean_s)} s): run times are end minus start"
+        )
+    return (*(note(s.unit, part) for part in s.left_out), *other)
 
 
 def _answer(s: JobLogSummary) -> str:
@@ -91,7 +112,10 @@ def sizes(label: str, unit: str) -> str:
 def _lead(trace: JobTrace, s: JobLogSummary) -> str:
     since = "" if s.since is None else f", the first at {fmt.moment(s.since, s.since.tzinfo)}"  # type: ignore[arg-type]
     machine = "" if s.capacity is None else f" The machine has {counted(s.capacity, s.unit)}."
-    return f"{trace.lead} {counted(s.jobs, 'job')} submitted within {fmt.duration(s.span_s)}{since}.{machine}"
+    if s.jobs_without_units:
+        machine += f" {counted(s.jobs_without_units, 'job')} without {s.unit}s are not part of it."
+    cluster = "" if s.cluster is None else f" Cluster {s.cluster}:"
+    return f"{trace.lead}{cluster} {counted(s.jobs, 'job')} submitted within {fmt.duration(s.span_s)}{since}.{machine}"
 
 
 def _cards(trace: JobTrace, s: JobLogSummary) -> tuple[Card, ...]:
@@ -126,6 +150,8 @@ def _findings(s: JobLogSummary) -> list[TraceFinding]:
         )
         chart = bins_chart("waits", "Jobs by recorded wait", s.wait_bins, s.unit)
         found.append(TraceFinding("wait", "Recorded waits", wait, (chart,)))
+    if s.final_states is not None:
+        found.append(_final_states(s))
     if s.requested is not None:
         r = s.requested
         text = (
@@ -140,6 +166,19 @@ def _findings(s: JobLogSummary) -> list[TraceFinding]:
     rows = {"Run time, s": s.run_s, "Wait, s": s.wait_s, f"{s.unit[0].upper()}{s.unit[1:]}s": s.size}
     found.append(TraceFinding("numbers", "Distributions", (), tables=(spreads("spreads", "Per job", rows),)))
     return found
+
+
+def _final_states(s: JobLogSummary) -> TraceFinding:
+    states = s.final_states or {}
+    unsuccessful = sum(state.hours_share for name, state in states.items() if name != "completed")
+    text = f"Jobs that did not complete have {_share(unsuccessful)} of the {s.unit}-hours."
+    head = ("Final state", "Jobs", "of all", f"{s.unit}-hours", "of all")
+    rows = {
+        name: (fmt.count(one.jobs), _share(one.job_share), fmt.count(one.unit_hours), _share(one.hours_share))
+        for name, one in states.items()
+    }
+    table = trace_page.numbers("final-states", "Jobs by final state", head, rows)
+    return TraceFinding("states", "Final states", (text,), tables=(table,))
 
 
 def spreads(key: str, caption: str, rows: Mapping[str, Spread | None]) -> Table:

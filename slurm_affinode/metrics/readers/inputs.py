@@ -30,7 +30,7 @@ from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.csv_table import after_preface, is_smi_header, is_table
 from slurm_affinode.metrics.readers.dmon import HEADER
 from slurm_affinode.metrics.readers.lines import blocks, compression_of, head, reading
-from slurm_affinode.metrics.readers.snapshot_times import time_in_name
+from slurm_affinode.metrics.readers.snapshot_times import time_from_name
 from slurm_affinode.metrics.readers.snapshots import Parser, SnapshotReader
 
 SNAPSHOT_PARSERS: dict[str, Parser] = {
@@ -294,7 +294,7 @@ def read_file(
     if kind == "dmon":
         return kind, dmon.DmonReader(notes, options, node).read(lines)
     if kind in SNAPSHOT_PARSERS:
-        snapshots = SnapshotReader(notes, options, node, SNAPSHOT_PARSERS[kind], time_in_name(path.name))
+        snapshots = SnapshotReader(notes, options, node, SNAPSHOT_PARSERS[kind], time_from_name(path.name))
         return kind, snapshots.read(lines)
     if kind in ("csv", "nvidia-smi"):
         dialect = csv_table.Dialect(log=kind == "nvidia-smi")
@@ -349,7 +349,7 @@ def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None)
     """Return a digest of the file's content and of everything that determines how it is read."""
     how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
            options.start, options.interval_s, options.fields, *map(_Verbatim, options.aliases.texts),
-           None if options.node else node_from_path(str(path.absolute())), time_in_name(path.name))  # fmt: skip
+           None if options.node else node_from_path(str(path.absolute())), time_from_name(path.name))  # fmt: skip
     return digest(path, name, how)
 
 

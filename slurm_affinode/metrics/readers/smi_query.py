@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_in_line
+from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_from_line
 from slurm_affinode.metrics.readers.snapshots import SmiDevice, SmiOutput, is_compute_process
 
 BANNER = re.compile(r"[\s>]*(?==+NVSMI LOG=+)")
@@ -139,7 +139,7 @@ def parse(lines: Iterator[tuple[str, int]], where: str) -> Iterator[SmiOutput]:
             time = None
         elif query is not None and (text[margin:].startswith(" ") or _PAIR.match(text) or _GPU.match(text.strip())):
             query.read(text[margin:] if not text[:margin].strip() else text, number)
-        elif (moment := time_in_line(text)) is not None:
+        elif (moment := time_from_line(text)) is not None:
             time = later(time, moment)
     if query is not None:
         yield query.result()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
-from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_in_line
+from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_from_line
 from slurm_affinode.metrics.readers.snapshots import SmiDevice, SmiOutput, is_compute_process
 
 BANNER = re.compile(r"[\s>]*\|\s*NVIDIA-SMI\s+(\S+)")
@@ -136,7 +136,7 @@ def parse(lines: Iterator[tuple[str, int]], where: str) -> Iterator[SmiOutput]:
         if text.startswith(("|", "+")):
             if table is not None:
                 table.read(text, number, where)
-        elif (moment := time_in_line(text)) is not None:
+        elif (moment := time_from_line(text)) is not None:
             time = later(time, moment)
     if table is not None:
         yield table.result()

@@ -12,7 +12,7 @@ from xml.parsers import expat
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
-from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_in_line
+from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_from_line
 from slurm_affinode.metrics.readers.snapshots import SmiDevice, SmiOutput, is_compute_process
 
 BANNER = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?<(?:!DOCTYPE )?nvidia_smi_log\b")
@@ -151,7 +151,7 @@ def parse(lines: Iterator[tuple[str, int]], where: str) -> Iterator[SmiOutput]:
                 yield document.snapshot
             document, time, began_at = _Document(number, time, where), None, number
         if document is None:
-            if (moment := time_in_line(text)) is not None:
+            if (moment := time_from_line(text)) is not None:
                 time = later(time, moment)
             continue
         document.feed(text, number)

@@ -48,7 +48,7 @@ def later(before: SnapshotTime | None, now: SnapshotTime) -> SnapshotTime:
     return before if before is not None and before.has_zone and not now.has_zone else now
 
 
-def time_in_line(line: str) -> SnapshotTime | None:
+def time_from_line(line: str) -> SnapshotTime | None:
     """Return the time in a line of ``date`` (C and en_US locale, ``-Is``, ``-R``, ``+%s``) or of nvidia-smi."""
     if _EPOCH.fullmatch(line.strip()):
         return SnapshotTime(line.strip())
@@ -72,7 +72,7 @@ def _of_parts(part: dict[str, str | None]) -> SnapshotTime:
     return SnapshotTime(f"{text}{zone if known else ''}", None if known else zone)
 
 
-def time_in_name(name: str) -> str | None:
+def time_from_name(name: str) -> str | None:
     """Return the time in the name of a file, to the minute at least.
 
     Examples: ``smi_gpu01_2026-11-01T08:00:00.txt``, ``gpu01-20261101_0800.log``, ``smi.1793520000.txt``. ``Z`` and

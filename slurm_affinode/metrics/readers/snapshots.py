@@ -15,7 +15,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.metrics.readers import local_time
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.lines import LineBlock
-from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_in_line
+from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_from_line
 from slurm_affinode.metrics.readers.tables import TableReader
 
 _COLUMNS = ("index", "pci.bus_id", "uuid", "mig", "name", "utilization.gpu", "memory.used", "memory.total",
@@ -64,7 +64,7 @@ class SmiOutput:
 
     def add_time(self, text: str) -> None:
         """Take the time that the output itself has, unless it lacks the zone that a line above it has."""
-        if (moment := time_in_line(text)) is not None:
+        if (moment := time_from_line(text)) is not None:
             self.time = later(self.time, moment)
 
 

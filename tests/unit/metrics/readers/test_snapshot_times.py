@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_affinode.metrics.readers.snapshot_times import later, time_in_line, time_in_name
+from slurm_affinode.metrics.readers.snapshot_times import later, time_from_line, time_from_name
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from slurm_affinode.metrics.readers.snapshot_times import later, time_in_line, t
 )
 def test_line_of_date_is_a_time(line: str, text: str, ignored: str | None) -> None:
     """The C and en_US locales, ``-Is``, ``-R``, ``+%s``, and the head of ``watch``."""
-    time = time_in_line(line)
+    time = time_from_line(line)
     assert time is not None
     assert (time.text, time.ignored_zone) == (text, ignored)
 
@@ -35,7 +35,7 @@ def test_line_of_date_is_a_time(line: str, text: str, ignored: str | None) -> No
 )
 def test_other_line_has_no_time(line: str) -> None:
     """A date alone is none, and neither is a number in a text."""
-    assert time_in_line(line) is None
+    assert time_from_line(line) is None
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_other_line_has_no_time(line: str) -> None:
 )
 def test_name_of_a_file_has_a_time_to_the_minute(name: str, text: str | None) -> None:
     """A day alone would put samples at midnight; two times are ambiguous."""
-    assert time_in_name(name) == text
+    assert time_from_name(name) == text
 
 
 def test_time_with_zone_precedes_a_later_line_without() -> None:
     """Otherwise the last line above a snapshot has its time."""
-    universal, local = time_in_line("Wed Jun 26 02:44:30 UTC 2019"), time_in_line("Wed Jun 26 04:44:31 2019")
+    universal, local = time_from_line("Wed Jun 26 02:44:30 UTC 2019"), time_from_line("Wed Jun 26 04:44:31 2019")
     assert universal is not None
     assert local is not None
     assert later(universal, local) is universal
