@@ -243,6 +243,33 @@ def pai2023(path: Path, out: Path | None, as_json: bool) -> None:
     _instance_log("pai2023", alibaba_instances.read_pai2023(path), out=out, as_json=as_json)
 
 
+@trace.command("spot2026", short_help="Analyze Alibaba's spot GPU trace (2026)")
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def spot2026(path: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the Alibaba trace of spot GPUs (cluster-trace-v2026-spot-gpu): demand against capacity.
+
+    PATH is the directory with node_info_df.csv and job_info_df.csv. Without the list of jobs, which the repository
+    lacks, the GPUs by model are computed and the demand is unknown.
+
+    \b
+    Example:
+      slurm-affinode trace spot2026 cluster-trace-v2026-spot-gpu/ --out out/spot
+    """
+    from slurm_affinode.traces import claims, spot_page  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.traces import spot2026 as reader  # noqa: PLC0415
+
+    result = reader.analyse(reader.read(path))
+    figures = result.summary.as_dict()
+    judged = claims.judge(claims.load("spot2026"), claims.flat(figures))
+    summary = {
+        "trace": "spot2026", **figures, "published": [claim.as_dict() for claim in judged],
+        "notes": list(spot_page.notes(result.summary)),
+    }  # fmt: skip
+    _present(summary, judged, lambda: spot_page.html(result, judged), out=out, as_json=as_json)
+
+
 def _instance_log(trace_name: str, log: InstanceLog, *, out: Path | None, as_json: bool) -> None:
     from slurm_affinode.traces import claims, instance_page, instances  # noqa: PLC0415 - --help stays quick
 

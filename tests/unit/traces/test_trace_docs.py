@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.traces import alibaba_instances, claims, fleet, gentd26, instances, job_figures, philly, swf
+from slurm_affinode.traces import (
+    alibaba_instances,
+    claims,
+    fleet,
+    gentd26,
+    instances,
+    job_figures,
+    philly,
+    spot2026,
+    swf,
+)
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 ROW = re.compile(r"^\| `([A-Za-z0-9_.-]+)` \| ([0-9.,]+)( %)? \|", re.MULTILINE)
@@ -57,6 +67,11 @@ def test_tables_of_instances_match_the_analysis(shared_data: Path, name: str, fo
     log = read(shared_data / folder)
     figures = claims.flat(instances.analyse(log).summary.as_dict())
     check_rows(figures_of(name), figures, at_least=at_least)
+
+
+def test_table_of_spot_gpus_matches_the_analysis(shared_data: Path) -> None:
+    summary = spot2026.analyse(spot2026.read(shared_data / "alibaba-spot-gpu")).summary
+    check_rows(figures_of("spot2026"), claims.flat(summary.as_dict()), at_least=5)
 
 
 def figures_of(name: str) -> str:
