@@ -243,6 +243,34 @@ def pai2023(path: Path, out: Path | None, as_json: bool) -> None:
     _instance_log("pai2023", alibaba_instances.read_pai2023(path), out=out, as_json=as_json)
 
 
+@trace.command("pai2020", short_help="Analyze Alibaba's PAI trace (2020): planned and used GPUs")
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def pai2020(path: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the Alibaba PAI trace (cluster-trace-gpu-v2020): planned and used GPUs, idle time, waits.
+
+    DIR is the directory with pai_job_table, pai_task_table, pai_sensor_table and pai_machine_spec, each as the
+    published archive (.tar.gz) or as CSV, with their header files. Figures of missing tables are unknown.
+
+    \b
+    Example:
+      slurm-affinode trace pai2020 cluster-trace-gpu-v2020/data/ --out out/pai2020
+    """
+    from slurm_affinode.traces import claims, pai_page  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.traces import pai2020 as reader  # noqa: PLC0415
+
+    tables = reader.read(path)
+    result = reader.analyse(tables)
+    figures = result.as_dict()
+    judged = claims.judge(claims.load("pai2020"), claims.flat(figures))
+    summary = {
+        "trace": "pai2020", **figures, "published": [claim.as_dict() for claim in judged],
+        "notes": list(pai_page.notes(tables.missing)),
+    }  # fmt: skip
+    _present(summary, judged, lambda: pai_page.html(result, judged, tables.missing), out=out, as_json=as_json)
+
+
 @trace.command("spot2026", short_help="Analyze Alibaba's spot GPU trace (2026)")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @out_option

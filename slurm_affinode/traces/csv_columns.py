@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import polars as pl
@@ -10,7 +10,7 @@ import polars as pl
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.readers.csv_table import columns
-from slurm_affinode.metrics.readers.lines import blocks
+from slurm_affinode.metrics.readers.lines import LineBlock, blocks
 
 _EMPTY = ("", "nan", "none", "null")
 """Cells without a value, in lower case."""
@@ -24,23 +24,31 @@ def read(path: Path, types: Mapping[str, pl.DataType], *, trace: str) -> pl.Data
     of cells or a cell that is not of its type: these are published files, of which every line is known to be good.
     """
     where = str(path)
-    header: list[str] | None = None
-    frames: list[pl.DataFrame] = []
-    for block in blocks(path, where):
-        lines = block.lines.filter(pl.col("line").str.strip_chars() != "")
-        if header is None and lines.height:
-            header = _header(lines["line"][0], types, where, trace)
-            lines = lines[1:]
+    frames = list(typed(blocks(path, where), None, types, where=where, trace=trace))
+    if not any(frame.height for frame in frames):
+        raise InputError("is empty: it has no row", where=where)
+    return pl.concat(frames)
+
+
+def typed(
+    lines: Iterable[LineBlock], header: list[str] | None, types: Mapping[str, pl.DataType], *, where: str, trace: str
+) -> Iterator[pl.DataFrame]:
+    """Yield the columns of ``types`` and ``line`` of blocks of lines; without a ``header``, the first line is it.
+
+    Raises ``InputError`` as ``read`` does.
+    """
+    for block in lines:
+        rows = block.lines.filter(pl.col("line").str.strip_chars() != "")
+        if header is None and rows.height:
+            header = _header(rows["line"][0], types, where, trace)
+            rows = rows[1:]
         if header is None:
             continue
-        cells, others = columns(lines, ",", len(header))
+        cells, others = columns(rows, ",", len(header))
         for number in others["number"].head(1):
             block.cut_off(number, where)
             raise InputError(f"has another number of columns than its header, {len(header)}", where=f"{where}:{number}")
-        frames.append(_typed(cells, header, types, where))
-    if header is None or not any(frame.height for frame in frames):
-        raise InputError("is empty: it has no row", where=where)
-    return pl.concat(frames)
+        yield _typed(cells, header, types, where)
 
 
 def _header(line: str, types: Mapping[str, pl.DataType], where: str, trace: str) -> list[str]:

@@ -182,6 +182,15 @@ def blocks(
         yield from _blocks(until_damage(file), name, chunk, advance, reject)
 
 
+def blocks_from(read: Callable[[int], bytes], name: str, *, chunk: int = CHUNK) -> Iterator[LineBlock]:
+    """Yield the lines of a stream, given its ``read``, as ``blocks`` does; unreadable lines are an ``InputError``."""
+
+    def reject(line: int, why: str, _: bytes) -> None:
+        raise InputError(why, where=f"{name}:{line}")
+
+    yield from _blocks(read, name, chunk, lambda count: None, reject)
+
+
 def blocks_of(
     text: bytes, name: str, *, reject: Callable[[int, str, bytes], None] = lambda line, why, data: None
 ) -> Iterator[LineBlock]:

@@ -15,6 +15,7 @@ from slurm_affinode.traces import (
     gentd26,
     instances,
     job_figures,
+    pai2020,
     philly,
     spot2026,
     swf,
@@ -72,6 +73,14 @@ def test_tables_of_instances_match_the_analysis(shared_data: Path, name: str, fo
 def test_table_of_spot_gpus_matches_the_analysis(shared_data: Path) -> None:
     summary = spot2026.analyse(spot2026.read(shared_data / "alibaba-spot-gpu")).summary
     check_rows(figures_of("spot2026"), claims.flat(summary.as_dict()), at_least=5)
+
+
+def test_table_of_pai_matches_the_analysis(shared_data: Path) -> None:
+    figures = claims.flat(pai2020.analyse(pai2020.read(shared_data / "alibaba-gpu-v2020")).as_dict())
+    check_rows(figures_of("pai2020"), figures, at_least=5)
+    judged = claims.judge(claims.load("pai2020"), figures)
+    assert [claim.verdict for claim in judged if claim.verdict != claims.UNKNOWN] == [claims.BORNE_OUT] * 7
+    assert f"Of {len(judged)} published statements" in PAGE.read_text()
 
 
 def figures_of(name: str) -> str:
