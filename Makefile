@@ -46,7 +46,7 @@ test: system-packages .venv/.dev lint check-types ## Install what is needed, che
 	@tests/run.sh
 
 # The packages that compute and decide: their tests start no process of their own.
-UNIT := core model metrics engines traces slurm report analysis whatif test_layers.py
+UNIT := core model metrics engines traces slurm report analysis whatif prediction test_layers.py
 
 test-unit: .venv/.dev ## Only the tests of readers, decisions, figures and pages (two minutes on two cores).
 	$(VENV)/pytest -q -n auto --dist worksteal -m "not slow" $(addprefix tests/unit/,$(UNIT))

@@ -38,6 +38,7 @@ _COMMANDS = {
     "epilog": ("slurm_affinode.cli.hooks:epilog", "Report the end of a job (run by slurmd)"),
     "trace": ("slurm_affinode.cli.trace:trace", "Analyze a public trace"),
     "whatif": ("slurm_affinode.cli.whatif:whatif", "Simulate the queue: other policies, suspension, GPUs"),
+    "predict": ("slurm_affinode.cli.predict:predict", "Predict run time and memory, and advise on limits"),
     "db": ("slurm_affinode.cli.db:db", "Upgrade or inspect the database"),
     "doctor": ("slurm_affinode.cli.doctor:doctor", "Check configuration, database, metrics and accounting"),
     "completion": ("slurm_affinode.cli.completion:completion", "Print the shell completion script"),

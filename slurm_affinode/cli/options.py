@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import click
+from click.shell_completion import CompletionItem
 
 from slurm_affinode.base import config as configuration
 from slurm_affinode.base import json_values, process, times
@@ -219,6 +220,23 @@ class Span(click.ParamType[float]):
         if seconds < self._least_s:
             self.fail(f"{text} is less than {self._least_s:g} s", param, ctx)
         return seconds
+
+
+class LogFile(click.ParamType[tuple[str, Path]]):
+    """A public log, ``swf:FILE`` or ``philly:FILE``; the value is its kind and path."""
+
+    name = "trace"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
+        """Parse ``value``; another kind is a usage error."""
+        kind, _, name = str(value).partition(":")
+        if kind not in ("swf", "philly") or not name:
+            self.fail(f"{value!r} is neither swf:FILE nor philly:FILE", param, ctx)
+        return kind, Path(name)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Let the shell complete the name of the file."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 class NumberInRange(click.FloatRange):

@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
-from click.shell_completion import CompletionItem
 
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import counted, figure, percent, span
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import (
+    LogFile,
     Span,
     When,
     config_options,
@@ -44,24 +44,8 @@ Examples:
 """
 
 
-class _Trace(click.ParamType[tuple[str, Path]]):
-    """``swf:FILE`` or ``philly:FILE``."""
-
-    name = "trace"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
-        kind, _, name = str(value).partition(":")
-        if kind not in ("swf", "philly") or not name:
-            self.fail(f"{value!r} is neither swf:FILE nor philly:FILE", param, ctx)
-        return kind, Path(name)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Let the shell complete the name of the file."""
-        return [CompletionItem(incomplete, type="file")]
-
-
 @command(epilog=_EPILOG)
-@click.option("--trace", type=_Trace(), metavar="KIND:FILE", help="Simulate a public log: swf:FILE or philly:FILE")
+@click.option("--trace", type=LogFile(), metavar="KIND:FILE", help="Simulate a public log: swf:FILE or philly:FILE")
 @click.option(
     "--capacity", type=click.IntRange(1), metavar="N",
     help="Set the processors or GPUs of the pool [default: MaxProcs of an SWF log]",

@@ -12,6 +12,7 @@ import polars as pl
 
 from slurm_affinode.analysis import idle_periods, squatters, suspensions
 from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis.bootstrap import day_of, interval
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config
@@ -30,8 +31,6 @@ from slurm_affinode.whatif.suspension import (
     GpuJob,
     Replay,
     SuspensionRule,
-    day_of,
-    intervals,
     most_concurrent,
     replay,
 )
@@ -182,14 +181,14 @@ def _replay(  # noqa: PLR0917
         waits=waits,
         replayed_to_recorded=waits[0].before_mean_s / recorded if recorded > 0 else None,
         saved_wait_mean_s=float(saved[counted].mean()) if counted.any() else 0.0,
-        saved_wait_interval_s=intervals(day_of(submit[counted]), saved[counted], mean=True),
+        saved_wait_interval_s=interval(day_of(submit[counted]), saved[counted], mean=True),
         earlier=int((saved[counted] > 0).sum()),
         later=int((saved[counted] < 0).sum()),
         suspended_jobs=int((after.returned_s > 0).sum()),
         wakes_per_day=float(after.wakes.sum()) / days,
         wake_wait_mean_s=float(after.wake_wait.sum() / after.wakes.sum()) if woken.any() else None,
         gpu_hours_returned=float(returned.sum()),
-        gpu_hours_returned_interval=intervals(day_of(submit + before.wait), returned, mean=False),
+        gpu_hours_returned_interval=interval(day_of(submit + before.wait), returned, mean=False),
         gpu_hours_used=after.used_s / _HOUR_S,
         dump_s=dump_s,
         restore_s=restore_s,

@@ -29,6 +29,10 @@ class Figures:
     """Time of the jobs, of the time of all units from the first submission to the last end."""
     makespan_s: int
     """From the first submission to the last end."""
+    total_completion_s: int
+    """Sum of the times from submission to end."""
+    max_stretch: float
+    """Largest (wait + run) / run of a job."""
 
 
 def figures(jobs: Workload, starts: Ints, capacity: int) -> Figures:
@@ -44,6 +48,8 @@ def figures(jobs: Workload, starts: Ints, capacity: int) -> Figures:
         mean_bounded_slowdown=float(bounded_slowdown(wait, jobs.run).mean()),
         utilization=float((jobs.run.astype(np.float64) * jobs.units).sum() / (float(whole) * capacity)),
         makespan_s=whole,
+        total_completion_s=int((wait + jobs.run).sum()),
+        max_stretch=float(((wait + jobs.run) / jobs.run).max()),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 Order = Literal["fcfs", "sjf", "sjf-user"]
 Backfill = Literal["none", "easy", "first-fit"]
-Times = Literal["requested", "actual", "last-two"]
+Times = Literal["requested", "actual", "last-two", "predicted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class SchedulingPolicy:
     @property
     def requests(self) -> bool:
         """Return whether every job needs a requested time."""
+        if self.times == "predicted":  # a prediction that a job outruns is corrected to its request
+            return self.backfill == "easy"
         return self.estimates and self.times != "actual"
 
     def __str__(self) -> str:

@@ -26,6 +26,8 @@ Advance = Callable[[int], None]
 
 _REPORTED = 1000
 """Jobs after which progress is reported."""
+_LONGEST_S = 1 << 31
+"""Run time of a job that has neither a prediction nor a request."""
 _LATE = 1 << 100
 """A time after all others."""
 
@@ -51,6 +53,8 @@ class Workload:
     """Row of the job that this one continues, and is submitted ``delay`` after its end; -1: none. ``None``: no row
     continues another. The place in the queue is that of the row."""
     delay: Ints | None = None
+    predicted: Ints | None = None
+    """Predicted run time, for ``times`` "predicted"; -1: unknown, the request counts."""
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -74,8 +78,11 @@ class _Estimates:
     def __init__(self, jobs: Workload, policy: SchedulingPolicy) -> None:
         self._last: dict[int, tuple[int, int]] = {}
         self._users: list[int] = jobs.user.tolist() if policy.times == "last-two" and policy.estimates else []
-        self._request: list[int] = jobs.request.tolist() if self._users else []
-        self.known: list[int] = (jobs.request if policy.requests else jobs.run).tolist()
+        predicted = policy.times == "predicted" and policy.estimates
+        self._corrected = predicted or bool(self._users)
+        self._request: list[int] = jobs.request.tolist() if self._corrected else []
+        known = _predicted(jobs) if predicted else jobs.request if policy.requests else jobs.run
+        self.known: list[int] = known.tolist()
 
     def submitted(self, job: int) -> None:
         """Estimate a job by the mean of the last two of its user that have ended; at most the requested time."""
@@ -91,11 +98,20 @@ class _Estimates:
 
     def correction(self, job: int, run: int) -> int:
         """Return the time after which a running job turns out to be longer; 0: it is not."""
-        return self.known[job] if self._users and self.known[job] < run else 0
+        return self.known[job] if self._corrected and self.known[job] < run else 0
 
     def correct(self, job: int) -> None:
         """Estimate a job that has outrun its estimate by its request."""
         self.known[job] = self._request[job]
+
+
+def _predicted(jobs: Workload) -> Ints:
+    """Return the predicted run time of each job: at least 1, and at most the request."""
+    if jobs.predicted is None:
+        raise ValueError("the jobs have no predicted run times")
+    limit = np.where(jobs.request > 0, jobs.request, _LONGEST_S)
+    known: Ints = np.where(jobs.predicted < 0, limit, np.clip(jobs.predicted, 1, limit))
+    return known
 
 
 class _Pool:

@@ -15,14 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.whatif.policy import SchedulingPolicy
-from slurm_affinode.whatif.simulation import Advance, Floats, Ints, Workload, simulate
+from slurm_affinode.whatif.simulation import Advance, Ints, Workload, simulate
 
 DUMP_S = 17.0
 RESTORE_S = 6.0
 """Costs of a job with 16 GiB of GPU memory on an H200, image on disk: docs/hardware.md, measurements on a GPU."""
-RESAMPLES = 1000
-LEVEL = 0.95
-_DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,28 +151,6 @@ def _used(  # noqa: PLR0917 - the two sets of intervals
     order = np.argsort(times, kind="stable")
     times, held = times[order], np.cumsum(changes[order])
     return float((np.maximum(0, held[:-1] - capacity) * np.diff(times)).sum())
-
-
-def intervals(days: Ints, values: Floats, *, mean: bool) -> tuple[float, float] | None:
-    """Return an interval of ``LEVEL`` for the mean or the sum of ``values`` by a bootstrap of whole days.
-
-    Jobs of a day depend on each other, so days are drawn and not jobs (block bootstrap). ``None`` for less than two
-    days.
-    """
-    which = np.unique(days)
-    if len(which) < 2:
-        return None
-    position = np.searchsorted(which, days)
-    sums, counts = np.bincount(position, values), np.bincount(position)
-    drawn = np.random.default_rng(0).integers(0, len(which), (RESAMPLES, len(which)))
-    results = sums[drawn].sum(axis=1) / (counts[drawn].sum(axis=1) if mean else 1)
-    low, high = np.quantile(results, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-def day_of(seconds: Ints) -> Ints:
-    """Return the UTC day of each time."""
-    return seconds // _DAY_S
 
 
 def most_concurrent(jobs: Sequence[GpuJob], starts: Sequence[int]) -> int:

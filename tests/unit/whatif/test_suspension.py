@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.whatif.policy import SchedulingPolicy
-from slurm_affinode.whatif.suspension import GpuJob, SuspensionRule, intervals, most_concurrent, replay
+from slurm_affinode.whatif.suspension import GpuJob, SuspensionRule, most_concurrent, replay
 
 FIRST_FIT = SchedulingPolicy("fcfs", "first-fit", "requested")
 EASY = SchedulingPolicy("fcfs", "easy", "requested")
@@ -95,14 +94,6 @@ def test_others_use_at_most_what_is_returned(jobs: list[GpuJob], policy: Schedul
     assert 0 <= after.used_s <= after.returned_s.sum()
     assert (after.wait >= 0).all()
     assert (after.wake_wait >= 0).all()
-
-
-def test_interval_covers_the_mean_and_needs_two_days() -> None:
-    days, values = np.repeat([1, 2, 3, 4], 25), np.tile(np.arange(25.0), 4) + np.repeat([0.0, 1, 2, 3], 25)
-    found = intervals(days, values, mean=True)
-    assert found is not None
-    assert found[0] < values.mean() < found[1]
-    assert intervals(np.ones(5, np.int64), np.ones(5), mean=True) is None
 
 
 def test_most_concurrent_gpus() -> None:

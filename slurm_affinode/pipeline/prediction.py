@@ -1,0 +1,258 @@
+"""Predictions for a site or a log: read submissions, train, evaluate, and simulate the schedules that result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.times import utc
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.pipeline.stored_accounting import NoAccountingError
+from slurm_affinode.prediction import evaluation, features, submissions
+from slurm_affinode.prediction.evaluation import MEDIAN, MODEL, PreparedTarget, TargetEvaluation
+from slurm_affinode.prediction.history import Floats, Ints
+from slurm_affinode.prediction.model_file import ModelFile, target_model
+from slurm_affinode.traces import philly, swf
+from slurm_affinode.traces.job_log import JOBS as LOG_JOBS
+from slurm_affinode.traces.job_log import UNKNOWN, JobLog, LeftOut
+from slurm_affinode.whatif.figures import Figures, figures
+from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Times
+from slurm_affinode.whatif.simulation import Workload, simulate
+from slurm_affinode.whatif.workload import Selection, prepare
+
+Step = Callable[[str], None]
+
+_COLUMNS = (
+    "cluster", "job_id", "submit", "job_name", "user", "account", "partition", "eligible", "start", "end", "elapsed_s",
+    "timelimit_s", "nodes", "req_mem_bytes", "alloc_mem_bytes", "gpus", "max_rss_bytes", "work_dir", "submit_line",
+)  # fmt: skip
+_KEY = ("cluster", "job_id", "submit")
+_IDS = 20_000
+"""Jobs whose steps are read at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionSource:
+    """Submissions, and the log of them that can be simulated."""
+
+    name: str
+    submissions: pl.DataFrame
+    log: JobLog | None
+    """``None``: several clusters, or no GPU job."""
+    positions: Ints
+    """Row in ``submissions`` of each row of the log."""
+    recorded_waits: bool
+    """Whether it is known when jobs ended; otherwise they count as ended at their submission plus their run time."""
+
+    @property
+    def last_s(self) -> int:
+        """Return the time of the last submission or end."""
+        last = pl.max_horizontal(pl.col("submit_s").max(), pl.col("end_s").max())
+        return int(self.submissions.select(last).item())
+
+
+def read_trace(kind: str, path: Path) -> SubmissionSource:
+    """Read a public log. Raises ``InputError``."""
+    log = (swf if kind == "swf" else philly).read(path)
+    if log.jobs.is_empty():
+        raise InputError("no usable job", where=log.name)
+    rows = submissions.from_log(log, path, kind)
+    order = np.argsort(log.jobs["submit_s"].to_numpy(), kind="stable")
+    positions = np.empty(len(order), np.int64)
+    positions[order] = np.arange(len(order))
+    return SubmissionSource(str(path), rows, log, positions, bool((log.jobs["wait_s"] != UNKNOWN).any()))
+
+
+def read_site(
+    config: Config, since: datetime, until: datetime, *, clusters: tuple[str, ...] = (), step: Step = lambda _: None
+) -> SubmissionSource:
+    """Read the jobs of the database that ran in the interval. Raises ``AffinodeError``."""
+    step("reading accounting")
+    with Repository.open(config.db_url, create=False) as store:
+        jobs = store.jobs(since, until, columns=_COLUMNS, clusters=clusters)
+        if jobs.is_empty():
+            raise NoAccountingError("no job ran in this interval", hint="choose an earlier --since, or ingest sacct")
+        step("reading steps")
+        ids = jobs["job_id"].unique().to_list()
+        parts = [_peaks(store.steps_of(ids[first : first + _IDS])) for first in range(0, len(ids), _IDS)]
+    rows = submissions.from_accounting(jobs.select(_COLUMNS), pl.concat(parts))
+    log, positions = _pool(rows, jobs["cluster"].n_unique())
+    return SubmissionSource(
+        ", ".join(jobs["cluster"].drop_nulls().unique().sort()) or "accounting", rows, log, positions, True
+    )
+
+
+def _peaks(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the peaks of runs: host memory of the largest step (tasks times their largest), GPU memory of a task."""
+    tasks = pl.col("tasks").fill_null(1)
+    return steps.group_by(_KEY).agg(
+        (pl.col("max_rss_bytes") * tasks).max().cast(pl.Float64).alias("mem_bytes"),
+        pl.col("gpu_mem_max_bytes").max().cast(pl.Float64).alias("gpu_mem_bytes"),
+    )
+
+
+def _pool(rows: pl.DataFrame, clusters: int) -> tuple[JobLog | None, Ints]:
+    """Return the ended GPU jobs as a log, and their rows."""
+    numbered = rows.with_row_index("row")
+    usable = numbered.filter((pl.col("units") >= 1) & pl.col("run_s").is_not_null() & pl.col("end_s").is_not_null())
+    if clusters != 1 or usable.is_empty():
+        return None, np.empty(0, np.int64)
+    without = rows["units"].null_count()
+    left_out = (LeftOut("without a GPU count", without, 0.0, 0.0),) if without else ()
+    run = pl.max_horizontal(pl.col("run_s").round().cast(pl.Int64), 1)
+    jobs = usable.with_columns(
+        run.alias("run_s"), pl.col("request_s").fill_null(UNKNOWN).cast(pl.Int64).alias("request_s"),
+        pl.max_horizontal(pl.col("end_s") - run - pl.col("submit_s"), 0).alias("wait_s"),
+        pl.lit(float("nan")).alias("user_mean_s"),
+        pl.Series("user", features.key_codes(usable, ("user",))),
+    )  # fmt: skip
+    starts = jobs["submit_s"] + jobs["wait_s"]
+    edges = pl.concat([
+        pl.DataFrame({"time": starts, "change": jobs["units"]}),
+        pl.DataFrame({"time": starts + jobs["run_s"], "change": -jobs["units"]}),
+    ]).group_by("time").agg(pl.col("change").sum()).sort("time")  # fmt: skip
+    capacity = int(edges["change"].cum_sum().max())  # type: ignore[arg-type]
+    first = int(jobs["submit_s"].min())  # type: ignore[arg-type]
+    log_jobs = jobs.with_columns(pl.col("submit_s") - first).select(*LOG_JOBS).cast(LOG_JOBS)  # type: ignore[arg-type]
+    return JobLog("accounting", "GPU", log_jobs, left_out, capacity), usable["row"].cast(pl.Int64).to_numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFigures:
+    """A simulated schedule, of all jobs and of those of the test."""
+
+    estimates: str
+    """``requested``, ``last-two``, ``median``, ``lightgbm`` or ``actual``."""
+    order: Order
+    backfill: Backfill
+    all_jobs: Figures
+    tested: Figures | None
+    """``None``: no job of the test is simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Figures of all targets, and the schedules with the predicted run times."""
+
+    source: str
+    submissions: int
+    recorded_waits: bool
+    targets: tuple[TargetEvaluation, ...]
+    capacity: int | None
+    unit: str | None
+    schedules: tuple[ScheduleFigures, ...]
+    no_schedules: str | None
+    """Why there are none."""
+
+
+def train(source: SubmissionSource, *, now: datetime | None = None, step: Step = lambda _: None) -> ModelFile:
+    """Train a model for each target of ``source``. Raises ``InputError`` for too few jobs."""
+    models = []
+    for target in evaluation.targets(source.submissions):
+        step(f"training {target.name}")
+        models.append(target_model(evaluation.prepare(source.submissions, target, tested=False)))
+    submit = source.submissions["submit_s"]
+    return ModelFile(
+        features.VERSION, features.NAMES, utc(now or datetime.now(UTC)), source.name, int(submit[0]), int(submit[-1]),
+        tuple(models),
+    )  # fmt: skip
+
+
+def evaluate(
+    source: SubmissionSource, *, capacity: int | None = None, schedules: bool = True, step: Step = lambda _: None
+) -> Evaluation:
+    """Evaluate all predictors on the last jobs. Raises ``InputError`` for too few jobs."""
+    targets, run = [], None
+    for target in evaluation.targets(source.submissions):
+        step(f"evaluating {target.name}")
+        prepared = evaluation.prepare(source.submissions, target)
+        targets.append(evaluation.evaluate(prepared))
+        if target.name == "run_s":
+            run = prepared
+    log = source.log
+    capacity = capacity or (None if log is None else log.capacity)
+    reason = None
+    if not schedules:
+        reason = "not requested"
+    elif log is None:
+        reason = "jobs of several clusters (choose one with --cluster), or no GPU job"
+    elif capacity is None:
+        reason = "the log does not have the size of the machine: give --capacity"
+    elif run is None:
+        reason = "too few run times"
+    if reason is not None or run is None or log is None or capacity is None:
+        return Evaluation(source.name, source.submissions.height, source.recorded_waits, tuple(targets), None, None, (),
+                          reason)  # fmt: skip
+    found = list(_schedules(source, log, capacity, run, step))
+    return Evaluation(
+        source.name, source.submissions.height, source.recorded_waits, tuple(targets), capacity, log.unit, tuple(found),
+        None,
+    )  # fmt: skip
+
+
+def predicted_run_s(prepared: PreparedTarget, predictor: str) -> Floats:
+    """Return the predicted run times; before a model was trained, those of the median."""
+    values: Floats = prepared.predictions[predictor][MEDIAN]
+    if predictor == MODEL:
+        before = np.arange(len(values)) < prepared.fitted
+        values = np.where(before, prepared.predictions["median"][MEDIAN], values)
+    return values
+
+
+def estimates_of(workload: Workload, source: SubmissionSource, predicted: Floats) -> Ints:
+    """Return predictions as ``Workload.predicted``: whole seconds, in the order of the workload."""
+    values = predicted[source.positions[workload.place]]
+    rounded: Ints = np.where(np.isnan(values), UNKNOWN, np.maximum(1, np.round(values))).astype(np.int64)
+    return rounded
+
+
+def _schedules(
+    source: SubmissionSource, log: JobLog, capacity: int, run: PreparedTarget, step: Step
+) -> list[ScheduleFigures]:
+    """Simulate EASY and EASY-SJBF, or without requested times shortest first, with each kind of estimates."""
+    requests = log.jobs.filter(pl.col("request_s") != UNKNOWN).height
+    limited = requests >= (1 - _FEW_WITHOUT) * log.jobs.height
+    names = ["median", *([MODEL] if MODEL in run.predictions else [])]
+    cases: list[tuple[str, Order, Backfill, Times]] = []
+    if limited:
+        for order in ("fcfs", "sjf"):
+            cases += [(name, order, "easy", name) for name in ("requested", "last-two")]
+            cases += [(name, order, "easy", "predicted") for name in names]
+            cases.append(("actual", order, "easy", "actual"))
+    else:
+        cases.append(("none", "fcfs", "first-fit", "actual"))
+        cases += [(name, "sjf", "first-fit", "predicted") for name in ("last-two", *names)]
+        cases.append(("actual", "sjf", "first-fit", "actual"))
+    found = []
+    for name, order, backfill, times in cases:
+        step(f"simulating {order}, {backfill} with {name} times")
+        policy = SchedulingPolicy(order, backfill, times)
+        prepared = prepare(log, capacity, policy, Selection(), partial=True)
+        workload = prepared.workload
+        if times == "predicted":
+            workload = replace(workload, predicted=estimates_of(workload, source, predicted_run_s(run, name)))
+        starts = simulate(workload, capacity, policy)
+        tested = source.positions[workload.place] >= run.selected
+        found.append(ScheduleFigures(
+            name, order, backfill, figures(workload, starts, capacity),
+            figures(_rows(workload, tested), starts[tested], capacity) if tested.any() else None,
+        ))  # fmt: skip
+    return found
+
+
+_FEW_WITHOUT = 0.1
+"""Share of jobs without a requested time up to which the others are simulated with it."""
+
+
+def _rows(workload: Workload, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Workload:
+    return Workload(
+        workload.submit[rows], workload.run[rows], workload.units[rows], workload.request[rows], workload.user[rows],
+        workload.user_mean[rows], workload.place[rows],
+    )  # fmt: skip

@@ -1,0 +1,73 @@
+"""Earlier values of a key as of any moment, for many submissions at once.
+
+Only values of jobs that had *ended* before a submission exist for it: the run time of a running job is unknown. All
+queries are vectorized: one search in the ends of all jobs, sorted by key and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_SPAN = 1 << 32
+"""Above any time in seconds: ``key * _SPAN + time`` sorts by key, then by time."""
+_CHUNK = 1 << 19
+"""Elements of a window matrix at a time, which bounds its memory."""
+
+
+class History:
+    """Values by key and end."""
+
+    def __init__(self, keys: Ints, ends: Ints, values: Floats) -> None:
+        """``keys``: -1 belongs to nothing; ``ends``: -1 has not ended, else 0 to 2**32 - 1; ``values``: NaN unknown."""
+        known = (keys >= 0) & (ends >= 0) & ~np.isnan(values)
+        order = np.argsort(keys[known] * _SPAN + ends[known], kind="stable")
+        self._places = (keys[known] * _SPAN + ends[known])[order]
+        self._values = values[known][order]
+
+    def positions(self, keys: Ints, moments: Ints) -> tuple[Ints, Ints]:
+        """Return the ranges of the values of each key that ended before its moment: first, and one after the last."""
+        nothing = keys < 0
+        first = np.searchsorted(self._places, keys * _SPAN)
+        after = np.searchsorted(self._places, keys * _SPAN + moments)
+        return np.where(nothing, 0, first), np.where(nothing, 0, after)
+
+    def count(self, keys: Ints, moments: Ints) -> Ints:
+        """Return the number of values."""
+        first, after = self.positions(keys, moments)
+        return after - first
+
+    def last(self, keys: Ints, moments: Ints, back: int) -> Floats:
+        """Return the value that ended ``back`` (1: last) values before; NaN: there is none."""
+        first, after = self.positions(keys, moments)
+        at = after - back
+        if not len(self._values):
+            return np.full(len(keys), np.nan)
+        return np.where(at >= first, self._values[np.maximum(at, 0)], np.nan)
+
+    def quantiles(self, keys: Ints, moments: Ints, window: int, levels: Sequence[float]) -> Floats:
+        """Return quantiles of the last ``window`` values, one row per level; NaN: there is none."""
+        first, after = self.positions(keys, moments)
+        found = np.full((len(levels), len(keys)), np.nan)
+        if not len(self._values):
+            return found
+        size = max(1, _CHUNK // window)
+        for begin in range(0, len(keys), size):
+            part = slice(begin, begin + size)
+            at = after[part, None] - 1 - np.arange(window)
+            exists = at >= first[part, None]
+            values = np.where(exists, self._values[np.maximum(at, 0)], np.nan)
+            values.sort(axis=1)  # NaN last
+            rows, most = np.arange(len(values)), np.maximum(exists.sum(axis=1), 1) - 1
+            for number, level in enumerate(levels):
+                place = level * most
+                low = np.floor(place).astype(np.int64)
+                high = np.minimum(low + 1, most)
+                below, above = values[rows, low], values[rows, high]
+                found[number, part] = below + (above - below) * (place - low)
+        return found

@@ -1,0 +1,124 @@
+"""Submissions with what is known at submission, and what the jobs used: from accounting, or from a public log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.metrics.readers.lines import blocks
+from slurm_affinode.traces import swf
+from slurm_affinode.traces.job_log import UNKNOWN, JobLog
+
+SUBMISSIONS: dict[str, pl.DataType] = {
+    "number": pl.Int64(),  # of the job
+    "submit_s": pl.Int64(),
+    "end_s": pl.Int64(),  # null: it has not ended, or did not start
+    "user": pl.String(),  # with the cluster, where there are several
+    "account": pl.String(),
+    "queue": pl.String(),
+    "name": pl.String(),  # as shown: the job's name, or the number of the executable
+    "job": pl.String(),  # identity of repeated jobs: name without digits, script, directory
+    "units": pl.Int64(),  # GPUs, processors of a log; null: unknown
+    "request_s": pl.Float64(),
+    "request_mem_bytes": pl.Float64(),
+    "run_s": pl.Float64(),  # cut at the requested time; null if the job has not ended
+    "mem_bytes": pl.Float64(),  # peak of the host memory of the job
+    "gpu_mem_bytes": pl.Float64(),  # largest GPU memory of a task, as accounting samples it
+}
+"""One row per submission. Null is unknown. Times in seconds from any origin; sizes of the whole job."""
+
+_DIGITS = r"[0-9]+"
+_SCRIPT = r"(\S+\.(?:sh|sbatch|slurm|job|py|bash))(?:\s|$)"
+_KIB = 1024.0
+
+
+def conform(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return ``frame`` with the columns of ``SUBMISSIONS``, in the order of submission; absent ones are null."""
+    columns = (
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in SUBMISSIONS.items()
+    )
+    known = frame.select(*columns).with_columns(
+        pl.when(pl.col(name) > 0).then(name).alias(name) for name in ("request_s", "request_mem_bytes", "run_s")
+    )
+    cut = pl.min_horizontal("run_s", "request_s")  # null counts as missing
+    return known.with_columns(pl.when(pl.col("run_s").is_not_null()).then(cut).alias("run_s")).sort(
+        "submit_s", maintain_order=True
+    )
+
+
+def from_log(log: JobLog, path: Path, kind: str) -> pl.DataFrame:
+    """Return the jobs of a log. Where it has no waits, a job counts as ended at its submission plus its run time.
+
+    ``kind``: ``swf`` or ``philly``. Raises ``InputError`` if the log cannot be read.
+    """
+    wait = pl.when(pl.col("wait_s") >= 0).then("wait_s").otherwise(0)
+    frame = log.jobs.with_columns(
+        (pl.col("submit_s") + wait + pl.col("run_s")).alias("end_s"),
+        pl.when(pl.col("user") != UNKNOWN).then(pl.col("user").cast(pl.String)).alias("user"),
+    )
+    if kind == "swf":
+        frame = frame.join(_swf_columns(path), on="number", how="left", maintain_order="left").with_columns(
+            (pl.col("memory_kb") * _KIB * pl.col("units")).alias("mem_bytes"),
+            (pl.col("requested_kb") * _KIB * pl.col("units")).alias("request_mem_bytes"),
+            pl.col("executable").alias("name"), pl.col("executable").alias("job"), pl.col("group").alias("account"),
+        )  # fmt: skip
+    return conform(frame)
+
+
+_NUMBERS = ("number", "memory_kb", "requested_kb")
+_TEXTS = ("group", "executable", "queue")
+
+
+def _swf_columns(path: Path) -> pl.DataFrame:
+    """Return the columns of an SWF log that a queue simulation does not need; null where they are -1."""
+    frames = [pl.DataFrame(schema={**dict.fromkeys(_NUMBERS, pl.Float64()), **dict.fromkeys(_TEXTS, pl.String())})]
+    for block in blocks(path, str(path), reject=lambda *_: None):
+        text = block.lines["line"].str.strip_chars().str.replace_all(r"\s+", " ")
+        cells = text.filter(~text.str.starts_with(";")).str.split(" ")
+        cells = cells.filter(cells.list.len() == len(swf.COLUMNS))
+        place = {name: cells.list.get(swf.COLUMNS.index(name)) for name in (*_NUMBERS, *_TEXTS)}
+        frames.append(pl.DataFrame({
+            **{name: place[name].cast(pl.Float64, strict=False) for name in _NUMBERS},
+            **{name: place[name] for name in _TEXTS},
+        }))  # fmt: skip
+    rows = pl.concat(frames).with_columns(
+        *(pl.when(pl.col(name) > 0).then(name).alias(name) for name in ("memory_kb", "requested_kb")),
+        *(pl.when(~pl.col(name).str.starts_with("-")).then(name).alias(name) for name in _TEXTS),
+    )
+    whole = pl.col("number").cast(pl.Int64, strict=False)
+    return rows.with_columns(whole).drop_nulls("number").unique("number", keep="first", maintain_order=True)
+
+
+def from_accounting(jobs: pl.DataFrame, peaks: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs of ``jobs`` (columns of ``JOBS``) that have started.
+
+    ``peaks``: cluster, job_id, submit, mem_bytes, gpu_mem_bytes of runs with recorded steps. A job that Slurm had
+    suspended ran for its elapsed time. Runs that the user canceled, and those of failed nodes, count like others.
+    """
+    cluster = pl.col("cluster").fill_null("")
+    several = jobs["cluster"].n_unique() > 1
+
+    def of_cluster(name: str) -> pl.Expr:
+        return pl.concat_str([cluster, pl.col(name)], separator="/") if several else pl.col(name)
+
+    name = pl.col("job_name").str.replace_all(_DIGITS, "#")
+    script = pl.col("submit_line").str.extract(_SCRIPT).str.replace_all(_DIGITS, "#")
+    directory = pl.col("work_dir").str.replace_all(_DIGITS, "#")
+    frame = jobs.join(peaks, on=["cluster", "job_id", "submit"], how="left", maintain_order="left", nulls_equal=True)
+    begin = pl.coalesce("eligible", "submit")
+    frame = frame.with_columns(
+        pl.col("job_id").alias("number"), pl.min_horizontal(begin, "start").dt.epoch("s").alias("submit_s"),
+        pl.col("end").dt.epoch("s").alias("end_s"), of_cluster("user").alias("user"),
+        of_cluster("account").alias("account"), of_cluster("partition").alias("queue"),
+        pl.col("job_name").alias("name"),
+        pl.concat_str([name, script, directory], separator="\n", ignore_nulls=True).alias("job"),
+        pl.col("gpus").alias("units"), pl.col("timelimit_s").alias("request_s"),
+        pl.coalesce("req_mem_bytes", "alloc_mem_bytes").alias("request_mem_bytes"),
+        pl.when(pl.col("end").is_not_null()).then(
+            pl.coalesce(pl.col("elapsed_s"), (pl.col("end") - pl.col("start")).dt.total_seconds())
+        ).alias("run_s"),
+        pl.coalesce("mem_bytes", pl.col("max_rss_bytes") * pl.col("nodes")).alias("mem_bytes"),
+    )  # fmt: skip
+    return conform(frame.filter(pl.col("start").is_not_null()))

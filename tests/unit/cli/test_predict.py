@@ -1,0 +1,144 @@
+"""``slurm-affinode predict``."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.cli.main import cli
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.slurm.accounting.schema import JOBS, STEPS, conform
+
+SINCE = datetime(2026, 10, 1, tzinfo=UTC)
+SITE = ("--since", "2026-10-01T00:00:00Z", "--until", "2026-11-01T00:00:00Z")
+
+
+def run(*words: str) -> Any:
+    done = CliRunner().invoke(cli, ["predict", *words, "--json"], catch_exceptions=False, standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return json.loads(done.stdout)
+
+
+def swf(path: Path, count: int = 400) -> str:
+    """Write a synthetic log of three users: run times of 100 s, 200 s and 300 s, of 1,000 s requested."""
+    lines = [
+        f"{at + 1} {at * 150} 10 {100 * kind} {kind} -1 -1 {kind} 1000 -1 1 {kind} 1 -1 -1 -1 -1 -1"
+        for at, kind in ((at, 1 + at % 3) for at in range(count))
+    ]
+    path.write_text("; MaxProcs: 4\n" + "\n".join(lines) + "\n")
+    return f"swf:{path}"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """200 jobs of ann over 25 days: an hour each, 2 GPUs of which a day is requested, 6 GiB of 64 GiB."""
+    rows, steps = [], []
+    for number in range(1, 201):
+        submit = SINCE + timedelta(hours=3 * number)
+        moments = {"submit": submit, "eligible": submit, "start": submit + timedelta(minutes=5),
+                   "end": submit + timedelta(minutes=65)}  # fmt: skip
+        rows.append({"cluster": "c", "job_id": number, "user": "ann", "partition": "gpu", "job_name": f"fit{number}",
+                     "state": "COMPLETED", "gpus": 2, "nodes": 1, "timelimit_s": 86_400, "elapsed_s": 3600,
+                     "req_mem_bytes": 64 * 2**30, **moments})  # fmt: skip
+        steps.append({"cluster": "c", "job_id": number, "submit": submit, "step_id": "0", "tasks": 2,
+                      "max_rss_bytes": 3 * 2**30})  # fmt: skip
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        store.upsert(*(
+            conform(pl.DataFrame(part, schema_overrides={n: d for n, d in schema.items() if n in part[0]}), schema)
+            for part, schema in ((rows, JOBS), (steps, STEPS))
+        ))  # fmt: skip
+    return tmp_path
+
+
+def test_site_is_trained_shown_and_advised(site: Path) -> None:
+    """Upper bounds are an hour and 6 GiB: nothing varies."""
+    trained = run("train", *SITE, "--state", str(site))
+    assert [(row["target"], row["jobs"]) for row in trained["targets"]] == [("run_s", 200), ("mem_bytes", 200)]
+    assert (site / "prediction.json").is_file()
+    assert "ann" not in (site / "prediction.json").read_text()
+    assert run("show", "--state", str(site)) == trained
+    found = run("advise", *SITE, "--user", "ann", "--name", "fit200", "--state", str(site))
+    time, memory = found["targets"]
+    assert (time["predicted"], time["requested"], time["suggested"]) == (3600, 86_400, 3600)
+    assert (memory["predicted"], memory["suggested"]) == (6 * 2**30, 6 * 2**30)
+    assert time["similar_jobs"] == 200
+
+
+def test_request_below_the_upper_bound_is_reported(site: Path) -> None:
+    run("train", *SITE, "--state", str(site))
+    words = ["predict", "advise", *SITE, "--user", "ann", "--limit", "30m", "--state", str(site)]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "run_s: the request is below the upper bound" in done.stderr
+
+
+def test_evaluation_of_the_site_simulates_its_gpus(site: Path) -> None:
+    found = run("evaluate", *SITE, "--state", str(site))
+    assert (found["capacity"], found["unit"]) == (2, "GPU")
+    assert {one["estimates"] for one in found["schedules"]} >= {"requested", "last-two", "median", "actual"}
+    assert all(one["all_jobs"]["mean_wait_s"] == 0 for one in found["schedules"])
+
+
+def test_evaluation_of_a_log_has_losses_and_schedules(tmp_path: Path) -> None:
+    found = run("evaluate", "--trace", swf(tmp_path / "log.swf"))
+    (target,) = found["targets"]
+    losses = {one["predictor"]: one["pinball"] for one in target["qualities"]}
+    assert losses["limit"] == pytest.approx(400, rel=0.01)  # half of 900, 800 and 700 s, in the mean
+    assert (losses["last-two"], losses["median"]) == (0, 0)
+    assert found["submissions"] == 400
+    assert len(found["schedules"]) >= 8
+    assert {"total_completion_s", "max_stretch", "makespan_s"} <= set(found["schedules"][0]["all_jobs"])
+    assert run("evaluate", "--trace", swf(tmp_path / "log.swf"), "--no-schedule")["schedules"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("evaluate", "--trace", "swf:none.swf"), "none.swf: no such file"),
+        (("train", "--trace", "SMALL"), "5 jobs have ended, fewer than the 100"),
+        (("show", "--model", "none.json"), "none.json: no such file"),
+        (("show", "--model", "LOG"), "is not a model"),
+        (("train", "--since", "2026-11-03", "--until", "2026-11-02"), "the interval ends before it begins"),
+        (("train", "--since", "2026-01-03", "--until", "2026-01-04"), "no job ran in this interval"),
+        (("advise",), "Missing option '--user'"),
+    ],
+)
+def test_errors_are_one_line(site: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    (tmp_path / "log.txt").write_text("1 2 3\n")
+    places = {"SMALL": swf(tmp_path / "small.swf", 5), "LOG": str(tmp_path / "log.txt")}
+    with pytest.raises((AffinodeError, click.ClickException)) as error:
+        run(*(places.get(word, word) for word in words), "--state", str(site))
+    text = error.value.format_message() if isinstance(error.value, click.ClickException) else str(error.value)
+    assert message in text
+    assert "\n" not in text
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "prediction.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trace", "more"),
+    [
+        ("swf:kth-sp2/KTH-SP2-1996-2.swf.gz", ()),
+        ("philly:philly/philly_pollux.csv.gz", ("--capacity", "600")),
+    ],
+)
+def test_figures_of_the_page_are_those_of_the_command(shared_data: Path, trace: str, more: tuple[str, ...]) -> None:
+    pytest.importorskip("lightgbm", reason="the extra predict is not installed")
+    kind, _, name = trace.partition(":")
+    words = ["predict", "evaluate", "--trace", f"{kind}:{shared_data / name}", *more]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    page = PAGE.read_text()
+    for line in done.stdout.splitlines():
+        assert line.rstrip() in page

@@ -1,0 +1,81 @@
+"""Selection of predictors, and their figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.prediction import quantile_model
+from slurm_affinode.prediction.evaluation import MODEL, evaluate, pinball, prepare, targets
+from slurm_affinode.prediction.features import TARGETS
+
+from .synthetic import submissions
+
+RUN = TARGETS[0]
+
+
+def test_pinball_loss_is_the_one_of_the_definition() -> None:
+    actual, predicted = np.array([10.0, 10.0]), np.array([4.0, 14.0])
+    assert pinball(actual, predicted, 0.9) == pytest.approx([0.9 * 6, 0.1 * 4])
+
+
+def test_best_baseline_is_used_and_says_why_without_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantile_model, "available", lambda: False)
+    prepared = prepare(submissions(), RUN)
+    assert prepared.choice.predictor == "median"
+    assert "LightGBM is not installed" in prepared.choice.reason
+    found = evaluate(prepared)
+    assert [one.predictor for one in found.qualities] == ["limit", "last-two", "median"]
+    assert found.model_beats_median is None
+    limit, _, median = found.qualities
+    assert limit.under_requested == 0
+    assert median.pinball < limit.pinball / 10
+    assert median.coverage == pytest.approx(0.9, abs=0.05)
+
+
+def test_few_jobs_get_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantile_model, "available", lambda: True)
+    choice = prepare(submissions(quantile_model.LEAST_ROWS), RUN).choice
+    assert "too few jobs for a model" in choice.reason
+
+
+def test_model_that_does_not_win_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that predicts the double of the median of similar jobs is computed, compared, and rejected."""
+    monkeypatch.setattr(quantile_model, "available", lambda: True)
+    monkeypatch.setattr(quantile_model, "train", lambda table, rows: ("text",))
+    monkeypatch.setattr(quantile_model, "predict", lambda models, table: 2 * table.baselines["median"])
+    prepared = prepare(submissions(), RUN)
+    assert prepared.choice.predictor == "median"
+    assert "the model is not used: its loss is" in prepared.choice.reason
+    assert evaluate(prepared).model_beats_median is False
+
+
+def test_model_is_trained_with_jobs_that_had_ended_before_the_first_it_predicts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = {}
+    monkeypatch.setattr(quantile_model, "available", lambda: True)
+    monkeypatch.setattr(quantile_model, "train", lambda table, rows: seen.setdefault("rows", rows) is None or ("text",))
+    monkeypatch.setattr(quantile_model, "predict", lambda models, table: table.baselines["median"])
+    prepared = prepare(submissions(), RUN)
+    assert len(seen["rows"]) > 900
+    assert prepared.table.end[seen["rows"]].max() <= prepared.table.submit[prepared.fitted]
+
+
+def test_model_wins_where_run_times_depend_on_what_it_alone_has() -> None:
+    pytest.importorskip("lightgbm", reason="the extra predict is not installed")
+    rows = submissions(4000, noise=0.05)
+    hours = rows["submit_s"] % 86_400 // 3600  # long at night: no baseline has the hour
+    prepared = prepare(rows.with_columns((rows["run_s"] * (1 + 9 * (hours < 8).cast(pl.Int64))).alias("run_s")), RUN)
+    assert prepared.choice.predictor == MODEL
+    found = evaluate(prepared)
+    assert found.model_beats_median is True
+    assert next(one for one in found.qualities if one.predictor == MODEL).coverage == pytest.approx(0.9, abs=0.05)
+
+
+def test_target_without_values_is_left_out() -> None:
+    assert [one.name for one in targets(submissions())] == ["run_s", "mem_bytes"]
+    with pytest.raises(InputError, match="0 jobs have ended, fewer than the 100"):
+        targets(submissions().with_columns(pl.lit(None, pl.Float64).alias(n) for n in ("run_s", "mem_bytes")))
