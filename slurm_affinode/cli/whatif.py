@@ -39,6 +39,7 @@ Examples:
   slurm-affinode whatif --since 30d --gpus +16 --limit-interactive 4h
   slurm-affinode whatif --trace swf:KTH-SP2-1996-2.swf.gz --capacity 100
   slurm-affinode whatif --trace swf:log.swf --order sjf --times last-two --json
+  slurm-affinode whatif --trace swf:log.swf --times predicted
   slurm-affinode whatif --trace philly:philly_pollux.csv.gz --capacity 400 --order sjf-user \\
       --backfill first-fit --sample 2000 --seed 42 --arrivals 100
 """
@@ -108,6 +109,8 @@ def whatif(
     --times last-two      the mean of the last two jobs of the user that have ended,
                           at most the requested time, and corrected to it once a
                           job runs for longer
+    --times predicted     the run time that the best predictor of "predict" gives,
+                          from jobs that had ended by the log, corrected likewise
 
     --times has no influence with --order fcfs or sjf-user and --backfill none or first-fit. Run times are cut at the
     requested time.
@@ -161,9 +164,16 @@ def _simulate_log(
     max_run, sample, seed, arrivals = selected
     longest_s = philly.LONGEST_S if max_run is None and kind == "philly" else max_run
     prepared = prepare(log, capacity, policy, Selection(longest_s, sample, seed, arrivals), partial=partial)
-    with progress("jobs", total=len(prepared.workload), quiet=as_json) as advance:
-        starts = simulate(prepared.workload, capacity, policy, advance)
-    found = figures(prepared.workload, starts, capacity)
+    workload, predictor = prepared.workload, None
+    if policy.times == "predicted" and policy.estimates:
+        from slurm_affinode.pipeline import prediction  # noqa: PLC0415 - only for predictions
+
+        run_times = prediction.run_times(prediction.read_trace(kind, path))
+        predictor = run_times.predictor
+        workload = dataclasses.replace(workload, predicted=run_times.predicted[workload.place])
+    with progress("jobs", total=len(workload), quiet=as_json) as advance:
+        starts = simulate(workload, capacity, policy, advance)
+    found = figures(workload, starts, capacity)
     known = prepared.recorded_wait != UNKNOWN
     recorded = float(prepared.recorded_wait[known].mean()) if known.all() and arrivals is None else None
     if as_json:
@@ -171,13 +181,14 @@ def _simulate_log(
             **dataclasses.asdict(found), "recorded_mean_wait_s": recorded,
             "replayed_to_recorded": found.mean_wait_s / recorded if recorded else None, "trace": str(path),
             "capacity": capacity, "unit": log.unit, "order": order, "backfill": backfill, "times": times,
+            "predictor": predictor,
             "sampled_from": prepared.sampled_from, "seed": None if sample is None else seed, "arrivals": arrivals,
             "left_out": [dataclasses.asdict(one) for one in prepared.left_out],
             "excluded": [dataclasses.asdict(one) for one in prepared.excluded],
         })  # fmt: skip
         return
     rows = [
-        ("policy", str(policy)),
+        ("policy", str(policy) + (f" ({predictor})" if predictor else "")),
         ("capacity", counted(capacity, log.unit)),
         ("jobs", f"{found.jobs:,}"),
         ("mean wait", _seconds(found.mean_wait_s)),
@@ -187,6 +198,8 @@ def _simulate_log(
         ("mean bounded slowdown (10 s)", f"{found.mean_bounded_slowdown:,.4f}"),
         ("utilization", percent(found.utilization)),
         ("makespan", span(found.makespan_s)),
+        ("total completion time", f"{found.total_completion_s / 3600:,.0f} h"),
+        ("largest stretch", f"{found.max_stretch:,.1f}"),
     ]
     if recorded is not None:
         rows.append(("recorded mean wait", _seconds(recorded)))

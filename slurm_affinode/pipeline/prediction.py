@@ -206,9 +206,30 @@ def predicted_run_s(prepared: PreparedTarget, predictor: str) -> Floats:
     return values
 
 
-def estimates_of(workload: Workload, source: SubmissionSource, predicted: Floats) -> Ints:
-    """Return predictions as ``Workload.predicted``: whole seconds, in the order of the workload."""
-    values = predicted[source.positions[workload.place]]
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Predicted run times of a log."""
+
+    predictor: str
+    reason: str
+    predicted: Ints
+    """By the row of the log, s; -1: unknown."""
+
+
+def run_times(source: SubmissionSource) -> RunTimes:
+    """Return the run times that the best predictor gives for each job of a log. Raises ``InputError`` for few jobs.
+
+    A model is trained with the first half of the submissions; before, and where no model wins, baselines predict.
+    """
+    if not any(target.name == "run_s" for target in evaluation.targets(source.submissions)):
+        raise InputError(f"fewer than {evaluation.LEAST_JOBS} jobs have a run time", where=source.name)
+    prepared = evaluation.prepare(source.submissions, features.TARGETS[0])
+    values = predicted_run_s(prepared, prepared.choice.predictor)[source.positions]
+    return RunTimes(prepared.choice.predictor, prepared.choice.reason, _whole(values))
+
+
+def _whole(values: Floats) -> Ints:
+    """Return seconds as ``Workload.predicted``."""
     rounded: Ints = np.where(np.isnan(values), UNKNOWN, np.maximum(1, np.round(values))).astype(np.int64)
     return rounded
 
@@ -237,7 +258,7 @@ def _schedules(
         prepared = prepare(log, capacity, policy, Selection(), partial=True)
         workload = prepared.workload
         if times == "predicted":
-            workload = replace(workload, predicted=estimates_of(workload, source, predicted_run_s(run, name)))
+            workload = replace(workload, predicted=_whole(predicted_run_s(run, name)[source.positions[workload.place]]))
         starts = simulate(workload, capacity, policy)
         tested = source.positions[workload.place] >= run.selected
         found.append(ScheduleFigures(

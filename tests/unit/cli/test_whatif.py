@@ -72,6 +72,20 @@ def test_jobs_larger_than_the_capacity_are_left_out_and_named(log: str) -> None:
     assert (found["jobs"], found["left_out"][0]["examples"]) == (2, ["job 2"])
 
 
+def test_predicted_run_times_are_estimates(tmp_path: Path) -> None:
+    """Jobs of one user run for 10 s, of the other for 900 s, and all request 1,000 s: the short ones start first."""
+    jobs = [(400 * at, 10 if at % 2 else 900, 1, 1000, at % 2) for at in range(200)]
+    log = swf(tmp_path / "log.swf", *jobs)
+    words = ("--trace", log, "--capacity", "1", "--order", "sjf", "--backfill", "first-fit", "--times")
+    found = {times: run(*words, times)[0] for times in ("requested", "predicted", "actual")}
+    assert found["predicted"]["predictor"] in ("median", "last-two", "lightgbm")
+    assert found["predicted"]["mean_wait_s"] < 0.8 * found["requested"]["mean_wait_s"]
+    assert found["predicted"]["mean_wait_s"] == pytest.approx(found["actual"]["mean_wait_s"], rel=0.1)
+    assert found["requested"]["predictor"] is None
+    assert found["actual"]["total_completion_s"] == pytest.approx(200 * found["actual"]["mean_jct_s"])
+    assert found["actual"]["max_stretch"] > 1
+
+
 def test_more_than_a_tenth_left_out_needs_partial(tmp_path: Path) -> None:
     log = swf(tmp_path / "log.swf", *[(0, 10, 1, 10, 1)] * 8, (0, 10, 1, -1, 1))
     with pytest.raises(AffinodeError, match=r"1 of 9 jobs, with 11\.1% of the processor-hours, are left out: 1 job "
@@ -112,6 +126,7 @@ def test_longest_run_time_is_excluded(log: str) -> None:
             "give --capacity N",
         ),
         ((), "give --trace"),
+        (("--trace", "LOG", "--times", "predicted"), "3 jobs have ended, fewer than the 100"),
         (("--validate", "EMPTY"), "has no KTH-SP2-1996-2.swf.gz"),
     ],
 )

@@ -14,6 +14,7 @@ class Job:
     request: int
     user: int = 0
     mean: float = 0.0
+    predicted: int = 1
     estimate: int = 0
     start: int = -1
 
@@ -47,7 +48,8 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
         while coming and coming[0].submit == now:
             job = coming.pop(0)
             last = history.get(job.user, [])[-2:]
-            job.estimate = {"requested": job.request, "actual": job.run, "last-two": job.request}[times]
+            job.estimate = {"requested": job.request, "actual": job.run, "last-two": job.request,
+                            "predicted": min(job.request, job.predicted)}[times]  # fmt: skip
             if times == "last-two" and len(last) == 2:
                 job.estimate = min(job.request, max(1, sum(last) // 2))
             waiting.append(job)

@@ -18,7 +18,7 @@ from .reference_scheduler import Job, schedule
 POLICIES = [
     SchedulingPolicy(*rules)  # type: ignore[arg-type]
     for rules in product(
-        ("fcfs", "sjf", "sjf-user"), ("none", "easy", "first-fit"), ("requested", "actual", "last-two")
+        ("fcfs", "sjf", "sjf-user"), ("none", "easy", "first-fit"), ("requested", "actual", "last-two", "predicted")
     )
 ]
 CAPACITY = 6
@@ -30,7 +30,7 @@ def workload(jobs: list[Job]) -> Workload:
 
     return Workload(
         column("submit"), column("run"), column("units"), column("request"), column("user"),
-        np.array([job.mean for job in jobs], np.float64), np.arange(len(jobs)),
+        np.array([job.mean for job in jobs], np.float64), np.arange(len(jobs)), predicted=column("predicted"),
     )  # fmt: skip
 
 
@@ -40,15 +40,20 @@ def logs(draw: st.DrawFn, most: int = 14) -> list[Job]:
     rows = draw(
         st.lists(
             st.tuples(
-                st.integers(0, 4), st.integers(1, 9), st.integers(1, CAPACITY), st.integers(0, 6), st.integers(0, 2)
+                st.integers(0, 4),
+                st.integers(1, 9),
+                st.integers(1, CAPACITY),
+                st.integers(0, 6),
+                st.integers(0, 2),
+                st.integers(1, 12),
             ),
             max_size=most,
         )
     )
     time, jobs = 0, []
-    for number, (gap, run, units, more, user) in enumerate(rows):
+    for number, (gap, run, units, more, user, predicted) in enumerate(rows):
         time += gap
-        jobs.append(Job(number, time, run, units, run + more, user, mean=float(user % 2)))
+        jobs.append(Job(number, time, run, units, run + more, user, mean=float(user % 2), predicted=predicted))
     return jobs
 
 
