@@ -1,7 +1,7 @@
 """Write the generated pages of the documentation: ``python docs/generate.py [--check] [--man DIR]``.
 
 ``docs/commands.md`` is the ``--help`` of every command, ``docs/metrics.md`` the definitions that the report shows;
-``benchmarks/README.md`` has a table of the kept ratios.
+``benchmarks/README.md`` has a table of the kept ratios, ``docs/exporter.md`` one of the agent's metrics.
 With ``--check`` nothing is written, and the exit status is 1 if a file differs. With ``--man`` the manual page of every
 command is written to a directory, and nothing else.
 """
@@ -18,6 +18,7 @@ import click
 from slurm_affinode import __version__
 from slurm_affinode.analysis import definitions
 from slurm_affinode.cli.main import cli
+from slurm_affinode.suspension.metrics import METRICS
 
 DOCS = Path(__file__).resolve().parent
 BENCHMARKS = DOCS.parent / "benchmarks"
@@ -135,18 +136,38 @@ def metrics() -> str:
     return "\n".join(parts)
 
 
+def _with_table(page: Path, name: str, table: str) -> str:
+    """Return the text of a page with the table between ``<!-- name -->`` and ``<!-- end -->``."""
+    first, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
+    return f"{first}{begin}\n{table}\n\n<!-- end -->\n{rest.partition('<!-- end -->' + chr(10))[2]}"
+
+
 def benchmarks() -> str:
     """Return the text of ``benchmarks/README.md`` with the table of the ratios."""
     sys.path.insert(0, str(BENCHMARKS))
     from ratios import table  # noqa: PLC0415 - not part of the package
 
-    first, begin, rest = (BENCHMARKS / "README.md").read_text(encoding="utf-8").partition("<!-- ratios -->\n")
-    return f"{first}{begin}\n{table()}\n\n<!-- end -->\n{rest.partition('<!-- end -->' + chr(10))[2]}"
+    return _with_table(BENCHMARKS / "README.md", "ratios", table())
+
+
+def exporter() -> str:
+    """Return the text of ``docs/exporter.md`` with the table of the agent's metrics."""
+    rows = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for metric in METRICS:
+        labels = (
+            f"`{label}`" + (f": {', '.join(f'`{value}`' for value in values)}" if values else "")
+            for label, values in metric.labels.items()
+        )
+        rows.append(f"| `{metric.name}` | {metric.kind} | {'; '.join(labels)} | {metric.help} |")
+    return _with_table(DOCS / "exporter.md", "agent metrics", "\n".join(rows))
 
 
 def generated() -> dict[Path, str]:
     """Path -> text of every generated file."""
-    return {DOCS / "commands.md": commands(), DOCS / "metrics.md": metrics(), BENCHMARKS / "README.md": benchmarks()}
+    return {
+        DOCS / "commands.md": commands(), DOCS / "metrics.md": metrics(), DOCS / "exporter.md": exporter(),
+        BENCHMARKS / "README.md": benchmarks(),
+    }  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:

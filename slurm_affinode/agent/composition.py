@@ -32,13 +32,13 @@ from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.inspection import TreeInspector, collect, memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver
 from slurm_affinode.checkpoint.root_directory import check_above
-from slurm_affinode.checkpoint.store.tiers import log_problem, open_tiers
+from slurm_affinode.checkpoint.store.tiers import Tiers, log_problem, open_tiers
 from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Mode, Versions
 from slurm_affinode.slurm.accounting.sacct_command import jobs_on_node
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.suspension import messages
+from slurm_affinode.suspension import messages, metrics
 from slurm_affinode.suspension.context import (
     LOG,
     Clock,
@@ -183,16 +183,17 @@ def build(context: AgentContext) -> Orchestration:
         promised=lambda: limits.promised() + reservations.total(),
     )
     notes = Notes(root, signer, vouched=partial(vouched, tiers))
-    if suspend.shared_store is not None:
-        check_above(suspend.shared_store, owner=os.geteuid())
-    for why in tiers.missing:
-        LOG.warning("image tier not used: %s", why)
+    _check_stores(suspend, tiers)
     location = Location(cluster_name(config, slurm), context.node)
     settings, clock = SuspendSettings.of(suspend), Clock()
     processes, registry, workers = LinuxProcesses(), context.registry, context.workers
     allocations = GpuAllocations(context.node, context.gpu_indices)
     inspect, streams = TreeInspector(partial(collect, services=services)), ProcessStreams()
-    records = Records(Journal(suspend.journal), SuspensionLedger(config.ledger_dir, context.node), notes)
+    records = Records(
+        Journal(suspend.journal, observe=metrics.phase_observer(context.counters)),
+        SuspensionLedger(config.ledger_dir, context.node),
+        notes,
+    )
     absences = Absences(
         suspend.journal.parent if root is None else root, signer, keep_s=parse_span_s(suspend.keep_unknown)
     )
@@ -341,9 +342,12 @@ def build(context: AgentContext) -> Orchestration:
         state=demand,
     )
 
+    store_reader = metrics.StoreReader(context.counters, tiers)
+
     def tidy(holds_lease: bool) -> None:
         keeper.sweep(holds_lease)
         prefetcher.tick()
+        store_reader.read(holds_lease)
 
     lease = Lease(None if root is None else root / "waker.json", signer, FileSystemCalls(root))
     waker = JobWaker(
@@ -355,8 +359,16 @@ def build(context: AgentContext) -> Orchestration:
         lease=lease,
         tidy=tidy,
         over=keeper.over,
+        counters=context.counters,
     )
     return Orchestration(suspender, restorer, waker, keeper, in_place, outcomes.stop)
+
+
+def _check_stores(config: SuspendConfig, tiers: Tiers) -> None:
+    if config.shared_store is not None:
+        check_above(config.shared_store, owner=os.geteuid())
+    for why in tiers.missing:
+        LOG.warning("image tier not used: %s", why)
 
 
 def _scratch_rules(config: SuspendConfig) -> ScratchRules:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from slurm_affinode import __version__
 from slurm_affinode.agent import settings
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.client import CONTROL
@@ -47,6 +48,7 @@ from slurm_affinode.gpu.server_trees import ServerTrees, holders
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, ports
 from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension import metrics
 from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
 from slurm_affinode.suspension.job.announcements import DIRECTORY, Announcements
@@ -88,6 +90,8 @@ class Daemon:
         self.config = config
         self.node = settings.node_name(config)
         self.registry = Registry()
+        self.counters = metrics.agent_counters(__version__, time.time())
+        slurm = metrics.counted(parts.slurm, self.counters)
         self.stopping = threading.Event()
         self._poke = threading.Event()
         self.workers = Workers()
@@ -99,7 +103,7 @@ class Daemon:
         self.announcements = Announcements(config.agent.run_dir / DIRECTORY)
         inspector = Inspector(announcements=self.announcements, shepherd=config.suspend.shepherd)
         self.watch = Watch(parts.driver(), inspector)
-        self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
+        self.queue = QueueView(slurm, parse_span_s(config.agent.queue_period))
         prepare_directory(config.agent.run_dir)
         self.servers = ServerSearch(
             self.watch.driver, self.registry, suspending=Journal(config.suspend.journal).open_jobs,
@@ -108,10 +112,12 @@ class Daemon:
         indices = GpuNumbers(config.agent.run_dir / "gpus.json")
         calls = DaemonCalls(self._idle_s, self._woken, self._poke.set, self._gpus_of, self._turn_left_s)
         context = AgentContext(
-            config, self.node, self.registry, parts.slurm, self.watch.driver, self.workers, indices, calls
+            config, self.node, self.registry, slurm, self.watch.driver, self.workers, indices, calls, self.counters
         )  # fmt: skip
         self.orchestration = parts.orchestration(context)
-        self.work = Work(self.orchestration, self.workers, config.suspend.max_at_once, changed=self._changed)
+        self.work = Work(
+            self.orchestration, self.workers, config.suspend.max_at_once, changed=self._changed, counters=self.counters
+        )  # fmt: skip
         self.loop = Loop(
             config=config.agent, policy=settings.policy(config.suspend, config.inplace), node=self.node,
             registry=self.registry, watch=self.watch, queue=self.queue, work=self.work,
@@ -126,6 +132,7 @@ class Daemon:
             ask_here=Asking(self._aside), name_of=name_of_user, gpu_indices=indices,
             ended=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(), clear=self.announcements.clear,
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
+            counters=self.counters, journal=Journal(config.suspend.journal),
         )  # fmt: skip
         self.arrivals = Arrivals(
             self.registry, inspector, self.orchestration, self.work, later=self._slurm.post, left=self.service.left
@@ -216,12 +223,15 @@ class Daemon:
     def _tick(self) -> None:
         self.arrivals.sweep()
         self.loop.tick()
+        self.counters.add(metrics.SAMPLES)
+        self.counters.set(metrics.LAST_SAMPLE, time.time())
 
     def _changed(self, job_id: int) -> None:
         self.loop.restart(job_id)
         self._poke.set()
 
     def _woken(self, job_id: int, how: str, slept_s: float | None) -> None:
+        self.counters.add(metrics.WAKES, mode=Mode.INPLACE.value)
         self.work.set_comment(job_id, how)
         self.loop.woken(job_id, slept_s)
         self._changed(job_id)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +16,18 @@ from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.requests import Caller, RequestError, refusal_hint, refusal_text, without_option
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.agent.workers import Work
+from slurm_affinode.base.counters import NO_COUNTERS, Counters
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import WorkQueue
 from slurm_affinode.core.policy import too_often
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal, RefusalCode
+from slurm_affinode.suspension import metrics
 from slurm_affinode.suspension.compatibility import Compatibility
 from slurm_affinode.suspension.interface import Orchestration
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
+from slurm_affinode.suspension.records.journal import Journal, JournalError
 from slurm_affinode.suspension.records.shared_state import SuspendedJob
 from slurm_affinode.suspension.refusals import JobFacts, remedy
 
@@ -72,6 +76,8 @@ class Service:
     """Time that a prolog waits for sleepers on its GPUs to wake; 0: they are not woken."""
     orphans: OrphanVerbs | None = None
     """Handles requests about the node's GPUs and the processes on them."""
+    counters: Counters = NO_COUNTERS
+    journal: Journal | None = None
     clear: Callable[[int], None] = lambda job_id: None
     """Removes files that a job's keeper may have left, see ``Announcements.clear``."""
     now: Callable[[], float] = time.time
@@ -97,6 +103,8 @@ class Service:
         verb = request.get("verb")
         if verb == "status":
             return self._status(request, caller)
+        if verb == "metrics":
+            return self._metrics()
         if verb == "suspend":
             return self._suspend(_job_of(request), caller, force=request.get("force") is True)
         if verb == "wake":
@@ -110,6 +118,30 @@ class Service:
         if verb in orphan_requests.VERBS and self.orphans is not None:
             return self.orphans.answer(request, caller, admin=self.is_admin(caller))
         raise RequestError("bad-request", "no such request", exit_code=2)
+
+    # --- metrics
+
+    def _metrics(self) -> dict[str, Any]:
+        """Return the metrics of the agent, which are of no user and may be read by everybody on the node."""
+        jobs = dict.fromkeys(metrics.JOB_STATES, 0)
+        under_way = self.work.under_way()
+        for job_id in {job.job_id for job in self.registry.jobs()} | under_way.keys():
+            jobs[under_way.get(job_id) or self._state_of(job_id)] += 1
+        for state, count in jobs.items():
+            self.counters.set(metrics.JOBS, float(count), state=state)
+        journals = None
+        if self.journal is not None:
+            with suppress(JournalError):
+                journals = float(len(self.journal.open_jobs()))
+        self.counters.set(metrics.JOURNALS, journals)
+        metrics.read_process(self.counters)
+        return {"node": self.node, "cluster": self.cluster, "metrics": self.counters.families()}
+
+    def _state_of(self, job_id: int) -> str:
+        """Return the state of a watched job on which no work is under way."""
+        sleepers = self.orchestration.in_place
+        view = None if sleepers is None else sleepers.view(job_id)
+        return "watched" if view is None else status_rows.state_in_place(view)
 
     # --- status
 

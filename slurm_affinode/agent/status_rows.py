@@ -38,7 +38,7 @@ def watched(
     """
     idle = None if state is None else state.detector.state
     if asleep is not None:
-        under_way, idle, decision = _in_place(asleep), None, None
+        under_way, idle, decision = state_in_place(asleep), None, None
     return {
         "job_id": job.job_id,
         "shown_id": job.called,
@@ -76,7 +76,8 @@ def _restored(restore: LastRestore) -> dict[str, Any]:
     }
 
 
-def _in_place(asleep: dict[str, Any]) -> str:
+def state_in_place(asleep: dict[str, Any]) -> str:
+    """Return ``starting``, ``asleep`` or ``waking``."""
     if asleep["starting"]:
         return "starting"
     return "asleep" if asleep["asked"] is None else "waking"

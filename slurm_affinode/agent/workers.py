@@ -14,10 +14,12 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
 
+from slurm_affinode.base.counters import NO_COUNTERS, Counters
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.model.suspension import Mode
+from slurm_affinode.suspension import metrics
 from slurm_affinode.suspension.interface import Arrival, Orchestration, Refused, SampleAgain
 from slurm_affinode.suspension.job.registry import Link, WatchedJob
 from slurm_affinode.suspension.job.shepherd import Hold, Reply, Restored, SignalMessage, Start, Wait
@@ -72,11 +74,13 @@ class Work:
         *,
         now: Callable[[], float] = time.time,
         changed: Callable[[int], None] = lambda job_id: None,
+        counters: Counters = NO_COUNTERS,
     ) -> None:
         """``changed`` is called with each job on which work has ended."""
         self._orchestration = orchestration
         self._now = now
         self._changed = changed
+        self._counters = counters
         self._lock = threading.Lock()
         """Guards the operations in progress, their GPUs, and their outcomes."""
         self._under_way: dict[int, str] = {}
@@ -164,16 +168,19 @@ class Work:
         return self._in_place if job.option.mode is Mode.INPLACE else self._suspends
 
     def _suspend(self, job: WatchedJob, act: Callable[[], WorkOutcome], promising: Promising) -> None:
-        outcome = self._stopped()
+        outcome, refused = self._stopped(), False
         with surviving(log, "job %d: not suspended, by a fault of the agent", job.job_id) as fault:
             try:
                 outcome = self._promised(job, act, promising)
             except Refused as error:
-                outcome = WorkOutcome(self._now(), False, str(error), error.refusal.code)
+                outcome, refused = WorkOutcome(self._now(), False, str(error), error.refusal.code), True
             except AffinodeError as error:
                 outcome = WorkOutcome(self._now(), False, str(error), FAILED)
         if fault.error is not None:
             outcome = WorkOutcome(self._now(), False, f"a fault of the agent: {type(fault.error).__name__}", "fault")
+        if outcome.code != PROMISED:  # else nothing was attempted
+            kind = "refused" if refused else outcome.code
+            self._counters.add(metrics.SUSPENSIONS, mode=job.option.mode.value, outcome=kind)
         log.log(logging.INFO if outcome.done else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text))
         self._leave(job.job_id, outcome)
 
@@ -229,6 +236,10 @@ class Work:
         log.info("job %d: being suspended: %s", job.job_id, one_line(why))
         suspension = self._orchestration.suspender.suspend(job, why, sample_again=sample_again, busy=busy)
         if suspension.failure is not None:
+            if suspension.phase.value in metrics.PHASES:
+                self._counters.add(
+                    metrics.SUSPENSION_FAILURES, mode=job.option.mode.value, phase=suspension.phase.value
+                )
             code = BUSY if suspension.in_use else FAILED
             return WorkOutcome(self._now(), False, f"not suspended, it runs on: {suspension.failure}", code)
         return WorkOutcome(self._now(), True, f"suspended: {why}", "suspended")
@@ -264,6 +275,7 @@ class Work:
             except AffinodeError as error:
                 reply, text = Hold(str(error)), f"held: {error}"
         over.set()
+        self._counters.add(metrics.RESTORES, outcome={Start: "fresh", Hold: "held"}.get(type(reply), "restored"))
         log.info("job %d: %s", arrival.job_id, one_line(text))
         try:
             then(arrival, reply)

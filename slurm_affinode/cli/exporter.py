@@ -90,20 +90,26 @@ def exporter(
     it must see other users' processes in /proc (hidepid), but need not be root.
     """
     # Imported here because machines without GPUs have no driver.
+    from slurm_affinode.agent.client import ask_local  # noqa: PLC0415
     from slurm_affinode.gpu.exporter import Access  # noqa: PLC0415
     from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
-    from slurm_affinode.pipeline.exporter import ExporterOptions, Signals, run  # noqa: PLC0415
+    from slurm_affinode.pipeline.exporter import AGENT_TIMEOUT_S, AgentMetrics, ExporterOptions, Signals, run  # noqa: PLC0415
 
     host, port = _address(listen)
     if tls_cert is None and (tls_key is not None or tls_client_ca is not None):
         raise AffinodeError("--tls-key and --tls-client-ca need --tls-cert")
     config = configuration.load(config_path)
+    node, cluster = node or socket.gethostname().partition(".")[0], cluster or config.cluster.name
+    run_dir = config.agent.run_dir
     options = ExporterOptions(
-        node=node or socket.gethostname().partition(".")[0],
-        cluster=cluster or config.cluster.name,
+        node=node, cluster=cluster,
         host=host, port=port, period_s=period, job_map=job_map, spool=spool,
         spool_file_s=spool_file, spool_keep_s=spool_keep, serving_s=serving_period if serving else None,
         server_programs=config.agent.server_programs, journal=config.suspend.journal,
+        agent=AgentMetrics(
+            run_dir, lambda: ask_local(run_dir, {"verb": "metrics"}, timeout_s=AGENT_TIMEOUT_S),
+            node=node, cluster=cluster,
+        ),
         access=Access(tls_cert, tls_key, tls_client_ca, _token(token_file)),
     )  # fmt: skip
     signals = Signals()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -54,6 +56,8 @@ class ExporterOptions:
     """Scrape interval of engines in jobs; ``None``: they are not searched for."""
     server_programs: Sequence[str] = ()
     """Patterns of programs that are searched for engines, in addition to the known ones."""
+    agent: AgentMetrics | None = None
+    """Metrics of the agent on this node, which are exported as well."""
     journal: Path | None = None
     """Journal of the agent on this node: a job that it suspends is not scraped."""
 
@@ -114,6 +118,66 @@ class LastEngines(Collector):
             "user": one.user, "gpus": ",".join(gpus.get(one.job, ())) or None,
         }  # fmt: skip
         return {name: text for name, text in labels.items() if text is not None}
+
+
+AGENT_UP = "slurm_affinode_agent_up"
+AGENT_SCRAPE_S = "slurm_affinode_agent_scrape_duration_seconds"
+AGENT_TIMEOUT_S = 3.0
+"""Shorter than the scrape timeouts in use, so that a hanging agent does not hide the GPUs."""
+_AGENT_METRIC = re.compile(r"slurm_affinode_agent_[a-z_]+")
+_AGENT_LABEL = re.compile(r"[a-z_]+")
+AskAgent = Callable[[], Mapping[str, Any]]
+"""Requests the metrics of the agent (``agent.client``). Raises ``AffinodeError``."""
+
+
+class AgentMetrics(Collector):
+    """Provides the agent's metrics to a registry.
+
+    A node without the agent's directory has no agent, and no metrics of one. If an agent does not respond, its metrics
+    are absent and ``AGENT_UP`` is 0.
+    """
+
+    def __init__(self, run_dir: Path, ask: AskAgent, *, node: str, cluster: str | None) -> None:
+        """``run_dir``: directory with the agent's sockets. ``ask`` requests the metrics."""
+        self._run_dir, self._ask = run_dir, ask
+        self._labels = {"Hostname": node} | ({} if cluster is None else {"cluster": cluster})
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of one scrape."""
+        if not self._run_dir.is_dir():
+            return
+        began, families = time.monotonic(), []
+        try:
+            families = list(self._families(self._ask()))
+            up = 1.0
+        except (AffinodeError, ValueError):
+            up = 0.0
+        yield self._gauge(AGENT_UP, "Whether the agent has responded to this scrape", up)
+        yield self._gauge(AGENT_SCRAPE_S, "Time that the agent took to respond", time.monotonic() - began)
+        yield from families
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        metric = Metric(name, text, "gauge")
+        metric.add_sample(name, self._labels, value)
+        return metric
+
+    def _families(self, reply: Mapping[str, Any]) -> Iterator[Metric]:
+        """Yield the metrics in a reply. Raises ``ValueError`` if it has another form."""
+        try:
+            for family in reply["metrics"]:
+                name, kind = family["name"], family["kind"]
+                if not _AGENT_METRIC.fullmatch(name) or kind not in ("counter", "gauge"):
+                    raise ValueError(f"{name!r:.80} is not a metric of an agent")
+                metric = Metric(name.removesuffix("_total"), str(family["help"]), kind)
+                for labels, value in family["samples"]:
+                    number = float(value)
+                    if not math.isfinite(number) or not all(map(_AGENT_LABEL.fullmatch, labels)):
+                        raise ValueError(f"a sample of {name} is not valid")
+                    texts = {label: str(text) for label, text in labels.items()}
+                    metric.add_sample(name, texts | self._labels, number)
+                yield metric
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the reply of the agent has another form: {error}") from None
 
 
 class ProcessesOnGpus:
@@ -222,6 +286,8 @@ def run(options: ExporterOptions, driver: GpuDriver, signals: Signals, *, say: S
         sinks += [spool, _Rotation(spool, signals.close_file, say)]
     registry = CollectorRegistry()
     registry.register(shown)
+    if options.agent is not None:
+        registry.register(options.agent)
     scraping = None
     if options.serving_s is not None:
         finder = JobFinder()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slurm_affinode.base.config import Config
+from slurm_affinode.base.counters import NO_COUNTERS, Counters
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.threads import Workers
@@ -260,6 +261,8 @@ class AgentContext:
     gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Slurm's GPU indices of each job on this node, as reported by prologs."""
     calls: DaemonCalls = DaemonCalls()
+    counters: Counters = NO_COUNTERS
+    """The metrics of the agent, see ``suspension.metrics``."""
 
 
 @dataclass(frozen=True, slots=True)

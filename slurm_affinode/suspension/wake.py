@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from slurm_affinode.base import json_values
+from slurm_affinode.base.counters import NO_COUNTERS, Counters
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.base.text import one_line
@@ -27,9 +28,9 @@ from slurm_affinode.core.policy import WAITS_FOR_ROOM
 from slurm_affinode.core.wake_time import backoff_s, wake_time
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.ledger import LedgerEntry
-from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal, RefusalCode
+from slurm_affinode.model.suspension import JobKey, LiveRun, Mode, Refusal, RefusalCode
 from slurm_affinode.slurm.interface import ControllerDownError, SlurmClient, UnknownJobError
-from slurm_affinode.suspension import messages, notify
+from slurm_affinode.suspension import messages, metrics, notify
 from slurm_affinode.suspension.context import LOG, Location, Records, SuspendSettings
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.records.shared_state import NO_NOTE, NOW, Note, StartPlan, read_signed
@@ -91,6 +92,7 @@ class JobWaker:
         lease: Lease,
         tidy: Callable[[bool], None] = lambda holds_lease: None,
         over: Callable[[JobKey, int], None] = lambda key, began_ms: None,
+        counters: Counters = NO_COUNTERS,
         now: Callable[[], float] = time.time,
     ) -> None:
         """``shared``: the store that every node sees.
@@ -106,6 +108,7 @@ class JobWaker:
         self._lease = lease
         self._tidy = tidy
         self._over = over
+        self._counters = counters
         self._next = 0.0
         self._plans: dict[int, StartPlan] | None = None
 
@@ -286,6 +289,7 @@ class JobWaker:
                 self._notes.write(note)
             raise
         LOG.info("job %s: released", job.job_id)
+        self._counters.add(metrics.WAKES, mode=Mode.REQUEUE.value)
         self._ledger.write(replace(LedgerEntry.of(note.key, note.began_ms), released_ms=round(now * 1000)))
         return True
 

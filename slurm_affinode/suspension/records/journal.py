@@ -25,6 +25,8 @@ from slurm_affinode.base.files import fsync_dir
 from slurm_affinode.model.suspension import JobKey, Phase
 from slurm_affinode.suspension.records.record import NO_NEW_FACTS, SuspensionFacts, SuspensionRecord, decode, encode
 
+Observe = Callable[[Phase | None, float, Phase | None], None]
+"""Called with the phase that has ended or continues, its seconds so far, and the phase that begins, if any."""
 VERSION = 1
 _NAME = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>\d+)\.(?P<submit>\d+)\.jsonl")
 
@@ -52,6 +54,7 @@ class JobJournal:
     damage: str | None = None
     """Description of unreadable data, except for a truncated last line. The entries before it are valid."""
     _clock: Callable[[], float] = time.time
+    _observe: Observe = lambda ended, seconds, begun: None
     _end: int | None = None
     """End of the intact lines, in bytes; ``None``: the file does not exist yet."""
     _writing: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
@@ -96,9 +99,11 @@ class JobJournal:
         try:
             with self._writing:
                 self._append(line.encode() + b"\n")
+                last = self.entries[-1] if self.entries else None
                 self.entries.append(entry)
         except OSError as error:
             raise JournalError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+        self._observed(last, entry.time_epoch, phase)
 
     def _append(self, line: bytes) -> None:
         new = self._end is None
@@ -131,21 +136,34 @@ class JobJournal:
                 fsync_dir(self.path.parent)
         except OSError as error:
             raise JournalError(f"{self.path}: cannot be removed: {error.strerror or error}") from error
+        if self._end is not None and self.entries:
+            self._observed(self.entries[-1], self._clock(), None)
         self._end = None
+
+    def _observed(self, last: Entry | None, now: float, begun: Phase | None) -> None:
+        if last is None:
+            self._observe(None, 0.0, begun)
+        else:  # a line with further facts of the same phase does not begin it
+            self._observe(last.phase, now - last.time_epoch, None if begun is last.phase else begun)
 
 
 class Journal:
     """The journals of a node, in one directory that only root can read."""
 
-    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, directory: Path, *, clock: Callable[[], float] = time.time,
+        observe: Observe = lambda ended, seconds, begun: None,
+    ) -> None:  # fmt: skip
+        """``observe`` is called with each line that is written, and when a journal is closed."""
         self._directory = directory
         self._clock = clock
+        self._observe = observe
 
     def of_job(self, key: JobKey) -> JobJournal:
         """Return the journal of a job with its entries; writes nothing. Raises ``JournalError``."""
         self._check()
         path = self._directory / f"{key.cluster}.{key.job_id}.{key.submit_epoch}.jsonl"
-        journal = JobJournal(key, path, _clock=self._clock)
+        journal = JobJournal(key, path, _clock=self._clock, _observe=self._observe)
         try:
             data = path.read_bytes()
         except FileNotFoundError:

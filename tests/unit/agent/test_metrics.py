@@ -1,0 +1,113 @@
+"""The agent's metrics on the exporter's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_stand_ins import Node1, agent, config_of, watched
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
+
+from slurm_affinode.agent.client import ask_local
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.model.suspension import Phase
+from slurm_affinode.pipeline.exporter import AGENT_SCRAPE_S as SCRAPE_S
+from slurm_affinode.pipeline.exporter import AGENT_UP as UP
+from slurm_affinode.pipeline.exporter import AgentMetrics
+from slurm_affinode.suspension import metrics
+
+
+def of_agent(run_dir: Path) -> AgentMetrics:
+    """Return the metrics of the agent with its socket there."""
+    return AgentMetrics(run_dir, lambda: ask_local(run_dir, {"verb": "metrics"}), node="c1", cluster="c")
+
+
+def scraped(scrape: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return the samples of a scrape by name and labels, without those that each has."""
+    registry = CollectorRegistry()
+    registry.register(scrape)
+    return {
+        (sample.name, frozenset(sample.labels.items() - {("Hostname", "c1"), ("cluster", "c")})): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+
+
+def test_metrics_of_an_agent_are_exported(tmp_path: Path) -> None:
+    """Counters begin at 0; what is not known is absent."""
+    with agent(config_of(tmp_path)) as node:
+        node.acts.go.set()
+        watched(node, option="window=1,when=always")
+        wait_until("it is suspended", lambda: node.acts.suspended_jobs)
+        outcome = wait_until("its outcome is known", lambda: node.daemon.work.outcome(7))
+        assert outcome is not None
+        found = scraped(of_agent(node.run_dir))
+    assert found[UP, frozenset()] == 1.0
+    assert found[SCRAPE_S, frozenset()] >= 0
+    suspended = frozenset({("mode", "requeue"), ("outcome", "suspended")})
+    assert found[metrics.SUSPENSIONS, suspended] == 1.0
+    assert found[metrics.SUSPENSIONS, frozenset({("mode", "inplace"), ("outcome", "failed")})] == 0.0
+    assert found[metrics.SAMPLES, frozenset()] > 0
+    assert found[metrics.JOBS, frozenset({("state", "restoring")})] == 0.0
+    assert sum(value for (name, _), value in found.items() if name == metrics.JOBS) == 1.0
+    assert found[metrics.SLURM_UP, frozenset()] == 1.0
+    assert found[metrics.JOURNALS, frozenset()] == 0.0
+    # Without stores, as in this test, their sizes are unknown.
+    assert not any(name in (metrics.IMAGE_BYTES, metrics.IMAGES) for name, _ in found)
+
+
+def test_agent_that_does_not_run_is_down(tmp_path: Path) -> None:
+    """Its directory is there, as it is after a stop, or a start that has failed."""
+    (tmp_path / "run").mkdir()
+    found = scraped(of_agent(tmp_path / "run"))
+    assert found[UP, frozenset()] == 0.0
+    assert {name for name, _ in found} == {UP, SCRAPE_S}
+
+
+def test_node_without_an_agent_has_no_metrics_of_one(tmp_path: Path) -> None:
+    assert scraped(of_agent(tmp_path / "run")) == {}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        {"metrics": 7},
+        {"metrics": [{"name": "node_load1", "kind": "gauge", "help": "", "samples": []}]},
+        {"metrics": [{"name": metrics.JOBS, "kind": "gauge", "help": "", "samples": [[{"a b": "c"}, 1.0]]}]},
+        {"metrics": [{"name": metrics.JOBS, "kind": "gauge", "help": "", "samples": [[{}, "x"]]}]},
+        {"metrics": [{"name": metrics.JOBS, "kind": "gauge", "help": "", "samples": [[{}, float("nan")]]}]},
+        {"metrics": [{"name": metrics.JOBS, "kind": "summary", "help": "", "samples": []}]},
+    ],
+)
+def test_reply_of_another_form_counts_as_none(tmp_path: Path, reply: Mapping[str, Any]) -> None:
+    """A reply of a later release does not hide the metrics of the GPUs."""
+    found = scraped(AgentMetrics(tmp_path, lambda: reply, node="c1", cluster=None))
+    assert {name: value for (name, _), value in found.items() if name != SCRAPE_S} == {UP: 0.0}
+
+
+def test_agent_that_does_not_respond_is_down(tmp_path: Path) -> None:
+    def ask() -> Mapping[str, Any]:
+        raise UnreachableError("it does not respond")
+
+    found = scraped(AgentMetrics(tmp_path, ask, node="c1", cluster="c"))
+    assert found[UP, frozenset()] == 0.0
+
+
+def test_failed_suspension_is_counted_with_its_phase(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    suspend = node.acts.suspend
+    monkeypatch.setattr(
+        node.acts, "suspend",
+        lambda *given, **named: replace(suspend(*given, **named), failure="bad", phase=Phase.DUMPING),
+    )  # fmt: skip
+    node.acts.go.set()
+    watched(node, option="window=1,when=always")
+    wait_until("it has failed", lambda: node.daemon.work.outcome(7))
+    found = scraped(of_agent(node.run_dir))
+    assert found[metrics.SUSPENSION_FAILURES, frozenset({("mode", "requeue"), ("phase", "dumping")})] == 1.0
+    assert found[metrics.SUSPENSIONS, frozenset({("mode", "requeue"), ("outcome", "failed")})] == 1.0
