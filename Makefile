@@ -83,6 +83,7 @@ format: .venv/.dev ## Fix style.
 
 docs: .venv/.dev ## Regenerate the generated pages of docs/.
 	$(VENV)/python docs/generate.py
+	$(VENV)/python deploy/grafana/build.py
 
 cluster-up: ## Start a Slurm cluster in containers (SLURM_RELEASE=24.11 or 26.05; needs Docker or root on Debian).
 	@containers/cluster up

@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +35,16 @@ class Certificates:
 
 
 @contextlib.contextmanager
-def prometheus(directory: Path, history: str = "", *, web_config: Path | None = None) -> Iterator[str]:
-    """Run a server with ``history`` (OpenMetrics) in ``directory``; yield its URL, http even with TLS."""
+def prometheus(
+    directory: Path, history: str = "", *, web_config: Path | None = None, flags: Sequence[str] = ()
+) -> Iterator[str]:
+    """Run a server with ``history`` (OpenMetrics) in ``directory``; yield its URL, http even with TLS.
+
+    A later server in the same directory has the data of the earlier ones.
+    """
     program, promtool = program_of("prometheus"), program_of("promtool")
     data = directory / "data"
-    data.mkdir(parents=True)
+    data.mkdir(parents=True, exist_ok=True)
     if history:
         text = directory / "history.om"
         text.write_text(history)
@@ -48,7 +53,7 @@ def prometheus(directory: Path, history: str = "", *, web_config: Path | None = 
     argv = [
         program, f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={data}",
         f"--storage.tsdb.retention.time={KEPT}", "--web.listen-address=127.0.0.1:0",
-        *([f"--web.config.file={web_config}"] if web_config else []),
+        *([f"--web.config.file={web_config}"] if web_config else []), *flags,
     ]  # fmt: skip
     log = directory / "server.log"
     with running(argv, log) as process:
@@ -83,7 +88,16 @@ def _await(process: subprocess.Popen[bytes], log: Path, *, tls: bool) -> int:
 
 def backfill(promtool: str, text: Path, data: Path) -> None:
     """Create blocks in ``data`` from the OpenMetrics file ``text``."""
-    argv = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(data)]
+    _run([promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(data)])
+
+
+def record(url: str, rules: Path, data: Path, since: int, until: int) -> None:
+    """Create blocks in ``data`` from the recording rules, evaluated on the server from ``since`` to ``until``."""
+    span = [f"--start={since}", f"--end={until}", f"--url={url}", f"--output-dir={data}"]
+    _run([program_of("promtool"), "tsdb", "create-blocks-from", "rules", *span, str(rules)])
+
+
+def _run(argv: Sequence[str]) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=START_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -87,6 +87,8 @@ class Service:
     """Jobs that were watched here and whose epilog is still to come."""
     _present: dict[int, int] = field(default_factory=dict)
     """Job ID -> UID of every job on this node that the prolog reported."""
+    _names: dict[int, str] = field(default_factory=dict)
+    """UID -> name of the owners of jobs on this node, as of the last request for metrics."""
     _suspended: tuple[float, tuple[SuspendedJob, ...]] = (-1e9, ())
     _seen: dict[int, tuple[float, Job | None, bool]] = field(default_factory=dict)
     """Job ID -> time of the request to slurmctld and its result, see ``_slurms``."""
@@ -124,11 +126,15 @@ class Service:
     def _metrics(self) -> dict[str, Any]:
         """Return the metrics of the agent, which are of no user and may be read by everybody on the node."""
         jobs = dict.fromkeys(metrics.JOB_STATES, 0)
+        names = self._names
         under_way = self.work.under_way()
         for job_id in {job.job_id for job in self.registry.jobs()} | under_way.keys():
             jobs[under_way.get(job_id) or self._state_of(job_id)] += 1
         for state, count in jobs.items():
             self.counters.set(metrics.JOBS, float(count), state=state)
+        owners = dict(self._present) | {job.job_id: job.uid for job in self.registry.jobs()}
+        names = self._names = {uid: names.get(uid) or self.name_of(uid) for uid in owners.values()}
+        self.counters.replace(metrics.JOB_INFO, {(str(job_id), names[uid]): 1.0 for job_id, uid in owners.items()})
         journals = None
         if self.journal is not None:
             with suppress(JournalError):

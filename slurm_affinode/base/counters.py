@@ -57,6 +57,11 @@ class Counters:
             else:
                 self._values[name][key] = value
 
+    def replace(self, name: str, values: Mapping[tuple[str, ...], float], /) -> None:
+        """Set a gauge for these values of its labels, in the order of the declaration, and for no others."""
+        with self._lock:
+            self._values[name] = dict(values)
+
     def families(self) -> list[dict[str, Any]]:
         """Return the metrics with values, as plain data: ``name``, ``kind``, ``help``, ``samples``."""
         with self._lock:

@@ -32,6 +32,7 @@ IMAGES = PREFIX + "images"
 IMAGES_DAMAGED = PREFIX + "images_damaged"
 IMAGE_BYTES = PREFIX + "image_bytes"
 JOBS = PREFIX + "jobs"
+JOB_INFO = PREFIX + "job_info"
 JOURNALS = PREFIX + "journals_open"
 LAST_SAMPLE = PREFIX + "last_sample_timestamp_seconds"
 MEMORY = PREFIX + "resident_memory_bytes"
@@ -60,6 +61,7 @@ METRICS = (
     DeclaredMetric(LAST_SAMPLE, "gauge", "Time of the last sample of the jobs, in seconds since the epoch"),
     DeclaredMetric(SAMPLES, "counter", "Times that the jobs were sampled"),
     DeclaredMetric(JOBS, "gauge", "Jobs with --gpu-suspend-idle that the agent watches", {"state": JOB_STATES}),
+    DeclaredMetric(JOB_INFO, "gauge", "Owner of a job on this node; the value is 1", {"hpc_job": (), "user": ()}),
     DeclaredMetric(
         SUSPENSIONS, "counter", "Attempts to suspend a job that have ended",
         {"mode": MODES, "outcome": SUSPENSION_OUTCOMES},

@@ -1,40 +1,43 @@
-"""The alert rules for Prometheus: promtool checks and tests them, and every metric in them is exported."""
+"""The rules for Prometheus: promtool checks them, and tests them on synthetic series."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-
-from slurm_affinode.engines.metric_table import EXPORTED_UP, exported_fields
+from servers import program_of
 
 ROOT = Path(__file__).parents[2]
-RULES = ROOT / "reports" / "prometheus" / "serving.rules.yml"
+RULES = sorted((ROOT / "deploy" / "prometheus").glob("*.rules.yml"))
 
 
-@pytest.fixture(scope="module")
-def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is not installed (package prometheus)")
-    return found
+def cases_of(rules: Path) -> Path:
+    return ROOT / "tests" / "data" / f"rules-{rules.name.partition('.')[0]}.test.yml"
 
 
-def test_rules_are_valid(promtool: str) -> None:
-    done = subprocess.run([promtool, "check", "rules", RULES], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_alerts_fire_on_overload_and_not_on_bursts(promtool: str) -> None:
-    tests = ROOT / "tests" / "data" / "serving.rules.test.yml"
-    done = subprocess.run([promtool, "test", "rules", tests], capture_output=True, text=True, check=False)
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run([program_of("promtool"), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_metrics_of_the_rules_are_exported() -> None:
-    used = set(re.findall(r"\bslurm_affinode_serving_\w+", RULES.read_text()))
-    assert used
-    assert used <= {*exported_fields(), EXPORTED_UP}
+@pytest.mark.parametrize("rules", RULES, ids=lambda path: path.name)
+def test_rules_are_valid(rules: Path) -> None:
+    promtool("check", "rules", rules)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda path: path.name)
+def test_alerts_fire_when_they_should_and_not_otherwise(rules: Path) -> None:
+    promtool("test", "rules", cases_of(rules))
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda path: path.name)
+def test_every_alert_is_tested(rules: Path) -> None:
+    """Each is expected to fire in one of the tests."""
+    alerts = set(re.findall(r"- alert: (\w+)", rules.read_text(encoding="utf-8")))
+    fired = set()
+    for part in cases_of(rules).read_text(encoding="utf-8").split("alertname: ")[1:]:
+        if "exp_labels" in part:
+            fired.add(part.split()[0].rstrip(","))
+    assert fired == alerts

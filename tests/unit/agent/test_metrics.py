@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_stand_ins import Node1, agent, config_of, watched
+from agent_stand_ins import Node1, agent, ask, config_of, watched
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
@@ -57,6 +58,7 @@ def test_metrics_of_an_agent_are_exported(tmp_path: Path) -> None:
     assert sum(value for (name, _), value in found.items() if name == metrics.JOBS) == 1.0
     assert found[metrics.SLURM_UP, frozenset()] == 1.0
     assert found[metrics.JOURNALS, frozenset()] == 0.0
+    assert found[metrics.JOB_INFO, frozenset({("hpc_job", "7"), ("user", getpass.getuser())})] == 1.0
     # Without stores, as in this test, their sizes are unknown.
     assert not any(name in (metrics.IMAGE_BYTES, metrics.IMAGES) for name, _ in found)
 
@@ -92,10 +94,10 @@ def test_reply_of_another_form_counts_as_none(tmp_path: Path, reply: Mapping[str
 
 
 def test_agent_that_does_not_respond_is_down(tmp_path: Path) -> None:
-    def ask() -> Mapping[str, Any]:
+    def fail() -> Mapping[str, Any]:
         raise UnreachableError("it does not respond")
 
-    found = scraped(AgentMetrics(tmp_path, ask, node="c1", cluster="c"))
+    found = scraped(AgentMetrics(tmp_path, fail, node="c1", cluster="c"))
     assert found[UP, frozenset()] == 0.0
 
 
@@ -111,3 +113,16 @@ def test_failed_suspension_is_counted_with_its_phase(node: Node1, monkeypatch: p
     found = scraped(of_agent(node.run_dir))
     assert found[metrics.SUSPENSION_FAILURES, frozenset({("mode", "requeue"), ("phase", "dumping")})] == 1.0
     assert found[metrics.SUSPENSIONS, frozenset({("mode", "requeue"), ("outcome", "failed")})] == 1.0
+
+
+def test_owner_of_a_job_is_exported_until_its_epilog(node: Node1) -> None:
+    """Also of jobs without the option, which the prolog reports."""
+
+    def owners() -> set[str]:
+        found = scraped(of_agent(node.run_dir))
+        return {dict(labels)["hpc_job"] for name, labels in found if name == metrics.JOB_INFO}
+
+    ask(node, verb="prolog", job=12, uid=0, gpus=[0])
+    assert owners() == {"12"}
+    ask(node, verb="epilog", job=12)
+    assert owners() == set()
