@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import click
 
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import size
@@ -80,6 +83,40 @@ def status(config: Config, as_json: bool) -> None:
         print_table(("", ""), rows)
     if pending:
         raise SystemExit(1)
+
+
+@db.command(
+    epilog="""\b
+  slurm-affinode db forget alice              what would be changed
+  slurm-affinode db forget alice --apply
+"""
+)
+@click.argument("user")
+@click.option("--apply", is_flag=True, help="Change the data [default: only show what would be changed]")
+@config_options
+@json_option
+def forget(config: Config, *, user: str, apply: bool, as_json: bool) -> None:
+    """Replace a user by a pseudonym, and remove texts and published files that name the user.
+
+    Jobs, steps, suspensions, audit, warnings and keeps get one pseudonym, so that sums remain; UIDs, names, comments,
+    directories and command lines of the jobs are removed. Reports that name the user and the published summaries of
+    the user's jobs are deleted. Records of jobs submitted until now get the pseudonym also if they are ingested again.
+    """
+    from slurm_affinode.pipeline.forget import forget as forget_user  # noqa: PLC0415 - it reads the sample stores
+
+    done = forget_user(config, user, datetime.now(UTC), apply=apply)
+    if as_json:
+        print_json({"user": user, "applied": apply, **asdict(done)})
+        return
+    rows: list[tuple[str, object]] = [(f"rows of {table}", count) for table, count in done.rows.items()]
+    rows += [("reports to delete", ", ".join(done.reports))] if done.reports else []
+    rows += [("files to delete", ", ".join(done.files))] if done.files else []
+    if not rows:
+        echo(f"no data of {user} is stored")
+    else:
+        print_table(("", ""), rows)
+        echo("", f"{user} is now {done.pseudonym}" if apply else "nothing was changed; to change it: --apply")
+    echo("", "not changed by this command:", *(f"  {place}" for place in done.remaining))
 
 
 def _time(moment: datetime | None) -> str:

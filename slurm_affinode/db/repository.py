@@ -7,7 +7,8 @@ Frames have the columns of ``slurm.accounting.schema``. Every method is one tran
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,7 @@ from sqlalchemy import (
 )
 
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.db import accounting, journal, migrations, tables
+from slurm_affinode.db import accounting, forget, journal, migrations, tables
 from slurm_affinode.db.accounting import AccountingQueries, ceil_s, floor_s
 from slurm_affinode.db.engine import connect, parse_url, reading, shown, translated, write
 from slurm_affinode.db.journal import IngestJournal, storable
@@ -99,6 +100,10 @@ def _size_bytes(connection: Connection) -> int:
         files = (path, path.with_name(path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
     return int(connection.execute(text(_SIZE.get(dialect, _SIZE["mariadb"]))).scalar() or 0)
+
+
+class _Undo(Exception):  # noqa: N818 - it is no error
+    """Ends a transaction without its changes."""
 
 
 T = TypeVar("T")
@@ -249,6 +254,28 @@ class Repository(AccountingQueries, IngestJournal):
 
         self._change(work)
 
+    def uids_of(self, user: str) -> list[int]:
+        """Return the UIDs that accounting has for a user."""
+        with reading(self._engine) as connection:
+            return forget.uids_of(connection, user)
+
+    def forget(self, user: str, now: datetime, *, apply: bool) -> tuple[str, Mapping[str, int]]:
+        """Replace a user by a pseudonym in all tables, also in records of the past that are ingested later.
+
+        Return the pseudonym, and table -> rows. Without ``apply`` nothing is changed.
+        """
+        outcome: list[tuple[str, Mapping[str, int]]] = []
+
+        def work(connection: Connection, revision: int) -> tuple[None, bool]:
+            outcome[:] = [forget.forget(connection, user, floor_s(now), revision)]
+            if not apply:
+                raise _Undo
+            return None, True
+
+        with suppress(_Undo):
+            self._change(work)
+        return outcome[0]
+
     def counts(self) -> StoreCounts:
         """Return the totals of the database."""
         cluster = tables.jobs.c.cluster
@@ -280,6 +307,7 @@ class Repository(AccountingQueries, IngestJournal):
             revision = int(journal.get(connection, _REVISION) or 0) + 1
             outcome, changed = work(connection, revision)
             if changed:
+                forget.forget_again(connection, revision)
                 journal.put(connection, _REVISION, str(revision))
             return outcome
 
