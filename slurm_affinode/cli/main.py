@@ -16,6 +16,7 @@ from slurm_affinode.cli.command import LazyGroup
 from slurm_affinode.cli.output import open_standard_streams
 
 _COMMANDS = {
+    "setup": ("slurm_affinode.cli.setup:setup", "Set up the machine of the reports (needs --yes)"),
     "demo": ("slurm_affinode.cli.demo:demo", "Analyze an included history and render the report"),
     "ingest": ("slurm_affinode.cli.main:ingest", "Ingest accounting and GPU metrics"),
     "report": ("slurm_affinode.cli.report:report", "Report where GPU-hours went (HTML, JSON, CSV)"),

@@ -103,10 +103,6 @@ def _settings(configured: PrometheusConfig, url: str | None, given: dict[str, An
     return PrometheusConfig(url=checked, timeout=configured.timeout, overlap=configured.overlap, **given)
 
 
-_OURS = ("history", "reports", "nightly.lock", "job-summaries")
-"""Entries of the state directory that commands create. The database handles its own file, images belong to root."""
-
-
 class Named(click.Path):
     """A path that is not empty: an empty one (``--state "$UNSET"``) would mean the current directory."""
 
@@ -143,7 +139,7 @@ def config_options(function: F) -> F:
             return function(*args, config=config, **kwargs)
         finally:
             if os.geteuid() == 0:
-                give_to_owner(config.state_dir, _OURS)
+                give_to_owner(config.state_dir, configuration.REPORT_ENTRIES)
 
     return wrapper  # type: ignore[return-value]
 

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pwd
-import re
-import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from slurm_affinode.base import process
-from slurm_affinode.base.config import DEFAULT_PATH, DEFAULT_POLICY, ENV_CONFIG, ENV_STATE, Config, load
+from slurm_affinode.base.config import DEFAULT_PATH, DEFAULT_POLICY, Config, load
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import span
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import Span, config_options, echo, json_option, print_json
-
-SYSTEMCTL_S = 30.0
+from slurm_affinode.pipeline.timer_files import (
+    SYSTEMCTL_S,
+    SYSTEMD_RUNNING,
+    absolute,
+    crontab_values,
+    fill,
+    unit_values,
+)
 
 _INSTALL_EPILOG = """\b
 Examples:
@@ -33,12 +34,7 @@ Examples:
 """
 _COMMAND = "slurm-affinode zombies clean --warn --live --yes"
 """The command in the shipped files, which is replaced by the requested one."""
-_PROGRAM = "slurm-affinode"
-_STATE = "/var/lib/slurm-affinode"
-_HOME = "XDG_STATE_HOME=/var/lib"
-_PATH = "PATH=/opt/slurm-affinode/bin:/usr/local/bin:/usr/bin:/bin"
 _CAPABILITIES = "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_SETGID CAP_SETUID\n"
-_PLAIN = re.compile(r"[\w/.:=@+,%-]+")
 _SERVICE, _TIMER, _CRON = "slurm-affinode-zombies.service", "slurm-affinode-zombies.timer", "slurm-affinode-zombies"
 
 
@@ -81,7 +77,7 @@ def install(
             pwd.getpwnam(user)
         except KeyError:
             raise AffinodeError(f"there is no user {user}", hint="--user NAME") from None
-    by_systemd = Path("/run/systemd/system").is_dir() if systemd is None else systemd
+    by_systemd = SYSTEMD_RUNNING.is_dir() if systemd is None else systemd
     units, cron = base / "etc/systemd/system", base / "etc/cron.d" / _CRON
     if remove:
         gone = _remove([units / _SERVICE, units / _TIMER, cron], start=root is None)
@@ -90,22 +86,18 @@ def install(
     verb = "warn" if warn_only else "clean --warn"
     command = f"slurm-affinode zombies {verb} {options} --yes".replace("  ", " ")
     written = []
-    policy = _absolute(config.zombies.policy or DEFAULT_POLICY)
+    policy = absolute(config.zombies.policy or DEFAULT_POLICY)
     site = base / policy.lstrip("/")
     if not site.exists():
         write_text(site, (asset_dir("reports") / "zombies-policy.toml").read_text(encoding="utf-8"))
         written.append(site)
     if by_systemd:
         values = _service(config, command, user, policy, here=root is None) | {"=15min": f"={round(every)}s"}
-        written += [_fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
+        written += [fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
     else:
         line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"
-        values = {
-            f"*/15 * * * * root {_COMMAND}": line,
-            f"{_HOME}\n": "".join(f"{one}\n" for one in _environment(config)),
-        }
-        values |= _path(config, lambda text: text, here=root is None)
-        written.append(_fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
+        values = {f"*/15 * * * * root {_COMMAND}": line} | crontab_values(config, here=root is None)
+        written.append(fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
     if root is None and by_systemd:
         process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
         process.run(("systemctl", "enable", "--now", _TIMER), timeout_s=SYSTEMCTL_S)
@@ -117,65 +109,14 @@ def install(
 
 def _service(config: Config, command: str, user: str, policy: str, *, here: bool) -> dict[str, str]:
     """Return the replacements in the service unit; ``here``: for this machine, not for an OS image."""
-    escaped = command.replace("%", "%%").replace("$", "$$")
-    lines = "".join(f"Environment={_quoted(one)}\n" for one in _environment(config))
     values = {
-        _COMMAND: escaped, "User=root\n": f"User={user}\n", "-o root ": f"-o {user} ",
-        f"Environment={_HOME}\n": lines, f"={DEFAULT_POLICY}\n": f"={policy.replace('%', '%%')}\n",
+        _COMMAND: command.replace("%", "%%").replace("$", "$$"),
+        "User=root\n": f"User={user}\n", "-o root ": f"-o {user} ",
+        f"={DEFAULT_POLICY}\n": f"={policy.replace('%', '%%')}\n",
     }  # fmt: skip
-    if config.store.state_dir is not None:
-        state = _absolute(config.store.state_dir)
-        values[f"' {_STATE}\n"] = f"' {_quoted(state).replace('$', '$$')}\n"
-        values[f"=-{_STATE}\n"] = f"={_quoted('-' + state)}\n"
     if user != "root":
         values[_CAPABILITIES] = "CapabilityBoundingSet=\n"
-    return values | _path(config, _quoted, here=here)
-
-
-def _environment(config: Config) -> list[str]:
-    """Return environment variables with which the timer uses the same configuration as this command."""
-    # Variables override the configuration file: set the state directory only if it is not the default.
-    state = config.store.state_dir
-    found = [_HOME if state is None else f"{ENV_STATE}={_absolute(state)}"]
-    if config.source is not None and config.source != DEFAULT_PATH:
-        found.append(f"{ENV_CONFIG}={_absolute(config.source)}")
-    return found
-
-
-def _path(config: Config, quoted: Callable[[str], str], *, here: bool) -> dict[str, str]:
-    """Return the replacement of ``PATH`` in the unit.
-
-    Slurm's directory is prepended and, with ``here``, this program's directory if the default ``PATH`` lacks it.
-    """
-    places = [] if config.slurm.bin_dir is None else [_absolute(config.slurm.bin_dir)]
-    ours, given = Path(sys.executable).parent, _PATH.partition("=")[2]
-    if here and not shutil.which(_PROGRAM, path=given) and (ours / _PROGRAM).exists() and ":" not in str(ours):
-        places.append(str(ours))
-    return {f"{_PATH}\n": quoted("PATH=" + ":".join((*places, given))) + "\n"} if places else {}
-
-
-def _absolute(path: Path) -> str:
-    text = str(path.absolute())
-    if not text.isprintable():
-        raise AffinodeError(f"{text!r} cannot be written into a unit or a crontab")
-    return text
-
-
-def _quoted(text: str) -> str:
-    """Quote a word for a unit file."""
-    text = text.replace("%", "%%")
-    if _PLAIN.fullmatch(text):
-        return text
-    escaped = text.replace(chr(92), chr(92) * 2).replace('"', chr(92) + '"')
-    return f'"{escaped}"'
-
-
-def _fill(template: Path, target: Path, values: dict[str, str]) -> Path:
-    text = functools.reduce(
-        lambda made, item: made.replace(*item), values.items(), template.read_text(encoding="utf-8")
-    )
-    write_text(target, text)
-    return target
+    return values | unit_values(config, here=here)
 
 
 def _minutes(every_s: float) -> str:

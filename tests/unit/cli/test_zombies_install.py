@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slurm_affinode.base.config import DEFAULT_POLICY, Config
-from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.cli import zombies_install
+from slurm_affinode.base.config import DEFAULT_POLICY
 from slurm_affinode.cli.main import cli
 
 
@@ -125,19 +123,6 @@ def test_install_writes_a_crontab(tmp_path: Path) -> None:
     assert not any("cron.d" in name for name in written(tmp_path))  # systemd replaces cron
     bad = run("--root", str(tmp_path), "--cron", "--user", "a b")
     assert status(bad) == 2
-
-
-def test_timer_finds_the_program_that_installed_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without its directory on the path, the unit would fail with "No such file" every 15 minutes."""
-    monkeypatch.setattr(zombies_install.shutil, "which", lambda name, path: None)
-    monkeypatch.setattr(zombies_install.sys, "executable", str(tmp_path / "python"))
-    assert zombies_install._path(Config(), str, here=True) == {}
-    (tmp_path / "slurm-affinode").touch()
-    [(old, new)] = zombies_install._path(Config(), str, here=True).items()
-    assert new == old.replace("=", f"={tmp_path}:")
-    assert old in (asset_dir("reports") / "cron.d" / "slurm-affinode-zombies").read_text()
-    monkeypatch.setattr(zombies_install.shutil, "which", lambda name, path: "/usr/local/bin/slurm-affinode")
-    assert zombies_install._path(Config(), str, here=True) == {}
 
 
 @pytest.mark.parametrize("kind", ["--systemd", "--cron"])
