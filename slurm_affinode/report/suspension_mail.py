@@ -9,7 +9,7 @@ from typing import Any
 from slurm_affinode.base.text import size, span
 from slurm_affinode.model.cleanup import MailPolicy
 from slurm_affinode.model.suspension import SuspensionMail
-from slurm_affinode.report.mail import COLORS, MAX_NAME, Digest, Texts, address_of, clock, render, shown
+from slurm_affinode.report.mail import COLORS, MAX_NAME, Digest, Reader, Texts, address_of, clock, composed, shown
 
 _COLORS = {"suspended": "told", "restored": "good", "failed": "done"}
 
@@ -17,13 +17,11 @@ _COLORS = {"suspended": "told", "restored": "good", "failed": "done"}
 def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str | None = None) -> Digest:
     """Return the mail to the owner of a job. Raises ``InputError`` if the site's templates or texts are invalid."""
     site = None if mail.templates is None else Path(mail.templates)
-    language = mail.languages.get(event.user, mail.language)
-    texts = Texts(language, site)
+    texts = Texts(mail.languages.get(event.user, mail.language), site)
     job = event.called
     kind = _kind(event)
     subject = event.kind if kind in ("asleep", "awake") else kind
     context: dict[str, Any] = {
-        "language": language.replace("_", "-"),
         "greeting": texts.say("hello", user=event.user),
         "subject": texts.say(f"sleep_subject_{subject}", cluster=event.cluster, job=job, node=event.node),
         "title": _title(event, texts),
@@ -35,13 +33,8 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
         "todo": _todo(event, texts),
         "left_out": texts.say("sleep_left_out", count=event.left_out) if event.left_out else "",
         "footer": texts.say("sleep_footer", cluster=event.cluster, time=_at(event.at_epoch, timezone)),
-        "help_url": mail.help_url,
-        "t": texts.plain,
     }
-    return Digest(
-        address_of(event.user, mail), event.user, context["subject"],
-        render("suspension.txt.j2", site, context, html=False), render("suspension.html.j2", site, context, html=True),
-    )  # fmt: skip
+    return composed("suspension", Reader(address_of(event.user, mail), event.user, mail, texts), context)
 
 
 def _kind(event: SuspensionMail) -> str:

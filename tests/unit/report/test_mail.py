@@ -6,6 +6,7 @@ import html.parser
 import re
 import tomllib
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from zombie_samples import HOSTILE, NOW, evidence, gpu, job, node, orphan, squat
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.model.cleanup import Action, Interactive, MailPolicy, Settings, Stages
-from slurm_affinode.model.finding import KINDS, QueueImpact
+from slurm_affinode.model.finding import IDLE_KINDS, KINDS, QueueImpact
 from slurm_affinode.report import mail as mail_module
 from slurm_affinode.report.mail import Digest, address_of, digest, message
 
@@ -127,9 +128,11 @@ def test_every_language_has_all_texts_and_placeholders() -> None:
     assert set(english["kinds"]) >= set(KINDS)
     for texts in catalogues.values():
         assert set(texts) == set(english)
-        assert set(texts["kinds"]) == set(english["kinds"])
+        for table in ("kinds", "kinds_ended"):
+            assert set(texts[table]) == set(english[table])
+        assert set(texts["kinds_ended"]) < set(texts["kinds"])
         for key, text in texts.items():
-            if key != "kinds":
+            if isinstance(text, str):
                 assert sorted(re.findall(r"\{\w+\}", text)) == sorted(re.findall(r"\{\w+\}", english[key])), key
 
 
@@ -271,3 +274,84 @@ def test_warning_without_further_action_announces_none() -> None:
     """The job is exempt from everything but warnings."""
     assert "No action will be taken." in mail(replace(action(), stays=True)).text
     assert "canceled after" in mail(action()).text
+
+
+def ended(number: int, kind: str = "time-limit", **values: object) -> Action:
+    """A finding about a job that has ended."""
+    subject = job(job_id=number, id=str(number), name="done", end=NOW - timedelta(hours=5))
+    return action(0, subject=subject, kind=kind, **values)
+
+
+def many(count: int) -> list[Action]:
+    """Findings of all kinds: of jobs that run, with and without warnings, and that have ended."""
+    kinds = sorted(KINDS)
+    subjects = [job(job_id=n, id=str(n), name="j", end=NOW if n % 3 else None) for n in range(count)]
+    return [
+        action(int(n % 2 and kinds[n % len(kinds)] in IDLE_KINDS), kind=kinds[n % len(kinds)], subject=subject,
+               gpus=tuple(gpu(i) for i in range(8)), evidence=(evidence("memory"),) * 9, held_gpu_hours=float(n))
+        for n, subject in enumerate(subjects)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 9, 30, 500])
+@pytest.mark.parametrize("user", ["alice", None])
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_text_has_at_most_40_lines(count: int, user: str | None, language: str) -> None:
+    """It begins with a summary, and names the command that lists what is left out."""
+    policy = MailPolicy(language=language, help_url="https://example.org/gpus")
+    found = mail(*many(count), policy=policy, user=user)
+    assert len(found.text.splitlines()) <= 40
+    if count > 5:
+        assert f"slurm-affinode zombies list --{'user alice' if user else 'cluster alpha'}" in found.text
+    assert found.html.count("<li") <= 60
+
+
+def test_hundreds_of_gpus_and_lines_of_evidence_are_cut() -> None:
+    """Of one finding as of many."""
+    found = mail(action(gpus=tuple(gpu(i) for i in range(64)), evidence=(evidence("memory"),) * 90))
+    assert len(found.text.splitlines()) <= 40
+    assert "and 60 further GPUs" in found.text
+
+
+def test_ended_jobs_are_not_described_as_held() -> None:
+    """They hold nothing, and their owner can do nothing about them now."""
+    for found in (mail(ended(8)), mail(ended(8), ended(9, "idle-allocation"))):
+        assert "have ended" in found.text
+        assert not re.search(r"hold them|are allocated|scancel|keep ", found.text)
+    assert "GPUs were allocated and not used." in mail(ended(9, "idle-allocation")).text
+    assert "slurm-affinode job 8" in mail(ended(8)).text
+
+
+def test_summary_separates_running_and_ended_jobs() -> None:
+    """The most urgent finding is the first with evidence; the counts are those of the actions."""
+    found = mail(*(ended(n) for n in range(20, 26)), action(0, kind="fragmentation"), action(held_gpu_hours=2.0))
+    summary, _, rest = found.text.partition("Job 7 (")
+    assert "Running jobs with idle GPUs: 1 (GPUs: 1; GPU-hours without use: 2.0)" in summary
+    assert "Canceled or suspended if they stay idle: 1, the first after 2026-11-18 13:00 UTC" in summary
+    assert "Jobs that have ended: 6 (GPU-hours without use: 18.0)" in summary
+    assert "Other findings: 1" in summary
+    assert "Warning 1 of 2" in rest.splitlines()[0]
+    assert "Has ended: The time limit was far above the time used. Job 20, Job 21" in rest
+    assert "and 2 more; 18.0 GPU-hours" in rest
+
+
+def test_unmeasured_hours_of_further_findings_are_not_zero() -> None:
+    """An unknown number of GPU-hours is left out of their line, and unknown in the summary."""
+    found = mail(*(ended(n, held_gpu_hours=None) for n in range(20, 28)))
+    assert "Jobs that have ended: 8 (GPU-hours without use: unknown)" in found.text
+    assert "0.0" not in found.text
+
+
+def test_template_of_the_site_gets_all_findings(tmp_path: Path) -> None:
+    """It may not know of the lines about further findings."""
+    (tmp_path / "digest.txt.j2").write_text("{% for item in items %}{{ item.title }}\n{% endfor %}")
+    found = mail(*(ended(n) for n in range(20, 60)), policy=MailPolicy(templates=str(tmp_path)))
+    assert len(found.text.splitlines()) == 40
+
+
+def test_announced_cancellations_come_first() -> None:
+    """Each is shown with its time, the earliest first, before the evidence of any."""
+    late, soon = action(1), action(2, subject=job(job_id=9, id="9", name="b"))
+    found = mail(*(ended(n, sorted(KINDS)[n - 20]) for n in range(20, 32)), late, soon).text
+    assert found.index("Job 9 (b): Last warning") < found.index("Job 7 (train): Warning 1 of 2")
+    assert found.count("it will be canceled after") == 2
