@@ -56,7 +56,8 @@ def make_jobs(count: int, days: float, rng: np.random.Generator) -> tuple[pl.Dat
     node = pl.format("gpu{}", (pl.col("slot") // PER_NODE).cast(pl.String).str.zfill(3))
     frame = both.select(
         pl.lit("bench").alias("cluster"), (100_000 + number).alias("job_id"),
-        (begun - pl.duration(minutes=3)).alias("submit"), pl.format("train-{}", number % 977).alias("job_name"),
+        (begun - pl.duration(minutes=3)).alias("submit"), (begun - pl.duration(minutes=3)).alias("eligible"),
+        pl.format("train-{}", number % 977).alias("job_name"),
         pl.format("user{}", number % 350).alias("user"), pl.format("group{}", number % 41).alias("account"),
         pl.format("part{}", number % 5).alias("partition"), pl.format("qos{}", number % 3).alias("qos"),
         pl.lit("COMPLETED").alias("state"), begun.alias("start"),

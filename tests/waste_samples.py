@@ -15,6 +15,7 @@ from slurm_affinode.analysis.result import (
     MEASURES,
     DataQuality,
     QualityIssue,
+    UnmetDemand,
     WasteQuery,
     WasteResult,
 )
@@ -68,7 +69,27 @@ def make_result(
         timelines=_timelines(rng, frame.head(30) if measured else frame.head(0)),
         quality=_quality(rng, rows, measured),
         prices=MODELS if priced else dict.fromkeys(MODELS),
+        demand=_demand(frame, measured=measured),
     )
+
+
+def _demand(jobs: pl.DataFrame, *, measured: bool) -> UnmetDemand | None:
+    """Demand in each partition of the jobs; a third of it is unmet."""
+    if jobs.is_empty():
+        return None
+    names = jobs.group_by("cluster", "partition", maintain_order=True).agg(pl.len().cast(pl.Int64).alias("jobs"))
+    waited = pl.col("jobs") * 3.0
+    unknown = pl.lit(None, pl.Float64)
+    partitions = names.with_columns(
+        waited.alias("gpu_hours_waited"), (waited / 4).alias("gpu_hours_behind_larger"),
+        (waited / 2 if measured else unknown).alias("gpu_hours_idle_meanwhile"),
+        (waited / 3 if measured else unknown).alias("gpu_hours_unmet"),
+    )  # fmt: skip
+    unmet = pl.lit(1.5).alias("gpu_hours_unmet")
+    first = jobs.head(10 if measured else 0)
+    models = first.select("cluster", "partition", "gpu_model", unmet)
+    holders = first.select("cluster", "job_id", "array_job_id", "array_task_id", "user", "partition", unmet)
+    return UnmetDemand(1200.0, partitions, models, holders)
 
 
 def empty_result() -> WasteResult:

@@ -124,7 +124,7 @@ def breakdown(  # noqa: PLR0917
     ``shares``: from ``without_suspended``; ``pairs``: ``Mapped.pairs``; ``runs``: the runs of ``runs.prepare`` covered
     by the report.
     """
-    where = devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", _model().alias("gpu_model"))
+    where = devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", model_name().alias("gpu_model"))
     about = runs.select("run", "cluster", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
     whole = pl.col("gpus").fill_null(0) > 0
     # The devices of one slot are one GPU: each allocation counts for its part.
@@ -155,7 +155,7 @@ def breakdown(  # noqa: PLR0917
     return _priced(every, prices)
 
 
-def _model() -> pl.Expr:
+def model_name() -> pl.Expr:
     """Return the model name used in reports; a MIG instance has a model of its own."""
     instance = pl.concat_str(pl.col("model"), pl.lit(" MIG "), pl.col("mig_profile"))
     return pl.when(pl.col("mig").is_not_null()).then(pl.coalesce(instance, "model")).otherwise(pl.col("model"))
@@ -163,7 +163,7 @@ def _model() -> pl.Expr:
 
 def _models_of_nodes(devices: pl.DataFrame) -> pl.DataFrame:
     """Return the GPU model of each node with a single model."""
-    models = devices.group_by("cluster", "node").agg(_model().drop_nulls().unique().alias("model"))
+    models = devices.group_by("cluster", "node").agg(model_name().drop_nulls().unique().alias("model"))
     return models.filter(pl.col("model").list.len() == 1).with_columns(pl.col("model").list.first())
 
 

@@ -181,6 +181,31 @@ class StartedWaits:
     longest_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class UnmetDemand:
+    """GPU-hours that jobs waited for while GPUs idled (``analysis.demand``)."""
+
+    slot_s: float
+    """Length of the slots in which waits and idle time are compared, in seconds."""
+    partitions: pl.DataFrame
+    """``cluster``, ``partition``, ``jobs`` (that waited longer than ``WAITED_S``), ``gpu_hours_waited`` (requested GPUs
+    times their waits within the interval), ``gpu_hours_behind_larger`` (the part behind a job that was eligible earlier
+    and requested more GPUs), ``gpu_hours_idle_meanwhile`` (of runs in the partition while a
+    job waited), ``gpu_hours_unmet``; the
+    last two are None if nothing was measured. Most unmet hours first."""
+    models: pl.DataFrame
+    """``cluster``, ``partition``, ``gpu_model`` (None: unknown), ``gpu_hours_unmet``; most hours first."""
+    holders: pl.DataFrame
+    """Runs that held the idle GPUs: ``cluster``, ``job_id``, ``array_job_id``, ``array_task_id``, ``user``,
+    ``partition``, ``gpu_hours_unmet``; the first ten, most hours first."""
+
+    @property
+    def unmet(self) -> float | None:
+        """GPU-hours of all partitions; ``None`` if nothing was measured."""
+        hours = self.partitions["gpu_hours_unmet"]
+        return None if hours.null_count() else float(hours.sum())
+
+
 WAITED_S = 60.0
 """Slurm's scheduler needs up to a minute to start a job on free GPUs (``sched_interval``, ``bf_interval``)."""
 
@@ -217,6 +242,8 @@ class WasteResult:
     """GPU model -> price per GPU-hour; None if the table has none."""
     waits: StartedWaits | None = None
     """``None`` if no wait is known."""
+    demand: UnmetDemand | None = None
+    """``None`` if no wait is known, and if the query filters by user or account."""
     suspensions: pl.DataFrame | None = None
     """``analysis.suspensions.SUSPENSIONS``; ``None`` if not evaluated."""
     servers: ServerReport | None = None

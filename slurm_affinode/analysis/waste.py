@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis import data_quality, mapping, measures, over_time, result, samples, segments, slots
+from slurm_affinode.analysis import data_quality, demand, mapping, measures, over_time, result, samples, segments, slots
 from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.data_quality import Ingest
 from slurm_affinode.analysis.join import kernel
@@ -26,6 +26,7 @@ from slurm_affinode.analysis.result import (
     MEASURES,
     WAITED_S,
     StartedWaits,
+    UnmetDemand,
     WasteQuery,
     WasteResult,
 )
@@ -256,7 +257,18 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         price_note=prices.note,
         accounting_note=job_runs.caution(query, jobs, now),
         waits=_waits(query, about),
+        demand=_demand(query, joined, about, kept, known=total["gpu_hours_idle"] is not None),
     )
+
+
+def _demand(
+    query: WasteQuery, joined: _Joined, about: pl.DataFrame, kept: Floats, *, known: bool
+) -> UnmetDemand | None:
+    if query.users or query.accounts:  # jobs of all users wait for the same GPUs
+        return None
+    models = joined.devices.select(measures.model_name().alias("model")).to_series()
+    idle = demand.IdleTime(joined.totals, joined.cells, joined.allocations, kept, models)
+    return demand.unmet(about, epoch_ms(query.since), epoch_ms(query.until), idle if known else None)
 
 
 def _waits(query: WasteQuery, about: pl.DataFrame) -> StartedWaits | None:

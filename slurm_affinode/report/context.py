@@ -181,6 +181,17 @@ class ActionCard:
 
 
 @dataclass(frozen=True, slots=True)
+class UnmetSection:
+    """GPU-hours that jobs waited for while GPUs idled."""
+
+    lead: str
+    partitions: Table
+    models: Table | None
+    """``None`` if nothing was measured, or no hours are unmet; so is ``holders``."""
+    holders: Table | None
+
+
+@dataclass(frozen=True, slots=True)
 class GivenBack:
     """GPU-hours and memory freed by suspensions."""
 
@@ -233,6 +244,8 @@ class ReportContext:
     idle_share: Markup
     windows: Markup
     jobs: Table | None
+    unmet: UnmetSection | None
+    """``None`` omits the section: no job is known to have waited."""
     given_back: GivenBack | None
     """``None`` omits the section: no job was suspended, or suspensions were not evaluated."""
     servers: ModelServers | None

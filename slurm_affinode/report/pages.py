@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from slurm_affinode.analysis import actions, definitions, suspensions
 from slurm_affinode.analysis.result import MAPPINGS, Thresholds, WasteQuery, WasteResult
 from slurm_affinode.base.text import visible
-from slurm_affinode.report import charts, tables, waste_charts
+from slurm_affinode.report import charts, demand_section, tables, waste_charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Bar, Series, Words, legend_list
@@ -560,6 +560,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         idle_share=waste_charts.idle_shares(result),
         windows=waste_charts.windows(result),
         jobs=tables.all_jobs(result, JOB_ROWS, csv_name),
+        unmet=demand_section.section(result),
         given_back=section(result, top),
         servers=_servers(result, top),
         quality_facts=quality_facts(result),

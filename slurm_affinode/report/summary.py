@@ -58,6 +58,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "window_histogram": _rows(result.window_histogram),
         "suspension_bound": _bound(result),
         "waits": None if result.waits is None else {name: _plain(n) for name, n in asdict(result.waits).items()},
+        "unmet_demand": _demand(result),
         "actions": [
             {name: _plain(value) for name, value in asdict(action).items()} for action in actions.actions(result)
         ],
@@ -75,6 +76,18 @@ def _bound(result: WasteResult) -> Summary | None:
     if bound is None:
         return None
     return {"after_s": actions.AFTER_S, "windows": bound.windows, "gpu_hours_returned": bound.gpu_hours}
+
+
+def _demand(result: WasteResult) -> Summary | None:
+    demand = result.demand
+    if demand is None:
+        return None
+    return {
+        "slot_s": _plain(demand.slot_s),
+        "partitions": _rows(demand.partitions),
+        "models": _rows(demand.models),
+        "holders": _rows(demand.holders),
+    }
 
 
 def _suspensions(result: WasteResult, top: int) -> Summary | None:
