@@ -65,7 +65,7 @@ class _Slots:
 
     def end(self, place: Ints) -> Floats:
         """Return the end of each slot."""
-        return (place % self.count + 1) * self.width
+        return np.asarray((place % self.count + 1) * self.width, np.float64)
 
     def integrals(self, group: Ints, start: Floats, end: Floats, rate: Floats) -> Floats:
         """Return the integral over each slot of the sum of rates that last from ``start`` to ``end``."""

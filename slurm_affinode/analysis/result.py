@@ -206,6 +206,28 @@ class UnmetDemand:
         return None if hours.null_count() else float(hours.sum())
 
 
+@dataclass(frozen=True, slots=True)
+class PeriodHours:
+    """Figures of the report of an earlier period."""
+
+    label: str
+    """``2026-11-20``, ``2026-W47``, ``2026-11``."""
+    since: datetime
+    until: datetime
+    total: Mapping[str, float | int | None]
+    """As ``WasteResult.total``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Earlier periods of the kind of the interval."""
+
+    kind: str
+    """``day``, ``week`` or ``month``."""
+    periods: tuple[PeriodHours, ...]
+    """At most eleven, oldest first, each before the interval; periods without a report are absent."""
+
+
 WAITED_S = 60.0
 """Slurm's scheduler needs up to a minute to start a job on free GPUs (``sched_interval``, ``bf_interval``)."""
 
@@ -244,6 +266,8 @@ class WasteResult:
     """``None`` if no wait is known."""
     demand: UnmetDemand | None = None
     """``None`` if no wait is known, and if the query filters by user or account."""
+    trend: Trend | None = None
+    """``None`` if there are no stored reports of earlier periods."""
     suspensions: pl.DataFrame | None = None
     """``analysis.suspensions.SUSPENSIONS``; ``None`` if not evaluated."""
     servers: ServerReport | None = None

@@ -24,7 +24,7 @@ from slurm_affinode.base.text import visible
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.pipeline import ledgers, stored_accounting
+from slurm_affinode.pipeline import ledgers, report_archive, stored_accounting
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import output
@@ -150,13 +150,14 @@ def analyse_stored(
         _take_in_suspensions(config, store, warned or (lambda _: None))
         asleep = store.suspensions(query.since, query.until)
         ingests = store.ingests()
+        trend = report_archive.trend(store.reports(), query)
     with (history or _stored(config))() as samples:
         say("joining with the GPU metrics")
         result = waste.analyse(
             query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say), fold=fold
         )
     back = suspensions.given_back(asleep, query, now=moment)
-    result = replace(result, suspensions=back)
+    result = replace(result, suspensions=back, trend=trend)
     if not engines:
         return result
     with contextlib.closing(engine_store(config.serving_dir)) as samples:

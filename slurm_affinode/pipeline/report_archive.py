@@ -13,6 +13,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from slurm_affinode import __version__
+from slurm_affinode.analysis.result import PeriodHours, Trend, WasteQuery
 from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.times import utc
@@ -26,6 +27,10 @@ CATCH_UP = {"day": 31, "week": 5, "month": 3}
 
 RECHECK = {"day": 9, "week": 3, "month": 2}
 """Number of latest complete periods that are checked again: late data makes their reports due again."""
+
+
+TREND_PERIODS = 11
+"""Earlier periods in a trend: twelve with the period of the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,35 @@ _LABEL = re.compile(r"\d{4}-(?:\d{2}(?:-\d{2})?|W\d{2})")
 def holds(out: Path, path: str) -> bool:
     """Return whether the report at ``path`` (below ``out``) exists."""
     return (out / path / REPORT).is_file()
+
+
+_LENGTHS_H = {"day": (23, 25), "week": (167, 169), "month": (28 * 24 - 1, 31 * 24 + 1)}
+"""Shortest and longest period of each kind, with a change of the clock."""
+
+
+def trend(records: Iterable[ReportRecord], query: WasteQuery) -> Trend | None:
+    """Return the stored figures of up to eleven periods before an interval that is as long as a day, week or month.
+
+    ``None`` if there are none, or if the query has filters: the stored reports are about everything.
+    """
+    hours = (query.until - query.since).total_seconds() / 3600
+    kind = next((kind for kind, (least, most) in _LENGTHS_H.items() if least <= hours <= most), None)
+    if kind is None or any(query.filters.values()):
+        return None
+    earlier = [record for record in records if record.period == kind and record.until <= query.since]
+    if not earlier:
+        return None
+    earlier.sort(key=lambda record: record.since)
+    return Trend(
+        kind,
+        tuple(
+            PeriodHours(
+                record.label, record.since, record.until,
+                {key: value for key, value in record.summary.items() if not isinstance(value, str)},
+            )
+            for record in earlier[-TREND_PERIODS:]
+        ),
+    )  # fmt: skip
 
 
 def headline(summary: Mapping[str, Any]) -> dict[str, float | int | str | None]:

@@ -181,6 +181,15 @@ class ActionCard:
 
 
 @dataclass(frozen=True, slots=True)
+class TrendSection:
+    """This period and earlier ones."""
+
+    lead: str
+    chart: Markup
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
 class UnmetSection:
     """GPU-hours that jobs waited for while GPUs idled."""
 
@@ -233,6 +242,8 @@ class ReportContext:
     """What to do, most hours first."""
     advice_help: tuple[tuple[str, str], ...]
     """Title of a cause, and what its hours are."""
+    trend: TrendSection | None
+    """``None`` omits the section: there are no stored reports of earlier periods."""
     over_time: Markup
     partitions: Markup
     models: Markup

@@ -56,6 +56,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "over_time": {"bucket_s": result.bucket_s, "buckets": _rows(result.over_time)},
         "idle_fraction_histogram": _rows(result.idle_fraction_histogram),
         "window_histogram": _rows(result.window_histogram),
+        "trend": _trend(result),
         "suspension_bound": _bound(result),
         "waits": None if result.waits is None else {name: _plain(n) for name, n in asdict(result.waits).items()},
         "unmet_demand": _demand(result),
@@ -68,6 +69,25 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "price_source": "site" if result.priced else "none" if result.total.get("cost") is None else "examples",
         "prices": {fmt.name(model): _plain(price) for model, price in result.prices.items()},
         "quality": _quality(result),
+    }
+
+
+TREND_KEYS = (
+    "gpu_hours_capacity", "gpu_hours_allocated", "gpu_hours_busy", "gpu_hours_low", "gpu_hours_idle",
+    "gpu_hours_unknown",
+)  # fmt: skip
+
+
+def _trend(result: WasteResult) -> Summary | None:
+    if result.trend is None:
+        return None
+    return {
+        "kind": result.trend.kind,
+        "periods": [
+            {"label": period.label, "since": _plain(period.since), "until": _plain(period.until)}
+            | {key: _plain(period.total.get(key)) for key in TREND_KEYS}
+            for period in result.trend.periods
+        ],
     }
 
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.pipeline.report_archive import KINDS, candidates, complete, containing
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.db.records import ReportRecord
+from slurm_affinode.pipeline.report_archive import KINDS, candidates, complete, containing, trend
 
 UTC_ZONE, OSLO = ZoneInfo("UTC"), ZoneInfo("Europe/Oslo")
 
@@ -67,3 +69,42 @@ def test_complete_periods_are_contiguous(kind, seconds, zone):
     for period in found:
         assert containing(kind, period.since.astimezone(zone).date(), zone) == period
         assert containing(kind, (period.until - timedelta(seconds=1)).astimezone(zone).date(), zone) == period
+
+
+def record(kind: str, label: str, since: datetime, until: datetime, **summary: float | str) -> ReportRecord:
+    return ReportRecord(kind, label, since, until, f"{kind}/{label}", until, "", {"currency": "EUR", **summary})
+
+
+def weeks(count: int) -> list[ReportRecord]:
+    """Return the records of ``count`` weeks before 2 November 2026, newest first, with their number as hours."""
+    begin = datetime(2026, 11, 2, tzinfo=UTC)
+    since = [begin - timedelta(weeks=number) for number in range(1, count + 1)]
+    return [record("week", f"w{n}", at, at + timedelta(days=7), hours=n) for n, at in enumerate(since, 1)]
+
+
+def test_trend_has_the_eleven_periods_before():
+    """Oldest first, without texts; later ones and those of another kind are left out."""
+    begin = datetime(2026, 11, 2, tzinfo=UTC)
+    query = WasteQuery(begin, begin + timedelta(days=7))
+    later = record("week", "later", begin, begin + timedelta(days=7))
+    other = record("day", "2026-11-01", begin - timedelta(days=1), begin)
+    found = trend([later, other, *weeks(20)], query)
+    assert found is not None
+    assert found.kind == "week"
+    assert [period.total for period in found.periods] == [{"hours": n} for n in range(11, 0, -1)]
+
+
+@pytest.mark.parametrize(("days", "kind"), [(1, "day"), (7, "week"), (28, "month"), (30, "month"), (31, "month")])
+def test_kind_of_the_trend_is_that_of_the_interval(days, kind):
+    begin = datetime(2026, 11, 2, tzinfo=UTC)
+    earlier = record(kind, "x", begin - timedelta(days=days), begin)
+    assert trend([earlier], WasteQuery(begin, begin + timedelta(days=days))).kind == kind
+
+
+def test_there_is_no_trend_of_other_intervals_and_of_parts():
+    """The stored reports are about everything, and a fortnight cannot be compared with weeks."""
+    begin = datetime(2026, 11, 2, tzinfo=UTC)
+    week = begin + timedelta(days=7)
+    assert trend([], WasteQuery(begin, week)) is None
+    assert trend(weeks(3), WasteQuery(begin, begin + timedelta(days=14))) is None
+    assert trend(weeks(3), WasteQuery(begin, week, users=("bob",))) is None
