@@ -143,7 +143,7 @@ class Constants:
 
 def constants(work: Work, directory: Path, seconds: float, workers: int) -> Constants:
     """Measure; ``seconds`` is the time with ``workers`` for the same samples."""
-    given = ranges.Input(work.index.store.root, work.index.pieces, work.cells, Thresholds(), ranges.identity())
+    given = ranges.Input(work.index.store.root, work.index.pieces, work.cells, Thresholds())
     todo = list(ranges.of_index(work.index))
     fold_s, folded = timed(lambda: [ranges.fold(rows, given) for rows in todo])
     merge_s, _ = timed(lambda: kernel.total(folded, work.allocations, work.cells))

@@ -1,4 +1,4 @@
-"""``--dask``: where a command folds GPU samples."""
+"""``--dask``: where a command folds GPU samples, and examines engines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ from contextlib import contextmanager
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.waste import Fold
 from slurm_affinode.base.config import Config
+from slurm_affinode.engines.diagnosis.examination import Spread
+
+
+@contextmanager
+def spreading(address: str | None, config: Config) -> Iterator[Spread | None]:
+    """Return a function that examines engines on the workers of that Dask scheduler or of Slurm, if there is one."""
+    if address is None:
+        yield None
+        return
+    from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - see below
+
+    with dask_workers.connected(address, config.dask) as workers:
+        yield workers.each
 
 
 @contextmanager

@@ -18,11 +18,13 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.text import figure, percent, size, span
 from slurm_affinode.cli.command import LazyGroup, command
+from slurm_affinode.cli.folding import spreading
 from slurm_affinode.cli.options import (
     Span,
     When,
     clock,
     config_options,
+    dask_option,
     echo,
     json_option,
     print_json,
@@ -114,18 +116,23 @@ Exit status: 0 no problem, 1 an engine has a problem at the end of the period, 2
 @config_options
 @prometheus_options
 @period_options
+@dask_option
 @json_option
-def list_(*, config: Config, live: bool, with_prometheus: bool, as_json: bool, **query: Any) -> int:
+def list_(*, config: Config, live: bool, with_prometheus: bool, as_json: bool, dask: str | None, **query: Any) -> int:
     """List engines with their state at the end of the period and the worst one in it.
 
     Diagnoses the samples that `ingest serving` has stored, or with --live or --prometheus those of Prometheus, together
-    with GPU samples where these are known. Nothing is stored.
+    with GPU samples where these are known. Nothing is stored. With --dask, the workers of a Dask cluster examine stored
+    samples, which they need at the same path.
     """
+    if dask and (live or with_prometheus):
+        raise click.UsageError("--dask is for stored samples, and --live and --prometheus replace them")
     with (
         _samples(config, ServerQuery(**query), live=live or with_prometheus) as (store, period),
         progress("diagnose engines", total=None, quiet=as_json) as advance,
+        spreading(dask, config) as spread,
     ):
-        found = servers.find(store, period, advance=advance)
+        found = servers.find(store, period, advance=advance, spread=spread)
     engines = sorted(found.engines, key=_urgency)
     if as_json:
         print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in engines]})

@@ -1,4 +1,4 @@
-"""Fold the GPU samples of a report on the workers of a Dask cluster.
+"""Work on the workers of a Dask cluster: the fold of GPU samples, the diagnosis of model servers.
 
 A range of samples is a task (``analysis.join.ranges``). The sums of all ranges are added here, in order, so that the
 report is that of a single machine to the last digit. Tasks of a lost worker are run again by others.
@@ -10,10 +10,10 @@ import math
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import Any, TypeVar
 
 from dask import config as dask_config
 from dask_jobqueue import SLURMCluster
@@ -22,7 +22,8 @@ from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from slurm_affinode.analysis.join import kernel, ranges
+from slurm_affinode import __version__
+from slurm_affinode.analysis.join import kernel, native, ranges, sources
 from slurm_affinode.analysis.join.kernel import Folded
 from slurm_affinode.analysis.result import Thresholds, Totals
 from slurm_affinode.analysis.samples import Index
@@ -123,6 +124,11 @@ def _client(address: str) -> Iterator[Client]:
         client.close(timeout=CONNECT_S)
 
 
+Item = TypeVar("Item")
+Shared = TypeVar("Shared")
+Result = TypeVar("Result")
+
+
 class _NoWorkerError(UnreachableError):
     """All workers have ended."""
 
@@ -160,56 +166,79 @@ class DaskWorkers:
     ) -> Totals:
         """Fold all samples of ``index``, and return the totals. ``advance`` is called with numbers of samples.
 
-        Raises ``UnreachableError`` for damaged files, workers of another version or without the sample store, and if
-        the workers or the scheduler end.
+        Raises ``UnreachableError``, see ``each``, and for damaged files and workers without the sample store.
         """
-        given = ranges.Input(index.store.root.absolute(), index.pieces, cells, thresholds, ranges.identity())
+        given = ranges.Input(index.store.root.absolute(), index.pieces, cells, thresholds)
+        todo = list(ranges.of_index(index))
+
+        def folded() -> Iterator[Folded]:
+            for rows, result in zip(todo, self.each(ranges.fold, todo, given), strict=True):
+                if advance is not None:
+                    advance(rows.end - rows.row)
+                yield result
+
+        return kernel.total(folded(), allocations, cells)
+
+    def each(
+        self, function: Callable[[Item, Shared], Result], todo: Sequence[Item], shared: Shared
+    ) -> Iterator[Result]:
+        """Yield ``function(item, shared)`` of each item, in order. ``shared`` is sent to the workers once.
+
+        Raises ``UnreachableError`` for workers of another version, and if the workers or the scheduler end.
+        """
+        done = attempts = 0
         try:
-            return kernel.total(self._folded(list(ranges.of_index(index)), given, advance), allocations, cells)
+            while done < len(todo):
+                try:
+                    for result in self._attempt(function, todo[done:], shared):
+                        done, attempts = done + 1, 0
+                        yield result
+                except (FutureCancelledError, _NoWorkerError):  # all workers that had the input are gone
+                    attempts += 1
+                    if attempts == _ATTEMPTS:
+                        raise
+                    self._submit()
+                    self.wait()
         except AffinodeError:
             raise
         except (KilledWorker, FutureCancelledError, CommClosedError, OSError, TimeoutError) as error:
             raise UnreachableError(
-                f"the Dask cluster at {self._address} failed: {one_line(error) or type(error).__name__}",
-                hint="nothing was written; start the report again",
+                f"the Dask cluster ({self._address}) failed: {one_line(error) or type(error).__name__}",
+                hint="nothing was written; start the command again",
             ) from error
 
-    def _folded(
-        self, todo: list[ranges.RowRange], given: ranges.Input, advance: Callable[[int], None] | None
-    ) -> Iterator[Folded]:
-        """Yield the sums of each range, in order."""
-        attempts = 0
-        done = 0
-        while done < len(todo):
-            try:
-                for folded in self._attempt(todo[done:], given):
-                    if advance is not None:
-                        advance(todo[done].end - todo[done].row)
-                    done, attempts = done + 1, 0
-                    yield folded
-            except (FutureCancelledError, _NoWorkerError):  # all workers that had the input are gone
-                attempts += 1
-                if attempts == _ATTEMPTS:
-                    raise
-                self._submit()
-                self.wait()
-
-    def _attempt(self, todo: list[ranges.RowRange], given: ranges.Input) -> Iterator[Folded]:
-        shared = self._client.scatter(given, broadcast=True, hash=False)
+    def _attempt(
+        self, function: Callable[[Item, Shared], Result], todo: Sequence[Item], shared: Shared
+    ) -> Iterator[Result]:
+        given = self._client.scatter(shared, broadcast=True, hash=False)
         waiting: deque[Future] = deque()
         at = 0
         while at < len(todo) or waiting:
             threads = sum(self._client.nthreads().values())
             while at < len(todo) and len(waiting) < _AHEAD * max(threads, 1):
-                waiting.append(self._client.submit(ranges.fold, todo[at], shared, pure=False))
+                waiting.append(self._client.submit(_task, function, todo[at], given, identity(), pure=False))
                 at += 1
             yield self._result(waiting.popleft())
 
-    def _result(self, future: Future) -> Folded:
-        """Wait for a result. Without a worker it would never come: then start workers, and give the attempt up."""
+    def _result(self, future: Future) -> Any:
+        """Wait for a result. Without a worker it would never come: then give the attempt up."""
         while True:
             try:
-                return cast("Folded", future.result(timeout=_CHECK_S))
+                return future.result(timeout=_CHECK_S)
             except TimeoutError:
                 if not self._client.nthreads():
                     raise _NoWorkerError from None
+
+
+def identity() -> str:
+    """Return version and build of this program: those of a worker must be the same."""
+    return f"{__version__}, {sources.digest(native.LIBRARY.parent)[:12]}"
+
+
+def _task(function: Callable[[Item, Shared], Result], item: Item, shared: Shared, started_with: str) -> Result:
+    if started_with != identity():
+        raise UnreachableError(
+            f"slurm-affinode of a worker is {identity()}; the command was started with {started_with}",
+            hint="install the same version on all workers",
+        )
+    return function(item, shared)

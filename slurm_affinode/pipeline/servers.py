@@ -18,7 +18,14 @@ from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.crashes.crash_log import LogFindings, StartupFacts
-from slurm_affinode.engines.diagnosis.examination import ExaminedEngine, Fleet, diagnose_all, examine_all, of_each
+from slurm_affinode.engines.diagnosis.examination import (
+    ExaminedEngine,
+    Fleet,
+    Spread,
+    diagnose_all,
+    examine_all,
+    of_each,
+)
 from slurm_affinode.engines.diagnosis.series import EngineSeries, responds_in_turn, streams
 from slurm_affinode.engines.diagnosis.timeline import timeline
 from slurm_affinode.engines.diagnosis.usage import EngineUsage, ServerReport, usage
@@ -115,18 +122,18 @@ def _check(outcome: ImportOutcome, warned: Callable[[str], None]) -> None:
 
 def find(
     config: Config, query: ServerQuery, *, timelines: bool = False, logs: Sequence[LogFindings] = (),
-    advance: Callable[[int], None] = lambda engines: None,
+    advance: Callable[[int], None] = lambda engines: None, spread: Spread | None = None,
 ) -> Servers:  # fmt: skip
     """Return the health of the selected engines, with ``timelines`` for charts if these are wanted.
 
-    ``logs``: those of the engines. ``advance`` is called with 1 after each engine. The ends of their jobs come from
-    accounting, if it can be read. The period ends with the last sample and is a day long unless the query says
-    otherwise. Raises ``NoStoreError`` without stored samples of engines.
+    ``logs``: those of the engines. ``advance`` is called with 1 after each engine. ``spread``: see ``of_each``. The
+    ends of their jobs come from accounting, if it can be read. The period ends with the last sample and is a day long
+    unless the query says otherwise. Raises ``NoStoreError`` without stored samples of engines.
     """
     with _selected(config, query) as (since, until, samples, gpus):
         found, charts = [], []
         take = _with_timeline if timelines else _without_timeline
-        for health, chart in of_each(samples, take, _fleet(config, since, until, gpus, logs)):
+        for health, chart in of_each(samples, take, _fleet(config, since, until, gpus, logs), spread=spread):
             found.append(replace(health, period_end=until))
             if chart is not None:
                 charts.append(chart)

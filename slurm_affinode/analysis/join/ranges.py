@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from slurm_affinode import __version__
 from slurm_affinode.analysis import samples
 from slurm_affinode.analysis.block import OutOfOrderError, Pieces
-from slurm_affinode.analysis.join import kernel, native, sources
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.join.kernel import Folded
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.segments import Cells
@@ -43,13 +42,6 @@ class Input:
     pieces: Pieces
     cells: Cells
     thresholds: Thresholds
-    made_by: str
-    """``identity`` of the process that asks."""
-
-
-def identity() -> str:
-    """Return version and build of this program; sums of different ones are not added."""
-    return f"{__version__}, {sources.digest(native.LIBRARY.parent)[:12]}"
 
 
 def of_index(index: samples.Index, *, most_rows: int = MOST_ROWS) -> Iterator[RowRange]:
@@ -63,12 +55,7 @@ def of_index(index: samples.Index, *, most_rows: int = MOST_ROWS) -> Iterator[Ro
 
 
 def fold(rows: RowRange, given: Input) -> Folded:
-    """Fold a range. Raises ``UnreachableError`` for a damaged file, a missing store or another version of this."""
-    if given.made_by != identity():
-        raise UnreachableError(
-            f"slurm-affinode here is {identity()}; the report was started with {given.made_by}",
-            hint="install the same version on all workers",
-        )
+    """Fold a range. Raises ``UnreachableError`` for a damaged file or a missing store."""
     if not given.root.is_dir():
         raise UnreachableError(
             f"{given.root}: no such directory", hint="workers need the GPU metrics at the same path as this machine"

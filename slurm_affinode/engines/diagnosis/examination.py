@@ -203,11 +203,13 @@ def examine_all(
 
 
 Result = TypeVar("Result")
+Spread = Callable[[Callable[[Any, Any], list[Any]], Sequence[Any], Any], Iterator[list[Any]]]
+"""Calls a function with each item and a value that they share, possibly on other machines; yields results in order."""
 
 
 def of_each(
     samples: pl.LazyFrame, take: Callable[[ExaminedEngine], Result], fleet: Fleet = _NO_FLEET,
-    options: Options = _DEFAULTS, *, many: int = MANY,
+    options: Options = _DEFAULTS, *, many: int = MANY, spread: Spread | None = None,
 ) -> Iterator[Result]:  # fmt: skip
     """Yield ``take`` of every engine in ``samples``.
 
@@ -215,11 +217,16 @@ def of_each(
     few engines are in memory at a time. Histograms are read only for engines with an overload, whose estimate they make
     more exact. An address is an engine for each job that served there.
 
-    From ``many`` engines on, each core has a process for a part of them: ``take`` is a function that can be pickled.
+    From ``many`` engines on, each core has a process for a part of them, or ``spread`` is used: ``take`` is a function
+    that can be pickled.
     """
     work = _Work(conform(samples), fleet, options)
     counts = work.counts()
     batches = list(_batches(counts))
+    if spread is not None:
+        for results in spread(_examined, batches, (work, take)):
+            yield from results
+        return
     workers = min(len(os.sched_getaffinity(0)), len(batches))
     if workers < 2 or len(counts) < many:
         for engines in batches:
@@ -251,7 +258,12 @@ def _begin(work: _Work, take: Callable[[ExaminedEngine], Any]) -> None:
 
 
 def _examine_batch(engines: pl.DataFrame) -> list[Any]:
-    ((work, take),) = _of_process
+    (shared,) = _of_process
+    return _examined(engines, shared)
+
+
+def _examined(engines: pl.DataFrame, shared: tuple[_Work, Callable[[ExaminedEngine], Any]]) -> list[Any]:
+    work, take = shared
     return [take(one) for one in work.examine(engines)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,6 +22,8 @@ from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.cli.main import main
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.engines.schema import SAMPLES as ENGINE_SAMPLES
+from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
 from slurm_affinode.pipeline import dask_workers, report
@@ -165,10 +168,10 @@ def test_worker_of_another_version_is_refused(
     cluster: LocalCluster, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sums could differ."""
-    monkeypatch.setattr(ranges, "identity", lambda: "0.1.0, abc")
+    monkeypatch.setattr(dask_workers, "identity", lambda: "0.1.0, abc")
     with (
         dask_workers.connected(cluster.scheduler_address) as workers,
-        pytest.raises(UnreachableError, match=r"the report was started with 0\.1\.0, abc"),
+        pytest.raises(UnreachableError, match=r"the command was started with 0\.1\.0, abc"),
     ):
         written(state, tmp_path / "out", fold=workers.fold)
     assert not (tmp_path / "out" / "report.html").exists()
@@ -209,7 +212,7 @@ def test_end_of_the_scheduler_ends_the_report(state: Path, tmp_path: Path) -> No
 
             return workers.fold(index, allocations, cells, thresholds, progress)
 
-        with pytest.raises(UnreachableError, match=r"the Dask cluster at .* failed"):
+        with pytest.raises(UnreachableError, match=r"the Dask cluster \(tcp.* failed"):
             written(state, tmp_path / "out", fold=fold)
     assert not (tmp_path / "out" / "report.html").exists()
 
@@ -222,3 +225,25 @@ def test_ranges_cover_all_rows_in_order(state: Path) -> None:
     assert [one.row for one in found] == [0, *(one.end for one in found[:-1])]
     assert found[-1].end == index.rows
     assert {one.end for one in found} <= set(index.pieces.end.tolist())
+
+
+def test_engines_examined_by_workers_are_those_of_one_machine(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``serving list --dask`` prints the same."""
+    rows = [
+        {"time": START + timedelta(seconds=15 * i), "cluster": "c", "address": f"n{number}:8000", "node": f"n{number}",
+         "job": str(number), "engine": "vllm", "running": float(i % (3 + number)), "kv_usage": 0.5,
+         "waiting": float(max(0, i - 100 * number))}
+        for number in range(4) for i in range(400)
+    ]  # fmt: skip
+    with closing(engine_store(config_of(tmp_path).serving_dir)) as store:
+        store.ingest(conform(pl.DataFrame(rows), ENGINE_SAMPLES), source="engines")
+    shown = []
+    for more in ((), ("--dask", cluster.scheduler_address)):
+        command(monkeypatch, "serving", "list", "--state", str(tmp_path), "--json", *more)
+        captured = capsys.readouterr()
+        shown.append(captured.out)
+        assert "Traceback" not in captured.err
+    assert len(json.loads(shown[0])["engines"]) == 4
+    assert shown[0] == shown[1]

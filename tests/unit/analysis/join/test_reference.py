@@ -237,7 +237,7 @@ def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
         chunk = data.draw(st.sampled_from([1, 8, 17, 24]))
         summed = kernel.run(blocks, index.pieces, allocated, cells, THRESHOLDS, chunk=chunk)
         whole = kernel.run(samples.blocks(index), index.pieces, allocated, cells, THRESHOLDS)
-        given = ranges.Input(Path(directory), index.pieces, cells, THRESHOLDS, ranges.identity())
+        given = ranges.Input(Path(directory), index.pieces, cells, THRESHOLDS)
         folded = [ranges.fold(rows, given) for rows in ranges.of_index(index, most_rows=size)]
         store.close()
     added = kernel.total(folded, allocated, cells)
