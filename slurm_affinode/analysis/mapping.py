@@ -117,7 +117,9 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     # A GPU that appears later on the last day may be a replacement: it does not count for the node.
     seen = pl.concat([frame.filter(pl.col("first") < until)["device"] for frame in (every, earlier)])
     counted = every.filter(pl.col("device").is_in(seen.implode()))
-    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.there, maybe)
+    # Also those with evidence that is not used: they may have had a GPU.
+    named = pl.concat([said["run"], records.named]).unique()
+    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.there, named, maybe)
     pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
     pairs = pairs.join(about.select("at", "slot"), on="at", maintain_order="left").sort("run", "at")
     spans = said.select("run", "at", "first_ms", "last_ms")
@@ -292,6 +294,8 @@ class _Records:
     """Runs with all of their GPUs in records."""
     open: pl.DataFrame
     """``run``: runs with ambiguous records."""
+    named: pl.Series
+    """Runs with a record."""
 
 
 def by_record(  # noqa: PLR0917
@@ -310,7 +314,7 @@ def by_record(  # noqa: PLR0917
     """
     if recorded.is_empty():
         none = pl.Series("run", [], pl.Int64)
-        return _Records(pl.DataFrame(schema=MATCH), pl.DataFrame(schema=_NAMED), none, none.to_frame())
+        return _Records(pl.DataFrame(schema=MATCH), pl.DataFrame(schema=_NAMED), none, none.to_frame(), none)
     needed = (
         recorded.join(_marks(recorded), on="gpu")
         .with_columns(pl.col("node").str.split(".").list.first())
@@ -361,6 +365,7 @@ def by_record(  # noqa: PLR0917
         there.agg(pl.len().cast(pl.Int64).alias("gpus")),
         least.filter(pl.col("least") == pl.col("gpus"))["run"],
         ambiguous,
+        needed["run"].unique(),
     )
 
 
@@ -426,6 +431,7 @@ def by_whole_node(  # noqa: PLR0917
     recorded: pl.DataFrame,
     known: pl.DataFrame,
     recorded_there: pl.DataFrame,
+    with_evidence: pl.Series,
     maybe: pl.DataFrame | None,
 ) -> pl.DataFrame:
     """Return the pairs of runs that had every GPU of a node.
@@ -434,7 +440,7 @@ def by_whole_node(  # noqa: PLR0917
     Only nodes without a GPU named by ``known`` (``run``, ``at``) or ``recorded_there`` (``run``, ``node``, ``gpus``)
     are considered. The GPUs of a node are the slots with samples in the interval or in the days before it
     (``earlier``). If accounting or a record shows more GPUs than that, their number is unknown, and so are the run's
-    GPUs.
+    GPUs. ``with_evidence``: the runs with a label or a record, which may have had GPUs without GPUs in accounting.
     """
     seen = known.join(every.select("at", "node", "slot"), on="at").group_by("run", "node")
     named = pl.concat([seen.agg(pl.col("slot").n_unique().cast(pl.Int64).alias("gpus")), recorded_there])
@@ -469,7 +475,7 @@ def by_whole_node(  # noqa: PLR0917
     places = (
         places.join(count, on=["run", "node"], how="left")
         .join(numbered, on=["run", "node"], how="left")
-        .join(_crowded(runs, nodes, known, maybe), on=["run", "node"], how="left")
+        .join(_crowded(runs, nodes, with_evidence, maybe), on=["run", "node"], how="left")
         .join(at_least, on=["cluster", "node"], how="left", nulls_equal=True)
         .with_columns(pl.col("there").fill_null(0), pl.col("crowded").fill_null(value=False))
         .with_columns((pl.max_horizontal("least", "numbered", pl.lit(0)) <= pl.col("there")).alias("certain"))
@@ -572,10 +578,11 @@ def _numbered(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     return frame.join(places, on=["cluster", "node"], nulls_equal=True), places
 
 
-def _crowded(runs: pl.DataFrame, nodes: pl.DataFrame, taken: pl.DataFrame, maybe: pl.DataFrame | None) -> pl.DataFrame:
+def _crowded(
+    runs: pl.DataFrame, nodes: pl.DataFrame, with_evidence: pl.Series, maybe: pl.DataFrame | None
+) -> pl.DataFrame:
     """Return ``run``, ``node``, ``crowded``: whether another run may have had GPUs of the node at the same time."""
-    mapped = pl.col("run").is_in(taken["run"].unique().implode())
-    with_gpus = runs.filter((pl.col("gpus").fill_null(0) > 0) | mapped)
+    with_gpus = runs.filter((pl.col("gpus").fill_null(0) > 0) | pl.col("run").is_in(with_evidence.implode()))
     stays = nodes.join(with_gpus.select(*_STAY), on="run")
     if maybe is not None:
         longer = maybe.select(stays.columns)

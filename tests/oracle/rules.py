@@ -172,6 +172,7 @@ def _identified(cluster: Cluster) -> Cluster:
     """
     named = [gpu for gpu in cluster.gpus if gpu.uuid is not None]
     gpus: list[Gpu] = list(named)
+    unnamed: dict[tuple[object, ...], list[Gpu]] = {}
     for gpu in (gpu for gpu in cluster.gpus if gpu.uuid is None):
         same = [at for at, other in enumerate(named) if _alike(gpu, other)]
         rest: list[Sample] = []
@@ -182,7 +183,11 @@ def _identified(cluster: Cluster) -> Cluster:
             else:
                 rest += samples
         if rest:
-            gpus.append(replace(gpu, samples=rest))
+            unnamed.setdefault((gpu.node, gpu.pci, gpu.index, gpu.mig), []).append(replace(gpu, samples=rest))
+    # The metrics do not tell GPUs with the same names apart.
+    gpus += [
+        replace(alike[0], samples=_united([s for gpu in alike for s in gpu.samples])) for alike in unnamed.values()
+    ]
     return replace(cluster, gpus=[_placed(gpu, gpus) for gpu in gpus])
 
 

@@ -781,3 +781,14 @@ def test_label_after_the_end_of_accounting_maps_nothing(analysed: Analysed, samp
     assert result.quality.mapped_runs["whole-node"] == 1
     assert result.quality.mapped_runs["labels"] == 0
     assert "label-mismatch" not in {issue.code for issue in result.quality.issues}
+
+
+def test_run_with_disputed_labels_may_have_a_gpu_of_the_node(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Two runs without GPUs in accounting claim one instance; either may have it while job 3 has the node."""
+    instances = [("1", "1,2"), ("2", None)]
+    rows = [row for mig, label in instances for row in samples(TIMES, mig=mig, util_pct=None, sm_active=0, job=label)]
+    shards = [{"job_id": number, "start": 0, "end": HOUR, "gpus": 0} for number in (1, 2)]
+    result = analysed(rows, jobs(*shards, {"job_id": 3, "start": 0, "end": HOUR, "gpus": 2}))
+    assert how(result)[3] == ("unknown", None, None)
+    alone = analysed(rows, jobs({"job_id": 3, "start": 0, "end": HOUR, "gpus": 2}))
+    assert how(alone)[3] == ("whole-node", 2, 0)
