@@ -66,10 +66,8 @@ def of_index(
     """
     clusters = pl.concat([runs.select("cluster"), uncertain.select("cluster")])
     devices, earlier = one_cluster(index.devices, clusters), one_cluster(index.earlier, clusters)
-    maybe = nodes.join(uncertain.filter(pl.col("gpus") > 0).select(*_STAY), on="run")
-    nodes = nodes.join(runs, on="run", how="semi", maintain_order="left")
     recorded = conform(allocation_gpus, RECORDED_GPUS)
-    return devices, find(runs, nodes, devices, earlier, index.names, index.labels, recorded, index.until, maybe)
+    return devices, find(runs, nodes, devices, earlier, index.names, index.labels, recorded, index.until, uncertain)
 
 
 def find(  # noqa: PLR0917 - the kinds of evidence
@@ -81,15 +79,15 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     labels: pl.DataFrame,
     recorded: pl.DataFrame,
     until: datetime,
-    maybe: pl.DataFrame | None = None,
+    uncertain: pl.DataFrame | None = None,
 ) -> Mapped:
     """Map ``runs`` (``runs.prepare``) to ``devices`` (``DEVICES``; the row number is ``at``).
 
-    ``nodes``: from ``runs.nodes_of``; ``earlier``: ``DEVICES`` sampled in the days before the interval; ``names``:
-    ``NAMES_SEEN`` of both; ``labels``: job labels of the metrics, with ``at``; ``recorded``: ``RECORDED_GPUS``;
-    ``until``: the end of the interval; ``maybe``: ``run``, ``node``, ``cluster``, ``start_ms``, ``end_ms`` in which a
-    run may have had GPUs of the node.
+    ``nodes``: from ``runs.nodes_of``, those of ``uncertain`` included; ``earlier``: ``DEVICES`` sampled in the days
+    before the interval; ``names``: ``NAMES_SEEN`` of both; ``labels``: job labels of the metrics, with ``at``;
+    ``recorded``: ``RECORDED_GPUS``; ``until``: the end of the interval; ``uncertain``: from ``runs.uncertain``.
     """
+    several, nodes = nodes, nodes.join(runs, on="run", how="semi", maintain_order="left")
     table = devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     parents = _parents(table)
     # Devices seen only in earlier days are numbered after those of the interval.
@@ -119,6 +117,11 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     counted = every.filter(pl.col("device").is_in(seen.implode()))
     # Also those with evidence that is not used: they may have had a GPU.
     named = pl.concat([said["run"], records.named]).unique()
+    maybe = None
+    if uncertain is not None and not uncertain.is_empty():
+        claims = by_labels(uncertain, several, table, labels)[0]["run"], records_of(uncertain, several, dated)["run"]
+        with_gpus = (pl.col("gpus") > 0) | pl.col("run").is_in(pl.concat(claims).implode())
+        maybe = several.join(uncertain.filter(with_gpus.fill_null(value=False)).select(*_STAY), on="run")
     whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.there, named, maybe)
     pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
     pairs = pairs.join(about.select("at", "slot"), on="at", maintain_order="left").sort("run", "at")
@@ -298,6 +301,23 @@ class _Records:
     """Runs with a record."""
 
 
+def records_of(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
+    """Return ``recorded`` with the ``mark`` and the ``run`` of each record, and the times of the run."""
+    found = (
+        recorded.join(_marks(recorded), on="gpu")
+        .with_columns(pl.col("node").str.split(".").list.first())
+        .join(
+            runs.select("run", "job_id", "cluster", pl.col("start").alias("run_start"), "start_ms", "end_ms"),
+            on="job_id", suffix="_run",
+        )
+        .filter(
+            _same_cluster("cluster", "cluster_run")
+            & (pl.col("start").is_null() | (pl.col("start") == pl.col("run_start")))
+        )
+    )  # fmt: skip
+    return _on_its_nodes(found, nodes)
+
+
 def by_record(  # noqa: PLR0917
     runs: pl.DataFrame,
     nodes: pl.DataFrame,
@@ -315,19 +335,7 @@ def by_record(  # noqa: PLR0917
     if recorded.is_empty():
         none = pl.Series("run", [], pl.Int64)
         return _Records(pl.DataFrame(schema=MATCH), pl.DataFrame(schema=_NAMED), none, none.to_frame(), none)
-    needed = (
-        recorded.join(_marks(recorded), on="gpu")
-        .with_columns(pl.col("node").str.split(".").list.first())
-        .join(
-            runs.select("run", "job_id", "cluster", pl.col("start").alias("run_start"), "start_ms", "end_ms"),
-            on="job_id", suffix="_run",
-        )
-        .filter(
-            _same_cluster("cluster", "cluster_run")
-            & (pl.col("start").is_null() | (pl.col("start") == pl.col("run_start")))
-        )
-    )  # fmt: skip
-    needed = _on_its_nodes(needed, nodes).drop("cluster")
+    needed = records_of(runs, nodes, recorded).drop("cluster")
     numbered = names.filter(pl.col("column").is_in(["pci", "index"])).join(
         table.select("device", "at", "cluster", "node"), on="device"
     )

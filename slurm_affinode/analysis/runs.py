@@ -86,7 +86,7 @@ def certain(runs: pl.DataFrame) -> pl.DataFrame:
 def uncertain(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the ``runs`` (``prepare``) of which the time is open, for as long as they may have run."""
     doubt_ms = pl.col("time_doubt_s").fill_null(0) * 1000
-    return runs.filter(doubt_ms > 0).with_columns(pl.col("end_ms") + doubt_ms)
+    return runs.filter(doubt_ms > 0).with_columns(pl.col("end_ms") + doubt_ms, pl.col("finish_ms") + doubt_ms)
 
 
 def lost_time(runs: pl.DataFrame) -> pl.DataFrame:

@@ -697,7 +697,17 @@ def _whole_nodes(cluster: Cluster, run: Run, silent: list[str], left: int) -> li
 
 def _with_gpus(cluster: Cluster, run: Run) -> bool:
     """Return whether a run has GPUs: by accounting, a label or a recorded ID."""
-    return run.gpus > 0 or bool(_labelled(cluster, run) or _records_of(cluster, run))
+    return run.gpus > 0 or bool(_labelled(cluster, run) or _records_of(cluster, run) or _perhaps_labelled(cluster, run))
+
+
+def _perhaps_labelled(cluster: Cluster, run: Run) -> bool:
+    """Return whether a run in a repeated hour has a label in the time in which it may have run."""
+    span = _span(cluster, run)
+    if not (span and run.doubt):
+        return False
+    longer = replace(run, end=(run.end or 0) + run.doubt, doubt=0)
+    other = replace(cluster, runs=[longer if one is run else one for one in cluster.runs])
+    return bool(_labelled(other, longer))
 
 
 def _gpu_count(cluster: Cluster, node: str) -> int | None:

@@ -792,3 +792,18 @@ def test_run_with_disputed_labels_may_have_a_gpu_of_the_node(analysed: Analysed,
     assert how(result)[3] == ("unknown", None, None)
     alone = analysed(rows, jobs({"job_id": 3, "start": 0, "end": HOUR, "gpus": 2}))
     assert how(alone)[3] == ("whole-node", 2, 0)
+
+
+@pytest.mark.parametrize("evidence", ["label", "record"])
+def test_run_in_a_repeated_hour_with_evidence_may_have_a_gpu_of_the_node(
+    analysed: Analysed, samples: Rows, jobs: Jobs, at: Any, evidence: str
+) -> None:
+    """Job 2 has no GPU in accounting; it may have run while job 1 had the node, and a label or record names its GPU."""
+    label = {"job": lambda t: "2" if 4200 <= t < 6000 else None} if evidence == "label" else {}
+    rows = samples([60.0 * k for k in range(180)], util_pct=0, **label)
+    doubt = {"job_id": 2, "gpus": 0, "start": 600, "end": 2400, "time_doubt_s": HOUR}
+    records = [{"cluster": "c", "job_id": 2, "start": at(600), "node": "n1", "gpu": "0"}]
+    both = jobs({"start": HOUR, "end": 2 * HOUR}, doubt)
+    result = analysed(rows, both, until=3 * HOUR, recorded=records if evidence == "record" else [])
+    assert how(result)[1] == ("unknown", None, None)
+    assert how(analysed(rows, jobs({"start": HOUR, "end": 2 * HOUR}), until=3 * HOUR))[1] == ("whole-node", 1, 0)
