@@ -12,7 +12,7 @@ VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
 .PHONY: help demo test test-unit test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel packages release site clean \
-  test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
+  test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-demo-scale cluster-test
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ cluster-demo-suspend: ## Suspend an idle job on it, use its GPU for another, res
 test-nightly: .venv/.dev ## Run the further cases that `make test` leaves out (of cluster tests, of the GPU suite).
 	@containers/ensure-docker.sh
 	$(VENV)/pytest -m nightly tests
+
+cluster-demo-scale: ## Report on many generated samples by jobs of Slurm as Dask workers, and compare (SAMPLES=100000000).
+	@containers/cluster-demo-scale
 
 cluster-test: .venv/.dev ## Run the tests that need the cluster.
 	@containers/ensure-docker.sh

@@ -141,7 +141,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--days", type=int, default=7)
     parser.add_argument("--keep", type=Path, help="keep the database and samples here, or use existing ones")
+    parser.add_argument("--only-build", action="store_true", help="only write the database and samples (with --keep)")
     arguments = parser.parse_args()
+    if arguments.only_build:
+        build(arguments.keep, arguments.jobs, arguments.days)
+        return 0
     with tempfile.TemporaryDirectory(prefix="affinode-bench-") as temporary:
         state = arguments.keep or Path(temporary)
         if not (state / "affinode.sqlite").exists():
