@@ -35,7 +35,7 @@ from distributed import Client, LocalCluster
 from ratios import MISSED, peak_gib, report
 
 from slurm_affinode.analysis import samples, segments
-from slurm_affinode.analysis.join import kernel, ranges
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import Thresholds, Totals
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline.dask_workers import DaskWorkers
@@ -143,9 +143,9 @@ class Constants:
 
 def constants(work: Work, directory: Path, seconds: float, workers: int) -> Constants:
     """Measure; ``seconds`` is the time with ``workers`` for the same samples."""
-    given = ranges.Input(work.index.store.root, work.index.pieces, work.cells, Thresholds())
-    todo = list(ranges.of_index(work.index))
-    fold_s, folded = timed(lambda: [ranges.fold(rows, given) for rows in todo])
+    given = kernel.FoldInput(work.index.store.root, work.index.pieces, work.cells, Thresholds())
+    todo = list(kernel.ranges_of(work.index))
+    fold_s, folded = timed(lambda: [kernel.fold_range(rows, given) for rows in todo])
     merge_s, _ = timed(lambda: kernel.total(folded, work.allocations, work.cells))
     rows = work.index.rows
     result = sum(len(pickle.dumps(part, protocol=5)) for part in folded) / rows
@@ -212,7 +212,7 @@ def model(measured: Constants, plan: Plan, workers: int) -> list[str]:
     predicted = measured.seconds(rows, workers)
     print(f"  {rows:,} samples, {workers} workers: {seconds:.1f} s, predicted {predicted:.1f} s")
     for size in SIZES:
-        tasks = size / ranges.MOST_ROWS
+        tasks = size / kernel.MOST_ROWS
         spans = ", ".join(f"{many}: {measured.seconds(size, many) / 60:.1f} min" for many in MANY)
         print(f"  {size:.0e} samples: {size * measured.disk_bytes / 1e9:,.0f} GB, {tasks:,.0f} tasks, "
               f"{size * measured.result_bytes / 1e9:.1f} GB of results; workers {spans}")  # fmt: skip

@@ -1,6 +1,6 @@
 """Work on the workers of a Dask cluster: the fold of GPU samples, the diagnosis of model servers.
 
-A range of samples is a task (``analysis.join.ranges``). The sums of all ranges are added here, in order, so that the
+A range of samples is a task (``kernel.fold_range``). The sums of all ranges are added here, in order, so that the
 report is that of a single machine to the last digit. Tasks of a lost worker are run again by others.
 """
 
@@ -23,7 +23,7 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from slurm_affinode import __version__
-from slurm_affinode.analysis.join import kernel, native, ranges, sources
+from slurm_affinode.analysis.join import kernel, native, sources
 from slurm_affinode.analysis.join.kernel import Folded
 from slurm_affinode.analysis.result import Thresholds, Totals
 from slurm_affinode.analysis.samples import Index
@@ -168,11 +168,11 @@ class DaskWorkers:
 
         Raises ``UnreachableError``, see ``each``, and for damaged files and workers without the sample store.
         """
-        given = ranges.Input(index.store.root.absolute(), index.pieces, cells, thresholds)
-        todo = list(ranges.of_index(index))
+        given = kernel.FoldInput(index.store.root.absolute(), index.pieces, cells, thresholds)
+        todo = list(kernel.ranges_of(index))
 
         def folded() -> Iterator[Folded]:
-            for rows, result in zip(todo, self.each(ranges.fold, todo, given), strict=True):
+            for rows, result in zip(todo, self.each(kernel.fold_range, todo, given), strict=True):
                 if advance is not None:
                     advance(rows.end - rows.row)
                 yield result

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from ctypes import byref
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +22,8 @@ from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Int
 from slurm_affinode.analysis.join import native
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.metrics.parquet.store import SampleStore
 
 MOST_WORKERS = 16
 """Each thread has sums of its own, and the thread that tracks idle windows keeps up with about as many."""
@@ -160,6 +164,56 @@ def total(folded: Iterable[Folded], allocations: Allocations, cells: Cells) -> T
             getattr(whole, name)[begin : whole.record.partly] = getattr(part, name)
     code.end_all_windows(byref(line), byref(windows.record))
     return _totals([whole], windows)
+
+
+MOST_ROWS = 2 << 20
+"""Rows of a range, but for a longer piece. It takes a tenth of a second to fold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Whole pieces of one source."""
+
+    source: samples.Source
+    row: int
+    """Number of the first row."""
+    end: int
+    """Number of the row after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldInput:
+    """What all ranges of an index are folded with."""
+
+    root: Path
+    """Root of the sample store."""
+    pieces: Pieces
+    cells: Cells
+    thresholds: Thresholds
+
+
+def ranges_of(index: samples.Index, *, most_rows: int = MOST_ROWS) -> Iterator[RowRange]:
+    """Yield all rows of ``index`` in order, in ranges of at most ``most_rows`` rows or of one longer piece."""
+    pieces = index.pieces
+    for source in index.sources:
+        low, high = np.searchsorted(pieces.row, (source.row, source.row + source.rows))
+        if low < high:
+            for row, end in samples.joined(pieces.row[low:high], pieces.end[low:high], most_rows):
+                yield RowRange(source, row, end)
+
+
+def fold_range(rows: RowRange, given: FoldInput) -> Folded:
+    """Fold a range. Raises ``UnreachableError`` for a damaged file or a missing store."""
+    if not given.root.is_dir():
+        raise UnreachableError(
+            f"{given.root}: no such directory", hint="workers need the GPU metrics at the same path as this machine"
+        )
+    with closing(SampleStore(given.root)) as store:
+        try:
+            blocks = samples.blocks_between(store, rows.source, rows.row, rows.end)
+            return fold(blocks, given.pieces, given.cells, given.thresholds)
+        except OutOfOrderError as error:
+            raise samples.damaged(rows.source.path or given.root, "times of its samples are not in order") from error
 
 
 class _Worker:

@@ -16,7 +16,7 @@ import pytest
 from distributed import LocalCluster
 
 from slurm_affinode.analysis import samples
-from slurm_affinode.analysis.join import ranges
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.base.errors import UnreachableError
@@ -72,8 +72,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make several tasks of each day."""
-    monkeypatch.setattr(ranges, "MOST_ROWS", 1000)
-    monkeypatch.setattr(ranges.of_index, "__kwdefaults__", {"most_rows": 1000})
+    monkeypatch.setattr(kernel, "MOST_ROWS", 1000)
+    monkeypatch.setattr(kernel.ranges_of, "__kwdefaults__", {"most_rows": 1000})
 
 
 def config_of(state: Path) -> Config:
@@ -221,7 +221,7 @@ def test_ranges_cover_all_rows_in_order(state: Path) -> None:
     """Each range begins and ends with a piece, of the same source."""
     with closing(SampleStore(state / "history")) as store:
         index = samples.read_index(store, START, NOW, max_gap_steps=3)
-        found = list(ranges.of_index(index, most_rows=3000))
+        found = list(kernel.ranges_of(index, most_rows=3000))
     assert [one.row for one in found] == [0, *(one.end for one in found[:-1])]
     assert found[-1].end == index.rows
     assert {one.end for one in found} <= set(index.pieces.end.tolist())

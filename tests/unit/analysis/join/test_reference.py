@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis import measures, samples
 from slurm_affinode.analysis.block import BUSY, IDLE, LOW, POWER, UNKNOWN, Block, BlockColumn, Pieces
-from slurm_affinode.analysis.join import kernel, ranges
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds
 from slurm_affinode.analysis.segments import FAR, Allocations, build
 from slurm_affinode.base.errors import UnreachableError
@@ -237,8 +237,8 @@ def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
         chunk = data.draw(st.sampled_from([1, 8, 17, 24]))
         summed = kernel.run(blocks, index.pieces, allocated, cells, THRESHOLDS, chunk=chunk)
         whole = kernel.run(samples.blocks(index), index.pieces, allocated, cells, THRESHOLDS)
-        given = ranges.Input(Path(directory), index.pieces, cells, THRESHOLDS)
-        folded = [ranges.fold(rows, given) for rows in ranges.of_index(index, most_rows=size)]
+        given = kernel.FoldInput(Path(directory), index.pieces, cells, THRESHOLDS)
+        folded = [kernel.fold_range(rows, given) for rows in kernel.ranges_of(index, most_rows=size)]
         store.close()
     added = kernel.total(folded, allocated, cells)
     for name in (item.name for item in fields(summed)):

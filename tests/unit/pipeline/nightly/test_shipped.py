@@ -17,6 +17,7 @@ from slurm_affinode.base import config
 from slurm_affinode.base.resources import asset_dir
 
 REPORTS = asset_dir("reports")
+UNITS = [path for path in sorted((REPORTS / "systemd").iterdir()) if path.suffix in {".service", ".timer"}]
 CONFIGURATION = Path(__file__).resolve().parents[4] / "docs" / "configuration.md"
 
 
@@ -70,7 +71,7 @@ def test_units_are_valid():
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is not installed")
-    units = sorted(str(path) for path in (REPORTS / "systemd").iterdir())
+    units = sorted(str(path) for path in UNITS)
     assert len(units) == 6
     done = subprocess.run(
         [program, "verify", "--man=no", *units], capture_output=True, text=True, check=False, timeout=240
@@ -80,7 +81,7 @@ def test_units_are_valid():
 
 def test_enabled_units_start_at_boot():
     """``systemctl enable`` of a unit without [Install] has no effect. Services with a timer need none."""
-    for path in (REPORTS / "systemd").iterdir():
+    for path in UNITS:
         timed = path.with_suffix(".timer").is_file() and path.suffix == ".service"
         wanted = re.search(r"^\[Install\]\nWantedBy=(.+)$", path.read_text(), re.MULTILINE)
         if timed:
