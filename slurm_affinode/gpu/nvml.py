@@ -1,8 +1,8 @@
 """The GPUs of this node through NVML; the only module that imports NVIDIA's binding.
 
 A session is opened on demand and dropped when the driver is unloaded, so a reloaded driver is found again. GPUs fail
-one by one. ``nvml_devices`` describes them, ``gpm`` samples their activity, ``nvml_events`` has their XID errors, and
-``nvml_errors`` the meaning of NVML's.
+one by one. ``nvml_devices`` describes them, ``nvml_monitoring`` has their activity and XID errors, ``nvml_errors`` the
+meaning of NVML's errors.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import pynvml
 
 from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost
-from slurm_affinode.gpu.nvml_devices import MIB, Inventory, OpenGpu
+from slurm_affinode.gpu.nvml_devices import MIB, GpuInventory, OpenGpu
 from slurm_affinode.gpu.nvml_errors import NvmlErrors
-from slurm_affinode.gpu.nvml_events import XidEvents
+from slurm_affinode.gpu.nvml_monitoring import XidEvents
 from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
 
 RESCAN_S = 60.0
@@ -38,7 +38,7 @@ class NvmlDriver:
         self._lost: set[str] = set()
         self._rescan_at = 0.0
         self._errors = NvmlErrors(nvml)
-        self._inventory = Inventory(nvml, self._errors, clock)
+        self._inventory = GpuInventory(nvml, self._errors, clock)
 
     # -- GpuDriver ------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class NvmlDriver:
                 faults.append(GpuFault(None, index, str(error)))
         self._faults = tuple(faults)
         self._rescan_at = self._clock() + RESCAN_S
-        self._xids.watch(opened.values())
+        self._xids.watch({gpu.device.uuid: gpu.whole for gpu in opened.values() if gpu.device.mig is None})
         return opened
 
     # -- queries --------------------------------------------------------------------------------------------------

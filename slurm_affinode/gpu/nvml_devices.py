@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from slurm_affinode.gpu.gpm import Activity
 from slurm_affinode.gpu.nvml_errors import NvmlErrors
+from slurm_affinode.gpu.nvml_monitoring import Activity, text_of
 from slurm_affinode.model.gpu import Device
 
 MIB = 2**20
@@ -25,7 +25,7 @@ class OpenGpu:
     activity: Activity | None
 
 
-class Inventory:
+class GpuInventory:
     """Describes the GPUs of an open driver. ``nvml`` is the binding."""
 
     def __init__(self, nvml: Any, errors: NvmlErrors, clock: Callable[[], float]) -> None:
@@ -84,8 +84,3 @@ class Inventory:
             return Activity(self._nvml, handle, instance, self._clock)
         except self._nvml.NVMLError:
             return None
-
-
-def text_of(value: Any) -> str:
-    """Return a text of the binding, which is ``bytes`` in some releases."""
-    return value.decode() if isinstance(value, bytes) else str(value)

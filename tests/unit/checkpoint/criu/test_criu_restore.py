@@ -72,7 +72,7 @@ class Program:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """Return the events in their order; there is no namespace."""
     happened: Log = []
-    monkeypatch.setattr(criu, "_look", lambda *_: happened.append("looked"))
+    monkeypatch.setattr(criu, "_check_tree", lambda *_: happened.append("looked"))
     return happened
 
 

@@ -1,12 +1,14 @@
-"""Activity of a GPU from performance monitoring (Hopper and later): a sample is an opaque snapshot of counters.
+"""Monitoring by the driver: the activity of a GPU, and XID errors, which it reports as events.
 
-Each metric is the mean between two snapshots. Source: NVML API reference, "GPM functions".
+Activity (Hopper and later) comes from GPU performance monitoring: a sample is an opaque snapshot of counters, and each
+metric is the mean between two of them. Source: NVML API reference, "GPM functions".
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 METRICS = {"engine_active": 1, "sm_active": 2, "tensor_active": 5, "dram_active": 10}
@@ -63,3 +65,55 @@ class Activity:
         """Free the snapshots."""
         for sample in (self._before, self._now):
             self._nvml.nvmlGpmSampleFree(sample)
+
+
+class XidEvents:
+    """The XID errors of the GPUs of an open driver. ``nvml`` is the binding. What was seen survives ``close``."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._events: Any = None
+        self._watched: set[str] = set()
+        self._last: dict[str, int] = {}
+        """UUID -> the last error."""
+
+    def watch(self, handles: Mapping[str, Any]) -> None:
+        """Watch these GPUs (UUID -> handle), as far as the driver supports it."""
+        nvml = self._nvml
+        self._watched = set()
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return
+        for uuid, handle in handles.items():
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+                self._watched.add(uuid)
+
+    def take(self) -> None:
+        """Record the events that have occurred, without waiting."""
+        nvml = self._nvml
+        while self._watched:
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+                    self._last[text_of(nvml.nvmlDeviceGetUUID(event.device))] = int(event.eventData)
+            except nvml.NVMLError:
+                return
+
+    def last(self, uuid: str) -> int | None:
+        """Return the last error of a GPU; 0: none so far, ``None``: it is not watched."""
+        return self._last.get(uuid, 0) if uuid in self._watched else None
+
+    def close(self) -> None:
+        """Stop watching. Idempotent."""
+        self._watched = set()
+        if self._events is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(self._events)
+            self._events = None
+
+
+def text_of(value: Any) -> str:
+    """Return a text of the binding, which is ``bytes`` in some releases."""
+    return value.decode() if isinstance(value, bytes) else str(value)
