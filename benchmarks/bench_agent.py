@@ -32,7 +32,7 @@ AGENT = r"""
 import sys
 sys.path[:0] = [sys.argv[3]]
 from slurm_affinode.cli import agent as _command  # what the command imports is counted
-from slurm_affinode.agent import daemon, composition as orchestration  # counted too
+from slurm_affinode.agent import daemon, systemd, composition as orchestration  # counted too
 from slurm_affinode.suspension.job.peers import Identity, Inspector
 from slurm_affinode.base.config import load
 from slurm_affinode.gpu.nvml import NvmlDriver
@@ -52,7 +52,7 @@ def build(context):
     acts = Acts(context)
     return Orchestration(acts, acts, acts, acts)
 
-daemon.log_to_stderr(verbose=False)
+systemd.log_to_stderr(verbose=False)
 config = load()
 gpu = NvmlDriver if real else lambda: Gpus(count)
 parts = daemon.DaemonParts(gpu, Slurm(jobs).client, build, identify)

@@ -6,16 +6,11 @@ import contextlib
 import logging
 import os
 import signal
-import socket
-import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
 from slurm_affinode import __version__
 from slurm_affinode.agent import settings
@@ -27,18 +22,18 @@ from slurm_affinode.agent.listeners import prepare_directory
 from slurm_affinode.agent.loop import Loop, period_of, run
 from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.orphans import Orphans
-from slurm_affinode.agent.requests import Caller
+from slurm_affinode.agent.requests import Admins
 from slurm_affinode.agent.service import Service
 from slurm_affinode.agent.shepherd_server import ShepherdServer
+from slurm_affinode.agent.systemd import notify
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config, policy_path
 from slurm_affinode.base.fork_server import Starter
 from slurm_affinode.base.node_config import listen_address
 from slurm_affinode.base.pidfd import ExhaustedError
-from slurm_affinode.base.text import escaped
 from slurm_affinode.base.threads import Workers, WorkQueue, surviving
-from slurm_affinode.base.times import parse_span_s, utc
+from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.checkpoint.image.manifest import load_key
 from slurm_affinode.checkpoint.image.signatures import Signer
@@ -64,7 +59,6 @@ ASK_S = 5.0
 """Timeout for slurmctld and the driver while a status request waits; it is then answered from the data at hand."""
 ASK_IN_VAIN_S = 0.5
 """Timeout after the previous call has timed out, so that many requests in the meantime still get a reply."""
-ASK_AGAIN_S = 30.0
 ENDED_AT_ONCE = 4
 """Number of ended jobs whose checkpoint images are cleaned up at the same time."""
 STOP_S = 20.0
@@ -125,7 +119,7 @@ class Daemon:
             promises=_promises(config, self.node), later=self._slurm.post, aside=self._aside.post, gpu_indices=indices,
             answered=self._poke.set,
         )  # fmt: skip
-        self.admins = Admins(config.agent.admins, self.queue, self._slurm.post)
+        self.admins = Admins(config.agent.admins, self.queue.slurm_user, self._slurm.post)
         self.service = Service(
             node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask,
@@ -283,29 +277,6 @@ def _promises(config: Config, node: str) -> Promises:
     return Promises(root, config.cluster.name_or_default, Signer(key, node), lasts_s=sum(map(parse_span_s, spans)))
 
 
-class Admins:
-    """Users with root's rights here: root, the site's list, and SlurmUser once slurmctld has reported it."""
-
-    def __init__(self, names: tuple[str, ...], queue: QueueView, later: Callable[[Callable[[], None]], None]) -> None:
-        self._names = frozenset(names)
-        self._queue = queue
-        self._later = later
-        self._slurm_user: str | None = None
-        self._queried_s = -1e9
-
-    def __call__(self, caller: Caller) -> bool:
-        """Return whether ``caller`` is one of them, without waiting for slurmctld."""
-        if caller.uid == 0 or caller.name in self._names:
-            return True
-        if self._slurm_user is None and time.monotonic() - self._queried_s > ASK_AGAIN_S:
-            self._queried_s = time.monotonic()
-            self._later(self._read_slurm_user)
-        return self._slurm_user is not None and caller.name == self._slurm_user
-
-    def _read_slurm_user(self) -> None:
-        self._slurm_user = self._queue.slurm_user()
-
-
 class Asking:
     """Runs calls in a queue and waits a limited time for each."""
 
@@ -356,52 +327,3 @@ def _serve(config: Config, parts: DaemonParts) -> None:
         notify("STOPPING=1")
         daemon.stop()
         daemon.workers.finish()
-
-
-def notify(state: str) -> None:
-    """Notify systemd if it started the agent with Type=notify, see sd_notify(3)."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
-
-
-class _Formatter(logging.Formatter):
-    """One line with the time, or with the priority for the journal, which has its own time stamps.
-
-    Messages contain names of files and processes that users chose. Unprintable characters are escaped, so a name can
-    neither start a log line nor send control sequences to a terminal.
-    """
-
-    def __init__(self, *, journal: bool) -> None:
-        super().__init__("%(message)s" if journal else "%(asctime)s %(levelname)s %(message)s")
-        self._journal = journal
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - of logging
-        """Return the time in UTC, with milliseconds."""
-        return utc(datetime.fromtimestamp(record.created, UTC), "milliseconds")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
-        """See ``logging``."""
-        record.message = escaped(record.message)
-        return super().formatMessage(record)
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - of logging
-        """See ``logging``."""
-        return "\n".join(map(escaped, super().formatException(ei).splitlines()))
-
-    def format(self, record: logging.LogRecord) -> str:
-        """See ``logging``."""
-        text = super().format(record)
-        if not self._journal:
-            return text
-        level = 3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
-        return "\n".join(f"<{level}>{line}" for line in text.splitlines())
-
-
-def log_to_stderr(*, verbose: bool) -> None:
-    """Log to standard error, which systemd forwards to the journal."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter(journal="JOURNAL_STREAM" in os.environ))
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)

@@ -1,12 +1,17 @@
-"""Senders and refusals of requests to the agent."""
+"""Senders of requests to the agent, their rights, and refusals."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Refusal, RefusalCode
+
+_QUERY_AGAIN_S = 30.0
+"""Interval of queries for SlurmUser while slurmctld does not respond."""
 
 
 class RequestError(AffinodeError):
@@ -26,6 +31,33 @@ class Caller:
     name: str
     local: bool
     """Connected over the socket of this node."""
+
+
+class Admins:
+    """Users with root's rights here: root, the site's list, and SlurmUser once slurmctld has reported it."""
+
+    def __init__(
+        self, names: tuple[str, ...], slurm_user: Callable[[], str | None],
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:  # fmt: skip
+        """``slurm_user``: queries slurmctld; ``None``: it does not respond. ``later`` runs a call in the background."""
+        self._names = frozenset(names)
+        self._query = slurm_user
+        self._later = later
+        self._slurm_user: str | None = None
+        self._queried_s = -1e9
+
+    def __call__(self, caller: Caller) -> bool:
+        """Return whether ``caller`` is one of them, without waiting for slurmctld."""
+        if caller.uid == 0 or caller.name in self._names:
+            return True
+        if self._slurm_user is None and time.monotonic() - self._queried_s > _QUERY_AGAIN_S:
+            self._queried_s = time.monotonic()
+            self._later(self._read_slurm_user)
+        return self._slurm_user is not None and caller.name == self._slurm_user
+
+    def _read_slurm_user(self) -> None:
+        self._slurm_user = self._query()
 
 
 def without_option(job: Job | None) -> Refusal:

@@ -40,7 +40,7 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
     affect jobs: their shepherds connect to the next agent. The sections [agent] and [suspend] of the configuration
     set the sampling interval, the definition of idle, and exclusions.
     """
-    from slurm_affinode.agent import composition, daemon  # noqa: PLC0415 - the daemon's parts, only for the daemon
+    from slurm_affinode.agent import composition, daemon, systemd  # noqa: PLC0415 - only for the daemon
     from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
     from slurm_affinode.slurm.client import open_client  # noqa: PLC0415
 
@@ -54,7 +54,7 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
         config = replace(config, suspend=replace(config.suspend, dry_run=True))
     # The daemon must not die: use Slurm's commands unless the site has configured another backend.
     backend = "commands" if config.slurm.backend == "auto" else config.slurm.backend
-    daemon.log_to_stderr(verbose=verbose)
+    systemd.log_to_stderr(verbose=verbose)
     daemon.serve(
         config,
         daemon.DaemonParts(

@@ -19,7 +19,7 @@ import pytest
 from agent_stand_ins import Acts, Gpus, Node1, Shepherd, Slurm, agent, config_of, identify
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.agent import client, control, daemon, munge
+from slurm_affinode.agent import client, control, daemon, munge, systemd
 from slurm_affinode.agent.client import AnswerError, ask_local, ask_node
 from slurm_affinode.agent.munge import BadCredentialError, Message
 from slurm_affinode.base.errors import UnreachableError
@@ -282,7 +282,7 @@ def test_log_lines_have_time_or_priority(
     root = logging.getLogger()
     before = root.handlers[:], root.level
     try:
-        daemon.log_to_stderr(verbose=False)
+        systemd.log_to_stderr(verbose=False)
         try:
             Path("a").read_bytes()
         except OSError:

@@ -341,7 +341,7 @@ def test_agent_rejects_configuration_writable_by_others(
     """A user who can write or replace it chooses the program that root runs as criu or to send mail."""
     started: list[object] = []
     monkeypatch.setattr("slurm_affinode.agent.daemon.serve", lambda *words: started.append(words))
-    monkeypatch.setattr("slurm_affinode.agent.daemon.log_to_stderr", lambda **words: None)
+    monkeypatch.setattr("slurm_affinode.agent.systemd.log_to_stderr", lambda **words: None)
     config, policy = tmp_path / "config" / "config.toml", tmp_path / "policy" / "zombies.toml"
     for file in (config, policy):
         file.parent.mkdir()
