@@ -22,6 +22,7 @@ from slurm_affinode.agent.listeners import prepare_directory
 from slurm_affinode.agent.loop import Loop, period_of, run
 from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.orphans import Orphans
+from slurm_affinode.agent.reload import reload
 from slurm_affinode.agent.requests import Admins
 from slurm_affinode.agent.service import Service
 from slurm_affinode.agent.shepherd_server import ShepherdServer
@@ -74,6 +75,8 @@ class DaemonParts:
     orchestration: Callable[[AgentContext], Orchestration]
     identify: Callable[[Peer], Identity] | None = None
     """Used instead of reading ``/proc``."""
+    read_config: Callable[[], Config] | None = None
+    """Reads the configuration again, with the options of the command; ``None``: it cannot be reloaded."""
 
 
 class Daemon:
@@ -87,12 +90,15 @@ class Daemon:
         self.counters = metrics.agent_counters(__version__, time.time())
         slurm = metrics.counted(parts.slurm, self.counters)
         self.stopping = threading.Event()
+        self._read_config = parts.read_config
+        self._reload_requested = threading.Event()
         self._poke = threading.Event()
         self.workers = Workers()
         self._slurm = self.workers.queue("slurm", last=True)
         self._aside = self.workers.queue("aside", last=True)
         self._rounds = self.workers.queue("waker")
         self._searches = self.workers.queue("servers")
+        self._reloads = self.workers.queue("reload")
         self._ask = Asking(self._slurm)
         self.announcements = Announcements(config.agent.run_dir / DIRECTORY)
         inspector = Inspector(announcements=self.announcements, shepherd=config.suspend.shepherd)
@@ -156,7 +162,7 @@ class Daemon:
         """Sample, decide and act until ``end``."""
         run(
             self._tick,
-            self.loop.act,
+            self._act,
             period_of(self.config.agent),
             stop=self.stopping,
             poke=self._poke,
@@ -168,11 +174,26 @@ class Daemon:
         self.stopping.set()
         self._poke.set()
 
+    def request_reload(self) -> None:
+        """Have the configuration read again. Safe to call from a signal handler."""
+        self._reload_requested.set()
+        self._poke.set()
+
+    def reload(self) -> None:
+        """Read the configuration again, and apply what a running agent takes over; see ``reload``."""
+        if self._read_config is not None:
+            self.config = reload(self.config, self._read_config, self._apply)
+
+    def _apply(self, config: Config) -> None:
+        self.loop.reconfigure(config.agent, settings.policy(config.suspend, config.inplace))
+        self.admins.replace(config.agent.admins)
+
     def stop(self) -> None:
         """Close the sockets, wait a short time for work under way, then release all resources."""
         self.end()
         self._rounds.close()
         self._searches.close()
+        self._reloads.close()
         self.control.stop()
         self.work.stop(STOP_S)
         self.orchestration.stop()
@@ -215,10 +236,21 @@ class Daemon:
         return answer == [True]
 
     def _tick(self) -> None:
+        self._start_reload()
         self.arrivals.sweep()
         self.loop.tick()
         self.counters.add(metrics.SAMPLES)
         self.counters.set(metrics.LAST_SAMPLE, time.time())
+
+    def _act(self) -> None:
+        self._start_reload()
+        self.loop.act()
+
+    def _start_reload(self) -> None:
+        """Start a requested reload in the background: the file may be on a file system that does not respond."""
+        if self._reload_requested.is_set():
+            self._reload_requested.clear()
+            self._reloads.post(_safely, self.reload)
 
     def _changed(self, job_id: int) -> None:
         self.loop.restart(job_id)
@@ -305,7 +337,10 @@ def _safely(call: Callable[[], None]) -> None:
 
 
 def serve(config: Config, parts: DaemonParts) -> None:
-    """Run an agent until SIGTERM or SIGINT. Raises ``AffinodeError`` if it cannot start."""
+    """Run an agent until SIGTERM or SIGINT; SIGHUP reloads its configuration.
+
+    Raises ``AffinodeError`` if it cannot start.
+    """
     starter = Starter()
     process.run_by(starter.run)
     try:
@@ -319,6 +354,7 @@ def _serve(config: Config, parts: DaemonParts) -> None:
     daemon = Daemon(config, parts)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.end())
+    signal.signal(signal.SIGHUP, lambda *_: daemon.request_reload())
     daemon.start()
     notify("READY=1")
     try:

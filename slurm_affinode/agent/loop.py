@@ -137,6 +137,15 @@ class Loop:
             for job, decision in self.decisions():
                 self._follow(job, decision)
 
+    def reconfigure(self, config: AgentConfig, policy: SuspendPolicy) -> None:
+        """Decide by another configuration from now on. The window of a job whose rule has changed starts again."""
+        with self._lock:
+            self.config, self.policy = config, policy
+            for job in self.registry.jobs():
+                state, rule = self.states.get(job.job_id), idle_rule(config, job.option)
+                if state is not None and state.detector.rule != rule:
+                    state.detector = IdleDetector(rule)
+
     def forget(self, job_id: int) -> None:
         """Drop a job that is no longer watched."""
         with self._lock:

@@ -47,6 +47,10 @@ class Admins:
         self._slurm_user: str | None = None
         self._queried_s = -1e9
 
+    def replace(self, names: tuple[str, ...]) -> None:
+        """Replace the site's list."""
+        self._names = frozenset(names)
+
     def __call__(self, caller: Caller) -> bool:
         """Return whether ``caller`` is one of them, without waiting for slurmctld."""
         if caller.uid == 0 or caller.name in self._names:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from slurm_affinode.base import process
-from slurm_affinode.base.config import Config, policy_path
+from slurm_affinode.base.config import Config, load, policy_path
 from slurm_affinode.base.config_values import LONGEST_S
 from slurm_affinode.base.errors import ConfigError
 from slurm_affinode.base.times import parse_span_s
@@ -21,6 +21,7 @@ from slurm_affinode.cli.node_options import config_file
 _EPILOG = """\b
   slurm-affinode agent                     in the foreground, until SIGTERM
   slurm-affinode agent --dry-run           only log what would be suspended
+  systemctl reload slurm-affinode-agent    read the configuration again (SIGHUP)
   systemctl enable --now slurm-affinode-agent
 
 \b
@@ -44,14 +45,18 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
     from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
     from slurm_affinode.slurm.client import open_client  # noqa: PLC0415
 
-    for path in (config.source, policy_path(config)):
-        _refuse_others(path)
-    if period is not None:
-        if not 0 < parse_span_s(period) <= LONGEST_S:
-            raise click.BadParameter(f"{period} is not above 0 and at most 100 years", param_hint="--period")
-        config = replace(config, agent=replace(config.agent, period=period))
-    if dry_run:
-        config = replace(config, suspend=replace(config.suspend, dry_run=True))
+    if period is not None and not 0 < parse_span_s(period) <= LONGEST_S:
+        raise click.BadParameter(f"{period} is not above 0 and at most 100 years", param_hint="--period")
+    source = config.source
+
+    def with_options(config: Config) -> Config:
+        for path in (config.source, policy_path(config)):
+            _refuse_others(path)
+        if period is not None:
+            config = replace(config, agent=replace(config.agent, period=period))
+        return replace(config, suspend=replace(config.suspend, dry_run=True)) if dry_run else config
+
+    config = with_options(config)
     # The daemon must not die: use Slurm's commands unless the site has configured another backend.
     backend = "commands" if config.slurm.backend == "auto" else config.slurm.backend
     systemd.log_to_stderr(verbose=verbose)
@@ -61,6 +66,7 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
             driver=NvmlDriver,
             slurm=functools.partial(open_client, backend),  # type: ignore[arg-type]
             orchestration=composition.build,
+            read_config=lambda: with_options(load(source)),
         ),
     )
 

@@ -247,6 +247,7 @@ def test_daemon_stops_on_sigterm(
             thread = threading.Thread(target=daemon.serve, args=(config, parts_of(acts, Slurm().client)))
             thread.start()
             assert systemd.recv(100) == b"READY=1"
+            handlers[signal.SIGHUP]()  # without a reader of the configuration: no effect
             handlers[signal.SIGTERM]()
             assert systemd.recv(100) == b"STOPPING=1"
             thread.join(DEADLINE_S)

@@ -339,7 +339,7 @@ def test_agent_rejects_configuration_writable_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """A user who can write or replace it chooses the program that root runs as criu or to send mail."""
-    started: list[object] = []
+    started: list[tuple[Any, ...]] = []
     monkeypatch.setattr("slurm_affinode.agent.daemon.serve", lambda *words: started.append(words))
     monkeypatch.setattr("slurm_affinode.agent.systemd.log_to_stderr", lambda **words: None)
     config, policy = tmp_path / "config" / "config.toml", tmp_path / "policy" / "zombies.toml"
@@ -353,6 +353,8 @@ def test_agent_rejects_configuration_writable_by_others(
 
     assert error() is None
     assert len(started) == 1
+    read = started[0][1].read_config  # also when it is reloaded
+    assert read() == started[0][0]
     file = config if which == "config" else policy
     for change, back in (
         (lambda: os.chown(file, 4242, -1), lambda: os.chown(file, 0, -1)),
@@ -364,6 +366,8 @@ def test_agent_rejects_configuration_writable_by_others(
         found = error()
         assert isinstance(found, ConfigError)
         assert "users other than root may write to" in str(found)
+        with pytest.raises(ConfigError, match="users other than root may write to"):
+            read()
         back()
     assert len(started) == 1
 
