@@ -58,7 +58,7 @@ def split_lines(block: LineBlock, delimiter: str, count: int) -> SplitLines | No
     last = np.searchsorted(marks, ends)
     fits = np.diff(last, prepend=0) == count - 1
     within = marks if fits.all() else marks[np.repeat(fits, np.diff(last, prepend=0))]
-    inner = within.reshape(-1, count - 1)
+    inner = within.reshape(int(fits.sum()), count - 1)
     begins = np.hstack([starts[fits][:, None], inner + 1])
     stops = np.hstack([inner, ends[fits][:, None]])
     values = np.frombuffer(text, np.uint8)

@@ -7,16 +7,19 @@ parsed once. Formats: prometheus.io, "Exposition formats"; OpenMetrics 1.0.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.metrics.aliases import Alias
+from slurm_affinode.metrics.distinct import distinct
 from slurm_affinode.metrics.readers.common import (
     Identifier,
     ReadingNotes,
@@ -25,8 +28,8 @@ from slurm_affinode.metrics.readers.common import (
     percent_values,
     shows_percent,
 )
-from slurm_affinode.metrics.readers.lines import LineBlock
-from slurm_affinode.metrics.readers.local_time import to_epoch_ms
+from slurm_affinode.metrics.readers.lines import LineBlock, pieces, positions
+from slurm_affinode.metrics.readers.local_time import epoch_ms, to_epoch_ms
 from slurm_affinode.metrics.readers.long_form import ENTRIES, JOB_CODE, LongForm, code_of
 from slurm_affinode.metrics.schema import TIME
 
@@ -37,10 +40,12 @@ _SERIES = r"^(.*\}|\s*[a-zA-Z_:][a-zA-Z0-9_:.]*\s)"
 _TAIL = r"(?:\}|^)([^{}]*)$"
 _VALUE_AND_TIME = r"^\s*([^\s#]+)(?:\s+([^\s#]+))?\s*$"
 _EXEMPLAR = r'^((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*[^\s{}#]+(?:\s+[^\s{}#]+)?)\s+# \{.*$'
+_HEAD = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*\{(.*)\}")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|$)', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _LONG_AGO_MS = 946_684_800_000
 """The year 2000. At the end of a file with later times, an earlier time is truncated."""
+_LATEST_MS = 4e12
 NUMBERS = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
 _ANY_SAMPLE = re.compile(r"\s*[a-zA-Z0-9_:.]*\s*(?:\{.*\})?\s*([^\s{}#]+)(?:\s+[^\s{}#]+)?(?:\s+#.*)?\s*")
 _SHOWN = 60
@@ -79,6 +84,63 @@ class _State:
     eofs: int = 0
     recent: bool = False
     """Whether a sample had a time after 2000."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The beginning of samples: the name and the labels."""
+
+    name: str
+    alias: Alias | None
+    series: int
+    ended: int
+    """The number of the series of the GPU without a job."""
+
+    def row(self) -> tuple[str, bool, int, int, int, float]:
+        """Return the values of ``_Heads.columns``."""
+        if self.alias is None:
+            return self.name, False, 0, 0, 0, 1.0
+        factor = math.nan if self.alias.unit == "percent_or_ratio" else self.alias.factor
+        return self.name, True, self.series, self.ended, code_of(self.alias), factor
+
+
+class _Heads:
+    """The beginnings of samples that a file has had so far."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self.ratios: list[int] = []
+        """The places of metrics in percent or ratio."""
+        self.columns = pl.DataFrame(
+            schema={
+                "name": pl.String(), "known": pl.Boolean(), "series": pl.UInt32(), "ended": pl.UInt32(),
+                "code": pl.UInt16(), "factor": pl.Float64(),
+            }
+        )  # fmt: skip
+        """The fields of ``_Head``; ``factor``: NaN for a metric in percent or ratio."""
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def add(self, texts: Sequence[str], head_of: Callable[[str], _Head | None]) -> None:
+        """Add those of ``texts`` that are new; ``head_of`` returns None for an unusual or unusable one."""
+        added: list[_Head] = []
+        for text in texts:
+            if text not in self._numbers:
+                head = head_of(text)
+                self._numbers[text] = _NO_HEAD if head is None else len(self.columns) + len(added)
+                added += [] if head is None else [head]
+        if added:
+            rows = pl.DataFrame([head.row() for head in added], schema=self.columns.schema, orient="row")
+            self.columns = pl.concat([self.columns, rows])
+            self.ratios = self.columns["factor"].is_nan().arg_true().to_list()
+
+    def places(self, texts: Sequence[str]) -> list[int]:
+        """Return the places of ``texts`` in ``columns``; ``_NO_HEAD`` for those that are unusual or unusable."""
+        return list(map(self._numbers.__getitem__, texts))
+
+
+_NO_HEAD = -1
 
 
 class ScrapeCounter:
@@ -145,6 +207,9 @@ class ExpositionReader:
         self._identifier = Identifier(options, fallback_node)
         self._long = LongForm()
         self._series: dict[str, tuple[int, int] | str] = {}
+        self._heads = _Heads()
+        self._unknown_names: list[tuple[int, str, int]] = []
+        """Metrics without an alias: the first line, the name, the number of samples."""
         self._state = _State(percent=set())
         self._scrapes = ScrapeCounter()
 
@@ -161,8 +226,112 @@ class ExpositionReader:
         yield from self._long.rest()
 
     def _entries(self, block: LineBlock) -> pl.DataFrame:
-        lines = block.lines
-        self._ends(lines)
+        if self._options.start is not None:  # scrapes are counted by all of their lines
+            self._ends(block.lines, None)
+            entries = self._odd_entries(block.lines, block)
+        else:
+            quick, unknown, odd = self._quick_lines(block)
+            self._ends(odd, max((frame["number"][-1] for frame in (quick, unknown) if len(frame)), default=None))
+            self._count_unknown(unknown)
+            self._count_percent(quick)
+            entries = pl.concat([self._odd_entries(odd, block), self._quick_entries(quick)])
+            self._state.recent = self._state.recent or bool((quick["ms"] > _LONG_AGO_MS).any())
+        self._note_unknown()
+        return entries
+
+    def _quick_lines(self, block: LineBlock) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """Return the lines that are sound samples of a known metric with labels, those of other metrics, and the rest.
+
+        Most lines are ``NAME{LABELS} VALUE TIME``. Everything up to the last brace occurs in each scrape, and is parsed
+        once. The first frame has ``number``, ``head``, ``value`` and ``ms``, the second one ``number`` and ``name``.
+        """
+        starts, ends = block.bounds
+        braces = positions(block.text, b"}")
+        count = np.searchsorted(braces, ends)
+        at = np.flatnonzero(count)
+        last = braces[count[at] - 1] + 1
+        usual = (last > starts[at]) & (at + block.first != block.open_line)
+        at, last = at[usual], last[usual]
+        heads, tails = pieces(block.text, (starts[at], last), (last, ends[at]))
+        texts, place = distinct(heads.alias("head").to_frame())
+        self._heads.add(texts["head"].to_list(), self._head)
+        numbers = pl.Series("head", self._heads.places(texts["head"].to_list()), pl.Int32).gather(place)
+        raw, stamp = tails.str.strip_chars_start(" ").str.splitn(" ", 2).struct.unnest().get_columns()
+        value = raw.cast(pl.Float64, strict=False)
+        ms = epoch_ms(stamp.cast(pl.Float64, strict=False))
+        lines = pl.DataFrame({"number": at + block.first, "head": numbers, "value": value, "ms": ms})
+        sound = lines.select(
+            pl.col("value").is_not_null() & pl.col("ms").is_between(0, _LATEST_MS) & (pl.col("head") != _NO_HEAD)
+        ).to_series().fill_null(value=False)  # fmt: skip
+        known = self._heads.columns["known"].gather(lines["head"].clip(0)) if len(self._heads) else sound
+        quick = lines.filter(sound & known)
+        other = lines.filter(sound & ~known & value.is_finite().fill_null(value=False))
+        unknown = other.select("number", self._heads.columns["name"].gather(other["head"]))
+        odd = self._odd_lines(block, quick, unknown)
+        # A metric is unknown, or its lines are no samples, by the first of them.
+        if len(unknown):
+            doubtful = unknown["name"].is_in(odd["line"].str.extract(NAME, 1).drop_nulls().unique().implode())
+            if doubtful.any():
+                unknown = unknown.filter(~doubtful)
+                odd = self._odd_lines(block, quick, unknown)
+        return quick, unknown, odd
+
+    def _odd_lines(self, block: LineBlock, *others: pl.DataFrame) -> pl.DataFrame:
+        odd = np.ones(len(block.bounds[0]), np.bool_)
+        for frame in others:
+            odd[frame["number"].to_numpy() - block.first] = False
+        return block.some(np.flatnonzero(odd))
+
+    def _head(self, text: str) -> _Head | None:
+        match = _HEAD.fullmatch(text)
+        if match is None or "# {" in text:
+            return None
+        name, labels = match.groups()
+        alias = self._options.aliases.metric(name)
+        if alias is None:
+            return _Head(name, None, 0, 0)
+        if labels not in self._series:
+            self._series[labels] = self._number(labels)
+        series = self._series[labels]
+        return None if isinstance(series, str) else _Head(name, alias, *series)
+
+    def _count_unknown(self, unknown: pl.DataFrame) -> None:
+        """Count the samples of unknown metrics (``number``, ``name``)."""
+        counts = unknown.group_by("name", maintain_order=True).agg(pl.col("number").first(), pl.len())
+        self._unknown_names += [(number, name, count) for name, number, count in counts.iter_rows()]
+
+    def _note_unknown(self) -> None:
+        for _, name, count in sorted(self._unknown_names):
+            self._notes.unknown[name] += count
+        self._unknown_names = []
+
+    def _count_percent(self, quick: pl.DataFrame) -> None:
+        """Note the metrics in percent or ratio the values of which show that they are in percent."""
+        if self._heads.ratios:
+            values = quick.filter(pl.col("head").is_in(self._heads.ratios))
+            shown = values.filter(percent_values(pl.col("value")))["head"].unique()
+            self._state.percent.update(self._heads.columns["name"].gather(shown))
+
+    def _quick_entries(self, quick: pl.DataFrame) -> pl.DataFrame:
+        at, value, heads = quick["head"], measured(quick["value"]), self._heads.columns
+        factors = heads["factor"]
+        if self._heads.ratios:
+            percent = heads["name"].is_in(list(self._state.percent))
+            ratio = percent.replace_strict([True, False], [1.0, 100.0], return_dtype=pl.Float64)
+            factors = ratio.zip_with(factors.is_nan(), factors)
+        if (factors != 1.0).any():
+            value *= factors.gather(at)
+        series = heads["series"].gather(at)
+        ended = quick["value"].is_nan()
+        if ended.any():
+            series = heads["ended"].gather(at).zip_with(ended, series)
+        columns = [
+            series.alias("series"), heads["code"].gather(at), value.alias("value"),
+            quick["ms"].cast(TIME).alias("time"),
+        ]  # fmt: skip
+        return pl.DataFrame([*(quick[name] for name in self._kept), *columns])
+
+    def _odd_entries(self, lines: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         frame = lines.with_columns(pl.col("line").str.extract(NAME, 1).alias("name"))
         if frame.select((pl.col("name").is_null() & pl.col("line").str.contains(r"^\s*\{")).any()).item():
             frame = frame.with_columns(pl.col("name").fill_null(pl.col("line").str.extract(NAME_LABEL, 1)))
@@ -171,12 +340,16 @@ class ExpositionReader:
         self._reject(odd, block, "is not a sample: a metric name is needed at its start")
         return self._known(frame.filter(pl.col("name").is_not_null()), block)
 
-    def _ends(self, lines: pl.DataFrame) -> None:
+    def _ends(self, lines: pl.DataFrame, last_sample: int | None) -> None:
+        """Note whether the last line of a block is ``# EOF``; ``last_sample``: the last line besides ``lines``."""
         eof = lines["line"].str.contains(r"^#\s*EOF\s*$")
         self._state.eofs += int(eof.sum())
         content = lines["line"].str.strip_chars() != ""
-        if content.any():
+        number = lines["number"].filter(content)
+        if len(number) and number[-1] > (last_sample or 0):
             self._state.ended = bool(eof.filter(content)[-1])
+        elif last_sample is not None:
+            self._state.ended = False
 
     def _scraped(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Add the number of the scrape."""
@@ -188,7 +361,7 @@ class ExpositionReader:
         """Return the entries of lines with a metric of the alias table."""
         found = self._aliases(frame, block)
         if not found:
-            return pl.DataFrame(schema=ENTRIES)
+            return pl.DataFrame(schema={**{name: frame.schema[name] for name in self._kept}, **ENTRIES})
         known = frame.filter(pl.col("name").is_in(list(found)))
         known = split_samples(known)
         self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
@@ -199,14 +372,16 @@ class ExpositionReader:
 
     def _aliases(self, frame: pl.DataFrame, block: LineBlock) -> dict[str, Alias]:
         """Return the metrics of the alias table, and note the other ones."""
-        names = frame.group_by("name", maintain_order=True).agg(pl.len(), pl.col("line").first())
+        names = frame.group_by("name", maintain_order=True).agg(
+            pl.len(), pl.col("line").first(), pl.col("number").first()
+        )  # fmt: skip
         found = {}
-        for name, count, line in names.iter_rows():
+        for name, count, line, number in names.iter_rows():
             alias = self._options.aliases.metric(name)
             if alias is not None:
                 found[name] = alias
             elif is_sample(line):
-                self._notes.unknown[name] += count
+                self._unknown_names.append((number, name, count))
             else:
                 self._reject(frame.filter(pl.col("name") == name), block, "cannot be read as labels, value and time")
         return found
@@ -225,7 +400,7 @@ class ExpositionReader:
     def _timed(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         last = block.open_line or 0
         known = known.with_columns(to_epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
-        bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
+        bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, _LATEST_MS))
         self._reject(known.filter(bad), block, "has an invalid timestamp")
         known = known.filter(~bad)
         early = (pl.col("ms") < _LONG_AGO_MS) & (pl.col("number") == last) & pl.lit(self._state.recent)
@@ -315,14 +490,14 @@ class SmallFilesReader(ExpositionReader):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(ReadingNotes(""), replace(options, start=None), options.node)
         self._left_out: set[int] = set()
+        self._files: NDArray[np.uint32] = np.empty(0, np.uint32)
+        """The file of each line."""
         self._unknown: dict[int, Counter[str]] = {}
 
     def read_together(self, texts: Sequence[str]) -> dict[int, FileSamples]:
         """Return the samples by position in ``texts``, each of which ends with a line; others are to be read alone."""
-        files = np.repeat(np.arange(len(texts), dtype=np.uint32), [text.count("\n") for text in texts])
-        block = LineBlock("".join(texts).encode())
-        block.lines.insert_column(2, pl.Series("file", files))
-        entries = self._entries(block)
+        self._files = np.repeat(np.arange(len(texts), dtype=np.uint32), [text.count("\n") for text in texts])
+        entries = self._entries(LineBlock("".join(texts).encode()))
         if entries.is_empty():
             return {}
         is_job = entries["code"] >= JOB_CODE
@@ -338,16 +513,39 @@ class SmallFilesReader(ExpositionReader):
 
     def _aliases(self, frame: pl.DataFrame, block: LineBlock) -> dict[str, Alias]:
         found = {}
-        names = frame.group_by("file", "name", maintain_order=True).agg(pl.len(), pl.col("line").first())
+        names = frame.group_by("file", "name", maintain_order=True).agg(
+            pl.len(), pl.col("line").first(), pl.col("number").first()
+        )  # fmt: skip
         aliases = {name: self._options.aliases.metric(name) for name in names["name"].unique(maintain_order=True)}
-        for file, name, count, line in names.iter_rows():
+        for file, name, count, line, number in names.iter_rows():
             if (alias := aliases[name]) is not None:
                 found[name] = alias
             elif is_sample(line):
-                self._unknown.setdefault(file, Counter())[name] += count
+                self._unknown_names.append((number, name, count))
             else:
                 self._left_out.add(file)
         return found
+
+    def _quick_lines(self, block: LineBlock) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        quick, unknown, odd = super()._quick_lines(block)
+        return self._with_file(quick), self._with_file(unknown), self._with_file(odd)
+
+    def _with_file(self, lines: pl.DataFrame) -> pl.DataFrame:
+        return lines.with_columns(pl.Series("file", self._files[lines["number"].to_numpy() - 1]))
+
+    def _head(self, text: str) -> _Head | None:
+        head = super()._head(text)
+        # Whether values are in percent is decided by file.
+        return None if head is None or (head.alias and head.alias.unit == "percent_or_ratio") else head
+
+    def _count_unknown(self, unknown: pl.DataFrame) -> None:
+        counts = unknown.group_by("file", "name").agg(pl.len(), pl.col("number").first())
+        self._unknown_names += [(number, name, count) for _, name, count, number in counts.iter_rows()]
+
+    def _note_unknown(self) -> None:
+        for number, name, count in sorted(self._unknown_names):
+            self._unknown.setdefault(int(self._files[number - 1]), Counter())[name] += count
+        self._unknown_names = []
 
     def _timed(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         without = known["stamp"].is_null()

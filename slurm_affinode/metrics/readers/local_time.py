@@ -39,6 +39,13 @@ def to_epoch_ms(value: pl.Expr) -> pl.Expr:
     return scaled.round().cast(pl.Int64, strict=False)
 
 
+def epoch_ms(values: pl.Series) -> pl.Series:
+    """Convert epoch times as ``to_epoch_ms`` does."""
+    if values.is_between(1e11, 1e14, closed="left").all():
+        return values.round().cast(pl.Int64, strict=False)
+    return values.to_frame().select(to_epoch_ms(pl.col(values.name))).to_series()
+
+
 def parse(
     texts: pl.Series, zone: tzinfo | None, device: pl.Series | None = None, *, known: int = 0
 ) -> tuple[pl.Series, dict[str, int]]:
