@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -28,6 +28,7 @@ from slurm_affinode.metrics.readers.common import (
     percent_values,
     shows_percent,
 )
+from slurm_affinode.metrics.readers.json_points import Columns, Points, decoded, joined
 from slurm_affinode.metrics.readers.lines import compression_of, open_binary, reading
 from slurm_affinode.metrics.readers.local_time import POSSIBLE
 from slurm_affinode.metrics.readers.long_form import LongForm, code_of
@@ -80,7 +81,7 @@ def _batches(series: Iterator[tuple[int, Result]]) -> Iterator[list[tuple[int, R
         for number, result in series:
             batch.append((number, result))
             values = result.get("values")
-            points += len(values) if isinstance(values, list) else 1
+            points += len(values) if isinstance(values, (list, Points)) else 1
             if points >= POINTS_AT_ONCE:
                 yield batch
                 batch, points = [], 0
@@ -197,31 +198,25 @@ class SeriesReader:
         return 100.0
 
 
-def labels_and_points(result: Mapping[str, Any]) -> tuple[dict[str, str], list[Any]] | None:
+def labels_and_points(result: Mapping[str, Any]) -> tuple[dict[str, str], list[Any] | Points] | None:
     """Return the labels of a series, with ``__name__``, and its points; None if it has another form."""
     metric = result.get("metric") or {}
     points = result.get("values") or ([result["value"]] if "value" in result else [])
-    if not isinstance(metric, dict) or not isinstance(points, list):
+    if not isinstance(metric, dict) or not isinstance(points, (list, Points)):
         return None
     return {_whole(name): _whole(value) for name, value in metric.items() if value is not None}, points
 
 
-def _sound_points(of_series: list[list[Any]]) -> _Points | None:
+def _sound_points(of_series: list[list[Any] | Points]) -> _Points | None:
     """Return the points of several series; None if one of them has a point that needs a message or another form."""
-    points = list(itertools.chain.from_iterable(of_series))
-    if not points or set(map(type, points)) != {list} or set(map(len, points)) != {2}:
+    columns = _columns_of(of_series)
+    if columns is None:
         return None
-    times, raw = [time for time, _ in points], [value for _, value in points]
-    if not set(map(type, times)) <= {int, float} or set(map(type, raw)) != {str}:
-        return None
-    try:
-        # As Python's round() does, to even.
-        ms = np.rint(np.array(times, np.float64) * 1000)
-        texts = pl.Series("raw", raw, pl.String)
-    except (OverflowError, UnicodeEncodeError):
-        return None
+    times, texts = columns.times.to_numpy(), columns.values
+    # As Python's round() does, to even.
+    ms = np.rint(times * 1000)
     # Both comparisons fail for NaN.
-    if not ((np.array(times, np.float64) >= 0) & (ms < _LATEST_MS)).all():
+    if not len(times) or not ((times >= 0) & (ms < _LATEST_MS)).all():
         return None
     values = texts.cast(pl.Float64, strict=False)
     if values.has_nulls() and not texts.filter(values.is_null()).str.contains(_NO_VALUE).all():
@@ -232,11 +227,32 @@ def _sound_points(of_series: list[list[Any]]) -> _Points | None:
     return _Points(ms.astype(np.int64), values, (shown[ends] > shown[starts]).tolist())
 
 
-def points_of(points: list[Any], notes: ReadingNotes, options: ReadOptions, number: int) -> pl.DataFrame:
+def _columns_of(of_series: list[list[Any] | Points]) -> Columns | None:
+    """Return the points of several series in one form; None if one of them is no pair of a number and a text."""
+    if of_series and all(isinstance(points, Points) for points in of_series):
+        return joined(cast("list[Points]", of_series))
+    if any(isinstance(points, Points) for points in of_series):
+        return None
+    points = list(itertools.chain.from_iterable(cast("list[list[Any]]", of_series)))
+    if not points or set(map(type, points)) != {list} or set(map(len, points)) != {2}:
+        return None
+    times, raw = [time for time, _ in points], [value for _, value in points]
+    if not set(map(type, times)) <= {int, float} or set(map(type, raw)) != {str}:
+        return None
+    try:
+        return Columns(pl.Series(np.array(times, np.float64)), pl.Series("raw", raw, pl.String))
+    except (OverflowError, UnicodeEncodeError):
+        return None
+
+
+def points_of(points: list[Any] | Points, notes: ReadingNotes, options: ReadOptions, number: int) -> pl.DataFrame:
     """Return ``ms``, ``raw``, ``value`` and ``time`` of points; note those that cannot be used."""
     try:
-        times = [round(float(time) * 1000) for time, _ in points]
-        values = [str(value) for _, value in points]
+        pairs = points if isinstance(points, list) else zip(points.times, points.values, strict=True)
+        times, values = [], []
+        for time, value in pairs:
+            times.append(round(float(time) * 1000))
+            values.append(str(value))
         sound = all(0 <= time < _LATEST_MS for time in times)
         frame = pl.DataFrame({"ms": times, "raw": values}, schema=_POINTS) if sound else None
     except (TypeError, ValueError, OverflowError):
@@ -255,6 +271,8 @@ def points_of(points: list[Any], notes: ReadingNotes, options: ReadOptions, numb
 
 def _whole(value: Any) -> str:
     """Convert ``value`` to text; lone surrogates, which JSON allows but which cannot be stored, are escaped."""
+    if type(value) is str and value.isascii():
+        return value
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
@@ -280,9 +298,13 @@ def series_of(path: Path, notes: ReadingNotes) -> Iterator[tuple[int, dict[str, 
 def _documents(path: Path, name: str) -> list[Any]:
     with reading(name), open_binary(path) as file:
         data = input_files.document(file, where=name, packed=compression_of(path) is not None)
-        text = data.decode("utf-8", "replace")
+    if not data.isascii():
+        data = data.decode("utf-8", "replace").encode()
     try:
-        return _parsed(text, name)
+        documents = decoded(data)
+        if documents is not None:
+            return documents[0] if len(documents) == 1 and isinstance(documents[0], list) else documents
+        return _parsed(data.decode(), name)
     except (ValueError, RecursionError):  # numbers of thousands of digits, thousands of brackets
         raise _unusable(name) from None
 
