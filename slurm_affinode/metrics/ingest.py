@@ -6,22 +6,27 @@ A bad file does not stop the others. Values that no GPU can produce (wrong unit,
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import polars as pl
 
 from slurm_affinode.base.errors import AffinodeError, DiskError, InputError, UnreachableError
+from slurm_affinode.metrics.ahead import Source, read_ahead
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
 from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals, prepared, prepared_parts
 from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions, RejectedLine
 from slurm_affinode.metrics.readers.exposition import FileSamples
+from slurm_affinode.metrics.readers.lines import compression_of
 from slurm_affinode.model.gpu import MIG, UNMEASURED, VGPU, VGPU_MODEL
 
 _MOST = {
@@ -88,11 +93,13 @@ class FileReader:
         lambda paths, options, format: {}
     )
     """Return the samples of those of several small files about which there is nothing to report."""
+    parallel: bool = False
+    """Whether several threads may read files at the same time."""
 
 
 GPU_FILES = FileReader(
     inputs.read_file, inputs.fingerprint, possible, "GPU metric",
-    "name further metrics in a file and give it as gpu_history.aliases", read_small=inputs.read_small,
+    "name further metrics in a file and give it as gpu_history.aliases", read_small=inputs.read_small, parallel=True,
 )  # fmt: skip
 
 
@@ -194,20 +201,22 @@ def ingest_files(
     known = frozenset[str]() if again or dry_run else store.sources()
     run = SourceRun(options, format, known, now, advance, reader=reader)
     if dry_run or not files:
-        for group in _groups(files):
-            for _ in run.take_together(group, count):
-                pass
+        for _ in run.take(files, count):
+            pass
         return run.summary(missing, None, (), dry_run=dry_run)
     with store.writer(on_landed=run.landed) as writer:
-        for group in _groups(files):
-            for _ in run.take_together(group, writer.add):
-                run.report(on_landed)
+        for _ in run.take(files, writer.add):
+            run.report(on_landed)
     run.report(on_landed)
     return run.summary(missing, writer.totals, run.steps(store))
 
 
 _FILES_AT_ONCE = 500
 _BYTES_AT_ONCE = 16 << 20
+_BYTES_AHEAD = 512 << 20
+"""Files of this size may be read at the same time."""
+_PACKED = 20
+"""Factor by which compressed text and Parquet are larger in memory, for ``_BYTES_AHEAD``."""
 
 
 def _groups(files: Sequence[Path]) -> Iterator[list[Path]]:
@@ -222,6 +231,14 @@ def _groups(files: Sequence[Path]) -> Iterator[list[Path]]:
         group.append(path)
     if group:
         yield group
+
+
+def _cost(path: Path) -> int:
+    """Return the memory that reading a file needs, roughly."""
+    with contextlib.suppress(OSError):
+        if path.suffix == ".parquet" or compression_of(path) is not None:
+            return _PACKED * inputs.size(path)
+    return inputs.size(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +258,26 @@ def count(frames: Iterator[Prepared], source: SampleSource) -> Taken:
         times.update(int(time) for time in frame.rows["time"].dt.epoch("ms").unique())
         times = {min(times), max(times)} if times else times
     return Taken(source, rows, min(times, default=None), max(times, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A file of which the samples follow, then ``_End``."""
+
+    notes: ReadingNotes
+    kind: str
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a file, which may be an error."""
+
+    notes: ReadingNotes
+    error: Exception | None = None
+
+
+_Item = _Opened | Prepared | _End
 
 
 class _KnownError(Exception):
@@ -267,15 +304,104 @@ class SourceRun:
         self._seen = SeenFiles()
         self._outcomes: dict[str, FileOutcome] = {}
         self._durable: list[str] = []
+        self._current: Path | None = None
+        """The file that is ingested."""
+        self._bytes_read: Counter[Path] = Counter()
+        self._told = 0
+        """Bytes of the current file that were passed to ``advance``."""
 
-    def take_together(
+    def take(
         self, paths: Sequence[Path], add: Callable[[Iterator[Prepared], SampleSource], Taken]
-    ) -> Iterator[Path]:
-        """Ingest files in their order, and yield each one when it was ingested; small ones are read together."""
+    ) -> Iterator[Path]:  # fmt: skip
+        """Ingest files in their order, and yield each one when it was ingested.
+
+        Small files are read together. Threads read the next files meanwhile, if the reader allows it.
+        """
+        groups = list(_groups(paths))
+        sources = (Source(partial(self._read, group), sum(map(_cost, group))) for group in groups)
+        workers = len(os.sched_getaffinity(0)) if self._reader.parallel else 1
+        with closing(read_ahead(sources, workers=workers, budget=_BYTES_AHEAD, idle=self._tell)) as streams:  # type: ignore[type-var]
+            for group, items in zip(groups, streams, strict=True):
+                for path in group:
+                    self._take(path, items, add)
+                    yield path
+
+    def _read(self, paths: Sequence[Path]) -> Iterator[_Item]:
+        """Yield ``_Opened``, samples and ``_End`` of each file; a file that cannot be opened has the last alone."""
         ready = self._ready(paths) if len(paths) > 1 else {}
         for path in paths:
-            self.take(path, add, ready.get(path))
-            yield path
+            notes = ReadingNotes(str(path))
+            try:
+                kind, frames, digest = self._open(path, notes, ready.get(path))
+                yield _Opened(notes, kind, digest)
+                yield from SeenFiles(self._reader.checked, self._reader.table).watch(frames, notes)
+            except Exception as error:  # noqa: BLE001 - raised again where the file is taken
+                yield _End(notes, error)
+            else:
+                yield _End(notes)
+
+    def _open(
+        self, path: Path, notes: ReadingNotes, ready: _Ready | None
+    ) -> tuple[str, Iterator[pl.DataFrame | Prepared], str | None]:
+        if ready is not None:
+            notes.unknown = ready.unknown
+            return "prometheus", iter((ready.samples,)), ready.digest
+        digest = self._reader.fingerprint(path, notes.name, self._options, self._format)
+        if digest in self._known:
+            raise _KnownError(digest)
+
+        def advance(count: int) -> None:
+            self._bytes_read[path] += count
+
+        return *self._reader.read(path, self._options, notes, self._format, advance), digest
+
+    def _take(
+        self, path: Path, items: Iterator[_Item], add: Callable[[Iterator[Prepared], SampleSource], Taken]
+    ) -> None:  # fmt: skip
+        """Ingest the next file of ``items``."""
+        self._current, self._told = path, 0
+        ended = False
+
+        def noted(end: _Item, notes: ReadingNotes) -> Prepared | None:
+            """Return samples; at the end of the file, note what was noted while it was read, and raise its error."""
+            nonlocal ended
+            self._tell()
+            if isinstance(end, Prepared):
+                return end
+            if isinstance(end, _End):
+                ended = True
+                notes.problems, notes.problem_count = end.notes.problems, end.notes.problem_count
+                notes.unknown, notes.decisions = end.notes.unknown, end.notes.decisions
+                if end.error is not None:
+                    raise end.error
+            return None
+
+        def frames(notes: ReadingNotes) -> Iterator[Prepared]:
+            while (frame := noted(next(items), notes)) is not None:
+                yield frame
+
+        def read(notes: ReadingNotes) -> tuple[str, Iterator[Prepared], str | None]:
+            first = next(items)
+            noted(first, notes)
+            assert isinstance(first, _Opened)  # noqa: S101 - a file begins with this or an error
+            return first.kind, frames(notes), first.digest
+
+        try:
+            self.take_from(str(path), read, add, origin=str(path.resolve()))
+            while not ended:  # the samples could not be used
+                ended = isinstance(next(items), _End)
+        finally:
+            self._bytes_read[path] = inputs.size(path)
+            self._tell()
+            self._current = None
+            del self._bytes_read[path]
+
+    def _tell(self) -> None:
+        """Pass on how much of the current file was read."""
+        if self._current is not None:
+            done = self._bytes_read[self._current]
+            self._advance(done - self._told)
+            self._told = done
 
     def _ready(self, paths: Sequence[Path]) -> dict[Path, _Ready]:
         digests: dict[Path, str] = {}
@@ -299,35 +425,12 @@ class SourceRun:
             for part, (path, samples) in zip(parts, found.items(), strict=True)
         }
 
-    def take(
-        self, path: Path, add: Callable[[Iterator[Prepared], SampleSource], Taken], ready: _Ready | None = None
-    ) -> None:
-        """Ingest one file; ``ready``: its samples, if it was read before."""
-        name, done = str(path), 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            self._advance(count)
-
-        def read(notes: ReadingNotes) -> tuple[str, Iterator[pl.DataFrame | Prepared], str | None]:
-            if ready is not None:
-                notes.unknown = ready.unknown
-                return "prometheus", iter((ready.samples,)), ready.digest
-            digest = self._reader.fingerprint(path, name, self._options, self._format)
-            if digest in self._known:
-                raise _KnownError(digest)
-            return *self._reader.read(path, self._options, notes, self._format, advance), digest
-
-        try:
-            self.take_from(name, read, add, origin=str(path.resolve()))
-        finally:
-            self._advance(inputs.size(path) - done)
-
     def take_from(
         self,
         name: str,
-        read: Callable[[ReadingNotes], tuple[str, Iterator[pl.DataFrame | Prepared], str | None]],
+        read: Callable[
+            [ReadingNotes], tuple[str, Iterator[pl.DataFrame] | Iterator[Prepared] | Iterator[pl.DataFrame | Prepared], str | None]
+        ],
         add: Callable[[Iterator[Prepared], SampleSource], Taken],
         *,
         origin: str | None = None,
