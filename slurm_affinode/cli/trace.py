@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -145,6 +146,28 @@ def swf(file: Path, out: Path | None, as_json: bool) -> None:
     from slurm_affinode.traces import swf as reader  # noqa: PLC0415 - --help stays quick
 
     _job_log("swf", reader.read(file), claims_name=None, out=out, as_json=as_json)
+
+
+@trace.command("site", short_help="Analyze a data set of export trace")
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def site(path: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze an anonymized data set that export trace has written.
+
+    DIR has manifest.json and the tables; they are verified by their digests. The figures of the jobs are those of
+    trace swf DIR/jobs.swf; idle windows and the queue are added.
+
+    \b
+    Example:
+      slurm-affinode trace site dataset/ --out out/site
+    """
+    from slurm_affinode.traces import job_figures, site_page, site_trace  # noqa: PLC0415 - --help stays quick
+
+    data = site_trace.read(path)
+    jobs, idle = job_figures.analyse(site_trace.job_log(data)), site_trace.idle_figures(data)
+    summary = {"trace": "site", **jobs.as_dict(), "idle": dataclasses.asdict(idle), "published": [], "notes": []}
+    _present(summary, (), lambda: site_page.html(data, jobs, idle), out=out, as_json=as_json)
 
 
 @trace.command("philly", short_help="Analyze the jobs of Microsoft's Philly cluster")

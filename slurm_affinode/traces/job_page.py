@@ -44,6 +44,10 @@ TRACES = {
         "Jobs of Microsoft's Philly cluster, as the artifact of Pollux (OSDI 2021) has them.", "virtual cluster",
         ("GPU utilization.", "Users and final states."),
     ),
+    "site": JobTrace(
+        "GPU jobs of a site", "GPU jobs of a Slurm cluster, as slurm-affinode has exported them without names.", "user",
+        ("GPU utilization beyond idle or not.", "Jobs that never started.", "The real dates."),
+    ),
     "helios": JobTrace(
         "Helios: jobs of a GPU cluster under Slurm",
         "Jobs of a cluster of SenseTime's Helios datacenter, April to September 2020 (SC 2021).", "user",

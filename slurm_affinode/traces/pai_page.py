@@ -37,7 +37,7 @@ RECIPES = (
 
 
 def html(summary: PaiSummary, claims: Sequence[Claim], missing: Sequence[str]) -> str:
-    """Return the self-contained page. ``missing``: tables that are not there."""
+    """Return the self-contained page. ``missing``: the missing tables."""
     return trace_page.html(TITLE, context(summary, claims, missing))
 
 

@@ -43,7 +43,7 @@ class SpotTrace:
     nodes: pl.DataFrame
     """``gpu_model``, ``gpu_capacity_num``."""
     jobs: pl.DataFrame | None
-    """Columns of ``job_info_df.csv``, ``line``, and ``gpus``; ``None``: the file is not there."""
+    """Columns of ``job_info_df.csv``, ``line``, and ``gpus``; ``None``: the file is missing."""
 
 
 @dataclass(frozen=True, slots=True)
