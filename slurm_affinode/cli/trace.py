@@ -321,6 +321,34 @@ def spot2026(path: Path, out: Path | None, as_json: bool) -> None:
     _present(summary, judged, lambda: spot_page.html(result, judged), out=out, as_json=as_json)
 
 
+@trace.command("asi2026", short_help="Analyze Alibaba's GPU trace of training and inference (2026)")
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@out_option
+@json_option
+def asi2026(path: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the Alibaba GPU trace of 2026 (cluster-trace-gpu-v2026, ASI): requested and idle GPU-hours, delays.
+
+    DIR has the unpacked tables asi_opensource_job_execution_summary, asi_opensource_pod_hourly and
+    asi_opensource_server_hourly, or some of them, or some days. Figures of missing tables are unknown.
+
+    \b
+    Example:
+      slurm-affinode trace asi2026 cluster-trace-gpu-v2026/data/ --out out/asi
+    """
+    from slurm_affinode.traces import asi2026 as reader  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.traces import asi_page, claims  # noqa: PLC0415
+
+    tables = reader.find(path)
+    result = reader.analyse(tables)
+    figures = result.as_dict()
+    judged = claims.judge(claims.load("asi2026"), claims.flat(figures))
+    summary = {
+        "trace": "asi2026", **figures, "published": [claim.as_dict() for claim in judged],
+        "notes": list(asi_page.notes(tables.missing)),
+    }  # fmt: skip
+    _present(summary, judged, lambda: asi_page.html(result, judged, tables.missing), out=out, as_json=as_json)
+
+
 def _instance_log(trace_name: str, log: InstanceLog, *, out: Path | None, as_json: bool) -> None:
     from slurm_affinode.traces import claims, instance_page, instances  # noqa: PLC0415 - --help stays quick
 
