@@ -218,6 +218,18 @@ class Span(click.ParamType[float]):
         return seconds
 
 
+class Spans(click.ParamType[tuple[float, ...]]):
+    """Time spans separated by commas; the value is in seconds, ascending, each once."""
+
+    name = "spans"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """Parse ``value``; an invalid one is a usage error."""
+        if isinstance(value, tuple):
+            return value
+        return tuple(sorted({Span().convert(text.strip(), param, ctx) for text in str(value).split(",")}))
+
+
 class LogFile(click.ParamType[tuple[str, Path]]):
     """A public log, ``swf:FILE`` or ``philly:FILE``; the value is its kind and path."""
 

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import unwritable
+from slurm_affinode.base.files import delivering
 from slurm_affinode.base.text import counted, figure, percent, span
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import (
     LogFile,
     Span,
+    Spans,
     When,
     config_options,
     echo,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   slurm-affinode whatif --since 30d --suspend-idle 15m          suspended when idle
+  slurm-affinode whatif --since 30d --sweep --html whatif.html
   slurm-affinode whatif --since 30d --gpus +16 --limit-interactive 4h
   slurm-affinode whatif --trace swf:KTH-SP2-1996-2.swf.gz --capacity 100
   slurm-affinode whatif --trace swf:log.swf --order sjf --times last-two --json
@@ -43,6 +47,11 @@ Examples:
   slurm-affinode whatif --trace philly:philly_pollux.csv.gz --capacity 400 --order sjf-user \\
       --backfill first-fit --sample 2000 --seed 42 --arrivals 100
 """
+
+
+_WINDOWS = "5m,10m,15m,30m,1h,2h,4h"
+_TYPICAL_S = 900.0
+"""The page states the result for the window of the sweep that is closest to this, if --suspend-idle is not given."""
 
 
 @command(epilog=_EPILOG)
@@ -76,6 +85,14 @@ Examples:
 @click.option("--since", type=When(), metavar="TIME", help="Replay the site's GPU jobs from TIME on, such as 30d")
 @click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End the replay at TIME")
 @click.option("--suspend-idle", type=Span(), metavar="SPAN", help="Suspend jobs that are idle for SPAN")
+@click.option(
+    "--sweep", type=Spans(), is_flag=False, flag_value=_WINDOWS, metavar="[SPAN,...]",
+    help=f"Replay suspension for each of these idle times [default: {_WINDOWS}]",
+)  # fmt: skip
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write a page with the result to FILE",
+)  # fmt: skip
 @click.option("--gpus", "more_gpus", type=click.IntRange(0), default=0, metavar="+N", help="Add N GPUs")
 @click.option("--limit-interactive", type=Span(), metavar="SPAN", help="End jobs of salloc and srun after SPAN")
 @click.option("--partial", is_flag=True, help="Simulate even if more than a tenth of the jobs is left out")
@@ -85,7 +102,7 @@ def whatif(
     *, config: Config, trace: tuple[str, Path] | None, capacity: int | None, order: Order, backfill: Backfill | None,
     times: Times | None, max_run: float | None, sample: int | None, seed: int, arrivals: int | None,
     validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None, more_gpus: int,
-    limit_interactive: float | None, partial: bool, as_json: bool,
+    sweep: tuple[float, ...] | None, html: Path | None, limit_interactive: float | None, partial: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
 
@@ -126,11 +143,13 @@ def whatif(
     if trace is None:
         if backfill == "none" or order != "fcfs" or any((capacity, times, max_run, sample, arrivals)):
             raise click.UsageError("with --since, only --backfill easy or first-fit can be chosen")
-        change = (suspend_idle, more_gpus, limit_interactive, backfill == "easy", partial)
-        _replay_site(config, since or until, until, change, as_json=as_json)
+        if suspend_idle is None and sweep and html is not None:
+            suspend_idle = min(sweep, key=lambda window: abs(window - _TYPICAL_S))
+        change = (suspend_idle, more_gpus, limit_interactive, backfill == "easy", partial, sweep or ())
+        _replay_site(config, since or until, until, change, html=html, as_json=as_json)
         return 0
-    if any((suspend_idle, more_gpus, limit_interactive)):
-        raise click.UsageError("--suspend-idle, --gpus and --limit-interactive need --since")
+    if any((suspend_idle, more_gpus, limit_interactive, sweep, html)):
+        raise click.UsageError("--suspend-idle, --gpus, --limit-interactive, --sweep and --html need --since")
     _simulate_log(
         trace,
         capacity,
@@ -243,8 +262,8 @@ def _validate(directory: Path, *, as_json: bool) -> int:
 
 
 def _replay_site(
-    config: Config, since: datetime, until: datetime, change: tuple[float | None, int, float | None, bool, bool], *,
-    as_json: bool,
+    config: Config, since: datetime, until: datetime,
+    change: tuple[float | None, int, float | None, bool, bool, tuple[float, ...]], *, html: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from slurm_affinode.analysis.result import WasteQuery  # noqa: PLC0415 - --help stays quick
     from slurm_affinode.pipeline import report  # noqa: PLC0415
@@ -255,6 +274,15 @@ def _replay_site(
     query = WasteQuery(since, until, thresholds=report.thresholds(config), zone=zone())
     with stages(quiet=as_json) as step:
         found = replay_site(config, query, Change(*change), step=step)
+    if html is not None:
+        from slurm_affinode.pipeline import whatif_page  # noqa: PLC0415
+
+        page = whatif_page.html(found, Change(*change), since, until, zone())
+        try:
+            with delivering(html) as target:
+                target.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise unwritable(html, error) from error
     if as_json:
         suspend_idle_s, more_gpus, limit_interactive_s, *_ = change
         print_json({
@@ -264,6 +292,8 @@ def _replay_site(
         return
     for one in found:
         _show_replay(one, change[1])
+    if html is not None:
+        echo("", f"page  {html}")
 
 
 def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
@@ -292,6 +322,17 @@ def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
                                       row.after_mean_s, row.after_median_s, row.after_p95_s))) for row in one.waits],
         title="Waits: recorded mean; replayed as it was; replayed with the change", right=headings[1:],
     )  # fmt: skip
+    if one.sweep:
+        echo()
+        columns = ("idle time", "GPU-hours returned", "used by others", "wakes per day", "suspended jobs",
+                   "mean wait saved")  # fmt: skip
+        print_table(
+            columns,
+            [(span(gain.suspend_idle_s or 0), _with_range(gain.gpu_hours_returned, gain.gpu_hours_returned_interval),
+              f"{gain.gpu_hours_used:,.1f}", f"{gain.wakes_per_day:,.1f}", f"{gain.suspended_jobs:,}",
+              _with_range(gain.saved_wait_mean_s, gain.saved_wait_interval_s) + " s") for gain in one.sweep],
+            title="Idle time before a suspension (95 % intervals: bootstrap of days)", right=columns,
+        )  # fmt: skip
     for reason, number in one.left_out.items():
         warn(f"{one.cluster}: left out: {counted(number, 'job')} {reason}")
 
@@ -304,6 +345,10 @@ def _with_interval(value: float, interval: tuple[float, float] | None, unit: str
     if interval is None:
         return f"{value:,.1f} {unit}"
     return f"{value:,.1f} {unit} ({interval[0]:,.1f} to {interval[1]:,.1f}, bootstrap of days)"
+
+
+def _with_range(value: float, interval: tuple[float, float] | None) -> str:
+    return f"{value:,.1f}" + ("" if interval is None else f" ({interval[0]:,.1f} to {interval[1]:,.1f})")
 
 
 def _seconds(value: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from slurm_affinode.analysis import idle_periods, squatters, suspensions
@@ -39,6 +40,7 @@ _UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
 _COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
 _INTERACTIVE = r"^\s*(?:\S*/)?(salloc|srun)(?:\s|$)"
 _HOUR_S = 3600.0
+Flags = npt.NDArray[np.bool_]
 _DAY_S = 86_400.0
 
 
@@ -52,6 +54,23 @@ class Change:
     backfill_easy: bool = False
     """Whether both replays use EASY with time limits, instead of first-fit."""
     partial: bool = False
+    windows_s: tuple[float, ...] = ()
+    """Further values of ``suspend_idle_s`` to replay, each on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuspensionGain:
+    """What a change returns and saves, against the first replay."""
+
+    suspend_idle_s: float | None
+    saved_wait_mean_s: float
+    saved_wait_interval_s: tuple[float, float] | None
+    gpu_hours_returned: float
+    gpu_hours_returned_interval: tuple[float, float] | None
+    gpu_hours_used: float
+    suspended_jobs: int
+    wakes_per_day: float
+    wake_wait_mean_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +117,8 @@ class ClusterReplay:
     costs_from: str
     interactive: int
     """Jobs that the limit of interactive jobs ends."""
+    sweep: tuple[SuspensionGain, ...]
+    """By the further windows."""
 
 
 def replay_site(
@@ -118,7 +139,7 @@ def replay_site(
     with contextlib.closing(SampleStore(config.history_dir)) as samples:
         held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment)
         idle = pl.DataFrame(schema=idle_periods.PERIODS)
-        if change.suspend_idle_s is not None:
+        if change.suspend_idle_s is not None or change.windows_s:
             step("searching idle periods")
             idle = idle_periods.find(samples, held, limit_pct)
     lost = job_runs.prepare(jobs, query, moment).join(held.runs, on=["cluster", "job_id", "submit"], how="anti")
@@ -162,16 +183,18 @@ def _replay(  # noqa: PLR0917
     before = replay(jobs, capacity, policy, None)
     changed = _limited(jobs, interactive, change.limit_interactive_s)
     dump_s, restore_s, source = costs
-    rule = None if change.suspend_idle_s is None else SuspensionRule(change.suspend_idle_s, dump_s, restore_s)
-    after = replay(changed, capacity + change.more_gpus, policy, rule)
     days = (held.query.until - held.query.since).total_seconds() / _DAY_S
     counted = np.array([job.counted for job in jobs])
-    submit = np.array([job.submit for job in jobs], np.int64)
-    saved = (before.wait - after.wait).astype(np.float64)
-    returned = after.returned_s / _HOUR_S
+
+    def replayed(window_s: float | None) -> tuple[Replay, SuspensionGain]:
+        rule = None if window_s is None else SuspensionRule(window_s, dump_s, restore_s)
+        after = replay(changed, capacity + change.more_gpus, policy, rule)
+        return after, _gain(window_s, jobs, before, after, counted, days)
+
+    after, gain = replayed(change.suspend_idle_s)
+    saved = before.wait - after.wait
     waits = _waits(jobs, before, after, counted)
     recorded = waits[0].recorded_mean_s if waits else 0.0
-    woken = after.wakes > 0
     return ClusterReplay(
         cluster=cluster,
         gpus=capacity,
@@ -180,20 +203,40 @@ def _replay(  # noqa: PLR0917
         policy=str(policy),
         waits=waits,
         replayed_to_recorded=waits[0].before_mean_s / recorded if recorded > 0 else None,
-        saved_wait_mean_s=float(saved[counted].mean()) if counted.any() else 0.0,
-        saved_wait_interval_s=interval(day_of(submit[counted]), saved[counted], mean=True),
+        saved_wait_mean_s=gain.saved_wait_mean_s,
+        saved_wait_interval_s=gain.saved_wait_interval_s,
         earlier=int((saved[counted] > 0).sum()),
         later=int((saved[counted] < 0).sum()),
-        suspended_jobs=int((after.returned_s > 0).sum()),
-        wakes_per_day=float(after.wakes.sum()) / days,
-        wake_wait_mean_s=float(after.wake_wait.sum() / after.wakes.sum()) if woken.any() else None,
-        gpu_hours_returned=float(returned.sum()),
-        gpu_hours_returned_interval=interval(day_of(submit + before.wait), returned, mean=False),
-        gpu_hours_used=after.used_s / _HOUR_S,
+        suspended_jobs=gain.suspended_jobs,
+        wakes_per_day=gain.wakes_per_day,
+        wake_wait_mean_s=gain.wake_wait_mean_s,
+        gpu_hours_returned=gain.gpu_hours_returned,
+        gpu_hours_returned_interval=gain.gpu_hours_returned_interval,
+        gpu_hours_used=gain.gpu_hours_used,
         dump_s=dump_s,
         restore_s=restore_s,
         costs_from=source,
         interactive=sum(one.run < other.run for one, other in zip(changed, jobs, strict=True)),
+        sweep=tuple(replayed(window_s)[1] for window_s in change.windows_s),
+    )
+
+
+def _gain(  # noqa: PLR0917
+    window_s: float | None, jobs: list[GpuJob], before: Replay, after: Replay, counted: Flags, days: float
+) -> SuspensionGain:
+    submit = np.array([job.submit for job in jobs], np.int64)
+    saved = (before.wait - after.wait).astype(np.float64)
+    returned = after.returned_s / _HOUR_S
+    return SuspensionGain(
+        suspend_idle_s=window_s,
+        saved_wait_mean_s=float(saved[counted].mean()) if counted.any() else 0.0,
+        saved_wait_interval_s=interval(day_of(submit[counted]), saved[counted], mean=True),
+        gpu_hours_returned=float(returned.sum()),
+        gpu_hours_returned_interval=interval(day_of(submit + before.wait), returned, mean=False),
+        gpu_hours_used=after.used_s / _HOUR_S,
+        suspended_jobs=int((after.returned_s > 0).sum()),
+        wakes_per_day=float(after.wakes.sum()) / days,
+        wake_wait_mean_s=float(after.wake_wait.sum() / after.wakes.sum()) if (after.wakes > 0).any() else None,
     )
 
 
@@ -240,9 +283,7 @@ def _limited(jobs: Iterable[GpuJob], interactive: Iterable[bool], limit_s: float
     ]
 
 
-def _waits(
-    jobs: list[GpuJob], before: Replay, after: Replay, counted: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> tuple[PartitionWaits, ...]:
+def _waits(jobs: list[GpuJob], before: Replay, after: Replay, counted: Flags) -> tuple[PartitionWaits, ...]:
     if not counted.any():
         return ()
     names = np.array([job.partition or "" for job in jobs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -192,6 +193,56 @@ def test_suspension_returns_gpus_that_another_job_uses(site: Path) -> None:
     assert (cluster["dump_s"], cluster["restore_s"], cluster["costs_from"]) == (17.0, 6.0, "docs/hardware.md")
 
 
+def test_sweep_has_the_gains_of_single_replays(site: Path) -> None:
+    """The idle period of 2 h is longer than the first two windows, and not than the last."""
+    (cluster,) = run(*SITE, "--sweep", "2h,10m,15m", "--state", str(site))[0]["clusters"]
+    assert [gain["suspend_idle_s"] for gain in cluster["sweep"]] == [600, 900, 7200]
+    (single,) = run(*SITE, "--suspend-idle", "15m", "--state", str(site))[0]["clusters"]
+    assert {name: single[name] for name in cluster["sweep"][1] if name in single} == {
+        name: value for name, value in cluster["sweep"][1].items() if name != "suspend_idle_s"
+    }
+    assert cluster["sweep"][0]["gpu_hours_returned"] > cluster["sweep"][1]["gpu_hours_returned"]
+    assert (cluster["sweep"][2]["gpu_hours_returned"], cluster["sweep"][2]["wakes_per_day"]) == (0, 0)
+    assert cluster["gpu_hours_returned"] == 0  # the replay itself has no suspension
+
+
+def test_page_states_the_result_and_draws_the_sweep(site: Path, tmp_path: Path) -> None:
+    """Without --suspend-idle the sentence is about the window closest to 15 min."""
+    page = tmp_path / "whatif.html"
+    words = ["whatif", *SITE, "--sweep", "10m,20m,1h", "--html", str(page), "--state", str(site)]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "Idle time before a suspension" in done.stdout
+    text = page.read_text()
+    assert "Suspending jobs on c that are idle for 10m would have returned 3.7 GPU-hours in 1 days." not in text
+    assert "Suspending jobs on c that are idle for 10m would have returned 3.7 GPU-hours in 1 day." in text
+    assert "Other jobs would have used 1 GPU-hour" in text
+    for part in (
+        'id="fig-window-1"',
+        'id="fig-wakes-1"',
+        "Replays by idle time before a suspension",
+        "Waits by partition",
+    ):
+        assert part in text
+
+
+def test_page_of_another_change_names_it(site: Path, tmp_path: Path) -> None:
+    page = tmp_path / "whatif.html"
+    words = ["whatif", *SITE, "--gpus", "+2", "--html", str(page), "--state", str(site), "--json"]
+    assert CliRunner().invoke(cli, words, catch_exceptions=False).exit_code == 0
+    sentence = re.search("On c, [^<]*", page.read_text())
+    assert sentence is not None
+    assert (
+        sentence[0].replace("\N{NO-BREAK SPACE}", " ")
+        == "On c, with 2 more GPUs, the mean wait would have been 1h 45m shorter in 1 day."
+    )
+
+
+def test_page_that_cannot_be_written_is_an_error(site: Path) -> None:
+    with pytest.raises(UnreachableError, match=r"/dev/null/x\.html: cannot be written"):
+        run(*SITE, "--html", "/dev/null/x.html", "--state", str(site))
+
+
 def test_replay_without_a_change_changes_nothing(site: Path) -> None:
     (cluster,) = run(*SITE, "--state", str(site))[0]["clusters"]
     assert (cluster["saved_wait_mean_s"], cluster["gpu_hours_returned"], cluster["gpu_hours_used"]) == (0, 0, 0)
@@ -227,6 +278,8 @@ def test_table_shows_the_ratio_beside_each_gain(site: Path) -> None:
         (("--since", "1d", "--trace", "swf:x"), "give --trace"),
         (("--since", "1d", "--backfill", "none"), "only --backfill easy or first-fit"),
         (("--trace", "swf:x", "--gpus", "+1"), "need --since"),
+        (("--trace", "swf:x", "--sweep"), "need --since"),
+        ((*SITE, "--sweep", "5m,x"), "'x'"),
         (("--since", "2026-11-03", "--until", "2026-11-02"), "the interval ends before it begins"),
         (("--since", "2026-01-03", "--until", "2026-01-04"), "no GPU job ran"),
     ],
