@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -94,6 +94,7 @@ _TYPICAL_S = 900.0
     help="Write a page with the result to FILE",
 )  # fmt: skip
 @click.option("--gpus", "more_gpus", type=click.IntRange(0), default=0, metavar="+N", help="Add N GPUs")
+@click.option("--one-pool", is_flag=True, help="Let each job use every GPU of its cluster")
 @click.option("--limit-interactive", type=Span(), metavar="SPAN", help="End jobs of salloc and srun after SPAN")
 @click.option("--partial", is_flag=True, help="Simulate even if more than a tenth of the jobs is left out")
 @json_option
@@ -102,7 +103,8 @@ def whatif(
     *, config: Config, trace: tuple[str, Path] | None, capacity: int | None, order: Order, backfill: Backfill | None,
     times: Times | None, max_run: float | None, sample: int | None, seed: int, arrivals: int | None,
     validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None, more_gpus: int,
-    sweep: tuple[float, ...] | None, html: Path | None, limit_interactive: float | None, partial: bool, as_json: bool,
+    sweep: tuple[float, ...] | None, html: Path | None, one_pool: bool, limit_interactive: float | None, partial: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
 
@@ -145,11 +147,16 @@ def whatif(
             raise click.UsageError("with --since, only --backfill easy or first-fit can be chosen")
         if suspend_idle is None and sweep and html is not None:
             suspend_idle = min(sweep, key=lambda window: abs(window - _TYPICAL_S))
-        change = (suspend_idle, more_gpus, limit_interactive, backfill == "easy", partial, sweep or ())
+        change = {
+            "suspend_idle_s": suspend_idle, "more_gpus": more_gpus, "limit_interactive_s": limit_interactive,
+            "backfill_easy": backfill == "easy", "partial": partial, "windows_s": sweep or (), "one_pool": one_pool,
+        }  # fmt: skip
         _replay_site(config, since or until, until, change, html=html, as_json=as_json)
         return 0
-    if any((suspend_idle, more_gpus, limit_interactive, sweep, html)):
-        raise click.UsageError("--suspend-idle, --gpus, --limit-interactive, --sweep and --html need --since")
+    if any((suspend_idle, more_gpus, limit_interactive, sweep, html, one_pool)):
+        raise click.UsageError(
+            "--suspend-idle, --gpus, --limit-interactive, --one-pool, --sweep and --html need --since"
+        )
     _simulate_log(
         trace,
         capacity,
@@ -262,8 +269,7 @@ def _validate(directory: Path, *, as_json: bool) -> int:
 
 
 def _replay_site(
-    config: Config, since: datetime, until: datetime,
-    change: tuple[float | None, int, float | None, bool, bool, tuple[float, ...]], *, html: Path | None, as_json: bool,
+    config: Config, since: datetime, until: datetime, changes: Mapping[str, Any], *, html: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from slurm_affinode.analysis.result import WasteQuery  # noqa: PLC0415 - --help stays quick
     from slurm_affinode.pipeline import report  # noqa: PLC0415
@@ -273,25 +279,25 @@ def _replay_site(
         raise click.UsageError("the interval ends before it begins: choose --since before --until")
     query = WasteQuery(since, until, thresholds=report.thresholds(config), zone=zone())
     with stages(quiet=as_json) as step:
-        found = replay_site(config, query, Change(*change), step=step)
+        change = Change(**changes)
+        found = replay_site(config, query, change, step=step)
     if html is not None:
         from slurm_affinode.pipeline import whatif_page  # noqa: PLC0415
 
-        page = whatif_page.html(found, Change(*change), since, until, zone())
+        page = whatif_page.html(found, change, since, until, zone())
         try:
             with delivering(html) as target:
                 target.write_text(page, encoding="utf-8")
         except OSError as error:
             raise unwritable(html, error) from error
     if as_json:
-        suspend_idle_s, more_gpus, limit_interactive_s, *_ = change
         print_json({
-            "since": since, "until": until, "suspend_idle_s": suspend_idle_s, "more_gpus": more_gpus,
-            "limit_interactive_s": limit_interactive_s, "clusters": [dataclasses.asdict(one) for one in found],
+            "since": since, "until": until, "suspend_idle_s": change.suspend_idle_s, "more_gpus": change.more_gpus,
+            "limit_interactive_s": change.limit_interactive_s, "clusters": [dataclasses.asdict(one) for one in found],
         })  # fmt: skip
         return
     for one in found:
-        _show_replay(one, change[1])
+        _show_replay(one, change.more_gpus)
     if html is not None:
         echo("", f"page  {html}")
 
@@ -322,6 +328,9 @@ def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
                                       row.after_mean_s, row.after_median_s, row.after_p95_s))) for row in one.waits],
         title="Waits: recorded mean; replayed as it was; replayed with the change", right=headings[1:],
     )  # fmt: skip
+    if len(one.pools) > 1:
+        echo()
+        _show_pools(one)
     if one.sweep:
         echo()
         columns = ("idle time", "GPU-hours returned", "used by others", "wakes per day", "suspended jobs",
@@ -335,6 +344,19 @@ def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
         )  # fmt: skip
     for reason, number in one.left_out.items():
         warn(f"{one.cluster}: left out: {counted(number, 'job')} {reason}")
+
+
+def _show_pools(one: ClusterReplay) -> None:
+    columns = ("partitions", "GPU models", "nodes", "GPUs", "jobs", "recorded", "mean", "mean then")
+    rows = []
+    for pool in one.pools:
+        means = (pool.recorded_mean_s, pool.before_mean_s, pool.after_mean_s)
+        rows.append((
+            ", ".join(name or "unknown" for name in pool.partitions), ", ".join(pool.models) or "unknown",
+            f"{pool.nodes:,}", f"{pool.gpus:,}", f"{pool.jobs:,}",
+            *("" if value is None else span(value) for value in means),
+        ))  # fmt: skip
+    print_table(columns, rows, title="Pools: jobs that compete for the same GPUs", right=columns[2:])
 
 
 def _ratio(value: float | None) -> str:

@@ -26,6 +26,7 @@ from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.slurm.accounting.schema import JOBS
 from slurm_affinode.traces.job_log import MOST_LEFT_OUT
 from slurm_affinode.whatif.policy import SchedulingPolicy
+from slurm_affinode.whatif.pools import Placement, Pool, divide, replay_pools
 from slurm_affinode.whatif.suspension import (
     DUMP_S,
     RESTORE_S,
@@ -33,7 +34,6 @@ from slurm_affinode.whatif.suspension import (
     Replay,
     SuspensionRule,
     most_concurrent,
-    replay,
 )
 
 _UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
@@ -56,6 +56,8 @@ class Change:
     partial: bool = False
     windows_s: tuple[float, ...] = ()
     """Further values of ``suspend_idle_s`` to replay, each on its own."""
+    one_pool: bool = False
+    """Whether a job can use every GPU of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,22 @@ class PartitionWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolReplay:
+    """GPUs for which the same jobs compete."""
+
+    partitions: tuple[str, ...]
+    models: tuple[str, ...]
+    """Of its GPUs, as far as known."""
+    nodes: int
+    gpus: int
+    jobs: int
+    recorded_mean_s: float | None
+    """Mean wait of the jobs that were submitted in the interval; ``None``: there is none."""
+    before_mean_s: float | None
+    after_mean_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterReplay:
     """The queue of one cluster, replayed as it was and with the change."""
 
@@ -96,7 +114,10 @@ class ClusterReplay:
     gpus: int
     jobs: int
     left_out: dict[str, int]
+    left_out_share: float
+    """Their share of the GPU-hours, as far as these are known."""
     policy: str
+    pools: tuple[PoolReplay, ...]
     waits: tuple[PartitionWaits, ...]
     """All jobs first, then by partition."""
     replayed_to_recorded: float | None
@@ -164,23 +185,28 @@ def _replay(  # noqa: PLR0917
     runs = held.runs.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0))
     left_out = {"without a certain start and end": uncertain, "without a GPU count": int(runs["gpus"].null_count())}
     runs = runs.filter(pl.col("gpus").is_not_null())
+    whole_h, share = _gpu_hours(runs), 0.0
     if change.backfill_easy:
         left_out["without a time limit"] = int(runs["timelimit_s"].null_count())
         runs = runs.filter(pl.col("timelimit_s").is_not_null())
+        share = 1 - _gpu_hours(runs) / whole_h if whole_h else 0.0
     total, missing = runs.height + sum(left_out.values()), sum(left_out.values())
-    if not runs.height or (missing > MOST_LEFT_OUT * total and not change.partial):
+    if not runs.height or (max(missing / total, share) > MOST_LEFT_OUT and not change.partial):
         text = "; ".join(f"{number:,} {reason}" for reason, number in left_out.items() if number)
         raise InputError(
-            f"{missing:,} of {total:,} GPU jobs are left out: {text}", where=cluster,
+            f"{missing:,} of {total:,} GPU jobs, with {share:.1%} of the known GPU-hours, are left out: {text}",
+            where=cluster,
             hint="--partial replays the others" if runs.height else None,
         )  # fmt: skip
-    jobs, starts, interactive = _jobs(runs, idle, held.query)
+    jobs, starts, interactive, rows = _jobs(runs, idle, held.query)
     divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
     own = (pl.col("cluster") == cluster).fill_null(value=True)
-    devices = held.devices.with_row_index("at").filter(~divided, own).height
-    capacity = max(devices, most_concurrent(jobs, starts))
+    devices = held.devices.with_row_index("at").filter(~divided, own)
+    pools = _pools(jobs, starts, rows, held.nodes, devices, one_pool=change.one_pool)
+    more = _with_more(pools, jobs, change.more_gpus)
+    capacity = sum(gpus for _, gpus in pools)
     policy = SchedulingPolicy("fcfs", "easy" if change.backfill_easy else "first-fit", "requested")
-    before = replay(jobs, capacity, policy, None)
+    before = replay_pools(jobs, pools, policy, None)
     changed = _limited(jobs, interactive, change.limit_interactive_s)
     dump_s, restore_s, source = costs
     days = (held.query.until - held.query.since).total_seconds() / _DAY_S
@@ -188,7 +214,7 @@ def _replay(  # noqa: PLR0917
 
     def replayed(window_s: float | None) -> tuple[Replay, SuspensionGain]:
         rule = None if window_s is None else SuspensionRule(window_s, dump_s, restore_s)
-        after = replay(changed, capacity + change.more_gpus, policy, rule)
+        after = replay_pools(changed, more, policy, rule)
         return after, _gain(window_s, jobs, before, after, counted, days)
 
     after, gain = replayed(change.suspend_idle_s)
@@ -200,7 +226,9 @@ def _replay(  # noqa: PLR0917
         gpus=capacity,
         jobs=len(jobs),
         left_out={reason: number for reason, number in left_out.items() if number},
+        left_out_share=share,
         policy=str(policy),
+        pools=_pool_figures(pools, jobs, devices, before, after, counted),
         waits=waits,
         replayed_to_recorded=waits[0].before_mean_s / recorded if recorded > 0 else None,
         saved_wait_mean_s=gain.saved_wait_mean_s,
@@ -240,8 +268,60 @@ def _gain(  # noqa: PLR0917
     )
 
 
-def _jobs(runs: pl.DataFrame, idle: pl.DataFrame, query: WasteQuery) -> tuple[list[GpuJob], list[int], list[bool]]:
-    """Return the jobs in the order of submission, their recorded starts, and whether each was interactive.
+def _gpu_hours(runs: pl.DataFrame) -> float:
+    return float(((pl.Series(runs["end_ms"]) - runs["start_ms"]) * runs["gpus"]).sum()) / 1000 / _HOUR_S
+
+
+def _pools(
+    jobs: list[GpuJob], starts: list[int], rows: list[int], nodes: pl.DataFrame, devices: pl.DataFrame, *,
+    one_pool: bool,
+) -> list[tuple[Pool, int]]:  # fmt: skip
+    """Return the pools of a cluster and their GPUs: those with samples, or as many as jobs held at once."""
+    if one_pool:
+        pools = [Pool((), tuple(range(len(jobs))))]
+    else:
+        of_run: dict[int, list[str]] = {}
+        for run, node in nodes.select("run", "node").iter_rows():
+            of_run.setdefault(run, []).append(node)
+        places = [Placement(job.partition, tuple(of_run.get(row, ()))) for job, row in zip(jobs, rows, strict=True)]
+        pools = divide(places, dict(devices.select("node", "model").drop_nulls("node").iter_rows()))
+    found = []
+    for pool in pools:
+        measured = devices if one_pool else devices.filter(pl.col("node").is_in(list(pool.nodes)))
+        held = most_concurrent([jobs[number] for number in pool.jobs], [starts[number] for number in pool.jobs])
+        found.append((pool, max(measured.height, held)))
+    return found
+
+
+def _with_more(pools: list[tuple[Pool, int]], jobs: list[GpuJob], more: int) -> list[tuple[Pool, int]]:
+    """Return the pools with more GPUs in the one whose jobs waited longest, in sum."""
+    waited = [sum(jobs[number].recorded_wait for number in pool.jobs) for pool, _ in pools]
+    longest = waited.index(max(waited))
+    return [(pool, gpus + (more if at == longest else 0)) for at, (pool, gpus) in enumerate(pools)]
+
+
+def _pool_figures(  # noqa: PLR0917
+    pools: list[tuple[Pool, int]], jobs: list[GpuJob], devices: pl.DataFrame, before: Replay, after: Replay,
+    counted: Flags,
+) -> tuple[PoolReplay, ...]:  # fmt: skip
+    recorded = np.array([job.recorded_wait for job in jobs], np.int64)
+    found = []
+    for pool, gpus in pools:
+        rows = np.array(pool.jobs, np.int64)
+        rows = rows[counted[rows]]
+        means = [float(wait[rows].mean()) if len(rows) else None for wait in (recorded, before.wait, after.wait)]
+        models = devices.filter(pl.col("node").is_in(list(pool.nodes)))["model"].drop_nulls().unique().sort()
+        partitions = sorted({jobs[number].partition or "" for number in pool.jobs})
+        found.append(PoolReplay(
+            tuple(partitions), tuple(models), len(pool.nodes), gpus, len(pool.jobs), *means
+        ))  # fmt: skip
+    return tuple(found)
+
+
+def _jobs(
+    runs: pl.DataFrame, idle: pl.DataFrame, query: WasteQuery
+) -> tuple[list[GpuJob], list[int], list[bool], list[int]]:
+    """Return the jobs in the order of submission, their recorded starts, whether each was interactive, and their runs.
 
     A job that started before the interval holds its GPUs from then on, and its wait does not count.
     """
@@ -256,7 +336,7 @@ def _jobs(runs: pl.DataFrame, idle: pl.DataFrame, query: WasteQuery) -> tuple[li
     periods: dict[int, list[tuple[int, int]]] = {}
     for run, first, last in idle.iter_rows():
         periods.setdefault(run, []).append((first, last))
-    jobs, starts, interactive = [], [], []
+    jobs, starts, interactive, numbers = [], [], [], []
     for row in rows.iter_rows(named=True):
         start = row["begin_ms"] // 1000
         run = max(1, row["end_ms"] // 1000 - start)
@@ -270,7 +350,8 @@ def _jobs(runs: pl.DataFrame, idle: pl.DataFrame, query: WasteQuery) -> tuple[li
         ))  # fmt: skip
         starts.append(start)
         interactive.append(row["interactive"])
-    return jobs, starts, interactive
+        numbers.append(row["run"])
+    return jobs, starts, interactive, numbers
 
 
 def _limited(jobs: Iterable[GpuJob], interactive: Iterable[bool], limit_s: float | None) -> list[GpuJob]:

@@ -41,7 +41,7 @@ def html(found: Sequence[ClusterReplay], change: Change, since: datetime, until:
         ),
         recipes=_recipes(first),
         sources=(),
-        absent=("Nodes and fragmentation: each cluster is one pool of equal GPUs.",
+        absent=("Fragmentation: a job fits if its pool has as many free GPUs, on any nodes.",
                 "Priorities, limits, reservations and dependencies of jobs."),
     )  # fmt: skip
     return trace_page.html("What if: GPUs of idle jobs", page, zone)
@@ -217,8 +217,8 @@ def _recipes(one: ClusterReplay) -> tuple[tuple[str, str], ...]:
     costs = f"A suspension holds the GPUs for {span(one.dump_s)}, a restore for {span(one.restore_s)}"
     level = f"{100 * LEVEL:.0f} % intervals by a bootstrap of whole days ({RESAMPLES:,} resamples)"
     return (
-        ("Replay", "The GPU jobs of accounting start again on one pool of equal GPUs, in the order of submission: as "
-         "they were, and with the change."),
+        ("Replay", "The GPU jobs of accounting start again in the order of submission: as they were, and with the "
+         "change. A job can use the GPUs of its pool: nodes of its partition with the same GPU model."),
         ("Returned", "GPU-hours for which GPUs of suspended jobs were free."),
         ("Used by other jobs", "GPU-hours in use beyond what would have been free had the suspended jobs kept their "
          "GPUs."),

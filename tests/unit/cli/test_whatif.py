@@ -253,6 +253,41 @@ def test_more_gpus_start_the_waiting_job(site: Path) -> None:
     assert cluster["waits"][0]["after_mean_s"] == 0
 
 
+def test_job_waits_for_the_gpus_of_its_partition(site: Path) -> None:
+    """Job 3 of another partition ran on n2, which is free while job 2 waits for n1."""
+    rows = [_run(3, 0, 0, 20, partition="test", node_list="n2")]
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows)}
+    with Repository.open(f"sqlite:///{site / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None), JOBS))
+    (cluster,) = run(*SITE, "--state", str(site))[0]["clusters"]
+    assert [(pool["partitions"], pool["nodes"], pool["gpus"], pool["jobs"]) for pool in cluster["pools"]] == [
+        (["gpu"], 1, 2, 2), (["test"], 1, 2, 1),
+    ]  # fmt: skip
+    assert cluster["gpus"] == 4
+    assert cluster["waits"][0]["before_mean_s"] == 210 * 60 / 3
+    (joined,) = run(*SITE, "--one-pool", "--state", str(site))[0]["clusters"]
+    assert joined["waits"][0]["before_mean_s"] == 0
+    assert len(joined["pools"]) == 1
+    (more,) = run(*SITE, "--gpus", "+2", "--state", str(site))[0]["clusters"]
+    assert more["waits"][0]["after_mean_s"] == 0  # they are added where jobs waited
+
+
+def test_time_limits_of_most_gpu_hours_are_needed_for_easy(site: Path) -> None:
+    """Of eleven jobs only one has no limit, but it has most of the GPU-hours."""
+    rows = [_run(10, 0, 0, 240, gpus=200, timelimit_s=None)]
+    rows += [_run(number, 0, 0, 10) for number in range(11, 20)]
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows)}
+    with Repository.open(f"sqlite:///{site / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None), JOBS))
+    words = (*SITE, "--backfill", "easy", "--state", str(site))
+    with pytest.raises(AffinodeError, match=r"1 of 12 GPU jobs, with 98\.\d% of the known GPU-hours, are left out: 1 "
+                                            "without a time limit"):  # fmt: skip
+        run(*words)
+    (cluster,) = run(*words, "--partial")[0]["clusters"]
+    assert cluster["jobs"] == 11
+    assert cluster["left_out_share"] > 0.98
+
+
 def test_limit_ends_interactive_jobs_only(site: Path) -> None:
     (cluster,) = run(*SITE, "--limit-interactive", "10m", "--state", str(site))[0]["clusters"]
     assert cluster["interactive"] == 1
