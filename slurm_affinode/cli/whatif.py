@@ -118,6 +118,10 @@ def whatif(
                           --order is the order in which these others are tried:
                           fcfs is EASY, sjf is EASY-SJBF (shortest first),
                           sjf-user by the mean run time of the user
+    --backfill conservative
+                          each job that waits has a reservation, which others may
+                          not delay; --order is the order in which reservations
+                          are moved forward when a job ends before its estimate
     --backfill first-fit  each job that fits is started, without reservations
     --order fcfs          by submission
     --order sjf           by estimated run time (--times), then by submission
@@ -144,12 +148,12 @@ def whatif(
         raise click.UsageError("give --trace swf:FILE or --trace philly:FILE, or --since TIME, or --validate DIR")
     if trace is None:
         if backfill == "none" or order != "fcfs" or any((capacity, times, max_run, sample, arrivals)):
-            raise click.UsageError("with --since, only --backfill easy or first-fit can be chosen")
+            raise click.UsageError("with --since, only --backfill easy, conservative or first-fit can be chosen")
         if suspend_idle is None and sweep and html is not None:
             suspend_idle = min(sweep, key=lambda window: abs(window - _TYPICAL_S))
         change = {
             "suspend_idle_s": suspend_idle, "more_gpus": more_gpus, "limit_interactive_s": limit_interactive,
-            "backfill_easy": backfill == "easy", "partial": partial, "windows_s": sweep or (), "one_pool": one_pool,
+            "backfill": backfill or "first-fit", "partial": partial, "windows_s": sweep or (), "one_pool": one_pool,
         }  # fmt: skip
         _replay_site(config, since or until, until, change, html=html, as_json=as_json)
         return 0

@@ -25,7 +25,7 @@ from slurm_affinode.pipeline import stored_accounting
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.slurm.accounting.schema import JOBS
 from slurm_affinode.traces.job_log import MOST_LEFT_OUT
-from slurm_affinode.whatif.policy import SchedulingPolicy
+from slurm_affinode.whatif.policy import Backfill, SchedulingPolicy
 from slurm_affinode.whatif.pools import Placement, Pool, divide, replay_pools
 from slurm_affinode.whatif.suspension import (
     DUMP_S,
@@ -51,8 +51,8 @@ class Change:
     suspend_idle_s: float | None = None
     more_gpus: int = 0
     limit_interactive_s: float | None = None
-    backfill_easy: bool = False
-    """Whether both replays use EASY with time limits, instead of first-fit."""
+    backfill: Backfill = "first-fit"
+    """Of both replays; ``easy`` and ``conservative`` use time limits."""
     partial: bool = False
     windows_s: tuple[float, ...] = ()
     """Further values of ``suspend_idle_s`` to replay, each on its own."""
@@ -186,7 +186,8 @@ def _replay(  # noqa: PLR0917
     left_out = {"without a certain start and end": uncertain, "without a GPU count": int(runs["gpus"].null_count())}
     runs = runs.filter(pl.col("gpus").is_not_null())
     whole_h, share = _gpu_hours(runs), 0.0
-    if change.backfill_easy:
+    policy = SchedulingPolicy("fcfs", change.backfill, "requested")
+    if policy.reserves:
         left_out["without a time limit"] = int(runs["timelimit_s"].null_count())
         runs = runs.filter(pl.col("timelimit_s").is_not_null())
         share = 1 - _gpu_hours(runs) / whole_h if whole_h else 0.0
@@ -205,7 +206,6 @@ def _replay(  # noqa: PLR0917
     pools = _pools(jobs, starts, rows, held.nodes, devices, one_pool=change.one_pool)
     more = _with_more(pools, jobs, change.more_gpus)
     capacity = sum(gpus for _, gpus in pools)
-    policy = SchedulingPolicy("fcfs", "easy" if change.backfill_easy else "first-fit", "requested")
     before = replay_pools(jobs, pools, policy, None)
     changed = _limited(jobs, interactive, change.limit_interactive_s)
     dump_s, restore_s, source = costs

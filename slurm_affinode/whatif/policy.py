@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Order = Literal["fcfs", "sjf", "sjf-user"]
-Backfill = Literal["none", "easy", "first-fit"]
+Backfill = Literal["none", "easy", "conservative", "first-fit"]
 Times = Literal["requested", "actual", "last-two", "predicted"]
 
 
@@ -19,15 +19,20 @@ class SchedulingPolicy:
     times: Times = "requested"
 
     @property
+    def reserves(self) -> bool:
+        """Return whether jobs that wait have reservations, which estimated run times determine."""
+        return self.backfill in ("easy", "conservative")
+
+    @property
     def estimates(self) -> bool:
         """Return whether estimated run times have any influence."""
-        return self.order == "sjf" or self.backfill == "easy"
+        return self.order == "sjf" or self.reserves
 
     @property
     def requests(self) -> bool:
         """Return whether every job needs a requested time."""
         if self.times == "predicted":  # a prediction that a job outruns is corrected to its request
-            return self.backfill == "easy"
+            return self.reserves
         return self.estimates and self.times != "actual"
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ Within a second, estimates that a job has outrun are corrected first, then jobs 
 the queue is examined after each end and each submission; if the others are tried in the order of submission, only after
 that of a job that fits. Units of a job whose estimated end has come count as free from the beginning of that second.
 These are the rules of the study whose figures the validation reproduces (E. Gaussier et al., SC'15). Without
-reservations, the queue is examined once, at the end of the second.
+reservations, and with one for each job, the queue is examined once, at the end of the second.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.whatif.policy import SchedulingPolicy
+from slurm_affinode.whatif.profile import Profile
 from slurm_affinode.whatif.waiting import JOB_BITS, JOB_MASK, NONE, OrderedJobs, SizeClasses
 
 Ints = npt.NDArray[np.int64]
@@ -138,11 +139,14 @@ class _Pool:
         """Jobs by the order of their starts."""
         self._ends: list[int] = []
         self._corrections: list[int] = []
+        self._reservations: list[int] = []
+        """Times at which a reservation begins, or began before it was moved."""
         self._prepare()
 
     def run(self) -> None:
         """Run until all jobs have started."""
         submit, ends, corrections, wakes = self._submit, self._ends, self._corrections, self._wakes
+        reservations = self._reservations
         continued = {row for row, _ in self._next.values()}
         coming = [job for job in range(len(submit)) if job not in continued] if continued else range(len(submit))
         at, count = 0, len(coming)
@@ -154,6 +158,10 @@ class _Pool:
                 now = ends[0] >> JOB_BITS
             if corrections and corrections[0] >> JOB_BITS < now:
                 now = corrections[0] >> JOB_BITS
+            if reservations and reservations[0] < now:
+                now = reservations[0]
+            while reservations and reservations[0] <= now:
+                heappop(reservations)
             later = (now + 1) << JOB_BITS
             while corrections and corrections[0] < later:
                 self._correct(heappop(corrections) & JOB_MASK, now)
@@ -356,4 +364,84 @@ class _Easy(_Pool):
             self._begin_job(job, now)
 
 
-_POOLS: dict[str, type[_Pool]] = {"none": _Pool, "easy": _Easy, "first-fit": _FirstFit}
+class _Conservative(_Pool):
+    """Each waiting job has a reservation; others start before it if they delay none of these.
+
+    A job gets the earliest time at which it fits beside the others when it is submitted. When a job ends before its
+    estimate, each waiting job, in order, gets an earlier time if there is one. When a job outruns its estimate,
+    reservations are made anew, in order.
+    """
+
+    def _prepare(self) -> None:
+        self._profile = Profile(0, self._free)
+        self._capacity = self._free
+        self._reserved: dict[int, int] = {}
+        """Waiting job -> start of its reservation."""
+        self._in_order: list[int] = []
+        """Keys and waiting jobs, ascending."""
+        self._new: list[int] = []
+        self._running: dict[int, int] = {}
+        """Number of each running job -> estimated end."""
+        self._ended_early = self._outrun = False
+
+    def _correct(self, number: int, now: int) -> None:
+        job = self._begun[number]
+        self._estimates.correct(job)
+        self._running[number] = self.starts[job] + self._estimates.known[job]
+        self._outrun = True
+
+    def _submitted(self, job: int, now: int) -> None:
+        self._new.append(job)
+
+    def _ended(self, number: int, job: int, now: int) -> None:
+        self._free += self._units[job]
+        expected = self._running.pop(number)
+        if expected > now:
+            self._profile.advance(now)
+            self._profile.add(now, expected, self._units[job])
+            self._ended_early = True
+
+    def _finish(self, now: int) -> None:
+        self._profile.advance(now)
+        if self._outrun:
+            self._reserve_anew(now)
+        elif self._ended_early:
+            for entry in self._in_order:
+                self._reserve(entry & JOB_MASK, before=self._reserved[entry & JOB_MASK])
+        self._outrun = self._ended_early = False
+        for job in self._new:
+            insort(self._in_order, self._key(job) << JOB_BITS | job)
+            self._reserve(job)
+        self._new.clear()
+        due = [entry for entry in self._in_order if self._reserved[entry & JOB_MASK] <= now]
+        for entry in due:
+            job = entry & JOB_MASK
+            self._in_order.remove(entry)
+            del self._reserved[job]
+            estimate = self._estimates.known[job]
+            number = self._start(job, now)
+            self._running[number] = now + estimate
+            if after := self._estimates.correction(job, self._run[job]):
+                heappush(self._corrections, (now + after) << JOB_BITS | number)
+
+    def _reserve(self, job: int, before: int | None = None) -> None:
+        units, span = self._units[job], self._estimates.known[job]
+        if before is not None:
+            self._profile.add(before, before + span, units)
+        start = self._profile.earliest(units, span)
+        self._profile.add(start, start + span, -units)
+        self._reserved[job] = start
+        if start != before:
+            heappush(self._reservations, start)
+
+    def _reserve_anew(self, now: int) -> None:
+        self._profile = Profile(now, self._capacity)
+        for number, expected in self._running.items():
+            self._profile.add(now, expected, -self._units[self._begun[number]])
+        for entry in self._in_order:
+            self._reserve(entry & JOB_MASK)
+
+
+_POOLS: dict[str, type[_Pool]] = {
+    "none": _Pool, "easy": _Easy, "conservative": _Conservative, "first-fit": _FirstFit,
+}  # fmt: skip

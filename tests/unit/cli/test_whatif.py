@@ -311,7 +311,7 @@ def test_table_shows_the_ratio_beside_each_gain(site: Path) -> None:
     ("words", "message"),
     [
         (("--since", "1d", "--trace", "swf:x"), "give --trace"),
-        (("--since", "1d", "--backfill", "none"), "only --backfill easy or first-fit"),
+        (("--since", "1d", "--backfill", "none"), "only --backfill easy, conservative or first-fit"),
         (("--trace", "swf:x", "--gpus", "+1"), "need --since"),
         (("--trace", "swf:x", "--sweep"), "need --since"),
         ((*SITE, "--sweep", "5m,x"), "'x'"),

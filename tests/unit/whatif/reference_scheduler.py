@@ -39,9 +39,12 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
         "sjf-user": lambda job: (job.mean, job.number),
     }[order]
     begun: list[Job] = []
+    reserved: dict[int, int] = {}
     now = coming[0].submit if coming else 0
     while coming or waiting:
-        if backfill == "easy":
+        new: list[Job] = []
+        outrun = [job for job in running if backfill == "conservative" and job.expected == now and job.end > now]
+        if backfill in ("easy", "conservative"):
             for job in running:
                 if job.expected == now and job.end > now:
                     job.estimate = job.request
@@ -53,15 +56,20 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
             if times == "last-two" and len(last) == 2:
                 job.estimate = min(job.request, max(1, sum(last) // 2))
             waiting.append(job)
+            new.append(job)
             free = capacity - sum(one.units for one in running if one.expected > now)
             if backfill == "easy" and (order != "fcfs" or job.units <= free):
                 begun += examine(waiting, running, capacity, now, key)
+        early = False
         for job in [one for one in begun if one in running and one.end == now]:
             running.remove(job)
+            early |= job.expected > now
             history.setdefault(job.user, []).append(job.run)
             if backfill == "easy":
                 begun += examine(waiting, running, capacity, now, key)
-        if backfill != "easy":
+        if backfill == "conservative":
+            begun += conserve(waiting, new, running, reserved, capacity, now, key, bool(outrun), early)
+        elif backfill != "easy":
             for job in sorted(waiting, key=key):
                 if job.units <= capacity - sum(one.units for one in running):
                     begin(job, waiting, running, now)
@@ -81,6 +89,31 @@ def begin(job: Job, waiting: list[Job], running: list[Job], now: int) -> None:
 def profile(running: list[Job], capacity: int, time: int) -> int:
     """Return the units that are free at a time, by the estimates."""
     return capacity - sum(one.units for one in running if one.expected > time)
+
+
+def conserve(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    waiting, new, running, reserved, capacity, now, key, outrun, early
+) -> list[Job]:
+    """Move or make reservations, and start the jobs whose reservation begins; return them."""
+    old = sorted((job for job in waiting if job not in new), key=key)
+    if outrun:
+        reserved.clear()
+    for job in [*(old if outrun or early else []), *new]:
+        reserved.pop(job.number, None)
+        start = now
+        while any(
+            capacity - sum(one.units for one in running if one.expected > time)
+            - sum(one.units for one in waiting if one.number in reserved
+                  and reserved[one.number] <= time < reserved[one.number] + one.estimate) < job.units
+            for time in range(start, start + job.estimate)
+        ):  # fmt: skip
+            start += 1
+        reserved[job.number] = start
+    begun = [job for job in sorted(waiting, key=key) if reserved[job.number] <= now]
+    for job in begun:
+        del reserved[job.number]
+        begin(job, waiting, running, now)
+    return begun
 
 
 def examine(waiting: list[Job], running: list[Job], capacity: int, now: int, key) -> list[Job]:  # type: ignore[no-untyped-def]

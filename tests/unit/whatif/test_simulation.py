@@ -18,7 +18,9 @@ from .reference_scheduler import Job, schedule
 POLICIES = [
     SchedulingPolicy(*rules)  # type: ignore[arg-type]
     for rules in product(
-        ("fcfs", "sjf", "sjf-user"), ("none", "easy", "first-fit"), ("requested", "actual", "last-two", "predicted")
+        ("fcfs", "sjf", "sjf-user"),
+        ("none", "easy", "conservative", "first-fit"),
+        ("requested", "actual", "last-two", "predicted"),
     )
 ]
 CAPACITY = 6
@@ -80,6 +82,23 @@ def test_more_units_delay_no_job_in_strict_order(jobs: list[Job], more: int) -> 
     policy = SchedulingPolicy("fcfs", "none", "actual")
     few, many = (simulate(workload(jobs), capacity, policy) for capacity in (CAPACITY, CAPACITY + more))
     assert (many <= few).all()
+
+
+@given(jobs=logs())
+def test_conservative_backfill_delays_no_job_beyond_strict_order(jobs: list[Job]) -> None:
+    strict, conservative = (
+        simulate(workload(jobs), CAPACITY, SchedulingPolicy("fcfs", backfill, "actual"))
+        for backfill in ("none", "conservative")
+    )
+    assert (conservative <= strict).all()
+
+
+def test_easy_delays_the_second_waiting_job_and_conservative_does_not() -> None:
+    """On 4 units, a narrow job of 100 s fits beside the first waiting job; the second one needs all units."""
+    rows = [(0, 10, 3), (1, 10, 3), (2, 5, 4), (3, 100, 1)]
+    jobs = workload([Job(number, submit, run, units, run) for number, (submit, run, units) in enumerate(rows)])
+    assert simulate(jobs, 4, SchedulingPolicy("fcfs", "easy", "actual")).tolist() == [0, 10, 103, 3]
+    assert simulate(jobs, 4, SchedulingPolicy("fcfs", "conservative", "actual")).tolist() == [0, 10, 20, 25]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from slurm_affinode.whatif.suspension import GpuJob, SuspensionRule, most_concur
 
 FIRST_FIT = SchedulingPolicy("fcfs", "first-fit", "requested")
 EASY = SchedulingPolicy("fcfs", "easy", "requested")
+CONSERVATIVE = SchedulingPolicy("fcfs", "conservative", "requested")
 RULE = SuspensionRule(window_s=10, dump_s=5, restore_s=3)
 
 
@@ -38,7 +39,7 @@ def queues(draw: st.DrawFn) -> list[GpuJob]:
     return jobs
 
 
-@pytest.mark.parametrize("policy", [FIRST_FIT, EASY], ids=str)
+@pytest.mark.parametrize("policy", [FIRST_FIT, EASY, CONSERVATIVE], ids=str)
 def test_gpus_of_a_suspended_job_run_another_one(policy: SchedulingPolicy) -> None:
     """Idle from 20 to 80: suspended at 30, GPUs free at 35; resumed at 80, restored at 83, 20 s left."""
     jobs = [job(1, 0, 100, 2, idle=((20, 80),)), job(2, 5, 30, 2)]
@@ -77,7 +78,7 @@ def test_period_shorter_than_window_and_suspension_is_ignored() -> None:
     assert (after.wakes.tolist(), after.returned_s.tolist()) == ([1], [2 * 1])
 
 
-@given(jobs=queues(), policy=st.sampled_from([FIRST_FIT, EASY]))
+@given(jobs=queues(), policy=st.sampled_from([FIRST_FIT, EASY, CONSERVATIVE]))
 def test_suspending_nothing_changes_nothing(jobs: list[GpuJob], policy: SchedulingPolicy) -> None:
     before = replay(jobs, 4, policy, None)
     for after in (
@@ -88,7 +89,7 @@ def test_suspending_nothing_changes_nothing(jobs: list[GpuJob], policy: Scheduli
         assert (after.wakes.sum(), after.returned_s.sum(), after.used_s) == (0, 0, 0)
 
 
-@given(jobs=queues(), policy=st.sampled_from([FIRST_FIT, EASY]))
+@given(jobs=queues(), policy=st.sampled_from([FIRST_FIT, EASY, CONSERVATIVE]))
 def test_others_use_at_most_what_is_returned(jobs: list[GpuJob], policy: SchedulingPolicy) -> None:
     after = replay(jobs, 4, policy, RULE)
     assert 0 <= after.used_s <= after.returned_s.sum()
