@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+import click
+
+from slurm_affinode.agent.client import ask_local
 from slurm_affinode.base.config import Config
+from slurm_affinode.base.text import counted
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.images import shared_images
 from slurm_affinode.cli.options import config_options, echo, json_option, print_json, print_table, slurm_options
+from slurm_affinode.pipeline import bundle as bundles
 from slurm_affinode.pipeline import driver_check
 from slurm_affinode.pipeline.checks import OK, SKIPPED, Check
 from slurm_affinode.pipeline.doctor import examine, exit_code
@@ -39,14 +46,21 @@ Exit status: 0 all checks passed, 1 problems found, 3 a service does not respond
   slurm-affinode doctor
   slurm-affinode doctor --json | jq '.checks[] | select(.status != "ok")'
   slurm-affinode doctor --json | jq '.cuda.features[] | {name, available, why}'
+  slurm-affinode doctor --bundle support.tar.gz    for a support request: checks, settings, logs; secrets are removed
 """
 
 
 @command(epilog=_EPILOG)
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write checks, settings and logs to FILE (tar.gz), without secrets",
+)
 @json_option
 @config_options
 @slurm_options
-def doctor(*, config: Config, as_json: bool) -> int:
+def doctor(*, config: Config, as_json: bool, bundle: Path | None) -> int:
     """Check configuration, database, GPU metrics, accounting and GPU driver of this machine. Read-only.
 
     Checks the configuration and the time zone; write access to the state directory and the reports; the database
@@ -66,6 +80,9 @@ def doctor(*, config: Config, as_json: bool) -> int:
     cuda = driver_check.check_cuda()
     checks += [driver_check.check(cuda), check(), shared_images(config)]
     code = exit_code(checks)
+    if bundle is not None:
+        _write_bundle(bundle, config, {"checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})
+        return code
     if as_json:
         print_json({"ok": code == 0, "checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})
         return code
@@ -76,6 +93,15 @@ def doctor(*, config: Config, as_json: bool) -> int:
     if hints:
         echo("", "What to do:", *hints)
     return code
+
+
+def _write_bundle(path: Path, config: Config, checks: Mapping[str, Any]) -> None:
+    run_dir = config.agent.run_dir
+    names, removed = bundles.write(path, config, checks, lambda: ask_local(run_dir, {"verb": "metrics"}, timeout_s=5.0))
+    echo(
+        f"{path}: {counted(len(names), 'file')}, {counted(removed, 'secret')} removed",
+        "It has names of users, jobs and nodes in logs: look through it before you pass it on.",
+    )
 
 
 def _title(report: driver_check.CudaReport) -> str:

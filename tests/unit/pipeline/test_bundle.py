@@ -1,0 +1,128 @@
+"""The support bundle: what is in it, and that no planted secret is."""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_affinode.base import config as configuration
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.process import Completed
+from slurm_affinode.cli.main import cli
+from slurm_affinode.pipeline import bundle
+
+PLANTED = {
+    "database password": "db-hunter2!", "quoted database password": "p@ss:w0rd", "header": "tenant-s3cret",
+    "token in a file": "file-token-0123456789", "password in a file": "file-passw0rd", "environment": "env-t0ken-xyz",
+    "webhook": "https://chat.example.org/T0/B0/wh-secret-path", "comment": "commented-out-pw",
+    "bearer in a log": "QWxhZGRpbjpvcGVuIHNlc2FtZQ", "basic in a log": "dXNlcjpwYXNzd29yZA==",
+    "url in a log": "log-url-pw", "slack": "https://hooks.slack.com/services/T1/B1/abcdef",
+    "json web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTYifQ.c2lnbmF0dXJl", "private key": "MIIEvQIBADANBg",
+    "slurm": "SlurmAccountingPw", "option": "cli-passw",
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> configuration.Config:
+    (tmp_path / "token").write_text(PLANTED["token in a file"] + "\n")
+    (tmp_path / "password").write_text(PLANTED["password in a file"] + "\n")
+    (tmp_path / "zombies.toml").write_text(f'[mail]\nvia = "webhook"\nwebhook = "{PLANTED["webhook"]}"\n')
+    (tmp_path / "config.toml").write_text(
+        f"""# password = "{PLANTED["comment"]}"
+        [store]
+        db = "postgresql://affinode:{PLANTED["database password"]}@db.example.org/affinode"
+        state_dir = "{tmp_path}/state"
+        [prometheus]
+        url = "https://metrics.example.org"
+        token_file = "{tmp_path}/token"
+        [prometheus.headers]
+        X-Tenant = "{PLANTED["header"]}"
+        [zombies]
+        policy = "{tmp_path}/zombies.toml"
+        exporter_token_file = "{tmp_path}/password"
+        """
+    )
+    return configuration.load(tmp_path / "config.toml", env={})
+
+
+def runner(argv: Sequence[str], **_: Any) -> Completed:
+    """Return a log with credentials of many forms, as programs write them."""
+    log = f"""GET https://u:{PLANTED["url in a log"]}@host/x failed
+        Authorization: Bearer {PLANTED["bearer in a log"]}
+        authorization: basic {PLANTED["basic in a log"]}
+        post to {PLANTED["slack"]}: 404; cookie {PLANTED["json web token"]}
+        AccountingStoragePass   = {PLANTED["slurm"]}
+        exec foo --password={PLANTED["option"]} --verbose
+        token {PLANTED["token in a file"]} was read from {PLANTED["environment"]}
+        -----BEGIN PRIVATE KEY-----
+        {PLANTED["private key"]}
+        -----END PRIVATE KEY-----
+        job 4711: suspended"""
+    if argv[0] == "criu":
+        raise UnreachableError("criu: no such program")
+    return Completed(tuple(argv), 0, log.encode(), "")
+
+
+def contents(path: Path) -> Mapping[str, str]:
+    with tarfile.open(path) as archive:
+        return {
+            member.name.partition("/")[2]: archive.extractfile(member).read().decode()  # type: ignore[union-attr]
+            for member in archive.getmembers()
+        }
+
+
+@pytest.fixture
+def written(config: configuration.Config, tmp_path: Path) -> Mapping[str, str]:
+    environment = {"SLURM_AFFINODE_PROMETHEUS_TOKEN": PLANTED["environment"], "PATH": "/usr/bin", "HOME": "/root"}
+    environment["SLURM_AFFINODE_DB"] = "mariadb://a:p%40ss%3Aw0rd@h/d"
+    agent = {"metrics": [{"name": "slurm_affinode_agent_jobs"}, {"name": "slurm_affinode_agent_job_info"}]}
+    checks = {"checks": [{"name": "store", "detail": f"no access with {PLANTED['quoted database password']}"}]}
+    path = tmp_path / "out.tar.gz"
+    names, removed = bundle.write(path, config, checks, lambda: agent, run=runner, environment=environment)
+    assert removed > len(PLANTED)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = contents(path)
+    assert sorted(found) == names
+    return found
+
+
+def test_no_planted_secret_is_left(written: Mapping[str, str]) -> None:
+    everything = "\n".join(written.values())
+    assert [what for what, secret in PLANTED.items() if secret in everything] == []
+
+
+def test_what_support_needs_is_kept(written: Mapping[str, str]) -> None:
+    """Settings with their comments, messages and names of hosts; a program that is missing is reported."""
+    assert 'url = "https://metrics.example.org"' in written["config-config.toml"]
+    assert "db.example.org/affinode" in written["config-config.toml"]
+    assert "token_file = " in written["config-config.toml"]
+    assert "job 4711: suspended" in written["log-agent.txt"]
+    assert "--verbose" in written["log-agent.txt"]
+    assert "no such program" in written["criu.txt"]
+    assert '"version"' in written["about.json"]
+    assert "job_info" not in written["agent-metrics.json"]
+    assert "slurm_affinode_agent_jobs" in written["agent-metrics.json"]
+
+
+def test_short_values_are_no_secrets() -> None:
+    """They would be replaced in unrelated words."""
+    redact = bundle.Redactor(["a", "abc", ""])
+    assert redact("a cab, abc") == "a cab, abc"
+
+
+def test_doctor_writes_a_bundle(config: configuration.Config, tmp_path: Path) -> None:
+    """The exit status is that of the checks, and nothing else is printed on standard output."""
+    path = tmp_path / "support.tar.gz"
+    state = ["--db", f"sqlite:///{tmp_path}/x.sqlite"]
+    arguments = ["doctor", "--bundle", str(path), "--config", str(config.source), *state]
+    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert done.return_value in (1, 3), done.output
+    assert "secret" in done.output
+    assert PLANTED["database password"] not in "\n".join(contents(path).values())
+    assert '"checks"' in contents(path)["doctor.json"]
