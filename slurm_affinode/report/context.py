@@ -245,6 +245,8 @@ class ReportContext:
     trend: TrendSection | None
     """``None`` omits the section: there are no stored reports of earlier periods."""
     over_time: Markup
+    week_map: Markup
+    gpu_map: Markup
     partitions: Markup
     models: Markup
     state_legend: Markup

@@ -47,8 +47,10 @@ _SERVER_PAGE = re.compile(r"server-[0-9a-f]{16}\.html")
 
 
 def csv_files(result: WasteResult) -> Mapping[str, bytes]:
-    """Return file name -> content: all job runs, all groupings, suspensions, engines, and the time series."""
+    """Return file name -> content: all job runs, all groupings, GPUs, suspensions, engines, and the time series."""
     files = {JOBS: to_csv(result.jobs), "over_time.csv": to_csv(result.over_time)}
+    if result.gpus is not None:
+        files["gpus.csv"] = to_csv(result.gpus)
     if result.suspensions is not None and not result.suspensions.is_empty():
         files["suspensions.csv"] = to_csv(result.suspensions)
     if result.servers is not None:

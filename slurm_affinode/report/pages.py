@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from slurm_affinode.analysis import actions, definitions, suspensions
 from slurm_affinode.analysis.result import MAPPINGS, Thresholds, WasteQuery, WasteResult
 from slurm_affinode.base.text import visible
-from slurm_affinode.report import charts, demand_section, tables, trend_section, waste_charts
+from slurm_affinode.report import charts, demand_section, heat_map, tables, trend_section, waste_charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Bar, Series, Words, legend_list
@@ -551,6 +551,8 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
         trend=trend_section.section(result),
         over_time=waste_charts.hours_over_time(result),
+        week_map=heat_map.week_map(result),
+        gpu_map=heat_map.gpu_map(result),
         partitions=waste_charts.group_bars(result, "partition", "By partition", "partition"),
         models=waste_charts.group_bars(result, "gpu_model", "By GPU model", "GPU model"),
         state_legend=legend_list([Series(label, [], state) for state, label in STATES]),

@@ -108,7 +108,7 @@ def test_policy_allows_only_the_style_and_script_of_the_page(page: Page) -> None
 
 def test_page_has_every_section(page: Page) -> None:
     for heading in (
-        "Idle over time", "Partitions and GPU models", "Waste by user, account, QOS and node",
+        "Idle over time", "Partitions, GPU models and GPUs", "Waste by user, account, QOS and node",
         "Jobs with the most idle time", "Memory held and compute used", "Distribution of idle time", "All jobs",
         "Data quality",
         "Method and definitions",
