@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import waste_samples
+from job_samples import job_summary
 from playwright.sync_api import Browser, Page, sync_playwright
 from server_samples import server_report
 
-from slurm_affinode.report import servers_page
+from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.report import job_page, servers_page
 from slurm_affinode.report.pages import render_report
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -49,7 +52,8 @@ def browser() -> Iterator[Browser]:
 def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict[str, Path]:
     """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU metrics, no jobs, model servers.
 
-    ``server`` is the page of an overloaded server, ``hostile-server`` that of one with a hostile model name.
+    ``server`` is the page of an overloaded server, ``hostile-server`` that of one with a hostile model name; ``job``
+    and ``hostile-job`` are pages of single jobs.
     """
     made = {
         "week": samples.make_result(),
@@ -70,6 +74,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict
         texts = servers_page.pages(report, made["week"].query, made["week"].generated, "report.html")
         paths[name] = folder / f"{name}.html"
         paths[name].write_text(texts[servers_page.page_name(engine.health)], encoding="utf-8")
+    for name, names in (("job", ()), ("hostile-job", samples.HOSTILE)):
+        paths[name] = folder / f"{name}.html"
+        paths[name].write_text(job_page.render(job_summary(names), UTC, Thresholds()), encoding="utf-8")
     return paths
 
 
