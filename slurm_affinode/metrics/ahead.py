@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,7 +20,7 @@ _WAIT_S = 0.2
 class Source(Generic[Item]):
     """Items that are produced in order."""
 
-    produce: Callable[[], Iterator[Item]]
+    produce: Callable[[], Generator[Item, None, None]]
     """Called by the thread of the source."""
     cost: int
     """The memory that it needs, roughly."""
@@ -28,7 +28,7 @@ class Source(Generic[Item]):
 
 def read_ahead(
     sources: Iterable[Source[Item]], *, workers: int, budget: int, idle: Callable[[], None] = lambda: None
-) -> Iterator[Iterator[Item]]:
+) -> Generator[Iterator[Item], None, None]:
     """Yield the items of each source, in the order of ``sources``; each is to be consumed before the next one.
 
     At most ``workers`` sources are read at the same time, and their cost is at most ``budget`` unless one alone has
@@ -69,20 +69,20 @@ class _End:
 class _Reading(Generic[Item]):
     """A source that a thread reads."""
 
-    def __init__(self, produce: Callable[[], Iterator[Item]]) -> None:
+    def __init__(self, produce: Callable[[], Generator[Item, None, None]]) -> None:
         self._items: queue.Queue[Item | _Failure | _End] = queue.Queue(_HELD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(produce,), daemon=True)
         self._thread.start()
 
-    def _run(self, produce: Callable[[], Iterator[Item]]) -> None:
+    def _run(self, produce: Callable[[], Generator[Item, None, None]]) -> None:
         last: _Failure | _End = _End()
         try:
-            with closing(produce()) as items:  # type: ignore[type-var]
+            with closing(produce()) as items:
                 for item in items:
                     if not self._put(item):
                         return
-        except BaseException as error:  # noqa: BLE001 - raised again by the consumer
+        except BaseException as error:  # raised again by the consumer
             last = _Failure(error)
         self._put(last)
 

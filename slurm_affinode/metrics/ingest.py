@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -307,7 +307,7 @@ class SourceRun:
         self._current: Path | None = None
         """The file that is ingested."""
         self._bytes_read: Counter[Path] = Counter()
-        self._told = 0
+        self._reported_bytes = 0
         """Bytes of the current file that were passed to ``advance``."""
 
     def take(
@@ -320,13 +320,13 @@ class SourceRun:
         groups = list(_groups(paths))
         sources = (Source(partial(self._read, group), sum(map(_cost, group))) for group in groups)
         workers = len(os.sched_getaffinity(0)) if self._reader.parallel else 1
-        with closing(read_ahead(sources, workers=workers, budget=_BYTES_AHEAD, idle=self._tell)) as streams:  # type: ignore[type-var]
+        with closing(read_ahead(sources, workers=workers, budget=_BYTES_AHEAD, idle=self._report_progress)) as streams:
             for group, items in zip(groups, streams, strict=True):
                 for path in group:
                     self._take(path, items, add)
                     yield path
 
-    def _read(self, paths: Sequence[Path]) -> Iterator[_Item]:
+    def _read(self, paths: Sequence[Path]) -> Generator[_Item, None, None]:
         """Yield ``_Opened``, samples and ``_End`` of each file; a file that cannot be opened has the last alone."""
         ready = self._ready(paths) if len(paths) > 1 else {}
         for path in paths:
@@ -335,7 +335,7 @@ class SourceRun:
                 kind, frames, digest = self._open(path, notes, ready.get(path))
                 yield _Opened(notes, kind, digest)
                 yield from SeenFiles(self._reader.checked, self._reader.table).watch(frames, notes)
-            except Exception as error:  # noqa: BLE001 - raised again where the file is taken
+            except Exception as error:  # raised again where the file is taken
                 yield _End(notes, error)
             else:
                 yield _End(notes)
@@ -359,13 +359,13 @@ class SourceRun:
         self, path: Path, items: Iterator[_Item], add: Callable[[Iterator[Prepared], SampleSource], Taken]
     ) -> None:  # fmt: skip
         """Ingest the next file of ``items``."""
-        self._current, self._told = path, 0
+        self._current, self._reported_bytes = path, 0
         ended = False
 
         def noted(end: _Item, notes: ReadingNotes) -> Prepared | None:
             """Return samples; at the end of the file, note what was noted while it was read, and raise its error."""
             nonlocal ended
-            self._tell()
+            self._report_progress()
             if isinstance(end, Prepared):
                 return end
             if isinstance(end, _End):
@@ -392,16 +392,16 @@ class SourceRun:
                 ended = isinstance(next(items), _End)
         finally:
             self._bytes_read[path] = inputs.size(path)
-            self._tell()
+            self._report_progress()
             self._current = None
             del self._bytes_read[path]
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         """Pass on how much of the current file was read."""
         if self._current is not None:
             done = self._bytes_read[self._current]
-            self._advance(done - self._told)
-            self._told = done
+            self._advance(done - self._reported_bytes)
+            self._reported_bytes = done
 
     def _ready(self, paths: Sequence[Path]) -> dict[Path, _Ready]:
         digests: dict[Path, str] = {}
@@ -429,7 +429,8 @@ class SourceRun:
         self,
         name: str,
         read: Callable[
-            [ReadingNotes], tuple[str, Iterator[pl.DataFrame] | Iterator[Prepared] | Iterator[pl.DataFrame | Prepared], str | None]
+            [ReadingNotes],
+            tuple[str, Iterator[pl.DataFrame] | Iterator[Prepared] | Iterator[pl.DataFrame | Prepared], str | None],
         ],
         add: Callable[[Iterator[Prepared], SampleSource], Taken],
         *,

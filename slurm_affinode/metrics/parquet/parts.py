@@ -511,11 +511,15 @@ def _dictionary(values: pl.Series, texts: pl.Series) -> pa.Array:
 
 def _summary(rows: pl.DataFrame) -> pl.DataFrame:
     """Return, per device in order: number of rows, first and last time, sampling interval."""
-    return rows.select("device", "time", *gaps()).group_by("device", maintain_order=True).agg(
-        pl.len().cast(pl.Int64).alias("rows"),
-        pl.col("time").first().alias("first"),
-        pl.col("time").last().alias("last"),
-        sampling_step().alias("step_ms"),
+    return (
+        rows.select("device", "time", *gaps())
+        .group_by("device", maintain_order=True)
+        .agg(
+            pl.len().cast(pl.Int64).alias("rows"),
+            pl.col("time").first().alias("first"),
+            pl.col("time").last().alias("last"),
+            sampling_step().alias("step_ms"),
+        )
     )
 
 

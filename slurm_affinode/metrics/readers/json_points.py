@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class Points:
 
 
 def decoded(text: bytes) -> list[Any] | None:
-    """Return the documents in ``text`` (UTF-8), one or one per line; those points are ``Points`` that are lists of pairs.
+    """Return the documents in ``text`` (UTF-8), one or one per line, with ``Points`` in place of lists of pairs.
 
     None if the text has no such points, or if they or anything else cannot be decoded.
     """
@@ -149,8 +150,8 @@ def _columns(
 
 def joined(points: Sequence[Points]) -> Columns | None:
     """Return the points of several series; None if they do not follow each other."""
-    follow = all(one.end == other.start for one, other in zip(points, points[1:], strict=False))
-    if not follow or any(one.columns is not points[0].columns for one in points):
+    follow = all(before.end == after.start for before, after in pairwise(points))
+    if not follow or any(each.columns is not points[0].columns for each in points):
         return None
     columns, start, end = points[0].columns, points[0].start, points[-1].end
     return Columns(columns.times[start:end], columns.values[start:end])

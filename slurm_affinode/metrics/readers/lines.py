@@ -70,7 +70,7 @@ class LineBlock:
         return [line.decode() for line in self.text.split(b"\n", count)[:-1][:count]]
 
     def after(self, count: int) -> LineBlock:
-        """Return the lines after the first ``count``, of which there are as many."""
+        """Return the lines after the first ``count``; the block has at least as many."""
         if not count:
             return self
         at = 0
@@ -241,4 +241,3 @@ def pieces(text: bytes, *bounds: tuple[NDArray[np.int64], NDArray[np.int64]]) ->
     arrow = pa.LargeStringArray.from_buffers(len(flat) - 1, pa.py_buffer(flat), pa.py_buffer(text))
     every = pl.Series(pl.from_arrow(arrow))
     return [every.gather_every(width, 2 * at) for at in range(len(bounds))]
-

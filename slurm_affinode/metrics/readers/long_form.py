@@ -160,7 +160,7 @@ _SPARSE = 4
 def _extremes(
     field: str, cells: NDArray[np.int64], values: NDArray[np.float64], count: int
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Return the value of each of ``count`` cells, NaN if there is none; of several, the largest (see ``_combined``)."""
+    """Return the value of each of ``count`` cells, NaN if there is none; of several, the largest or least."""
     result = np.full(count, math.nan)
     result[cells] = values
     there = np.zeros(count, np.bool_)

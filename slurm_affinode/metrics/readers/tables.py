@@ -152,7 +152,9 @@ class TableReader:
         """Add ``at`` (number of the identity); rows without a device are reported and dropped."""
         names = [name for name in _PARTS if name in self.layout.parts]
         texts, place = distinct(frame.select(f"c{self.layout.parts[name]}" for name in names))
-        cleaned = texts.select(_known(pl.col(column)).alias(name) for column, name in zip(texts.columns, names, strict=True))
+        cleaned = texts.select(
+            _known(pl.col(column)).alias(name) for column, name in zip(texts.columns, names, strict=True)
+        )
         found = [self._identify(dict(zip(names, row, strict=True))) for row in cleaned.iter_rows()]
         numbers_ = pl.Series("at", [one if isinstance(one, int) else None for one in found], pl.UInt32)
         frame = frame.with_columns(numbers_.gather(place))
@@ -257,7 +259,7 @@ def _known(text: pl.Expr) -> pl.Expr:
 
 
 def numbers(texts: pl.Series, *, decimal_comma: bool = False) -> tuple[pl.Series, pl.Series, pl.Series]:
-    """Return numbers (null if missing), units (lower case, null if none), and whether a text is none and not missing."""
+    """Return numbers (null if missing), units (lower case, null if none), and whether a text is neither."""
     nothing = pl.Series([None], dtype=pl.String).new_from_index(0, len(texts))
     sound = pl.Series([False]).new_from_index(0, len(texts))
     number = texts.cast(pl.Float64, strict=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -261,3 +262,42 @@ def test_values_that_a_device_cannot_measure_are_not_used(store: SampleStore, tm
         "MIG instances do not measure util_pct: its values are not used": 1,
         "virtual GPUs do not measure engine_active: its values are not used": 1,
     }
+
+
+def test_files_read_at_the_same_time_have_the_same_outcome(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outcomes, their order, messages and samples do not depend on the number of threads, nor do those of bad files."""
+    monkeypatch.setattr("slurm_affinode.metrics.ingest._FILES_AT_ONCE", 2)
+    for at in range(12):
+        line = LINE.replace("GPU-1", f"GPU-{at}")
+        (site / f"m{at:02}.prom").write_text(line + ("?\n" if at % 3 == 0 else "") + (line[:20] if at % 5 == 0 else ""))
+
+    def outcome(cores: int) -> tuple[list[FileOutcome], list[str], int, list[tuple[Any, ...]]]:
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+        store = SampleStore(tmp_path / f"history{cores}")
+        landed: list[str] = []
+        sizes: list[int] = []
+        summary = take(
+            store, site, on_landed=lambda files: landed.extend(one.path for one in files), advance=sizes.append
+        )
+        files = [replace(one, started=None, finished=None) for one in summary.files]
+        return files, landed, sum(sizes), sorted(store.scan().collect().rows(), key=repr)
+
+    expected = outcome(1)
+    assert len(expected[0]) == 15
+    assert {one.status for one in expected[0]} == {"taken", "failed"}
+    assert outcome(8) == expected
+
+
+def test_interrupted_ingest_leaves_no_thread(store: SampleStore, site: Path) -> None:
+    """The files that are read ahead are given up."""
+    before = threading.enumerate()
+
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take(store, site, advance=interrupt)
+    assert threading.enumerate() == before
+    assert store.days() == []

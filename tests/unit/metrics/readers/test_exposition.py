@@ -9,12 +9,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.metrics.readers.exposition import parse_labels
+from slurm_affinode.metrics import aliases
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+from slurm_affinode.metrics.readers.exposition import ExpositionReader, parse_labels
+from slurm_affinode.metrics.readers.lines import LineBlock, blocks
+from slurm_affinode.metrics.schema import SAMPLES
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 Reader = Callable[..., Any]
@@ -343,3 +348,70 @@ def test_invalid_labels_raise_value_error(text: str) -> None:
     """Any text gives labels or a ``ValueError``."""
     with contextlib.suppress(ValueError):
         assert all(name.isidentifier() for name in parse_labels(text))
+
+
+_NAMES = st.sampled_from(
+    ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_FB_USED", "x", "nvidia_gpu_jobId")
+)
+_LABELS = st.sampled_from(
+    (
+        'gpu="0",UUID="GPU-1",Hostname="n1"',
+        'gpu="1",UUID="GPU-2",Hostname="n1",hpc_job="7"',
+        'Hostname="n1"',
+        'gpu="0"',
+        "gpu=0",
+        "",
+    )
+)
+_VALUES = st.sampled_from(("0", "0.5", "97", "NaN", "+Inf", "-1", "2147483632", "N/A", "five", "1e3", ""))
+_STAMPS = st.sampled_from(("1793520000000", "1793520030000", "1793520000", "1793520000.5", "-5", "soon", "1", ""))
+_LINES = st.one_of(
+    st.builds("{}{{{}}} {} {}".format, _NAMES, _LABELS, _VALUES, _STAMPS),
+    st.sampled_from(("", "# EOF", "# HELP x y", "  ", "x y z w", "x", '{__name__="x",gpu="0"} 5 1793520000000')),
+)
+
+
+def _damaged(text: str, damage: str, at: int) -> str:
+    place = at % (len(text) + 1)
+    return text[:place] + damage + text[place:]
+
+
+_TEXTS = st.builds(
+    lambda lines, end, damage, at: _damaged(end.join(lines), damage, at),
+    st.lists(_LINES, max_size=12),
+    st.sampled_from(("\n", "\r\n")),
+    st.sampled_from(("", "}", '"', "# {", " ", "\xff", "{")),
+    st.integers(0, 1000),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_TEXTS, st.booleans(), st.sampled_from((1 << 20, 150)))
+def test_quick_lines_give_the_same_samples_and_problems(
+    tmp_path_factory: pytest.TempPathFactory, text: str, strict: bool, chunk: int
+) -> None:
+    """Sound samples are read by their beginnings; the outcome is as if every line was examined alone."""
+    path = tmp_path_factory.mktemp("text") / "m.prom"
+    path.write_text(text, newline="")
+
+    def outcome() -> object:
+        notes = ReadingNotes(path.name)
+        reader = ExpositionReader(notes, ReadOptions(aliases=aliases.load(), zone=UTC, strict=strict), None)
+        try:
+            rows = pl.concat([pl.DataFrame(schema=SAMPLES), *reader.read(blocks(path, path.name, chunk=chunk))])
+        except InputError as error:
+            return str(error), error.hint, notes.problems
+        return (
+            rows.sort(list(SAMPLES), nulls_last=False).rows(), notes.problems, notes.problem_count,
+            list(notes.unknown.items()), notes.decisions,
+        )  # fmt: skip
+
+    quick = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExpositionReader, "_quick_lines", _without_quick_lines)
+        assert outcome() == quick
+
+
+def _without_quick_lines(reader: ExpositionReader, block: LineBlock) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    lines = {"number": pl.Int64(), "head": pl.Int32(), "value": pl.Float64(), "ms": pl.Int64()}
+    return pl.DataFrame(schema=lines), pl.DataFrame(schema={"number": pl.Int64(), "name": pl.String()}), block.lines

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.readers import prometheus_json
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+from slurm_affinode.metrics.schema import SAMPLES
 
 Reader = Callable[..., Any]
 UUID = "GPU-5c7e1b3a-0000-4000-8000-000000000000"
@@ -200,3 +207,50 @@ def test_largest_value_of_several_exporters_counts(read: Reader, tmp_path: Path,
         (row,) = read(path).rows
         figures = [row[name] for name in ("util_pct", "fb_used_mib", "fb_total_mib", "power_w")]
         assert figures == [95.0, 900.0, 1000.0, 300.0]
+
+
+_JSON_PIECES = st.sampled_from(
+    (
+        '"', "[", "]", "{", "}", ",", ":", "\\", "\n", " ", "0", "9", "-", ".", "e", "x", "NaN", "null", "é", "]]",
+        "\x00", "-Infinity", '"values":[[', "\u2028",
+    )
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_points_as_columns_give_the_same_samples_and_problems(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Damage at any place: the outcome is that of decoding everything with ``json``."""
+    names = data.draw(
+        st.lists(st.sampled_from(("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO", "x")), max_size=3)
+    )
+    series = [
+        {
+            "metric": {"__name__": name, "gpu": "0", "UUID": f"GPU-{at}", "Hostname": "n1"},
+            "values": [[1793520000 + 30 * n, str(n)] for n in range(at + 1)],
+        }
+        for at, name in enumerate(names)
+    ]
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
+    text = json.dumps(answer, separators=(",", ":")) * data.draw(st.integers(1, 2))
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(_JSON_PIECES) + text[at + data.draw(st.integers(0, 2)) :]
+    path = tmp_path_factory.mktemp("json") / "m.json"
+    path.write_text(text)
+
+    def outcome() -> object:
+        notes = ReadingNotes(path.name)
+        options = ReadOptions(aliases=aliases.load(), zone=UTC)
+        try:
+            rows = pl.concat([pl.DataFrame(schema=SAMPLES), *prometheus_json.read(path, notes, options, None)])
+        except InputError as error:
+            return str(error), error.hint, notes.problems
+        return rows.rows(), notes.problems, notes.problem_count, notes.unknown, notes.decisions
+
+    quick = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prometheus_json, "decoded", lambda text: None)
+        assert outcome() == quick
