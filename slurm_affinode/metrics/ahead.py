@@ -17,7 +17,7 @@ _WAIT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Source(Generic[Item]):
+class ItemSource(Generic[Item]):
     """Items that are produced in order."""
 
     produce: Callable[[], Generator[Item, None, None]]
@@ -27,7 +27,7 @@ class Source(Generic[Item]):
 
 
 def read_ahead(
-    sources: Iterable[Source[Item]], *, workers: int, budget: int, idle: Callable[[], None] = lambda: None
+    sources: Iterable[ItemSource[Item]], *, workers: int, budget: int, idle: Callable[[], None] = lambda: None
 ) -> Generator[Iterator[Item], None, None]:
     """Yield the items of each source, in the order of ``sources``; each is to be consumed before the next one.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import polars as pl
 
 from slurm_affinode.base.errors import AffinodeError, DiskError, InputError, UnreachableError
-from slurm_affinode.metrics.ahead import Source, read_ahead
+from slurm_affinode.metrics.ahead import ItemSource, read_ahead
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
 from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals, prepared, prepared_parts
@@ -318,7 +318,7 @@ class SourceRun:
         Small files are read together. Threads read the next files meanwhile, if the reader allows it.
         """
         groups = list(_groups(paths))
-        sources = (Source(partial(self._read, group), sum(map(_cost, group))) for group in groups)
+        sources = (ItemSource(partial(self._read, group), sum(map(_cost, group))) for group in groups)
         workers = len(os.sched_getaffinity(0)) if self._reader.parallel else 1
         with closing(read_ahead(sources, workers=workers, budget=_BYTES_AHEAD, idle=self._report_progress)) as streams:
             for group, items in zip(groups, streams, strict=True):

@@ -25,7 +25,7 @@ _NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
 
 
 @dataclass(frozen=True)
-class Columns:
+class PointColumns:
     """The points of all series of a text."""
 
     times: pl.Series
@@ -35,10 +35,10 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class SeriesPoints:
     """The points of a series."""
 
-    columns: Columns
+    columns: PointColumns
     start: int
     """The place of the first point in ``columns``."""
     end: int
@@ -58,7 +58,7 @@ class Points:
 
 
 def decoded(text: bytes) -> list[Any] | None:
-    """Return the documents in ``text`` (UTF-8), one or one per line, with ``Points`` in place of lists of pairs.
+    """Return the documents in ``text`` (UTF-8), one or one per line, with ``SeriesPoints`` in place of lists of pairs.
 
     None if the text has no such points, or if they or anything else cannot be decoded.
     """
@@ -80,14 +80,14 @@ def decoded(text: bytes) -> list[Any] | None:
         return None
 
 
-def _document(text: str, points: Iterator[Points]) -> Any:
+def _document(text: str, points: Iterator[SeriesPoints]) -> Any:
     def constant(name: str) -> object:
         return next(points) if name == _STAND_IN else float(name)
 
     return json.loads(text, strict=False, parse_constant=constant)  # a label value may contain any character
 
 
-def _parts(text: bytes) -> tuple[str, list[Points]] | None:
+def _parts(text: bytes) -> tuple[str, list[SeriesPoints]] | None:
     """Return the text with ``_STAND_IN`` for the points of each series, and these points."""
     begins = np.array([match.end() for match in _BEGIN.finditer(text)], np.int64)
     if not len(begins):
@@ -104,12 +104,12 @@ def _parts(text: bytes) -> tuple[str, list[Points]] | None:
         return None
     last = np.cumsum(counts)
     spans = zip((last - counts).tolist(), last.tolist(), strict=True)
-    return _STAND_IN.join(rest), [Points(columns, start, end) for start, end in spans]
+    return _STAND_IN.join(rest), [SeriesPoints(columns, start, end) for start, end in spans]
 
 
 def _columns(
     text: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]
-) -> tuple[Columns, NDArray[np.int64]] | None:  # fmt: skip
+) -> tuple[PointColumns, NDArray[np.int64]] | None:  # fmt: skip
     """Return the points between ``begins`` and ``ends``, and how many each series has; None if any has another form."""
     characters, every = np.frombuffer(text, np.uint8), positions(text, b'"')
     first, last = np.searchsorted(every, begins), np.searchsorted(every, ends)
@@ -144,14 +144,14 @@ def _columns(
     if whole.has_nulls() or not digits.all():
         if not times.str.contains(_NUMBER).all():
             return None
-        return Columns(times.cast(pl.Float64, strict=False), values), counts
-    return Columns(whole.cast(pl.Float64), values), counts
+        return PointColumns(times.cast(pl.Float64, strict=False), values), counts
+    return PointColumns(whole.cast(pl.Float64), values), counts
 
 
-def joined(points: Sequence[Points]) -> Columns | None:
+def joined(points: Sequence[SeriesPoints]) -> PointColumns | None:
     """Return the points of several series; None if they do not follow each other."""
     follow = all(before.end == after.start for before, after in pairwise(points))
     if not follow or any(each.columns is not points[0].columns for each in points):
         return None
     columns, start, end = points[0].columns, points[0].start, points[-1].end
-    return Columns(columns.times[start:end], columns.values[start:end])
+    return PointColumns(columns.times[start:end], columns.values[start:end])

@@ -28,7 +28,7 @@ from slurm_affinode.metrics.readers.common import (
     percent_values,
     shows_percent,
 )
-from slurm_affinode.metrics.readers.json_points import Columns, Points, decoded, joined
+from slurm_affinode.metrics.readers.json_points import PointColumns, SeriesPoints, decoded, joined
 from slurm_affinode.metrics.readers.lines import compression_of, open_binary, reading
 from slurm_affinode.metrics.readers.local_time import POSSIBLE
 from slurm_affinode.metrics.readers.long_form import LongForm, code_of
@@ -81,7 +81,7 @@ def _batches(series: Iterator[tuple[int, Result]]) -> Iterator[list[tuple[int, R
         for number, result in series:
             batch.append((number, result))
             values = result.get("values")
-            points += len(values) if isinstance(values, (list, Points)) else 1
+            points += len(values) if isinstance(values, (list, SeriesPoints)) else 1
             if points >= POINTS_AT_ONCE:
                 yield batch
                 batch, points = [], 0
@@ -198,16 +198,16 @@ class SeriesReader:
         return 100.0
 
 
-def labels_and_points(result: Mapping[str, Any]) -> tuple[dict[str, str], list[Any] | Points] | None:
+def labels_and_points(result: Mapping[str, Any]) -> tuple[dict[str, str], list[Any] | SeriesPoints] | None:
     """Return the labels of a series, with ``__name__``, and its points; None if it has another form."""
     metric = result.get("metric") or {}
     points = result.get("values") or ([result["value"]] if "value" in result else [])
-    if not isinstance(metric, dict) or not isinstance(points, (list, Points)):
+    if not isinstance(metric, dict) or not isinstance(points, (list, SeriesPoints)):
         return None
     return {_whole(name): _whole(value) for name, value in metric.items() if value is not None}, points
 
 
-def _sound_points(of_series: list[list[Any] | Points]) -> _Points | None:
+def _sound_points(of_series: list[list[Any] | SeriesPoints]) -> _Points | None:
     """Return the points of several series; None if one of them has a point that needs a message or another form."""
     columns = _columns_of(of_series)
     if columns is None:
@@ -227,11 +227,11 @@ def _sound_points(of_series: list[list[Any] | Points]) -> _Points | None:
     return _Points(ms.astype(np.int64), values, (shown[ends] > shown[starts]).tolist())
 
 
-def _columns_of(of_series: list[list[Any] | Points]) -> Columns | None:
+def _columns_of(of_series: list[list[Any] | SeriesPoints]) -> PointColumns | None:
     """Return the points of several series in one form; None if one of them is no pair of a number and a text."""
-    if of_series and all(isinstance(points, Points) for points in of_series):
-        return joined(cast("list[Points]", of_series))
-    if any(isinstance(points, Points) for points in of_series):
+    if of_series and all(isinstance(points, SeriesPoints) for points in of_series):
+        return joined(cast("list[SeriesPoints]", of_series))
+    if any(isinstance(points, SeriesPoints) for points in of_series):
         return None
     points = list(itertools.chain.from_iterable(cast("list[list[Any]]", of_series)))
     if not points or set(map(type, points)) != {list} or set(map(len, points)) != {2}:
@@ -240,12 +240,12 @@ def _columns_of(of_series: list[list[Any] | Points]) -> Columns | None:
     if not set(map(type, times)) <= {int, float} or set(map(type, raw)) != {str}:
         return None
     try:
-        return Columns(pl.Series(np.array(times, np.float64)), pl.Series("raw", raw, pl.String))
+        return PointColumns(pl.Series(np.array(times, np.float64)), pl.Series("raw", raw, pl.String))
     except (OverflowError, UnicodeEncodeError):
         return None
 
 
-def points_of(points: list[Any] | Points, notes: ReadingNotes, options: ReadOptions, number: int) -> pl.DataFrame:
+def points_of(points: list[Any] | SeriesPoints, notes: ReadingNotes, options: ReadOptions, number: int) -> pl.DataFrame:
     """Return ``ms``, ``raw``, ``value`` and ``time`` of points; note those that cannot be used."""
     try:
         pairs = points if isinstance(points, list) else zip(points.times, points.values, strict=True)

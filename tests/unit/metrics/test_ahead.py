@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from slurm_affinode.metrics.ahead import Source, read_ahead
+from slurm_affinode.metrics.ahead import ItemSource, read_ahead
 
 Numbers = Generator[int, None, None]
 
@@ -31,7 +31,7 @@ def readers() -> list[threading.Thread]:
 @pytest.mark.parametrize("budget", [1, 100])
 def test_items_are_in_the_order_of_the_sources(workers: int, budget: int) -> None:
     """The number of threads and the budget do not matter, even if a source costs more."""
-    sources = [Source(numbers(10 * at, at), 5) for at in range(6)]
+    sources = [ItemSource(numbers(10 * at, at), 5) for at in range(6)]
     streams = read_ahead(iter(sources), workers=workers, budget=budget)
     assert [list(items) for items in streams] == [list(range(10 * at, 11 * at)) for at in range(6)]
 
@@ -55,7 +55,7 @@ def test_sources_that_are_read_at_once_are_limited(workers: int, cost: int, most
         with lock:
             running -= 1
 
-    streams = read_ahead([Source(produce, cost) for _ in range(12)], workers=workers, budget=100)
+    streams = read_ahead([ItemSource(produce, cost) for _ in range(12)], workers=workers, budget=100)
     assert sum(len(list(items)) for items in streams) == 12
     assert peak == most
 
@@ -68,7 +68,7 @@ def test_error_is_raised_where_the_items_are_consumed() -> None:
         raise KeyError("x")
 
     seen: list[object] = []
-    for items in read_ahead([Source(failing, 1), Source(numbers(5, 2), 1)], workers=2, budget=9):
+    for items in read_ahead([ItemSource(failing, 1), ItemSource(numbers(5, 2), 1)], workers=2, budget=9):
         try:
             seen += [*items]
         except KeyError as error:
@@ -88,7 +88,7 @@ def test_threads_end_when_the_consumer_stops() -> None:
             closed.append(True)
 
     before = readers()
-    with closing(read_ahead([Source(endless, 1)] * 3, workers=3, budget=9)) as opened:
+    with closing(read_ahead([ItemSource(endless, 1)] * 3, workers=3, budget=9)) as opened:
         assert next(next(opened)) == 1
         assert len(readers()) == len(before) + 3
     assert readers() == before
@@ -103,5 +103,5 @@ def test_consumer_is_called_while_it_waits() -> None:
         assert called.wait(30)
         yield 1
 
-    (items,) = (list(items) for items in read_ahead([Source(produce, 1)], workers=1, budget=9, idle=called.set))
+    (items,) = (list(items) for items in read_ahead([ItemSource(produce, 1)], workers=1, budget=9, idle=called.set))
     assert items == [1]

@@ -1,4 +1,4 @@
-"""Points of Prometheus' JSON that are read as columns are those that ``json`` decodes."""
+"""SeriesPoints of Prometheus' JSON that are read as columns are those that ``json`` decodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_affinode.metrics.readers.json_points import Points, decoded, joined
+from slurm_affinode.metrics.readers.json_points import SeriesPoints, decoded, joined
 
 TIMES = st.one_of(
     st.integers(0, 2 * 10**9), st.floats(0, 2e9), st.sampled_from((-1, 1793520000.25, 10**30, True, None, "5"))
@@ -26,8 +26,8 @@ DOCUMENTS = st.lists(
 
 
 def plain(value: Any) -> Any:
-    """Return a document with pairs in place of ``Points``."""
-    if isinstance(value, Points):
+    """Return a document with pairs in place of ``SeriesPoints``."""
+    if isinstance(value, SeriesPoints):
         return [[time, text] for time, text in zip(value.times, value.values, strict=True)]
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
