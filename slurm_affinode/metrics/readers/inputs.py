@@ -30,7 +30,7 @@ from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.csv_table import after_preface, is_smi_header, is_table
 from slurm_affinode.metrics.readers.dmon import HEADER
 from slurm_affinode.metrics.readers.lines import blocks, compression_of, head, reading
-from slurm_affinode.metrics.readers.snapshot_times import time_from_name
+from slurm_affinode.metrics.readers.snapshot_times import LONGEST_LINE, time_from_name
 from slurm_affinode.metrics.readers.snapshots import Parser, SnapshotReader
 
 SNAPSHOT_PARSERS: dict[str, Parser] = {
@@ -98,7 +98,7 @@ def _snapshot_format(lines: list[str]) -> str | None:
     """Return the format of the first snapshot of nvidia-smi in the lines."""
     for line in lines[:_SNAPSHOT_LINES]:
         for mark, format in _SNAPSHOT_MARKS:
-            if mark.match(line):
+            if mark.match(line[:LONGEST_LINE]):
                 return format
     return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_from_line
+from slurm_affinode.metrics.readers.snapshot_times import LONGEST_LINE, SnapshotTime, later, time_from_line
 from slurm_affinode.metrics.readers.snapshots import SmiDevice, SmiOutput, is_compute_process
 
 BANNER = re.compile(r"[\s>]*(?==+NVSMI LOG=+)")
@@ -131,7 +131,7 @@ def parse(lines: Iterator[tuple[str, int]], where: str) -> Iterator[SmiOutput]:
     time: SnapshotTime | None = None
     margin = 0
     for line, number in lines:
-        text = line.expandtabs(4).rstrip()
+        text = line[:LONGEST_LINE].expandtabs(4).rstrip()
         if banner := BANNER.match(text):
             if query is not None:
                 yield query.result()

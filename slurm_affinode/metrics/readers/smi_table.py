@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
-from slurm_affinode.metrics.readers.snapshot_times import SnapshotTime, later, time_from_line
+from slurm_affinode.metrics.readers.snapshot_times import LONGEST_LINE, SnapshotTime, later, time_from_line
 from slurm_affinode.metrics.readers.snapshots import SmiDevice, SmiOutput, is_compute_process
 
 BANNER = re.compile(r"[\s>]*\|\s*NVIDIA-SMI\s+(\S+)")
@@ -127,7 +127,7 @@ def parse(lines: Iterator[tuple[str, int]], where: str) -> Iterator[SmiOutput]:
     table: _Table | None = None
     time: SnapshotTime | None = None
     for line, number in lines:
-        text = _QUOTE.sub("", line).rstrip()
+        text = _QUOTE.sub("", line[:LONGEST_LINE]).rstrip()
         banner = BANNER.match(text)
         if banner or (HEADER.match(text) and (table is None or table.part != "banner")):
             if table is not None:

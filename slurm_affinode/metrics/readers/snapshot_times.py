@@ -26,6 +26,8 @@ _NAME = re.compile(
 )
 _NAMED_EPOCH = re.compile(r"(?<!\d)(1\d{9})(?!\d)")
 _MOMENT = re.compile(r"^\d{10}(?:\.\d+)?$|:\d\d(?:[.,]\d+)?(?:Z|UTC|GMT|[+-]\d[\d:]*)$")
+LONGEST_LINE = 1_000
+"""Characters of a line that are examined: lines of nvidia-smi are shorter, and patterns take quadratic time."""
 _UNIVERSAL = ("UTC", "GMT", "Z")
 
 
@@ -50,8 +52,9 @@ def later(before: SnapshotTime | None, now: SnapshotTime) -> SnapshotTime:
 
 def time_from_line(line: str) -> SnapshotTime | None:
     """Return the time in a line of ``date`` (C and en_US locale, ``-Is``, ``-R``, ``+%s``) or of nvidia-smi."""
-    if _EPOCH.fullmatch(line.strip()):
-        return SnapshotTime(line.strip())
+    line = line[:LONGEST_LINE].strip()
+    if _EPOCH.fullmatch(line):
+        return SnapshotTime(line)
     if match := _ISO.search(line):
         day, clock, zone = match.groups()
         return SnapshotTime(f"{day} {clock}{zone or ''}")

@@ -122,7 +122,7 @@ def test_key_file_gives_the_same_pseudonyms(site: Callable[..., Path], tmp_path:
     [((), "at least 5 users are needed"), (("--cluster", "x"), "cluster x has no GPU job")],
 )
 def test_refusals_write_nothing(site: Callable[..., Path], tmp_path: Path, words: tuple[str, ...], why: str) -> None:
-    """Few users, and a cluster that is not there."""
+    """Few users, and a cluster without GPU jobs."""
     state = str(site(*JOBS_OF_THREE))
     with pytest.raises(AffinodeError, match=why):
         run("export", "trace", *INTERVAL, *words, "--state", state, "--out", str(tmp_path / "set"))
