@@ -26,8 +26,8 @@ _POWER_SECTIONS = ("power readings", "gpu power readings")
 class _Query:
     """State of the output that is being read."""
 
-    def __init__(self, line: int, time: SnapshotTime | None) -> None:
-        self.snapshot = SmiOutput(line, time)
+    def __init__(self, snapshot: SmiOutput) -> None:
+        self.snapshot = snapshot
         self._path: list[tuple[int, str]] = []
         self._gpu: SmiDevice | None = None
         self._device: SmiDevice | None = None
@@ -44,7 +44,7 @@ class _Query:
         if match := _GPU.match(line.strip()):
             self._gpu = self._device = SmiDevice(number, pci=match.group(1))
             self._path, self._power_rank, self._instance = [], len(_POWER), "N/A"
-            self.snapshot.devices.append(self._gpu)
+            self.snapshot.add(self._gpu)
             return
         pair = _PAIR.fullmatch(line)
         depth = len(line) - len(line.lstrip(" "))
@@ -89,7 +89,7 @@ class _Query:
             self._device.mig = value
             # Compute instances of one GPU instance share its memory.
             if not any(other.pci == self._device.pci and other.mig == value for other in self.snapshot.devices):
-                self.snapshot.devices.append(self._device)
+                self.snapshot.add(self._device)
 
     def _process_value(self, key: str, value: str) -> None:
         if key == "gpu instance id":
@@ -135,7 +135,7 @@ def parse(lines: Iterator[tuple[str, int]], where: str) -> Iterator[SmiOutput]:
         if banner := BANNER.match(text):
             if query is not None:
                 yield query.result()
-            query, margin = _Query(number, time), banner.end()
+            query, margin = _Query(SmiOutput(number, where, time)), banner.end()
             time = None
         elif query is not None and (text[margin:].startswith(" ") or _PAIR.match(text) or _GPU.match(text.strip())):
             query.read(text[margin:] if not text[:margin].strip() else text, number)

@@ -34,8 +34,8 @@ _PROCESS = re.compile(r"\|\s*(\d+)\s+(?:(\d+|N/A)\s+(\d+|N/A)\s+)?(\d+)\s+([CGM]
 class _Table:
     """State of the table that is being read."""
 
-    def __init__(self, line: int, time: SnapshotTime | None, version: str) -> None:
-        self.snapshot = SmiOutput(line, time)
+    def __init__(self, snapshot: SmiOutput, version: str) -> None:
+        self.snapshot = snapshot
         self._version = version
         self.part = "banner"
         """``banner``, ``header``, ``gpus``, ``mig`` or ``processes``."""
@@ -89,7 +89,7 @@ class _Table:
         if match is None or self._device is None:
             return False
         self._device.power, _, self._device.used, self._device.total, self._device.util = match.groups()
-        self.snapshot.devices.append(self._device)
+        self.snapshot.add(self._device)
         self._device = None
         return True
 
@@ -103,7 +103,7 @@ class _Table:
                 self._instances.add((index, instance))
                 model, pci = (gpu.model, gpu.pci) if gpu is not None else (None, None)
                 device = SmiDevice(number, index, pci, mig=instance, model=model, used=used, total=total)
-                self.snapshot.devices.append(device)
+                self.snapshot.add(device)
 
     def _process(self, text: str) -> None:
         if match := _PROCESS.match(text):
@@ -132,7 +132,8 @@ def parse(lines: Iterator[tuple[str, int]], where: str) -> Iterator[SmiOutput]:
         if banner or (HEADER.match(text) and (table is None or table.part != "banner")):
             if table is not None:
                 yield table.result()
-            table, time = _Table(number, time, banner.group(1) if banner else "of an unknown release"), None
+            release = banner.group(1) if banner else "of an unknown release"
+            table, time = _Table(SmiOutput(number, where, time), release), None
         if text.startswith(("|", "+")):
             if table is not None:
                 table.read(text, number, where)

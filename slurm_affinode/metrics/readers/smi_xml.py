@@ -31,7 +31,7 @@ class _Document:
     """Parser of one document, fed line by line."""
 
     def __init__(self, line: int, time: SnapshotTime | None, where: str) -> None:
-        self.snapshot = SmiOutput(line, time, incomplete=f"the document has no {_END}", last_line=line)
+        self.snapshot = SmiOutput(line, where, time, incomplete=f"the document has no {_END}", last_line=line)
         self._where = where
         self._path: list[str] = []
         self._text: list[str] = []
@@ -77,7 +77,7 @@ class _Document:
         if name == "gpu" and len(self._path) == 2:
             self._gpu = SmiDevice(self.snapshot.last_line, pci=attributes.get("id"))
             self._power_rank = len(_POWER)
-            self.snapshot.devices.append(self._gpu)
+            self.snapshot.add(self._gpu)
         elif name == "mig_device" and self._gpu is not None:
             self._instance = SmiDevice(self.snapshot.last_line, pci=self._gpu.pci, model=self._gpu.model)
         elif name == "process_info":
@@ -120,7 +120,7 @@ class _Document:
             other.pci == instance.pci and other.mig == value for other in self.snapshot.devices
         ):
             instance.mig = value
-            self.snapshot.devices.append(instance)
+            self.snapshot.add(instance)
 
     def _add_process(self, gpu: SmiDevice) -> None:
         given = self._process.get("gpu_instance_id", "N/A")

@@ -21,6 +21,8 @@ from slurm_affinode.metrics.readers.tables import TableReader
 _COLUMNS = ("index", "pci.bus_id", "uuid", "mig", "name", "utilization.gpu", "memory.used", "memory.total",
             "power.draw")  # fmt: skip
 _FLUSH_ROWS = 20_000
+MOST_DEVICES = 1_024
+"""GPUs and MIG instances of a node; each line of a process is compared with all of them."""
 NO_TIME_HINT = (
     "keep the line with the date above each snapshot, name the file after its time (gpu01_2026-11-01T0800.txt), or "
     "give --start TIME, and --interval for several snapshots"
@@ -56,11 +58,19 @@ class SmiOutput:
     """Output of one call of nvidia-smi."""
 
     line: int
+    name: str
+    """The file, for messages."""
     time: SnapshotTime | None = None
     devices: list[SmiDevice] = field(default_factory=list)
     incomplete: str | None = None
     """Where and how the output ends too early; None: it is complete."""
     last_line: int = 0
+
+    def add(self, device: SmiDevice) -> None:
+        """Add a device. Raises ``InputError`` if there are more than a node can have."""
+        if len(self.devices) >= MOST_DEVICES:
+            raise InputError(f"has more than {MOST_DEVICES:,} GPUs in a snapshot", where=f"{self.name}:{device.line}")
+        self.devices.append(device)
 
     def add_time(self, text: str) -> None:
         """Take the time that the output itself has, unless it lacks the zone that a line above it has."""

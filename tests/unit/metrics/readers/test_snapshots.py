@@ -233,3 +233,19 @@ def test_quoted_snapshot_in_a_mail_is_read(read: Reader, recorded: Path, tmp_pat
     path = tmp_path / "gpu01.txt"
     path.write_text(f"Dear all,\nthis GPU is held since Friday:\n\n{quoted}\nbest wishes\n")
     assert [row["util_pct"] for row in read(path).rows] == [None, 0.0]
+
+
+@pytest.mark.parametrize("name", ["nvidia-smi-table-390.txt", "nvidia-smi-q-550.txt", "nvidia-smi-535.xml"])
+def test_number_of_gpus_in_a_snapshot_is_limited(read: Reader, recorded: Path, tmp_path: Path, name: str) -> None:
+    """Each process is compared with all GPUs: a hostile file could otherwise take hours."""
+    text = (recorded / "gpu" / name).read_text()
+    first, last = {
+        "table": ("|   0  Tesla", "|   1  Tesla"),
+        "q": ("GPU 00000000:4F", "GPU 00000000:52"),
+        "xml": ("\t<gpu id", "</nvidia"),
+    }["table" if "table" in name else "q" if "-q-" in name else "xml"]
+    begin, end = text.index(first), text.index(last)
+    path = tmp_path / "gpu01.txt"
+    path.write_text(text[:begin] + text[begin:end] * 1100 + text[end:])
+    with pytest.raises(InputError, match=r"gpu01\.txt:\d+: has more than 1,024 GPUs in a snapshot"):
+        read(path)
