@@ -193,7 +193,7 @@ def _show_target(target: TargetEvaluation) -> None:
         for one in target.qualities
     ]  # fmt: skip
     print_table(headings, rows, title=f"{target.target}: {target.choice.predictor}, {target.choice.reason}",
-                right=headings[1:])  # fmt: skip
+                right=headings[1:], minor=("jobs", "under, upper bound", "over, upper bound", "under"))  # fmt: skip
     if target.model_beats_median is not None:
         verb = "is below" if target.model_beats_median else "is not below"
         echo(f"On the jobs of the test, the loss of the model {verb} that of the median.")
@@ -213,8 +213,9 @@ def _show_schedules(found: Evaluation) -> None:
             *(("", "") if test is None else (f"{test.mean_wait_s:,.1f} s", f"{test.mean_bounded_slowdown:,.4f}")),
         ))  # fmt: skip
     print_table(
-        headings, rows, title=f"Schedules on {counted(found.capacity or 0, found.unit or 'unit')}", right=headings[3:]
-    )
+        headings, rows, title=f"Schedules on {counted(found.capacity or 0, found.unit or 'unit')}", right=headings[3:],
+        minor=("makespan", "max stretch", "total completion", "slowdown (test)", "mean wait (test)"),
+    )  # fmt: skip
 
 
 @predict.command("advise", short_help="Advise on time limit and memory of a job")

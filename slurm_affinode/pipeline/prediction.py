@@ -173,9 +173,12 @@ def evaluate(
     for target in evaluation.targets(source.submissions):
         step(f"evaluating {target.name}")
         prepared = evaluation.prepare(source.submissions, target)
-        targets.append(evaluation.evaluate(prepared))
+        if (evaluated := evaluation.evaluate(prepared)) is not None:
+            targets.append(evaluated)
         if target.name == "run_s":
             run = prepared
+    if not targets:
+        raise InputError("no job of the last 30 % of the submissions has ended", where=source.name)
     log = source.log
     capacity = capacity or (None if log is None else log.capacity)
     reason = None
@@ -239,7 +242,7 @@ def _schedules(
 ) -> list[ScheduleFigures]:
     """Simulate EASY and EASY-SJBF, or without requested times shortest first, with each kind of estimates."""
     requests = log.jobs.filter(pl.col("request_s") != UNKNOWN).height
-    limited = requests >= (1 - _FEW_WITHOUT) * log.jobs.height
+    limited = requests >= (1 - features.FEW_WITHOUT) * log.jobs.height
     names = ["median", *([MODEL] if MODEL in run.predictions else [])]
     cases: list[tuple[str, Order, Backfill, Times]] = []
     if limited:
@@ -266,10 +269,6 @@ def _schedules(
             figures(_rows(workload, tested), starts[tested], capacity) if tested.any() else None,
         ))  # fmt: skip
     return found
-
-
-_FEW_WITHOUT = 0.1
-"""Share of jobs without a requested time up to which the others are simulated with it."""
 
 
 def _rows(workload: Workload, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Workload:

@@ -42,9 +42,9 @@ class Quality:
     jobs: int
     pinball: float
     """Mean pinball loss of the median: half the mean absolute error."""
-    pinball_low: float
-    pinball_high: float
-    """Mean pinball losses of the calibrated bounds."""
+    pinball_low: float | None
+    pinball_high: float | None
+    """Mean pinball losses of the calibrated bounds; ``None``: no interval."""
     coverage: float | None
     """Share of the jobs inside the calibrated interval; 0.9 is intended. ``None``: no interval."""
     over_requested: float
@@ -123,10 +123,12 @@ def prepare(submissions: pl.DataFrame, target: PredictionTarget, *, tested: bool
     return PreparedTarget(table, predictions, choice, models, fitted, selected)
 
 
-def evaluate(prepared: PreparedTarget) -> TargetEvaluation:
-    """Return the figures of all predictors on the jobs of the test."""
+def evaluate(prepared: PreparedTarget) -> TargetEvaluation | None:
+    """Return the figures of all predictors on the jobs of the test; ``None`` if none of these has a known value."""
     table = prepared.table
     rows = _comparable(table, prepared.predictions, np.arange(prepared.selected, len(table)))
+    if not len(rows):
+        return None
     qualities = tuple(
         _quality(name, table.actual[rows], values[:, rows], prepared.calibrated(name)[:, rows])
         for name, values in prepared.predictions.items()
@@ -158,9 +160,9 @@ def _choose(table: FeatureTable, predictions: Mapping[str, Floats], rows: Ints, 
     rows = _comparable(table, predictions, rows)
     actual = table.actual[rows]
     losses = {name: pinball(actual, values[MEDIAN, rows], 0.5) for name, values in predictions.items()}
-    means = {name: float(values.mean()) if len(rows) else float("nan") for name, values in losses.items()}
     if not len(rows):
-        return Choice("median", "no job is left for a comparison", means)
+        return Choice("median", "no job is left for a comparison", {})
+    means = {name: float(values.mean()) for name, values in losses.items()}
     best = min((name for name in means if name != MODEL), key=lambda name: means[name])
     if MODEL not in losses:
         why = (
@@ -186,18 +188,18 @@ def _quality(name: str, actual: Floats, values: Floats, bounds: Floats) -> Quali
     whole = float(actual.sum())
     inside = (actual >= low) & (actual <= high)
 
-    def mean(numbers: Floats) -> float:
-        return float(numbers.mean()) if len(numbers) else float("nan")
+    def mean(numbers: Floats) -> float | None:
+        return float(numbers.mean()) if len(numbers) else None
 
     return Quality(
         predictor=name,
         jobs=len(actual),
-        pinball=mean(pinball(actual, median, 0.5)),
+        pinball=float(pinball(actual, median, 0.5).mean()),
         pinball_low=mean(pinball(actual[known], low[known], LEVELS[0])),
         pinball_high=mean(pinball(actual[known], high[known], LEVELS[-1])),
         coverage=float(inside[known].mean()) if known.any() else None,
         over_requested=float(np.maximum(median - actual, 0).sum()) / whole if whole else 0.0,
-        under_requested=mean((actual > median).astype(np.float64)),
+        under_requested=float((actual > median).mean()),
         upper_over_requested=float(np.maximum(high - actual, 0)[known].sum()) / float(actual[known].sum())
         if known.any() else None,
         upper_under_requested=float((actual > high)[known].mean()) if known.any() else None,

@@ -38,6 +38,8 @@ TARGETS = (
     PredictionTarget("mem_bytes", "request_mem_bytes", "bytes"),
     PredictionTarget("gpu_mem_bytes", None, "bytes"),
 )
+FEW_WITHOUT = 0.1
+"""Share of submissions without a request up to which the request is a predictor."""
 LEAST = 1.0
 """Smallest prediction, in the unit of the target."""
 
@@ -158,7 +160,7 @@ def _baselines(
         "last-two": first_known(last_two, requested, overall),
         "median": first_known(narrow, same, quantiles["user"], requested, overall),
     }
-    if not np.isnan(limit).all():
+    if np.isnan(limit).mean() <= FEW_WITHOUT:
         found = {"limit": requested, **found}
     return found
 

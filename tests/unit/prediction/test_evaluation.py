@@ -27,6 +27,7 @@ def test_best_baseline_is_used_and_says_why_without_lightgbm(monkeypatch: pytest
     assert prepared.choice.predictor == "median"
     assert "LightGBM is not installed" in prepared.choice.reason
     found = evaluate(prepared)
+    assert found is not None
     assert [one.predictor for one in found.qualities] == ["limit", "last-two", "median"]
     assert found.model_beats_median is None
     limit, _, median = found.qualities
@@ -49,7 +50,9 @@ def test_model_that_does_not_win_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     prepared = prepare(submissions(), RUN)
     assert prepared.choice.predictor == "median"
     assert "the model is not used: its loss is" in prepared.choice.reason
-    assert evaluate(prepared).model_beats_median is False
+    found = evaluate(prepared)
+    assert found is not None
+    assert found.model_beats_median is False
 
 
 def test_model_is_trained_with_jobs_that_had_ended_before_the_first_it_predicts(
@@ -71,8 +74,19 @@ def test_model_wins_where_run_times_depend_on_what_it_alone_has() -> None:
     prepared = prepare(rows.with_columns((rows["run_s"] * (1 + 9 * (hours < 8).cast(pl.Int64))).alias("run_s")), RUN)
     assert prepared.choice.predictor == MODEL
     found = evaluate(prepared)
+    assert found is not None
     assert found.model_beats_median is True
     assert next(one for one in found.qualities if one.predictor == MODEL).coverage == pytest.approx(0.9, abs=0.05)
+
+
+def test_target_that_is_unknown_in_the_test_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantile_model, "available", lambda: False)
+    rows = submissions()
+    early = pl.int_range(pl.len()) < 900
+    prepared = prepare(rows.with_columns(pl.when(early).then("mem_bytes").alias("mem_bytes")), TARGETS[1])
+    assert evaluate(prepared) is None
+    assert prepared.choice.losses == {}
+    assert "no job is left for a comparison" in prepared.choice.reason
 
 
 def test_target_without_values_is_left_out() -> None:
