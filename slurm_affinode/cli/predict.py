@@ -179,6 +179,8 @@ def evaluate(
         _show_schedules(found)
     elif not no_schedule:
         warn(f"no schedule is simulated: {found.no_schedules}")
+    for one in found.left_out:
+        warn(f"left out: {counted(one.jobs, 'job')} {one.reason}")
     if not found.recorded_waits:
         warn("the log has no waits: jobs count as ended at their submission plus their run time")
 

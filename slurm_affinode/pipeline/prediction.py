@@ -150,6 +150,8 @@ class Evaluation:
     schedules: tuple[ScheduleFigures, ...]
     no_schedules: str | None
     """Why there are none."""
+    left_out: tuple[LeftOut, ...]
+    """Jobs that the log has and that cannot be used, and those larger than the machine."""
 
 
 def train(source: SubmissionSource, *, now: datetime | None = None, step: Step = lambda _: None) -> ModelFile:
@@ -192,12 +194,17 @@ def evaluate(
         reason = "too few run times"
     if reason is not None or run is None or log is None or capacity is None:
         return Evaluation(source.name, source.submissions.height, source.recorded_waits, tuple(targets), None, None, (),
-                          reason)  # fmt: skip
+                          reason, () if log is None else log.left_out)  # fmt: skip
     found = list(_schedules(source, log, capacity, run, step))
     return Evaluation(
         source.name, source.submissions.height, source.recorded_waits, tuple(targets), capacity, log.unit, tuple(found),
-        None,
+        None, _left_out(log, capacity),
     )  # fmt: skip
+
+
+def _left_out(log: JobLog, capacity: int) -> tuple[LeftOut, ...]:
+    """Return what a simulation without requested times leaves out."""
+    return prepare(log, capacity, SchedulingPolicy("fcfs", "none", "actual"), Selection(), partial=True).left_out
 
 
 def predicted_run_s(prepared: PreparedTarget, predictor: str) -> Floats:

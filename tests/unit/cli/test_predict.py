@@ -98,6 +98,8 @@ def test_evaluation_of_a_log_has_losses_and_schedules(tmp_path: Path) -> None:
     assert len(found["schedules"]) >= 8
     assert {"total_completion_s", "max_stretch", "makespan_s"} <= set(found["schedules"][0]["all_jobs"])
     assert run("evaluate", "--trace", swf(tmp_path / "log.swf"), "--no-schedule")["schedules"] == []
+    smaller = run("evaluate", "--trace", swf(tmp_path / "log.swf"), "--capacity", "2")
+    assert [(one["reason"], one["jobs"]) for one in smaller["left_out"]] == [("larger than the capacity", 133)]
 
 
 @pytest.mark.parametrize(
