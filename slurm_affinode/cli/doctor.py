@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +12,18 @@ import click
 
 from slurm_affinode.agent.client import ask_local
 from slurm_affinode.base.config import Config
+from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.text import counted
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.images import shared_images
-from slurm_affinode.cli.options import config_options, echo, json_option, print_json, print_table, slurm_options
+from slurm_affinode.cli.options import config_options, echo, json_option, print_json, print_table, slurm_options, warn
+from slurm_affinode.model.cluster import Node
 from slurm_affinode.pipeline import bundle as bundles
-from slurm_affinode.pipeline import driver_check
+from slurm_affinode.pipeline import driver_check, node_doctor
 from slurm_affinode.pipeline.checks import OK, SKIPPED, Check
 from slurm_affinode.pipeline.doctor import examine, exit_code
+from slurm_affinode.pipeline.node_doctor import Via
+from slurm_affinode.slurm.client import open_client
 from slurm_affinode.suspension.inplace.sock_diag import SockDiag, SockDiagError
 
 NAME = "sockets of jobs"
@@ -46,6 +50,8 @@ Exit status: 0 all checks passed, 1 problems found, 3 a service does not respond
   slurm-affinode doctor
   slurm-affinode doctor --json | jq '.checks[] | select(.status != "ok")'
   slurm-affinode doctor --json | jq '.cuda.features[] | {name, available, why}'
+  slurm-affinode doctor --all-nodes                the checks of each node with GPUs, through ssh
+  slurm-affinode doctor --all-nodes --nodes 'gpu[01-40]' --via srun
   slurm-affinode doctor --bundle support.tar.gz    for a support request: checks, settings, logs; secrets are removed
 """
 
@@ -57,11 +63,23 @@ Exit status: 0 all checks passed, 1 problems found, 3 a service does not respond
     metavar="FILE",
     help="Write checks, settings and logs to FILE (tar.gz), without secrets",
 )
+@click.option("--all-nodes", is_flag=True, help="Make the checks on the nodes with GPUs, and show all problems")
+@click.option("--nodes", "listed", metavar="LIST", help="With --all-nodes: these nodes, such as gpu[01-40]")
+@click.option(
+    "--via",
+    type=click.Choice(("ssh", "srun")),
+    help="With --all-nodes: start the checks through this [default: ssh]",
+)
 @json_option
 @config_options
 @slurm_options
-def doctor(*, config: Config, as_json: bool, bundle: Path | None) -> int:
+def doctor(
+    *, config: Config, as_json: bool, bundle: Path | None, all_nodes: bool, listed: str | None, via: Via | None
+) -> int:
     """Check configuration, database, GPU metrics, accounting and GPU driver of this machine. Read-only.
+
+    With --all-nodes, the same is done on each node, up to 32 at a time, and equal problems are one row. ssh must work
+    without a password; checks for root need root there. srun starts a short job without GPUs on each node.
 
     Checks the configuration and the time zone; write access to the state directory and the reports; the database
     and its schema; the age of the newest data; the configured Prometheus server and its GPU metrics; the access to
@@ -76,6 +94,10 @@ def doctor(*, config: Config, as_json: bool, bundle: Path | None) -> int:
     A table lists what the NVIDIA driver of this machine supports for a suspension: lock with a timeout, checkpoint,
     restore, restore on other GPUs, CUDA IPC, custom storage; with the driver branch, the purpose, and the evidence.
     """
+    if (listed or via) and not all_nodes:
+        raise click.UsageError("--nodes and --via need --all-nodes")
+    if all_nodes:
+        return _of_nodes(config, listed, via or "ssh", as_json=as_json)
     checks = examine(config, now=datetime.now(UTC))
     cuda = driver_check.check_cuda()
     checks += [driver_check.check(cuda), check(), shared_images(config)]
@@ -92,6 +114,27 @@ def doctor(*, config: Config, as_json: bool, bundle: Path | None) -> int:
     hints = [f"  {check.name}: {check.hint}" for check in checks if check.hint and check.status != "ok"]
     if hints:
         echo("", "What to do:", *hints)
+    return code
+
+
+def _of_nodes(config: Config, listed: str | None, via: Via, *, as_json: bool) -> int:
+    nodes: Sequence[Node] = ()
+    if listed is None:
+        with open_client(config.slurm.backend, warned=warn) as client:  # type: ignore[arg-type]
+            nodes = client.nodes()
+    names = node_doctor.chosen(nodes, listed)
+    found = node_doctor.examine(names, via, run=run_program)
+    code = node_doctor.exit_code(found)
+    if as_json:
+        values = {one.node: {"error": one.error, "checks": [asdict(check) for check in one.checks]} for one in found}
+        print_json({"ok": code == 0, "nodes": values})
+        return code
+    sound = sum(not one.problems for one in found)
+    echo(f"{sound} of {counted(len(found), 'node')}: all checks passed")
+    if rows := node_doctor.rows(found):
+        print_table(("nodes", "check", "", "finding"), rows)
+    if hints := node_doctor.hints(found):
+        echo("", "What to do:", *(f"  {name}: {hint}" for name, hint in hints.items()))
     return code
 
 
