@@ -6,7 +6,9 @@ Debian 12 has a Slurm for which the plugin cannot be built: its headers are thos
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -42,9 +44,10 @@ def image(suite: str) -> str:
     return f"slurm-affinode/base:{suite}"
 
 
-@pytest.fixture
-def packages(docker: None, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def packages(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the packages."""
+    tmp_path = tmp_path_factory.mktemp("packages")
     headers = subprocess.run(
         ["docker", "run", "--rm", image("trixie"), "sh", "-c", HEADERS], capture_output=True, check=True, timeout=120
     )
@@ -67,7 +70,7 @@ class Machine:
         """Run a shell command as root; return its output with errors, after a check of the exit status."""
         argv = ["docker", "exec", "--env", "DEBIAN_FRONTEND=noninteractive", self._name, "sh", "-c", command]
         done = subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=240
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=400
         )
         assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}"
         return done.stdout
@@ -79,10 +82,11 @@ class Machine:
 
 @pytest.fixture
 def machine(packages: Path) -> Iterator[Machine]:
-    """The container; the packages are in /packages."""
+    """The container; the packages are in /packages, and the folder ``deploy`` in /deploy."""
     name = f"affinode-packages-{os.getpid()}"
-    volume = f"{packages}:/packages:ro"
-    argv = ["docker", "run", "--rm", "--detach", "--init", "--name", name, "--volume", volume, image("bookworm")]
+    places = {packages: "/packages", REPOSITORY / "deploy": "/deploy", REPOSITORY / "tests" / "data": "/data"}
+    volumes = [word for place, there in places.items() for word in ("--volume", f"{place}:{there}:ro")]
+    argv = ["docker", "run", "--rm", "--detach", "--init", "--name", name, *volumes, image("bookworm")]
     subprocess.run([*argv, "sleep", "infinity"], check=True, timeout=60, stdout=sys.stderr)
     try:
         yield Machine(name)
@@ -152,3 +156,76 @@ def check_rpms(machine: Machine) -> None:
     said = machine.run(f"PYTHONHOME= /srv/root/usr/lib/slurm-affinode/bin/python {program} --version")
     assert __version__ in said
     machine.run("test -e /srv/root/usr/lib64/slurm/slurm_affinode.so")
+
+
+PLAYBOOK = """
+cd /data/ansible && LC_ALL=C.UTF-8 ANSIBLE_ROLES_PATH=/deploy/ansible/roles ANSIBLE_NOCOLOR=1 \\
+  ansible-playbook --inventory localhost, site.yml"""
+
+
+@pytest.mark.timeout(1200, func_only=True)
+def test_role_installs_a_machine_once(machine: Machine) -> None:
+    """A check changes nothing, the first run installs, the second has nothing to change, and neither has a check."""
+    machine.run("apt-get update -qq && apt-get install -qq --no-install-recommends ansible-core python3-apt systemd")
+    before = machine.files()
+    machine.run(f"{PLAYBOOK} --check")
+    assert {file for file in machine.files() - before if "/root/.ansible" not in file} == set()
+
+    assert recap(machine.run(PLAYBOOK))["changed"] > 0
+    done = machine.run(PLAYBOOK)
+    assert recap(done)["changed"] == 0, done
+    done = machine.run(f"{PLAYBOOK} --check")
+    assert recap(done)["changed"] == 0, done
+
+    parsed = "import json, tomllib; print(json.dumps(tomllib.load(open('/etc/slurm-affinode/config.toml', 'rb'))))"
+    config = json.loads(machine.run(f'python3 -c "{parsed}"'))
+    assert config["prometheus"] == {"headers": {"X-Scope-OrgID": 'a "b" \u00e9'}}
+    assert config["zombies"]["nodes"]["gpu-*"] == {"cores": 64, "gpus": 4, "memory_gib": 512}
+    assert config["suspend"]["dry_run"] is True
+    assert config["suspend"]["tiers"] == {"memory": "/dev/shm/images"}  # noqa: S108 - a value, not a file
+    machine.run(f"test -x {config['suspend']['shepherd']} && test -e {config['suspend']['criu_plugin']}")
+    assert "configuration " in machine.run("slurm-affinode doctor", 3)
+    assert "/etc/slurm-affinode/config.toml" in machine.run("slurm-affinode doctor", 3)
+    modes = machine.run("cd /etc; stat -c '%a %U %G' slurm-affinode/image.key slurm-affinode/config.toml")
+    assert modes == "600 root root\n640 root slurm-affinode\n"
+    assert machine.run("/etc/slurm/prolog.d/20-slurm-affinode; cat /etc/slurm/plugstack.conf").endswith(
+        "include /etc/slurm/plugstack.conf.d/*.conf\n"
+    )
+    [line] = machine.run("grep ^optional /etc/slurm/plugstack.conf.d/slurm-affinode.conf").splitlines()
+    assert line == "optional slurm_affinode.so min_window=5m store=/srv/shared/slurm-affinode/images"
+    targets = json.loads(machine.run("cat /etc/prometheus/slurm-affinode/targets.json"))
+    assert targets == [{"labels": {"cluster": "alpha"}, "targets": ["gpu01:9402", "gpu02:9402"]}]
+    rules = {path.name for path in (REPOSITORY / "deploy" / "prometheus").glob("*.rules.yml")}
+    assert set(machine.run("ls /etc/prometheus/slurm-affinode").split()) == rules | {"targets.json"}
+
+
+def recap(output: str) -> dict[str, int]:
+    """Return the counts in the last line of a run."""
+    return {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", output.strip().splitlines()[-1])}
+
+
+@pytest.mark.timeout(1200, func_only=True)
+def test_image_of_the_report_machine_runs_without_rights(packages: Path) -> None:
+    """As another user than root, without capabilities, and with a read-only root file system."""
+    tag = f"slurm-affinode-test:{os.getpid()}"
+    file = REPOSITORY / "deploy" / "container" / "Containerfile"
+    build = ["--build-arg", f"BASE={image('bookworm')}", "--build-arg", f"PACKAGES={packages.name}"]
+    subprocess.run(
+        ["docker", "build", "--quiet", "--file", file, "--tag", tag, *build, packages.parent], check=True, timeout=900,
+        stdout=sys.stderr,
+    )  # fmt: skip
+    confined = ["docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL"]
+    confined += ["--security-opt=no-new-privileges"]
+
+    def run(*arguments: str, entrypoint: str = "slurm-affinode") -> str:
+        argv = [*confined, f"--entrypoint={entrypoint}", tag, *arguments]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    try:
+        assert run("-u", entrypoint="id") == "64900\n"
+        assert run("--version") == f"slurm-affinode, version {__version__}\n"
+        assert "demo/report.html" in run("demo", "--out", "/var/lib/slurm-affinode/demo")
+    finally:
+        subprocess.run(["docker", "rmi", "--force", tag], check=True, timeout=60, stdout=sys.stderr)
