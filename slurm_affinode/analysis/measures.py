@@ -9,7 +9,7 @@ import polars as pl
 
 from slurm_affinode.analysis.prices import PriceTable
 from slurm_affinode.analysis.result import MEASURES, SUMS, Totals
-from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints, ranges
+from slurm_affinode.analysis.segments import Allocations, Cells, Flags, Floats, Ints, ranges
 
 MS_PER_HOUR = 3_600_000.0
 MIB_PER_GIB = 1024.0
@@ -19,6 +19,18 @@ _OWNERS = 4096
 _BY_MAPPING = {"labels": "labels_ms", "recorded": "recorded_ms", "whole-node": "whole_node_ms"}
 _NOTHING = 1e-6
 """Numbers of GPUs up to this are rounding errors of sums of parts."""
+GPUS: dict[str, pl.DataType] = {
+    "cluster": pl.String(),
+    "node": pl.String(),
+    "gpu": pl.String(),
+    "gpu_model": pl.String(),
+    "gpu_hours_allocated": pl.Float64(),
+    "gpu_hours_busy": pl.Float64(),
+    "gpu_hours_low": pl.Float64(),
+    "gpu_hours_idle": pl.Float64(),
+    "gpu_hours_unknown": pl.Float64(),
+}
+"""Columns of ``gpu_hours``."""
 _ADDED = ("allocated_ms", *_BY_MAPPING.values(), *SUMS, "windows")
 
 
@@ -159,6 +171,42 @@ def model_name() -> pl.Expr:
     """Return the model name used in reports; a MIG instance has a model of its own."""
     instance = pl.concat_str(pl.col("model"), pl.lit(" MIG "), pl.col("mig_profile"))
     return pl.when(pl.col("mig").is_not_null()).then(pl.coalesce(instance, "model")).otherwise(pl.col("model"))
+
+
+def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, taking_part: Flags) -> pl.DataFrame:
+    """Return ``GPUS``, a row for each GPU that takes part, by cluster, node and number.
+
+    ``shares``: from ``without_suspended``; ``about``: the runs of the report. ``gpu`` is the number on the
+    node, for a MIG instance with its ID (``0.7``), or the UUID if there is no number. Busy, low and idle hours are None
+    if nothing was measured while the GPU was allocated.
+    """
+    sums = (
+        shares.filter(pl.col("run").is_in(about["run"].implode()))
+        .group_by("at")
+        .agg(pl.col("held_ms", "busy", "low", "idle").sum() / MS_PER_HOUR)
+    )
+    label = pl.concat_str(
+        pl.coalesce(pl.col("index").cast(pl.String), pl.col("uuid")),
+        pl.when(pl.col("mig").is_not_null()).then(pl.concat_str(pl.lit("."), pl.col("mig"))).otherwise(pl.lit("")),
+    )
+    listed = (
+        devices.with_columns(label.alias("gpu"), model_name().alias("gpu_model"), pl.Series("counts", taking_part))
+        .with_row_index("at")
+        .with_columns(pl.col("at").cast(pl.Int64))
+        .filter("counts")
+        .select("at", "cluster", "node", "gpu", "gpu_model", "index", "mig")
+        .join(sums, on="at", how="left")
+        .sort("cluster", "node", "index", "mig", "gpu", nulls_last=True)
+    )
+    measured = pl.col("busy") + pl.col("low") + pl.col("idle")
+    held = pl.max_horizontal("held_ms", measured).fill_null(0.0)
+    known = (measured > 0) | (held == 0)
+    states = ("busy", "low", "idle")
+    return listed.select(
+        "cluster", "node", "gpu", "gpu_model", held.alias("gpu_hours_allocated"),
+        *(pl.when(known).then(pl.col(name).fill_null(0.0)).alias(f"gpu_hours_{name}") for name in states),
+        (held - measured.fill_null(0.0)).alias("gpu_hours_unknown"),
+    ).cast(dict(GPUS))  # type: ignore[arg-type]  # fmt: skip
 
 
 def _models_of_nodes(devices: pl.DataFrame) -> pl.DataFrame:

@@ -267,7 +267,7 @@ class WasteResult:
     demand: UnmetDemand | None = None
     """``None`` if no wait is known, and if the query filters by user or account."""
     gpus: pl.DataFrame | None = None
-    """``analysis.gpu_map.GPUS``: hours of each GPU; ``None`` if not evaluated."""
+    """``analysis.measures.GPUS``: hours of each GPU; ``None`` if not evaluated."""
     trend: Trend | None = None
     """``None`` if there are no stored reports of earlier periods."""
     suspensions: pl.DataFrame | None = None

@@ -16,7 +16,6 @@ import polars as pl
 from slurm_affinode.analysis import (
     data_quality,
     demand,
-    gpu_map,
     mapping,
     measures,
     over_time,
@@ -268,7 +267,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         price_note=prices.note,
         accounting_note=job_runs.caution(query, jobs, now),
         waits=_waits(query, about),
-        gpus=gpu_map.gpu_hours(shares, about, joined.devices, joined.taking_part),
+        gpus=measures.gpu_hours(shares, about, joined.devices, joined.taking_part),
         demand=_demand(query, joined, about, kept, known=total["gpu_hours_idle"] is not None),
     )
 

@@ -74,7 +74,7 @@ def test_csv_writes_the_tables(state: Path, tmp_path: Path) -> None:
     """The number of files is printed."""
     out = tmp_path / "out"
     done = run(state, "--out", str(out), "--csv", "--title", "Week")
-    assert "*.csv (9 files)" in done.stdout
+    assert "*.csv (10 files)" in done.stdout
     assert (out / "jobs.csv").read_text(encoding="utf-8").splitlines()[1].startswith("alpha,1,")
     assert "<h1>Week</h1>" in (out / "report.html").read_text(encoding="utf-8")
 

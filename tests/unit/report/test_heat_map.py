@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from waste_samples import HOSTILE, make_result
 
-from slurm_affinode.analysis.gpu_map import GPUS
+from slurm_affinode.analysis.measures import GPUS
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report.charts import Words
 from slurm_affinode.report.heat_map import NODES, Field, gpu_map, heat_map, week_map

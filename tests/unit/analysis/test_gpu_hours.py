@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.analysis.gpu_map import GPUS
+from slurm_affinode.analysis.measures import GPUS
 from slurm_affinode.analysis.result import WasteResult
 
 HOUR = 3600
