@@ -191,8 +191,8 @@ def test_library_is_imported_only_by_its_owner() -> None:
 
 NODES = {
     "agent", "checkpoint", "cli.agent", "cli.completion", "cli.doctor", "cli.entry", "cli.exporter", "cli.hooks",
-    "cli.images", "cli.job", "cli.keep", "cli.status", "cli.suspend", "cli.zombies_install", "cli.zombies_policy",
-    "gpu", "pipeline.suspension_mail", "slurm.pyslurm_worker", "suspension",
+    "cli.images", "cli.job", "cli.keep", "cli.setup", "cli.status", "cli.suspend", "cli.zombies_install",
+    "cli.zombies_policy", "gpu", "pipeline.suspension_mail", "slurm.pyslurm_worker", "suspension",
 }  # fmt: skip
 """Modules that run where the extra ``analysis`` is not installed."""
 GUARDED = {
