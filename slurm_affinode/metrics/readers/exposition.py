@@ -270,7 +270,7 @@ class ExpositionReader:
         odd = self._odd_lines(block, quick, unknown)
         # A metric is unknown, or its lines are no samples, by the first of them.
         if len(unknown):
-            doubtful = unknown["name"].is_in(odd["line"].str.extract(NAME, 1).drop_nulls().unique().implode())
+            doubtful = unknown["name"].is_in(_names(odd)["name"].drop_nulls().unique().implode())
             if doubtful.any():
                 unknown = unknown.filter(~doubtful)
                 odd = self._odd_lines(block, quick, unknown)
@@ -332,9 +332,7 @@ class ExpositionReader:
         return pl.DataFrame([*(quick[name] for name in self._kept), *columns])
 
     def _odd_entries(self, lines: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
-        frame = lines.with_columns(pl.col("line").str.extract(NAME, 1).alias("name"))
-        if frame.select((pl.col("name").is_null() & pl.col("line").str.contains(r"^\s*\{")).any()).item():
-            frame = frame.with_columns(pl.col("name").fill_null(pl.col("line").str.extract(NAME_LABEL, 1)))
+        frame = _names(lines)
         frame = self._scraped(frame)
         odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
         self._reject(odd, block, "is not a sample: a metric name is needed at its start")
@@ -467,6 +465,14 @@ class ExpositionReader:
             block.cut_off(number, self._notes.name)
             self._notes.problem(number, f"{reason}: {shortened(line)}", strict=self._options.strict)
         self._notes.problem_count += max(0, len(lines) - 1000)
+
+
+def _names(lines: pl.DataFrame) -> pl.DataFrame:
+    """Add the column ``name``, the metric, to lines; null for a line that is no sample."""
+    frame = lines.with_columns(pl.col("line").str.extract(NAME, 1).alias("name"))
+    if frame.select((pl.col("name").is_null() & pl.col("line").str.contains(r"^\s*\{")).any()).item():
+        return frame.with_columns(pl.col("name").fill_null(pl.col("line").str.extract(NAME_LABEL, 1)))
+    return frame
 
 
 @dataclass(frozen=True, slots=True)
