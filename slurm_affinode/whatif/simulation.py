@@ -9,7 +9,7 @@ reservations, and with one for each job, the queue is examined once, at the end 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.whatif.policy import SchedulingPolicy
-from slurm_affinode.whatif.profile import Profile
 from slurm_affinode.whatif.waiting import JOB_BITS, JOB_MASK, NONE, OrderedJobs, SizeClasses
 
 Ints = npt.NDArray[np.int64]
@@ -364,6 +363,55 @@ class _Easy(_Pool):
             self._begin_job(job, now)
 
 
+class _Profile:
+    """Free units from each breakpoint to the next; the last one holds forever."""
+
+    def __init__(self, now: int, units: int) -> None:
+        self._times = [now]
+        self._free = [units]
+
+    def advance(self, now: int) -> None:
+        """Forget what was before ``now``."""
+        past = bisect_right(self._times, now) - 1
+        if past > 0:
+            del self._times[:past], self._free[:past]
+        self._times[0] = max(self._times[0], now)
+
+    def add(self, start: int, end: int, units: int) -> None:
+        """Add ``units`` (negative: subtract) from ``start``, at or after the first breakpoint, to ``end``."""
+        if start >= end:
+            return
+        first, last = self._breakpoint(start), self._breakpoint(end)
+        for at in range(first, last):
+            self._free[at] += units
+        for at in (last, first):  # equal neighbors would let the profile grow with each job
+            if 0 < at < len(self._free) and self._free[at] == self._free[at - 1]:
+                del self._times[at], self._free[at]
+
+    def earliest(self, units: int, span: int) -> int:
+        """Return the earliest time from which ``units`` are free for ``span``."""
+        times, free = self._times, self._free
+        start = -1
+        for at, time in enumerate(times):
+            if free[at] < units:
+                start = -1
+                continue
+            if start < 0:
+                start = time
+            if at + 1 == len(times) or times[at + 1] - start >= span:
+                return start
+        raise ValueError(f"{units} units are never free")
+
+    def _breakpoint(self, time: int) -> int:
+        """Return the place of a breakpoint at ``time``, which is inserted if there is none."""
+        at = bisect_right(self._times, time) - 1
+        if self._times[at] == time:
+            return at
+        self._times.insert(at + 1, time)
+        self._free.insert(at + 1, self._free[at])
+        return at + 1
+
+
 class _Conservative(_Pool):
     """Each waiting job has a reservation; others start before it if they delay none of these.
 
@@ -373,7 +421,7 @@ class _Conservative(_Pool):
     """
 
     def _prepare(self) -> None:
-        self._profile = Profile(0, self._free)
+        self._profile = _Profile(0, self._free)
         self._capacity = self._free
         self._reserved: dict[int, int] = {}
         """Waiting job -> start of its reservation."""
@@ -435,7 +483,7 @@ class _Conservative(_Pool):
             heappush(self._reservations, start)
 
     def _reserve_anew(self, now: int) -> None:
-        self._profile = Profile(now, self._capacity)
+        self._profile = _Profile(now, self._capacity)
         for number, expected in self._running.items():
             self._profile.add(now, expected, -self._units[self._begun[number]])
         for entry in self._in_order:
