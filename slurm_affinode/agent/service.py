@@ -33,6 +33,8 @@ from slurm_affinode.suspension.refusals import JobFacts, remedy
 
 log = logging.getLogger(__name__)
 
+EXPORTER = "slurm-affinode-exporter"
+"""The user of the exporter: systemd names a dynamic user after its unit."""
 MAX_JOB_ID = 0xFFFFFFF0
 FRESH_S = 5.0
 """A status request refreshes the queue only if the last answer is older than this and the queue is due."""
@@ -106,7 +108,7 @@ class Service:
         if verb == "status":
             return self._status(request, caller)
         if verb == "metrics":
-            return self._metrics()
+            return self._metrics(owners=self.is_admin(caller) or caller.name == EXPORTER)
         if verb == "suspend":
             return self._suspend(_job_of(request), caller, force=request.get("force") is True)
         if verb == "wake":
@@ -123,8 +125,8 @@ class Service:
 
     # --- metrics
 
-    def _metrics(self) -> dict[str, Any]:
-        """Return the metrics of the agent, which are of no user and may be read by everybody on the node."""
+    def _metrics(self, *, owners: bool) -> dict[str, Any]:
+        """Return the metrics of the agent. ``owners``: with those of all jobs; the others may be read by everybody."""
         jobs = dict.fromkeys(metrics.JOB_STATES, 0)
         names = self._names
         under_way = self.work.under_way()
@@ -132,16 +134,17 @@ class Service:
             jobs[under_way.get(job_id) or self._state_of(job_id)] += 1
         for state, count in jobs.items():
             self.counters.set(metrics.JOBS, float(count), state=state)
-        owners = dict(self._present) | {job.job_id: job.uid for job in self.registry.jobs()}
-        names = self._names = {uid: names.get(uid) or self.name_of(uid) for uid in owners.values()}
-        self.counters.replace(metrics.JOB_INFO, {(str(job_id), names[uid]): 1.0 for job_id, uid in owners.items()})
+        present = dict(self._present) | {job.job_id: job.uid for job in self.registry.jobs()}
+        names = self._names = {uid: names.get(uid) or self.name_of(uid) for uid in present.values()}
+        self.counters.replace(metrics.JOB_INFO, {(str(job_id), names[uid]): 1.0 for job_id, uid in present.items()})
         journals = None
         if self.journal is not None:
             with suppress(JournalError):
                 journals = float(len(self.journal.open_jobs()))
         self.counters.set(metrics.JOURNALS, journals)
         metrics.read_process(self.counters)
-        return {"node": self.node, "cluster": self.cluster, "metrics": self.counters.families()}
+        shown = [one for one in self.counters.families() if owners or one["name"] != metrics.JOB_INFO]
+        return {"node": self.node, "cluster": self.cluster, "metrics": shown}
 
     def _state_of(self, job_id: int) -> str:
         """Return the state of a watched job on which no work is under way."""

@@ -130,7 +130,7 @@ def _of_nodes(config: Config, listed: str | None, via: Via, *, as_json: bool) ->
         print_json({"ok": code == 0, "nodes": values})
         return code
     sound = sum(not one.problems for one in found)
-    echo(f"{sound} of {counted(len(found), 'node')}: all checks passed")
+    echo(f"{sound} of {counted(len(found), 'node')} passed all checks")
     if rows := node_doctor.rows(found):
         print_table(("nodes", "check", "", "finding"), rows)
     if hints := node_doctor.hints(found):

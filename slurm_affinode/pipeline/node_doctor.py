@@ -95,7 +95,7 @@ def _examine(node: str, via: Via, run: Runner) -> NodeChecks:
     except ValueError:
         # The status of a program that ssh could not start, or of ssh itself, says less than its last line.
         why = one_line(last_line(done.stderr), 200) or f"no output (exit status {done.returncode})"
-        return NodeChecks(node, error=f"{via}: {why}")
+        return NodeChecks(node, error=why if why.startswith(via) else f"{via}: {why}")
 
 
 def _list(output: bytes) -> Sequence[Any]:

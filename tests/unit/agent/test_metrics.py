@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
 from slurm_affinode.agent.client import ask_local
+from slurm_affinode.agent.requests import Caller
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.pipeline.exporter import AGENT_SCRAPE_S as SCRAPE_S
@@ -126,3 +127,13 @@ def test_owner_of_a_job_is_exported_until_its_epilog(node: Node1) -> None:
     assert owners() == {"12"}
     ask(node, verb="epilog", job=12)
     assert owners() == set()
+
+
+@pytest.mark.parametrize(("name", "shown"), [("alice", False), ("slurm-affinode-exporter", True), ("root", True)])
+def test_owners_are_reported_to_the_exporter_and_administrators_only(node: Node1, name: str, shown: bool) -> None:
+    """Slurm may hide the jobs of other users from a user."""
+    ask(node, verb="prolog", job=12, uid=0, gpus=[0])
+    caller = Caller(0 if name == "root" else 4711, name, local=True)
+    names = {family["name"] for family in ask(node, caller, verb="metrics")["metrics"]}
+    assert (metrics.JOB_INFO in names) is shown
+    assert metrics.JOBS in names

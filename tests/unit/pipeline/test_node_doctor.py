@@ -49,7 +49,7 @@ def test_problems_of_all_nodes_are_one_list() -> None:
     assert [one.node for one in found] == names
     assert node_doctor.rows(found) == [
         ("gpu01, gpu02, gpu03 and 1 more", "process tracing", "problem", "ptrace_scope is 0"),
-        ("gpu06", "node", "unreachable", "ssh: ssh: no route to host"),
+        ("gpu06", "node", "unreachable", "ssh: no route to host"),
     ]
     assert node_doctor.hints(found) == {"process tracing": "sysctl -w ..."}
     assert node_doctor.exit_code(found) == 3
@@ -94,7 +94,7 @@ def test_doctor_of_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["doctor", "--all-nodes", "--nodes", "n[1-2]"]
     done = CliRunner().invoke(cli, arguments, standalone_mode=False, env={"SLURM_AFFINODE_CONFIG": None})
     assert done.return_value == 1, done.output
-    assert "1 of 2 nodes: all checks passed" in done.output
+    assert "1 of 2 nodes passed all checks" in done.output
     assert "n2" in done.output
     assert "process tracing: sysctl -w ..." in done.output
     done = CliRunner().invoke(cli, [*arguments, "--json"], standalone_mode=False)
