@@ -71,7 +71,7 @@ lint: .venv/.dev ## Check style, spelling and wording.
 	$(VENV)/ruff format --check .
 	$(VENV)/codespell $$(git ls-files)
 	$(VENV)/python tests/prose.py
-	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster tests/gpu/emulated tests/gpu/bundle/{criu-from-debian,make,run} deploy/packages/build deploy/release | xargs shellcheck; \
+	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster containers/cluster-demo-scale tests/gpu/emulated tests/gpu/bundle/{criu-from-debian,make,run} deploy/packages/build deploy/release | xargs shellcheck; \
 	else echo "shellcheck is not installed: shell scripts are not checked" >&2; fi
 
 check-types: .venv/.dev ## Check types.

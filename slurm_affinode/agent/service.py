@@ -143,7 +143,7 @@ class Service:
                 journals = float(len(self.journal.open_jobs()))
         self.counters.set(metrics.JOURNALS, journals)
         metrics.read_process(self.counters)
-        shown = [one for one in self.counters.families() if owners or one["name"] != metrics.JOB_INFO]
+        shown = [family for family in self.counters.families() if owners or family["name"] != metrics.JOB_INFO]
         return {"node": self.node, "cluster": self.cluster, "metrics": shown}
 
     def _state_of(self, job_id: int) -> str:
