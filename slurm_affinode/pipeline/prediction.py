@@ -63,7 +63,7 @@ def read_trace(kind: str, path: Path) -> SubmissionSource:
     log = (swf if kind == "swf" else philly).read(path)
     if log.jobs.is_empty():
         raise InputError("no usable job", where=log.name)
-    rows = submissions.from_log(log, path, kind)
+    rows = submissions.from_log(log)
     order = np.argsort(log.jobs["submit_s"].to_numpy(), kind="stable")
     positions = np.empty(len(order), np.int64)
     positions[order] = np.arange(len(order))

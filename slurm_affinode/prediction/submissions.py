@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 
-from slurm_affinode.metrics.readers.lines import blocks
-from slurm_affinode.traces import swf
 from slurm_affinode.traces.job_log import UNKNOWN, JobLog
 
 SUBMISSIONS: dict[str, pl.DataType] = {
@@ -48,47 +44,20 @@ def conform(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def from_log(log: JobLog, path: Path, kind: str) -> pl.DataFrame:
-    """Return the jobs of a log. Where it has no waits, a job counts as ended at its submission plus its run time.
-
-    ``kind``: ``swf`` or ``philly``. Raises ``InputError`` if the log cannot be read.
-    """
+def from_log(log: JobLog) -> pl.DataFrame:
+    """Return the jobs of a log. Where it has no waits, a job counts as ended at its submission plus its run time."""
     wait = pl.when(pl.col("wait_s") >= 0).then("wait_s").otherwise(0)
     frame = log.jobs.with_columns(
         (pl.col("submit_s") + wait + pl.col("run_s")).alias("end_s"),
         pl.when(pl.col("user") != UNKNOWN).then(pl.col("user").cast(pl.String)).alias("user"),
     )
-    if kind == "swf":
-        frame = frame.join(_swf_columns(path), on="number", how="left", maintain_order="left").with_columns(
+    if log.described is not None:
+        frame = pl.concat([frame, log.described], how="horizontal").with_columns(
             (pl.col("memory_kb") * _KIB * pl.col("units")).alias("mem_bytes"),
             (pl.col("requested_kb") * _KIB * pl.col("units")).alias("request_mem_bytes"),
             pl.col("executable").alias("name"), pl.col("executable").alias("job"), pl.col("group").alias("account"),
         )  # fmt: skip
     return conform(frame)
-
-
-_NUMBERS = ("number", "memory_kb", "requested_kb")
-_TEXTS = ("group", "executable", "queue")
-
-
-def _swf_columns(path: Path) -> pl.DataFrame:
-    """Return the columns of an SWF log that a queue simulation does not need; null where they are -1."""
-    frames = [pl.DataFrame(schema={**dict.fromkeys(_NUMBERS, pl.Float64()), **dict.fromkeys(_TEXTS, pl.String())})]
-    for block in blocks(path, str(path), reject=lambda *_: None):
-        text = block.lines["line"].str.strip_chars().str.replace_all(r"\s+", " ")
-        cells = text.filter(~text.str.starts_with(";")).str.split(" ")
-        cells = cells.filter(cells.list.len() == len(swf.COLUMNS))
-        place = {name: cells.list.get(swf.COLUMNS.index(name)) for name in (*_NUMBERS, *_TEXTS)}
-        frames.append(pl.DataFrame({
-            **{name: place[name].cast(pl.Float64, strict=False) for name in _NUMBERS},
-            **{name: place[name] for name in _TEXTS},
-        }))  # fmt: skip
-    rows = pl.concat(frames).with_columns(
-        *(pl.when(pl.col(name) > 0).then(name).alias(name) for name in ("memory_kb", "requested_kb")),
-        *(pl.when(~pl.col(name).str.starts_with("-")).then(name).alias(name) for name in _TEXTS),
-    )
-    whole = pl.col("number").cast(pl.Int64, strict=False)
-    return rows.with_columns(whole).drop_nulls("number").unique("number", keep="first", maintain_order=True)
 
 
 def from_accounting(jobs: pl.DataFrame, peaks: pl.DataFrame) -> pl.DataFrame:

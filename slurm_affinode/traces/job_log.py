@@ -36,6 +36,16 @@ JOBS: dict[str, pl.DataType] = {
 """Columns of a log, in the order of the file."""
 
 
+DESCRIBED: dict[str, pl.DataType] = {
+    "memory_kb": pl.Float64(),  # used by each processor
+    "requested_kb": pl.Float64(),  # requested for each processor
+    "group": pl.String(),
+    "executable": pl.String(),
+    "queue": pl.String(),
+}
+"""What further columns of a log say of its jobs; null is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """Jobs of a log that are not simulated."""
@@ -73,6 +83,8 @@ class JobLog:
     """Jobs of the log that request no unit and are not in ``jobs``; ``None``: the log has no such jobs."""
     final_states: pl.Series | None = None
     """``completed``, ``canceled``, ``failed`` or ``other`` of each job; ``None``: not in the log."""
+    described: pl.DataFrame | None = None
+    """``DESCRIBED`` of each job; ``None``: not in the log."""
     recorded_run_s: pl.Series | None = None
     """Run time of each job by a column of the log; ``None``: the log has none beside start and end."""
 

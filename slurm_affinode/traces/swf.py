@@ -16,14 +16,14 @@ import polars as pl
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.readers.lines import blocks
-from slurm_affinode.traces.job_log import JOBS, MOST_S, MOST_UNITS, UNKNOWN, JobLog, divide, with_user_means
+from slurm_affinode.traces.job_log import DESCRIBED, JOBS, MOST_S, MOST_UNITS, UNKNOWN, JobLog, divide, with_user_means
 
 COLUMNS = (
     "number", "submit_s", "wait_s", "run_s", "allocated", "cpu_s", "memory_kb", "requested", "request_s",
     "requested_kb", "status", "user", "group", "executable", "queue", "partition", "preceding", "think_s",
 )  # fmt: skip
 """The 18 columns, in the order of the file."""
-_READ = ("number", "submit_s", "wait_s", "run_s", "allocated", "requested", "request_s", "user")
+_READ = ("number", "submit_s", "wait_s", "run_s", "allocated", "requested", "request_s", "user", *DESCRIBED)
 _VERSIONS = ("1", "2")
 _FACT = re.compile(r";\s*(\w+):\s*(\S+)\s*$")
 _REASONS = {
@@ -71,10 +71,16 @@ def read(path: Path) -> JobLog:
     known = pl.when(pl.col("request_s") > 0).then("request_s").otherwise(UNKNOWN).alias("request_s")
     wait = pl.when(pl.col("wait_s") >= 0).then("wait_s").otherwise(UNKNOWN).alias("wait_s")
     user = pl.when(pl.col("user") >= 0).then("user").otherwise(UNKNOWN).alias("user")
-    jobs = with_user_means(usable.with_columns(known, wait, user)).select(*JOBS).cast(JOBS)  # type: ignore[arg-type]
+    every = with_user_means(usable.with_columns(known, wait, user))
+    jobs = every.select(*JOBS).cast(JOBS)  # type: ignore[arg-type]
+    described = every.select(
+        pl.when(pl.col(name) >= (1 if dtype == pl.Float64() else 0)).then(name).cast(dtype).alias(name)
+        for name, dtype in DESCRIBED.items()
+    )
     return JobLog(
         where, "processor", jobs, tuple(left_out), _number(facts.get("MaxProcs")) or _number(facts.get("MaxNodes")),
         epoch_s=_number(facts.get("UnixStartTime")) or None, zone=_zone(facts.get("TimeZoneString")),
+        described=described,
     )  # fmt: skip
 
 

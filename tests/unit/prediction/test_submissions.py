@@ -40,7 +40,7 @@ def test_columns_of_a_log_that_a_simulation_does_not_need_are_read(tmp_path: Pat
     path = tmp_path / "log.swf"
     path.write_text("; MaxProcs: 8\n1 0 5 60 2 -1 100 2 90 200 1 7 3 12 1 -1 -1 -1\n"
                     "2 1 -1 60 2 -1 -1 2 90 -1 1 7 -1 -1 -1 -1 -1 -1\n")  # fmt: skip
-    first, second = submissions.from_log(swf.read(path), path, "swf").to_dicts()
+    first, second = submissions.from_log(swf.read(path)).to_dicts()
     assert (first["name"], first["account"], first["queue"], first["user"]) == ("12", "3", "1", "7")
     assert (first["mem_bytes"], first["request_mem_bytes"]) == (100 * 1024 * 2, 200 * 1024 * 2)
     assert (first["end_s"], second["end_s"]) == (65, 61)
