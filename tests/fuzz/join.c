@@ -13,7 +13,7 @@ int in_order(const struct block *b, const struct pieces *p);
 int64_t fold(const struct block *b, const struct pieces *p, const struct timeline *line, const struct limits *limits,
              struct sums *s, int64_t *events, int64_t room);
 void give_idle(const int64_t *events, int64_t count, const struct timeline *line, const struct windows *w);
-void end_all_windows(const struct windows *w);
+void end_all_windows(const struct timeline *line, const struct windows *w);
 
 #define FAR (INT64_C(1) << 60)
 #define STEP 30000
@@ -188,14 +188,14 @@ static bool one(void) {
     accepted = found <= room;
     if (accepted) {
       int64_t owner_start[OWNERS] = {0}, begin[OWNERS], end[OWNERS], windows[OWNERS] = {0}, longest[OWNERS] = {0};
-      int64_t bounds[BOUNDS] = {60000, 600000, 3600000}, bins[BOUNDS + 1] = {0};
+      int64_t bounds[BOUNDS] = {60000, 600000, 3600000}, bins[BOUNDS + 1] = {0}, last[4] = {-1, -1, -1, -1};
       double share[OWNERS] = {0}, bin_share[BOUNDS + 1] = {0};
       uint8_t counted[OWNERS] = {1, 0, 1, 1, 1, 1};
       for (int k = 0; k < OWNERS; k++)
         begin[k] = end[k] = -1, owner_start[k] = below(2) ? -FAR : below(ROWS * STEP);
-      struct windows w = {OWNERS, owner_start, counted, begin, end, share, windows, longest, BOUNDS, bounds, bins, bin_share};
+      struct windows w = {OWNERS, owner_start, counted, begin, end, share, windows, longest, BOUNDS, bounds, bins, bin_share, last};
       give_idle(events, found, &in.line, &w);
-      end_all_windows(&w);
+      end_all_windows(&in.line, &w);
       for (int64_t e = 0; e < found; e++)
         if (events[4 * e] < 0 || events[4 * e] >= in.cells || events[4 * e + 1] >= events[4 * e + 2])
           fprintf(stderr, "idle time %lld is empty or in no cell\n", (long long)e), exit(1);

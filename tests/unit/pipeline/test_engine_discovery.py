@@ -43,9 +43,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
 if os.geteuid() == 0:
     os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
-print(server.server_port, flush=True)
 if os.fork() == 0:  # a worker shares the socket
     server.serve_forever()
+print(server.server_port, flush=True)
 server.serve_forever()
 """
 
