@@ -80,10 +80,10 @@ def difference(client: SlurmClient, commands: SlurmClient) -> str | None:
         if not other.allocated or other.start != job.start:
             continue
         names = [name.name for name in fields(job) if name.name not in _CHANGING]
-        wrong = [name for name in names if getattr(job, name) != getattr(other, name)]
-        if not wrong:
+        differing = [name for name in names if getattr(job, name) != getattr(other, name)]
+        if not differing:
             return None
-        name = wrong[0]
+        name = differing[0]
         return f"of job {job.id}, it reads {name} {getattr(job, name)!r}, scontrol {getattr(other, name)!r}"
     return "no job runs with which it could be verified"
 

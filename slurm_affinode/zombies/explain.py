@@ -249,7 +249,7 @@ LONGEST_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Readings:
     """Live readings by GPU, each with its time."""
 
     rows: dict[tuple[str, str], list[tuple[float, LiveGpu]]] = field(default_factory=dict)
@@ -288,14 +288,14 @@ def explain_live(
             min((one.time.longer_than_s for one in file.signatures), default=0.0) if window_s is None else window_s
         )
         watch_s = shortest + LOOK_S if shortest <= LONGEST_S else None
-    seen = _Seen()
+    readings = _Readings()
 
     def running(jobs: Sequence[Job]) -> list[Job]:
         number = parsed.job_id
         return [one for one in jobs if one.state == "RUNNING"
                 and number in (one.job_id, one.array_job_id, one.het_job_id)]  # fmt: skip
 
-    looked = replace(sampler, on_round=seen)
+    looked = replace(sampler, on_round=readings)
     with live.observe(
         config, request, looked, slurm=slurm, watch_s=watch_s, history=history, only=running
     ) as now:  # fmt: skip
@@ -314,7 +314,7 @@ def explain_live(
         one = next((each for each in now.snapshot.jobs if each.job_id == page.job.job_id), None)
         if one is None or one.state != "RUNNING":
             return page
-        page = _with_now(page, one, now, seen, live.judged(config, request, now))
+        page = _with_now(page, one, now, readings, live.judged(config, request, now))
         # Users can change the comment: it only tells whether to ask.
         asleep = messages.sleeps_in_place(one.comment)
         return _asleep(page) if asleep and any(sleeps(config, name, one.job_id) for name in one.nodes) else page
@@ -330,7 +330,7 @@ class SnapshotNodes:
         return self.snapshot.nodes
 
 
-def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: find.Found) -> Explanation:
+def _with_now(page: Explanation, job: Job, now: Observed, readings: _Readings, found: find.Found) -> Explanation:
     """Replace the outdated parts of a page from stored samples with live readings."""
     on = now.samples.by_job.get(job.job_id, ())
     measured = any(now.samples.watched[gpu.key].gpu.signals_pct for gpu in on)
@@ -340,7 +340,9 @@ def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: fi
     outdated = {WHICH_UNKNOWN} if on else set()
     outdated |= {find.NO_HISTORY} if measured else set()
     notes = [note for note in page.notes if note not in outdated]
-    pages = tuple(_gpu(page, job, now, seen, gpu, findings) for gpu in on) if measured or not page.gpus else page.gpus
+    pages = (
+        tuple(_gpu(page, job, now, readings, gpu, findings) for gpu in on) if measured or not page.gpus else page.gpus
+    )
     return replace(
         page, findings=(*findings, *before), gpus=pages, watched_s=now.samples.watched_s,
         notes=tuple(dict.fromkeys((*notes, *found.notes))),
@@ -349,7 +351,7 @@ def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: fi
 
 
 def _gpu(  # noqa: PLR0917
-    page: Explanation, job: Job, now: Observed, seen: _Seen, gpu: LiveGpu, found: Sequence[Finding]
+    page: Explanation, job: Job, now: Observed, readings: _Readings, gpu: LiveGpu, found: Sequence[Finding]
 ) -> GpuPage:
     watched = now.samples.watched[gpu.key]
     sight, verdicts = live.see(job, watched, now, gpu.mapping), live.verdicts(job, watched, now)
@@ -360,7 +362,7 @@ def _gpu(  # noqa: PLR0917
     flagged = any(one.kind in IDLE_KINDS for one in found) and sight.verdict is not None
     # Stored samples of a shared GPU are of all jobs on it.
     before = grid(page.since, page.until, STEP_MS) if known is None or gpu.part_of is not None else known
-    slots = _with_samples(before, page.until, seen.rows.get(gpu.key, ()))
+    slots = _with_samples(before, page.until, readings.rows.get(gpu.key, ()))
     return GpuPage(replace(sight.gpu, flagged=flagged), verdicts, slots)
 
 

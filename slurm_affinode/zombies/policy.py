@@ -216,7 +216,7 @@ def _begins(finding: Finding, since: datetime) -> datetime:
     return end if end is not None else finding.since or since
 
 
-def _about(finding: Finding) -> str:
+def _subject(finding: Finding) -> str:
     """Return a key with at most one finding at a time: the kind of a finding about a job's idle GPUs may change."""
     if finding.kind in IDLE_KINDS and finding.job is not None:
         return f"{finding.cluster}/{finding.key.split('/', 2)[2]}"
@@ -230,11 +230,11 @@ def _there(past: Iterable[Episode], since: datetime, moment: datetime) -> Iterab
     """
     found: dict[str, Episode] = {}
     for one in past:
-        about = _about(one.finding)
+        subject = _subject(one.finding)
         if _begins(one.finding, since) <= moment <= one.until and (
-            about not in found or one.until < found[about].until
+            subject not in found or one.until < found[subject].until
         ):
-            found[about] = one
+            found[subject] = one
     return [one.finding for one in found.values()]
 
 
@@ -252,7 +252,7 @@ def replay(
     # From the start of the interval, so that jobs idle since before it get their warnings.
     moment = since
     while moment <= until:
-        there = [replace(one, observed_at=moment) for one in _there(past, since, moment) if _about(one) not in over]
+        there = [replace(one, observed_at=moment) for one in _there(past, since, moment) if _subject(one) not in over]
         for action in plan(there, policy, Ledger(warnings, {}, mailed), moment):
             key = action.finding.key
             if action.verb == "none":
@@ -265,6 +265,6 @@ def replay(
             elif action.verb.startswith("warn"):
                 mailed[action.finding.matter] = moment
             else:
-                over.add(_about(action.finding))
+                over.add(_subject(action.finding))
         moment += every
     return done
