@@ -5,6 +5,7 @@ Debian 12 has a Slurm for which the plugin cannot be built: its headers are thos
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -45,9 +46,20 @@ def image(suite: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def packages(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the packages."""
-    tmp_path = tmp_path_factory.mktemp("packages")
+def packages(docker: None, tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Path:
+    """The directory of the packages; several workers build them once."""
+    place = tmp_path_factory.getbasetemp().parent / f"packages-{testrun_uid}"
+    place.mkdir(exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "complete").exists():
+            build(place)
+            (place / "complete").touch()
+    return place / "out"
+
+
+def build(tmp_path: Path) -> None:
+    """Build the packages into ``out`` of the directory."""
     headers = subprocess.run(
         ["docker", "run", "--rm", image("trixie"), "sh", "-c", HEADERS], capture_output=True, check=True, timeout=120
     )
@@ -57,7 +69,6 @@ def packages(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     env |= {"OUT": str(tmp_path / "out"), "SLURM_CFLAGS": f"-I{tmp_path}/include", "PYTHON": PYTHON}
     done = subprocess.run(["make", "packages"], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return tmp_path / "out"
 
 
 class Machine:
