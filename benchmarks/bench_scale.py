@@ -47,7 +47,7 @@ MANY = (16, 128, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is folded."""
+    """The input of a fold."""
 
     index: samples.Index
     allocations: segments.Allocations

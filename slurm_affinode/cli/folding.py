@@ -17,9 +17,9 @@ def spreading(address: str | None, config: Config) -> Iterator[Spread | None]:
     if address is None:
         yield None
         return
-    from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - see below
+    from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - as below
 
-    with dask_workers.connected(address, config.dask) as workers:
+    with dask_workers.connected(address, config.dask, config.state_dir) as workers:
         yield workers.each
 
 
@@ -31,5 +31,5 @@ def folding(address: str | None, config: Config) -> Iterator[Fold]:
         return
     from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - an extra, and it takes half a second
 
-    with dask_workers.connected(address, config.dask) as workers:
+    with dask_workers.connected(address, config.dask, config.state_dir) as workers:
         yield workers.fold

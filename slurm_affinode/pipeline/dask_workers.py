@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from distributed import Client, Future
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
+from distributed.security import Security
 
 from slurm_affinode import __version__
 from slurm_affinode.analysis.join import kernel, native, sources
@@ -45,14 +47,18 @@ _ATTEMPTS = 3
 
 
 @contextmanager
-def connected(address: str, settings: DaskConfig = _DEFAULTS) -> Iterator[DaskWorkers]:
+def connected(address: str, settings: DaskConfig = _DEFAULTS, shared: Path | None = None) -> Iterator[DaskWorkers]:
     """Connect to the scheduler at ``address``: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``slurm`` to start one.
 
-    With ``slurm``, the scheduler is in this process, and the workers are jobs of Slurm by ``settings``. Raises
-    ``UnreachableError`` without a scheduler or a worker.
+    With ``slurm``, the scheduler is in this process, and the workers are jobs of Slurm by ``settings``, with keys in
+    ``shared``, a directory that the nodes see. Raises ``UnreachableError`` without a scheduler or a worker.
     """
     if address == "slurm":
-        with _jobs(settings) as cluster, _client(cluster.scheduler_address) as client:
+        with (
+            _keys(shared) as security,
+            _jobs(settings, security) as cluster,
+            _client(cluster.scheduler_address, security) as client,
+        ):
 
             def submit() -> None:
                 # The library does not submit jobs again that have ended (dask-jobqueue, issue 691).
@@ -69,7 +75,27 @@ def connected(address: str, settings: DaskConfig = _DEFAULTS) -> Iterator[DaskWo
 
 
 @contextmanager
-def _jobs(settings: DaskConfig) -> Iterator[SLURMCluster]:
+def _keys(shared: Path | None) -> Iterator[Security]:
+    """Make keys for one scheduler and its workers, in files that their owner alone can read.
+
+    A client of a scheduler can run any program as its workers: only holders of these keys are admitted.
+    """
+    made = Security.temporary()
+    with TemporaryDirectory(prefix="dask-", dir=shared) as directory:
+        paths = {}
+        for name, text in (
+            ("ca", made.tls_ca_file), ("cert", made.tls_scheduler_cert), ("key", made.tls_scheduler_key)
+        ):  # fmt: skip
+            paths[name] = Path(directory) / f"{name}.pem"
+            paths[name].touch(mode=0o600)
+            paths[name].write_text(text, encoding="ascii")
+        roles = ("client", "scheduler", "worker")
+        pairs = {f"tls_{role}_{name}": str(paths[name]) for role in roles for name in ("cert", "key")}
+        yield Security(require_encryption=True, tls_ca_file=str(paths["ca"]), **pairs)
+
+
+@contextmanager
+def _jobs(settings: DaskConfig, security: Security) -> Iterator[SLURMCluster]:
     """Start a scheduler in this process, for workers that are jobs of Slurm.
 
     The number of jobs is fixed: ``adapt`` ends all workers between two computations (dask-jobqueue, issue 701). Workers
@@ -80,29 +106,28 @@ def _jobs(settings: DaskConfig) -> Iterator[SLURMCluster]:
     limit_s = parse_span_s(settings.time_limit)
     lifetime = ["--lifetime", f"{limit_s * 0.8:.0f}s", "--lifetime-stagger", f"{limit_s * 0.1:.0f}s"]
     minutes = math.ceil(limit_s / 60)
-    with TemporaryDirectory(prefix="slurm-affinode-dask-") as directory:
-        try:
-            cluster = SLURMCluster(
-                cores=settings.cores,
-                processes=1,
-                memory=f"{settings.memory_gib} GiB",
-                walltime=f"{minutes // 60:02d}:{minutes % 60:02d}:00",
-                queue=settings.partition,
-                account=settings.account,
-                job_extra_directives=["--output=/dev/null", *settings.options],
-                worker_extra_args=lifetime,
-                python=settings.python or sys.executable,
-                local_directory="/tmp",  # noqa: S108 - of the node; workers write nothing unless memory is short
-                nanny=False,
-                scheduler_options={"dashboard_address": None},
-                shared_temp_directory=directory,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UnreachableError(f"the Dask scheduler did not start: {one_line(error)}") from error
-        try:
-            yield cluster
-        finally:
-            cluster.close(timeout=CONNECT_S)
+    try:
+        cluster = SLURMCluster(
+            cores=settings.cores,
+            processes=1,
+            memory=f"{settings.memory_gib} GiB",
+            walltime=f"{minutes // 60:02d}:{minutes % 60:02d}:00",
+            queue=settings.partition,
+            account=settings.account,
+            job_extra_directives=["--output=/dev/null", *settings.options],
+            worker_extra_args=lifetime,
+            python=settings.python or sys.executable,
+            local_directory="/tmp",  # noqa: S108 - of the node; workers write nothing unless memory is short
+            nanny=False,
+            scheduler_options={"dashboard_address": None},
+            security=security,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnreachableError(f"the Dask scheduler did not start: {one_line(error)}") from error
+    try:
+        yield cluster
+    finally:
+        cluster.close(timeout=CONNECT_S)
 
 
 def _with_worker(workers: DaskWorkers) -> DaskWorkers:
@@ -111,12 +136,12 @@ def _with_worker(workers: DaskWorkers) -> DaskWorkers:
 
 
 @contextmanager
-def _client(address: str) -> Iterator[Client]:
+def _client(address: str, security: Security | None = None) -> Iterator[Client]:
     try:
         # A scheduler that has ended is an error of the report, and not awaited.
         with dask_config.set({"distributed.comm.timeouts.connect": CONNECT_S, "distributed.comm.retry.count": 0}):
-            client = Client(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
+            client = Client(address, timeout=CONNECT_S, set_as_default=False, security=security)
+    except (OSError, ValueError, TypeError, TimeoutError) as error:  # TypeError: tls:// without keys
         raise UnreachableError(f"there is no Dask scheduler at {address}: {one_line(error)}") from error
     try:
         yield client

@@ -18,7 +18,7 @@ from distributed import LocalCluster
 from slurm_affinode.analysis import samples
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.base.config import Config, DaskConfig, StoreConfig
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.cli.main import main
 from slurm_affinode.db.repository import Repository
@@ -247,3 +247,29 @@ def test_engines_examined_by_workers_are_those_of_one_machine(
         assert "Traceback" not in captured.err
     assert len(json.loads(shown[0])["engines"]) == 4
     assert shown[0] == shown[1]
+
+
+def test_jobs_of_slurm_and_only_they_reach_the_scheduler(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address is on the network: without the keys, which their owner alone can read, a client is refused."""
+    sbatch = tmp_path / "sbatch"
+    start = f"cp $1 {tmp_path}/job\nbash {tmp_path}/job >{tmp_path}/log 2>&1 &\n"
+    sbatch.write_text(f"#!/bin/sh\n{start}echo Submitted batch job $$\n")
+    sbatch.chmod(0o755)
+    (tmp_path / "scancel").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    local = written(state, tmp_path / "local")
+    settings = DaskConfig(jobs=1, cores=1, memory_gib=0.5, wait="1m")
+    with dask_workers.connected("slurm", settings, tmp_path) as workers:
+        assert_same(local, written(state, tmp_path / "dask", fold=workers.fold))
+        address = workers._client.scheduler_info()["address"]
+        keys = [path for path in tmp_path.glob("dask-*/*") if path.is_file()]
+        assert keys
+        assert {path.stat().st_mode & 0o077 for path in keys} == {0}
+        assert address.startswith("tls://")
+        monkeypatch.setattr(dask_workers, "CONNECT_S", 2.0)
+        for stranger in (address, address.replace("tls://", "tcp://")):
+            with pytest.raises(UnreachableError), dask_workers.connected(stranger):
+                pass
+    assert not list(tmp_path.glob("dask-*"))
