@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 from typing import NoReturn
 
@@ -129,7 +130,8 @@ def main() -> NoReturn:
             click.echo(f"  {error.hint}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:  # an import that is deferred until an option needs it
-        missing = extras.explained(error, " ".join(sys.argv[1:3]))
+        words = itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:3])
+        missing = extras.explained(error, " ".join(words))
         if missing is None:
             raise
         click.echo(f"slurm-affinode: {missing}", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -273,3 +274,14 @@ def test_jobs_of_slurm_and_only_they_reach_the_scheduler(
             with pytest.raises(UnreachableError), dask_workers.connected(stranger):
                 pass
     assert not list(tmp_path.glob("dask-*"))
+
+
+def test_missing_extra_is_named_after_the_command(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the option and its value, which are no part of the command."""
+    monkeypatch.setitem(sys.modules, "dask", None)
+    monkeypatch.delitem(sys.modules, "slurm_affinode.pipeline.dask_workers")
+    monkeypatch.delattr("slurm_affinode.pipeline.dask_workers")
+    assert command(monkeypatch, "report", "--state", str(state), "--dask", "tcp://localhost:1")
+    assert capsys.readouterr().err.startswith("slurm-affinode: report: needs the extra scale")
