@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.segments import Floats, Ints
 from slurm_affinode.model.gpu import FLOORS_PCT, floor_of
 
@@ -278,6 +279,8 @@ class WasteResult:
     """Note for display if accounting ends before the interval; else empty."""
     price_note: str = ""
     """Note for display about the origin of the prices; empty for the site's own table."""
+    emissions: EmissionFactor | None = None
+    """``None`` if the site has set none."""
 
     @property
     def priced(self) -> bool:

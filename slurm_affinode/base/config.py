@@ -290,6 +290,22 @@ class PriceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EmissionsConfig:
+    """Greenhouse gases of the electricity: either ``grams_per_kwh``, or ``country`` and ``table``."""
+
+    grams_per_kwh: Annotated[float, within(0, 2000)] | None = None
+    """CO2 equivalent of the site's electricity; ``None``: that of ``country``."""
+    source: str | None = None
+    """Origin of the figure and its year, shown beside it."""
+    country: str | None = None
+    """Code of three letters (ISO 3166-1), or name as in ``table``."""
+    table: AbsolutePath | None = None
+    """A CSV table by country and year; the latest year counts."""
+    pue: Annotated[float, within(1, 10)] | None = None
+    """Power usage effectiveness of the site; ``None``: emissions of the GPUs alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedJobsConfig:
     """Summaries of jobs for users who may not read the database."""
 
@@ -335,6 +351,7 @@ class Config:
     gpu_history: GpuHistoryConfig = GpuHistoryConfig()
     prometheus: PrometheusConfig = PrometheusConfig()
     price: PriceConfig = PriceConfig()
+    emissions: EmissionsConfig = EmissionsConfig()
     nightly: NightlyConfig = NightlyConfig()
     agent: AgentConfig = field(default_factory=AgentConfig)
     suspend: SuspendConfig = field(default_factory=SuspendConfig)

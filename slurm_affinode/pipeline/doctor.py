@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from slurm_affinode.analysis import prices
+from slurm_affinode.analysis import emissions, prices
 from slurm_affinode.base import extras, process
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
@@ -252,6 +252,7 @@ def _configuration(config: Config) -> Check:
 
         aliases.load(config.gpu_history.aliases, config.gpu_history.columns)
     prices.load(config.price.table, currency=config.price.currency)
+    emissions.load(config.emissions)
     return Check("configuration", OK, str(config.source) if config.source else "no file: the defaults")
 
 

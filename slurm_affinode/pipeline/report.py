@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slurm_affinode.analysis import prices, suspensions, waste
+from slurm_affinode.analysis import emissions, prices, suspensions, waste
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
 from slurm_affinode.base.config import Config
@@ -135,6 +135,7 @@ def analyse_stored(
             hint="choose --since before --until",
         )
     table = prices.load(config.price.table, currency=config.price.currency)
+    factor = emissions.load(config.emissions)
     with Repository.open(config.db_url, create=False) as store:
         say("reading accounting")
         # All jobs, including those that the filters exclude: they are needed to map GPUs to jobs.
@@ -157,7 +158,7 @@ def analyse_stored(
             query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say), fold=fold
         )
     back = suspensions.given_back(asleep, query, now=moment)
-    result = replace(result, suspensions=back, trend=trend)
+    result = replace(result, suspensions=back, trend=trend, emissions=factor)
     if not engines:
         return result
     with contextlib.closing(engine_store(config.serving_dir)) as samples:

@@ -74,6 +74,15 @@ def energy(kwh: float | None) -> str:
     return quantity(kwh, "kWh")
 
 
+def emissions(kg: float | None) -> str:
+    """Format kilograms of CO2 equivalent with a suitable unit: g, kg or t."""
+    if kg is None or not math.isfinite(kg):
+        return UNKNOWN
+    if 0 < abs(kg) < 1:
+        return quantity(kg * 1000, f"g{NBSP}CO2e")
+    return quantity(kg, f"kg{NBSP}CO2e") if abs(kg) < 10_000 else quantity(kg / 1000, f"t{NBSP}CO2e")
+
+
 def gib_hours(value: float | None) -> str:
     """Format memory-time in GiB h: ``980 GiB h``; ``12.3 TiB h`` from 10 TiB h."""
     if value is not None and abs(value) >= 10_240:

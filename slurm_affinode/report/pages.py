@@ -202,6 +202,7 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
         _card(result, "idle_cost", "Cost of the idle hours", _of(shown(total, "cost", currency))),
         _card(result, "idle_mem_gib_h", "Memory held while idle", _of(shown(total, "mem_gib_h"))),
         _card(result, "idle_energy_kwh", "Energy while idle", _of(shown(total, "energy_kwh"))),
+        *_emissions(result),
         _card(result, "util_mean_pct", "Mean utilization", "over time, where given"),
     ]
     if not result.priced:
@@ -209,6 +210,18 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
     if known(total, "gpu_hours_capacity") is None and known(total, "unallocated_gpu_hours") is None:
         made = [c for c in made if c.label not in ("Capacity", "Not allocated")]
     return tuple(made)
+
+
+def _emissions(result: WasteResult) -> tuple[Card, ...]:
+    factor = result.emissions
+    if factor is None:
+        return ()
+    label, help_text = "Emissions while idle", f"Energy of the idle GPUs x emissions of a kWh. {factor.rule}."
+    text = fmt.emissions(factor.kg(known(result.total, "idle_energy_kwh")))
+    if text == fmt.UNKNOWN:
+        return (Card(label, text, "", "", help_text, unknown=True),)
+    value, _, unit = text.partition(fmt.NBSP)
+    return (Card(label, value, unit, _of(fmt.emissions(factor.kg(known(result.total, "energy_kwh")))), help_text),)
 
 
 def _of(whole: str) -> str:
@@ -347,6 +360,8 @@ def settings(result: WasteResult) -> tuple[Fact, ...]:
     ]
     if prices and result.priced:
         facts.append(Fact("Price of a GPU-hour", ", ".join(prices[:12]) + (", ..." if len(prices) > 12 else "")))
+    if result.emissions is not None:
+        facts.append(Fact("Emissions", result.emissions.rule))
     return tuple(facts)
 
 

@@ -67,6 +67,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "suspensions": _suspensions(result, top),
         "servers": _servers(result, top),
         "price_source": "site" if result.priced else "none" if result.total.get("cost") is None else "examples",
+        "emissions": _emissions(result),
         "prices": {fmt.name(model): _plain(price) for model, price in result.prices.items()},
         "quality": _quality(result),
     }
@@ -88,6 +89,19 @@ def _trend(result: WasteResult) -> Summary | None:
             | {key: _plain(period.total.get(key)) for key in TREND_KEYS}
             for period in result.trend.periods
         ],
+    }
+
+
+def _emissions(result: WasteResult) -> Summary | None:
+    factor = result.emissions
+    if factor is None:
+        return None
+    return {
+        "grams_per_kwh": factor.grams_per_kwh,
+        "pue": factor.pue,
+        "source": factor.source,
+        "kg_co2e": _plain(factor.kg(known(result.total, "energy_kwh"))),
+        "idle_kg_co2e": _plain(factor.kg(known(result.total, "idle_energy_kwh"))),
     }
 
 

@@ -15,6 +15,7 @@ import jinja2
 import polars as pl
 import pytest
 
+from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.result import QualityIssue, WasteResult
 from slurm_affinode.report import pages, render
 from slurm_affinode.report.format import NBSP
@@ -257,6 +258,19 @@ def test_models_without_price_are_listed(result: WasteResult) -> None:
     prices = {**result.prices, "NVIDIA L4": None}
     page = Page(render_plain(dataclasses.replace(result, prices=prices)))
     assert "Amounts leave out GPUs without a known price: NVIDIA L4." in page.text
+
+
+def test_emissions_are_shown_with_their_rule(result: WasteResult) -> None:
+    """None without a factor; unknown without power."""
+    assert "Emissions while idle" not in render_plain(result)
+    factor = EmissionFactor(30.0, "NOR, 2023", 1.2)
+    total = {**result.total, "energy_kwh": 2_000.0, "idle_energy_kwh": 500.0}
+    page = Page(render_plain(dataclasses.replace(result, total=total, emissions=factor)))
+    assert "Emissions while idle 18 kg CO2e of 72 kg CO2e in all" in page.text
+    assert "30 g CO2e per kWh (NOR, 2023); PUE 1.2" in page.text
+    unknown = {**total, "energy_kwh": None, "idle_energy_kwh": None}
+    page = Page(render_plain(dataclasses.replace(result, total=unknown, emissions=factor)))
+    assert "Emissions while idle unknown" in page.text
 
 
 @pytest.mark.parametrize(

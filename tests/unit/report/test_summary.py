@@ -17,6 +17,7 @@ import pytest
 import waste_samples
 from server_samples import server_report
 
+from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.result import GROUPINGS, WasteResult
 from slurm_affinode.base.text import visible
 from slurm_affinode.report import output
@@ -44,6 +45,17 @@ def test_summary_matches_its_schema(
 ) -> None:
     """With and without GPU metrics, and with hostile names."""
     validator.validate(summary_of(request.getfixturevalue(kind)))
+
+
+def test_emissions_follow_the_energy(result: WasteResult, validator: jsonschema.Draft202012Validator) -> None:
+    """Unknown energy has unknown emissions; a site without a factor has none."""
+    assert summary_of(result)["emissions"] is None
+    total = {**result.total, "energy_kwh": 10.0, "idle_energy_kwh": None}
+    summary = summary_of(replace(result, total=total, emissions=EmissionFactor(400.0, "contract", None)))
+    validator.validate(summary)
+    assert summary["emissions"] == {
+        "grams_per_kwh": 400.0, "pue": None, "source": "contract", "kg_co2e": 4.0, "idle_kg_co2e": None,
+    }  # fmt: skip
 
 
 def test_summary_without_jobs_matches_its_schema(
