@@ -315,6 +315,30 @@ class PublishedJobsConfig:
     """Jobs that ended longer ago are left out."""
 
 
+def _periods(where: str, key: str, periods: tuple[str, ...]) -> None:
+    for period in periods:
+        if period not in ("day", "week", "month"):
+            raise ConfigError(f"{where}: {key}: {period!r} is not a period", hint="known: day, week, month")
+
+
+@dataclass(frozen=True, slots=True)
+class UsageMailConfig:
+    """Mails about the use of GPUs in a period, delivered by ``[mail]`` of the clean-up policy."""
+
+    periods: Annotated[tuple[str, ...], _periods] = ()
+    """``day``, ``week``, ``month``; empty: no such mails."""
+    admins: bool = True
+    """To ``mail.admins`` of the policy, about the whole site."""
+    users: bool = False
+    """To users, about their own jobs."""
+    accounts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Account -> users or mail addresses of those responsible for it."""
+    min_idle_gpu_hours: Amount = 1.0
+    """Users and accounts with fewer idle GPU-hours in the period get no mail."""
+    opt_out: AbsolutePath | None = None
+    """Directory in which users opt out; ``None``: they cannot."""
+
+
 @dataclass(frozen=True, slots=True)
 class NightlyConfig:
     """``slurm-affinode nightly``."""
@@ -338,6 +362,7 @@ class NightlyConfig:
     keep_audit: _Retention = "1100d"
     """Older records of actions on squatters, zombies and orphans are deleted; the deletion is recorded as well."""
     jobs: PublishedJobsConfig = PublishedJobsConfig()
+    mail: UsageMailConfig = field(default_factory=UsageMailConfig)
 
 
 @dataclass(frozen=True, slots=True)

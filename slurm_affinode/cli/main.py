@@ -30,6 +30,7 @@ _COMMANDS = {
     "export": ("slurm_affinode.cli.export:export", "Write stored GPU metrics as OpenMetrics"),
     "zombies": ("slurm_affinode.cli.main:zombies", "Find, explain and clean up jobs that hold idle GPUs"),
     "keep": ("slurm_affinode.cli.keep:keep", "Exempt one of your jobs from clean-up for a while"),
+    "mail": ("slurm_affinode.cli.mail:mail", "Choose whether you get mails about your use of GPUs"),
     "serving": ("slurm_affinode.cli.serving:serving", "Diagnose model servers and triage their crashes"),
     "status": ("slurm_affinode.cli.status:status", "Show suspended jobs and jobs that may be suspended"),
     "suspend": ("slurm_affinode.cli.suspend:suspend", "Suspend a job now"),

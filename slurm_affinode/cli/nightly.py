@@ -13,7 +13,10 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.folding import folding
 from slurm_affinode.cli.options import When, config_options, dask_option, echo, json_option, print_json
+from slurm_affinode.pipeline.mail_delivery import postman
 from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, render, run
+from slurm_affinode.pipeline.usage_mails import UsageMails, to_files
+from slurm_affinode.zombies import policy as site_policy
 from slurm_affinode.zombies.job import publish
 
 _EPILOG = """\b
@@ -40,6 +43,10 @@ A crontab line and systemd units are in the reports/ directory of the source.
 @click.option("--force", is_flag=True, help="Render reports again even if nothing has changed")
 @click.option("--wait", is_flag=True, help="Wait for another run to end instead of exiting with status 3")
 @click.option("-v", "--verbose", is_flag=True, help="Log each step on standard output")
+@click.option(
+    "--mail-to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Write the mails of nightly.mail that are due at --now to files in DIR instead of sending them",
+)  # fmt: skip
 @dask_option
 @json_option
 @config_options
@@ -51,6 +58,7 @@ def nightly(
     force: bool,
     wait: bool,
     verbose: bool,
+    mail_to: Path | None,
     dask: str | None,
     as_json: bool,
 ) -> None:
@@ -60,7 +68,8 @@ def nightly(
     and inference engines from new or changed files in nightly.gpu_paths and nightly.serving_paths and from the
     Prometheus server of prometheus.url. Reports are rendered for the last complete local day, ISO week and month if
     missing or outdated, and for any missed since the last run. With nightly.jobs.directory, summaries of jobs are
-    published there, each readable by its owner alone.
+    published there, each readable by its owner alone. With nightly.mail.periods, the use of GPUs in a period that
+    ended within the last three days is mailed once.
     """
 
     def say(line: str) -> None:
@@ -77,8 +86,22 @@ def nightly(
             say=say,
             render=partial(render, fold=fold),
             publish=publish,
+            mails=_mails(config, mail_to, now.astimezone(UTC)),
         )
     if as_json:
         print_json(asdict(outcome))
     if outcome.failures:
         raise NightlyError(outcome)
+
+
+def _mails(config: Config, directory: Path | None, now: datetime) -> UsageMails | None:
+    """Return what sends the mails of the run; ``None`` if the site wants none. ``directory``: write them there."""
+    settings = config.nightly.mail
+    if not settings.periods:
+        return None
+    mail = site_policy.load(config).mail
+    if directory is not None:
+        post = to_files(directory, mail, now)
+        return UsageMails(settings, mail, post, now, config.cluster.timezone, recorded=False)
+    present = datetime.now(UTC)  # with --now, the periods may be old
+    return UsageMails(settings, mail, postman(mail, lambda: present), present, config.cluster.timezone)

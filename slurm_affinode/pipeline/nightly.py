@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 from zoneinfo import ZoneInfo
 
 from slurm_affinode import __version__
 from slurm_affinode.analysis import waste
 from slurm_affinode.analysis.join import kernel
-from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.result import WasteQuery, WasteResult
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError, unwritable
 from slurm_affinode.base.times import parse_span_s, utc
@@ -74,7 +75,7 @@ class Failure:
     """A part that failed; the others were done nevertheless."""
 
     part: str
-    """``accounting``, ``GPU metrics``, ``day 2026-11-20``, ``job summaries``, ``retention``, ``index``, ..."""
+    """``accounting``, ``GPU metrics``, ``day 2026-11-20``, ``mails``, ``job summaries``, ``index``, ..."""
     message: str
     hint: str | None = None
     exit_code: int = 2
@@ -311,6 +312,16 @@ Publish = Callable[[Config, Repository, SampleStore, datetime, Say], int]
 """Publishes the summaries of jobs to their owners; returns the number of users."""
 
 
+class Mails(Protocol):
+    """Mails about periods that have a report."""
+
+    def due(self, store: Repository, period: Period) -> bool:
+        """Return whether mails about ``period`` may be due."""
+
+    def send(self, store: Repository, period: Period, result: Callable[[], WasteResult]) -> Iterable[str | Failure]:
+        """Send those that are due and yield a message or a failure for each. Raises ``AffinodeError``."""
+
+
 @dataclass(slots=True)
 class _Log:
     """The progress of a run."""
@@ -377,10 +388,14 @@ def render(
     config: Config, period: Period, out: Path, now: datetime, *, fold: waste.Fold = kernel.run_all
 ) -> WrittenReport:
     """Render the report of ``period`` into ``out``. Raises ``NoAccountingError`` if no job ran."""
-    zone = site_zone(config.cluster.timezone)
-    query = WasteQuery(period.since, period.until, thresholds=report.thresholds(config), zone=zone)
+    query = _query(config, period)
     options = report.ReportOptions(title=f"GPU waste, {period.kind} {period.label}", csv=True)
     return report.build_report(config, query, out, options=options, now=now, fold=fold)
+
+
+def _query(config: Config, period: Period) -> WasteQuery:
+    zone = site_zone(config.cluster.timezone)
+    return WasteQuery(period.since, period.until, thresholds=report.thresholds(config), zone=zone)
 
 
 def run(
@@ -393,17 +408,18 @@ def run(
     say: Say = lambda _: None,
     render: Render = render,
     publish: Publish | None = None,
+    mails: Mails | None = None,
 ) -> NightlyOutcome:
     """Do everything that is due at ``now``; reports are written below ``out``. The caller holds the lock.
 
     ``force`` renders reports even if they are up to date. ``publish`` is called where ``nightly.jobs.directory`` is
-    set. Raises ``AffinodeError`` only if nothing can be done: the database cannot be opened, or the time zone is
-    unknown.
+    set, and ``mails`` for each report. Raises ``AffinodeError`` only if nothing can be done: the database cannot be
+    opened, or the time zone is unknown.
     """
     zone = site_zone(config.cluster.timezone)
     keep = _Keep.of(config, now)
     with Repository.open(config.db_url) as store, contextlib.closing(SampleStore(config.history_dir)) as history:
-        night = _Night(config, store, history, out, now, keep, render, force, _Log(say))
+        night = _Night(config, store, history, out, now, keep, render, force, mails, _Log(say))
         night.take_in(sources, zone)
         night.report(zone)
         if publish is not None and config.nightly.jobs.directory is not None:
@@ -427,6 +443,7 @@ class _Night:
     keep: _Keep
     render: Render
     force: bool
+    mails: Mails | None
     log: _Log
 
     def take_in(self, sources: Sources, zone: ZoneInfo) -> None:
@@ -453,22 +470,36 @@ class _Night:
         for period in candidates(self.now, zone, there):
             record = there.get((period.kind, period.label))
             # Once retention has deleted data of a period, its report would lose data if it were rendered again.
+            result = None
             if record is None or self.force or period.since >= thinned:
                 with self.log.part(f"{period.kind} {period.label}"):
-                    self._make(period, record)
+                    result = self._make(period, record)
+            if result is not None or record is not None:
+                self._mail(period, result)
 
-    def _make(self, period: Period, record: ReportRecord | None) -> None:
+    def _mail(self, period: Period, result: WasteResult | None) -> None:
+        if self.mails is None or not self.mails.due(self.store, period):
+            return
+        with self.log.part("mails"):
+
+            def figures() -> WasteResult:
+                return result or report.analyse_stored(self.config, _query(self.config, period), now=self.now)
+
+            self.log.took(self.mails.send(self.store, period, figures))
+
+    def _make(self, period: Period, record: ReportRecord | None) -> WasteResult | None:
+        """Render a report unless it is up to date; return its figures, ``None`` if nothing was rendered."""
         fingerprint = self._fingerprint(period)
         if record is not None and record.fingerprint == fingerprint and not self.force:
             self.log.current.append(period.path)
             self.log.say("  current")
-            return
+            return None
         try:
             written = self.render(self.config, period, self.out / period.path, self.now)
         except stored_accounting.NoAccountingError:
             self.log.empty.append(period.path)
             self.log.say("  no job ran")
-            return
+            return None
         self.store.record_report(
             ReportRecord(
                 period=period.kind,
@@ -485,6 +516,7 @@ class _Night:
         self.log.say(f"  {written.report}")
         if written.result.accounting_note:
             self.log.say(f"  {written.result.accounting_note}")
+        return written.result
 
     def _fingerprint(self, period: Period) -> str:
         """Return a fingerprint of all inputs of a report: accounting, samples, settings, program version."""
@@ -495,7 +527,7 @@ class _Night:
         known = stored_accounting.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
         ends = sorted((name, min(moment, period.until)) for name, moment in known.items())
         floors = sorted(self.config.agent.floors_pct.items())
-        settings = (self.config.idle, floors, self.config.price, self.config.cluster.timezone)
+        settings = (self.config.idle, floors, self.config.price, self.config.emissions, self.config.cluster.timezone)
         content = repr((facts, parts, ends, settings, __version__))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -222,7 +222,7 @@ def test_phrases_of_findings_are_translated(tmp_path: Path) -> None:
     assert mail_module.Texts("de", tmp_path).phrase("for 2h") == "2h lang"
     # Phrases of the catalog that the sources no longer contain are useless.
     text = " ".join((source / name).read_text() for name in files)
-    text += (TEXTS.parent / "signatures.toml").read_text()
+    text += "".join((TEXTS.parent / name).read_text() for name in ("signatures.toml", "actions.toml"))
     for said in tomllib.loads((TEXTS / "texts.de.toml").read_text())["phrases"]:
         words = re.findall(r"[A-Za-z-]{4,}", re.sub(r"\{\w+\}", " ", said))
         assert [word for word in words if word not in text] == [], said

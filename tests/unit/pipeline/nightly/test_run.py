@@ -264,3 +264,27 @@ def test_retention_forgets_report_without_files(site):
     site.toml += '[nightly]\nkeep_reports = "8d"\n'
     site.now += timedelta(days=1)
     assert site.night().deleted_reports == ("month/2026-10",)
+
+
+def test_mails_are_about_reports_with_the_figures_of_the_report(site):
+    """A report that is up to date is analyzed again for mails that were not sent."""
+
+    class Mails:
+        """Takes every period once."""
+
+        def __init__(self):
+            self.hours = {}
+
+        def due(self, _store, period):
+            return period.path not in self.hours
+
+        def send(self, _store, period, result):
+            self.hours[period.path] = result().total["gpu_hours_allocated"]
+            return [f"1 mail about {period.path}", Failure("mails", "1 mail not sent")]
+
+    first, again = Mails(), Mails()
+    outcome = site.night(mails=first)
+    assert set(first.hours) == set(outcome.rendered)
+    assert {failure.part for failure in outcome.failures} == {"mails"}
+    assert site.night(mails=again).rendered == ()
+    assert again.hours == first.hours
