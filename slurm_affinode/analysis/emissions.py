@@ -53,7 +53,7 @@ def load(config: EmissionsConfig) -> EmissionFactor | None:
                 "emissions: grams_per_kwh and a country's figure are both set",
                 hint="leave out grams_per_kwh, or country and table",
             )
-        return EmissionFactor(config.grams_per_kwh, config.source or "set by the site", config.pue)
+        return EmissionFactor(config.grams_per_kwh, config.origin or "set by the site", config.pue)
     if config.country is None and config.table is None:
         return None
     if config.country is None or config.table is None:
@@ -62,7 +62,7 @@ def load(config: EmissionsConfig) -> EmissionFactor | None:
             f"emissions: {missing} is missing", hint="set country and table, or grams_per_kwh alone; see docs/report.md"
         )
     grams, year = _of_country(config.table, config.country)
-    source = config.source or f"{config.country}, {year}, {config.table.name}"
+    source = config.origin or f"{config.country}, {year}, {config.table.name}"
     return EmissionFactor(grams, source if str(year) in source else f"{source}, {year}", config.pue)
 
 

@@ -295,8 +295,8 @@ class EmissionsConfig:
 
     grams_per_kwh: Annotated[float, within(0, 2000)] | None = None
     """CO2 equivalent of the site's electricity; ``None``: that of ``country``."""
-    source: str | None = None
-    """Origin of the figure and its year, shown beside it."""
+    origin: str | None = None
+    """Where the figure comes from, and of which year; shown beside it."""
     country: str | None = None
     """Code of three letters (ISO 3166-1), or name as in ``table``."""
     table: AbsolutePath | None = None

@@ -30,11 +30,11 @@ def in_table(
 
 def test_site_without_keys_has_no_emissions() -> None:
     assert emissions.load(EmissionsConfig()) is None
-    assert emissions.load(EmissionsConfig(pue=1.2, source="none")) is None
+    assert emissions.load(EmissionsConfig(pue=1.2, origin="none")) is None
 
 
 def test_emissions_are_energy_times_pue_times_factor() -> None:
-    factor = emissions.load(EmissionsConfig(grams_per_kwh=400.0, source="contract of 2026", pue=1.5))
+    factor = emissions.load(EmissionsConfig(grams_per_kwh=400.0, origin="contract of 2026", pue=1.5))
     assert factor is not None
     assert factor.kg(10.0) == pytest.approx(6.0)
     assert factor.kg(None) is None, "unknown energy"
@@ -54,7 +54,7 @@ def test_latest_year_with_a_figure_counts(tmp_path: Path, country: str) -> None:
 
 
 def test_named_source_has_the_year(tmp_path: Path) -> None:
-    factor = in_table(tmp_path, source="Ember, location-based")
+    factor = in_table(tmp_path, origin="Ember, location-based")
     assert factor is not None
     assert factor.source == "Ember, location-based, 2023"
 
