@@ -87,7 +87,7 @@ def usage_digest(
     context: dict[str, Any] = {
         "greeting": texts.say("hello", user=user) if user else texts.say("usage_hello"),
         "subject": texts.say(f"usage_subject_{scope.kind}{measured}", **values),
-        "title": name,
+        "title": name[:1].upper() + name[1:],
         "color": COLORS["told"],
         "says": texts.say(f"usage_says_{scope.kind}{measured}", **values),
         "facts": [(label, _spaced(value)) for label, value in _facts(result, row, scope, texts)],
