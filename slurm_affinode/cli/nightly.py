@@ -23,6 +23,7 @@ _EPILOG = """\b
 Examples:
   slurm-affinode nightly                      run by cron; prints only failures
   slurm-affinode nightly --verbose            log each step
+  slurm-affinode nightly --since 30d          all that is missing of the last 30 days
   slurm-affinode nightly --now 2026-11-01     the reports of October, if they were missed
 
 \b
@@ -40,6 +41,9 @@ A crontab line and systemd units are in the reports/ directory of the source.
 @click.option(
     "--now", type=When(), default="now", metavar="TIME", help="Render the reports due at TIME  [default: now]"
 )
+@click.option(
+    "--since", type=When(), metavar="TIME", help="Query sacct from TIME on, and render all missing reports since then"
+)
 @click.option("--force", is_flag=True, help="Render reports again even if nothing has changed")
 @click.option("--wait", is_flag=True, help="Wait for another run to end instead of exiting with status 3")
 @click.option("-v", "--verbose", is_flag=True, help="Log each step on standard output")
@@ -55,6 +59,7 @@ def nightly(
     config: Config,
     out: Path | None,
     now: datetime,
+    since: datetime | None,
     force: bool,
     wait: bool,
     verbose: bool,
@@ -79,13 +84,14 @@ def nightly(
     with exclusive(config.state_dir / "nightly.lock", wait=wait), folding(dask, config) as fold:
         outcome = run(
             config,
-            configured(config),
+            configured(config, since=since),
             out=out or config.reports_dir,
             now=now.astimezone(UTC),
             force=force,
             say=say,
             render=partial(render, fold=fold),
             publish=publish,
+            since=since,
             mails=_mails(config, mail_to, now.astimezone(UTC)),
         )
     if as_json:

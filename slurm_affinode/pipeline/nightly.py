@@ -148,24 +148,29 @@ class Sources:
     """Samples of inference engines. Arguments: as for ``gpu``."""
 
 
-def configured(config: Config) -> Sources:
-    """Return the configured sources: sacct or files for accounting; files and Prometheus for samples."""
+def configured(config: Config, *, since: datetime | None = None) -> Sources:
+    """Return the configured sources: sacct or files for accounting; files and Prometheus for samples.
+
+    ``since``: query sacct from this time on, even if accounting was read before.
+    """
     paths = config.nightly.accounting_paths
 
     def accounting(store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
-        return _files(config, store, paths) if paths else _sacct(config, store, earliest, now)
+        return _files(config, store, paths) if paths else _sacct(config, store, earliest, now, since)
 
     return Sources(
         accounting, lambda store, now: _gpu(config, store, now), lambda store, now: _serving(config, store, now)
     )
 
 
-def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
+def _sacct(
+    config: Config, store: Repository, earliest: datetime, now: datetime, given: datetime | None
+) -> Iterator[str | Failure]:
     overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
     since = (
         earliest if store.counts().last is None else stored_accounting.default_since(store, now=now, overlap=overlap)
     )
-    since = min(since, now - overlap)  # with --now, the present may be in the past
+    since = min(since, now - overlap, given or now)  # with --now, the present may be in the past
     name = f"sacct {utc(since)}..{utc(now)}"
     content = sacct_command.run_sacct(since, now)
     text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=sacct_command.DELIMITER)
@@ -409,17 +414,18 @@ def run(
     render: Render = render,
     publish: Publish | None = None,
     mails: Mails | None = None,
+    since: datetime | None = None,
 ) -> NightlyOutcome:
     """Do everything that is due at ``now``; reports are written below ``out``. The caller holds the lock.
 
     ``force`` renders reports even if they are up to date. ``publish`` is called where ``nightly.jobs.directory`` is
-    set, and ``mails`` for each report. Raises ``AffinodeError`` only if nothing can be done: the database cannot be
-    opened, or the time zone is unknown.
+    set, and ``mails`` for each report. ``since``: also render missing reports of periods from this time on. Raises
+    ``AffinodeError`` only if nothing can be done: the database cannot be opened, or the time zone is unknown.
     """
     zone = site_zone(config.cluster.timezone)
     keep = _Keep.of(config, now)
     with Repository.open(config.db_url) as store, contextlib.closing(SampleStore(config.history_dir)) as history:
-        night = _Night(config, store, history, out, now, keep, render, force, mails, _Log(say))
+        night = _Night(config, store, history, out, now, since, keep, render, force, mails, _Log(say))
         night.take_in(sources, zone)
         night.report(zone)
         if publish is not None and config.nightly.jobs.directory is not None:
@@ -440,6 +446,7 @@ class _Night:
     history: SampleStore
     out: Path
     now: datetime
+    since: datetime | None
     keep: _Keep
     render: Render
     force: bool
@@ -449,7 +456,7 @@ class _Night:
     def take_in(self, sources: Sources, zone: ZoneInfo) -> None:
         """Ingest accounting since it was last read, the ledgers of suspensions, and samples of GPUs and engines."""
         with self.log.part("accounting"):
-            earliest = min(period.since for period in candidates(self.now, zone, ()))
+            earliest = min(period.since for period in candidates(self.now, zone, (), since=self.since))
             self.log.took(sources.accounting(self.store, earliest, self.now))
         with self.log.part("suspensions"):
             for one in ledgers.configured(self.config, self.store, unread=lambda line: self.log.took((line,))):
@@ -467,7 +474,8 @@ class _Night:
             records = [record for record in self.store.reports() if report_archive.holds(self.out, record.path)]
             there = {(record.period, record.label): record for record in records}
         thinned = max(self.keep.samples, self.keep.jobs)
-        for period in candidates(self.now, zone, there):
+        since = None if self.since is None else max(self.since, thinned)
+        for period in candidates(self.now, zone, there, since=since):
             record = there.get((period.kind, period.label))
             # Once retention has deleted data of a period, its report would lose data if it were rendered again.
             result = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from pathlib import Path
@@ -79,11 +79,21 @@ def complete(kind: str, now: datetime, zone: ZoneInfo, count: int) -> list[Perio
     return found
 
 
-def candidates(now: datetime, zone: ZoneInfo, rendered: Iterable[tuple[str, str]]) -> list[Period]:
+def _complete_since(kind: str, now: datetime, zone: ZoneInfo, since: datetime) -> Iterator[Period]:
+    """Yield the periods of ``kind`` that are complete at ``now`` and begin at ``since`` or later, newest first."""
+    current = containing(kind, now.astimezone(zone).date(), zone)
+    while (current := containing(kind, current.since.astimezone(zone).date() - timedelta(days=1), zone)).since >= since:
+        yield current
+
+
+def candidates(
+    now: datetime, zone: ZoneInfo, rendered: Iterable[tuple[str, str]], *, since: datetime | None = None
+) -> list[Period]:
     """Return the complete periods with reports that may be due, oldest first.
 
     ``rendered`` has (kind, label) of the existing reports. Candidates of each kind are the last complete period, those
-    missed since the newest report, and recent ones with a report, which late data may have outdated.
+    missed since the newest report, and recent ones with a report, which late data may have outdated; with ``since``,
+    all without a report that begin at that time or later.
     """
     there = set(rendered)
     found: list[Period] = []
@@ -96,6 +106,10 @@ def candidates(now: datetime, zone: ZoneInfo, rendered: Iterable[tuple[str, str]
             missed.append(period)
         else:
             missed = missed[:1]  # no recent report of this kind: begin with the last complete period
+        if since is not None:
+            missed += [
+                period for period in _complete_since(kind, now, zone, since) if (kind, period.label) not in there
+            ]
         again = [period for period in last[: RECHECK[kind]] if (kind, period.label) in there]
         found += sorted({*missed, *again}, key=lambda period: period.since)
     return found

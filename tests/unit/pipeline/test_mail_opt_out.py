@@ -40,7 +40,7 @@ def test_user_opts_out_and_in_again(directory: Path) -> None:
 
 
 def test_owner_counts_and_not_the_name(directory: Path) -> None:
-    """Nobody can opt out for another user."""
+    """A user cannot opt out for another one."""
     file_of(directory, str(ALICE), BOB)
     assert mail_opt_out.opted_out(directory) == {BOB}
     assert not mail_opt_out.is_opted_out(directory, ALICE)

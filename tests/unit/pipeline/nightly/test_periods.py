@@ -20,8 +20,8 @@ def utc(*parts: int) -> datetime:
     return datetime(*parts, tzinfo=UTC)
 
 
-def labels(now, zone=UTC_ZONE, rendered=()):
-    return [period.path for period in candidates(now, zone, rendered)]
+def labels(now, zone=UTC_ZONE, rendered=(), since=None):
+    return [period.path for period in candidates(now, zone, rendered, since=since)]
 
 
 def test_last_complete_day_week_and_month_are_due_first():
@@ -45,6 +45,15 @@ def test_days_are_local_and_have_23_or_25_hours_at_dst_changes():
 def test_iso_week_crosses_the_year():
     week = containing("week", date(2027, 1, 2), UTC_ZONE)
     assert (week.label, week.since, week.until) == ("2026-W53", utc(2026, 12, 28), utc(2027, 1, 4))
+
+
+def test_all_missing_periods_since_a_time_are_due():
+    """Those that begin before it, or have a report, are not."""
+    there = [("day", "2026-11-17"), ("week", "2026-W45")]
+    due = labels(utc(2026, 11, 20, 4), rendered=there, since=utc(2026, 11, 2))
+    days = [f"day/2026-11-{day:02d}" for day in range(2, 20)]  # with a report, the 17th is checked again
+    assert due == [*days, "week/2026-W45", "week/2026-W46", "month/2026-10"]
+    assert labels(utc(2026, 11, 20, 4), since=utc(2026, 11, 2, 1))[0] == "day/2026-11-03"
 
 
 def test_missed_days_and_recent_reports_are_candidates():

@@ -66,6 +66,14 @@ def test_sacct_is_queried_from_first_report_then_from_last_success(config, store
     assert [since for since, _ in sacct] == [EARLIEST, NOW - overlap, NOW - timedelta(days=20) - overlap]
 
 
+def test_sacct_is_queried_from_a_given_time(config, store, sacct):
+    """Also where accounting was read before; never later than it would be anyway."""
+    list(configured(config()).accounting(store, EARLIEST, NOW))
+    for given in (NOW - timedelta(days=30), NOW - timedelta(hours=1)):
+        list(configured(config(), since=given).accounting(store, EARLIEST, NOW))
+    assert [since for since, _ in sacct[1:]] == [NOW - timedelta(days=30), NOW - timedelta(days=2)]
+
+
 def test_invalid_sacct_output_is_queried_again(config, store, sacct, monkeypatch):
     accounting = configured(config()).accounting
     list(accounting(store, EARLIEST, NOW))
