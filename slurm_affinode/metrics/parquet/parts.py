@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.text import one_line
@@ -44,20 +45,42 @@ def united_jobs(job: pl.Expr) -> pl.Expr:
 
 def merge(frame: pl.DataFrame, table: SampleTable = GPU) -> pl.DataFrame:
     """Sort ``frame`` (``table.columns``, rows in the order of ingest) by (device, time) and merge equal keys."""
-    ordered = _sorted(frame)
-    same = (pl.col("device") == pl.col("device").shift()) & (pl.col("time") == pl.col("time").shift())
-    repeat = ordered.select(same.fill_null(value=False).alias("repeat"))["repeat"]
+    ordered = _gathered(frame, _by_device(frame["device"].to_numpy()))
+    same, later = _steps(ordered)
+    if (same & (later < 0)).any():  # most sources have the samples of a device in the order of time
+        ordered = frame.sort(SORT, maintain_order=True)
+        same, later = _steps(ordered)
+    repeat = pl.Series("repeat", np.concatenate([[False], same & (later == 0)])[: len(ordered)])
     if not repeat.any():
         return ordered
     shared = repeat | repeat.shift(-1, fill_value=False)
     return pl.concat([ordered.filter(~shared), _collapsed(ordered.filter(shared), table)]).sort(SORT)
 
 
-def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
-    """Sort by (device, time). Most sources have the samples of a device in the order of time."""
-    ordered = frame.select(pl.all().gather(np.argsort(frame["device"].to_numpy(), kind="stable")))
-    late = (pl.col("device") == pl.col("device").shift()) & (pl.col("time") < pl.col("time").shift())
-    return frame.sort(SORT, maintain_order=True) if ordered.select(late.any()).item() else ordered
+def _by_device(devices: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the order of rows by device; those of a device keep theirs.
+
+    A sort by two bytes is a radix sort, which is several times faster than one by eight. The upper four bytes of two
+    devices are seldom equal, because the numbers are digests.
+    """
+    order = np.argsort((devices >> np.uint64(32)).astype(np.uint16), kind="stable")
+    order = order[np.argsort((devices[order] >> np.uint64(48)).astype(np.uint16), kind="stable")]
+    moved = devices[order]
+    return np.argsort(devices, kind="stable") if (moved[1:] < moved[:-1]).any() else order
+
+
+def _gathered(frame: pl.DataFrame, order: NDArray[np.int64]) -> pl.DataFrame:
+    """Return the rows in an order that has each of them."""
+    if (order[1:] > order[:-1]).all():
+        return frame
+    measured = [name for name in frame.columns if frame[name].null_count() < len(frame)]
+    return frame.with_columns(pl.col(measured).gather(order))
+
+
+def _steps(ordered: pl.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return, for all rows but the first, whether the device is that of the row before, and the milliseconds since."""
+    devices, times = ordered["device"].to_numpy(), ordered["time"].to_physical().to_numpy()
+    return devices[1:] == devices[:-1], times[1:] - times[:-1]
 
 
 def _collapsed(frame: pl.DataFrame, table: SampleTable) -> pl.DataFrame:
@@ -378,7 +401,7 @@ class PartWriter:
             raise ValueError("a device has several identities")
         self._identities = identities
         self._several = pl.DataFrame(schema=NAMES) if several is None else several
-        self._texts = {c: self._identities[c].drop_nulls().unique(maintain_order=True) for c in self._of.texts}
+        self._texts = {name: _encoded(self._identities[name]) for name in self._of.texts}
         self._pending: list[pl.DataFrame] = []
         self._pending_rows = 0
         self._devices: list[pl.DataFrame] = []
@@ -450,24 +473,22 @@ class PartWriter:
         self._jobs.append(job_runs(done))
 
     def _table(self, rows: pl.DataFrame) -> pa.Table:
-        at = rows.select("device").join(
+        starts = device_starts(rows)
+        devices = pl.DataFrame({"device": rows["device"][starts]})
+        at = devices.join(
             self._identities.with_row_index("at").select("device", "at"), on="device", how="left", maintain_order="left"
         )["at"]
         if at.has_nulls():
             raise ValueError("a device was written that has no identity")
+        places = pa.array(np.repeat(at.to_numpy(), np.diff(starts, append=len(rows))))
         columns = [
-            _dictionary(rows[name], rows[name].drop_nulls().unique(maintain_order=True))
-            if dtype == pl.String()
-            else rows[name].to_arrow()
+            _encoded(rows[name]) if dtype == pl.String() else rows[name].to_arrow()
             for name, dtype in self._of.columns.items()
         ]
-        for name in self._of.identity:
-            values = self._identities[name]
-            if name in self._texts:
-                codes = _codes(values, self._texts[name]).gather(at)
-                columns.append(_encoded(codes, self._texts[name]))
-            else:
-                columns.append(values.gather(at).to_arrow())
+        columns += [
+            self._texts[name].take(places) if name in self._texts else self._identities[name].to_arrow().take(places)
+            for name in self._of.identity
+        ]
         schema = self._of.written
         return pa.Table.from_arrays(
             [column.cast(kind.type) for column, kind in zip(columns, schema, strict=True)], schema=schema
@@ -496,31 +517,31 @@ def _last_boundary(rows: pl.DataFrame) -> int:
     return len(rows) - int((rows["device"] == last).sum())
 
 
-def _codes(values: pl.Series, texts: pl.Series) -> pl.Series:
-    lookup = pl.DataFrame({"text": texts, "code": pl.Series(range(len(texts)), dtype=pl.Int32)})
-    return pl.DataFrame({"text": values}).join(lookup, on="text", how="left", maintain_order="left")["code"]
+def _encoded(texts: pl.Series) -> pa.DictionaryArray:
+    return texts.to_arrow().cast(pa.string()).dictionary_encode()
 
 
-def _encoded(codes: pl.Series, texts: pl.Series) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(codes.to_arrow(), texts.to_arrow().cast(pa.string()))
-
-
-def _dictionary(values: pl.Series, texts: pl.Series) -> pa.Array:
-    return _encoded(_codes(values, texts), texts)
+def device_starts(rows: pl.DataFrame) -> NDArray[np.int64]:
+    """Return the first row of each device of ``rows``, which are sorted by device."""
+    devices = rows["device"].to_numpy()
+    return np.concatenate([np.zeros(min(1, len(devices)), np.int64), np.flatnonzero(devices[1:] != devices[:-1]) + 1])
 
 
 def _summary(rows: pl.DataFrame) -> pl.DataFrame:
     """Return, per device in order: number of rows, first and last time, sampling interval."""
-    return (
-        rows.select("device", "time", *gaps())
-        .group_by("device", maintain_order=True)
-        .agg(
-            pl.len().cast(pl.Int64).alias("rows"),
-            pl.col("time").first().alias("first"),
-            pl.col("time").last().alias("last"),
-            sampling_step().alias("step_ms"),
-        )
-    )
+    starts, times = device_starts(rows), rows["time"]
+    counts = np.diff(starts, append=len(rows))
+    gap = np.diff(times.to_physical().to_numpy(), prepend=0)
+    several = counts > 1
+    gap[starts[several]] = gap[starts[several] + 1]  # of the first row of a device it is that of the next one
+    least, largest = np.minimum.reduceat(gap, starts), np.maximum.reduceat(gap, starts)
+    step = pl.Series(least, dtype=pl.Int64).set(pl.Series(~several), None)
+    if (differ := several & (least < largest)).any():
+        uneven = rows.select("device", "time").filter(pl.Series(np.repeat(differ, counts))).with_columns(gaps())
+        medians = uneven.group_by("device", maintain_order=True).agg(sampling_step().alias("step_ms"))["step_ms"]
+        step = step.scatter(np.flatnonzero(differ), medians)
+    spans = {"first": times[starts], "last": times[starts + counts - 1], "step_ms": step}
+    return pl.DataFrame({"device": rows["device"][starts], "rows": counts, **spans})
 
 
 def gaps() -> tuple[pl.Expr, pl.Expr]:
@@ -548,6 +569,8 @@ def sampling_step() -> pl.Expr:
 
 def job_runs(rows: pl.DataFrame) -> pl.DataFrame:
     """Return ``JOBS`` for rows sorted by (device, time), which must have all rows of each device."""
+    if rows["job"].null_count() == len(rows):
+        return pl.DataFrame(schema=JOBS)
     run = ((pl.col("device") != pl.col("device").shift()) | ~pl.col("job").eq_missing(pl.col("job").shift())).fill_null(
         value=True
     )

@@ -148,6 +148,8 @@ def adoptions(identities: pl.DataFrame, several: pl.DataFrame) -> dict[int, int]
     UUID, else the PCI address, that has this index. In both cases exactly one candidate must occur in
     ``identities``.
     """
+    if not identities["uuid"].has_nulls():
+        return {}
     # A device has a row for each description: one source gave its index, another only its address.
     rows = list(_described(identities, several).unique(maintain_order=True).iter_rows(named=True))
     nameless = [row for row in rows if row["uuid"] is None and (row["pci"] is not None or row["index"] is not None)]
@@ -208,6 +210,8 @@ def merged_identities(
     ``known``: ``NAMES`` of devices that had several before. An identity column with several values for a device is
     null: which of them applies to a sample is not known. The second frame (``NAMES``) has these values.
     """
+    if (known is None or known.is_empty()) and identities["device"].is_unique().all():
+        return identities.select("device", *table.identity).sort("device"), pl.DataFrame(schema=NAMES)
     names = [names_of(identities, table), *([] if known is None else [known])]
     several = several_names(pl.concat(names).select(*NAMES).unique(maintain_order=True))
     merged = identities.group_by("device", maintain_order=True).agg(agreed(name) for name in table.identity)
@@ -554,9 +558,25 @@ def _separated(
     )  # fmt: skip
     if ORIGIN in table.columns:
         rows = rows.with_columns(pl.lit(None, pl.UInt64).alias(ORIGIN))
-    days = full.select(at.alias("at"), pl.col("time").dt.date().alias("day"), *more).unique(maintain_order=True)
+    days = _days(full.select(at.alias("at"), "time", *more), len(known))
     identities = known[days["at"]].with_columns(days["day"], *(days[name] for name in more))
     return rows, identities.select(*known.columns, "day", *more)
+
+
+def _days(rows: pl.DataFrame, count: int) -> pl.DataFrame:
+    """Replace ``time`` with ``day``, and keep the first of equal rows. ``at`` is below ``count``."""
+    day = rows["time"].to_physical().to_numpy() // _DAY_MS
+    span = (int(day.max() - day.min()) + 1) * count if len(day) else 0
+    if rows.columns == ["at", "time"] and span <= 2 * len(rows):
+        place = (day - day.min()) * count + rows["at"].to_numpy() if len(day) else day
+        first = np.full(span, -1)
+        first[place[::-1]] = np.arange(len(rows) - 1, -1, -1)  # of equal places, the last assignment counts
+        rows = rows[np.sort(first[first >= 0])]
+    days = rows.with_columns(pl.col("time").dt.date()).rename({"time": "day"})
+    return days.unique(maintain_order=True)
+
+
+_DAY_MS = 86_400_000
 
 
 @contextlib.contextmanager

@@ -28,6 +28,18 @@ def test_rows_are_those_of_their_places(rows: list[tuple[str | None, int | None]
     assert_frame_equal(known[at], frame)
 
 
+@given(ROWS, st.integers(1, 8), st.integers(1, 8), st.booleans())
+def test_repeated_rows_are_those_of_their_places(
+    rows: list[tuple[str | None, int | None]], each: int, times: int, odd: bool
+) -> None:
+    """So it is if rows repeat the one before, or all of them repeat in a cycle, which may be broken."""
+    rows = [row for row in rows for _ in range(each)] * times + [("odd", 2)] * odd + rows[:1]
+    frame = frame_of(rows)
+    known, at = distinct(frame)
+    assert known.rows() == list(dict.fromkeys(rows))
+    assert_frame_equal(known[at], frame)
+
+
 @given(ROWS)
 def test_rows_with_the_same_hash_are_told_apart(rows: list[tuple[str | None, int | None]]) -> None:
     """The rows are compared, too."""
