@@ -11,7 +11,8 @@ from typing import Any
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
 from slurm_affinode.agent.requests import Caller, RequestError
 from slurm_affinode.base.text import one_line
-from slurm_affinode.core.cleanup_policy import read_policy
+from slurm_affinode.base.toml_schema import TomlError
+from slurm_affinode.core.cleanup_policy import parse_policy
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cleanup import EpilogPolicy
 from slurm_affinode.model.finding import EPILOG
@@ -104,16 +105,17 @@ class OrphanVerbs:
     def _rule(self) -> EpilogPolicy:
         """Return the epilog section of the policy file. If the file has errors, no process is ended."""
         try:
-            policy, faults = read_policy(self.policy.read_text(encoding="utf-8"), where=str(self.policy))
+            return parse_policy(self.policy.read_text(encoding="utf-8"), where=str(self.policy)).epilog
         except FileNotFoundError:
             return EpilogPolicy()
         except (OSError, ValueError) as error:
             log.warning("%s: %s; the epilog ends no process", self.policy, getattr(error, "strerror", None) or error)
             return EpilogPolicy(kill=False)
-        if faults:
-            log.error("%s:%d: %s; the epilog ends no process", self.policy, faults[0].line, faults[0].message)
-            return EpilogPolicy(kill=False)
-        return policy.epilog
+        except TomlError as error:
+            faults = error.lines
+        for line in faults:
+            log.error("%s; the epilog ends no process", line)
+        return EpilogPolicy(kill=False)
 
 
 def _whole(value: object) -> bool:

@@ -76,7 +76,7 @@ def reload(before: Config, read: Callable[[], Config], apply: Callable[[Config],
         result = Reload.of(before, read())
         apply(result.config)
     except (AffinodeError, OSError) as error:
-        why = one_line(error)
+        why = one_line("; ".join(error.lines) if isinstance(error, AffinodeError) else error)
     else:
         log.info("the configuration is reloaded: %s", result)
         return result.config

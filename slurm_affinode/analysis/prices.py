@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from slurm_affinode.base.errors import ConfigError
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.toml_lines import parsed
+from slurm_affinode.base.toml_schema import Kind, TomlFile, TomlList, anything, checked, number, string, within
 
 _INSTANCE = re.compile(r"(?:^| )(?:mig (\d+)g\b|(\d+)g\.\d+gb\b)")
 _BETWEEN_MODELS = re.compile(r"\+(?!me|gfx)")
@@ -95,7 +94,7 @@ def load(path: Path | None = None, *, currency: str | None = None) -> PriceTable
     """Read the table at ``path``, by default the built-in examples.
 
     ``currency`` is that of a table of the site; amounts are not converted, so the examples keep theirs. Raises
-    ``ConfigError`` with the file and the key.
+    ``ConfigError`` if it cannot be read, and ``TomlError`` with all errors.
     """
     where = path or asset_dir("reports") / "prices.toml"
     try:
@@ -108,47 +107,28 @@ def load(path: Path | None = None, *, currency: str | None = None) -> PriceTable
 
 
 def parse(text: str, *, where: str) -> PriceTable:
-    """Parse a price table from TOML text. ``where``: its origin, for errors. Raises ``ConfigError``."""
-    data = parsed(text, where=where)
-    unknown = sorted(set(data) - {"currency", "source", "as_of", "default_per_hour", "gpu"})
-    if unknown:
-        raise ConfigError(
-            f"{where}: unknown key {unknown[0]}", hint="known: currency, source, as_of, default_per_hour, [[gpu]]"
-        )
-    rows = data.get("gpu", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{where}: gpu: a list of tables is needed, each headed [[gpu]]")
-    default = data.get("default_per_hour")
+    """Parse a price table from TOML text. ``where``: its origin, for errors. Raises ``TomlError``."""
+    file = TomlFile(text)
+    table = file.table(file.data, (), _TABLE)
+    prices = []
+    for index, row in enumerate(file.tables("gpu")):
+        price = file.table(row, ("gpu", index), _PRICE)
+        file.required(row, ("gpu", index), _PRICE)
+        prices.append(Price(tuple(normalized(p) for p in price.get("match", ())), price.get("per_hour", 0.0)))
+    file.check(where)
     return PriceTable(
-        currency=_text(data, "currency", where) or "",
-        prices=tuple(_price(row, f"{where}: gpu {number}") for number, row in enumerate(rows, 1)),
-        default=None if default is None else _amount(default, f"{where}: default_per_hour"),
-        source=_text(data, "source", where),
-        as_of=None if "as_of" not in data else str(data["as_of"]),
+        currency=table.get("currency", ""),
+        prices=tuple(prices),
+        default=table.get("default_per_hour"),
+        source=table.get("source"),
+        as_of=table.get("as_of"),
     )
 
 
-def _text(data: Mapping[str, Any], key: str, where: str) -> str | None:
-    value = data.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{where}: {key}: a string is needed")
-    return value
-
-
-def _price(row: Mapping[str, Any], where: str) -> Price:
-    unknown = sorted(set(row) - {"match", "per_hour"})
-    if unknown:
-        raise ConfigError(f"{where}: unknown key {unknown[0]}", hint="known: match, per_hour")
-    match = row.get("match")
-    patterns = [match] if isinstance(match, str) else match
-    if not isinstance(patterns, list) or not patterns or not all(isinstance(p, str) for p in patterns):
-        raise ConfigError(f"{where}: match: a pattern or a list of patterns is needed", hint='write match = "*a100*"')
-    if "per_hour" not in row:
-        raise ConfigError(f"{where}: per_hour is missing")
-    return Price(tuple(normalized(p) for p in patterns), _amount(row["per_hour"], f"{where}: per_hour"))
-
-
-def _amount(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ConfigError(f"{where}: a number that is not negative is needed")
-    return float(value)
+_AMOUNT = checked(number, within(0))
+_TABLE: Mapping[str, Kind] = {
+    "currency": string, "source": string, "as_of": str, "default_per_hour": _AMOUNT, "gpu": anything,
+}  # fmt: skip
+_PRICE: Mapping[str, Kind] = {
+    "match": TomlList(string, single=True, whole_set="every model"), "per_hour": _AMOUNT,
+}  # fmt: skip

@@ -1,6 +1,6 @@
 """The configuration: ``/etc/slurm-affinode/config.toml``, overridden by environment and command line.
 
-Every key is optional. An unknown key or a value of the wrong type is an error that names the file and the key.
+Every key is optional. An unknown key or a value of the wrong type is an error that names file, line and key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from slurm_affinode.base.config_values import (
+from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
+from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, SuspendConfig
+from slurm_affinode.base.text import size
+from slurm_affinode.base.toml_schema import (
     AbsolutePath,
     Amount,
     Percent,
@@ -23,15 +26,11 @@ from slurm_affinode.base.config_values import (
     PositiveSpan,
     Share,
     Span,
+    TomlFile,
     Zone,
-    build,
     span,
     within,
 )
-from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
-from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, SuspendConfig
-from slurm_affinode.base.text import size
-from slurm_affinode.base.toml_lines import parsed
 from slurm_affinode.base.urls import checked_url
 
 DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
@@ -52,47 +51,46 @@ _Retention = Annotated[str, span(least_s=86400.0)]
 """A shorter one would delete data before the run that reports on it."""
 
 
+def _backend(text: str) -> None:
+    if text not in SLURM_BACKENDS:
+        raise AffinodeError(f"{text!r} is not an interface to Slurm", hint=f"known: {', '.join(SLURM_BACKENDS)}")
+
+
 def backend(text: str, *, where: str) -> str:
     """Return the backend if it is one of ``SLURM_BACKENDS``. Raises ``ConfigError`` with ``where``."""
-    if text not in SLURM_BACKENDS:
-        raise ConfigError(f"{where}: {text!r} is not an interface to Slurm", hint=f"known: {', '.join(SLURM_BACKENDS)}")
+    try:
+        _backend(text)
+    except AffinodeError as error:
+        raise ConfigError(f"{where}: {error}", hint=error.hint) from None
     return text
 
 
-def _backend(where: str, key: str, text: str) -> None:
-    backend(text, where=f"{where}: {key}")
-
-
-def _bin_dir(where: str, key: str, path: Path) -> None:
+def _bin_dir(path: Path) -> None:
     if not path.is_absolute() or ":" in str(path):
-        raise ConfigError(
-            f"{where}: {key}: {str(path)!r} is not the absolute path of a directory",
-            hint="write for example /opt/slurm/bin",
+        raise AffinodeError(
+            f"{str(path)!r} is not the absolute path of a directory", hint="write for example /opt/slurm/bin"
         )
 
 
-def _header_names(where: str, key: str, headers: Mapping[str, str]) -> None:
+def _header_names(headers: Mapping[str, str]) -> None:
     for header in headers:
         if not _HEADER.fullmatch(header):
-            raise ConfigError(f"{where}: {key}: {header!r} is not the name of a header", hint="X-Scope-OrgID is one")
+            raise AffinodeError(f"{header!r} is not the name of a header", hint="X-Scope-OrgID is one")
 
 
-def _prometheus_url(where: str, key: str, url: str) -> None:
-    try:
-        checked_url(url)
-    except AffinodeError as error:
-        raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None
+def _prometheus_url(url: str) -> None:
+    checked_url(url)
 
 
-def _exporter_url(where: str, key: str, url: str) -> None:
+def _exporter_url(url: str) -> None:
     try:
         parts = urlsplit(url.replace("{node}", "n1"))
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
     if not good:
-        raise ConfigError(
-            f"{where}: {key}: {url!r} is neither http nor https",
+        raise AffinodeError(
+            f"{url!r} is neither http nor https",
             hint="write for example https://{node}.example.org:9400/metrics",
         )
 
@@ -507,13 +505,13 @@ def policy_path(config: Config) -> Path:
 
 
 def parse(text: str, *, where: str) -> Config:
-    """Build a ``Config`` from TOML text; ``where`` names its origin in errors. Raises ``ConfigError``."""
-    config = build(Config, parsed(text, where=where), where)
+    """Build a ``Config`` from TOML text; ``where`` names its origin in errors. Raises ``TomlError`` with all errors."""
+    file = TomlFile(text)
+    config = file.section(Config, file.data)
     idle, inplace = config.idle, config.inplace
-    if not 0 <= idle.idle_pct <= idle.low_pct <= 100:
-        raise ConfigError(f"{where}: idle: needs 0 <= idle_pct <= low_pct <= 100")
-    if inplace.start_pct > inplace.awake_limit_pct:
-        raise ConfigError(
-            f"{where}: inplace.start_free_pct: {inplace.start_pct:g} is not from 0 to inplace.awake_limit_pct"
-        )
+    if file.valid("idle") and not 0 <= idle.idle_pct <= idle.low_pct <= 100:
+        file.fault(("idle",), "needs 0 <= idle_pct <= low_pct <= 100")
+    if file.valid("inplace") and inplace.start_pct > inplace.awake_limit_pct:
+        file.fault(("inplace", "start_free_pct"), f"{inplace.start_pct:g} is not from 0 to inplace.awake_limit_pct")
+    file.check(where)
     return config

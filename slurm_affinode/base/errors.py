@@ -23,6 +23,8 @@ class AffinodeError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(escaped(message))
         self.hint = None if hint is None else escaped(hint)
+        self.lines: tuple[str, ...] = (str(self),)
+        """What the command line prints: more than the message if a file has several errors."""
 
 
 class InputError(AffinodeError):

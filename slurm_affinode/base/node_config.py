@@ -9,9 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from slurm_affinode.base.config_values import AbsolutePath, Percent, PositiveSpan, Span, either, size, table, within
-from slurm_affinode.base.errors import ConfigError
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.sizes import parse_limit
+from slurm_affinode.base.toml_schema import (
+    MAY_BE_EMPTY,
+    AbsolutePath,
+    Amount,
+    KnownNames,
+    Percent,
+    PositiveSpan,
+    Span,
+    either,
+    size,
+    within,
+)
 from slurm_affinode.model.gpu import FLOORS_PCT, GPU_SIGNALS, HOST_SIGNALS
 from slurm_affinode.model.suspension import MAIL_KINDS
 
@@ -58,11 +69,11 @@ def listen_address(text: str) -> tuple[str, int]:
     return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104 - the login node sends requests to nodes
 
 
-def _listen(where: str, key: str, text: str) -> None:
+def _listen(text: str) -> None:
     try:
         _ = listen_address(text) if text else None
     except ValueError as error:
-        raise ConfigError(f"{where}: {key}: {error}", hint='write for example "0.0.0.0:9403", or ""') from None
+        raise AffinodeError(str(error), hint='write for example "0.0.0.0:9403", or ""') from None
 
 
 def is_below_root(path: str) -> bool:
@@ -71,28 +82,21 @@ def is_below_root(path: str) -> bool:
     return path.startswith("/") and ".." not in names and bool(names - {"", "."})
 
 
-def _absolute(where: str, key: str, paths: tuple[str, ...]) -> None:
-    for path in paths:
-        if not is_below_root(path):
-            raise ConfigError(f"{where}: {key}: {path!r} is not the absolute path of a directory below /")
+def _below_root(path: str) -> None:
+    if not is_below_root(path):
+        raise AffinodeError(f"{path!r} is not the absolute path of a directory below /")
 
 
-def _mail_kind(where: str, key: str, kind: str) -> None:
-    if kind not in MAIL_KINDS:
-        raise ConfigError(f"{where}: {key}: {kind!r} is none of {', '.join(MAIL_KINDS)}")
-
-
-def _socket_pattern(where: str, key: str, text: str) -> None:
+def _socket_pattern(text: str) -> None:
     if not text.startswith("/") or ".." in text.split("/"):
-        raise ConfigError(f"{where}: {key}: {text!r} is not a full path", hint="write it as in ss --listening --unix")
+        raise AffinodeError(f"{text!r} is not a full path", hint="write it as in ss --listening --unix")
 
 
-def _network(where: str, key: str, text: str) -> None:
+def _network(text: str) -> None:
     try:
         ipaddress.ip_network(text)
     except ValueError as error:
-        hint = 'write for example "10.0.0.5" or "10.1.0.0/16"'
-        raise ConfigError(f"{where}: {key}: {error}", hint=hint) from None
+        raise AffinodeError(str(error), hint='write for example "10.0.0.5" or "10.1.0.0/16"') from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +109,18 @@ class AgentConfig:
     """A longer gap between two idle samples, in periods, restarts an idle window."""
     min_signals: Annotated[int, within(1, len(GPU_SIGNALS))] = 2
     """Minimum number of readable activity signals of a GPU; with fewer, its state is unknown."""
-    floors_pct: Annotated[Mapping[str, float], table(GPU_SIGNALS, within(0, 100))] = field(
+    floors_pct: Annotated[Mapping[str, Percent], KnownNames(GPU_SIGNALS)] = field(
         default_factory=lambda: dict(FLOORS_PCT)
     )
     """Signal -> percent up to which it counts as 0, regardless of the job's option: noise of the counters. The report
     and ``zombies`` use the same table."""
-    host: Annotated[Mapping[str, float], table(HOST_SIGNALS, within(0))] = field(default_factory=dict)
+    host: Annotated[Mapping[str, Amount], KnownNames(HOST_SIGNALS)] = field(default_factory=dict)
     """Host signal (``cpu``: percent of a core; ``disk``, ``io``: bytes per second) -> limit; absent: ignored."""
     run_dir: AbsolutePath = RUN_DIR
     """Directory of the sockets."""
     leftovers: AbsolutePath = Path("/var/lib/slurm-affinode/leftovers.jsonl")
     """Records of what jobs left on their GPUs, until ``zombies clean`` has imported them into the audit."""
-    listen: Annotated[str, _listen] = f"0.0.0.0:{DEFAULT_PORT}"
+    listen: Annotated[str, MAY_BE_EMPTY, _listen] = f"0.0.0.0:{DEFAULT_PORT}"
     """Address of the control socket on the network; empty: none."""
     admins: tuple[str, ...] = ()
     """Users with the rights of owners and root; root and SlurmUser always have them."""
@@ -195,7 +199,7 @@ class SuspendConfig:
     local_files: Annotated[str, either("copy", "pin", "ignore")] = "copy"
     """Closed files of a job in ``local_directories``: ``copy`` them into its image up to the limits, and ``pin`` the
     job to its node beyond them; always ``pin`` it; or ``ignore`` them."""
-    local_directories: Annotated[tuple[str, ...], _absolute] = ("/tmp", "/var/tmp")  # noqa: S108 - not opened here
+    local_directories: tuple[Annotated[str, _below_root], ...] = ("/tmp", "/var/tmp")  # noqa: S108 - not opened here
     """Node-local directories in which jobs create files."""
     local_files_limit: _Size = "1G"
     """Maximum size of the closed files of one job that are copied."""
@@ -237,7 +241,7 @@ class SuspendConfig:
     again."""
     notices: bool = True
     """Write to the job's own output when it is suspended and restored."""
-    mail: tuple[Annotated[str, _mail_kind], ...] = ()
+    mail: tuple[Annotated[str, either(*MAIL_KINDS)], ...] = ()
     """Events mailed to the job's owner: ``suspended``, ``restored``, ``failed`` (not restored). ``[mail]`` of the
     clean-up policy configures the delivery."""
     mail_limit: Annotated[int, within(1)] = 10

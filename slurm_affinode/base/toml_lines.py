@@ -6,12 +6,9 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from slurm_affinode.base.errors import AffinodeError, ConfigError
-from slurm_affinode.base.times import parse_span_s
-
-Path = tuple[str | int, ...]
+Key = tuple[str | int, ...]
+"""Path of a key; the index of a table that is one of several (``[[x]]``) follows its name."""
 
 _HEADER = re.compile(r"\s*(\[\[?)([^\]\[]+)\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(
@@ -28,15 +25,19 @@ class TomlFault:
     line: int
     """From 1."""
     message: str
-    hint: str = ""
+    hint: str | None = None
     """What to do."""
+
+    def line_of(self, where: str) -> str:
+        """Return the error of a file as one line."""
+        return f"{where}:{self.line}: {self.message}" + (f" ({self.hint})" if self.hint else "")
 
 
 class Lines:
     """Line numbers of the keys in a text. Paths contain the index of a table that is one of several (``[[x]]``)."""
 
     def __init__(self, text: str) -> None:
-        self._lines: dict[Path, int] = {}
+        self._lines: dict[Key, int] = {}
         for path, line in _scan(text):
             self._lines.setdefault(path, line)
 
@@ -47,15 +48,6 @@ class Lines:
             if found is not None:
                 return found
         return 1
-
-
-def parsed(text: str, *, where: str) -> dict[str, Any]:
-    """Parse a TOML text; ``where``: its origin, for errors. Raises ``ConfigError`` with the line."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        fault = syntax_fault(error, text)
-        raise ConfigError(f"{where}:{fault.line}: {fault.message}", hint=fault.hint) from error
 
 
 def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
@@ -91,22 +83,10 @@ _REPAIRS = (
 _REPAIR = "lines have the form key = value, texts need quotes, and tables begin with [name] or [[name]]"
 
 
-def span_s(value: object) -> float | None:
-    """Return the seconds of a span as text (``90m``) or of a number of seconds; ``None`` if it is neither."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    try:
-        if isinstance(value, str):
-            return parse_span_s(value)
-        return float(value) if value >= 0 else None
-    except (AffinodeError, OverflowError):  # a whole number may have any number of digits
-        return None
-
-
-def _scan(text: str) -> Iterator[tuple[Path, int]]:
+def _scan(text: str) -> Iterator[tuple[Key, int]]:
     """Yield each header, and each key at the beginning of a line, with its line. Skips multi-line strings and lists."""
-    at: Path = ()
-    counts: dict[Path, int] = {}
+    at: Key = ()
+    counts: dict[Key, int] = {}
     depth, fence = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         if not fence and depth == 0:
@@ -127,9 +107,9 @@ def _words(text: str) -> list[str]:
     return [word.strip("\"'") if word[:1] in "\"'" else word for word in _WORD.findall(text)]
 
 
-def _enter(words: list[str], counts: dict[Path, int], *, several: bool) -> Path:
+def _enter(words: list[str], counts: dict[Key, int], *, several: bool) -> Key:
     """Return the path of a table; a parent that is a list of tables means its last element."""
-    at: Path = ()
+    at: Key = ()
     for position, word in enumerate(words):
         at = (*at, word)
         last = position == len(words) - 1

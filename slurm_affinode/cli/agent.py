@@ -12,9 +12,9 @@ import click
 
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config, load, policy_path
-from slurm_affinode.base.config_values import LONGEST_S
 from slurm_affinode.base.errors import ConfigError
 from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.toml_schema import LONGEST_S
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.node_options import config_file
 

@@ -126,8 +126,9 @@ def main() -> NoReturn:
             click.echo(escaped(line), err=True)
         sys.exit(error.exit_code)
     except AffinodeError as error:
-        click.echo(f"slurm-affinode: {error}", err=True)
-        if error.hint:
+        for line in error.lines:
+            click.echo(f"slurm-affinode: {line}", err=True)
+        if error.hint and len(error.lines) == 1:
             click.echo(f"  {error.hint}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:  # an import that is deferred until an option needs it

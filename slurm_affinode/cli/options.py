@@ -23,10 +23,10 @@ from click.shell_completion import CompletionItem
 from slurm_affinode.base import config as configuration
 from slurm_affinode.base import json_values, process, times
 from slurm_affinode.base.config import Config, PrometheusConfig
-from slurm_affinode.base.config_values import LONGEST_S
 from slurm_affinode.base.files import give_to_owner
 from slurm_affinode.base.text import printable
 from slurm_affinode.base.times import parse_span_s, parse_when
+from slurm_affinode.base.toml_schema import LONGEST_S
 from slurm_affinode.base.urls import checked_url
 from slurm_affinode.cli.command import connection_option
 from slurm_affinode.metrics.prometheus.server import ENV_PASSWORD, ENV_TOKEN

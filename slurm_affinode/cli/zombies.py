@@ -568,11 +568,11 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
         print_json({
             "file": where,
             "signatures": [{"name": one.name, "kind": one.kind, "line": one.line} for one in parsed.signatures],
-            "faults": [{"line": one.line, "text": one.text, "hint": one.hint or None} for one in parsed.faults],
+            "faults": [{"line": one.line, "text": one.message, "hint": one.hint} for one in parsed.faults],
         })  # fmt: skip
     else:
         for fault in parsed.faults:
-            echo(f"{where}:{fault.line}: {fault.text}")
+            echo(f"{where}:{fault.line}: {fault.message}")
             if fault.hint:
                 echo(f"  {fault.hint}")
         if not parsed.faults:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.toml_lines import Lines, syntax_fault
+from slurm_affinode.base.toml_lines import Key, TomlFault
+from slurm_affinode.base.toml_schema import (
+    CheckedKind,
+    Kind,
+    TomlEntries,
+    TomlError,
+    TomlFile,
+    TomlTable,
+    checked,
+    either,
+    number,
+    seconds,
+    text,
+    whole,
+    within,
+    yes_no,
+)
 from slurm_affinode.core import policy_values as values
 from slurm_affinode.model.cleanup import (
     NEVER,
@@ -50,136 +64,79 @@ ACTION_DIAGNOSES: Mapping[str, frozenset[str]] = {
 """Action -> diagnoses of model servers that it applies to."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyFault:
-    """An error in a policy file."""
-
-    line: int
-    message: str
-    hint: str | None = None
+def _from(low: int, high: int | None = None) -> CheckedKind:
+    return checked(whole, within(low, high))
 
 
-@dataclass(slots=True)
-class _Reader:
-    lines: Lines
-    expand: Expand | None
-    faults: list[PolicyFault] = field(default_factory=list)
-
-    def fault(self, path: tuple[str | int, ...], message: str, hint: str | None = None) -> None:
-        self.faults.append(PolicyFault(self.lines.of(*path), f"{_shown(path)}: {message}", hint))
-
-    def table(self, data: Any, path: tuple[str | int, ...], known: Mapping[str, values.Kind]) -> dict[str, Any]:
-        """Return the valid values of a table; record a fault for each other one."""
-        if not isinstance(data, dict):
-            self.fault(path, "a table is needed")
-            return {}
-        found: dict[str, Any] = {}
-        for key, value in data.items():
-            kind = known.get(key)
-            if kind is None:
-                close = difflib.get_close_matches(key, known, 1)
-                hint = f"is {close[0]} meant?" if close else f"known here: {', '.join(sorted(known))}"
-                self.fault((*path, key), "unknown key", hint)
-                continue
-            try:
-                found[key] = kind(value)
-            except ValueError as error:
-                self.fault((*path, key), str(error))
-        return found
+def _word(*known: str) -> CheckedKind:
+    return checked(text, either(*known))
 
 
-def _shown(path: tuple[str | int, ...]) -> str:
-    text = ""
-    for word in path:
-        text += f"[{word + 1}]" if isinstance(word, int) else f".{word}" if text else word
-    return text
-
-
-_STAGES: dict[str, values.Kind] = {
-    "first_warning": values.span, "second_warning": values.span, "cancel": values.span,
+_STAGES: dict[str, Kind] = {"first_warning": seconds, "second_warning": seconds, "cancel": seconds}
+_INTERACTIVE: dict[str, Kind] = {"max_run": seconds, "max_gpus": _from(0), "extra": seconds}
+_SETTINGS: dict[str, Kind] = {
+    "action": _word("none", "warn", "cancel", "suspend", "kill", "drain", "resume"),
+    "fixed": TomlTable(_STAGES), "sliding": TomlTable(_STAGES), "interactive": TomlTable(_INTERACTIVE),
+    "min_run": seconds, "min_gpus": _from(1), "gpu_fraction": checked(number, within(0, 1, above=True)),
+    "min_score": checked(number, within(0, 1)), "mappings": values.words(*MAPPINGS),
+    "do_not_cancel": yes_no, "prefer_suspend": yes_no, "cancel_steps": yes_no, "warn_user": yes_no,
+    "warn_admins": yes_no, "cancel_working_days_only": yes_no, "warn_working_days_only": yes_no, "grace": seconds,
+    "repeat": seconds,
 }  # fmt: skip
-_INTERACTIVE: dict[str, values.Kind] = {
-    "max_run": values.span, "max_gpus": values.whole(0), "extra": values.span,
-}  # fmt: skip
-_SETTINGS: dict[str, values.Kind] = {
-    "action": values.one_of("none", "warn", "cancel", "suspend", "kill", "drain", "resume"),
-    "fixed": values.anything, "sliding": values.anything, "interactive": values.anything,
-    "min_run": values.span, "min_gpus": values.whole(1), "gpu_fraction": values.number(0, 1, above=True),
-    "min_score": values.number(0, 1), "mappings": values.texts_of(*MAPPINGS),
-    "do_not_cancel": values.yes_no, "prefer_suspend": values.yes_no,
-    "cancel_steps": values.yes_no, "warn_user": values.yes_no, "warn_admins": values.yes_no,
-    "cancel_working_days_only": values.yes_no, "warn_working_days_only": values.yes_no, "grace": values.span,
-    "repeat": values.span,
-}  # fmt: skip
-_MATCH: dict[str, values.Kind] = {
-    **dict.fromkeys(SCOPES, values.patterns), "nodes": values.host_lists, "kinds": values.texts_of(*KINDS),
-    "jobs": values.job_patterns, "diagnoses": values.texts_of(*PROBLEMS),
+_MATCH: dict[str, Kind] = {
+    **dict.fromkeys(SCOPES, values.patterns), "nodes": values.host_lists, "kinds": values.words(*KINDS),
+    "jobs": values.job_patterns, "diagnoses": values.words(*PROBLEMS),
 }  # fmt: skip
 _SPANS = frozenset({"min_run", "grace", "repeat", "max_run", "extra", "first_warning", "second_warning", "cancel"})
 _TOP = ("limits", "evidence", "calendar", "default", "rule", "exempt", "keep", "mail", "epilog")
 
 
-def read_policy(text: str, *, where: str, expand: Expand | None = None) -> tuple[Policy, tuple[PolicyFault, ...]]:
+def read_policy(source: str, *, where: str, expand: Expand | None = None) -> tuple[Policy, tuple[TomlFault, ...]]:
     """Return a policy and its faults, by line. Invalid values get their defaults: do not use a policy with faults.
 
     ``expand``: expands host lists to node names; without it, host lists are treated as patterns.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        fault = syntax_fault(error, text)
-        return Policy(where=where), (PolicyFault(fault.line, fault.message, fault.hint),)
-    reader = _Reader(Lines(text), expand)
-    for key in data:
-        if key not in _TOP:
-            close = difflib.get_close_matches(key, _TOP, 1)
-            hint = f"is {close[0]} meant?" if close else f"known here: {', '.join(_TOP)}"
-            reader.fault((key,), "unknown key", hint)
-    limits = reader.table(data.get("limits", {}), ("limits",), dict.fromkeys(Limits.__slots__, values.whole(0)))
-    evidence = reader.table(
-        data.get("evidence", {}), ("evidence",), {"max_age": values.span, "min_dimensions": values.whole(2)}
-    )
-    default, _ = _settings(reader, data.get("default", {}), ("default",), Settings(), {})
+    file = TomlFile(source)
+    data = {key: value for key, value in file.data.items() if file.known(key, _TOP, ())}
+    limits = file.table(data.get("limits", {}), ("limits",), dict.fromkeys(Limits.__slots__, _from(0)))
+    evidence = file.table(data.get("evidence", {}), ("evidence",), {"max_age": seconds, "min_dimensions": _from(2)})
+    default, _ = _settings(file, data.get("default", {}), ("default",), Settings(), {})
     policy = Policy(
         default=default,
-        rules=_rules(reader, data.get("rule", [])),
-        exemptions=_exemptions(reader, data.get("exempt", [])),
-        calendar=_calendar(reader, data.get("calendar", {})),
+        rules=_rules(file, expand),
+        exemptions=_exemptions(file, expand),
+        calendar=_calendar(file, data.get("calendar", {})),
         limits=Limits(**limits),
         max_evidence_age_s=evidence.get("max_age", Policy.__dataclass_fields__["max_evidence_age_s"].default),
         min_dimensions=evidence.get("min_dimensions", 2),
-        mail=_mail(reader, data.get("mail", {})),
-        keep=_keep(reader, data.get("keep", {})),
-        epilog=_epilog(reader, data.get("epilog", {})),
+        mail=_mail(file, data.get("mail", {})),
+        keep=_keep(file, data.get("keep", {})),
+        epilog=_epilog(file, data.get("epilog", {})),
         where=where,
     )
-    return policy, tuple(sorted(reader.faults, key=lambda fault: fault.line))
+    return policy, file.faults
 
 
-def parse_policy(text: str, *, where: str, expand: Expand | None = None) -> Policy:
-    """Return a policy. Raises ``InputError`` with file and line of the first fault and the number of further ones."""
-    policy, faults = read_policy(text, where=where, expand=expand)
+def parse_policy(source: str, *, where: str, expand: Expand | None = None) -> Policy:
+    """Return a policy. Raises ``TomlError`` with all faults."""
+    policy, faults = read_policy(source, where=where, expand=expand)
     if faults:
-        first = faults[0]
-        more = f" (and {len(faults) - 1} more: slurm-affinode zombies policy check {where})" if len(faults) > 1 else ""
-        raise InputError(f"{first.message}{more}", where=f"{where}:{first.line}", hint=first.hint)
+        raise TomlError(where, faults)
     return policy
 
 
 def _settings(
-    reader: _Reader, data: Any, path: tuple[str | int, ...], base: Settings, extra: Mapping[str, values.Kind]
+    file: TomlFile, data: Any, path: Key, base: Settings, extra: Mapping[str, Kind]
 ) -> tuple[Settings, dict[str, Any]]:
     """Return the settings of a table, and all its values, including those of the ``extra`` keys."""
-    found = reader.table(data, path, {**_SETTINGS, **extra})
+    found = file.table(data, path, {**_SETTINGS, **extra})
     changes: dict[str, Any] = {}
     for key in ("fixed", "sliding"):
         if key in found:
-            stages = reader.table(found[key], (*path, key), _STAGES)
-            changes[key] = Stages(**{f"{name}_s": value for name, value in stages.items()})
-            _check_stages(reader, (*path, key), changes[key])
+            changes[key] = Stages(**{f"{name}_s": value for name, value in found[key].items()})
+            _check_stages(file, (*path, key), changes[key])
     if "interactive" in found:
-        table = reader.table(found["interactive"], (*path, "interactive"), _INTERACTIVE)
-        changes["interactive"] = Interactive(**_suffixed(table))
+        changes["interactive"] = Interactive(**_suffixed(found["interactive"]))
     plain = {key: value for key, value in found.items() if key in _SETTINGS and key not in changes}
     changes |= _suffixed(plain)
     return replace(base, **changes), found
@@ -189,35 +146,35 @@ def _suffixed(table: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{key}_s" if key in _SPANS else key: value for key, value in table.items()}
 
 
-def _check_stages(reader: _Reader, path: tuple[str | int, ...], stages: Stages) -> None:
+def _check_stages(file: TomlFile, path: Key, stages: Stages) -> None:
     order = [("first_warning", stages.first_warning_s), ("second_warning", stages.second_warning_s),
              ("cancel", stages.cancel_s)]  # fmt: skip
     there = [(name, value) for name, value in order if value is not None]
     for (name, value), (later, then) in itertools.pairwise(there):
         if then <= value:
-            reader.fault((*path, later), f"is not after {name}")
+            file.fault((*path, later), f"is not after {name}")
     if stages.second_warning_s is not None and stages.first_warning_s is None:
-        reader.fault((*path, "second_warning"), "there is no first_warning")
+        file.fault((*path, "second_warning"), "there is no first_warning")
     if stages.cancel_s is not None and stages.first_warning_s is None:
-        reader.fault(
+        file.fault(
             (*path, "cancel"), "there is no warning before", "add first_warning: nothing is canceled without a warning"
         )
 
 
-def _rules(reader: _Reader, data: Any) -> tuple[Rule, ...]:
+def _rules(file: TomlFile, expand: Expand | None) -> tuple[Rule, ...]:
     rules = []
-    for number, table in enumerate(_tables(reader, data, "rule")):
-        path = ("rule", number)
-        settings, found = _settings(reader, table, path, Settings(), {**_MATCH, "name": values.text})
+    for index, table in enumerate(file.tables("rule")):
+        path = ("rule", index)
+        settings, found = _settings(file, table, path, Settings(), {**_MATCH, "name": text})
         sets = frozenset(key for key in found if key in _SETTINGS)
-        match = _match(reader, found, path)
+        match = _match(file, expand, found, path)
         action = found.get("action")
         kinds = ACTION_KINDS.get(action or "")
         unread = isinstance(table, dict) and any(key in table and key not in found for key in ("kinds", "diagnoses"))
         wrong = None if kinds is None or unread else _fault_of_action(str(action), kinds, match)
         if wrong is not None:
-            reader.fault((*path, "action"), *wrong)
-        rules.append(Rule(found.get("name", f"rule {number + 1}"), match, settings, sets, reader.lines.of(*path)))
+            file.fault((*path, "action"), *wrong)
+        rules.append(Rule(found.get("name", f"rule {index + 1}"), match, settings, sets, file.line(path)))
     return tuple(rules)
 
 
@@ -237,70 +194,61 @@ def _fault_of_action(action: str, kinds: frozenset[str], match: Match) -> tuple[
     return f"{action} is only for {', '.join(sorted(kinds))}", f'name them in the same rule: kinds = ["{min(kinds)}"]'
 
 
-def _exemptions(reader: _Reader, data: Any) -> tuple[Exemption, ...]:
+def _exemptions(file: TomlFile, expand: Expand | None) -> tuple[Exemption, ...]:
     found = []
-    for number, table in enumerate(_tables(reader, data, "exempt")):
-        path = ("exempt", number)
-        known = {**_MATCH, "until": values.day, "reason": values.text, "warnings": values.yes_no}
-        row = reader.table(table, path, known)
-        match = _match(reader, row, path)
+    for index, table in enumerate(file.tables("exempt")):
+        path = ("exempt", index)
+        known = {**_MATCH, "until": values.day, "reason": text, "warnings": yes_no}
+        row = file.table(table, path, known)
+        match = _match(file, expand, row, path)
         if match == Match():
-            reader.fault(path, "it would exempt everything", "name users, accounts, jobs, partitions, ...")
+            file.fault(path, "it would exempt everything", "name users, accounts, jobs, partitions, ...")
         if isinstance(table, dict) and "until" not in table:
-            reader.fault(path, "until is missing", 'write until = 2027-03-31, or until = "never"')
+            file.fault(path, "until is missing", 'write until = 2027-03-31, or until = "never"')
         if isinstance(table, dict) and "reason" not in table:
-            reader.fault(path, "reason is missing", "give a reason, which is recorded in the audit")
+            file.fault(path, "reason is missing", "give a reason, which is recorded in the audit")
         found.append(
             Exemption(
                 match, row.get("until", NEVER), row.get("reason", ""), row.get("warnings", False),
-                reader.lines.of(*path),
+                file.line(path),
             )
         )  # fmt: skip
     return tuple(found)
 
 
-def _match(reader: _Reader, row: Mapping[str, Any], path: tuple[str | int, ...]) -> Match:
+def _match(file: TomlFile, expand: Expand | None, row: Mapping[str, Any], path: Key) -> Match:
     fields = {key: row[key] for key in _MATCH if key in row}
-    if reader.expand is not None and "nodes" in fields:
+    if expand is not None and "nodes" in fields:
         nodes: list[str] = []
-        for text in fields["nodes"]:
+        for hosts in fields["nodes"]:
             try:
-                found = reader.expand(text)
+                found = expand(hosts)
             except InputError as error:
-                reader.fault((*path, "nodes"), str(error))
+                file.fault((*path, "nodes"), str(error))
                 continue
             if not found:
-                reader.fault((*path, "nodes"), f"{text!r} names no node")
+                file.fault((*path, "nodes"), f"{hosts!r} names no node")
             nodes += found
         fields["nodes"] = tuple(nodes)
     return Match(**fields)
 
 
-def _tables(reader: _Reader, data: Any, key: str) -> list[Any]:
-    if not isinstance(data, list):
-        reader.fault((key,), f"is a list of tables: write [[{key}]]")
-        return []
-    return data
-
-
-def _calendar(reader: _Reader, data: Any) -> Calendar:
-    known = {
+def _calendar(file: TomlFile, data: Any) -> Calendar:
+    known: dict[str, Kind] = {
         "timezone": values.zone, "working_days": values.weekdays, "hours": values.hours, "holidays": values.holidays,
     }  # fmt: skip
-    found = reader.table(data, ("calendar",), known)
+    found = file.table(data, ("calendar",), known)
     calendar = Calendar(found.get("timezone"))
     if "working_days" in found:
-        calendar = replace(calendar, working_days=found["working_days"])
+        calendar = replace(calendar, working_days=frozenset(found["working_days"]))
     if "hours" in found:
         calendar = replace(calendar, begin=found["hours"][0], end=found["hours"][1])
     once, yearly = found.get("holidays", (frozenset(), frozenset()))
     return replace(calendar, holidays=once, yearly=yearly)
 
 
-def _keep(reader: _Reader, data: Any) -> KeepPolicy:
-    found = reader.table(
-        data, ("keep",), {"allow": values.yes_no, "max": values.span, "min_why": values.whole(0)}
-    )  # fmt: skip
+def _keep(file: TomlFile, data: Any) -> KeepPolicy:
+    found = file.table(data, ("keep",), {"allow": yes_no, "max": seconds, "min_why": _from(0)})
     base = KeepPolicy()
     return KeepPolicy(found.get("allow", base.allow), found.get("max", base.max_s), found.get("min_why", base.min_why))
 
@@ -309,40 +257,38 @@ EPILOG_WAIT_S = 10.0
 """Maximum of ``epilog.wait``. An epilog may wait twice as long (processes, then memory), and a node waits for it."""
 
 
-def _epilog(reader: _Reader, data: Any) -> EpilogPolicy:
-    found = reader.table(
-        data, ("epilog",),
-        {"dirty": values.one_of("report", "drain"), "kill": values.yes_no, "wait": values.span_up_to(EPILOG_WAIT_S)},
-    )  # fmt: skip
+def _epilog(file: TomlFile, data: Any) -> EpilogPolicy:
+    wait = checked(seconds, values.up_to(EPILOG_WAIT_S))
+    found = file.table(data, ("epilog",), {"dirty": _word("report", "drain"), "kill": yes_no, "wait": wait})
     base = EpilogPolicy()
     return EpilogPolicy(found.get("dirty", base.dirty), found.get("kill", base.kill), found.get("wait", base.wait_s))
 
 
 _HERE = ("localhost", "127.0.0.1", "::1")
+_SMTP: dict[str, Kind] = {
+    "host": text, "port": _from(1, 65535), "tls": _word("none", "starttls", "tls"), "user": text,
+    "password_file": text, "timeout": checked(seconds, within(0, above=True)), "ca_file": text,
+}  # fmt: skip
 
 
-def _mail(reader: _Reader, data: Any) -> MailPolicy:
-    known: dict[str, values.Kind] = {
-        "via": values.one_of("none", "smtp", "command", "webhook"), "sender": values.address,
-        "address": values.address_pattern, "addresses": values.address_table, "admins": values.addresses,
-        "reply_to": values.address, "language": values.language, "languages": values.language_table,
-        "templates": values.text, "smtp": values.anything, "command": values.texts, "webhook": values.url,
-        "webhook_token_file": values.text, "help_url": values.url,
+def _mail(file: TomlFile, data: Any) -> MailPolicy:
+    known: dict[str, Kind] = {
+        "via": _word("none", "smtp", "command", "webhook"), "sender": values.address,
+        "address": values.address_pattern, "addresses": TomlEntries(values.address), "admins": values.addresses,
+        "reply_to": values.address, "language": values.language, "languages": TomlEntries(values.language),
+        "templates": text, "smtp": TomlTable(_SMTP), "command": values.texts, "webhook": values.url,
+        "webhook_token_file": text, "help_url": values.url,
     }  # fmt: skip
-    found = reader.table(data, ("mail",), known)
+    found = file.table(data, ("mail",), known)
     if "smtp" in found:
-        smtp: dict[str, values.Kind] = {
-            "host": values.text, "port": values.whole(1, 65535), "tls": values.one_of("none", "starttls", "tls"),
-            "user": values.text, "password_file": values.text, "timeout": values.span_above_0, "ca_file": values.text,
-        }  # fmt: skip
-        table = reader.table(found["smtp"], ("mail", "smtp"), smtp)
+        table = found["smtp"]
         if table.get("user") and table.get("tls", "none") == "none" and table.get("host", "localhost") not in _HERE:
-            reader.fault(("mail", "smtp", "user"), "its password would go over the network in the clear",
+            file.fault(("mail", "smtp", "user"), "its password would go over the network in the clear",
                          hint='tls = "starttls" or "tls"')  # fmt: skip
         found["smtp"] = Smtp(**{"timeout_s" if key == "timeout" else key: value for key, value in table.items()})
     via = found.get("via", "none")
     if via in ("command", "webhook") and not found.get(via):
-        reader.fault(("mail", "via"), f"is {via}, and mail.{via} is missing")
+        file.fault(("mail", "via"), f"is {via}, and mail.{via} is missing")
     return MailPolicy(**found)
 
 

@@ -1,162 +1,61 @@
-"""Values of the policy file: each function converts a TOML value, or raises ``ValueError``."""
+"""Kinds of values in the clean-up policy, see ``toml_schema``: each function converts a value or raises an error."""
 
 from __future__ import annotations
 
 import calendar
 import re
-from collections.abc import Callable
 from datetime import date, datetime, time, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from slurm_affinode.base.toml_lines import span_s
+from slurm_affinode.base import toml_schema as schema
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.toml_schema import Check, TomlList, checked, either, text
 from slurm_affinode.model.cleanup import NEVER
-
-Kind = Callable[[Any], Any]
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _SHORTEST_DAY = 3
 _ADDRESS = re.compile(r"[^\s@<>,;\"]+(?:@[^\s@<>,;\"]+)?")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
-MOST_S = 36525 * 86400.0
-"""Maximum span of time: 100 years. Longer and infinite spans are mistakes, and would overflow date arithmetic."""
 
 
-def anything(value: Any) -> Any:
-    """Return the value unchanged: a table that is read separately."""
+def _pattern(value: str) -> str:
+    """Return a name or pattern (``*``, ``?``). Rejects values that match nothing, or all, by mistake."""
+    if value != value.strip() or any(char in "[]," or not char.isprintable() for char in value):
+        raise AffinodeError(f'{value!r} is not a name: write each by itself, ["a", "b*"]; patterns are * and ?')
     return value
 
 
-def span(value: Any) -> float:
-    """Return the seconds of a span of time: ``"15m"``, ``"2h30m"``."""
-    seconds = span_s(value)
-    if seconds is None:
-        raise ValueError(f'{value!r} is not a span of time: write for example "15m", "2h30m" or "7d"')
-    if seconds > MOST_S:
-        raise ValueError(f"{value!r} is more than a hundred years")
-    return seconds
-
-
-def span_above_0(value: Any) -> float:
-    """Return the seconds of a span above 0."""
-    seconds = span(value)
-    if seconds <= 0:
-        raise ValueError(f"{value!r} is not above 0")
-    return seconds
-
-
-def span_up_to(most_s: float) -> Kind:
-    """Return a converter for spans of at most ``most_s``, to seconds."""
-
-    def convert(value: Any) -> float:
-        seconds = span(value)
-        if seconds > most_s:
-            raise ValueError(f"{value!r} is more than {most_s:g} s")
-        return seconds
-
-    return convert
-
-
-def text(value: Any) -> str:
-    """Return a string that is not empty."""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{value!r} is not a text")
+def _job_pattern(value: str) -> str:
+    if not re.fullmatch(r"[0-9_+*?]+", _pattern(value)):
+        raise AffinodeError(f'{value!r} is not a job ID: write for example ["123", "124_5"]')
     return value
 
 
-def texts(value: Any) -> tuple[str, ...]:
-    """Return a list of strings; a single string is a list of one."""
-    if isinstance(value, str) and value:
-        return (value,)
-    if isinstance(value, list) and all(isinstance(one, str) and one for one in value):
-        return tuple(value)
-    raise ValueError(f'{value!r} is not a list of texts: write for example ["a", "b"]')
+def words(*known: str) -> TomlList:
+    """Return the kind of lists of at least one of the ``known`` words."""
+    return TomlList(checked(text, either(*known)), single=True, whole_set="everything")
 
 
-def _some(value: Any, whole_set: str) -> tuple[str, ...]:
-    found = texts(value)
-    if not found:
-        raise ValueError(f"the list is empty: leave the key out where {whole_set} is meant")
-    return found
+texts = TomlList(text, single=True)
+patterns = TomlList(_pattern, single=True, whole_set="everything")
+"""Names or patterns (``*``, ``?``), at least one."""
+job_patterns = TomlList(_job_pattern, single=True, whole_set="everything")
+"""Job IDs or patterns of job IDs: ``123``, ``123_4``, ``123_*``."""
+host_lists = TomlList(text, single=True, whole_set="every node")
+"""Node names, patterns, or host lists (``gpu[01-04,7]``), at least one."""
+zone = checked(text, schema.zone)
+"""Name of an IANA time zone."""
 
 
-def patterns(value: Any) -> tuple[str, ...]:
-    """Return names or patterns (``*``, ``?``), at least one. Rejects values that match nothing, or all, by mistake."""
-    found = _some(value, "everything")
-    for one in found:
-        if one != one.strip() or any(char in "[]," or not char.isprintable() for char in one):
-            raise ValueError(f'{one!r} is not a name: write each by itself, ["a", "b*"]; patterns are * and ?')
-    return found
+def up_to(most_s: float) -> Check:
+    """Return a check for spans of at most ``most_s`` seconds."""
 
+    def check(value: float) -> None:
+        if value > most_s:
+            raise AffinodeError(f"{value:g} s is more than {most_s:g} s")
 
-def job_patterns(value: Any) -> tuple[str, ...]:
-    """Return job IDs or patterns of job IDs: ``123``, ``123_4``, ``123_*``."""
-    found = patterns(value)
-    for one in found:
-        if not re.fullmatch(r"[0-9_+*?]+", one):
-            raise ValueError(f'{one!r} is not a job ID: write for example ["123", "124_5"]')
-    return found
-
-
-def host_lists(value: Any) -> tuple[str, ...]:
-    """Return node names, patterns, or host lists (``gpu[01-04,7]``), at least one."""
-    return _some(value, "every node")
-
-
-def texts_of(*known: str) -> Kind:
-    """Return a converter for lists of at least one string, all among ``known``."""
-
-    def convert(value: Any) -> tuple[str, ...]:
-        found = _some(value, "everything")
-        for one in found:
-            if one not in known:
-                raise ValueError(f"{one!r} is unknown; use {', '.join(known)}")
-        return found
-
-    return convert
-
-
-def one_of(*known: str) -> Kind:
-    """Return a converter for one of the ``known`` words."""
-
-    def convert(value: Any) -> str:
-        if value not in known:
-            raise ValueError(f"{value!r} is not one of {', '.join(known)}")
-        return str(value)
-
-    return convert
-
-
-def whole(least: int, most: int | None = None) -> Kind:
-    """Return a converter for integers from ``least`` to ``most``."""
-
-    def convert(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{value!r} is not a whole number of at least {least}")
-        if most is not None and value > most:
-            raise ValueError(f"{value!r} is more than {most}")
-        return value
-
-    return convert
-
-
-def number(low: float, high: float, *, above: bool = False) -> Kind:
-    """Return a converter for numbers from ``low`` (``above``: excluding ``low``) to ``high``."""
-
-    def convert(value: Any) -> float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        if not good or (above and value == low):
-            raise ValueError(f"{value!r} is not a number {'above' if above else 'from'} {low:g} to {high:g}")
-        return float(value)
-
-    return convert
-
-
-def yes_no(value: Any) -> bool:
-    """Return true or false."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is not true or false")  # noqa: TRY004 - all mistakes are of one kind
-    return value
+    return check
 
 
 def day(value: Any) -> date:
@@ -170,17 +69,7 @@ def day(value: Any) -> date:
     try:
         return date.fromisoformat(str(value))
     except ValueError:
-        raise ValueError(f'{value!r} is not a day: write 2027-03-31, or "never"') from None
-
-
-def zone(value: Any) -> str:
-    """Return the name of an IANA time zone."""
-    name = text(value)
-    try:
-        ZoneInfo(name)
-    except (KeyError, OSError, ValueError):
-        raise ValueError(f"{name!r} is not a time zone: write for example Europe/Berlin") from None
-    return name
+        raise AffinodeError(f'{value!r} is not a day: write 2027-03-31, or "never"') from None
 
 
 def zone_of(name: str | None) -> tzinfo | None:
@@ -188,16 +77,16 @@ def zone_of(name: str | None) -> tzinfo | None:
     return None if name is None else ZoneInfo(name)
 
 
-def weekdays(value: Any) -> frozenset[int]:
-    """Return days of the week: ``["mon", "tue"]``. Monday is 0."""
-    found = set()
-    for one in texts(value):
-        named = [number for number, name in enumerate(_DAYS) if name.startswith(one.lower())]
-        if not named or len(one) < _SHORTEST_DAY:
-            known = ", ".join(name[:_SHORTEST_DAY] for name in _DAYS)
-            raise ValueError(f"{one!r} is not a day of the week; known: {known}")
-        found.update(named)
-    return frozenset(found)
+def _weekday(value: str) -> int:
+    named = [number for number, name in enumerate(_DAYS) if name.startswith(value.lower())]
+    if len(named) != 1 or len(value) < _SHORTEST_DAY:
+        known = ", ".join(name[:_SHORTEST_DAY] for name in _DAYS)
+        raise AffinodeError(f"{value!r} is not a day of the week; known: {known}")
+    return named[0]
+
+
+weekdays = TomlList(_weekday, single=True)
+"""Days of the week: ``["mon", "tue"]``. Monday is 0."""
 
 
 def hours(value: Any) -> tuple[time, time]:
@@ -210,7 +99,7 @@ def hours(value: Any) -> tuple[time, time]:
                 return begin, end
     except ValueError:
         pass
-    raise ValueError(f'{value!r} is not a part of a day: write for example "08:00-18:00"')
+    raise AffinodeError(f'{value!r} is not a part of a day: write for example "08:00-18:00"')
 
 
 def _end(hour: int, minute: int) -> time:
@@ -220,7 +109,7 @@ def _end(hour: int, minute: int) -> time:
 def holidays(value: Any) -> tuple[frozenset[date], frozenset[tuple[int, int]]]:
     """Return dates (``2027-05-01``), and month and day of yearly holidays (``"12-25"``)."""
     if not isinstance(value, list):
-        raise ValueError(f"{value!r} is not a list of days")  # noqa: TRY004
+        raise AffinodeError(f"{value!r} is not a list of days")
     once: set[date] = set()
     yearly: set[tuple[int, int]] = set()
     for one in value:
@@ -230,60 +119,37 @@ def holidays(value: Any) -> tuple[frozenset[date], frozenset[tuple[int, int]]]:
             continue
         month, number_ = int(match[1]), int(match[2])
         if not 1 <= month <= 12 or not 1 <= number_ <= calendar.monthrange(2024, month)[1]:
-            raise ValueError(f"{one!r} is not a day of a year")
+            raise AffinodeError(f"{one!r} is not a day of a year")
         yearly.add((month, number_))
     return frozenset(once), frozenset(yearly)
 
 
 def address(value: Any) -> str:
     """Return a mail address, or the name of a local user."""
-    found = text(value)
-    if not _ADDRESS.fullmatch(found):
-        raise ValueError(f"{found!r} is not a mail address")
-    return found
+    if not _ADDRESS.fullmatch(text(value)):
+        raise AffinodeError(f"{value!r} is not a mail address")
+    return str(value)
 
 
-def addresses(value: Any) -> tuple[str, ...]:
-    """Return mail addresses."""
-    return tuple(address(one) for one in texts(value))
+addresses = TomlList(address, single=True)
 
 
 def address_pattern(value: Any) -> str:
     """Return a pattern such as ``{user}@example.org``."""
-    found = text(value)
-    if "{user}" not in found or not _ADDRESS.fullmatch(found.replace("{user}", "name")):
-        raise ValueError(f"{found!r} is not an address with {{user}} in it")
-    return found
-
-
-def address_table(value: Any) -> dict[str, str]:
-    """Return a table of user = address."""
-    return {name: address(one) for name, one in text_table(value).items()}
-
-
-def text_table(value: Any) -> dict[str, str]:
-    """Return a table of strings."""
-    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
-        raise ValueError(f"{value!r} is not a table of texts")
-    return dict(value)
+    if "{user}" not in text(value) or not _ADDRESS.fullmatch(value.replace("{user}", "name")):
+        raise AffinodeError(f"{value!r} is not an address with {{user}} in it")
+    return str(value)
 
 
 def language(value: Any) -> str:
     """Return a language code: ``en``, ``de``, ``pt_BR``."""
-    found = text(value)
-    if not re.fullmatch(r"[a-z]{2,3}(?:[_-][A-Za-z]{2,4})?", found):
-        raise ValueError(f"{found!r} is not a language: write for example en or de")
-    return found
-
-
-def language_table(value: Any) -> dict[str, str]:
-    """Return a table of user = language."""
-    return {name: language(one) for name, one in text_table(value).items()}
+    if not re.fullmatch(r"[a-z]{2,3}(?:[_-][A-Za-z]{2,4})?", text(value)):
+        raise AffinodeError(f"{value!r} is not a language: write for example en or de")
+    return str(value)
 
 
 def url(value: Any) -> str:
     """Return an HTTP or HTTPS URL."""
-    found = text(value)
-    if not re.fullmatch(r"https?://[^\s]+", found):
-        raise ValueError(f"{found!r} is not an address that begins with https:// or http://")
-    return found
+    if not re.fullmatch(r"https?://[^\s]+", text(value)):
+        raise AffinodeError(f"{value!r} is not an address that begins with https:// or http://")
+    return str(value)

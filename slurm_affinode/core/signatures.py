@@ -13,17 +13,34 @@ The file is checked line by line and against the examples that it contains.
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import counted, span
-from slurm_affinode.base.times import parse_span_s
-from slurm_affinode.base.toml_lines import syntax_fault
+from slurm_affinode.base.toml_lines import Key, TomlFault
+from slurm_affinode.base.toml_schema import (
+    INVALID,
+    CheckedKind,
+    Kind,
+    KindStructure,
+    TomlEntries,
+    TomlFile,
+    TomlList,
+    TomlTable,
+    anything,
+    checked,
+    either,
+    number,
+    seconds,
+    string,
+    text,
+    whole,
+    within,
+    yes_no,
+)
 from slurm_affinode.model.finding import Evidence
 
 DIMENSIONS = ("memory", "compute", "time", "use", "state", "power")
@@ -294,31 +311,8 @@ def _unknown(dimension: str, unit: str, threshold: str | None, weight: float, te
 STATES = frozenset(
     {"TIMEOUT", "FAILED", "OUT_OF_MEMORY", "COMPLETED", "CANCELLED", "NODE_FAIL", "PREEMPTED", "DEADLINE"}
 )
-_TOP = {"name", "kind", "title", "advice", "min_score", *DIMENSIONS, "example"}
-_KEYS = {
-    "memory": {"weight", "required", "above_pct", "or_above_gib", "at_most_gib"},
-    "compute": {"weight", "required", "at_most_pct"},
-    "time": {"weight", "required", "longer_than"},
-    "use": {"weight", "required", "before"},
-    "state": {"weight", "required", "running", "ended", "limit_share"},
-    "power": {"weight", "below_w"},
-    "example": {
-        "says", "fits", "memory_gib", "memory_total_gib", "peaks_pct", "idle", "power_w", "used_before", "state",
-        "running", "elapsed", "limit",
-    },
-}  # fmt: skip
 UNKNOWN = "unknown"
 """In an example: the value is not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One error in a file."""
-
-    line: int
-    text: str
-    hint: str = ""
-    """What to do, if the text does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +333,7 @@ class SignatureFile:
 
     signatures: tuple[Signature, ...]
     examples: tuple[Example, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[TomlFault, ...]
 
     def with_window(self, window_s: float) -> SignatureFile:
         """Return a copy with this window in every signature."""
@@ -370,279 +364,166 @@ def try_examples(file: SignatureFile) -> tuple[Tried, ...]:
     )
 
 
-def parse(text: str) -> SignatureFile:
+def parse(source: str) -> SignatureFile:
     """Return everything valid, and every fault with its line. Raises no errors."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        fault = syntax_fault(error, text)
-        return SignatureFile((), (), (Fault(fault.line, fault.message, fault.hint),))
-    return _Reader(text).read(data)
+    file = TomlFile(source)
+    file.table(file.data, (), {"version": checked(whole, _version), "signature": anything})
+    rows = file.tables("signature")
+    if not rows and not file.faults:
+        file.fault((), "there is no [[signature]] in it")
+    signatures: list[Signature] = []
+    examples: list[Example] = []
+    for index, row in enumerate(rows):
+        path: Key = ("signature", index)
+        signature = _signature(file, row, path)
+        if signature is not None and any(signature.name == other.name for other in signatures):
+            file.fault((*path, "name"), f"{signature.name} is there twice")
+        if signature is not None and file.valid(*path):
+            signatures.append(signature)
+        if isinstance(row, dict):
+            examples += _examples(file, row, path)
+    return SignatureFile(tuple(signatures), tuple(examples), file.faults)
 
 
-class _Wrong(Exception):  # noqa: N818 - never leaves this module
-    pass
+def _version(value: int) -> None:
+    if value != 1:
+        raise AffinodeError(f"{value!r}: this release reads version 1")
 
 
-class _Reader:
-    """Reads a file and collects its faults."""
+@dataclass(frozen=True, slots=True)
+class _Measured(KindStructure):
+    """A value of an example, which may be unknown."""
 
-    def __init__(self, text: str) -> None:
-        self._lines = _where(text)
-        self._faults: list[Fault] = []
+    kind: Kind
 
-    def read(self, data: Mapping[str, Any]) -> SignatureFile:
-        for key in data:
-            if key not in ("version", "signature"):
-                self._fault((key,), f"unknown key {key}: known are version and [[signature]]")
-        if data.get("version", 1) != 1:
-            self._fault(("version",), f"version {data['version']!r}: this release reads version 1")
-        rows = data.get("signature", [])
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            self._fault(("signature",), "signature: a list of tables is needed, each headed [[signature]]")
-            rows = []
-        if not rows and not self._faults:
-            self._fault((), "there is no [[signature]] in it")
-        signatures: list[Signature] = []
-        examples: list[Example] = []
-        for number, row in enumerate(rows):
-            at: tuple[Any, ...] = ("signature", number)
-            before = len(self._faults)
-            made = self._signature(row, at)
-            if made is not None and any(made.name == one.name for one in signatures):
-                self._fault((*at, "name"), f"{made.name} is there twice")
-            if made is not None and len(self._faults) == before:
-                signatures.append(made)
-            for count, example in enumerate(row.get("example", []) if isinstance(row.get("example", []), list) else []):
-                one = self._example(example, (*at, "example", count), str(row.get("name")))
-                if one is not None:
-                    examples.append(one)
-        return SignatureFile(tuple(signatures), tuple(examples), tuple(sorted(self._faults, key=lambda f: f.line)))
-
-    def _fault(self, at: tuple[Any, ...], text: str) -> None:
-        self._faults.append(Fault(self._line(at), text))
-
-    def _line(self, at: tuple[Any, ...]) -> int:
-        while at:
-            if at in self._lines:
-                return self._lines[at]
-            at = at[:-1]
-        return 1
-
-    def _signature(self, row: Mapping[str, Any], at: tuple[Any, ...]) -> Signature | None:
-        for key in row:
-            if key not in _TOP:
-                self._fault((*at, key), f"unknown key {key}; known: {', '.join(sorted(_TOP))}")
-        parts = {name: self._part(row, at, name) for name in DIMENSIONS}
-        name = self._take(row, at, "name", _word)
-        kind = self._take(row, at, "kind", _one_of("squatter", "idle-allocation"))
-        least = self._take(row, at, "min_score", _up_to(1), default=0.8)
-        title = self._take(row, at, "title", _text, default="")
-        advice = self._take(row, at, "advice", _text, default="")
-        for needed in ("compute", "time"):
-            if needed not in row:
-                self._fault(at, f"[signature.{needed}] is missing: without it a GPU cannot be found idle")
-        if None in (name, kind, least, title, advice) or parts["compute"] is None or parts["time"] is None:
-            return None
-        weights = {key: part.weight for key, part in parts.items() if part is not None}
-        if sum(weights.values()) > 1 + 1e-9:
-            self._fault(at, f"the weights add up to {sum(weights.values()):g}: at most 1 is a score")
-        for key, weight in weights.items():
-            if weight >= least and weight > 0:
-                self._fault((*at, key, "weight"), f"{key}: weight {weight:g} reaches min_score {least:g} by itself: "
-                            "one dimension alone must not suffice")  # fmt: skip
-        if sum(weights.values()) + 1e-9 < least:
-            self._fault((*at, "min_score"), f"min_score {least:g} cannot be reached: "
-                        f"the weights add up to {sum(weights.values()):g}")  # fmt: skip
-        return Signature(
-            name=name, kind=kind, title=title, advice=advice, min_score=least, line=self._line(at), **parts
-        )
-
-    def _part(self, row: Mapping[str, Any], at: tuple[Any, ...], name: str) -> Any:
-        if name not in row:
-            return None
-        table, here = row[name], (*at, name)
-        if not isinstance(table, dict):
-            self._fault(here, f"{name}: a table is needed")
-            return None
-        for key in table:
-            if key not in _KEYS[name]:
-                self._fault((*here, key), f"{name}: unknown key {key}; known: {', '.join(sorted(_KEYS[name]))}")
-        before = len(self._faults)
-        weight = self._take(table, here, "weight", _up_to(1))
-        required = self._take(table, here, "required", _flag, default=name in ("compute", "time"))
-        made = getattr(self, f"_{name}")(table, here)
-        if len(self._faults) > before or made is None:
-            return None
-        return made(weight) if name == "power" else made(weight, required)
-
-    def _memory(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
-        above = self._take(table, at, "above_pct", _up_to(100), default=None)
-        gib = self._take(table, at, "or_above_gib", _positive, default=None)
-        most = self._take(table, at, "at_most_gib", _positive, default=None)
-        if (most is None) == (above is None and gib is None):
-            self._fault(at, "memory: needs above_pct, or_above_gib or both; or at_most_gib alone")
-        return lambda weight, required: MemoryCondition(weight, required, above, gib, most)
-
-    def _compute(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
-        most = self._take(table, at, "at_most_pct", _up_to(50))
-        return lambda weight, required: Compute(weight, required, most)
-
-    def _time(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
-        longer = self._take(table, at, "longer_than", _span)
-        return lambda weight, required: Time(weight, required, longer)
-
-    def _use(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
-        before = self._take(table, at, "before", _one_of(*USES))
-        return lambda weight, required: UseHistory(weight, required, before)
-
-    def _state(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
-        running = self._take(table, at, "running", _flag, default=True)
-        ended = self._take(table, at, "ended", _states, default=())
-        share = self._take(table, at, "limit_share", _up_to(1), default=0.98)
-        return lambda weight, required: State(weight, required, running, ended, share)
-
-    def _power(self, table: Mapping[str, Any], at: tuple[Any, ...]) -> Callable[..., Any]:
-        below = self._take(table, at, "below_w", _positive, default=None)
-        return lambda weight: Power(weight, below)
-
-    def _example(self, row: Any, at: tuple[Any, ...], name: str) -> Example | None:
-        if not isinstance(row, dict):
-            self._fault(at, "example: a table is needed, headed [[signature.example]]")
-            return None
-        before = len(self._faults)
-        for key in row:
-            if key not in _KEYS["example"]:
-                known = ", ".join(sorted(_KEYS["example"]))
-                self._fault((*at, key), f"example: unknown key {key}; known: {known}")
-
-        def take(key: str, check: Callable[[Any], Any], default: Any = None) -> Any:
-            return self._take(row, at, key, _maybe(check), default=default)
-
-        claim, fits = self._take(row, at, "says", _text), self._take(row, at, "fits", _flag)
-        gpu = GpuFacts(
-            peaks_pct=take("peaks_pct", _peaks, {}) or {},
-            idle_s=take("idle", _span),
-            memory_gib=take("memory_gib", _number),
-            memory_total_gib=take("memory_total_gib", _positive),
-            power_w=take("power_w", _number),
-            used_before=take("used_before", _flag),
-        )
-        state = take("state", _text, "RUNNING")
-        running = self._take(row, at, "running", _flag, default=state == "RUNNING")
-        run = RunFacts(state, bool(running), take("elapsed", _span), take("limit", _span))
-        if len(self._faults) > before:
-            return None
-        return Example(name, str(claim), bool(fits), gpu, run, self._line(at))
-
-    def _take(self, table: Mapping[str, Any], at: tuple[Any, ...], key: str, check: Callable[[Any], Any],
-              default: Any = dataclasses.MISSING) -> Any:  # fmt: skip
-        if key not in table:
-            if default is dataclasses.MISSING:
-                self._fault(at, f"{'.'.join(str(one) for one in at if not isinstance(one, int))}: {key} is missing")
-                return None
-            return default
-        try:
-            return check(table[key])
-        except _Wrong as error:
-            self._fault((*at, key), f"{key}: {error}")
-            return None
+    def read(self, file: TomlFile, value: Any, path: Key) -> Any:
+        """See ``KindStructure``."""
+        return None if value == UNKNOWN and isinstance(value, str) else file.value(self.kind, value, path)
 
 
-def _up_to(most: float) -> Callable[[Any], float]:
-    def check(value: Any) -> float:
-        number = _number(value)
-        if number > most:
-            raise _Wrong(f"{value!r} is not between 0 and {most:g}")
-        return number
-
-    return check
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value < 0:  # noqa: PLR0124
-        raise _Wrong(f"{value!r} is not a number of 0 or more")
-    return float(value)
-
-
-def _positive(value: Any) -> float:
-    if _number(value) == 0:
-        raise _Wrong("must be above 0")
-    return float(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _Wrong(f"{value!r} is neither true nor false")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Wrong(f"{value!r} is not a text")
-    return value
-
-
-def _word(value: Any) -> str:
+def _name(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", value):
-        raise _Wrong(f"{value!r} is not a name: small letters, digits and hyphens")
+        raise AffinodeError(f"{value!r} is not a name: small letters, digits and hyphens")
     return value
 
 
-def _one_of(*words: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if value not in words:
-            raise _Wrong(f"{value!r} is none of {', '.join(words)}")
-        return str(value)
-
-    return check
+def _up_to(most: float) -> CheckedKind:
+    return checked(number, within(0, most))
 
 
-def _states(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) and one in STATES for one in value):
-        raise _Wrong(f"{value!r} is not a list of states; known: {', '.join(sorted(STATES))}")
-    return tuple(value)
+_POSITIVE = checked(number, within(0, above=True))
+_AMOUNT = checked(number, within(0))
+_PARTS: Mapping[str, tuple[type[Any], Mapping[str, Kind]]] = {
+    "memory": (
+        MemoryCondition,
+        {"required": yes_no, "above_pct": _up_to(100), "or_above_gib": _POSITIVE, "at_most_gib": _POSITIVE},
+    ),
+    "compute": (Compute, {"required": yes_no, "at_most_pct": _up_to(50)}),
+    "time": (Time, {"required": yes_no, "longer_than": seconds}),
+    "use": (UseHistory, {"required": yes_no, "before": checked(text, either(*USES))}),
+    "state": (
+        State,
+        {
+            "required": yes_no, "running": yes_no, "ended": TomlList(checked(text, either(*sorted(STATES)))),
+            "limit_share": _up_to(1),
+        },
+    ),
+    "power": (Power, {"below_w": _POSITIVE}),
+}  # fmt: skip
+"""Dimension -> its class, and its keys besides ``weight``."""
+_NEEDED = {"compute": ("weight", "at_most_pct"), "time": ("weight", "longer_than"), "use": ("weight", "before")}
+_KEYS: Mapping[str, Kind] = {
+    "name": _name, "kind": checked(text, either("squatter", "idle-allocation")), "title": string, "advice": string,
+    "min_score": _up_to(1), "example": anything,
+    **{name: TomlTable({"weight": _up_to(1), **keys}) for name, (_, keys) in _PARTS.items()},
+}  # fmt: skip
+_MEASURED: Mapping[str, Kind] = {
+    "peaks_pct": TomlEntries(_Measured(_AMOUNT)), "idle": seconds, "memory_gib": _AMOUNT, "memory_total_gib": _POSITIVE,
+    "power_w": _AMOUNT, "used_before": yes_no, "state": string, "elapsed": seconds, "limit": seconds,
+}  # fmt: skip
+_EXAMPLE: Mapping[str, Kind] = {
+    "says": string, "fits": yes_no, "running": yes_no, **{key: _Measured(kind) for key, kind in _MEASURED.items()},
+}  # fmt: skip
 
 
-def _span(value: Any) -> float:
-    if not isinstance(value, str):
-        raise _Wrong(f'{value!r} is not a span of time such as "1h"')
-    try:
-        return parse_span_s(value)
-    except AffinodeError as error:
-        raise _Wrong(str(error)) from None
+def _signature(file: TomlFile, row: Any, path: Key) -> Signature | None:
+    """Return a signature, if it is valid so far."""
+    values = file.value(TomlTable(_KEYS), row, path)
+    if values is INVALID or not _complete(file, row, path):
+        return None
+    parts = {name: _part(file, name, values[name], (*path, name)) for name in DIMENSIONS if name in values}
+    if not file.valid(*path):
+        return None
+    least = values.get("min_score", 0.8)
+    _check_weights(file, {name: part.weight for name, part in parts.items()}, least, path)
+    return Signature(
+        name=values["name"], kind=values["kind"], title=values.get("title", ""), advice=values.get("advice", ""),
+        min_score=least, line=file.line(path), **parts,
+    )  # fmt: skip
 
 
-def _peaks(value: Any) -> dict[str, float | None]:
-    if not isinstance(value, dict):
-        raise _Wrong("a table of signals is needed, such as { util_pct = 0 }")
-    return {name: None if one == UNKNOWN else _number(one) for name, one in value.items()}
+def _complete(file: TomlFile, row: Mapping[str, Any], path: Key) -> bool:
+    complete = file.required(row, path, ("name", "kind"))
+    for name in DIMENSIONS:
+        if name in row:
+            complete &= file.required(row[name], (*path, name), _NEEDED.get(name, ("weight",)))
+        elif name in ("compute", "time"):
+            file.fault(path, f"[signature.{name}] is missing: without it a GPU cannot be found idle")
+            complete = False
+    return complete
 
 
-def _maybe(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value == UNKNOWN and isinstance(value, str) else check(value)
+def _part(file: TomlFile, name: str, values: dict[str, Any], path: Key) -> Any:
+    """Return a dimension; ``None`` if it is invalid."""
+    if name == "memory":
+        above = "above_pct" in values or "or_above_gib" in values
+        if ("at_most_gib" in values) == above and file.valid(*path):
+            file.fault(path, "needs above_pct, or_above_gib or both; or at_most_gib alone")
+    if not file.valid(*path):
+        return None
+    if name != "power":
+        values.setdefault("required", name in ("compute", "time"))
+    if name == "time":
+        values["longer_than_s"] = values.pop("longer_than")
+    return _PARTS[name][0](**values)
 
 
-_HEADER = re.compile(r"^\s*(\[\[?)\s*([A-Za-z0-9_.\- ]+?)\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(r"^\s*([A-Za-z0-9_-]+)\s*=")
+def _check_weights(file: TomlFile, weights: Mapping[str, float], least: float, path: Key) -> None:
+    total = sum(weights.values())
+    if total > 1 + 1e-9:
+        file.fault(path, f"the weights add up to {total:g}: at most 1 is a score")
+    for name, weight in weights.items():
+        if weight >= least and weight > 0:
+            file.fault((*path, name, "weight"), f"{weight:g} reaches min_score {least:g} by itself: "
+                       "one dimension alone must not suffice")  # fmt: skip
+    if total + 1e-9 < least:
+        file.fault((*path, "min_score"), f"{least:g} cannot be reached: the weights add up to {total:g}")
 
 
-def _where(text: str) -> dict[tuple[Any, ...], int]:
-    """Return the line of each table and key, by path. Paths of array tables contain the index."""
-    lines: dict[tuple[Any, ...], int] = {}
-    counts: dict[tuple[Any, ...], int] = {}
-    at: tuple[Any, ...] = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := _HEADER.match(line):
-            at = ()
-            words = match[2].split(".")
-            for depth, word in enumerate(words):
-                at = (*at, word.strip())
-                if depth == len(words) - 1 and match[1] == "[[":
-                    counts[at] = counts.get(at, -1) + 1
-                if at in counts:
-                    at = (*at, counts[at])
-            lines.setdefault(at, number)
-        elif match := _KEY.match(line):
-            lines.setdefault((*at, match[1]), number)
-    return lines
+def _examples(file: TomlFile, row: Mapping[str, Any], path: Key) -> list[Example]:
+    """Return the valid examples of a signature."""
+    rows = row.get("example", [])
+    if not isinstance(rows, list):
+        file.fault((*path, "example"), "is a list of tables: write [[signature.example]]")
+        return []
+    found = []
+    for index, example in enumerate(rows):
+        at: Key = (*path, "example", index)
+        values = file.table(example, at, _EXAMPLE)
+        if file.required(example, at, ("says", "fits")) and file.valid(*at):
+            found.append(_example(values, str(row.get("name")), file.line(at)))
+    return found
+
+
+def _example(values: Mapping[str, Any], name: str, line: int) -> Example:
+    gpu = GpuFacts(
+        peaks_pct=values.get("peaks_pct") or {}, idle_s=values.get("idle"), memory_gib=values.get("memory_gib"),
+        memory_total_gib=values.get("memory_total_gib"), power_w=values.get("power_w"),
+        used_before=values.get("used_before"),
+    )  # fmt: skip
+    state = values.get("state", "RUNNING")
+    running = values.get("running", state == "RUNNING")
+    return Example(
+        name, values["says"], values["fits"], gpu,
+        RunFacts(state, running, values.get("elapsed"), values.get("limit")), line,
+    )  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from slurm_affinode.base.errors import ConfigError
+from slurm_affinode.base.toml_schema import Kind, TomlEntries, TomlFile, TomlList, string
 from slurm_affinode.metrics.schema import IDENTITY, METRICS
 
 HELPERS = ("fb_free_mib", "fb_reserved_mib")
@@ -125,12 +125,12 @@ def load(extra: Path | None = None, columns: Mapping[str, str] | None = None) ->
     table = _builtin()
     if extra is not None:
         try:
-            data = tomllib.loads(extra.read_text(encoding="utf-8"))
+            text = extra.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise ConfigError(f"{extra}: no such file", hint="see gpu_history.aliases in the configuration") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{extra}: {error}") from error
-        table = _merged(table, _parse(data, str(extra)))
+        table = _merged(table, _parse(text, str(extra)))
     own = {folded(header): _own(header, what) for header, what in (columns or {}).items()}
     return replace(table, columns={**table.columns, **own})
 
@@ -150,26 +150,32 @@ def _own(header: str, what: str) -> Alias:
 @functools.cache
 def _builtin() -> Aliases:
     text = resources.files("slurm_affinode.metrics").joinpath("aliases.toml").read_text(encoding="utf-8")
-    return _parse(tomllib.loads(text), "aliases.toml")
+    return _parse(text, "aliases.toml")
 
 
-def _parse(data: Mapping[str, object], where: str) -> Aliases:
+_NAMES = TomlList(string)
+_TABLES: Mapping[str, Kind] = {
+    "metrics": TomlEntries(TomlEntries(_NAMES, UNITS), (*VALUES, "job")),
+    "labels": TomlEntries(_NAMES, (*IDENTITY, "job")),
+    "columns": TomlEntries(_NAMES, (*IDENTITY, "job", "time", "metric", "value")),
+}
+
+
+def _parse(text: str, where: str) -> Aliases:
+    """Parse a table. Raises ``TomlError`` with all errors."""
+    file = TomlFile(text)
+    tables = file.table(file.data, (), _TABLES)
+    file.check(where)
     metrics: dict[str, Alias] = {}
     spelled: dict[str, str] = {}
-    for field, units in _table(data, "metrics", where).items():
-        if field not in (*VALUES, "job"):
-            raise ConfigError(f"{where}: metrics.{field}: no such field", hint=f"fields: {', '.join(VALUES)}")
-        rank = 0
-        for unit, names in _dict(units, where).items():
-            if unit not in UNITS:
-                raise ConfigError(f"{where}: metrics.{field}.{unit}: no such unit", hint=f"units: {', '.join(UNITS)}")
-            for name in _strings(names, where):
-                metrics.setdefault(folded(name), Alias(field, unit, rank))
-                spelled.setdefault(folded(name), name)
-                rank += 1
-    labels = {field: tuple(_strings(names, where)) for field, names in _table(data, "labels", where).items()}
+    for field, units in tables.get("metrics", {}).items():
+        named = ((unit, name) for unit, names in units.items() for name in names)
+        for rank, (unit, name) in enumerate(named):
+            metrics.setdefault(folded(name), Alias(field, unit, rank))
+            spelled.setdefault(folded(name), name)
+    labels: dict[str, tuple[str, ...]] = tables.get("labels", {})
+    own: dict[str, tuple[str, ...]] = tables.get("columns", {})
     columns: dict[str, Alias] = {}
-    own = {field: _strings(names, where) for field, names in _table(data, "columns", where).items()}
     for field in {**own, **labels}:
         for rank, name in enumerate((*own.get(field, ()), *labels.get(field, ()))):
             columns.setdefault(folded(name), Alias(field, "number", rank))
@@ -184,19 +190,3 @@ def _merged(base: Aliases, extra: Aliases) -> Aliases:
         {**base.metrics, **extra.metrics}, labels, {**base.columns, **extra.columns},
         {**base.spelled, **extra.spelled}, base.own | frozenset(extra.metrics),
     )  # fmt: skip
-
-
-def _table(data: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
-    return _dict(data.get(key, {}), where)
-
-
-def _dict(value: object, where: str) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected a table instead of {value!r}")
-    return value
-
-
-def _strings(value: object, where: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ConfigError(f"{where}: expected a list of strings instead of {value!r}")
-    return value

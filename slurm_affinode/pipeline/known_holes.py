@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.toml_lines import parsed
+from slurm_affinode.base.toml_schema import parsed
 
 _FILE = "known-holes.toml"
 _VERSION = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}", re.ASCII)

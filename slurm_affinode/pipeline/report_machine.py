@@ -15,17 +15,16 @@ import shlex
 import shutil
 import stat
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from slurm_affinode.base import process
 from slurm_affinode.base.config import DEFAULT_PATH, REPORT_ENTRIES, Config, parse, read_small
 from slurm_affinode.base.errors import AffinodeError, ConfigError, UnreachableError
 from slurm_affinode.base.files import give_to_owner, replacing
 from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.base.toml_schema import TomlFile, parsed
 from slurm_affinode.pipeline.timer_files import (
     STATE_DIR,
     SYSTEMCTL_S,
@@ -271,10 +270,10 @@ def with_settings(text: str, settings: Mapping[tuple[str, str], str], *, where: 
     A commented line of the key is replaced. A key with a value keeps it: ``SetupRequest.settings`` that differ are
     conflicts. Raises ``ConfigError`` if the text, before or after, is not TOML.
     """
-    parsed = _toml(text, where)
+    values = parsed(text, where=where)
     lines = text.removesuffix("\n").split("\n")
     for (section, key), value in settings.items():
-        if key in parsed.get(section, {}):
+        if key in values.get(section, {}):
             continue
         line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
         header = next((i for i, row in enumerate(lines) if re.match(rf"\[{section}\]\s*(#|$)", row)), None)
@@ -290,17 +289,11 @@ def with_settings(text: str, settings: Mapping[tuple[str, str], str], *, where: 
             lines[place] = line
     made = "\n".join(lines) + "\n"
     for (section, key), value in settings.items():
-        parsed.setdefault(section, {}).setdefault(key, value)
-    if _toml(made, where) != parsed:
+        values.setdefault(section, {}).setdefault(key, value)
+    made_file = TomlFile(made)
+    if made_file.faults or made_file.data != values:
         raise ConfigError(f"{where}: cannot be extended: its sections are not written as [section]", hint="edit it")
     return made if settings else text
-
-
-def _toml(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: {error}", hint="correct the file") from error
 
 
 def _configuration(request: SetupRequest, host: Host) -> _Part:
@@ -308,7 +301,7 @@ def _configuration(request: SetupRequest, host: Host) -> _Part:
     path, target = host.at(request.config), str(request.config)
     there = host.account(request.user)
     command = f"${{EDITOR:-vi}} {shlex.quote(target)}"
-    values = _toml(text, target)
+    values = parsed(text, where=target)
     shown = [f"{section}.{key} = {values[section][key]}" for section, key in request.settings]
     differing = [
         f"{section}.{key} is {values[section][key]!r} and not {value!r}"

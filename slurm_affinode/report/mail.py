@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,6 +24,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import span, visible
 from slurm_affinode.base.times import named
+from slurm_affinode.base.toml_schema import TomlEntries, TomlFile, string
 from slurm_affinode.core.cleanup_plan import enough_idle, extra_s, idle_since, stages_of
 from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, MailPolicy
@@ -53,6 +53,7 @@ _LEAST_GROUPS = 8
 """Lines about further findings that have priority over the evidence of one more."""
 MAX_NAME = 120
 _PLACE = re.compile(r"\{(\w+)\}")
+_TABLES = ("kinds", "kinds_ended", "phrases")
 COLORS = {"warn": "#9a5b00", "done": "#a8321a", "told": "#1a5799", "good": "#1d6b3a"}
 
 
@@ -85,15 +86,22 @@ class Texts:
         if path is None or not path.is_file():
             return
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            file = TomlFile(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(f"cannot be read: {error}", where=str(path)) from error
-        tables = {name: {**self._texts.get(name, {}), **found.pop(name, {})} for name in ("kinds", "kinds_ended")}
-        if isinstance(phrases := found.pop("phrases", {}), dict):
+        # Templates of the site may use texts of its own, so that any key is known.
+        found = file.table(
+            file.data, (), {**dict.fromkeys(file.data, string), **dict.fromkeys(_TABLES, TomlEntries(string))}
+        )
+        phrases = []
+        for phrase, text in found.pop("phrases", {}).items():
             try:
-                self._phrases = [(_pattern(pattern), str(text)) for pattern, text in phrases.items()] + self._phrases
+                phrases.append((_pattern(phrase), text))
             except re.error as error:
-                raise InputError(f"phrases: {error}", where=str(path)) from error
+                file.fault(("phrases", phrase), str(error))
+        file.check(str(path))
+        tables = {name: {**self._texts.get(name, {}), **found.pop(name, {})} for name in ("kinds", "kinds_ended")}
+        self._phrases = phrases + self._phrases
         self._texts = {**self._texts, **found, **tables}
 
     def say(self, key: str, **values: object) -> str:

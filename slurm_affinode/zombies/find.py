@@ -31,6 +31,7 @@ from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import span
 from slurm_affinode.base.times import named, parse_span_s, shown
+from slurm_affinode.base.toml_schema import TomlError
 from slurm_affinode.core import signatures
 from slurm_affinode.core.signatures import Signature, SignatureFile
 from slurm_affinode.db.repository import Repository
@@ -119,18 +120,11 @@ class Found:
 
 
 def site_signatures(config: Config, path: Path | None = None) -> SignatureFile:
-    """Return the signatures of ``path``, else of the site, else the built-in ones. Raises ``InputError``."""
+    """Return the signatures of ``path``, else of the site, else the built-in ones. Raises ``TomlError``."""
     where = path or config.zombies.signatures or asset_dir("reports") / "signatures.toml"
     file = signatures.parse(read_signatures(where))
     if file.faults:
-        first = file.faults[0]
-        more = f" (and {len(file.faults) - 1} more)" if len(file.faults) > 1 else ""
-        hint = (
-            first.hint
-            if len(file.faults) == 1 and first.hint
-            else f"all of them: slurm-affinode zombies signatures check {where}"
-        )
-        raise InputError(f"{first.text}{more}", where=f"{where}:{first.line}", hint=hint)
+        raise TomlError(str(where), file.faults)
     return file
 
 

@@ -14,8 +14,9 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import counted, span
 from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.toml_lines import TomlFault
 from slurm_affinode.core.cleanup_plan import plan
-from slurm_affinode.core.cleanup_policy import PolicyFault, parse_policy, read_policy
+from slurm_affinode.core.cleanup_policy import parse_policy, read_policy
 from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.model.cleanup import NEVER, SCOPES, Action, Ledger, Match, Policy, SentWarning, Settings, Stages
 from slurm_affinode.model.finding import IDLE_KINDS, USER_KINDS, Finding
@@ -44,7 +45,7 @@ def load(config: Config, path_given: Path | None = None) -> Policy:
     return parse_policy(_text(path), where=name, expand=_expand)
 
 
-def examine(config: Config, path_given: Path | None = None) -> tuple[Policy, tuple[PolicyFault, ...]]:
+def examine(config: Config, path_given: Path | None = None) -> tuple[Policy, tuple[TomlFault, ...]]:
     """Return the policy and all of its faults. Raises ``InputError`` if the file cannot be read."""
     path, name = policy_file(config, path_given)
     return read_policy(_text(path), where=name, expand=_expand)

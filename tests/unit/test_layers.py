@@ -30,7 +30,7 @@ LAYERS = (
 # Every layer may import it; it imports no layer.
 SUPPORT = "base"
 # Modules of SUPPORT that model and core may not import: the configuration, and modules with side effects.
-CONFIG = {"base.config", "base.config_values", "base.node_config"}
+CONFIG = {"base.config", "base.node_config"}
 EFFECTS = {
     "base.files", "base.fork_server", "base.http", "base.input_files", "base.pidfd", "base.process", "base.resources",
     "base.threads", "base.timeouts",

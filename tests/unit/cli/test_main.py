@@ -60,6 +60,18 @@ def test_unknown_option_is_a_usage_error() -> None:
     assert "--no-such-option" in done.stderr
 
 
+def test_all_errors_of_a_configuration_are_printed(tmp_path: Path) -> None:
+    """A line each, with the line of the file."""
+    file = tmp_path / "c.toml"
+    file.write_text("[store]\ndbb = 'x'\n[agent]\nperiod = '0s'\n")
+    done = run("doctor", "--config", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"slurm-affinode: {file}:2: store.dbb: unknown key (is db meant?)",
+        f"slurm-affinode: {file}:4: agent.period: 0s is not above 0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

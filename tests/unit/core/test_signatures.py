@@ -153,9 +153,9 @@ weight = 0.2
     ("old", "new", "line", "words"),
     [
         ('name = "a"', 'name = "A b"', 2, "is not a name"),
-        ('kind = "squatter"', 'kind = "x"', 3, "none of squatter"),
-        ("min_score = 0.8", "min_score = 2", 4, "between 0 and 1"),
-        ("above_pct = 95", "above_pct = 101", 6, "between 0 and 100"),
+        ('kind = "squatter"', 'kind = "x"', 3, "'x' is not one of squatter"),
+        ("min_score = 0.8", "min_score = 2", 4, "2 is not from 0 to 1"),
+        ("above_pct = 95", "above_pct = 101", 6, "101 is not from 0 to 100"),
         ("above_pct = 95", "abov_pct = 95", 6, "unknown key"),
         ("at_most_pct = 5", "at_most_pct = true", 9, "not a number"),
         ('longer_than = "1h"', 'longer_than = "soon"', 12, "soon"),
@@ -163,7 +163,7 @@ weight = 0.2
             "[signature.time]",
             '[signature.state]\nweight = 0\nended = [["FAILED"]]\n[signature.time]',
             13,
-            "list of states",
+            "list of strings",
         ),
         ("min_score = 0.8", "min_score = 0.4", 7, "by itself"),
         ("[signature.compute]\nat_most_pct = 5\nweight = 0.4\n", "", 1, "is missing"),
@@ -175,7 +175,7 @@ weight = 0.2
 def test_faults_are_reported_by_line(old: str, new: str, line: int, words: str) -> None:
     assert not signatures.parse(GOOD).faults
     faults = signatures.parse(GOOD.replace(old, new, 1)).faults
-    assert any(one.line == line and words in one.text for one in faults), faults
+    assert any(one.line == line and words in one.message for one in faults), faults
 
 
 @given(st.text(max_size=300))

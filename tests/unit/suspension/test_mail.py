@@ -274,7 +274,7 @@ def test_unreachable_mail_server_is_logged_in_one_line(
 
 
 def test_mail_configuration_is_validated() -> None:
-    with pytest.raises(ConfigError, match=r"suspend\.mail: 'sleeping' is none of suspended, restored, failed"):
+    with pytest.raises(ConfigError, match=r"suspend\.mail: 'sleeping' is not one of suspended, restored, failed"):
         parse('[suspend]\nmail = ["sleeping"]\n', where="config.toml")
     assert mail.mailer(parse("", where="config.toml"), Workers()) is mail.NO_MAILS
 

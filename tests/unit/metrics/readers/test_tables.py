@@ -303,10 +303,10 @@ def test_site_aliases_extend_the_built_in_ones(tmp_path: Path) -> None:
     assert (found.field, found.factor) == ("util_pct", 100.0)
     assert table.labels["node"][0] == "rack_host"
     for text, what in [
-        ('[metrics.heat]\npercent = ["x"]', "metrics.heat"),
-        ('[metrics.util_pct]\nfurlong = ["x"]', "furlong"),
+        ('[metrics.heat]\npercent = ["x"]', r"aliases\.toml:1: metrics\.heat: unknown key"),
+        ('[metrics.util_pct]\nfurlong = ["x"]', r"aliases\.toml:2: metrics\.util_pct\.furlong: unknown key"),
         ('[metrics.util_pct]\npercent = "x"', "list of strings"),
-        ("metrics = 1", "expected a table"),
+        ("metrics = 1", "metrics: a table is needed"),
         ("[", "aliases.toml"),
     ]:
         path.write_text(text)

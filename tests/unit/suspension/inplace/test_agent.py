@@ -401,7 +401,7 @@ def test_status_as_text() -> None:
         ("wake_deadline = '0s'", "wake_deadline: 0s is not above 0"),
         ("awake_limit_pct = 0.0", "awake_limit_pct"),
         ("awake_limit_pct = 50.0\nstart_free_pct = 60.0", "start_free_pct: 60"),
-        ("on_deadline = 'kill'", "on_deadline: 'kill' is not wait or end"),
+        ("on_deadline = 'kill'", "on_deadline: 'kill' is not one of wait, end"),
         ("polls = 1", "inplace.polls"),
     ],
 )
