@@ -56,10 +56,8 @@ class Gpus:
         return ()
 
     def read(self, device: Device) -> Reading:
-        self._alive()
+        self._open(device)
         self.reads += 1
-        if device.index in self.lost:
-            raise GpuLost(f"GPU {device.index}: GPU is lost")
         util = self.util_pct.get(device.index, 0.0)
         return Reading(
             util_pct=util,
@@ -73,14 +71,15 @@ class Gpus:
         return self.read(device).fb_free_mib
 
     def processes(self, device: Device) -> Sequence[GpuProcess]:
-        self._alive()
+        self._open(device)
         return [GpuProcess(pid, 1024.0, "compute") for pid in self.holders.get(device.index, [])]
 
     def process_utilization(self, device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
-        self._alive()
+        self._open(device)
         return ()
 
-    def version(self) -> str | None:
+    def version(self) -> str:
+        self._alive()
         return "580.0"
 
     def close(self) -> None:
@@ -89,6 +88,10 @@ class Gpus:
     def _alive(self) -> None:
         if self.missing:
             raise DriverMissing("the driver is not loaded")
+
+    def _open(self, device: Device) -> None:
+        if device not in self.devices() or device.index in self.lost:
+            raise GpuLost(f"GPU {device.index}: GPU is lost")
 
 
 def job(job_id: int = 7, **changes: Any) -> Job:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+pytest.register_assert_rewrite("conformance")
 pytest_plugins = ["servers", "prometheus_server", "stalling", "job_owner"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]

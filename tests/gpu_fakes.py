@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from slurm_affinode.gpu.interface import DriverMissing, GpuError
+from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost
 from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
 
 A100 = Device("GPU-a", 0, "00000000:07:00.0", "NVIDIA A100", 81920.0, 0)
@@ -23,15 +23,15 @@ class FakeDriver:
     closed: int = 0
 
     def devices(self) -> list[Device]:
-        if self.missing:
-            raise DriverMissing(self.missing)
+        self._loaded()
         return list(self.readings)
 
     def faults(self) -> tuple[GpuFault, ...]:
         return self.unopened
 
     def read(self, device: Device) -> Reading:
-        reading = self.readings[device]
+        self._loaded()
+        reading = self.readings.get(device, GpuLost(f"{device.uuid} is no longer a GPU of this node"))
         if isinstance(reading, GpuError):
             raise reading
         return reading
@@ -40,13 +40,23 @@ class FakeDriver:
         return self.read(device).fb_free_mib
 
     def processes(self, device: Device) -> list[GpuProcess]:
+        self.read(device)
         found = self.running.get(device, [])
         if isinstance(found, GpuError):
             raise found
         return found
 
     def process_utilization(self, device: Device, since_us: int = 0) -> list[ProcessUtilization]:
+        self.read(device)
         return []
+
+    def version(self) -> str:
+        self._loaded()
+        return "580.95.05"
 
     def close(self) -> None:
         self.closed += 1
+
+    def _loaded(self) -> None:
+        if self.missing:
+            raise DriverMissing(self.missing)

@@ -30,14 +30,27 @@ class NotPermitted(GpuError):  # noqa: N818
 
 
 class GpuDriver(Protocol):
-    """The GPUs of a node. Not thread-safe."""
+    """The GPUs of a node. Not thread-safe.
+
+    Queries change nothing and may be repeated; two calls of ``read`` share the counters of activity, which are means
+    since the last call. A query fails with ``DriverMissing`` (no GPU can be queried; the next call tries to open the
+    driver again), ``GpuLost`` (also if the device is no longer a GPU of this node), ``NotSupported``, ``NotPermitted``,
+    or, for another error of the driver, ``GpuError``. ``tests/conformance/gpu_driver.py`` has the tests that every
+    implementation passes.
+    """
 
     def devices(self) -> Sequence[Device]:
-        """Return the available devices, by index. Raises ``DriverMissing``."""
+        """Return the available devices, by index. Raises ``DriverMissing``.
+
+        The list is that of the open driver: if the driver goes away, the next query of a device fails, and then this.
+        """
         ...
 
     def faults(self) -> Sequence[GpuFault]:
-        """Return the GPUs that the driver counts but could not open when the devices were last enumerated."""
+        """Return the GPUs that the driver counts but could not open when the devices were last enumerated.
+
+        Never raises; empty before the first call of ``devices``.
+        """
         ...
 
     def read(self, device: Device) -> Reading:
@@ -49,7 +62,7 @@ class GpuDriver(Protocol):
         ...
 
     def processes(self, device: Device) -> Sequence[GpuProcess]:
-        """Return the processes on the device that are visible from here. Raises ``GpuError``."""
+        """Return the processes on the device that are visible from here, each once. Raises ``GpuError``."""
         ...
 
     def process_utilization(self, device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
@@ -61,5 +74,5 @@ class GpuDriver(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the driver. It is opened again on the next use."""
+        """Close the driver. Idempotent, and never raises. The next use opens it again; listed devices remain valid."""
         ...

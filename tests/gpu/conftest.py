@@ -31,6 +31,7 @@ _DEADLINES = Deadlines(move=240.0)
 """Sufficient for 1 GB/s in the largest test, and short enough to report a hanging call within ten minutes."""
 _HERE = Path(__file__).parent
 _ORDER = (
+    "test_driver",
     "test_table",
     "test_lock",
     "test_idle",

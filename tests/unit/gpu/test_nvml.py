@@ -12,85 +12,7 @@ from slurm_affinode.gpu import nvml_errors
 from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost, NotPermitted, NotSupported
 from slurm_affinode.gpu.nvml import NvmlDriver
 
-MIB = 2**20
-
-
-class Binding:
-    """The functions of pynvml that the driver uses; functions that are not given are not supported."""
-
-    def __init__(self, gpus=1, **answers):
-        self.gpus, self.answers = gpus, answers
-        self.freed = self.shut = 0
-        self.counter = 0
-
-    def __getattr__(self, name):
-        if name in self.answers:
-            answer = self.answers[name]
-
-            def give(*arguments):
-                value = answer(*arguments) if callable(answer) else answer
-                if isinstance(value, pynvml.NVMLError):
-                    raise value
-                return value
-
-            return give
-        if name.startswith("nvml") and name[4].isupper():
-
-            def refuse(*arguments):
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-            return refuse
-        return getattr(pynvml, name)
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlShutdown(self):
-        self.shut += 1
-
-    def nvmlDeviceGetCount(self):
-        return self.gpus
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return f"gpu{index}"
-
-    def nvmlDeviceGetUUID(self, handle):
-        return f"GPU-{handle}"
-
-
-class Gpm(Binding):
-    """Activity counters that record where they were sampled."""
-
-    def nvmlGpmQueryDeviceSupport(self, handle):
-        return SimpleNamespace(isSupportedDevice=1)
-
-    def nvmlGpmSampleAlloc(self):
-        self.counter += 1
-        return SimpleNamespace(number=self.counter)
-
-    def nvmlGpmSampleGet(self, handle, sample):
-        sample.taken = f"{handle}"
-
-    def nvmlGpmMigSampleGet(self, handle, instance, sample):
-        sample.taken = f"{handle}/{instance}"
-
-    def c_nvmlGpmMetricsGet_t(self):
-        return SimpleNamespace(metrics=[SimpleNamespace() for _ in range(8)])
-
-    def nvmlGpmMetricsGet(self, request):
-        assert request.sample1.taken == request.sample2.taken
-        assert request.sample1 is not request.sample2
-        values = {1: (0, 98.0), 2: (0, 100.4), 5: (0, float("nan")), 10: (3, 55.0)}
-        for metric in request.metrics[: request.numMetrics]:
-            metric.nvmlReturn, metric.value = values[metric.metricId]
-        self.last = request.sample1.taken
-
-    def nvmlGpmSampleFree(self, sample):
-        self.freed += 1
-
-
-def refusal(code):
-    return pynvml.NVMLError(code)
+from .nvml_binding import MIB, Binding, Gpm, refusal
 
 
 def test_activity_is_the_mean_since_the_last_reading():
@@ -223,16 +145,6 @@ def test_no_active_process_is_an_empty_list(code):
     """The binding raises an error for it, even with the code for success."""
     driver = NvmlDriver(Binding(nvmlDeviceGetProcessUtilization=refusal(code)))
     assert list(driver.process_utilization(driver.devices()[0])) == []
-
-
-def test_device_of_an_earlier_listing_is_lost():
-    """A GPU was removed, or MIG instances were created again."""
-    driver = NvmlDriver(Binding(gpus=2))
-    devices = driver.devices()
-    driver.close()
-    other = NvmlDriver(Binding(gpus=1))
-    with pytest.raises(GpuLost, match="no longer a GPU"):
-        other.read(devices[1])
 
 
 def test_hint_names_the_directory_of_the_library(tmp_path, monkeypatch):
