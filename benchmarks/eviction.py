@@ -1,34 +1,27 @@
-"""Eviction from a fast tier: ours compared with LRU, LFU, GDSF and clairvoyance, for the requests of GenTD26.
+"""Eviction from a fast tier: the product's rule compared with LRU, GDSF, a Hawkes process and clairvoyance.
 
-    python benchmarks/eviction.py ../shared/data/gentd26 [--json FILE]
+    python benchmarks/eviction.py                                   # images of suspended jobs
+    python benchmarks/eviction.py --models ../shared/data/gentd26   # requests of models, for comparison
 
-Models are images. A request needs its base model and each of its LoRA adapters; those not in the tier are loaded, and
-that time is counted. All policies run over the whole trace and are measured on its second half.
+**Images of suspended jobs** are read once, and remain until their job ends or has a newer one. The figure is the share
+of the restored bytes that must be read from the next tier, over the second half of the images. No site has published
+suspensions, so their times are **derived** from the accounting of a cluster, KTH-SP2 of the Parallel Workloads Archive:
 
-**Trace.** ``requests``: data_trace_processed, 68,195 requests in order; their times are not published, so they are
-spread evenly over the 22.8 h of the trace's metrics. ``sessions``: lora_request_trace, 26,823 requests of base
-models with their times, over 23 days.
+- ``queue``: a job is suspended when it was submitted, and restored when it was started; the waits are those of its
+  queue.
+- ``pauses``: a user is a job that is suspended at the end of a job of theirs, and restored when they submit the next
+  one, at most two weeks later: pauses of people, and several suspensions of each job.
 
-**Load times** are measured: quantiles of basemodel_update_latency and lora_update_latency, one for each model, by a
-hash of its ID. **Sizes are assumed**, as the trace has none: base models 2.13, 6.94 and 23.8 GB (fp16 weights of SD
-1.5, SDXL and FLUX.1, in 35, 55 and 10 % of them), adapters 20 to 400 MB. The relation of size and load time is also
-unknown; there are four assumptions: ``matched`` (slower models are larger), ``independent``, ``proportional`` (size =
-time x one bandwidth per kind), ``means`` (all base models equal, all adapters equal).
+Waits below a minute are left out. **Sizes are assumed**: 2 to 80 GB, log-uniform, one for each job. The sizes of the
+tier are shares of the mean size of all waiting images. ``newest`` evicts the image that was written last, as would be
+right if jobs were restored in the order of their suspension.
 
-The hash draws which models are small or fast to load, and the ratios depend on the draw: ``--draw`` 1, 2, ... select
-others. The tables are of draw 0.
-
-**Store sizes** are shares of the size of all images. 5 to 50 % are 28 to 458 GB here, which a node's host memory can
-provide (the default of ``memory_size`` is 32 GB); 2 %, 11 to 18 GB, is less than one of the largest models.
-
-**Bounds.** ``bound`` is the linear relaxation of offline caching, a lower bound for all policies; ``belady`` is
-clairvoyant Belady with costs. See ``eviction_policies.py``. The first request of an image leads to a load under every
-policy and counts in all figures, including the bounds. ``planned`` is ours if Slurm's plan contains every request ten
-minutes before (the default of ``suspend.tiers.prefetch``); the trace has no such plan, and no goal depends on it.
-``--known`` shows the value of knowing how often each image will be requested, but not when.
-
-``HORIZON_TURNS`` of ``core/retention.py`` was chosen on the first halves of both traces (``--tune``). The second halves
-had been examined before, when the kind of policy was chosen.
+**Requests of models** are those of GenTD26. A request needs its base model and each of its LoRA adapters; those not in
+the tier are loaded, and that time is counted, over the second half of the trace. ``requests``: data_trace_processed,
+68,195 requests in order; their times are not published, so they are spread evenly over the 22.8 h of the trace's
+metrics. ``sessions``: lora_request_trace, 26,823 requests of base models with their times, over 23 days. Load times are
+quantiles of the measured ones, one for each model, by a hash of its ID. **Sizes are assumed**: base models 2.13, 6.94
+and 23.8 GB (35, 55 and 10 % of them; slower ones are larger), adapters 20 to 400 MB.
 """
 
 from __future__ import annotations
@@ -37,73 +30,112 @@ import argparse
 import csv
 import hashlib
 import io
-import json
 import sys
 import tarfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from eviction_policies import POLICIES, Replay, lru, ours
+import polars as pl
+from eviction_policies import IMAGES, MODELS, Replay, Suspension, suspended
 from ratios import MISSED, report
 
-from slurm_affinode.core import retention
-from slurm_affinode.traces import gentd26
+from slurm_affinode.traces import gentd26, swf
 
-FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-VARIANTS = ("matched", "independent", "proportional", "means")
+DATA = Path(__file__).parents[2] / "shared" / "data"
+LOG = DATA / "kth-sp2" / "KTH-SP2-1996-2.swf.gz"
+TIERS = (0.25, 0.5, 1.0)
+MODEL_TIERS = (0.1, 0.3)
+SHORTEST_S, LONGEST_S = 60, 14 * 86400
 SPAN_S = 1440 * 57.0
-LESS_THAN_LRU = 0.30
-ABOVE_BOUND = 0.25
 BASE_MB = ((0.35, 2130), (0.90, 6940), (1.01, 23800))
-MEAN_MB = {"base": 6940, "lora": 200}
 
 
-def share(text: str, draw: int = 0) -> float:
+def share(text: str) -> float:
     """Return a number in [0, 1), determined by the text."""
-    text = f"{draw}/{text}" if draw else text
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
 
 
-def facts(kind: str, name: str, latency: dict[str, np.ndarray], variant: str, draw: int) -> tuple[float, int]:
-    """Return load time in seconds and size in MB of a model."""
-    q = share(name, draw)
-    cost = float(np.quantile(latency[kind], q))
-    if variant == "independent":
-        q = share(f"size of {name}", draw)
-    mean = float(latency[kind].mean())
-    if variant == "means":
-        return mean, MEAN_MB[kind]
-    if variant == "proportional":
-        return cost, max(1, round(cost / mean * MEAN_MB[kind]))
-    if kind == "base":
-        return cost, next(mb for limit, mb in BASE_MB if q < limit)
-    return cost, int(20 + 380 * q)
+# --- images of suspended jobs
 
 
-def read(path: Path) -> tuple[list[tuple[float, str, str]], list[tuple[float, str, str]], dict[str, np.ndarray]]:
-    """Return the requests of both tables as (seconds, kind, model), and load times in seconds."""
+def queue(log: Path, most: int) -> list[Suspension]:
+    """Return the waits of the first jobs in the queue."""
+    jobs = swf.read(log).jobs.sort("submit_s").filter(pl.col("wait_s") >= SHORTEST_S).head(most)
+    return [
+        _suspension(str(number), at, at + wait_s, at + wait_s + run_s)
+        for number, (at, wait_s, run_s) in enumerate(jobs.select("submit_s", "wait_s", "run_s").iter_rows())
+    ]
+
+
+def pauses(log: Path, most: int) -> list[Suspension]:
+    """Return the first pauses of users."""
+    ended, spans = dict[int, float](), list[tuple[int, float, float]]()
+    jobs = swf.read(log).jobs.sort("submit_s").select("user", "submit_s", "wait_s", "run_s")
+    for user, at, wait_s, run_s in jobs.iter_rows():
+        if user in ended and SHORTEST_S <= at - ended[user] <= LONGEST_S:
+            spans.append((user, ended[user], at))
+        ended[user] = max(ended.get(user, 0.0), at + max(0, wait_s) + run_s)
+    removed = dict[int, float]()
+    images = []
+    for user, began, restored in sorted(spans, key=lambda span: -span[1]):
+        images.append(_suspension(str(user), began, restored, removed.get(user, restored + 3600)))
+        removed[user] = began
+    return images[::-1][:most]
+
+
+def _suspension(job: str, began: float, restored: float, removed: float) -> Suspension:
+    return Suspension(job, int(2000 * 40 ** share(job)), began, restored, max(restored, removed))
+
+
+def waiting_mb(images: Sequence[Suspension]) -> float:
+    """Return the mean size of the images that wait."""
+    span_s = max(image.restored_s for image in images) - images[0].written_s
+    return sum(image.size * (image.restored_s - image.written_s) for image in images) / span_s
+
+
+def measure_images(log: Path, most: int) -> bool:
+    """Print the shares; return whether the product's rule reads no more than GDSF and the Hawkes process anywhere."""
+    print("| waits | tier | " + " | ".join(IMAGES) + " |")
+    sums, best = dict.fromkeys(IMAGES, 0.0), True
+    for name, images in (("queue", queue(log, most)), ("pauses", pauses(log, most))):
+        mean_mb = waiting_mb(images)
+        for fraction in TIERS:
+            capacity = int(mean_mb * fraction)
+            shares = {policy: suspended(images, capacity, policy) for policy in IMAGES}
+            best = best and shares["ours"] <= min(shares["gdsf"], shares["hawkes"])
+            sums = {policy: sums[policy] + shares[policy] for policy in IMAGES}
+            row = " | ".join(f"{100 * shares[policy]:.1f}" for policy in IMAGES)
+            print(f"| {name} | {100 * fraction:.0f} %, {capacity / 1000:.0f} GB | {row} |", flush=True)
+    report(bytes_to_lru=sums["ours"] / sums["lru"], bytes_to_gdsf=sums["ours"] / sums["gdsf"])
+    return best
+
+
+# --- requests of models
+
+
+def models(path: Path) -> list[Replay]:
+    """Return the requests of both tables."""
     trace = gentd26.read([path])
     assert trace.requests is not None
     step = SPAN_S / trace.requests.height
     requests = []
     for number, (base, loras) in enumerate(trace.requests.select("base_model", "loras").iter_rows()):
         requests += [(number * step, "base", base)] if base is not None else []
-        requests += [(number * step, "lora", one) for one in loras]
+        requests += [(number * step, "lora", lora) for lora in loras]
     latency = {
         kind: np.sort(trace.metrics[table]["value"].drop_nulls().to_numpy()) / 1000
         for kind, table in (("base", "load_base_model"), ("lora", "load_lora"))
     }
-    return requests, sessions(path / "lora_request_trace.tar.gz"), latency
+    timed = sessions(path / "lora_request_trace.tar.gz")
+    return [replay("requests", requests, latency), replay("sessions", timed, latency)]
 
 
 def sessions(path: Path) -> list[tuple[float, str, str]]:
     """Return the requests with times."""
     with tarfile.open(path) as archive:
-        member = next(one for one in archive if one.name.endswith("lora_request_trace.csv") and "._" not in one.name)
+        member = next(entry for entry in archive if entry.name.endswith("_trace.csv") and "._" not in entry.name)
         file = archive.extractfile(member)
         assert file is not None
         rows = list(csv.DictReader(io.TextIOWrapper(file)))
@@ -114,155 +146,47 @@ def sessions(path: Path) -> list[tuple[float, str, str]]:
     ]
 
 
-def replay(
-    name: str, rows: Sequence[tuple[float, str, str]], latency: dict[str, np.ndarray], variant: str, draw: int = 0
-) -> Replay:
+def replay(name: str, rows: Sequence[tuple[float, str, str]], latency: dict[str, np.ndarray]) -> Replay:
     """Replace names by numbers."""
     ids: dict[tuple[str, str], int] = {}
     events = [ids.setdefault((kind, model), len(ids)) for _, kind, model in rows]
-    found = [facts(kind, model, latency, variant, draw) for kind, model in ids]
+    costs = [float(np.quantile(latency[kind], share(model))) for kind, model in ids]
+    sizes = [_size_mb(kind, share(model)) for kind, model in ids]
     return Replay(
-        name, np.array(events), np.array([at for at, _, _ in rows]), np.array([cost for cost, _ in found]),
-        np.array([mb for _, mb in found], dtype=np.int64),
-    )  # fmt: skip
+        name, np.array(events), np.array([at for at, _, _ in rows]), np.array(costs), np.array(sizes, dtype=np.int64)
+    )
 
 
-def measure(data: Replay, fraction: float, policies: Sequence[str]) -> dict[str, float]:
-    """Return the load time of each policy in seconds, and the part of first loads."""
-    capacity = int(data.size.sum() * fraction)
-    return {
-        "gb": capacity / 1000, "first_loads": data.first_loads(),
-        **{name: float(POLICIES[name](data, capacity)) for name in policies},
-    }  # fmt: skip
+def _size_mb(kind: str, quantile: float) -> int:
+    return next(mb for limit, mb in BASE_MB if quantile < limit) if kind == "base" else int(20 + 380 * quantile)
 
 
-def tune(data: Replay) -> None:
-    """Compare horizons on the first half: its first half is a warm-up, its second is measured."""
-    early, found = data.first_half(), {}
-    for turns in (0.03, 0.1, 0.2, 0.3, 0.5, 1.0):
-        retention.HORIZON_TURNS = turns
-        found[turns] = []
-        for fraction in FRACTIONS:
-            capacity = int(early.size.sum() * fraction)
-            found[turns].append(ours(early, capacity) / lru(early, capacity))
-    for turns, ratios in found.items():
-        print(f"  {turns:g}: " + "  ".join(f"{ratio:.3f}" for ratio in (*ratios, mean(ratios))), flush=True)
-
-
-def known(settings: Sequence[Replay], fractions: Sequence[float]) -> None:
-    """Print the value of knowing how often each image will be requested, but not when."""
-    print("less than LRU, sum of seconds and mean of ratios, and settings that meet 30 %")
-    peers = [(data, int(data.size.sum() * fraction)) for data in settings for fraction in fractions]
-    base = [lru(data, capacity) for data, capacity in peers]
-    for part in (0.0, 0.1, 0.3, 1.0):
-        found = [ours(data, capacity, known=part) for data, capacity in peers]
-        ratios = [one / other for one, other in zip(found, base, strict=True)]
-        met_by = sum(ratio <= 1 - LESS_THAN_LRU for ratio in ratios)
-        print(f"  {part:g} of the true frequencies added: {1 - sum(found) / sum(base):.1%}, {1 - mean(ratios):.1%}, "
-              f"{met_by} of {len(ratios)}", flush=True)  # fmt: skip
-
-
-def mean(ratios: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return float(np.exp(np.mean(np.log(ratios))))
-
-
-def met(row: Mapping[str, float]) -> dict[str, bool]:
-    """Return the met goals, by the letters of the table."""
-    return {
-        "L": row["ours"] <= (1 - LESS_THAN_LRU) * row["lru"],
-        "C": row["ours"] <= (1 + ABOVE_BOUND) * row["belady"],
-        "B": row["ours"] <= (1 + ABOVE_BOUND) * row["bound"],
-    }
-
-
-def line(title: str, row: Mapping[str, float], policies: Sequence[str]) -> str:
-    """Return a row of the table: load times as ratios to the bound, and savings relative to LRU in percent."""
-    less = [f"{100 * (1 - row[one] / row['lru']):.0f}" for one in ("ours", "belady", "bound", "planned") if one in row]
-    ratios = [f"{row[one] / row['bound']:.2f}" for one in policies if one not in ("bound", "planned")]
-    goals = "".join(goal for goal, is_met in met(row).items() if is_met)
-    return " | ".join(["| " + title, *ratios, *less, f"{100 * row['first_loads'] / row['lru']:.0f}", goals + " |"])
-
-
-def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Print the goals met by settings and by the sums."""
-    names = {
-        "L": "30 % less than LRU",
-        "C": "within 25 % of clairvoyant Belady with costs",
-        "B": "within 25 % of the bound",
-    }
-    print("\ngoals, settings that meet them of", len(rows))
-    count = {goal: sum(met(row)[goal] for row in rows) for goal in names}
-    for goal, name in names.items():
-        print(f"  {goal}: {name}: {count[goal]}")
-    possible = sum(row["belady"] <= (1 - LESS_THAN_LRU) * row["lru"] for row in rows)
-    print(f"  clairvoyant Belady with costs is itself 30 % below LRU in {possible}, within 25 % of the bound in "
-          f"{sum(row['belady'] <= (1 + ABOVE_BOUND) * row['bound'] for row in rows)}")  # fmt: skip
-    sums: dict[str, dict[str, float]] = {}
-    for trace in (*dict.fromkeys(row["trace"] for row in rows), "all"):
-        some = [row for row in rows if trace in (row["trace"], "all")]
-        total = {one: sum(row[one] for row in some) for one in ("lru", "ours", "belady", "bound")}
-        alike = {one: mean([row[one] / row["lru"] for row in some]) for one in total}
-        for title, found in ((f"sum, {trace}", total), (f"mean of ratios, {trace}", alike)):
-            print(f"{title}: less than LRU: "
-                  + ", ".join(f"{one} {1 - found[one] / found['lru']:.1%}" for one in ("ours", "belady", "bound"))
-                  + f"; ours / belady {found['ours'] / found['belady']:.2f}"
-                  + f", ours / bound {found['ours'] / found['bound']:.2f}")  # fmt: skip
-        sums[trace] = total
-    return {"met": count, "sums": sums}
+def measure_models(path: Path) -> None:
+    """Print load times as ratios to that of LRU."""
+    print("| requests | tier | " + " | ".join(MODELS) + " |")
+    for data in models(path):
+        for fraction in MODEL_TIERS:
+            capacity = int(data.size.sum() * fraction)
+            seconds = {policy: replayed(data, capacity) for policy, replayed in MODELS.items()}
+            row = " | ".join(f"{seconds[policy] / seconds['lru']:.2f}" for policy in MODELS)
+            print(f"| {data.name} | {100 * fraction:.0f} %, {capacity / 1000:.0f} GB | {row} |", flush=True)
 
 
 def main() -> int:
-    """Replay the traces; return ``MISSED`` if a goal is missed."""
+    """Replay; return ``MISSED`` if the product's rule reads more than GDSF or the Hawkes process somewhere."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "trace", type=Path, nargs="?", default=Path(__file__).parents[2] / "shared" / "data" / "gentd26"
-    )
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="NAME")
-    parser.add_argument(
-        "--fractions", nargs="+", type=float, default=FRACTIONS, metavar="SHARE", help="of all images' size"
-    )
-    parser.add_argument("--draw", type=int, default=0, help="draw of the models that are large or slow to load")
-    parser.add_argument("--brief", action="store_true", help="only LRU, ours and clairvoyance")
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    parser.add_argument("--tune", action="store_true", help="only compare horizons on the first halves")
-    parser.add_argument("--known", action="store_true", help="only ours with known frequencies")
+    parser.add_argument("--log", type=Path, default=LOG, help="a log in the Standard Workload Format")
+    parser.add_argument("--images", type=int, default=5000, help="number of images of each kind")
+    parser.add_argument("--models", type=Path, metavar="DIRECTORY", help="replay the requests of GenTD26 instead")
     arguments = parser.parse_args()
-    if not arguments.trace.is_dir():
-        print(f"not measured: {arguments.trace} does not exist (GenTD26, alibaba/clusterdata)")
+    source = arguments.models or arguments.log
+    if not source.exists():
+        print(f"not measured: {source} does not exist")
         return 0
-    requests, timed, latency = read(arguments.trace)
-    settings = [
-        replay(name, events, latency, variant, arguments.draw)
-        for name, events in (("requests", requests), ("sessions", timed)) for variant in arguments.variants
-    ]  # fmt: skip
-    titles = [(data.name, variant) for data, variant in zip(settings, 2 * list(arguments.variants), strict=True)]
-    if arguments.known:
-        known(settings, arguments.fractions)
+    if arguments.models is not None:
+        measure_models(arguments.models)
         return 0
-    if arguments.tune:
-        for title, data in zip(titles, settings, strict=True):
-            print(*title)
-            tune(data)
-        return 0
-    policies = ["lru", "ours", "belady", "bound"] if arguments.brief else list(POLICIES)
-    shown = [one for one in policies if one not in ("bound", "planned")]
-    print("| trace, sizes | store | " + " | ".join(shown) + " | less than LRU, %: ours | belady | bound |"
-          + ("" if arguments.brief else " planned |") + " first loads, % of LRU | met |")  # fmt: skip
-    rows, began = [], time.monotonic()
-    for (name, variant), data in zip(titles, settings, strict=True):
-        for fraction in arguments.fractions:
-            found = measure(data, fraction, policies)
-            rows.append({"trace": name, "sizes": variant, "share": fraction, **found})
-            title = f"{name}, {variant} | {100 * fraction:.0f} %, {found['gb']:.0f} GB"
-            print(line(title, found, policies), flush=True)
-    judged = judge(rows)
-    print(f"{time.monotonic() - began:.0f} s")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": rows, **judged}, indent=1) + "\n")
-    total = judged["sums"]["all"]
-    report(load_time_to_lru=total["ours"] / total["lru"], load_time_to_bound=total["ours"] / total["bound"])
-    return 0 if judged["met"]["L"] == judged["met"]["B"] == len(rows) else MISSED
+    return 0 if measure_images(arguments.log, arguments.images) else MISSED
 
 
 if __name__ == "__main__":

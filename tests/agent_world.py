@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from agent_site import Node, Process, Slurm, World, make_job
@@ -429,10 +428,10 @@ class Agent:
             settings=self.settings, lease=self.lease, now=self.clock.now, **calls,
         )  # fmt: skip
 
-    def prefetcher(self, ahead_s: float, state: Path | None = None) -> Prefetcher:
+    def prefetcher(self, ahead_s: float) -> Prefetcher:
         return Prefetcher(
             location=self.location, tiers=self.tiers, notes=self.notes, workers=self.workers, ahead_s=ahead_s,
-            state=state, now=self.clock.now,
+            now=self.clock.now,
         )  # fmt: skip
 
     def host_memory(self, gpus: Gpus | None = None, **changes: Any) -> HostMemory:

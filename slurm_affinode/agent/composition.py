@@ -69,7 +69,7 @@ from slurm_affinode.suspension.job.streams import ProcessStreams
 from slurm_affinode.suspension.mail import mailer
 from slurm_affinode.suspension.memory import HostMemory
 from slurm_affinode.suspension.notify import OwnerMails, SuspensionOutcomes
-from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
+from slurm_affinode.suspension.prefetch import Prefetcher
 from slurm_affinode.suspension.records.journal import Journal
 from slurm_affinode.suspension.records.ledger import SuspensionLedger
 from slurm_affinode.suspension.records.shared_state import Notes, vouched
@@ -167,7 +167,6 @@ def build(context: AgentContext) -> Orchestration:
     criu = Criu(program=suspend.criu, plugin=suspend.criu_plugin, services=services)
     slurm = per_thread(context.slurm)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
-    demand = suspend.journal.parent / "demand.json"
     key = load_key(suspend.key_file)
     signer = Signer(key, context.node)
 
@@ -178,7 +177,6 @@ def build(context: AgentContext) -> Orchestration:
     tiers = open_tiers(
         suspend,
         key,
-        demand=load_demand(demand),
         report=report,
         promised=lambda: limits.promised() + reservations.total(),
     )
@@ -339,7 +337,6 @@ def build(context: AgentContext) -> Orchestration:
         notes=notes,
         workers=workers,
         ahead_s=parse_span_s(suspend.tiers.prefetch),
-        state=demand,
     )
 
     store_reader = metrics.StoreReader(context.counters, tiers)

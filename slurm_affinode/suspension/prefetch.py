@@ -6,44 +6,36 @@ one agent queries for all; see ``wake``. Images are read past the page cache, wi
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
-from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.files import write_text
 from slurm_affinode.base.threads import Workers
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
-from slurm_affinode.checkpoint.store.retention import Copy, SharedDemand
+from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.suspension.context import LOG, Location
 from slurm_affinode.suspension.records.shared_state import Note, Notes
 
 _MEND_S = 60.0
-_SAVE_S = 60.0
 
 
 class Prefetcher:
     """The prefetcher of the agent. Transfers one image at a time."""
 
     def __init__(
-        self, *, location: Location, tiers: Tiers, notes: Notes, workers: Workers, ahead_s: float, state: Path | None,
+        self, *, location: Location, tiers: Tiers, notes: Notes, workers: Workers, ahead_s: float,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        """``ahead_s``: time before the expected start; 0: never. ``state``: the file of the learned demand."""
+        """``ahead_s``: time before the expected start; 0: never."""
         self._node, self._cluster = location.node, location.cluster
         self._tiers = tiers
         self._notes = notes
         self._now = now
         self._ahead_s = ahead_s
-        self._state = state
-        self._saved = 0.0
         self._looked: set[tuple[JobKey, str | None]] = set()
         self._bad: set[tuple[str, int]] = set()
         self._queue = workers.queue("prefetch")
@@ -52,11 +44,13 @@ class Prefetcher:
     def tick(self) -> None:
         """Start the next transfer, if any, in the background. Must not raise."""
         try:
+            known = self._notes.known()
+            if known is not None:
+                self._tiers.retention.waiting({(note.key.name, note.seq) for note in known})
             self._tiers.relieve()
-            self._save()
             if self._under_way is not None and not self._under_way.done():
                 return
-            notes = [note for note in self._notes.all() if note.cluster == self._cluster and not note.given_up]
+            notes = [note for note in known or () if note.cluster == self._cluster and not note.given_up]
             work = [*self._to_mend(notes), *self._to_bring(notes)]
             if work:
                 self._under_way = self._queue.submit(self._run, work)
@@ -122,18 +116,3 @@ class Prefetcher:
             self._bad.add(copy.id)
             tiers.report(copy.image.manifest.key, f"its copy in the tier {copy.tier.name} is damaged: {error}")
             return False
-
-    # --- learned demand
-
-    def _save(self) -> None:
-        now = self._now()
-        if self._state is not None and not 0 <= now - self._saved < _SAVE_S:
-            self._saved = now
-            write_text(self._state, json.dumps(self._tiers.demand.state()) + "\n", mode=0o600)
-
-
-def load_demand(path: Path) -> SharedDemand:
-    """Load the learned demand; start with an empty one if it cannot be read."""
-    with suppress(OSError, ValueError):
-        return SharedDemand.restored(json_values.loads(path.read_bytes()))
-    return SharedDemand()

@@ -466,7 +466,7 @@ class JobKeeper:
             if swept.stopped is not None:
                 return
             needed = {*swept.live, *(name for name in swept.unknown if name not in swept.gone)}
-            self._tiers.demand.keep(needed)
+            self._tiers.retention.keep(needed)
             live = [int(name.rpartition(".")[2]) for name in needed]
             self._notes.unclaim(self._cluster, live)
             self._notes.forget_restores(self._cluster, live)
@@ -510,7 +510,6 @@ class JobKeeper:
 
     def over(self, key: JobKey, began_ms: int) -> None:
         """Remove the images of a suspended job that has ended, and record its end in the ledger."""
-        self._tiers.demand.forget(key.name)
         self._remove_images(
             key.job_id, lambda facts: facts.key.name == key.name and facts.key.submit_epoch <= key.submit_epoch
         )

@@ -629,7 +629,7 @@ class JobRestorer:
         note = self._notes.read(manifest.key.cluster, manifest.key.job_id)
         self._record(placing, runs_since_epoch)
         self._notes.remove(manifest.key.cluster, manifest.key.job_id)
-        self._tiers.demand.requested(manifest.key.name, self._clock.now())
+        self._tiers.retention.restored(manifest.key.name, manifest.seq)
         self._ledger.write(
             replace(
                 _entry(manifest),

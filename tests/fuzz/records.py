@@ -30,7 +30,6 @@ from slurm_affinode.checkpoint.image import manifest
 from slurm_affinode.checkpoint.image.criu_images import BadImage
 from slurm_affinode.checkpoint.image.signatures import NAME, SIGNER, SignatureError, Signer
 from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
-from slurm_affinode.checkpoint.store.retention import SharedDemand
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model import ledger
 from slurm_affinode.model.suspension import (
@@ -45,7 +44,7 @@ from slurm_affinode.model.suspension import (
     SuspendOption,
     Versions,
 )
-from slurm_affinode.suspension import prefetch, wake
+from slurm_affinode.suspension import wake
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.records import journal, promises, record, shared_state
 from slurm_affinode.suspension.wake import Lease
@@ -362,23 +361,6 @@ def _leftovers_check(path: Path) -> bool:
     return bool(rows)
 
 
-def _demand_check(path: Path) -> bool:
-    found = prefetch.load_demand(path)
-    found.requested("main.7", 1700000000.0)
-    rates = found.rates(["main.7", "x"], 1700000001.0, 600.0)
-    if not all(math.isfinite(one) and one >= 0 for one in rates.values()):
-        raise Wrong(f"{rates}")
-    json.dumps(found.state())
-    return bool(found._marks) and len(found._marks) > 1
-
-
-def _demand_state() -> Any:
-    demand = SharedDemand()
-    demand.requested("main.8", 1699999000.0)
-    demand.requested("main.8", 1699999900.0)
-    return demand.state()
-
-
 @contextlib.contextmanager
 def _local_files() -> Iterator[Check]:
     """Nothing is created outside the permitted directories, and no file of another job is replaced.
@@ -650,7 +632,6 @@ TARGETS = (
         _json({"id": "a1", "node": "c1", "job": 7, "dirty": ["x"], "left": []}),
         lambda: _file(_leftovers_check),
     ),
-    Target("demand", "demand.json of the store", _json(_demand_state()), lambda: _file(_demand_check)),
     Target(
         "local-files",
         "local.json of an image, restored",

@@ -1,24 +1,23 @@
 """Retention: which images stay in which tier, and how a full tier gets room.
 
 A copy leaves a tier, wholly or in part, only if a complete one is in a slower durable tier and it is not in use.
-``core/retention.py`` decides which one; its inputs are measured here: the read rates of the tiers, the expected
-requests of each image, and the time in which all contents of a tier have been replaced.
+``core/retention.py`` decides which one; its inputs are recorded here: the read rates of the tiers, and the images whose
+jobs still wait.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from slurm_affinode.base import text
 from slurm_affinode.checkpoint.image import digest
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
-from slurm_affinode.core.retention import Cut, Demand, TierImage, Turnover, make_room
+from slurm_affinode.core.retention import Cut, TierImage, make_room
 from slurm_affinode.model.suspension import JobKey, Manifest
 
 
@@ -65,40 +64,6 @@ class Copy:
         return False
 
 
-class SharedDemand(Demand):
-    """A thread-safe ``Demand``."""
-
-    def __init__(self, **settings: Any) -> None:
-        """As ``Demand``."""
-        super().__init__(**settings)
-        self._lock = threading.RLock()
-
-    def requested(self, name: str, now_s: float) -> None:
-        """As ``Demand``."""
-        with self._lock:
-            super().requested(name, now_s)
-
-    def rates(self, names: Iterable[str], now_s: float, *horizon_s: float) -> dict[str, float]:
-        """As ``Demand``."""
-        with self._lock:
-            return super().rates(names, now_s, *horizon_s)
-
-    def forget(self, name: str) -> None:
-        """As ``Demand``."""
-        with self._lock:
-            super().forget(name)
-
-    def keep(self, names: Collection[str]) -> None:
-        """As ``Demand``."""
-        with self._lock:
-            super().keep(names)
-
-    def state(self) -> dict[str, Any]:
-        """As ``Demand``."""
-        with self._lock:
-            return super().state()
-
-
 LOG = logging.getLogger("slurm_affinode.agent")
 _FIRST_SPEED = {"memory": 4e9, "disk": 1e9, "shared": 3e8}
 """Assumed read rate of a tier, in bytes per second, until it is measured."""
@@ -108,12 +73,16 @@ _KNOWN = 0.3
 class Retention:
     """Retention in the tiers of one node, fastest first. Thread-safe."""
 
-    def __init__(self, tiers: Sequence[Tier], demand: SharedDemand, now: Callable[[], float]) -> None:
+    def __init__(self, tiers: Sequence[Tier], now: Callable[[], float]) -> None:
+        """``now``: seconds since the epoch."""
         self.tiers = tuple(tiers)
-        self.demand = demand
         self._now = now
         self._speeds = dict(_FIRST_SPEED)
-        self._turnover = {tier.name: Turnover(now()) for tier in tiers}
+        self._jobs_lock = threading.RLock()
+        """Guards the two fields below. ``_lock`` may be held for seconds by an eviction."""
+        self._waiting: frozenset[tuple[str, int]] = frozenset()
+        self._restored: dict[str, int] = {}
+        """Name of a job -> the highest sequence number of an image from which it was restored."""
         self._pins: dict[tuple[str, int], int] = {}
         self._relieved = False
         self._lock = threading.RLock()
@@ -134,7 +103,8 @@ class Retention:
 
     def make_room_for_new(self, tier: Tier, key: JobKey, size: int) -> None:
         """Make room for a new image. Raises ``NoRoom``."""
-        self._make_room(tier, TierImage(f"{key.name}/new", size, 0, size / self._speed(self._below(tier))), key.name)
+        load_s = size / self._speed(self._below(tier))
+        self._make_room(tier, TierImage(f"{key.name}/new", size, 0, load_s, waited_s=0.0), key.name)
 
     def make_room_for(self, tier: Tier, held: TierImage) -> None:
         """Make room for a copy. Raises ``NoRoom`` if the images there are worth more or cannot be evicted."""
@@ -147,9 +117,7 @@ class Retention:
             if room >= need or tier.shared:
                 return
             candidates = self._candidates(tier, replaced=name if incoming.name != name else None)
-            rates = self._rates(tier, [name, *(candidate.name for candidate, _ in candidates)])
-            rates[incoming.name] = rates[name]
-            plan = make_room([candidate for candidate, _ in candidates], incoming, room, rates, grain=digest.BLOCK)
+            plan = make_room([candidate for candidate, _ in candidates], incoming, room, grain=digest.BLOCK)
             if plan.room < need:
                 raise NoRoom(f"{tier.store.path}: {text.size(max(0, room))} free, {text.size(need)} needed")
             self._cut(tier, plan.cuts, candidates)
@@ -161,11 +129,9 @@ class Retention:
                 lack = 0 if tier.shared else self._lack(tier)
                 if lack > 0:
                     candidates = self._candidates(tier)
-                    rates = self._rates(tier, [candidate.name for candidate, _ in candidates])
                     incoming = TierImage("", lack, 0, 0.0)
-                    plan = make_room(
-                        [candidate for candidate, _ in candidates], incoming, 0, rates, grain=digest.BLOCK, must=True
-                    )
+                    images = [candidate for candidate, _ in candidates]
+                    plan = make_room(images, incoming, 0, grain=digest.BLOCK, must=True)
                     self._cut(tier, plan.cuts, candidates)
             self._relieved = True
 
@@ -181,8 +147,8 @@ class Retention:
     def _candidates(self, tier: Tier, replaced: str | None = None) -> list[tuple[TierImage, Image]]:
         """Return the images that may be evicted from a tier: complete in a slower durable tier, and not in use.
 
-        Requests count for a job's newest image; older images get names that are never requested. ``replaced``: a job
-        with a newest image that is about to be superseded.
+        No job waits for an image that is not its newest one. ``replaced``: a job with a newest image that is about to
+        be superseded.
         """
         slower = [other for other in self.tiers[self.tiers.index(tier) + 1 :] if other.durable]
         candidates = []
@@ -196,12 +162,13 @@ class Retention:
                 name = facts.key.name
                 if (name, facts.seq) in self._pins:
                     continue
+                waited_s = self._waited_s(facts)
                 if facts.seq < newest[name] or name == replaced:
-                    name = f"{name}/{facts.seq}"
+                    name, waited_s = f"{name}/{facts.seq}", None
                 where = next((tier for tier in slower if _has(tier, facts)), None)
                 if where is not None:
-                    load_s = facts.size / self._speed(where)
-                    candidates.append((TierImage(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))
+                    present = TierImage(name, facts.size, held, facts.size / self._speed(where), waited_s)
+                    candidates.append((present, Image(facts, str(tier.store.path))))
         return candidates
 
     @staticmethod
@@ -214,9 +181,34 @@ class Retention:
                         kept, whole = text.size(cut.keep), text.size(held.size)
                         LOG.info("%s: %s of %s left in the tier %s", cut.name, kept, whole, tier.name)
 
-    def _rates(self, tier: Tier, names: Sequence[str]) -> dict[str, float]:
-        now = self._now()
-        return self.demand.rates(names, now, self._turnover[tier.name].horizon_s(_capacity(tier), now))
+    # --- which jobs wait
+
+    def waiting(self, images: Collection[tuple[str, int]]) -> None:
+        """Set the images, by job and sequence number, whose suspended jobs wait; earlier ones of the set were restored.
+
+        An image that was never in the set is not known to have been restored.
+        """
+        with self._jobs_lock:
+            for name, seq in self._waiting.difference(images):
+                self.restored(name, seq)
+            self._waiting = frozenset(images)
+
+    def restored(self, name: str, seq: int) -> None:
+        """Record that a job was restored from an image: it is needed only if the attempt is lost. Idempotent."""
+        with self._jobs_lock:
+            self._restored[name] = max(seq, self._restored.get(name, 0))
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all other jobs: they have ended. Idempotent."""
+        with self._jobs_lock:
+            self._restored = {name: seq for name, seq in self._restored.items() if name in names}
+
+    def _waited_s(self, facts: Manifest) -> float | None:
+        """Return ``TierImage.waited_s`` of an image."""
+        name = facts.key.name
+        with self._jobs_lock:
+            over = facts.seq <= self._restored.get(name, 0) and (name, facts.seq) not in self._waiting
+        return None if over else max(0.0, self._now() - facts.dumped_epoch)
 
     # --- what is known of the tiers
 
@@ -232,11 +224,7 @@ class Retention:
         # A copy to a slower tier is rated like a new image: its present tier may be volatile, or not of this node.
         out = self.tiers.index(copy.tier) < self.tiers.index(tier)
         load_s = facts.size / self._speed(self._below(tier) if out else copy.tier)
-        return TierImage(facts.key.name, facts.size, there, load_s, expected_s)
-
-    def took(self, tier: Tier, count: int) -> None:
-        """Count bytes written to a tier."""
-        self._turnover[tier.name].took(count, _capacity(tier), self._now())
+        return TierImage(facts.key.name, facts.size, there, load_s, self._waited_s(facts), expected_s)
 
     def measured(self, tier: Tier, size: int, took_s: float) -> None:
         """Update the read rate of a tier with a measurement."""
@@ -271,8 +259,3 @@ def _has(tier: Tier, facts: Manifest) -> bool:
         return tier.store.get(facts.key.name, facts.seq).manifest == facts
     except (CheckpointError, OSError):
         return False
-
-
-def _capacity(tier: Tier) -> int:
-    usage = tier.store.usage()
-    return usage.used + usage.free if usage.quota is None else min(usage.quota, usage.used + usage.free)

@@ -28,7 +28,7 @@ from slurm_affinode.checkpoint.image.block_io import Limiter
 from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, ImageUnanswered, NoRoom, Pages
 from slurm_affinode.checkpoint.store.image_store import DirectoryStore
-from slurm_affinode.checkpoint.store.retention import Copy, Retention, SharedDemand, Tier
+from slurm_affinode.checkpoint.store.retention import Copy, Retention, Tier
 from slurm_affinode.checkpoint.store.transfer import How
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
@@ -104,7 +104,6 @@ class Tiers:
         self,
         tiers: Sequence[Tier],
         *,
-        demand: SharedDemand | None = None,
         now: Callable[[], float] = time.time,
         report: Report = log_problem,
         missing: Sequence[str] = (),
@@ -115,8 +114,8 @@ class Tiers:
         those to this node before a job starts.
         """
         self.missing = tuple(missing)
-        self.retention = Retention(tiers, demand or SharedDemand(), now)
-        self._now, self.report = now, report
+        self.retention = Retention(tiers, now)
+        self.report = report
         self._to_shared, self._ahead = to_shared, ahead
         self._pulls = Pulls()
         self.stopping = threading.Event()
@@ -140,11 +139,6 @@ class Tiers:
     def unresponsive(self) -> tuple[str, ...]:
         """Directories of tiers with a file system that does not respond."""
         return tuple(str(store.path) for store in self.stores if store.calls is not None and store.calls.unresponsive)
-
-    @property
-    def demand(self) -> SharedDemand:
-        """Request statistics of the images."""
-        return self.retention.demand
 
     def relieve(self) -> None:
         """Free host memory if the node is short of it."""
@@ -201,7 +195,6 @@ class Tiers:
         nothing. Raises ``NoRoom`` and the other errors of ``fill``.
         """
         why: list[str] = []
-        self.demand.requested(key.name, self._now())
         for tier in self.tiers:
             try:
                 self.retention.make_room_for_new(tier, key, estimate)
@@ -217,7 +210,6 @@ class Tiers:
                 self.report(key, f"the tier {tier.name} ran full while its image was written: {error}")
                 why.append(str(error))
             else:
-                self.retention.took(tier, image.manifest.size)
                 return image
         if len(why) > 1:
             self.report(key, f"no tier can store its image: {'; '.join(why)}")
@@ -370,7 +362,6 @@ class Tiers:
                 made = copy.tier.store.copy(copy.image, to.store, how)
             except OSError as error:
                 raise NoRoom(f"{to.store.path}: {facts.key.name} cannot be copied: {_text(error)}") from None
-            self.retention.took(to, facts.size)
             self.retention.measured(copy.tier, facts.size, time.monotonic() - began)
             return Copy(made, to)
 
@@ -473,7 +464,6 @@ def open_tiers(
     key: bytes,
     *,
     create: bool = True,
-    demand: SharedDemand | None = None,
     report: Report = log_problem,
     promised: Callable[[], int] = int,
 ) -> Tiers:
@@ -523,7 +513,7 @@ def open_tiers(
     if config.compress and compression.zstd() is None:
         missing.append("images are not compressed: the Python package zstandard is not installed")
     return Tiers(
-        tiers, demand=demand, report=report, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
+        tiers, report=report, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
         ahead=Limiter(_rate(config.pull_rate)),
     )  # fmt: skip
 

@@ -113,7 +113,7 @@ class Node:
             criu = Path(f"/proc/self/fd/{writer.criu_fd}")
             (criu / "pages-1.img").write_bytes(os.urandom(size))
             (criu / "pstree.img").write_bytes(b"tree")
-            return writer.commit(replace(MANIFEST, key=key))
+            return writer.commit(replace(MANIFEST, key=key, dumped_epoch=self.now))
 
         image = self.tiers.write(key, fill, uid=1001, estimate=size)
         if settle:

@@ -1,176 +1,111 @@
-"""Retention in a fast tier: by expected demand, cost of loading, and size."""
+"""Retention in a fast tier: by expected time until an image is read, cost of loading, and size."""
 
 from __future__ import annotations
 
-import json
-import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.checkpoint.image.block_io import TokenBucket
-from slurm_affinode.core.retention import Cut, Demand, EvictionPlan, TierImage, Turnover, density, make_room
+from slurm_affinode.core.retention import Cut, EvictionPlan, TierImage, make_room
 
 GIB = 1 << 30
 
 
-def rate(demand: Demand, name: str, now_s: float) -> float:
-    """Return the rate of one image."""
-    return demand.rates([name], now_s)[name]
-
-
-def test_image_never_requested_has_no_expected_demand() -> None:
-    """After ``forget``, an image counts as never requested."""
-    demand = Demand()
-    assert rate(demand, "a", 0.0) == 0
-    demand.requested("a", 0.0)
-    assert rate(demand, "a", 1.0) > 0
-    demand.forget("a")
-    assert rate(demand, "a", 1.0) == 0
-
-
-def test_demand_falls_with_time_and_rises_with_requests() -> None:
-    """More requests and more recent requests count more."""
-    demand = Demand()
-    demand.requested("before", 0)
-    for second in (0, 10, 20):
-        demand.requested("often", second)
-    demand.requested("once", 20)
-    rates = demand.rates(["often", "once", "before"], 30.0)
-    assert rates["often"] > rates["once"] > rates["before"]
-    assert rate(demand, "often", 3000.0) < rates["often"]
-
-
-def test_bursts_and_habits_are_learned() -> None:
-    """If requests come in bursts, a burst says little about tomorrow; if they come daily, yesterday says much."""
-    bursts, days = Demand(), Demand()
-    for number in range(300):
-        for second in range(10):
-            bursts.requested(f"image-{number}", number * 1000.0 + 2 * second)
-        days.requested(f"image-{number % 10}", number * 8640.0)
-    assert sum(bursts.weights()[:3]) > 0.6
-    assert sum(days.weights()[:3]) < 0.1
-    assert rate(bursts, "image-299", 299_000.0 + 86_400) < rate(days, "image-9", 299 * 8640.0 + 86_400)
-
-
-def test_demand_does_not_overflow_after_months() -> None:
-    """Sums are relative to a base that is moved."""
-    demand = Demand()
-    for day in range(400):
-        demand.requested("a", day * 86_400.0)
-        assert math.isfinite(rate(demand, "a", day * 86_400.0 + 5))
-    assert 0 < rate(demand, "a", 400 * 86_400.0) < 1
-
-
-def test_clock_set_back_is_tolerated() -> None:
-    """A small step stops the clock until it catches up; after a large correction it counts from there."""
-    demand = Demand()
-    demand.requested("a", 1e9)
-    demand.requested("a", 1e9 - 10)
-    assert math.isfinite(rate(demand, "a", 1e9 - 20))
-    for second in range(20):
-        demand.requested("a", 2e9 + 30 * second)
-    demand = Demand.restored(json.loads(json.dumps(demand.state())))
-    before = rate(demand, "a", 1e9 + 100)
-    assert before == pytest.approx(rate(demand, "a", 1e9 + 100))
-    assert rate(demand, "a", 1e9 + 7200) < before / 2
-    demand.requested("a", 0.0)
-    assert Demand.restored(demand.state()).state() == demand.state()  # the base is before 0
-    turnover = Turnover(2e9)
-    turnover.took(100, 100, 1e9)
-    assert turnover.horizon_s(100, 1e9 + 10_000) > 1000
-
-
-def test_learned_demand_survives_a_restart() -> None:
-    """It is saved as JSON and gives the same rates."""
-    demand = Demand()
-    for second in range(100):
-        demand.requested(f"image-{second % 7}", second * 3.0)
-    again = Demand.restored(json.loads(json.dumps(demand.state())))
-    names = [f"image-{number}" for number in range(8)]
-    assert again.rates(names, 400.0) == pytest.approx(demand.rates(names, 400.0))
-    again.requested("image-3", 500.0)
+# --- value
 
 
 @pytest.mark.parametrize(
-    "state",
-    [{}, {"half_lives_s": [0]}, {"half_lives_s": "x"}, {**Demand().state(), "caused": [1.0]},
-     {**Demand().state(), "marks": 3}, {**Demand().state(), "events": float("nan")}],
+    ("waited_s", "expected_s", "rate"),
+    [(None, None, 0.0), (100.0, None, 0.01), (0.0, None, 1.0), (0.5, None, 1.0), (None, 50.0, 0.02), (100.0, 10.0, 0.1),
+     (100.0, 1e6, 0.01), (100.0, 0.0, 1.0)],
 )  # fmt: skip
-def test_invalid_state_is_refused(state: dict[str, object]) -> None:
-    """The file may be damaged."""
-    with pytest.raises(ValueError, match=r"state of a demand|float"):
-        Demand.restored(state)
+def test_job_is_expected_to_wait_as_long_again_or_until_its_planned_start(
+    waited_s: float | None, expected_s: float | None, rate: float
+) -> None:
+    """The earlier of both; of an image that no job waits for, no read is expected."""
+    image = TierImage("a", 200, 0, 10.0, waited_s, expected_s)
+    assert image.rate == pytest.approx(rate)
+    assert image.density == pytest.approx(rate * 10.0 / 200)
 
 
-def test_old_events_lose_weight() -> None:
-    demand = Demand()
-    demand._events = 100_000
-    demand.requested("a", 1.0)
-    assert demand._events < 60_000
+def test_empty_image_has_a_value() -> None:
+    assert TierImage("a", 0, 0, 10.0, 100.0).density == pytest.approx(0.1)
 
 
 # --- room
 
 
-def held(name: str, size: int = 10, load_s: float = 10.0, part: int | None = None, **more: float) -> TierImage:
-    """Return an image of a tier."""
-    return TierImage(name, size, size if part is None else part, load_s, **more)
+def held(
+    name: str, every_s: float | None = 1.0, size: int = 10, load_s: float = 10.0, part: int | None = None, **more: Any
+) -> TierImage:
+    """Return an image of a tier that is expected to be read in ``every_s`` seconds."""
+    return TierImage(name, size, size if part is None else part, load_s, every_s, **more)
 
 
 def test_available_room_costs_nothing() -> None:
     """No image is cut."""
-    assert make_room([held("a")], held("b", part=0), 10, {"a": 1.0, "b": 0.0}) == EvictionPlan((), 10)
+    assert make_room([held("a", None)], held("b", part=0), 10) == EvictionPlan((), 10)
 
 
 def test_image_with_the_lowest_value_is_cut_first() -> None:
-    """The value depends on requests per second, seconds to load, and bytes."""
-    there = [held("rare"), held("cheap", load_s=1.0), held("large", size=1000), held("dear", load_s=100.0)]
-    rates = {"rare": 0.01, "cheap": 0.05, "large": 2.0, "dear": 1.0, "new": 1.0}
-    plan = make_room(there, held("new", part=0), 0, rates)
+    """The value depends on the expected time, seconds to load, and bytes."""
+    there = [
+        held("rare", 100.0), held("cheap", 20.0, load_s=1.0), held("large", 1.0, size=1000, load_s=20.0),
+        held("dear", load_s=100.0),
+    ]  # fmt: skip
+    plan = make_room(there, held("new", part=0), 0)
     assert plan == EvictionPlan((Cut("cheap", 0),), 10)
-    plan = make_room(there, held("new", size=25, part=0, load_s=25.0), 0, rates)
+    plan = make_room(there, held("new", size=25, part=0, load_s=25.0), 0)
     assert [cut.name for cut in plan.cuts] == ["cheap", "rare", "large"]
     assert plan.cuts[-1] == Cut("large", 995)
 
 
+def test_image_of_restored_job_is_cut_before_any_that_waits() -> None:
+    there = [held("waits", 1e6, load_s=0.1), held("restored", None, load_s=1e6)]
+    assert make_room(there, held("new", part=0), 0).cuts == (Cut("restored", 0),)
+
+
+def test_job_that_has_waited_longest_is_cut_first() -> None:
+    there = [held("older", 7200.0), held("younger", 60.0)]
+    assert make_room(there, held("new", 0.0, part=0), 0).cuts == (Cut("older", 0),)
+
+
 def test_more_valuable_images_stay() -> None:
     """The new image then gets less room than it needs, or none."""
-    there = [held("a"), held("b")]
-    assert make_room(there, held("new", part=0), 3, {"a": 1.0, "b": 2.0, "new": 0.5}) == EvictionPlan((), 3)
-    assert make_room(there, held("new", part=0), 3, {"a": 1.0, "b": 2.0, "new": 0.5}, must=True) == EvictionPlan(
-        (Cut("a", 3),), 10
-    )
-    soon = TierImage("new", 10, 0, 10.0, expected_s=0.1)
-    assert make_room(there, soon, 0, {"a": 0.1, "b": 2.0, "new": 0.0}).cuts == (Cut("a", 0),)
+    there = [held("a", 10.0), held("b", 5.0)]
+    assert make_room(there, held("new", 20.0, part=0), 3) == EvictionPlan((), 3)
+    assert make_room(there, held("new", 10.0, part=0), 3) == EvictionPlan((), 3)
+    assert make_room(there, held("new", 20.0, part=0), 3, must=True) == EvictionPlan((Cut("a", 3),), 10)
+    assert make_room(there, held("new", 20.0, part=0, expected_s=6.0), 0).cuts == (Cut("a", 0),)
 
 
 def test_cuts_are_multiples_of_the_grain() -> None:
     """The rest of an image is whole blocks from its beginning."""
-    plan = make_room([held("a", size=100)], held("b", part=0, load_s=100.0), 0, {"a": 0.1, "b": 1.0}, grain=32)
+    plan = make_room([held("a", 10.0, size=100)], held("b", part=0, load_s=100.0), 0, grain=32)
     assert plan == EvictionPlan((Cut("a", 64),), 10)
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 50), st.floats(0, 5), st.floats(0.1, 50)), max_size=8),
+    st.lists(st.tuples(st.integers(1, 50), st.none() | st.floats(0, 1e6), st.floats(0.1, 50)), max_size=8),
     st.integers(1, 100), st.integers(-40, 60), st.integers(1, 20), st.booleans(),
 )  # fmt: skip
 def test_room_is_consistent(
-    images: list[tuple[int, float, float]], size: int, free: int, grain: int, must: bool
+    images: list[tuple[int, float | None, float]], size: int, free: int, grain: int, must: bool
 ) -> None:
     """Planned room exists, no image grows, and without ``must`` no more valuable image is cut."""
-    there = [held(str(number), size=mb, load_s=load) for number, (mb, _, load) in enumerate(images)]
-    rates = {str(number): rate for number, (_, rate, _) in enumerate(images)} | {"new": 1.0}
+    there = [held(str(number), waited_s, mb, load) for number, (mb, waited_s, load) in enumerate(images)]
     new = held("new", size=size, part=0)
-    plan = make_room(there, new, free, rates, grain=grain, must=must)
-    sizes = {one.name: one for one in there}
-    freed = sum(sizes[cut.name].held - cut.keep for cut in plan.cuts)
+    plan = make_room(there, new, free, grain=grain, must=must)
+    by_name = {image.name: image for image in there}
+    freed = sum(by_name[cut.name].held - cut.keep for cut in plan.cuts)
     assert 0 <= plan.room <= min(size, max(0, free + freed))
-    assert all(0 <= cut.keep < sizes[cut.name].held and cut.keep % grain == 0 for cut in plan.cuts)
+    assert all(0 <= cut.keep < by_name[cut.name].held and cut.keep % grain == 0 for cut in plan.cuts)
     if not must:
-        assert all(density(sizes[cut.name], rates[cut.name]) < density(new, 1.0) for cut in plan.cuts)
-    elif sum(one.held for one in there) + free >= size:
+        assert all(by_name[cut.name].density < new.density for cut in plan.cuts)
+    elif sum(image.held for image in there) + free >= size:
         assert plan.room == size
 
 
@@ -185,16 +120,3 @@ def test_token_bucket_keeps_its_rate() -> None:
     assert bucket.take(100, 1.0) == pytest.approx(1.0)
     assert bucket.take(50, 10.0) == 0
     assert bucket.take(10 * GIB, 20.0) > 1e6
-
-
-def test_horizon_follows_the_turnover_of_the_tier() -> None:
-    """It is three tenths of the recent time in which as much is written to the tier as it holds."""
-    turnover = Turnover(0.0)
-    assert turnover.horizon_s(100, 0.0) == 3.0
-    assert turnover.horizon_s(100, 1000.0) == pytest.approx(300.0)  # the tier is not full yet
-    turnover.took(400, 100, 1000.0)
-    assert turnover.horizon_s(100, 1000.0) == pytest.approx(75.0)
-    for second in range(1000, 2000):
-        turnover.took(100, 100, float(second))
-    assert turnover.horizon_s(100, 2000.0) == 3.0
-    assert turnover.horizon_s(100, 1e12) == pytest.approx(30 * 86400.0)

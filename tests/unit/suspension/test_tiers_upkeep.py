@@ -16,7 +16,6 @@ from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.model.suspension import LiveRun, Phase
 from slurm_affinode.suspension.job.shepherd import Restored
-from slurm_affinode.suspension.prefetch import load_demand
 from slurm_affinode.suspension.records import sweep
 from slurm_affinode.suspension.records.shared_state import StartPlan
 from slurm_affinode.suspension.records.sweep import Absence
@@ -28,7 +27,7 @@ def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCapt
     """It is fetched if Slurm expects to start a released job on this node, and on no other, within the time."""
     asleep(world)
     agent = Tiered(world, "c2")
-    prefetcher = agent.prefetcher(600, world.root / "demand.json")
+    prefetcher = agent.prefetcher(600)
     waker = agent.waker_with()
 
     def plan(in_s: float, nodes: tuple[str, ...], *, held: bool = False) -> list[str]:
@@ -48,9 +47,6 @@ def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         assert plan(60, ("c2",)) == ["memory", "shared"]
     assert not caplog.records
-    assert load_demand(world.root / "demand.json").state()["events"] > 0
-    (world.root / "demand.json").write_text("{}")
-    assert load_demand(world.root / "demand.json").state()["marks"] == {}
 
 
 def test_read_only_tier_does_not_stop_sweep(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,7 +114,7 @@ def test_unfetchable_image_does_not_block_next(
             raise found
         return found
 
-    monkeypatch.setattr(notes, "all", lambda: [second, first])
+    monkeypatch.setattr(notes, "known", lambda: [second, first])
     monkeypatch.setattr(notes, "plan", lambda: plans)
     monkeypatch.setattr(tiers, "copies", copies)
     monkeypatch.setattr(tiers, "pull", pull)
@@ -195,10 +191,11 @@ def test_long_sweep_keeps_images_created_meanwhile(
     assert agent.where() == left
 
 
-def test_demand_is_forgotten_when_job_ends(world: World) -> None:
+def test_restored_jobs_are_forgotten_when_they_end(world: World) -> None:
     """The job may have ended on another node."""
     agent = asleep(world)
-    agent.tiers.demand.requested("alpha.5", world.now())
+    for name in ("alpha.5", "alpha.7"):
+        agent.tiers.retention.restored(name, 1)
     world.sleep(10_000)
     agent.keeper.sweep(True)
-    assert set(agent.tiers.demand.state()["marks"]) == {"alpha.7"}
+    assert agent.tiers.retention._restored == {"alpha.7": 1}

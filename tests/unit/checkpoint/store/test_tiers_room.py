@@ -15,40 +15,37 @@ from ..conftest import JOB, MIB, Node, run_of
 
 
 def test_copies_that_are_also_on_disk_make_room_in_memory(make_node: Callable[..., Node]) -> None:
-    """The copy with the least demand is dropped, and only as much of it as is needed."""
+    """The copy that has waited longest is dropped, and only as much of it as is needed."""
     node = make_node(memory=9 * MIB)
-    often, seldom = node.dump(1), node.dump(2)
-    for second in range(5):
-        node.now += 10 + second
-        node.tiers.demand.requested(often.manifest.key.name, node.now)
+    older = node.dump(1)
+    node.now += 60
+    younger = node.dump(2)
     third = node.dump(3, size=2 * MIB)
-    assert node.where(often) == ["memory", "disk", "shared"]
-    assert node.where(seldom) == ["disk", "shared"]
+    assert node.where(older) == ["disk", "shared"]
+    assert node.where(younger) == ["memory", "disk", "shared"]
     assert node.where(third) == ["memory", "disk", "shared"]
     (begun,) = node.memory.begun()
-    assert begun[0] == seldom.manifest
+    assert begun[0] == older.manifest
     assert 0 < begun[1] < 4 * MIB
     # The rest of it is reused when the image is brought again.
     node.memory.remove(third)
-    (copy, *_), _ = node.tiers.copies(run_of(seldom))
-    before = node.file(node.memory, seldom).parent.parent.with_name("0001.tmp").stat().st_ino
+    (copy, *_), _ = node.tiers.copies(run_of(older))
+    before = node.file(node.memory, older).parent.parent.with_name("0001.tmp").stat().st_ino
     brought = node.tiers.pull(copy, expected_s=1.0)
     assert brought is not None
     assert brought.tier.name == "memory"
     node.memory.verify(brought.image)
-    assert node.file(node.memory, seldom).parent.parent.stat().st_ino == before
+    assert node.file(node.memory, older).parent.parent.stat().st_ino == before
 
 
 def test_pull_ahead_of_a_start_does_not_evict_more_valuable_copies(make_node: Callable[..., Node]) -> None:
-    """An image needed in an hour does not replace one needed every minute."""
+    """An image needed in days does not replace one whose job has just been suspended."""
     node = make_node(memory=5 * MIB)
     first = node.dump(1)
     node.now += 3600
     second = node.dump(2)
     assert node.where(second) == ["memory", "disk", "shared"]
-    for _ in range(200):
-        node.now += 20
-        node.tiers.demand.requested(second.manifest.key.name, node.now)
+    node.now += 60
     (copy, *_), _ = node.tiers.copies(run_of(first))
     assert copy.tier.name == "disk"
     assert node.tiers.pull(copy, expected_s=1e6) is None
@@ -115,10 +112,7 @@ def test_dump_in_memory_is_copied_to_a_disk_that_can_make_room(make_node: Callab
     """Its value on the disk is the time to load it from the tier behind the disk."""
     node = make_node(disk=10 * MIB)
     older = [node.dump(1), node.dump(2)]
-    node.now += 300
-    for image in older:
-        node.tiers.demand.requested(image.manifest.key.name, node.now)
-    node.now += 60
+    node.now += 360
     new = node.dump(3, publish=False)
     assert node.where(new) == ["memory", "disk"]
     assert sum("disk" in node.where(image) for image in older) == 1
@@ -153,14 +147,13 @@ def test_copy_is_written_by_one_process_at_a_time(
 def test_superseded_image_of_a_job_is_dropped_first(make_node: Callable[..., Node]) -> None:
     """No attempt will restore it, since the job has a newer image, which stays."""
     node = make_node(memory=9 * MIB)
-    often, other = node.dump(1), node.dump(2)
-    for _ in range(5):
-        node.now += 10
-        node.tiers.demand.requested(often.manifest.key.name, node.now)
+    other = node.dump(2)
+    node.now += 60
+    first = node.dump(1)
     again = node.dump(1)
-    assert (often.manifest.seq, again.manifest.seq) == (1, 2)
+    assert (first.manifest.seq, again.manifest.seq) == (1, 2)
     assert node.where(again) == node.where(other) == ["memory", "disk", "shared"]
-    assert node.where(often) == ["disk", "shared"]
+    assert node.where(first) == ["disk", "shared"]
 
 
 def test_value_of_a_new_image_is_the_time_to_load_it(make_node: Callable[..., Node]) -> None:
