@@ -11,6 +11,7 @@ from job_owner import OWNER
 
 from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
+from slurm_affinode.slurm import identifiers
 from slurm_affinode.slurm.interface import ControllerDownError, InvalidStateError, UnknownJobError
 
 SUBMIT = datetime(2026, 11, 20, 10, tzinfo=UTC)
@@ -64,6 +65,10 @@ class World:
     """The jobs of the user that accounting knows on the node."""
     required: tuple[str, ...] = ()
     """The nodes that Slurm requires for the job."""
+    begin: datetime | None = None
+    """Its earliest start."""
+    minutes: int | None = None
+    """Its time limit."""
     answers: bool = True
     clock: float = SUBMIT.timestamp() + 60
     submit: datetime = SUBMIT
@@ -128,10 +133,14 @@ class Slurm:
         if not self.world.answers:
             raise ControllerDownError("slurmctld does not respond")
 
-    def job(self, job: int | str) -> Job:
+    def _check(self, job: int | str) -> None:
+        target = identifiers.job(job)
         self._answer()
-        if int(job) != 7:
+        if target.job_id != 7:
             raise UnknownJobError(f"job {job}")
+
+    def job(self, job: int | str) -> Job:
+        self._check(job)
         return make_job(self.world)
 
     def jobs(self, **_: object) -> tuple[Job, ...]:
@@ -139,10 +148,11 @@ class Slurm:
         return (make_job(self.world),)
 
     def nodes(self) -> tuple[()]:
+        self._answer()
         return ()
 
     def requeue(self, job: int | str, *, hold: bool = False, running: bool = False) -> None:
-        self._answer()
+        self._check(job)
         if running and self.world.state == "COMPLETING":
             return
         if self.world.state != "RUNNING":
@@ -156,32 +166,44 @@ class Slurm:
                 self.world.ran_stopped += 1
 
     def hold(self, job: int | str, **_: object) -> None:
+        self._check(job)
         self.world.held = True
 
     def release(self, job: int | str) -> None:
+        self._check(job)
         self.world.effect("release")
         self.world.held = False
 
     def set_comment(self, job: int | str, text: str) -> None:
-        self._answer()
+        self._check(job)
         self.world.comment = text
 
     def set_begin(self, job: int | str, when: datetime) -> None:
+        self._check(job)
+        if self.world.state != "PENDING":
+            raise InvalidStateError("it is no longer pending")
         self.world.effect(f"begin {when.isoformat()}")
+        self.world.begin = when
 
     def set_required_nodes(self, job: int | str, nodes: Sequence[str]) -> None:
-        self._answer()
+        self._check(job)
         self.world.effect(f"required nodes {','.join(nodes)}")
         self.world.required = tuple(nodes)
 
     def set_time_limit(self, job: int | str, minutes: int) -> None:
+        self._check(job)
         self.world.effect(f"time limit {minutes}")
+        self.world.minutes = minutes
 
     def config(self) -> dict[str, str]:
-        return {"ClusterName": "alpha"}
+        self._answer()
+        return {"ClusterName": "alpha", "SlurmUser": "slurm(64030)"}
 
     def version(self) -> str:
         return "24.11.5"
+
+    def close(self) -> None:
+        return
 
 
 def make_job(world: World, **changes: object) -> Job:
@@ -194,6 +216,7 @@ def make_job(world: World, **changes: object) -> Job:
         "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1) if running else None,
         "node_gpus": (NodeGpus(world.node, 1, None, (0,)),) if running else (), "comment": world.comment or None,
         "batch": True, "nodes": (world.node,) if running else (), "steps": (), "nodes_required": world.required,
-        "nodes_excluded": (),
+        "nodes_excluded": (), "expected_start": None if running else world.begin,
+        "time_limit_s": None if world.minutes is None else 60 * world.minutes,
     }  # fmt: skip
     return Job(**{**values, **changes})  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from slurm_affinode.gpu.interface import DriverMissing, GpuLost
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal
+from slurm_affinode.slurm import identifiers
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
 from slurm_affinode.suspension.compatibility import Compatibility, CompatibilityRow
 from slurm_affinode.suspension.interface import AgentContext, Arrival, Orchestration, SampleAgain
@@ -148,10 +149,11 @@ class Slurm:
         return tuple(self.all.values())
 
     def job(self, job: int | str) -> Job:
+        number = identifiers.job(job).job_id
         self._up()
-        if int(job) not in self.all:
+        if number not in self.all:
             raise UnknownJobError(f"show job {job}: Invalid job id specified")
-        return self.all[int(job)]
+        return self.all[number]
 
     def nodes(self) -> tuple[Node, ...]:
         self._up()

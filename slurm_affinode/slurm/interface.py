@@ -5,9 +5,14 @@ There are two implementations: ``commands_client.CommandsClient`` (scontrol, sca
 error. Accounting is not part of it: ``sacct.read`` and ``sacct_command.run_sacct`` serve both.
 
 Every method raises ``BadIdentifierError`` before it sends a request, ``ControllerDownError`` if slurmctld does not
-respond, and, where Slurm refuses, ``UnknownJobError``, ``UnknownNodeError``, ``NotPermittedError``,
+respond (a change then has no effect, unless the response was lost), and, where Slurm refuses, ``UnknownJobError``,
+``UnknownNodeError``, ``NotPermittedError``,
 ``AlreadyDoneError``, ``InvalidStateError`` or, without a name of its own, ``SlurmError``. A job is named ``123``,
 ``123_4`` or ``123+1``, a step ``123.0``.
+
+Queries may be repeated. Changes that set a value are idempotent (``hold``, ``release``, ``set_*``, ``drain``);
+``requeue``, ``cancel`` and ``resume`` report a repetition as an error, without a further effect; ``signal`` and
+``notify`` act each time. All implementations, and the fakes of tests, pass ``tests/conformance/slurm_client.py``.
 
 A number is a raw ID and means that one record; text means what it means to Slurm. They differ for the array task whose
 raw ID is the number of the array: ``requeue("36")`` requeues every task of array 36, ``requeue(36)`` only one.
@@ -218,11 +223,14 @@ class SlurmClient(Protocol):
         ...
 
     def hold(self, job: int | str, *, by_user: bool = False) -> None:
-        """Hold a pending job. ``by_user``: as a user hold, which the owner can release, even if root sets it."""
+        """Hold a pending job. ``by_user``: as a user hold, which the owner can release, even if root sets it.
+
+        Idempotent. Raises ``NotPermittedError``, ``InvalidStateError`` if the job does not wait.
+        """
         ...
 
     def release(self, job: int | str) -> None:
-        """Release a held job."""
+        """Release a held job; no effect on a pending job that is not held. Raises ``NotPermittedError``."""
         ...
 
     def requeue(self, job: int | str, *, hold: bool = False, running: bool = False) -> None:
@@ -256,23 +264,26 @@ class SlurmClient(Protocol):
         ...
 
     def set_time_limit(self, job: int | str, minutes: int) -> None:
-        """Set the time limit of a pending or running job, and remove its minimum. Only administrators may raise it."""
+        """Set the time limit of a pending or running job, and remove its minimum. Idempotent.
+
+        Only administrators may raise it: ``NotPermittedError``.
+        """
         ...
 
     def set_required_nodes(self, job: int | str, nodes: Sequence[str]) -> None:
-        """Set the nodes that the allocation of a pending job must include (``--nodelist``); empty: any."""
+        """Set the nodes that the allocation of a pending job must include (``--nodelist``); empty: any. Idempotent."""
         ...
 
     def set_begin(self, job: int | str, when: datetime) -> None:
-        """Set the earliest start of a pending job."""
+        """Set the earliest start of a pending job. Idempotent. Raises ``InvalidStateError`` if it does not wait."""
         ...
 
     def notify(self, job: int | str, message: str) -> None:
-        """Write a line to the output of a running batch job, or to the terminal of an interactive one."""
+        """Write a line to the output of a running batch job, or to the terminal of an interactive one; each time."""
         ...
 
     def drain(self, node: str, reason: str) -> None:
-        """Drain a node: it accepts no new jobs, and running jobs continue."""
+        """Drain a node: it accepts no new jobs, and running jobs continue. Idempotent. Raises ``UnknownNodeError``."""
         ...
 
     def resume(self, node: str) -> None:
@@ -280,7 +291,7 @@ class SlurmClient(Protocol):
         ...
 
     def close(self) -> None:
-        """End the processes started for this client."""
+        """End the processes started for this client. Idempotent; the next request starts them again. Never raises."""
         ...
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from slurm_controller import InProcess, RPCError
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.process import ChildEndedError, Completed
@@ -15,14 +16,6 @@ from slurm_affinode.slurm import interface, pyslurm_worker
 from slurm_affinode.slurm.client import difference, examine, open_client, release_of_library
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.pyslurm_client import MAX_AGE_S, PyslurmClient, start_worker
-
-
-class RPCError(Exception):
-    """Like pyslurm's exception."""
-
-    def __init__(self, message, errno=2017):
-        super().__init__(message)
-        self.errno = errno
 
 
 class Tres:
@@ -58,7 +51,7 @@ def made_up(jobs, did):
             did.append(("hold", self.number))
 
         def release(self):
-            raise RPCError("Access/permission denied", 2002)
+            raise RPCError("Access/permission denied")
 
         def requeue(self, hold):
             did.append(("requeue", self.number, hold))
@@ -91,25 +84,6 @@ def made_up(jobs, did):
         Nodes=SimpleNamespace(load=dict),
         slurmctld=SimpleNamespace(ping_all=lambda: [SimpleNamespace(is_responding=True)]),
     )
-
-
-class InProcess:
-    """The worker without its process."""
-
-    def __init__(self, module):
-        def load(name):
-            if module is None:
-                raise ModuleNotFoundError(f"No module named {name!r}")
-            return module
-
-        self.worker = pyslurm_worker.RequestExecutor(load)
-        self.closed = False
-
-    def ask(self, line, *, timeout_s):
-        return json.dumps(self.worker.answer(line), default=str).encode()
-
-    def close(self):
-        self.closed = True
 
 
 class Broken(InProcess):
@@ -210,16 +184,12 @@ def test_plain_jobs_use_pyslurm_and_all_others_the_commands(module, did):
         ["scontrol", "--", "uhold"], ["scontrol", "--", "update"], ["scancel", "--verbose", "--"]]  # fmt: skip
 
 
-def test_errors_are_the_same_as_from_the_commands(module):
+def test_errors_of_slurm_and_of_pyslurm_differ(module):
     client = client_of(InProcess(module))
-    with pytest.raises(interface.UnknownJobError):
-        client.hold(99)
     with pytest.raises(interface.NotPermittedError):
         client.release(5)
     with pytest.raises(interface.SlurmError, match="pyslurm failed: RuntimeError: a bug"):
         client.notify(5, "x")
-    with pytest.raises(interface.BadIdentifierError):
-        client.hold("5; id")
     assert client.steps(99) == ()
 
 
