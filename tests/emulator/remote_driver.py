@@ -1,4 +1,4 @@
-"""A ``GpuDriver`` in a program on an emulated node: NVML through NVIDIA's binding, and the emulator's shared library."""
+"""A ``GpuDriver`` in a program on an emulated node: NVIDIA's binding on the emulator's shared library."""
 
 from __future__ import annotations
 

@@ -221,7 +221,14 @@ _NONE: Mapping[str, int] = {}
 
 
 class DirectoryStore:
-    """A store in a directory of one file system. May be used by several threads and nodes concurrently."""
+    """A store in a directory of one file system. May be used by several threads and nodes concurrently.
+
+    Queries may be repeated. ``copy``, ``remove``, ``discard``, ``cut`` and ``set_aside`` are idempotent: an image that
+    is already copied, or no longer there, is no error. A change that fails leaves the images that are there, and no
+    image that is found but incomplete. Each method may raise ``CheckpointError`` for a store that cannot be used, and
+    ``NoAnswerError`` (an ``OSError``), or ``NoRoom`` where it writes, if the file system does not respond.
+    ``tests/conformance/image_store.py`` has the tests that every kind of store passes.
+    """
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ def _nvml() -> FaultyMachine:
         nvmlDeviceGetProcessUtilization=of_gpu([]),
         nvmlSystemGetDriverVersion=of_driver("580.95.05"),
     )
-    binding.nvmlInit = lambda: binding.nvmlSystemGetDriverVersion()
+    binding.nvmlInit = binding.nvmlSystemGetDriverVersion
     return FaultyMachine(
         NvmlDriver(binding),
         lose=lambda: state.update(lost=True),

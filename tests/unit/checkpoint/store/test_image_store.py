@@ -32,36 +32,6 @@ def directory(store: DirectoryStore, image: Image) -> Path:
     return store.path / image.manifest.key.name / f"{image.manifest.seq:04d}"
 
 
-def test_image_is_found_verified_and_removed(store: DirectoryStore, make_image: Make) -> None:
-    """The image that was written is found; nothing is left after its removal."""
-    image = make_image()
-    found = store.find(LATER)
-    assert found == image
-    assert found is not None
-    assert {file.path: file.size for file in found.manifest.files} == {
-        "out.1": 3, "criu/pages-1.img": 5000, "criu/pstree.img": 4, "criu/empty.img": 0,
-    }  # fmt: skip
-    store.verify(found)
-    fd = store.open_criu(found)
-    assert sorted(entry.name for entry in os.scandir(fd)) == ["empty.img", "pages-1.img", "pstree.img"]
-    os.close(fd)
-    store.remove(found)
-    store.remove(found)
-    assert store.find(LATER) is None
-    assert list(store.path.iterdir()) == []
-
-
-def test_incomplete_image_is_not_found(store: DirectoryStore) -> None:
-    """A writer that ends early leaves nothing, and nothing is found while it writes."""
-    with store.begin(JOB, uid=1, estimate=0) as writer:
-        assert writer.seq == 1
-        assert store.find(LATER) is None
-        assert store.images() == []
-        assert store.busy(JOB)
-    assert not store.busy(JOB)
-    assert [path.name for path in (store.path / JOB.name).iterdir()] == []
-
-
 def test_writer_in_another_process_is_detected(store: DirectoryStore) -> None:
     """CRIU inherits the lock: the image is being written as long as CRIU lives."""
     writer = store.begin(JOB, uid=1, estimate=0)
@@ -349,16 +319,6 @@ def test_hole_that_is_larger_than_the_store_is_refused(store: DirectoryStore, tm
         assert writer.save("out.1", hole.fileno(), 3) == 3
 
 
-def test_copy_is_the_same_image(store: DirectoryStore, tmp_path: Path, make_image: Make) -> None:
-    """It is verified, and copied only once."""
-    image, shared = make_image(), DirectoryStore(tmp_path / "shared", KEY)
-    copied = store.copy(image, shared)
-    assert copied.manifest == image.manifest
-    shared.verify(copied)
-    assert store.copy(image, shared) == copied
-    shared.close()
-
-
 @pytest.mark.parametrize("wrong", ["bit", "names", "link", "fifo"])
 def test_interrupted_copy_is_continued(
     store: DirectoryStore, tmp_path: Path, make_image: Make, monkeypatch: pytest.MonkeyPatch, wrong: str
@@ -391,16 +351,6 @@ def test_interrupted_copy_is_continued(
         )
     (half.parent / "stray.img").touch()
     shared.verify(store.copy(image, shared))
-    shared.close()
-
-
-def test_damaged_image_is_not_copied(store: DirectoryStore, tmp_path: Path, make_image: Make) -> None:
-    """The damage is found during the copy."""
-    image, shared = make_image(), DirectoryStore(tmp_path / "shared", KEY)
-    tamper("bit", directory(store, image), Path())
-    with pytest.raises(ImageDamaged, match="contents have changed"):
-        store.copy(image, shared)
-    assert shared.images() == []
     shared.close()
 
 

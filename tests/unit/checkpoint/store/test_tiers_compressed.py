@@ -105,18 +105,6 @@ def test_flipped_bit_in_a_compressed_image_is_detected(packing_node: Node, place
         node.shared.copy(image, DirectoryStore(node.shared.path.with_name("other"), KEY))
 
 
-def test_interrupted_compressed_copy_is_continued(packing_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = packing_node
-    looks = iter([False] * 60)
-    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
-    with pytest.raises(Exception, match="resumed later"):
-        compressible(node)
-    assert node.shared.begun()
-    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: False)
-    assert node.tiers.publish(JOB.name, 1)
-    node.shared.verify(node.shared.get(JOB.name, 1))
-
-
 def test_flipped_bits_of_a_slot_are_reported_as_damage(packing_node: Node) -> None:
     """A bit in the header of the slot or of zstd's frame, or behind it, is reported as damage, or has no effect."""
     node = packing_node
