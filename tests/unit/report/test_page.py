@@ -17,7 +17,7 @@ import pytest
 
 from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.result import QualityIssue, WasteResult
-from slurm_affinode.report import pages, render
+from slurm_affinode.report import headline, render
 from slurm_affinode.report.format import NBSP
 from slurm_affinode.report.measures import known
 from slurm_affinode.report.pages import JOB_ROWS, build_context, render_report
@@ -285,13 +285,13 @@ def test_concentration_of_waste_is_summarized(result: WasteResult, idle: list[fl
     users = result.groups["user"].head(4).with_columns(gpu_hours_idle=pl.Series(idle))
     total = {**result.total, "gpu_hours_idle": 100.0}
     some = dataclasses.replace(result, total=total, groups={**result.groups, "user": users})
-    assert sentence in [f.replace(NBSP, " ") for f in pages.findings(some)]
+    assert sentence in [f.replace(NBSP, " ") for f in headline.findings(some)]
 
 
 def test_metrics_that_match_no_job_are_mentioned(unmeasured: WasteResult) -> None:
     """Otherwise the ingested metrics would seem to be missing."""
     quality = dataclasses.replace(unmeasured.quality, samples=7)
-    assert "the GPU metrics match none" in pages.answer(dataclasses.replace(unmeasured, quality=quality)).after
+    assert "the GPU metrics match none" in headline.answer(dataclasses.replace(unmeasured, quality=quality)).after
 
 
 def test_main_reason_for_unknown_hours_is_a_finding(result: WasteResult) -> None:
@@ -300,20 +300,20 @@ def test_main_reason_for_unknown_hours_is_a_finding(result: WasteResult) -> None
     quality = dataclasses.replace(result.quality, issues=(issue, QualityIssue("no-price", "No price", "", 1, 99.0)))
     for unknown, said in ((40.0, True), (10.0, False)):
         total = {**result.total, "gpu_hours_allocated": 100.0, "gpu_hours_unknown": unknown}
-        found = pages.findings(dataclasses.replace(result, total=total, quality=quality))
+        found = headline.findings(dataclasses.replace(result, total=total, quality=quality))
         there = [f for f in found if "75 % of the unknown GPU-hours: runs whose GPUs" in f.replace(NBSP, " ")]
         assert bool(there) == said
 
 
 def test_few_jobs_or_no_measurements_give_no_findings(samples: ModuleType, unmeasured: WasteResult) -> None:
-    assert pages.findings(unmeasured) == ()
+    assert headline.findings(unmeasured) == ()
     few = samples.make_result(3)
-    assert not [f for f in pages.findings(few) if "account" in f or "Half" in f]
+    assert not [f for f in headline.findings(few) if "account" in f or "Half" in f]
 
 
 def test_fully_measured_week_mentions_no_unknown_hours(result: WasteResult) -> None:
     total = {**result.total, "gpu_hours_measured": result.total["gpu_hours_allocated"], "gpu_hours_unknown": 0.0}
-    said = pages.answer(dataclasses.replace(result, total=total))
+    said = headline.answer(dataclasses.replace(result, total=total))
     assert said.after.partition(".")[0].endswith("% of the allocated")
     assert "unknown" not in said.after
 
@@ -365,6 +365,6 @@ def test_undefined_template_variable_is_an_error() -> None:
 
 def test_backticks_in_method_text_become_code_elements() -> None:
     """All text is escaped."""
-    from slurm_affinode.report.pages import prose
+    from slurm_affinode.report.method_section import prose
 
     assert prose("a `b<` <c>") == "a <code>b&lt;</code> &lt;c&gt;"

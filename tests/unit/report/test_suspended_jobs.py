@@ -14,8 +14,9 @@ from waste_samples import make_result
 
 from slurm_affinode.analysis.suspensions import SUSPENSIONS, given_back
 from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.report.given_back_section import section
 from slurm_affinode.report.output import csv_files
-from slurm_affinode.report.pages import render_report, section
+from slurm_affinode.report.pages import render_report
 from slurm_affinode.report.summary import build_summary, to_json
 
 NO_SUSPENSIONS = pl.DataFrame(schema=SUSPENSIONS)
