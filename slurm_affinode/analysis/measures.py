@@ -29,8 +29,11 @@ GPUS: dict[str, pl.DataType] = {
     "gpu_hours_low": pl.Float64(),
     "gpu_hours_idle": pl.Float64(),
     "gpu_hours_unknown": pl.Float64(),
+    "job_id": pl.Int64(),
+    "submit": pl.Datetime("ms", "UTC"),
 }
-"""Columns of ``gpu_hours``."""
+"""Columns of ``gpu_hours``. The last two name the run with most idle time on the GPU, of several such runs the one that
+held it longest; None if no run held it."""
 _ADDED = ("allocated_ms", *_BY_MAPPING.values(), *SUMS, "windows")
 
 
@@ -180,11 +183,16 @@ def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, 
     node, for a MIG instance with its ID (``0.7``), or the UUID if there is no number. Busy, low and idle hours are None
     if nothing was measured while the GPU was allocated.
     """
-    sums = (
-        shares.filter(pl.col("run").is_in(about["run"].implode()))
-        .group_by("at")
-        .agg(pl.col("held_ms", "busy", "low", "idle").sum() / MS_PER_HOUR)
+    counted = shares.filter(pl.col("run").is_in(about["run"].implode()))
+    first = (
+        counted.group_by("at", "run")
+        .agg(pl.col("idle", "held_ms").sum())
+        .sort("idle", "held_ms", "run", descending=[True, True, False])
+        .unique("at", keep="first", maintain_order=True)
+        .join(about.select("run", "job_id", "submit"), on="run")
+        .select("at", "job_id", "submit")
     )
+    sums = counted.group_by("at").agg(pl.col("held_ms", "busy", "low", "idle").sum() / MS_PER_HOUR)
     label = pl.concat_str(
         pl.coalesce(pl.col("index").cast(pl.String), pl.col("uuid")),
         pl.when(pl.col("mig").is_not_null()).then(pl.concat_str(pl.lit("."), pl.col("mig"))).otherwise(pl.lit("")),
@@ -196,6 +204,7 @@ def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, 
         .filter("counts")
         .select("at", "cluster", "node", "gpu", "gpu_model", "index", "mig")
         .join(sums, on="at", how="left")
+        .join(first, on="at", how="left")
         .sort("cluster", "node", "index", "mig", "gpu", nulls_last=True)
     )
     measured = pl.col("busy") + pl.col("low") + pl.col("idle")
@@ -205,7 +214,7 @@ def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, 
     return listed.select(
         "cluster", "node", "gpu", "gpu_model", held.alias("gpu_hours_allocated"),
         *(pl.when(known).then(pl.col(name).fill_null(0.0)).alias(f"gpu_hours_{name}") for name in states),
-        (held - measured.fill_null(0.0)).alias("gpu_hours_unknown"),
+        (held - measured.fill_null(0.0)).alias("gpu_hours_unknown"), "job_id", "submit",
     ).cast(dict(GPUS))  # type: ignore[arg-type]  # fmt: skip
 
 

@@ -338,6 +338,23 @@ class UsageMailConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedPagesConfig:
+    """Pages of users, accounts and jobs for a plain web server."""
+
+    directory: AbsolutePath | None = None
+    """Root of the pages, a directory for each user and account; ``None``: no pages."""
+    url: str | None = None
+    """Address of ``directory`` for links in reports: absolute, or relative to the root of the reports; ``None``: no
+    links."""
+    readers: tuple[str, ...] = ()
+    """Users who may read all pages."""
+    accounts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Account -> users who may read its page; an account that is not listed has no page."""
+    keep: _Retention = "30d"
+    """Pages of jobs that were made longer ago are deleted."""
+
+
+@dataclass(frozen=True, slots=True)
 class NightlyConfig:
     """``slurm-affinode nightly``."""
 
@@ -361,6 +378,7 @@ class NightlyConfig:
     """Older records of actions on squatters, zombies and orphans are deleted; the deletion is recorded as well."""
     jobs: PublishedJobsConfig = PublishedJobsConfig()
     mail: UsageMailConfig = field(default_factory=UsageMailConfig)
+    pages: PublishedPagesConfig = field(default_factory=PublishedPagesConfig)
 
 
 @dataclass(frozen=True, slots=True)

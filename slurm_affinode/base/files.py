@@ -31,13 +31,14 @@ def make_open(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o644, owner: int | None = None) -> Iterator[Path]:
+def replacing(path: Path, *, mode: int = 0o644, owner: int | None = None, durable: bool = True) -> Iterator[Path]:
     """Yield a path to write to; the file is renamed to ``path`` on success and deleted on failure.
 
     The caller writes to the yielded path and closes it. Order: write, fsync, rename, fsync directory. ``owner``: the
     UID that gets the complete file before it has its name; until then no other user can open it. An ``OSError``
     that names no other file, such as that of a full disk, is raised with the name ``path``. The yielded path refers to
-    a descriptor: root may write into a directory in which a user replaces names at the same time.
+    a descriptor: root may write into a directory in which a user replaces names at the same time. Without ``durable``,
+    the kernel decides when the file is on the disk: for many files that are made again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -49,9 +50,11 @@ def replacing(path: Path, *, mode: int = 0o644, owner: int | None = None) -> Ite
             os.fchmod(fd, mode)
             if owner is not None and owner != os.fstat(fd).st_uid:
                 os.fchown(fd, owner, -1)
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
             os.replace(name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
-            os.fsync(directory)
+            if durable:
+                os.fsync(directory)
         except BaseException as error:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)
@@ -74,9 +77,9 @@ def _new_file(directory: int, name: str) -> tuple[str, int]:
             return made, os.open(made, flags, 0o600, dir_fd=directory)
 
 
-def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace the contents of ``path`` with ``text`` (UTF-8), durably and atomically."""
-    with replacing(path, mode=mode) as temporary:
+def write_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Replace the contents of ``path`` with ``text`` (UTF-8) atomically; for ``durable`` see ``replacing``."""
+    with replacing(path, mode=mode, durable=durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ from slurm_affinode.pipeline.mail_delivery import postman
 from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, render, run
 from slurm_affinode.pipeline.usage_mails import UsageMails, to_files
 from slurm_affinode.zombies import policy as site_policy
-from slurm_affinode.zombies.job import publish
+from slurm_affinode.zombies.job import publish, summaries
 
 _EPILOG = """\b
 Examples:
@@ -73,8 +73,9 @@ def nightly(
     and inference engines from new or changed files in nightly.gpu_paths and nightly.serving_paths and from the
     Prometheus server of prometheus.url. Reports are rendered for the last complete local day, ISO week and month if
     missing or outdated, and for any missed since the last run. With nightly.jobs.directory, summaries of jobs are
-    published there, each readable by its owner alone. With nightly.mail.periods, the use of GPUs in a period that
-    ended within the last three days is mailed once.
+    published there, each readable by its owner alone. With nightly.pages.directory, pages of users, accounts and jobs
+    are made there for a web server. With nightly.mail.periods, the use of GPUs in a period that ended within the last
+    three days is mailed once.
     """
 
     def say(line: str) -> None:
@@ -93,6 +94,7 @@ def nightly(
             publish=publish,
             since=since,
             mails=_mails(config, mail_to, now.astimezone(UTC)),
+            summarize=partial(summaries, source="published"),
         )
     if as_json:
         print_json(asdict(outcome))

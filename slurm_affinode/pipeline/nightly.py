@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -34,7 +35,10 @@ from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.pipeline import ingest, ledgers, report, report_archive, stored_accounting
+from slurm_affinode.pipeline.report import Linker
 from slurm_affinode.pipeline.report_archive import Period, candidates
+from slurm_affinode.pipeline.usage_pages import Summarize, UsagePages
+from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.output import WrittenReport
 from slurm_affinode.slurm.accounting import sacct, sacct_command
 from slurm_affinode.slurm.accounting.sacct import SacctReading
@@ -106,6 +110,8 @@ class NightlyOutcome:
     """Audit records of clean-ups."""
     published: int = 0
     """Users whose job summaries are published."""
+    page_users: int = 0
+    """Users with pages."""
     failures: tuple[Failure, ...] = field(default_factory=tuple)
 
 
@@ -312,7 +318,7 @@ def expand(pattern: str) -> list[Path]:
 
 
 Say = Callable[[str], None]
-Render = Callable[[Config, Period, Path, datetime], WrittenReport]
+Render = Callable[[Config, Period, Path, datetime, Linker | None], WrittenReport]
 Publish = Callable[[Config, Repository, SampleStore, datetime, Say], int]
 """Publishes the summaries of jobs to their owners; returns the number of users."""
 
@@ -342,6 +348,7 @@ class _Log:
     deleted_runs: int = 0
     deleted_audit: int = 0
     published: int = 0
+    page_users: int = 0
     failures: list[Failure] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -389,18 +396,23 @@ class _Keep:
         return cls(*(now - timedelta(seconds=parse_span_s(span)) for span in spans))
 
 
-def render(
-    config: Config, period: Period, out: Path, now: datetime, *, fold: waste.Fold = kernel.run_all
-) -> WrittenReport:
-    """Render the report of ``period`` into ``out``. Raises ``NoAccountingError`` if no job ran."""
-    query = _query(config, period)
-    options = report.ReportOptions(title=f"GPU waste, {period.kind} {period.label}", csv=True)
-    return report.build_report(config, query, out, options=options, now=now, fold=fold)
-
-
-def _query(config: Config, period: Period) -> WasteQuery:
+def _query(config: Config, period: Period | ReportRecord) -> WasteQuery:
     zone = site_zone(config.cluster.timezone)
     return WasteQuery(period.since, period.until, thresholds=report.thresholds(config), zone=zone)
+
+
+def render(
+    config: Config,
+    period: Period,
+    out: Path,
+    now: datetime,
+    link: Linker | None = None,
+    *,
+    fold: waste.Fold = kernel.run_all,
+) -> WrittenReport:
+    """Render the report of ``period`` into ``out``. Raises ``NoAccountingError`` if no job ran."""
+    options = report.ReportOptions(title=f"GPU waste, {period.kind} {period.label}", csv=True)
+    return report.build_report(config, _query(config, period), out, options=options, now=now, fold=fold, link=link)
 
 
 def run(
@@ -415,19 +427,27 @@ def run(
     publish: Publish | None = None,
     mails: Mails | None = None,
     since: datetime | None = None,
+    summarize: Summarize | None = None,
 ) -> NightlyOutcome:
     """Do everything that is due at ``now``; reports are written below ``out``. The caller holds the lock.
 
     ``force`` renders reports even if they are up to date. ``publish`` is called where ``nightly.jobs.directory`` is
-    set, and ``mails`` for each report. ``since``: also render missing reports of periods from this time on. Raises
+    set; ``summarize`` makes the contents of pages of jobs where ``nightly.pages.directory`` is set. ``mails`` is called
+    for each report. ``since``: also render missing reports of periods from this time on. Raises
     ``AffinodeError`` only if nothing can be done: the database cannot be opened, or the time zone is unknown.
     """
     zone = site_zone(config.cluster.timezone)
     keep = _Keep.of(config, now)
     with Repository.open(config.db_url) as store, contextlib.closing(SampleStore(config.history_dir)) as history:
-        night = _Night(config, store, history, out, now, since, keep, render, force, mails, _Log(say))
+        pages = None
+        if summarize is not None and config.nightly.pages.directory is not None:
+            pages = UsagePages(config, store, history, out, now, summarize, say)
+        night = _Night(config, store, history, out, now, since, keep, render, force, mails, _Log(say), pages)
         night.take_in(sources, zone)
         night.report(zone)
+        if pages is not None:
+            with night.log.part("pages"):
+                night.publish_pages(pages)
         if publish is not None and config.nightly.jobs.directory is not None:
             with night.log.part("job summaries"):
                 night.log.published = publish(config, store, history, now, say)
@@ -452,6 +472,7 @@ class _Night:
     force: bool
     mails: Mails | None
     log: _Log
+    pages: UsagePages | None
 
     def take_in(self, sources: Sources, zone: ZoneInfo) -> None:
         """Ingest accounting since it was last read, the ledgers of suspensions, and samples of GPUs and engines."""
@@ -475,13 +496,15 @@ class _Night:
             there = {(record.period, record.label): record for record in records}
         thinned = max(self.keep.samples, self.keep.jobs)
         since = None if self.since is None else max(self.since, thinned)
-        for period in candidates(self.now, zone, there, since=since):
+        due = candidates(self.now, zone, there, since=since)
+        newest = {period.kind: period for period in due}
+        for period in due:
             record = there.get((period.kind, period.label))
             # Once retention has deleted data of a period, its report would lose data if it were rendered again.
             result = None
             if record is None or self.force or period.since >= thinned:
                 with self.log.part(f"{period.kind} {period.label}"):
-                    result = self._make(period, record)
+                    result = self._make(period, record, newest=newest[period.kind] is period)
             if result is not None or record is not None:
                 self._mail(period, result)
 
@@ -495,15 +518,30 @@ class _Night:
 
             self.log.took(self.mails.send(self.store, period, figures))
 
-    def _make(self, period: Period, record: ReportRecord | None) -> WasteResult | None:
+    def publish_pages(self, pages: UsagePages) -> None:
+        """Make the pages of users and accounts from the newest report of each kind, and delete expired ones."""
+        newest = {record.period: record for record in self.store.reports()}
+        there = [record for record in newest.values() if report_archive.holds(self.out, record.path)]
+        self.log.page_users = pages.finish(
+            there, lambda record: report.analyse_stored(self.config, _query(self.config, record), now=self.now)
+        )
+
+    def _link(self, pages: UsagePages, period: Period, newest: bool, result: WasteResult) -> Links:
+        """Make the pages of a report; without them, the report has no links."""
+        with self.log.part(f"pages of {period.kind} {period.label}"):
+            return pages.publish(period, result, newest=newest)
+        return NO_LINKS
+
+    def _make(self, period: Period, record: ReportRecord | None, *, newest: bool) -> WasteResult | None:
         """Render a report unless it is up to date; return its figures, ``None`` if nothing was rendered."""
         fingerprint = self._fingerprint(period)
         if record is not None and record.fingerprint == fingerprint and not self.force:
             self.log.current.append(period.path)
             self.log.say("  current")
             return None
+        link = None if self.pages is None else partial(self._link, self.pages, period, newest)
         try:
-            written = self.render(self.config, period, self.out / period.path, self.now)
+            written = self.render(self.config, period, self.out / period.path, self.now, link)
         except stored_accounting.NoAccountingError:
             self.log.empty.append(period.path)
             self.log.say("  no job ran")
@@ -535,7 +573,10 @@ class _Night:
         known = stored_accounting.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
         ends = sorted((name, min(moment, period.until)) for name, moment in known.items())
         floors = sorted(self.config.agent.floors_pct.items())
-        settings = (self.config.idle, floors, self.config.price, self.config.emissions, self.config.cluster.timezone)
+        pages = None if self.pages is None else self.config.nightly.pages
+        settings = (
+            self.config.idle, floors, self.config.price, self.config.emissions, self.config.cluster.timezone, pages
+        )  # fmt: skip
         content = repr((facts, parts, ends, settings, __version__))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -582,6 +623,7 @@ class _Night:
             deleted_serving_days=log.deleted_serving_days,
             deleted_reports=tuple(log.deleted_reports),
             published=log.published,
+            page_users=log.page_users,
             failures=tuple(log.failures),
         )
 

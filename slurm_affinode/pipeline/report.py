@@ -28,12 +28,14 @@ from slurm_affinode.pipeline import ledgers, report_archive, stored_accounting
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import output
+from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.output import WrittenReport
 
 Step = Callable[[str], None]
 """Receives the name of each step, for example for a progress display."""
 History = Callable[[], AbstractContextManager[SampleStore]]
 """Opens the GPU samples; called only if there are jobs to join with them."""
+Linker = Callable[[WasteResult], Links]
 
 
 _COLUMNS = (
@@ -83,11 +85,12 @@ def build_report(
     history: History | None = None,
     warned: Step | None = None,
     fold: waste.Fold = kernel.run_all,
+    link: Linker | None = None,
 ) -> WrittenReport:
     """Analyze the stored data for ``query`` and write a report into ``out``. Raises ``AffinodeError``.
 
     ``history`` replaces the stored GPU samples; ``warned`` receives a line about data that is left out; ``fold``: a
-    ``waste.Fold``.
+    ``waste.Fold``; ``link`` returns the pages that the report links to.
     """
     with output.writable(out):
         result = analyse_stored(
@@ -103,9 +106,10 @@ def build_report(
         )
         if result.servers is not None and options.engine_origin:
             result = replace(result, servers=replace(result.servers, note=options.engine_origin))
+        links = NO_LINKS if link is None else link(result)
         if step:
             step("rendering the report")
-        return output.write_report(result, out, title=options.title, top=options.top, csv=options.csv)
+        return output.write_report(result, out, title=options.title, top=options.top, csv=options.csv, links=links)
 
 
 def analyse_stored(

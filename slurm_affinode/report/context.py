@@ -50,7 +50,9 @@ class Cell:
     sub: str = ""
     name: bool = False
     href: str = ""
-    """A file next to the page that the text links to."""
+    """A page that the text links to."""
+    anchor: str = ""
+    """ID of the row, for links to it; only in its first cell."""
     items: tuple[str, ...] = ()
     """Lines shown as a list in place of the text."""
 
@@ -77,7 +79,8 @@ class Table:
 
 def row_html(row: Sequence[Cell]) -> str:
     """Return the HTML of a row of a table, with a line break at its end. The first cell is its heading."""
-    return f"<tr>{''.join(_cell(cell, heading=index == 0) for index, cell in enumerate(row))}</tr>\n"
+    anchor = _attribute("id", row[0].anchor or None) if row else ""
+    return f"<tr{anchor}>{''.join(_cell(cell, heading=index == 0) for index, cell in enumerate(row))}</tr>\n"
 
 
 def _cell(cell: Cell, *, heading: bool) -> str:
@@ -178,6 +181,10 @@ class ActionCard:
     advice: Markup
     command: str
     """Shows the run with most hours."""
+    href: str = ""
+    """Page of the user, if there is one."""
+    job_href: str = ""
+    """Page of that run, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_affinode.analysis.result import UnmetDemand, WasteResult
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Cell, Column, Table, UnmetSection
+from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.measures import Row, cell, column
 from slurm_affinode.report.tables import job_label, name_cell, short_model
 
@@ -12,7 +13,7 @@ _ROWS = 10
 _UNMET = ("gpu_hours_unmet", "Unmet", "GPU-h")
 
 
-def section(result: WasteResult) -> UnmetSection | None:
+def section(result: WasteResult, links: Links = NO_LINKS) -> UnmetSection | None:
     """Return the section; ``None`` if no job is known to have waited."""
     demand = result.demand
     if demand is None or demand.partitions.is_empty():
@@ -22,7 +23,7 @@ def section(result: WasteResult) -> UnmetSection | None:
         _lead(demand),
         _partitions(demand, several=several),
         _models(demand, several=several) if demand.models.height else None,
-        _holders(demand) if demand.holders.height else None,
+        _holders(demand, links) if demand.holders.height else None,
     )
 
 
@@ -74,10 +75,11 @@ def _models(demand: UnmetDemand, *, several: bool) -> Table:
     return Table("unmet-models", "Unmet demand by model of the idle GPUs", columns, rows, note=note)
 
 
-def _holders(demand: UnmetDemand) -> Table:
+def _holders(demand: UnmetDemand, links: Links) -> Table:
     rows = tuple(
         (
-            Cell(job_label(row), "text job", sort=str(row["job_id"])), name_cell(row["user"]),
+            Cell(job_label(row), "text job", sort=str(row["job_id"]), href=links.job(row)),
+            name_cell(row["user"], href=links.user(row["user"])),
             name_cell(row["partition"]), cell(row, "gpu_hours_unmet"),
         )
         for row in demand.holders.iter_rows(named=True)

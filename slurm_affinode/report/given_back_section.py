@@ -11,6 +11,7 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base.text import visible
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Card, Cell, Column, GivenBack, Table
+from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.measures import Row, help_for
 from slurm_affinode.report.tables import name_cell
 
@@ -26,7 +27,7 @@ _WORDS = {
 _IN_PLACE = {"asleep": "asleep in place", "restored": "slept in place, awake", "restoring": "is waking"}
 
 
-def section(result: WasteResult, top: int) -> GivenBack | None:
+def section(result: WasteResult, top: int, links: Links = NO_LINKS) -> GivenBack | None:
     """Return the section on suspensions; ``None`` if there was none. ``top``: rows of its table."""
     frame = result.suspensions
     if frame is None or frame.is_empty():
@@ -60,7 +61,7 @@ def section(result: WasteResult, top: int) -> GivenBack | None:
             ),
             _suspension_card("Time to wake", "wake_s", _short(total["wake_s"]), sub="median, from the request"),
         )
-    return GivenBack(lead, cards, _table(frame, top, result.query.zone))
+    return GivenBack(lead, cards, _table(frame, top, result.query.zone, links))
 
 
 def _requeued(total: Row) -> str:
@@ -116,8 +117,8 @@ def _short(seconds: float | None) -> str:
     return fmt.duration(seconds)
 
 
-def _table(frame: pl.DataFrame, top: int, zone: tzinfo) -> Table:
-    rows = tuple(_row(row, zone) for row in frame.head(top).iter_rows(named=True))
+def _table(frame: pl.DataFrame, top: int, zone: tzinfo, links: Links) -> Table:
+    rows = tuple(_row(row, zone, links) for row in frame.head(top).iter_rows(named=True))
     columns = (
         Column("Job", title="raw ID"), Column("User", unit="account"),
         Column("Given back", "number", "GPU-h", help_for("gpu_hours_given_back") or "", "descending"),
@@ -131,10 +132,10 @@ def _table(frame: pl.DataFrame, top: int, zone: tzinfo) -> Table:
     return Table("given-back-table", "Suspensions by GPU-hours given back", columns, rows, note=note)
 
 
-def _row(row: Row, zone: tzinfo) -> tuple[Cell, ...]:
+def _row(row: Row, zone: tzinfo, links: Links) -> tuple[Cell, ...]:
     return (
-        Cell(str(row["job_id"]), "text", sort=str(row["job_id"])),
-        name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), 40)),
+        Cell(str(row["job_id"]), "text", sort=str(row["job_id"]), href=links.job(row)),
+        name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), 40), href=links.user(row["user"])),
         _number(row["gpu_hours_given_back"], fmt.number(row["gpu_hours_given_back"])),
         Cell(fmt.moment(row["began"], zone), "short", sort=str(round(row["began"].timestamp()))),
         Cell(_became(row), "text", sub=_where(row)),

@@ -11,6 +11,7 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import ActionCard, Answer, Card
+from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.measures import STATES, help_for, known, shown
 from slurm_affinode.report.method_section import prose
 from slurm_affinode.report.summary import has_averages
@@ -102,13 +103,13 @@ def _waited(result: WasteResult) -> str:
     )
 
 
-def action_cards(result: WasteResult) -> tuple[ActionCard, ...]:
+def action_cards(result: WasteResult, links: Links = NO_LINKS) -> tuple[ActionCard, ...]:
     """Return what to do: the owners and causes by which most GPU-hours can be returned."""
     several = len({cluster for cluster in result.jobs["cluster"].unique() if cluster is not None}) > 1
-    return tuple(_advice(action, several=several) for action in actions.actions(result))
+    return tuple(_advice(action, links, several=several) for action in actions.actions(result))
 
 
-def _advice(action: actions.ReturnAction, *, several: bool) -> ActionCard:
+def _advice(action: actions.ReturnAction, links: Links, *, several: bool) -> ActionCard:
     text = actions.texts()[action.kind]
     memory = fmt.quantity(action.memory_gib, "GiB")
     evidence = text.evidence.format(runs=_runs(action.runs), memory=memory, longest=fmt.duration(action.longest_s))
@@ -119,7 +120,8 @@ def _advice(action: actions.ReturnAction, *, several: bool) -> ActionCard:
     return ActionCard(
         fmt.clip(fmt.name(action.user), 40), f"on {fmt.name(action.cluster)}" if several else "", text.title,
         fmt.hours(action.hours_returned, "GPU-h"), evidence, prose(text.advice),
-        f"slurm-affinode job {job}{where}",
+        f"slurm-affinode job {job}{where}", links.user(action.user),
+        links.job({"cluster": action.cluster, "job_id": action.job_id}),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -10,9 +10,10 @@ import polars as pl
 from markupsafe import Markup
 
 from slurm_affinode.analysis.result import WasteResult
-from slurm_affinode.report import charts
+from slurm_affinode.report import charts, tables
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Words
+from slurm_affinode.report.links import NO_LINKS, JobKey, Links
 from slurm_affinode.report.measures import Row, idle_share, known
 
 NODES = 60
@@ -34,6 +35,8 @@ class Field:
     """0 to 1; ``None``: unknown, or nothing to show if ``empty``."""
     tip: str
     empty: bool = False
+    href: str = ""
+    """What the field links to."""
 
 
 def heat_map(
@@ -57,20 +60,36 @@ def heat_map(
 def _field(field: Field) -> Markup:
     if field.empty:
         return Markup("<td></td>")
-    if field.share is None:
-        return Markup('<td class="hu" title="{}">?</td>').format(field.tip)
-    level = 0 if field.share <= 0 else min(_LEVELS, 1 + int(field.share * _LEVELS * 0.999))
-    return Markup('<td class="h{}" title="{}">{}</td>').format(level, field.tip, round(100 * field.share))
+    text = "?" if field.share is None else str(round(100 * field.share))
+    level = "u" if field.share is None else "0" if field.share <= 0 else str(_level(field.share))
+    content = text
+    if field.href:
+        label = f"{text}, {field.tip}"
+        content = Markup('<a href="{}" aria-label="{}">{}</a>').format(field.href, label, text)
+    return Markup('<td class="h{}" title="{}">{}</td>').format(level, field.tip, content)
 
 
-def gpu_map(result: WasteResult) -> Markup:
-    """Draw the idle share of each GPU, a row for each node: those with most idle GPU-hours."""
-    help_text = "Each row is a node, each field one of its GPUs. Point at a field for its hours."
+def _level(share: float) -> int:
+    return min(_LEVELS, 1 + int(share * _LEVELS * 0.999))
+
+
+def gpu_map(result: WasteResult, links: Links = NO_LINKS, listed: int = 0) -> Markup:
+    """Draw the idle share of each GPU, a row for each node: those with most idle GPU-hours.
+
+    A field links to the run with most idle time on the GPU: to its page, or else to its row in the table of all jobs,
+    which has the first ``listed`` runs.
+    """
+    help_text = (
+        "Each row is a node, each field one of its GPUs. Point at a field for its hours. Its link leads to the job run "
+        "with most idle time on this GPU."
+    )
     frame = result.gpus
     words = Words("gpu-map", "Idle time of each GPU", "", help_text)
     if frame is None or frame.is_empty():
         return charts.empty(words, "There are no GPU metrics.")
     several = frame["cluster"].n_unique() > 1
+    keys = result.jobs.head(listed).select("cluster", "job_id", "submit").rows()
+    places = {key: f"#{tables.anchor(number)}" for number, key in enumerate(keys)}
     idle = frame.group_by("cluster", "node").agg(pl.col("gpu_hours_idle").sum(), pl.len().alias("gpus"))
     order = idle.sort("gpu_hours_idle", "cluster", "node", descending=[True, False, False], nulls_last=True)
     chosen = order.head(NODES).select("cluster", "node").sort("cluster", "node", nulls_last=True)
@@ -79,7 +98,7 @@ def gpu_map(result: WasteResult) -> Markup:
     columns = max(part.height for _, part in nodes)
     rows = []
     for (cluster, node), part in nodes:
-        fields = [_gpu(row) for row in part.iter_rows(named=True)]
+        fields = [_gpu(row, links, places) for row in part.iter_rows(named=True)]
         fields += [Field(None, "", empty=True)] * (columns - len(fields))
         label = f"{fmt.name(cluster)}: {fmt.name(node)}" if several else fmt.name(node)
         rows.append((fmt.clip(label, 40), fields))
@@ -90,7 +109,7 @@ def gpu_map(result: WasteResult) -> Markup:
     return heat_map(words, "Node", [str(number) for number in range(columns)], rows, note)
 
 
-def _gpu(row: Row) -> Field:
+def _gpu(row: Row, links: Links, places: Mapping[JobKey, str]) -> Field:
     allocated = known(row, "gpu_hours_allocated")
     if not allocated:
         return Field(None, "", empty=True)
@@ -99,7 +118,10 @@ def _gpu(row: Row) -> Field:
         f"GPU {fmt.name(row['gpu'])}, {fmt.name(row['gpu_model'])}: "
         f"{fmt.hours(allocated, 'GPU-h')} allocated, {fmt.hours(idle, 'GPU-h')} idle"
     )
-    return Field(None if idle is None else idle / allocated, tip)
+    key = (row["cluster"], row["job_id"], row["submit"])
+    if row["job_id"] is not None:
+        tip += f", most by job {row['job_id']}"
+    return Field(None if idle is None else idle / allocated, tip, href=links.jobs.get(key) or places.get(key, ""))
 
 
 def week_map(result: WasteResult) -> Markup:

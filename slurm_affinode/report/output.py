@@ -27,6 +27,7 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import visible
+from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.pages import render_report
 from slurm_affinode.report.summary import Summary, build_summary, headline_rows, to_json
 
@@ -107,13 +108,21 @@ def _server_pages(result: WasteResult) -> Mapping[str, str]:
 
 
 def write_report(
-    result: WasteResult, out: Path, *, title: str = DEFAULT_TITLE, top: int = DEFAULT_TOP, csv: bool = False
+    result: WasteResult,
+    out: Path,
+    *,
+    title: str = DEFAULT_TITLE,
+    top: int = DEFAULT_TOP,
+    csv: bool = False,
+    links: Links = NO_LINKS,
 ) -> WrittenReport:
     """Write the report of ``result`` to the directory ``out``, which is created if needed.
 
+    ``links``: pages that it links to.
+
     Raises ``AffinodeError`` if ``out`` cannot be written; the files of an earlier report are then still intact.
     """
-    html = render_report(result, title=title, top=top, csv_name=JOBS if csv else None)
+    html = render_report(result, title=title, top=top, csv_name=JOBS if csv else None, links=links)
     summary = build_summary(result, title=title, top=top)
     servers = _server_pages(result)
     # The pages that the report links to come first.

@@ -19,6 +19,7 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Series, legend_list
 from slurm_affinode.report.context import ModelServers, ReportContext
+from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.measures import STATES
 
 JOB_ROWS = 1000
@@ -33,15 +34,18 @@ def _servers(result: WasteResult, top: int) -> ModelServers | None:
     return section(result.servers, result.query, top)
 
 
-def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | None = None) -> ReportContext:
+def build_context(
+    result: WasteResult, *, title: str, top: int, csv_name: str | None = None, links: Links = NO_LINKS
+) -> ReportContext:
     """Return the context of the report page.
 
     ``top``: rows of the tables of users, accounts, ... and worst jobs; ``csv_name``: the file with all jobs, if one is
-    written.
+    written; ``links``: pages that exist.
     """
     query = result.query
     span = fmt.duration((query.until - query.since).total_seconds())
-    worst = tables.worst(result, top)
+    worst = tables.worst(result, top, links)
+    jobs = tables.all_jobs(result, JOB_ROWS, csv_name, links, anchors=True)
     return ReportContext(
         title=title,
         interval=f"{fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({span})",
@@ -52,24 +56,24 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         split=headline.split(result),
         cards=headline.cards(result),
         money_note=headline.money_note(result),
-        action_cards=headline.action_cards(result),
+        action_cards=headline.action_cards(result, links),
         advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
         trend=trend_section.section(result),
         over_time=waste_charts.hours_over_time(result),
         week_map=heat_map.week_map(result),
-        gpu_map=heat_map.gpu_map(result),
+        gpu_map=heat_map.gpu_map(result, links, 0 if jobs is None else len(jobs.rows)),
         partitions=waste_charts.group_bars(result, "partition", "By partition", "partition"),
         models=waste_charts.group_bars(result, "gpu_model", "By GPU model", "GPU model"),
         state_legend=legend_list([Series(label, [], state) for state, label in STATES]),
-        groups=tables.groups(result, top),
+        groups=tables.groups(result, top, links),
         worst=worst,
         worst_note="" if worst else "No job had idle GPU time that could be measured.",
         scatter=waste_charts.scatter(result),
         idle_share=waste_charts.idle_shares(result),
         windows=waste_charts.windows(result),
-        jobs=tables.all_jobs(result, JOB_ROWS, csv_name),
-        unmet=demand_section.section(result),
-        given_back=given_back_section.section(result, top),
+        jobs=jobs,
+        unmet=demand_section.section(result, links),
+        given_back=given_back_section.section(result, top, links),
         servers=_servers(result, top),
         quality_facts=method_section.quality_facts(result),
         mapping=method_section.mapping(result),
@@ -84,7 +88,9 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def render_report(result: WasteResult, *, title: str, top: int, csv_name: str | None = None) -> str:
+def render_report(
+    result: WasteResult, *, title: str, top: int, csv_name: str | None = None, links: Links = NO_LINKS
+) -> str:
     """Return the report as one self-contained HTML page."""
-    context = build_context(result, title=title, top=top, csv_name=csv_name)
+    context = build_context(result, title=title, top=top, csv_name=csv_name, links=links)
     return rendering.page("report.html.j2", title=title, generated=result.generated, zone=result.query.zone, r=context)

@@ -13,6 +13,7 @@ from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Cell, Column, Group, Table
+from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.measures import SHARE_COLUMN, STATES, Row, cell, column, known, share_cell
 
 _NAME_LENGTH = 40
@@ -32,22 +33,30 @@ _WHO = {
 }
 
 
-def name_cell(value: object | None, sub: str = "") -> Cell:
+def name_cell(value: object | None, sub: str = "", href: str = "") -> Cell:
     """Return the cell of a name chosen by a user: made visible, truncated, with its text direction isolated."""
     full = fmt.name(value)
     text = fmt.clip(full, _NAME_LENGTH)
     kind = "text unknown" if value is None else "text"
     return Cell(
-        text, kind, title=fmt.clip(full, _TITLE_LENGTH) if text != full else "", sub=sub, name=value is not None
+        text,
+        kind,
+        title=fmt.clip(full, _TITLE_LENGTH) if text != full else "",
+        sub=sub,
+        name=value is not None,
+        href=href,
     )
 
 
-def groups(result: WasteResult, top: int) -> tuple[Group, ...]:
+def groups(result: WasteResult, top: int, links: Links = NO_LINKS) -> tuple[Group, ...]:
     """Return the tables of users, accounts, QOS and nodes, with the ``top`` most idle of each."""
-    return tuple(_group(result, key, title, one, top) for key, (title, one) in _WHO.items())
+    return tuple(group(result, key, top, links) for key in _WHO)
 
 
-def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Group:
+def group(result: WasteResult, key: str, top: int, links: Links = NO_LINKS) -> Group:
+    """Return the table of ``user``, ``account``, ``qos`` or ``node`` with the ``top`` most idle ones."""
+    title, one = _WHO[key]
+    addresses = {"user": links.users, "account": links.accounts}.get(key, {})
     frame = result.groups.get(key, pl.DataFrame())
     if frame.height == 0:
         return Group(key, title, f"No {one} is known to have held a GPU.", None)
@@ -62,8 +71,9 @@ def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Gro
     shown = frame.head(top)
     largest = max((known(row, "gpu_hours_allocated") or 0.0 for row in shown.iter_rows(named=True)), default=0.0)
     rows = tuple(
-        (name_cell(row["name"]), Cell(kind="picture", picture=_meter(row, largest)),
-         cell(row, _IDLE[0]), share_cell(row), *(cell(row, m) for m, _, _ in measures[1:]))
+        (name_cell(row["name"], href=addresses.get(row["name"], "")),
+         Cell(kind="picture", picture=_meter(row, largest)), cell(row, _IDLE[0]), share_cell(row),
+         *(cell(row, m) for m, _, _ in measures[1:]))
         for row in shown.iter_rows(named=True)
     )  # fmt: skip
     columns = (Column(one.capitalize() if one != "QOS" else one), Column("Activity", "picture"))
@@ -81,7 +91,7 @@ def _meter(row: Row, largest: float) -> Markup:
     return charts.meter(spoken, parts, largest)
 
 
-def worst(result: WasteResult, top: int) -> Table | None:
+def worst(result: WasteResult, top: int, links: Links = NO_LINKS) -> Table | None:
     """Return the table of the ``top`` runs with the most idle hours, each with its timeline."""
     frame = result.jobs.filter(pl.col("gpu_hours_idle") > 0).head(top)
     if frame.height == 0:
@@ -93,7 +103,7 @@ def worst(result: WasteResult, top: int) -> Table | None:
         *([("idle_cost", "Idle cost", result.currency)] if with_cost else []),
     ]  # fmt: skip
     rows = tuple(
-        (_job_cell(row), _user_cell(row), cell(row, "gpu_hours_idle"), share_cell(row),
+        (_job_cell(row, links), _user_cell(row, links), cell(row, "gpu_hours_idle"), share_cell(row),
          _life_cell(row, strips, result.query.zone), *(cell(row, m) for m, _, _ in after), _gpus_cell(row))
         for row in frame.iter_rows(named=True)
     )  # fmt: skip
@@ -104,8 +114,8 @@ def worst(result: WasteResult, top: int) -> Table | None:
     return Table("worst-jobs", "Job runs with most idle GPU-hours", columns, rows)
 
 
-def _user_cell(row: Row) -> Cell:
-    return name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH))
+def _user_cell(row: Row, links: Links) -> Cell:
+    return name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), _NAME_LENGTH), href=links.user(row["user"]))
 
 
 def _strips(timelines: pl.DataFrame) -> dict[tuple[str, int, datetime], Markup]:
@@ -142,11 +152,13 @@ def job_label(row: Row) -> str:
     return str(row["job_id"])
 
 
-def _job_cell(row: Row) -> Cell:
+def _job_cell(row: Row, links: Links, anchor: str = "") -> Cell:
     full = fmt.name(row["job_name"])
     text = fmt.clip(full, _NAME_LENGTH)
     title = fmt.clip(full, _TITLE_LENGTH) if text != full else ""
-    return Cell(job_label(row), "text job", sort=str(row["job_id"]), sub=text, title=title)
+    return Cell(
+        job_label(row), "text job", sort=str(row["job_id"]), sub=text, title=title, href=links.job(row), anchor=anchor
+    )
 
 
 def _gpus_cell(row: Row) -> Cell:
@@ -172,8 +184,18 @@ _ALL_MEASURES = (
 )  # fmt: skip
 
 
-def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | None:
-    """Return a table of up to ``limit`` runs to sort and filter. ``csv_name``: the file with all runs, if written."""
+def anchor(number: int) -> str:
+    """Return the ID of a row of the table of all jobs, numbered from 0 in the order of ``WasteResult.jobs``."""
+    return f"run-{number}"
+
+
+def all_jobs(
+    result: WasteResult, limit: int, csv_name: str | None, links: Links = NO_LINKS, *, anchors: bool = False
+) -> Table | None:
+    """Return a table of up to ``limit`` runs to sort and filter. ``csv_name``: the file with all runs, if written.
+
+    ``anchors``: give each row the ID ``anchor``.
+    """
     if result.jobs.height == 0:
         return None
     columns = (
@@ -181,7 +203,8 @@ def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | N
         *(column(*m) for m in _ALL_MEASURES),
         Column("GPUs", unit="model"), Column("Partition", unit="QOS"), Column("Start", unit="state"),
     )  # fmt: skip
-    rows = tuple(_within(_all_rows(result.jobs.head(limit), result.query.zone), _ALL_JOBS_BYTES))
+    listed = _all_rows(result.jobs.head(limit), result.query.zone, links, anchors=anchors)
+    rows = tuple(_within(listed, _ALL_JOBS_BYTES))
     more = result.jobs.height - len(rows)
     note = _left_out(len(rows), more, csv_name) if more > 0 else ""
     caption = "All job runs with GPUs" if more <= 0 else f"The {fmt.count(len(rows))} job runs with most idle GPU-hours"
@@ -192,7 +215,7 @@ def _within(rows: Iterable[tuple[Cell, ...]], limit: int) -> Iterable[tuple[Cell
     """Yield rows until their HTML has about ``limit`` bytes, also with long names or ones that grow when escaped."""
     size = 0
     for row in rows:
-        size += len(row) * _CELL_BYTES + len(escape("".join(c.text + c.sub + c.title for c in row)).encode())
+        size += len(row) * _CELL_BYTES + len(escape("".join(c.text + c.sub + c.title + c.href for c in row)).encode())
         if size > limit:
             return
         yield row
@@ -204,11 +227,11 @@ def _left_out(rows: int, more: int, csv_name: str | None) -> str:
     return f"{first}; {fmt.count(more)} more are not shown; {where}."
 
 
-def _all_rows(frame: pl.DataFrame, zone: tzinfo) -> Iterable[tuple[Cell, ...]]:
-    for row in frame.iter_rows(named=True):
+def _all_rows(frame: pl.DataFrame, zone: tzinfo, links: Links, *, anchors: bool) -> Iterable[tuple[Cell, ...]]:
+    for number, row in enumerate(frame.iter_rows(named=True)):
         yield (
-            _job_cell(row),
-            _user_cell(row),
+            _job_cell(row, links, anchor(number) if anchors else ""),
+            _user_cell(row, links),
             cell(row, _IDLE[0]),
             share_cell(row),
             *(cell(row, measure) for measure, _, _ in _ALL_MEASURES),

@@ -27,10 +27,14 @@ def section(result: WasteResult) -> TrendSection | None:
         return None
     query = result.query
     periods = [*result.trend.periods, PeriodHours(f"this {result.trend.kind}", query.since, query.until, result.total)]
-    base = "capacity" if all(known(period.total, "gpu_hours_capacity") for period in periods) else "allocated"
+    capacities = [known(period.total, "gpu_hours_capacity") for period in periods]
+    base = "capacity" if all(capacities) else "allocated"
+    with_capacity = any(capacity is not None for capacity in capacities)
     before = periods[-2].until == query.since
     return TrendSection(
-        _lead(periods, base, result.trend.kind, before=before), _chart(result, periods), _table(periods, base)
+        _lead(periods, base, result.trend.kind, before=before),
+        _chart(result, periods, with_capacity=with_capacity),
+        _table(periods, base, with_capacity=with_capacity),
     )
 
 
@@ -54,7 +58,7 @@ def _lead(periods: Sequence[PeriodHours], base: str, kind: str, *, before: bool)
     return text
 
 
-def _chart(result: WasteResult, periods: Sequence[PeriodHours]) -> Markup:
+def _chart(result: WasteResult, periods: Sequence[PeriodHours], *, with_capacity: bool) -> Markup:
     lengths = [(period.until - period.since).total_seconds() for period in periods]
 
     def gpus(key: str) -> list[float | None]:
@@ -62,8 +66,17 @@ def _chart(result: WasteResult, periods: Sequence[PeriodHours]) -> Markup:
         return [None if h is None else h * 3600 / s for h, s in zip(hours, lengths, strict=True)]
 
     series = [Series(label, gpus(f"gpu_hours_{state}"), state) for state, label in STATES]
-    series.append(Series("Not allocated", gpus("unallocated_gpu_hours"), "free"))
     kind = "" if result.trend is None else result.trend.kind
+    if not with_capacity:
+        summary = f"Mean number of allocated GPUs in each {kind}: busy, low, idle, and unknown."
+        help_text = (
+            f"Each bar is the mean number of allocated GPUs in a {kind}. A missing bar has no report, or no job."
+        )
+        return charts.stacked_time(
+            Words("trend", "Allocated GPUs and their use", summary, help_text), [period.since for period in periods],
+            lengths, series, unit="GPUs", zone=result.query.zone,
+        )  # fmt: skip
+    series.append(Series("Not allocated", gpus("unallocated_gpu_hours"), "free"))
     summary = f"Mean number of GPUs in each {kind}: busy, low, idle, unknown, and not allocated."
     help_text = (
         f"Each bar is the mean number of GPUs in a {kind}: its height is the capacity, the parts below the lightest "
@@ -75,19 +88,19 @@ def _chart(result: WasteResult, periods: Sequence[PeriodHours]) -> Markup:
     )  # fmt: skip
 
 
-def _table(periods: Sequence[PeriodHours], base: str) -> Table:
+def _table(periods: Sequence[PeriodHours], base: str, *, with_capacity: bool) -> Table:
     unit = "of capacity" if base == "capacity" else "of allocated"
     rows = tuple(
         (
             Cell(period.label, "short", sort=str(round(period.since.timestamp()))),
-            cell(period.total, "gpu_hours_capacity"),
-            *(_share_cell(share(period, key, base)) for key, _ in _SHARES),
+            cell(period.total, "gpu_hours_capacity" if with_capacity else "gpu_hours_allocated"),
+            *(_share_cell(share(period, key, base)) for key, _ in _SHARES[not with_capacity :]),
         )
         for period in reversed(periods)
     )
     columns = (
-        Column("Period"), Column("Capacity", "number", "GPU-h"),
-        *(Column(label, "number", unit) for _, label in _SHARES),
+        Column("Period"), Column("Capacity" if with_capacity else "Allocated", "number", "GPU-h"),
+        *(Column(label, "number", unit) for _, label in _SHARES[not with_capacity :]),
     )  # fmt: skip
     return Table("trend-table", "This period and earlier ones", columns, rows)
 

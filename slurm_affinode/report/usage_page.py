@@ -1,0 +1,125 @@
+"""The page of one user or account: own jobs, own trend, what to do, own place. All names are escaped.
+
+It is made of a part of a result (``analysis.portions``), so that nothing of others can be on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from slurm_affinode.analysis import actions
+from slurm_affinode.analysis.portions import Rank
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.base.text import visible
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report import headline, tables, trend_section
+from slurm_affinode.report.charts import Series, legend_list
+from slurm_affinode.report.context import ActionCard, Answer, Card, Group, Table, TrendSection
+from slurm_affinode.report.links import NO_LINKS, Links
+from slurm_affinode.report.measures import STATES, idle_share, known
+from slurm_affinode.report.render import page as render_page
+
+JOB_ROWS = 200
+"""Rows of the table of jobs; all of them are in a CSV file."""
+_WORST = 10
+_USERS = 50
+KINDS = {"day": "Day", "week": "Week", "month": "Month"}
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodLink:
+    """An entry of the switcher of periods."""
+
+    label: str
+    href: str
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UsageContext:
+    """Context of ``usage.html.j2``."""
+
+    lead: str
+    interval: str
+    periods: tuple[PeriodLink, ...]
+    answer: Answer
+    split: Markup
+    cards: tuple[Card, ...]
+    findings: tuple[str, ...]
+    action_cards: tuple[ActionCard, ...]
+    advice_help: tuple[tuple[str, str], ...]
+    trend: TrendSection | None
+    legend: Markup
+    users: Group | None
+    """The users of an account; ``None`` on the page of a user."""
+    worst: Table | None
+    jobs: Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePage:
+    """Whose page it is, and of which period."""
+
+    by: str
+    """``user`` or ``account``."""
+    name: str
+    kind: str
+    """``day``, ``week`` or ``month``."""
+    label: str
+    """``2026-11-20``, ``2026-W47``, ``2026-11``."""
+    kinds: tuple[str, ...]
+    """Periods with a page in the same directory, named ``KIND.html``."""
+
+
+def render(
+    part: WasteResult, about: UsagePage, *, rank: Rank | None = None, csv_name: str | None = None,
+    links: Links = NO_LINKS,
+) -> str:  # fmt: skip
+    """Return the HTML of the page. ``csv_name``: the file with all jobs, if one is written next to it."""
+    query = part.query
+    span = fmt.duration((query.until - query.since).total_seconds())
+    context = UsageContext(
+        lead=f"GPU use of {about.by} {visible(about.name)}, {about.kind} {about.label}",
+        interval=f"{fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({span})",
+        periods=tuple(
+            PeriodLink(label, f"{kind}.html", kind == about.kind)
+            for kind, label in KINDS.items()
+            if kind in about.kinds
+        ),
+        answer=headline.answer(part),
+        split=headline.split(part) if known(part.total, "gpu_hours_allocated") else Markup(),
+        cards=headline.cards(part) if known(part.total, "gpu_hours_allocated") else (),
+        findings=_findings(part, about.by, rank),
+        action_cards=headline.action_cards(part, links),
+        advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
+        trend=trend_section.section(part),
+        legend=legend_list([Series(label, [], state) for state, label in STATES]),
+        users=tables.group(part, "user", _USERS) if about.by == "account" else None,
+        worst=tables.worst(part, _WORST, links) if not part.timelines.is_empty() else None,
+        jobs=tables.all_jobs(part, JOB_ROWS, csv_name, links),
+    )
+    title = f"{visible(about.name)}: GPU use, {about.kind} {about.label}"
+    return render_page("usage.html.j2", title=title, generated=part.generated, zone=query.zone, u=context)
+
+
+def _findings(part: WasteResult, by: str, rank: Rank | None) -> tuple[str, ...]:
+    made = []
+    share = idle_share(part.total)
+    if rank is not None:
+        made.append(
+            f"Place {fmt.count(rank.place)} of {fmt.count(rank.count)} {by}s by idle GPU-hours; place 1 has most."
+        )
+        if rank.median_share is not None and share is not None:
+            made.append(
+                f"The idle share is {fmt.percent(share)} of the allocated GPU-hours; "
+                f"the median of all {by}s is {fmt.percent(rank.median_share)}."
+            )
+    held, idle_held = known(part.total, "mem_gib_h"), known(part.total, "idle_mem_gib_h")
+    if held and idle_held:
+        made.append(f"{fmt.percent(idle_held / held)} of the GPU memory-time was held while the GPU was idle.")
+    longest = known(part.total, "longest_idle_s")
+    if longest:
+        made.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
+    return tuple(made)
