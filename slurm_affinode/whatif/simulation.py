@@ -258,6 +258,8 @@ class _Easy(_Pool):
         """Numbers of jobs whose units count as free: they end in this second."""
         self._first = -1
         """The first job, once it does not fit."""
+        self._count = 0
+        """Number of waiting jobs."""
         self._in_order: list[int] = []
         """Jobs in the order of submission, and perhaps some that have started."""
         self._waits = bytearray(len(self._submit))
@@ -287,6 +289,10 @@ class _Easy(_Pool):
         del running[:due]
 
     def _submitted(self, job: int, now: int) -> None:
+        if not self._count and self._units[job] <= self._free:
+            self._begin_job(job, now)
+            return
+        self._count += 1
         self._waits[job] = 1
         heappush(self._in_order, job)
         self._shortest.add(job, self._estimates.known[job])
@@ -333,6 +339,7 @@ class _Easy(_Pool):
                 self._leave(self._first)
             if units[self._first] > self._free:
                 break
+            self._count -= 1
             self._begin_job(self._first, now)
             self._first = -1
         if self._shortest.first(self._free) != NONE:
@@ -358,6 +365,7 @@ class _Easy(_Pool):
             if self._others is not None:
                 job = self._others.first(self._free, spare, window)
             self._leave(job)
+            self._count -= 1
             if known[job] > window:
                 spare -= units[job]
             self._begin_job(job, now)

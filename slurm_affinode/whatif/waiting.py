@@ -5,7 +5,7 @@ An entry is one integer, ``key << JOB_BITS | job``: entries compare by key, then
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
@@ -13,7 +13,8 @@ JOB_BITS = 32
 JOB_MASK = (1 << JOB_BITS) - 1
 NONE = 1 << 200
 """An entry after all others."""
-_BLOCK_BITS = 9
+_ANY = NONE - 1
+"""At least as long as every estimate."""
 
 
 class SizeClasses:
@@ -51,62 +52,62 @@ class SizeClasses:
 
 
 class OrderedJobs:
-    """Waiting jobs in a fixed order, in blocks; a block knows which sizes and estimates it has."""
+    """Waiting jobs in a fixed order; for each size a tree over its jobs with the shortest estimate below each node."""
 
     def __init__(self, positions: Sequence[int], sizes: Sequence[int], estimates: Sequence[int]) -> None:
         """``positions``: place of every job in the order; ``estimates``: run times, known once a job is added."""
-        self._positions, self._sizes, self._estimates = positions, sizes, estimates
-        self._jobs = [0] * len(positions)
+        self._estimates = estimates
+        ordered = [0] * len(positions)
         for job, position in enumerate(positions):
-            self._jobs[position] = job
-        blocks = (len(positions) >> _BLOCK_BITS) + 1
-        self._blocks: list[list[int]] = [[] for _ in range(blocks)]
-        self._fronts: list[tuple[list[int], list[int]] | None] = [None] * blocks
-        self._low, self._high = blocks, -1
+            ordered[position] = job
+        members: dict[int, list[int]] = {size: [] for size in sorted(set(sizes))}
+        for job in ordered:
+            members[sizes[job]].append(job)
+        self._positions = positions
+        self._levels = list(members)
+        self._members = list(members.values())
+        level = {size: at for at, size in enumerate(self._levels)}
+        self._level = [level[size] for size in sizes]
+        self._leaf = [0] * len(positions)
+        self._trees: list[list[int]] = []
+        for jobs in self._members:
+            leaves = 1 << (len(jobs) - 1).bit_length()
+            self._trees.append([NONE] * (2 * leaves))
+            for at, job in enumerate(jobs):
+                self._leaf[job] = leaves + at
 
     def add(self, job: int) -> None:
         """Add a job, whose estimate is known."""
-        position = self._positions[job]
-        block = position >> _BLOCK_BITS
-        insort(self._blocks[block], position)
-        self._fronts[block] = None
-        self._low, self._high = min(self._low, block), max(self._high, block)
+        tree, node, estimate = self._trees[self._level[job]], self._leaf[job], self._estimates[job]
+        while node and tree[node] > estimate:
+            tree[node] = estimate
+            node >>= 1
 
     def remove(self, job: int) -> None:
         """Remove a waiting job."""
-        position = self._positions[job]
-        block = position >> _BLOCK_BITS
-        self._blocks[block].remove(position)
-        self._fronts[block] = None
-        while self._low < self._high and not self._blocks[self._low]:
-            self._low += 1
+        tree, node, estimate = self._trees[self._level[job]], self._leaf[job], self._estimates[job]
+        shortest = NONE
+        while node and tree[node] == estimate != shortest:
+            tree[node] = shortest
+            beside = tree[node ^ 1]
+            shortest = min(beside, shortest)
+            node >>= 1
 
     def first(self, units: int, spare: int, window: int) -> int:
         """Return the first job of at most ``units`` that ends within ``window`` or needs at most ``spare``; else -1."""
-        sizes, estimates, jobs = self._sizes, self._estimates, self._jobs
-        for block in range(self._low, self._high + 1):
-            positions = self._blocks[block]
-            if not positions:
+        positions = self._positions
+        job, place = -1, len(positions)
+        for at in range(bisect_right(self._levels, units)):
+            tree = self._trees[at]
+            longest = _ANY if self._levels[at] <= spare else window
+            if tree[1] > longest:
                 continue
-            front = self._fronts[block]
-            if front is not None:
-                at = bisect_right(front[0], units) - 1
-                if at < 0 or (front[1][at] > window and front[0][0] > spare):
-                    continue
-            for position in positions:
-                job = jobs[position]
-                size = sizes[job]
-                if size <= units and (size <= spare or estimates[job] <= window):
-                    return job
-            self._fronts[block] = self._front(positions)
-        return -1
-
-    def _front(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return sizes, ascending, and for each the shortest estimate of the jobs up to this size."""
-        pairs = sorted((self._sizes[self._jobs[one]], self._estimates[self._jobs[one]]) for one in positions)
-        sizes, shortest = [pairs[0][0]], [pairs[0][1]]
-        for size, estimate in pairs:
-            if estimate < shortest[-1]:
-                sizes.append(size)
-                shortest.append(estimate)
-        return sizes, shortest
+            node, leaves = 1, len(tree) >> 1
+            while node < leaves:
+                node <<= 1
+                if tree[node] > longest:
+                    node += 1
+            other = self._members[at][node - leaves]
+            if positions[other] < place:
+                job, place = other, positions[other]
+        return job
