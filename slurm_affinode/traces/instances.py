@@ -16,6 +16,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import counted
 from slurm_affinode.model.finding import plain
 from slurm_affinode.traces.job_figures import Spread, TimeBin, spread, time_bins
+from slurm_affinode.traces.job_log import JOBS, UNKNOWN, JobLog, divide, in_parts, with_user_means
 
 INSTANCES: dict[str, pl.DataType] = {
     "group": pl.String(),  # role, or kind of request
@@ -30,6 +31,12 @@ INSTANCES: dict[str, pl.DataType] = {
     "gpus": pl.Float64(),
 }
 """Columns of a trace of instances. Times are seconds from its start."""
+_UNUSABLE = {
+    "that began before the trace": pl.col("created_s").is_null(),
+    "that were not scheduled": pl.col("scheduled_s").is_null(),
+    "that had not ended when they were last seen": ~pl.col("ended"),
+    "that end before they start, or start before they are created": (pl.col("run_s") < 0) | (pl.col("wait_s") < 0),
+}
 POINTS = 150
 """Points of the curves over time."""
 
@@ -140,6 +147,36 @@ def analyse(log: InstanceLog) -> InstanceResult:
         gpu_type_constrained_share=_ratio(log.gpu_type_constraints, int((rows["gpus"] > 0).sum())),
     )  # fmt: skip
     return InstanceResult(summary, _sampled(curves, first, last))
+
+
+def job_log(log: InstanceLog) -> JobLog:
+    """Return the instances with a GPU as jobs of a queue: submitted when created, started when scheduled.
+
+    The service takes the place of the user. An instance that had begun before the trace, or had not ended when it was
+    last seen, is left out; its GPU-hours are those within the trace. Raises ``InputError`` if no instance has a GPU.
+    """
+    with_gpus = log.instances.with_row_index("line", offset=2).filter(pl.col("gpus") > 0)
+    if with_gpus.is_empty():
+        raise InputError("no instance has a GPU", where=log.name)
+    units, parts = in_parts(with_gpus["gpus"])
+    times = pl.concat([log.instances[name] for name in ("created_s", "scheduled_s", "deleted_s")]).drop_nulls()
+    first, last = times.min(), times.max()
+    started = (
+        pl.when(pl.col("created_s").is_null()).then(pl.coalesce("scheduled_s", pl.lit(first))).otherwise("scheduled_s")
+    )
+    rows = with_gpus.with_columns(
+        units, pl.col("line").cast(pl.Int64).alias("number"), pl.col("created_s").cast(pl.Int64).alias("submit_s"),
+        (pl.col("deleted_s").fill_null(last) - started).fill_null(UNKNOWN).cast(pl.Int64).alias("run_s"),
+        (pl.col("scheduled_s") - pl.col("created_s")).fill_null(UNKNOWN).cast(pl.Int64).alias("wait_s"),
+        pl.col("service").rank("dense").cast(pl.Int64).fill_null(UNKNOWN).alias("user"),
+        pl.lit(UNKNOWN).alias("request_s"),
+    )  # fmt: skip
+    usable, left_out = divide(rows, _UNUSABLE, log.name, parts)
+    usable = with_user_means(usable.with_columns(pl.col("run_s").clip(1)))
+    return JobLog(
+        log.name, "GPU", usable.select(*JOBS).cast(JOBS), tuple(left_out), sum(log.capacity.values()) or None,  # type: ignore[arg-type]
+        jobs_without_units=log.instances.height - with_gpus.height, parts=parts,
+    )  # fmt: skip
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

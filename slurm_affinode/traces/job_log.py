@@ -87,6 +87,10 @@ class JobLog:
     """``DESCRIBED`` of each job; ``None``: not in the log."""
     recorded_run_s: pl.Series | None = None
     """Run time of each job by a column of the log; ``None``: the log has none beside start and end."""
+    parts: int = 1
+    """Parts of a GPU: ``units`` of ``jobs`` counts parts where jobs hold less than a GPU. ``capacity`` counts GPUs."""
+    priorities: pl.Series | None = None
+    """Priority of each job, the highest first; ``None``: not in the log."""
 
     @property
     def rows(self) -> int:
@@ -95,16 +99,22 @@ class JobLog:
 
 
 EXAMPLES = 3
+FINEST = 1000
+"""Parts of a GPU in a log with jobs that hold less than one: thousandths, as Alibaba's traces have them."""
 
 
-def divide(rows: pl.DataFrame, reasons: Mapping[str, pl.Expr], where: str) -> tuple[pl.DataFrame, list[LeftOut]]:
+def divide(
+    rows: pl.DataFrame, reasons: Mapping[str, pl.Expr], where: str, parts: int = 1
+) -> tuple[pl.DataFrame, list[LeftOut]]:
     """Return the usable rows, and the others by the first reason that holds.
 
-    ``rows`` has ``units`` and ``run_s``, unknown or below 1 where the log has nothing, and ``line``.
+    ``rows`` has ``units`` (``parts`` of a GPU each) and ``run_s``, unknown or below 1 where the log has nothing, and
+    ``line``.
     """
     reason = pl.coalesce(*(pl.when(test).then(pl.lit(text)) for text, test in reasons.items()))
     rows = rows.with_columns(
-        reason.alias("reason"), (pl.max_horizontal("units", 0) * pl.max_horizontal("run_s", 0) / 3600).alias("hours")
+        reason.alias("reason"),
+        (pl.max_horizontal("units", 0) * pl.max_horizontal("run_s", 0) / 3600 / parts).alias("hours"),
     )
     whole = float(rows["hours"].sum())
     found = []
@@ -132,6 +142,16 @@ def check_complete(log: JobLog, left_out: Iterable[LeftOut], *, partial: bool) -
             f"{jobs:,} of {log.rows:,} jobs, with {share:.1%} of the {log.unit}-hours, are left out: {detail}",
             where=log.name, hint="--partial simulates the others",
         )  # fmt: skip
+
+
+def in_parts(gpus: pl.Series) -> tuple[pl.Series, int]:
+    """Return sizes in GPUs as whole numbers of parts, at least 1, and the parts of a GPU.
+
+    A GPU is one part if all sizes are whole; otherwise it has ``FINEST`` parts, and sizes are rounded to them.
+    """
+    known = gpus.drop_nulls()
+    parts = 1 if (known == known.round()).all() else FINEST
+    return (gpus * parts).round().clip(1).cast(pl.Int64).alias("units"), parts
 
 
 def with_user_means(rows: pl.DataFrame) -> pl.DataFrame:

@@ -12,7 +12,7 @@ idle time from these records is a lower bound.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,6 +25,7 @@ from slurm_affinode.metrics.readers.lines import blocks, blocks_from, open_binar
 from slurm_affinode.model.finding import plain
 from slurm_affinode.traces import csv_columns
 from slurm_affinode.traces.job_figures import Spread, spread
+from slurm_affinode.traces.job_log import JOBS, UNKNOWN, JobLog, divide, in_parts, with_user_means
 
 TABLES = {
     "pai_job_table": ("job_name", "inst_id", "user", "status", "start_time", "end_time"),
@@ -183,8 +184,8 @@ class PaiSummary:
         return row
 
 
-def read(directory: Path) -> PaiTables:
-    """Read the tables in a directory or its ``data/``.
+def read(directory: Path, names: Collection[str] = tuple(TABLES)) -> PaiTables:
+    """Read the tables of ``names`` in a directory or its ``data/``; others count as missing.
 
     Raises ``InputError`` if it has none of them, or one is damaged, cut off, or not as published.
     """
@@ -194,7 +195,7 @@ def read(directory: Path) -> PaiTables:
             where=str(directory),
             hint=f"name the directory that has {', '.join(TABLES)}",
         )
-    jobs, tasks, sensors, machines = (_table(directory, name) for name in TABLES)
+    jobs, tasks, sensors, machines = (_table(directory, name) if name in names else None for name in TABLES)
     if jobs is None and tasks is None and sensors is None and machines is None:
         raise InputError(f"has none of the tables of {_TRACE}", where=str(directory))
     return PaiTables(str(directory), jobs, tasks, sensors, machines)
@@ -291,6 +292,48 @@ def analyse(tables: PaiTables) -> PaiSummary:
         **_tasks(tables.tasks, tables.jobs),
         **_sensors(tables.sensors, tables.tasks),
     )
+
+
+def job_log(tables: PaiTables) -> JobLog:
+    """Return the jobs with a GPU: their GPU tasks hold the planned GPUs from the first start to the last end.
+
+    A job with a task that has no start or no end is left out; it was waiting or running. Raises ``InputError`` if the
+    table of jobs or of tasks is missing.
+    """
+    if tables.jobs is None or tables.tasks is None:
+        raise InputError("needs pai_job_table and pai_task_table for a simulation", where=tables.name)
+    begun = tables.tasks.group_by("job").agg(pl.col("start_time").min().alias("begun"))
+    gpu = tables.tasks.filter(pl.col("plan_gpu") > 0).group_by("job").agg(
+        (pl.col("plan_gpu") / 100 * pl.col("inst_num").fill_null(1)).sum().alias("gpus"), pl.col("start_time").min(),
+        pl.col("end_time").max(), pl.any_horizontal(pl.col("start_time", "end_time").is_null()).any().alias("open"),
+    )  # fmt: skip
+    jobs = tables.jobs.select("job", "user", pl.col("start_time").alias("submitted"))
+    jobs = jobs.unique("job", keep="first", maintain_order=True)
+    joined = jobs.with_row_index("line", offset=1).join(gpu, on="job", maintain_order="left").join(
+        begun, on="job", maintain_order="left"
+    )  # fmt: skip
+    units, parts = in_parts(joined["gpus"])
+    rows = joined.with_columns(
+        units, pl.col("line").cast(pl.Int64).alias("number"),
+        pl.col("submitted").fill_null(UNKNOWN).cast(pl.Int64).alias("submit_s"),
+        (pl.col("end_time") - pl.col("start_time")).fill_null(UNKNOWN).cast(pl.Int64).alias("run_s"),
+        (pl.col("begun") - pl.col("submitted")).fill_null(UNKNOWN).cast(pl.Int64).alias("wait_s"),
+        pl.col("user").cast(pl.String).rank("dense").cast(pl.Int64).fill_null(UNKNOWN).alias("user"),
+        pl.lit(UNKNOWN).alias("request_s"),
+    )  # fmt: skip
+    reasons = {
+        "without a start or an end of a task: they were waiting or running, or it is missing": pl.col("open"),
+        "without a time of submission": pl.col("submit_s") < 0,
+        "that end before they start, or start before they are submitted": (pl.col("run_s") < 0)
+        | (pl.col("wait_s") < 0),
+    }
+    usable, left_out = divide(rows, reasons, f"{tables.name}: pai_job_table", parts)
+    usable = with_user_means(usable.with_columns(pl.col("run_s").clip(1)))
+    capacity = None if tables.machines is None else int(tables.machines["cap_gpu"].sum()) or None
+    return JobLog(
+        tables.name, "GPU", usable.select(*JOBS).cast(JOBS), tuple(left_out), capacity,  # type: ignore[arg-type]
+        jobs_without_units=jobs.height - joined.height, parts=parts,
+    )  # fmt: skip
 
 
 def _capacity(machines: pl.DataFrame | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.model.finding import plain
 from slurm_affinode.traces import csv_columns
-from slurm_affinode.traces.job_log import JOBS, UNKNOWN, JobLog, divide, with_user_means
+from slurm_affinode.traces.job_log import JOBS, UNKNOWN, JobLog, divide, in_parts, with_user_means
 
 NODES, JOBS_FILE = "node_info_df.csv", "job_info_df.csv"
 TYPES = ("HP", "Spot")
@@ -224,21 +224,27 @@ def _sampled(
 
 
 def job_log(trace: SpotTrace) -> JobLog:
-    """Return the jobs as a queue simulation needs them: whole GPUs (parts are rounded up), organizations as users.
+    """Return the jobs as a queue simulation needs them: organizations are users, spot jobs have a lower priority.
 
     Raises ``InputError`` if the list of jobs is missing.
     """
     if trace.jobs is None:
         raise InputError(f"has no {JOBS_FILE}: without the jobs nothing can be simulated", where=trace.name)
-    rows = trace.jobs.with_columns(
+    with_gpus = trace.jobs.filter(pl.col("gpus") > 0)
+    units, parts = in_parts(with_gpus["gpus"])
+    rows = with_gpus.with_columns(
+        units,
         pl.col("line").alias("number"),
         pl.col("submit_time").cast(pl.Int64).alias("submit_s"),
         pl.col("duration").cast(pl.Int64).alias("run_s"),
-        pl.col("gpus").ceil().cast(pl.Int64).alias("units"),
         pl.col("organization").rank("dense").cast(pl.Int64).fill_null(UNKNOWN).alias("user"),
         pl.lit(UNKNOWN).alias("request_s"),
         pl.lit(UNKNOWN).alias("wait_s"),
     )
-    usable, left_out = divide(rows.filter(pl.col("units") > 0), {"without a run time": pl.col("run_s") < 1}, trace.name)
-    jobs = with_user_means(usable).select(*JOBS).cast(JOBS)  # type: ignore[arg-type]
-    return JobLog(trace.name, "GPU", jobs, tuple(left_out), analyse(trace).summary.gpus)
+    usable, left_out = divide(rows, {"without a run time": pl.col("run_s") < 1}, trace.name, parts)
+    usable = with_user_means(usable)
+    return JobLog(
+        trace.name, "GPU", usable.select(*JOBS).cast(JOBS), tuple(left_out), analyse(trace).summary.gpus,  # type: ignore[arg-type]
+        jobs_without_units=trace.jobs.height - with_gpus.height, parts=parts,
+        priorities=(usable["job_type"] == TYPES[0]).cast(pl.Int64),
+    )  # fmt: skip

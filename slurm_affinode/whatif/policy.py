@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Order = Literal["fcfs", "sjf", "sjf-user"]
+Order = Literal["fcfs", "sjf", "sjf-user", "priority"]
 Backfill = Literal["none", "easy", "conservative", "first-fit"]
 Times = Literal["requested", "actual", "last-two", "predicted"]
 

@@ -55,6 +55,8 @@ class Workload:
     delay: Ints | None = None
     predicted: Ints | None = None
     """Predicted run time, for ``times`` "predicted"; -1: unknown, the request counts."""
+    priority: Floats | Ints | None = None
+    """For ``order`` "priority": the highest first."""
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -127,7 +129,7 @@ class _Pool:
         self._estimates = _Estimates(jobs, policy)
         self._order = policy.order
         self._place: list[int] = jobs.place.tolist() if policy.order == "sjf" else []
-        self._rank = _ranks(jobs.user_mean, jobs.place) if policy.order == "sjf-user" else []
+        self._rank = _rank(jobs, policy)
         self._next: dict[int, tuple[int, int]] = {}
         """Job -> the row that continues it, and the delay."""
         if jobs.after is not None and jobs.delay is not None:
@@ -187,7 +189,7 @@ class _Pool:
     def _key(self, job: int) -> int:
         if self._order == "sjf":
             return self._estimates.known[job] << JOB_BITS | self._place[job]
-        return self._rank[job] if self._order == "sjf-user" else 0
+        return self._rank[job] if self._rank else 0
 
     def _start(self, job: int, now: int) -> int:
         """Start a job; return its number in the order of starts."""
@@ -221,10 +223,21 @@ class _Pool:
             self._start(heappop(queue) & JOB_MASK, now)
 
 
-def _ranks(means: Floats, place: Ints) -> list[int]:
-    """Return the rank of each job by ``means``, then ``place``; NaN is last."""
-    ranks = np.empty(len(means), np.int64)
-    ranks[np.lexsort((place, means))] = np.arange(len(means))
+def _rank(jobs: Workload, policy: SchedulingPolicy) -> list[int]:
+    """Return the rank of each job in an order that is known in advance; empty: there is none.
+
+    By the mean of the user (NaN is last), then the place in the log; or by priority, then the submission.
+    """
+    if policy.order == "sjf-user":
+        order = np.lexsort((jobs.place, jobs.user_mean))
+    elif policy.order == "priority":
+        if jobs.priority is None:
+            raise ValueError("the jobs have no priorities")
+        order = np.argsort(-jobs.priority, kind="stable")
+    else:
+        return []
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
     return list(ranks.tolist())
 
 
@@ -248,7 +261,7 @@ class _FirstFit(_Pool):
 class _Easy(_Pool):
     """First come, first served, with a reservation for the first job; others start before it if they do not delay it.
 
-    The order is that in which the others are tried.
+    The order is that in which the others are tried. With priorities, the first job is that with the highest one.
     """
 
     def _prepare(self) -> None:
@@ -261,7 +274,7 @@ class _Easy(_Pool):
         self._count = 0
         """Number of waiting jobs."""
         self._in_order: list[int] = []
-        """Jobs in the order of submission, and perhaps some that have started."""
+        """Keys and jobs in the order in which they come first, and perhaps some that have started."""
         self._waits = bytearray(len(self._submit))
         """Which of the jobs wait behind the first one."""
         self._shortest = SizeClasses(self._units)
@@ -293,11 +306,10 @@ class _Easy(_Pool):
             self._begin_job(job, now)
             return
         self._count += 1
-        self._waits[job] = 1
-        heappush(self._in_order, job)
-        self._shortest.add(job, self._estimates.known[job])
-        if self._others is not None:
-            self._others.add(job)
+        self._wait(job)
+        if self._order == "priority" and self._first >= 0 and self._rank[job] < self._rank[self._first]:
+            self._wait(self._first)
+            self._first = -1
         if self._order != "fcfs" or self._units[job] <= self._free:
             self._examine(now)
 
@@ -320,6 +332,13 @@ class _Easy(_Pool):
         if after := self._estimates.correction(job, self._run[job]):
             heappush(self._corrections, (now + after) << JOB_BITS | number)
 
+    def _wait(self, job: int) -> None:
+        self._waits[job] = 1
+        heappush(self._in_order, (self._rank[job] << JOB_BITS if self._order == "priority" else 0) | job)
+        self._shortest.add(job, self._estimates.known[job])
+        if self._others is not None:
+            self._others.add(job)
+
     def _leave(self, job: int) -> None:
         self._waits[job] = 0
         self._shortest.remove(job)
@@ -331,11 +350,11 @@ class _Easy(_Pool):
         units, waits, in_order = self._units, self._waits, self._in_order
         while True:
             if self._first < 0:
-                while in_order and not waits[in_order[0]]:
+                while in_order and not waits[in_order[0] & JOB_MASK]:
                     heappop(in_order)
                 if not in_order:
                     return
-                self._first = heappop(in_order)
+                self._first = heappop(in_order) & JOB_MASK
                 self._leave(self._first)
             if units[self._first] > self._free:
                 break

@@ -59,7 +59,8 @@ def validate(directory: Path) -> Iterator[Compared]:
     logs: dict[str, JobLog] = {"kth": swf.read(paths["kth"]), "philly": philly.read(paths["philly"])}
     for name, capacity, policy, selection, published in cases():
         prepared = prepare(logs[name], capacity, policy, selection)
-        found: Figures = figures(prepared.workload, simulate(prepared.workload, capacity, policy), capacity)
+        starts = simulate(prepared.workload, prepared.capacity, policy)
+        found: Figures = figures(prepared.workload, starts, prepared.capacity)
         computed = {key: float(getattr(found, key)) for key in published}
         yield Compared(name, found.jobs, capacity, policy, selection, published, computed)
 

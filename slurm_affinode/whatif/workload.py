@@ -48,6 +48,8 @@ class PreparedLog:
     """Jobs that were excluded on request."""
     sampled_from: int | None
     """Number of jobs from which the sample was drawn."""
+    capacity: int
+    """Of the pool, in the units of the workload."""
 
 
 def prepare(
@@ -55,23 +57,25 @@ def prepare(
 ) -> PreparedLog:
     """Return the jobs of ``log`` to simulate. Jobs that need more than ``capacity`` are left out after the sample.
 
-    Raises ``InputError`` if too much is left out and not ``partial``, if the sample is larger than the log, and if no
-    job remains.
+    ``capacity``: GPUs or processors. Raises ``InputError`` if too much is left out and not ``partial``, if the sample
+    is larger than the log, if the policy needs priorities that the log does not have, and if no job remains.
     """
     jobs, left_out = log.jobs.with_row_index("row"), list(log.left_out)
     excluded: list[LeftOut] = []
+    if policy.order == "priority" and log.priorities is None:
+        raise InputError("no job has a priority, which --order priority needs", where=log.name)
     if policy.requests:
         if not jobs.is_empty() and (jobs["request_s"] == UNKNOWN).all():
             raise InputError(
                 f"no job has a requested time, which --times {policy.times} needs", where=log.name,
                 hint="--times actual simulates with the actual run times",
             )  # fmt: skip
-        jobs, without = _without(jobs, pl.col("request_s") == UNKNOWN, "without a requested time")
+        jobs, without = _without(jobs, pl.col("request_s") == UNKNOWN, "without a requested time", log.parts)
         left_out += without
     check_complete(log, left_out, partial=partial)
     if selection.longest_s is not None:
         text = f"with a run time above {selection.longest_s:,.0f} s"
-        jobs, excluded = _without(jobs, pl.col("run_s") > selection.longest_s, text)
+        jobs, excluded = _without(jobs, pl.col("run_s") > selection.longest_s, text, log.parts)
     sampled_from = None
     if selection.sample is not None:
         jobs, sampled_from = _sample(jobs, selection.sample, selection.seed, log.name)
@@ -80,20 +84,20 @@ def prepare(
         minute = pl.int_range(pl.len()) // selection.arrivals * _MINUTE_S
         # Within a minute, PAI's simulator has the order of the log.
         jobs = jobs.with_columns(minute.alias("submit_s")).sort("submit_s", "row")
-    jobs, large = _without(jobs, pl.col("units") > capacity, _TOO_LARGE)
+    jobs, large = _without(jobs, pl.col("units") > capacity * log.parts, _TOO_LARGE, log.parts)
     left_out += large
     if jobs.is_empty():
         raise InputError(f"no job fits on {counted(capacity, log.unit)}" if large else "no job is left", where=log.name)
     return PreparedLog(
-        workload(jobs), jobs["number"].to_numpy(), jobs["wait_s"].to_numpy(), tuple(left_out), tuple(excluded),
-        sampled_from,
+        _workload(jobs, log.priorities), jobs["number"].to_numpy(), jobs["wait_s"].to_numpy(), tuple(left_out),
+        tuple(excluded), sampled_from, capacity * log.parts,
     )  # fmt: skip
 
 
-def workload(jobs: pl.DataFrame) -> Workload:
+def _workload(jobs: pl.DataFrame, priorities: pl.Series | None) -> Workload:
     """Return jobs with the columns of ``JOBS`` and ``row``, sorted by submission.
 
-    Run times are cut at the requested time.
+    ``priorities``: by ``row``. Run times are cut at the requested time.
     """
     request = jobs["request_s"].to_numpy()
     run = jobs["run_s"].to_numpy()
@@ -101,14 +105,15 @@ def workload(jobs: pl.DataFrame) -> Workload:
     return Workload(
         jobs["submit_s"].to_numpy(), run, jobs["units"].to_numpy(), request, jobs["user"].to_numpy(),
         jobs["user_mean_s"].to_numpy(), jobs["row"].to_numpy().astype(np.int64),
+        priority=None if priorities is None else priorities.to_numpy()[jobs["row"].to_numpy()],
     )  # fmt: skip
 
 
-def _without(jobs: pl.DataFrame, test: pl.Expr, reason: str) -> tuple[pl.DataFrame, list[LeftOut]]:
+def _without(jobs: pl.DataFrame, test: pl.Expr, reason: str, parts: int) -> tuple[pl.DataFrame, list[LeftOut]]:
     some = jobs.filter(test)
     if some.is_empty():
         return jobs, []
-    hours, whole = (float((frame["run_s"] * frame["units"]).sum()) / 3600 for frame in (some, jobs))
+    hours, whole = (float((frame["run_s"] * frame["units"]).sum()) / 3600 / parts for frame in (some, jobs))
     examples = tuple(f"job {number}" for number in some["number"].head(EXAMPLES))
     return jobs.filter(~test), [LeftOut(reason, some.height, hours, hours / whole, examples)]
 

@@ -49,11 +49,14 @@ def test_demand_is_unknown_without_jobs(tmp_path: Path) -> None:
 
 
 def test_jobs_are_a_log_for_simulations(tmp_path: Path) -> None:
-    """Parts of a GPU are rounded up for each job; a job for a model without nodes is reported."""
+    """Sizes count thousandths of a GPU if a job holds a part; a job for a model without nodes is reported."""
     jobs = "1,13,A10,8,0.5,3,0,100,HP\n2,13,B200,8,1,1,5,0,Spot\n3,57,A10,8,0,1,5,60,Spot\n"
     read = spot2026.read(trace(tmp_path, jobs) / spot2026.JOBS_FILE)
     log = spot2026.job_log(read)
-    assert (log.jobs.select("units", "run_s", "submit_s").rows(), log.capacity) == ([(2, 100, 0)], 10)
+    assert (log.jobs.select("units", "run_s", "submit_s").rows(), log.capacity) == ([(1500, 100, 0)], 10)
+    assert (log.parts, log.jobs_without_units) == (1000, 1)
+    assert log.priorities is not None
+    assert log.priorities.to_list() == [1]
     assert [part.reason for part in log.left_out] == ["without a run time"]
     assert spot2026.analyse(read).summary.jobs_without_nodes == 1
 

@@ -15,6 +15,7 @@ class Job:
     user: int = 0
     mean: float = 0.0
     predicted: int = 1
+    priority: int = 0
     estimate: int = 0
     start: int = -1
 
@@ -37,7 +38,9 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
         "fcfs": lambda job: (job.submit, job.number),
         "sjf": lambda job: (job.estimate, job.number),
         "sjf-user": lambda job: (job.mean, job.number),
+        "priority": lambda job: (-job.priority, job.submit, job.number),
     }[order]
+    first = key if order == "priority" else lambda job: (job.submit, job.number)
     begun: list[Job] = []
     reserved: dict[int, int] = {}
     now = coming[0].submit if coming else 0
@@ -59,14 +62,14 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
             new.append(job)
             free = capacity - sum(one.units for one in running if one.expected > now)
             if backfill == "easy" and (order != "fcfs" or job.units <= free):
-                begun += examine(waiting, running, capacity, now, key)
+                begun += examine(waiting, running, capacity, now, key, first)
         early = False
         for job in [one for one in begun if one in running and one.end == now]:
             running.remove(job)
             early |= job.expected > now
             history.setdefault(job.user, []).append(job.run)
             if backfill == "easy":
-                begun += examine(waiting, running, capacity, now, key)
+                begun += examine(waiting, running, capacity, now, key, first)
         if backfill == "conservative":
             begun += conserve(waiting, new, running, reserved, capacity, now, key, bool(outrun), early)
         elif backfill != "easy":
@@ -116,9 +119,12 @@ def conserve(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     return begun
 
 
-def examine(waiting: list[Job], running: list[Job], capacity: int, now: int, key) -> list[Job]:  # type: ignore[no-untyped-def]
+def examine(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    waiting: list[Job], running: list[Job], capacity: int, now: int, key, first_by
+) -> list[Job]:
     """Start jobs; return them."""
     begun = []
+    waiting.sort(key=first_by)
     while waiting and waiting[0].units <= profile(running, capacity, now):
         begun.append(waiting[0])
         begin(waiting[0], waiting, running, now)

@@ -18,7 +18,7 @@ from .reference_scheduler import Job, schedule
 POLICIES = [
     SchedulingPolicy(*rules)  # type: ignore[arg-type]
     for rules in product(
-        ("fcfs", "sjf", "sjf-user"),
+        ("fcfs", "sjf", "sjf-user", "priority"),
         ("none", "easy", "conservative", "first-fit"),
         ("requested", "actual", "last-two", "predicted"),
     )
@@ -33,6 +33,7 @@ def workload(jobs: list[Job]) -> Workload:
     return Workload(
         column("submit"), column("run"), column("units"), column("request"), column("user"),
         np.array([job.mean for job in jobs], np.float64), np.arange(len(jobs)), predicted=column("predicted"),
+        priority=column("priority"),
     )  # fmt: skip
 
 
@@ -48,14 +49,16 @@ def logs(draw: st.DrawFn, most: int = 14) -> list[Job]:
                 st.integers(0, 6),
                 st.integers(0, 2),
                 st.integers(1, 12),
+                st.integers(0, 2),
             ),
             max_size=most,
         )
     )
     time, jobs = 0, []
-    for number, (gap, run, units, more, user, predicted) in enumerate(rows):
+    for number, (gap, run, units, more, user, predicted, priority) in enumerate(rows):
         time += gap
-        jobs.append(Job(number, time, run, units, run + more, user, mean=float(user % 2), predicted=predicted))
+        jobs.append(Job(number, time, run, units, run + more, user, mean=float(user % 2), predicted=predicted,
+                        priority=priority))  # fmt: skip
     return jobs
 
 
