@@ -31,6 +31,7 @@ from slurm_affinode.base.urls import checked_url
 from slurm_affinode.cli.command import connection_option
 from slurm_affinode.metrics.prometheus.server import ENV_PASSWORD, ENV_TOKEN
 from slurm_affinode.slurm.times import site_zone
+from slurm_affinode.traces import queue_logs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -231,15 +232,15 @@ class Spans(click.ParamType[tuple[float, ...]]):
 
 
 class LogFile(click.ParamType[tuple[str, Path]]):
-    """A public log, ``swf:FILE`` or ``philly:FILE``; the value is its kind and path."""
+    """A log or trace, such as ``swf:FILE``; the value is its kind and path."""
 
     name = "trace"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
         """Parse ``value``; another kind is a usage error."""
         kind, _, name = str(value).partition(":")
-        if kind not in ("swf", "philly") or not name:
-            self.fail(f"{value!r} is neither swf:FILE nor philly:FILE", param, ctx)
+        if kind not in queue_logs.READERS or not name:
+            self.fail(f"{value!r} is not KIND:PATH with one of the kinds {', '.join(queue_logs.READERS)}", param, ctx)
         return kind, Path(name)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -60,7 +60,7 @@ def _source_options(function: Any) -> Any:
         click.option(
             "--since", type=When(), default="365d", show_default=True, metavar="TIME", help="Use jobs from TIME on"
         ),
-        click.option("--trace", type=LogFile(), metavar="KIND:FILE", help="Use a public log: swf:FILE or philly:FILE"),
+        click.option("--trace", type=LogFile(), metavar="KIND:PATH", help="Use a log or trace, such as swf:FILE"),
     ):
         function = option(function)
     return function

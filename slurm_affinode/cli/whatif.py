@@ -44,6 +44,7 @@ Examples:
   slurm-affinode whatif --trace swf:KTH-SP2-1996-2.swf.gz --capacity 100
   slurm-affinode whatif --trace swf:log.swf --order sjf --times last-two --json
   slurm-affinode whatif --trace swf:log.swf --times predicted
+  slurm-affinode whatif --trace helios:HeliosData/data/Venus --backfill first-fit
   slurm-affinode whatif --trace philly:philly_pollux.csv.gz --capacity 400 --order sjf-user \\
       --backfill first-fit --sample 2000 --seed 42 --arrivals 100
 """
@@ -55,10 +56,10 @@ _TYPICAL_S = 900.0
 
 
 @command(epilog=_EPILOG)
-@click.option("--trace", type=LogFile(), metavar="KIND:FILE", help="Simulate a public log: swf:FILE or philly:FILE")
+@click.option("--trace", type=LogFile(), metavar="KIND:PATH", help="Simulate a log or trace, such as swf:FILE")
 @click.option(
     "--capacity", type=click.IntRange(1), metavar="N",
-    help="Set the processors or GPUs of the pool [default: MaxProcs of an SWF log]",
+    help="Set the processors or GPUs of the pool [default: those of the log, if it has them]",
 )  # fmt: skip
 @click.option("--order", type=click.Choice(get_args(Order)), default="fcfs", show_default=True, help="Order jobs so")
 @click.option(
@@ -71,7 +72,7 @@ _TYPICAL_S = 900.0
 )  # fmt: skip
 @click.option(
     "--max-run", type=Span(), metavar="SPAN",
-    help="Exclude jobs that ran for longer [default: 200000 s for philly, none for swf]",
+    help="Exclude jobs that ran for longer [default: 200000 s for philly, else none]",
 )  # fmt: skip
 @click.option("--sample", type=click.IntRange(1), metavar="N", help="Draw N jobs at random")
 @click.option("--seed", type=int, default=42, show_default=True, metavar="S", help="Seed the drawing with S")
@@ -85,6 +86,10 @@ _TYPICAL_S = 900.0
 @click.option("--since", type=When(), metavar="TIME", help="Replay the site's GPU jobs from TIME on, such as 30d")
 @click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End the replay at TIME")
 @click.option("--suspend-idle", type=Span(), metavar="SPAN", help="Suspend jobs that are idle for SPAN")
+@click.option(
+    "--mode", type=click.Choice(["requeue", "inplace"]), default="requeue", show_default=True,
+    help="Return GPUs of suspended jobs to the queue, or keep them allocated",
+)  # fmt: skip
 @click.option(
     "--sweep", type=Spans(), is_flag=False, flag_value=_WINDOWS, metavar="[SPAN,...]",
     help=f"Replay suspension for each of these idle times [default: {_WINDOWS}]",
@@ -102,11 +107,15 @@ _TYPICAL_S = 900.0
 def whatif(
     *, config: Config, trace: tuple[str, Path] | None, capacity: int | None, order: Order, backfill: Backfill | None,
     times: Times | None, max_run: float | None, sample: int | None, seed: int, arrivals: int | None,
-    validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None, more_gpus: int,
+    validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None,
+    mode: str, more_gpus: int,
     sweep: tuple[float, ...] | None, html: Path | None, one_pool: bool, limit_interactive: float | None, partial: bool,
     as_json: bool,
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
+
+    --trace reads swf:FILE, philly:FILE, helios:PATH, acme:FILE, pai2020:DIR, pai2023:PATH, dlrm2025:PATH, spot2026:PATH
+    and, of "export trace", site:DIR, as the commands of "trace" do.
 
     With --since, the site's own GPU jobs are replayed twice, as they were and with the changes that --suspend-idle,
     --gpus and --limit-interactive describe, from ingested accounting and GPU metrics.
@@ -125,8 +134,10 @@ def whatif(
     --backfill first-fit  each job that fits is started, without reservations
     --order fcfs          by submission
     --order sjf           by estimated run time (--times), then by submission
-    --order sjf-user      by the mean run time of the user (swf) or virtual cluster
-                          (philly) over the whole log, then by submission
+    --order sjf-user      by the mean run time of the user (philly: virtual cluster)
+                          over the whole log, then by submission
+    --order priority      by the priority of the log (spot2026), then by submission;
+                          with easy, the job with the highest one has the reservation
     --times requested     the requested time
     --times actual        the run time itself: perfect knowledge
     --times last-two      the mean of the last two jobs of the user that have ended,
@@ -145,21 +156,26 @@ def whatif(
     if validated is not None:
         return _validate(validated, as_json=as_json)
     if (trace is None) == (since is None):
-        raise click.UsageError("give --trace swf:FILE or --trace philly:FILE, or --since TIME, or --validate DIR")
+        raise click.UsageError("give --trace KIND:PATH, such as swf:FILE, or --since TIME, or --validate DIR")
     if trace is None:
-        if backfill == "none" or order != "fcfs" or any((capacity, times, max_run, sample, arrivals)):
+        if backfill == "none" or order != "fcfs" or any((capacity, max_run, sample, arrivals)):
             raise click.UsageError("with --since, only --backfill easy, conservative or first-fit can be chosen")
+        if times == "last-two" or (times is not None and backfill not in ("easy", "conservative")):
+            raise click.UsageError(
+                "with --since, --times is requested, predicted or actual, with --backfill easy or conservative"
+            )
         if suspend_idle is None and sweep and html is not None:
             suspend_idle = min(sweep, key=lambda window: abs(window - _TYPICAL_S))
         change = {
             "suspend_idle_s": suspend_idle, "more_gpus": more_gpus, "limit_interactive_s": limit_interactive,
             "backfill": backfill or "first-fit", "partial": partial, "windows_s": sweep or (), "one_pool": one_pool,
+            "mode": mode, "times": times or "requested",
         }  # fmt: skip
         _replay_site(config, since or until, until, change, html=html, as_json=as_json)
         return 0
-    if any((suspend_idle, more_gpus, limit_interactive, sweep, html, one_pool)):
+    if any((suspend_idle, more_gpus, limit_interactive, sweep, html, one_pool, mode != "requeue")):
         raise click.UsageError(
-            "--suspend-idle, --gpus, --limit-interactive, --one-pool, --sweep and --html need --since"
+            "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep and --html need --since"
         )
     _simulate_log(
         trace,
@@ -176,14 +192,14 @@ def _simulate_log(
     trace: tuple[str, Path], capacity: int | None, rules: tuple[Order, Backfill, Times | None],
     selected: tuple[float | None, int | None, int, int | None], *, partial: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from slurm_affinode.traces import philly, swf  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.traces import philly, queue_logs  # noqa: PLC0415 - --help stays quick
     from slurm_affinode.traces.job_log import UNKNOWN  # noqa: PLC0415
-    from slurm_affinode.whatif.figures import figures  # noqa: PLC0415
+    from slurm_affinode.whatif.figures import figures, head_of_line_wait  # noqa: PLC0415
     from slurm_affinode.whatif.simulation import simulate  # noqa: PLC0415
     from slurm_affinode.whatif.workload import Selection, prepare  # noqa: PLC0415
 
     kind, path = trace
-    log = (swf if kind == "swf" else philly).read(path)
+    log = queue_logs.read(kind, path)
     capacity = capacity or log.capacity
     if capacity is None:
         raise click.UsageError("give --capacity N: the log does not have the size of the machine")
@@ -202,13 +218,14 @@ def _simulate_log(
         predictor = run_times.predictor
         workload = dataclasses.replace(workload, predicted=run_times.predicted[workload.place])
     with progress("jobs", total=len(workload), quiet=as_json) as advance:
-        starts = simulate(workload, capacity, policy, advance)
-    found = figures(workload, starts, capacity)
+        starts = simulate(workload, prepared.capacity, policy, advance)
+    found = figures(workload, starts, prepared.capacity)
+    blocked_s = float(head_of_line_wait(workload, starts, prepared.capacity).mean())
     known = prepared.recorded_wait != UNKNOWN
     recorded = float(prepared.recorded_wait[known].mean()) if known.all() and arrivals is None else None
     if as_json:
         print_json({
-            **dataclasses.asdict(found), "recorded_mean_wait_s": recorded,
+            **dataclasses.asdict(found), "mean_head_of_line_wait_s": blocked_s, "recorded_mean_wait_s": recorded,
             "replayed_to_recorded": found.mean_wait_s / recorded if recorded else None, "trace": str(path),
             "capacity": capacity, "unit": log.unit, "order": order, "backfill": backfill, "times": times,
             "predictor": predictor,
@@ -224,6 +241,7 @@ def _simulate_log(
         ("mean wait", _seconds(found.mean_wait_s)),
         ("median wait", _seconds(found.median_wait_s)),
         ("95th percentile of the wait", _seconds(found.p95_wait_s)),
+        ("of the mean wait behind others, with enough free", _seconds(blocked_s)),
         ("mean time to completion", _seconds(found.mean_jct_s)),
         ("mean bounded slowdown (10 s)", f"{found.mean_bounded_slowdown:,.4f}"),
         ("utilization", percent(found.utilization)),
@@ -310,7 +328,8 @@ def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
     added = f" (+{more_gpus:,} with the change)" if more_gpus else ""
     wake = "" if one.wake_wait_mean_s is None else f", each after a mean wait of {span(one.wake_wait_mean_s)}"
     print_table(("figure", "value"), [
-        ("policy", one.policy),
+        ("policy", one.policy + ("" if one.predictor is None else f" ({one.predictor})")),
+        ("mode", one.mode),
         ("GPUs", f"{one.gpus:,}{added}"),
         ("jobs", f"{one.jobs:,}"),
         ("GPU-hours returned", _with_interval(one.gpu_hours_returned, one.gpu_hours_returned_interval, "h")),
@@ -318,6 +337,9 @@ def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
         ("mean wait saved", _with_interval(one.saved_wait_mean_s, one.saved_wait_interval_s, "s")),
         ("replayed / recorded mean wait", _ratio(one.replayed_to_recorded)),
         ("jobs that start earlier, later", f"{one.earlier:,}, {one.later:,}"),
+        ("jobs that end per day", f"{one.throughput_before_per_day:,.1f}, then {one.throughput_after_per_day:,.1f}"),
+        ("mean wait behind others, with enough GPUs free",
+         f"{span(one.head_of_line_before_mean_s)}, then {span(one.head_of_line_after_mean_s)}"),
         ("suspended jobs", f"{one.suspended_jobs:,}"),
         ("wakes per day", f"{one.wakes_per_day:,.1f}{wake}"),
         ("suspension, restore", f"{span(one.dump_s)}, {span(one.restore_s)} ({one.costs_from})"),

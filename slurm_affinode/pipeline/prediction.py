@@ -19,7 +19,7 @@ from slurm_affinode.prediction import evaluation, features, submissions
 from slurm_affinode.prediction.evaluation import MEDIAN, MODEL, PreparedTarget, TargetEvaluation
 from slurm_affinode.prediction.history import Floats, Ints
 from slurm_affinode.prediction.model_file import ModelFile, target_model
-from slurm_affinode.traces import philly, swf
+from slurm_affinode.traces import queue_logs
 from slurm_affinode.traces.job_log import JOBS as LOG_JOBS
 from slurm_affinode.traces.job_log import UNKNOWN, JobLog, LeftOut
 from slurm_affinode.whatif.figures import Figures, figures
@@ -59,8 +59,8 @@ class SubmissionSource:
 
 
 def read_trace(kind: str, path: Path) -> SubmissionSource:
-    """Read a public log. Raises ``InputError``."""
-    log = (swf if kind == "swf" else philly).read(path)
+    """Read a log or trace of a kind of ``queue_logs.READERS``. Raises ``InputError``."""
+    log = queue_logs.read(kind, path)
     if log.jobs.is_empty():
         raise InputError("no usable job", where=log.name)
     rows = submissions.from_log(log)
@@ -231,10 +231,16 @@ def run_times(source: SubmissionSource) -> RunTimes:
 
     A model is trained with the first half of the submissions; before, and where no model wins, baselines predict.
     """
+    every = submitted_run_times(source)
+    return replace(every, predicted=every.predicted[source.positions])
+
+
+def submitted_run_times(source: SubmissionSource) -> RunTimes:
+    """Return the same as ``run_times`` for each row of ``source.submissions``."""
     if not any(target.name == "run_s" for target in evaluation.targets(source.submissions)):
         raise InputError(f"fewer than {evaluation.LEAST_JOBS} jobs have a run time", where=source.name)
     prepared = evaluation.prepare(source.submissions, features.TARGETS[0])
-    values = predicted_run_s(prepared, prepared.choice.predictor)[source.positions]
+    values = predicted_run_s(prepared, prepared.choice.predictor)
     return RunTimes(prepared.choice.predictor, prepared.choice.reason, _whole(values))
 
 
@@ -269,11 +275,11 @@ def _schedules(
         workload = prepared.workload
         if times == "predicted":
             workload = replace(workload, predicted=_whole(predicted_run_s(run, name)[source.positions[workload.place]]))
-        starts = simulate(workload, capacity, policy)
+        starts = simulate(workload, prepared.capacity, policy)
         tested = source.positions[workload.place] >= run.selected
         found.append(ScheduleFigures(
-            name, order, backfill, figures(workload, starts, capacity),
-            figures(_rows(workload, tested), starts[tested], capacity) if tested.any() else None,
+            name, order, backfill, figures(workload, starts, prepared.capacity),
+            figures(_rows(workload, tested), starts[tested], prepared.capacity) if tested.any() else None,
         ))  # fmt: skip
     return found
 

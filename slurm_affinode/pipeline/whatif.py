@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,11 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.pipeline import stored_accounting
+from slurm_affinode.pipeline import prediction, stored_accounting
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.slurm.accounting.schema import JOBS
 from slurm_affinode.traces.job_log import MOST_LEFT_OUT
-from slurm_affinode.whatif.policy import Backfill, SchedulingPolicy
+from slurm_affinode.whatif.policy import Backfill, SchedulingPolicy, Times
 from slurm_affinode.whatif.pools import Placement, Pool, divide, replay_pools
 from slurm_affinode.whatif.suspension import (
     DUMP_S,
@@ -40,6 +41,10 @@ _UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
 _COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
 _INTERACTIVE = r"^\s*(?:\S*/)?(salloc|srun)(?:\s|$)"
 _HOUR_S = 3600.0
+_HISTORY = timedelta(days=365)
+"""Before the interval: jobs from which run times are predicted."""
+Mode = Literal["requeue", "inplace"]
+"""Whether suspended jobs return their GPUs to the queue, or keep their allocation."""
 Flags = npt.NDArray[np.bool_]
 _DAY_S = 86_400.0
 
@@ -58,6 +63,9 @@ class Change:
     """Further values of ``suspend_idle_s`` to replay, each on its own."""
     one_pool: bool = False
     """Whether a job can use every GPU of the cluster."""
+    mode: Mode = "requeue"
+    times: Times = "requested"
+    """Estimates of run times in both replays, for a ``backfill`` that has reservations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,9 @@ class ClusterReplay:
     left_out_share: float
     """Their share of the GPU-hours, as far as these are known."""
     policy: str
+    mode: Mode
+    predictor: str | None
+    """Of run times; ``None``: they are not predicted."""
     pools: tuple[PoolReplay, ...]
     waits: tuple[PartitionWaits, ...]
     """All jobs first, then by partition."""
@@ -127,6 +138,12 @@ class ClusterReplay:
     earlier: int
     """Jobs that start earlier than in the first replay."""
     later: int
+    throughput_before_per_day: float
+    """Jobs that end in the interval."""
+    throughput_after_per_day: float
+    head_of_line_before_mean_s: float
+    """Mean time for which a job waited although as many GPUs as it needs were free."""
+    head_of_line_after_mean_s: float
     suspended_jobs: int
     wakes_per_day: float
     wake_wait_mean_s: float | None
@@ -171,22 +188,43 @@ def replay_site(
     for cluster in sorted(held.runs.filter(pl.col("gpus").fill_null(1) > 0)["cluster"].drop_nulls().unique()):
         step(f"replaying {cluster}")
         uncertain = lost.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0)).height
+        predicted = None
+        if change.times == "predicted":
+            step(f"predicting run times of {cluster}")
+            predicted = _predictions(config, query, cluster, step)
         found.append(_replay(
-            cluster, held, idle, change, (dump_s, restore_s, "the ledger" if known else "docs/hardware.md"), uncertain
+            cluster, held, idle, change, (dump_s, restore_s, "the ledger" if known else "docs/hardware.md"), uncertain,
+            predicted,
         ))  # fmt: skip
     if not found:
         raise NoAccountingError("no GPU job ran in this interval", hint="choose an earlier --since, or ingest sacct")
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Predictions:
+    predictor: str
+    run_s: dict[tuple[int, int], int]
+    """Job ID and submission, in seconds since 1970 -> predicted run time; -1: unknown."""
+
+
+def _predictions(config: Config, query: WasteQuery, cluster: str, step: Callable[[str], None]) -> _Predictions:
+    """Predict each run time from the jobs that had ended before the submission. Raises ``InputError`` for few jobs."""
+    source = prediction.read_site(config, query.since - _HISTORY, query.until, clusters=(cluster,), step=step)
+    times = prediction.submitted_run_times(source)
+    keys = source.submissions.select("number", "submit_s").iter_rows()
+    return _Predictions(times.predictor, dict(zip(keys, times.predicted.tolist(), strict=True)))
+
+
 def _replay(  # noqa: PLR0917
-    cluster: str, held: HeldGpus, idle: pl.DataFrame, change: Change, costs: tuple[float, float, str], uncertain: int
-) -> ClusterReplay:
+    cluster: str, held: HeldGpus, idle: pl.DataFrame, change: Change, costs: tuple[float, float, str], uncertain: int,
+    predicted: _Predictions | None,
+) -> ClusterReplay:  # fmt: skip
     runs = held.runs.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0))
     left_out = {"without a certain start and end": uncertain, "without a GPU count": int(runs["gpus"].null_count())}
     runs = runs.filter(pl.col("gpus").is_not_null())
     whole_h, share = _gpu_hours(runs), 0.0
-    policy = SchedulingPolicy("fcfs", change.backfill, "requested")
+    policy = SchedulingPolicy("fcfs", change.backfill, change.times)
     if policy.reserves:
         left_out["without a time limit"] = int(runs["timelimit_s"].null_count())
         runs = runs.filter(pl.col("timelimit_s").is_not_null())
@@ -199,7 +237,7 @@ def _replay(  # noqa: PLR0917
             where=cluster,
             hint="--partial replays the others" if runs.height else None,
         )  # fmt: skip
-    jobs, starts, interactive, rows = _jobs(runs, idle, held.query)
+    jobs, starts, interactive, rows = _jobs(runs, idle, held.query, {} if predicted is None else predicted.run_s)
     divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
     own = (pl.col("cluster") == cluster).fill_null(value=True)
     devices = held.devices.with_row_index("at").filter(~divided, own)
@@ -213,7 +251,7 @@ def _replay(  # noqa: PLR0917
     counted = np.array([job.counted for job in jobs])
 
     def replayed(window_s: float | None) -> tuple[Replay, SuspensionGain]:
-        rule = None if window_s is None else SuspensionRule(window_s, dump_s, restore_s)
+        rule = None if window_s is None else SuspensionRule(window_s, dump_s, restore_s, change.mode == "inplace")
         after = replay_pools(changed, more, policy, rule)
         return after, _gain(window_s, jobs, before, after, counted, days)
 
@@ -228,6 +266,8 @@ def _replay(  # noqa: PLR0917
         left_out={reason: number for reason, number in left_out.items() if number},
         left_out_share=share,
         policy=str(policy),
+        mode=change.mode,
+        predictor=None if predicted is None else predicted.predictor,
         pools=_pool_figures(pools, jobs, devices, before, after, counted),
         waits=waits,
         replayed_to_recorded=waits[0].before_mean_s / recorded if recorded > 0 else None,
@@ -235,6 +275,10 @@ def _replay(  # noqa: PLR0917
         saved_wait_interval_s=gain.saved_wait_interval_s,
         earlier=int((saved[counted] > 0).sum()),
         later=int((saved[counted] < 0).sum()),
+        throughput_before_per_day=_throughput(before, held.query, days),
+        throughput_after_per_day=_throughput(after, held.query, days),
+        head_of_line_before_mean_s=_mean(before.blocked[counted]),
+        head_of_line_after_mean_s=_mean(after.blocked[counted]),
         suspended_jobs=gain.suspended_jobs,
         wakes_per_day=gain.wakes_per_day,
         wake_wait_mean_s=gain.wake_wait_mean_s,
@@ -266,6 +310,16 @@ def _gain(  # noqa: PLR0917
         wakes_per_day=float(after.wakes.sum()) / days,
         wake_wait_mean_s=float(after.wake_wait.sum() / after.wakes.sum()) if (after.wakes > 0).any() else None,
     )
+
+
+def _throughput(replayed: Replay, query: WasteQuery, days: float) -> float:
+    """Return the jobs that end in the interval per day."""
+    since, until = query.since.timestamp(), query.until.timestamp()
+    return float(((replayed.end > since) & (replayed.end <= until)).sum()) / days
+
+
+def _mean(values: npt.NDArray[np.int64]) -> float:
+    return float(values.mean()) if len(values) else 0.0
 
 
 def _gpu_hours(runs: pl.DataFrame) -> float:
@@ -319,7 +373,7 @@ def _pool_figures(  # noqa: PLR0917
 
 
 def _jobs(
-    runs: pl.DataFrame, idle: pl.DataFrame, query: WasteQuery
+    runs: pl.DataFrame, idle: pl.DataFrame, query: WasteQuery, predicted: Mapping[tuple[int, int], int]
 ) -> tuple[list[GpuJob], list[int], list[bool], list[int]]:
     """Return the jobs in the order of submission, their recorded starts, whether each was interactive, and their runs.
 
@@ -330,7 +384,8 @@ def _jobs(
     submitted = pl.min_horizontal(pl.coalesce("eligible", "submit").dt.epoch("ms"), begin)
     rows = runs.with_columns(
         pl.when(begin < since_ms).then(begin).otherwise(submitted).alias("submitted_ms"),
-        (submitted >= since_ms).alias("counted"), (begin - submitted).alias("waited_ms"),
+        (submitted // 1000).alias("exactly_s"), (submitted >= since_ms).alias("counted"),
+        (begin - submitted).alias("waited_ms"),
         pl.col("submit_line").fill_null("").str.contains(_INTERACTIVE).alias("interactive"),
     ).sort("submitted_ms", "job_id")  # fmt: skip
     periods: dict[int, list[tuple[int, int]]] = {}
@@ -347,6 +402,7 @@ def _jobs(
         jobs.append(GpuJob(
             row["job_id"], row["partition"], row["submitted_ms"] // 1000, run, row["gpus"],
             -1 if limit is None else max(limit, run), row["waited_ms"] // 1000, row["counted"], own,
+            predicted.get((row["job_id"], row["exactly_s"]), -1),
         ))  # fmt: skip
         starts.append(start)
         interactive.append(row["interactive"])

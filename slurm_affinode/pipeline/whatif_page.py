@@ -121,6 +121,8 @@ def _cards(one: ClusterReplay) -> tuple[Card, ...]:
         card("Wakes a day", fmt.number(one.wakes_per_day, digits=1),
              "" if one.wake_wait_mean_s is None else f"mean wait for GPUs {fmt.duration(one.wake_wait_mean_s)}",
              known=True),
+        card("Jobs that end per day", fmt.number(one.throughput_after_per_day, digits=1),
+             f"{fmt.number(one.throughput_before_per_day, digits=1)} without the change", known=True),
     )  # fmt: skip
 
 
@@ -200,14 +202,15 @@ def _range(bounds: Bounds, shown: Formatter) -> str:
 
 def _wait_table(one: ClusterReplay, key: str) -> Table:
     columns = (
-        Column("Partition"), Column("Jobs", "number"), Column("Recorded", "number"), Column("Mean", "number"),
-        Column("p95", "number"), Column("Mean then", "number"), Column("p95 then", "number"),
+        Column("Partition"), *(Column(name, "number") for name in (
+            "Jobs", "Recorded", "Mean", "Median", "p95", "Mean then", "Median then", "p95 then")),
     )  # fmt: skip
     rows = tuple(
         (Cell("all" if row.partition is None else row.partition or fmt.UNKNOWN, name=True),
          Cell(fmt.count(row.jobs), "number"),
          *(Cell(fmt.duration(value), "number") for value in (
-             row.recorded_mean_s, row.before_mean_s, row.before_p95_s, row.after_mean_s, row.after_p95_s)))
+             row.recorded_mean_s, row.before_mean_s, row.before_median_s, row.before_p95_s, row.after_mean_s,
+             row.after_median_s, row.after_p95_s)))
         for row in one.waits
     )  # fmt: skip
     return Table(f"waits-table-{key}", "Waits: recorded, replayed, with the change", columns, rows, sortable=False)
@@ -222,6 +225,8 @@ def _recipes(one: ClusterReplay) -> tuple[tuple[str, str], ...]:
         ("Returned", "GPU-hours for which GPUs of suspended jobs were free."),
         ("Used by other jobs", "GPU-hours in use beyond what would have been free had the suspended jobs kept their "
          "GPUs."),
+        *((("In place", "Suspended jobs keep their allocation: other jobs of the queue do not start earlier."),)
+          if one.mode == "inplace" else ()),
         ("Costs", f"{costs} ({one.costs_from})."),
         ("Intervals", f"{level}; none for one day."),
     )  # fmt: skip

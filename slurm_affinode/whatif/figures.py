@@ -53,6 +53,40 @@ def figures(jobs: Workload, starts: Ints, capacity: int) -> Figures:
     )
 
 
+def head_of_line_wait(jobs: Workload, starts: Ints, capacity: int) -> Ints:
+    """Return for how long each job waited although as many units as it needs were free, s.
+
+    It was behind a job that did not fit, or others had reservations. Start and end of jobs are taken as they ran.
+    """
+    return blocked_s((jobs.submit, starts, jobs.units), (starts, starts + jobs.run, jobs.units), capacity)
+
+
+def blocked_s(waits: tuple[Ints, Ints, Ints], held: tuple[Ints, Ints, Ints], capacity: int) -> Ints:
+    """Return for how long of each wait as many units as it is for were free, s.
+
+    ``waits`` and ``held``: begin, end and units of each interval.
+    """
+    begin, end, units = held
+    edges = np.concatenate([begin, end])
+    order = np.argsort(edges, kind="stable")
+    times = edges[order]
+    free = capacity - np.cumsum(np.concatenate([units, -units])[order])
+    spans = np.diff(times, append=times[-1:])
+    blocked = np.zeros(len(waits[0]), np.int64)
+    first, last, size = waits
+    waited = last > first
+    for needed in np.unique(size[waited]):
+        rows = np.flatnonzero(waited & (size == needed))
+        fits = free >= needed
+        sums = np.concatenate([[0], np.cumsum(np.where(fits, spans, 0))])
+        for moments, sign in ((last[rows], 1), (first[rows], -1)):
+            at = np.searchsorted(times, moments, side="right") - 1
+            begun = np.maximum(at, 0)
+            within = np.where(fits[begun], moments - times[begun], 0)
+            blocked[rows] += sign * np.where(at >= 0, sums[begun] + within, moments - times[0])
+    return blocked
+
+
 def bounded_slowdown(wait: Ints, run: Ints) -> Floats:
     """Return the bounded slowdown of each job."""
     slowdown: Floats = np.maximum(1.0, (wait + run) / np.maximum(run, SLOWDOWN_BOUND_S))

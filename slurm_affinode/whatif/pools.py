@@ -80,12 +80,13 @@ def replay_pools(
     jobs: Sequence[GpuJob], pools: Iterable[tuple[Pool, int]], policy: SchedulingPolicy, rule: SuspensionRule | None
 ) -> Replay:
     """Replay each pool, with its capacity, on its own; the result is in the order of ``jobs``."""
-    wait, wake_wait, wakes, returned_s = (np.zeros(len(jobs), np.int64) for _ in range(4))
+    wait, wake_wait, wakes, returned_s, end, blocked = (np.zeros(len(jobs), np.int64) for _ in range(6))
     used_s = 0.0
     for pool, capacity in pools:
         part = replay([jobs[number] for number in pool.jobs], capacity, policy, rule)
         rows = np.array(pool.jobs, np.int64)
         wait[rows], wake_wait[rows] = part.wait, part.wake_wait
         wakes[rows], returned_s[rows] = part.wakes, part.returned_s
+        end[rows], blocked[rows] = part.end, part.blocked
         used_s += part.used_s
-    return Replay(wait, wake_wait, wakes, returned_s, used_s)
+    return Replay(wait, wake_wait, wakes, returned_s, used_s, end, blocked)

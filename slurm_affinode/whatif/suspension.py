@@ -2,7 +2,8 @@
 
 A job with idle periods becomes a chain of parts. It is suspended once it has been idle for ``window_s``; its GPUs are
 free after the checkpoint, until the idle period ends; then it waits for GPUs in its old place in the queue, is
-restored, and continues. Idle periods keep their distance from the start of the job.
+restored, and continues. Idle periods keep their distance from the start of the job. In place, a job keeps its GPUs
+while it sleeps: only jobs that share them could use them, and the queue stays as it is, apart from the restores.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from slurm_affinode.whatif.figures import blocked_s
 from slurm_affinode.whatif.policy import SchedulingPolicy
 from slurm_affinode.whatif.simulation import Advance, Ints, Workload, simulate
 
@@ -38,6 +40,8 @@ class GpuJob:
     """Whether its wait counts: it was submitted in the interval."""
     idle: tuple[tuple[int, int], ...] = ()
     """Idle periods, relative to the start."""
+    predicted: int = -1
+    """Predicted run time; -1: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class SuspensionRule:
     window_s: float
     dump_s: float
     restore_s: float
+    in_place: bool = False
+    """Whether jobs keep their allocation while they are suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,10 @@ class Replay:
     """GPU-seconds for which the job's GPUs were free while it was suspended."""
     used_s: float
     """GPU-seconds of these that others used: beyond what would have been free with all suspended jobs on their GPUs."""
+    end: Ints
+    """End of the job, s on the clock of the submissions."""
+    blocked: Ints
+    """Of ``wait``: time in which as many GPUs as the job needs were free, s."""
 
 
 def replay(
@@ -74,8 +84,13 @@ def replay(
     """Run time of each part, and the time before its submission in which the job is suspended."""
     tails = np.zeros(len(jobs), np.int64)
     """Time for which jobs would have been suspended at their end, s."""
+    in_place = np.zeros((2, len(jobs)), np.int64)
+    """Time for which jobs sleep in place, s, and their wakes."""
     for number, job in enumerate(jobs):
         own, tails[number] = _parts(job, rule)
+        if rule is not None and rule.in_place:
+            in_place[:, number] = sum(delay for _, delay in own) + tails[number], len(own) - 1
+            own, tails[number] = [(sum(map(sum, own)) + int(tails[number]), 0)], 0
         of += [number] * len(own)
         parts += own
     owner = np.array(of, np.int64)
@@ -84,10 +99,12 @@ def replay(
     run, delay = (np.array(column, np.int64) for column in zip(*parts, strict=True))
     rows = np.arange(len(owner))
     units = np.array([job.gpus for job in jobs], np.int64)[owner]
-    left = _remaining(jobs, owner, run)
+    left = _remaining([job.request for job in jobs], owner, run, at_least=run)
+    predicted = _remaining([job.predicted for job in jobs], owner, run, at_least=np.ones_like(run))
     work = Workload(
         np.array([job.submit for job in jobs], np.int64)[owner], run, units, left,
         np.full(len(owner), -1), np.full(len(owner), np.nan), rows, np.where(first, -1, rows - 1), delay,
+        predicted,
     )  # fmt: skip
     starts = simulate(work, capacity, policy, advance)
     ends = starts + run
@@ -98,12 +115,14 @@ def replay(
     def total(values: npt.NDArray[np.int64]) -> Ints:
         return np.bincount(owner, values, len(jobs)).astype(np.int64)
 
+    gpus = units[last]
     return Replay(
-        waits[first], total(np.where(first, 0, waits)), total((~first).astype(np.int64)),
-        total(asleep * units) + tails * units[last],
+        waits[first], total(np.where(first, 0, waits)), total((~first).astype(np.int64)) + in_place[1],
+        total(asleep * units) + tails * gpus + in_place[0] * gpus,
         _used(starts, ends, units, np.concatenate([previous[~first], ends[last]]),
-              np.concatenate([starts[~first], ends[last] + tails]), np.concatenate([units[~first], units[last]]),
+              np.concatenate([starts[~first], ends[last] + tails]), np.concatenate([units[~first], gpus]),
               capacity),
+        ends[last], blocked_s((work.submit[first], starts[first], gpus), (starts, ends, units), capacity),
     )  # fmt: skip
 
 
@@ -129,15 +148,14 @@ def _parts(job: GpuJob, rule: SuspensionRule | None) -> tuple[list[tuple[int, in
     return [*parts, (job.run - at + extra, delay)], 0
 
 
-def _remaining(jobs: Sequence[GpuJob], owner: Ints, run: Ints) -> Ints:
-    """Return the time limit that is left at the start of each part, at least its run time; -1: unknown."""
+def _remaining(whole: Sequence[int], owner: Ints, run: Ints, *, at_least: Ints) -> Ints:
+    """Return the time that is left of ``whole``, by job, at the start of each part, ``at_least`` this; -1: unknown."""
     left = []
     current, used = -1, 0
-    for number, seconds in zip(owner.tolist(), run.tolist(), strict=True):
+    for number, seconds, least in zip(owner.tolist(), run.tolist(), at_least.tolist(), strict=True):
         if number != current:
             current, used = number, 0
-        request = jobs[number].request
-        left.append(-1 if request < 0 else max(seconds, request - used))
+        left.append(-1 if whole[number] < 0 else max(least, whole[number] - used))
         used += seconds
     return np.array(left, np.int64)
 

@@ -53,8 +53,10 @@ def test_figures_are_those_of_the_policy(log: str) -> None:
     assert easy["mean_bounded_slowdown"] == pytest.approx((1 + 1.99 + 1) / 3)
     assert easy["recorded_mean_wait_s"] == 100
     assert easy["replayed_to_recorded"] == pytest.approx(0.33)
+    assert easy["mean_head_of_line_wait_s"] == 0
     strict, _ = run("--trace", log, "--backfill", "none")
     assert strict["mean_wait_s"] == pytest.approx((0 + 99 + 198) / 3)
+    assert strict["mean_head_of_line_wait_s"] == pytest.approx(98 / 3)
 
 
 def test_table_names_policy_wait_and_utilization(log: str) -> None:
@@ -105,6 +107,27 @@ def test_sample_is_drawn_from_the_first_rows_and_repeats(tmp_path: Path) -> None
     assert one["mean_jct_s"] != run("--trace", log, "--sample", "3", "--arrivals", "2", "--seed", "1")[0]["mean_jct_s"]
 
 
+def test_priority_is_the_order_of_a_trace_that_has_one(tmp_path: Path) -> None:
+    """On one GPU, half of it each: two jobs fit, then the one with high priority is first. A synthetic trace."""
+    (tmp_path / "node_info_df.csv").write_text("node_name,gpu_model,gpu_capacity_num,cpu_num\nn1,A10,1,8\n")
+    rows = ["1,1,A10,8,0.5,2,0,100,Spot", "2,1,A10,8,1,1,1,50,Spot", "3,2,A10,8,1,1,2,50,HP"]
+    head = "job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type"
+    (tmp_path / "job_info_df.csv").write_text("\n".join([head, *rows]) + "\n")
+    words = ("--trace", f"spot2026:{tmp_path}", "--backfill")
+    for backfill in ("easy", "first-fit"):
+        first, _ = run(*words, backfill)
+        by_priority, _ = run(*words, backfill, "--order", "priority")
+        assert (first["jobs"], first["capacity"], first["utilization"]) == (3, 1, 1.0)
+        assert first["mean_wait_s"] == by_priority["mean_wait_s"] == pytest.approx((99 + 148) / 3)
+    short, _ = run("--trace", f"spot2026:{tmp_path}", "--capacity", "2", "--order", "priority")
+    assert short["mean_wait_s"] == pytest.approx((0 + 0 + 49) / 3)
+
+
+def test_priority_needs_priorities(log: str) -> None:
+    with pytest.raises(AffinodeError, match="no job has a priority, which --order priority needs"):
+        run("--trace", log, "--order", "priority")
+
+
 def test_longest_run_time_is_excluded(log: str) -> None:
     found, _ = run("--trace", log, "--max-run", "50s")
     assert (found["jobs"], found["excluded"][0]["jobs"]) == (1, 2)
@@ -114,7 +137,7 @@ def test_longest_run_time_is_excluded(log: str) -> None:
     ("words", "message"),
     [
         (("--capacity", "0"), "Invalid value for '--capacity'"),
-        (("--trace", "csv:x"), "neither swf:FILE nor philly:FILE"),
+        (("--trace", "csv:x"), "is not KIND:PATH with one of the kinds swf, philly"),
         (("--trace", "swf:none.swf"), "none.swf: no such file"),
         (("--trace", "LOG", "--sample", "4"), "a sample of 4 jobs is larger than the log, which has 3 usable ones"),
         (("--trace", "PHILLY", "--times", "requested"), "no job has a requested time"),
@@ -191,6 +214,32 @@ def test_suspension_returns_gpus_that_another_job_uses(site: Path) -> None:
     assert cluster["gpu_hours_used"] == pytest.approx(1.0)
     assert (cluster["wakes_per_day"], cluster["wake_wait_mean_s"]) == (1.0, 0.0)
     assert (cluster["dump_s"], cluster["restore_s"], cluster["costs_from"]) == (17.0, 6.0, "docs/hardware.md")
+    assert (cluster["throughput_before_per_day"], cluster["throughput_after_per_day"]) == (2.0, 2.0)
+    assert (cluster["head_of_line_before_mean_s"], cluster["head_of_line_after_mean_s"]) == (0.0, 0.0)
+
+
+def test_job_in_place_returns_no_gpus_to_the_queue(site: Path) -> None:
+    (cluster,) = run(*SITE, "--suspend-idle", "15m", "--mode", "inplace", "--state", str(site))[0]["clusters"]
+    assert cluster["mode"] == "inplace"
+    assert cluster["gpu_hours_returned"] == pytest.approx(2 * (105 * 60 - 17) / 3600)
+    assert (cluster["gpu_hours_used"], cluster["wakes_per_day"], cluster["earlier"], cluster["later"]) == (0, 1, 0, 1)
+
+
+def test_predicted_run_times_of_a_site(site: Path) -> None:
+    """Jobs of before, which ran for 10 min of their day: a short job starts before a wide one that waits."""
+    rows = [_run(100 + at, -2000 + 10 * at, -2000 + 10 * at, -1990 + 10 * at, gpus=1) for at in range(120)]
+    rows += [_run(2, 30, 240, 270, gpus=4), _run(301, 210, 211, 221, gpus=1),
+             _run(302, 0, 0, 240, gpus=1, user="eve")]  # fmt: skip
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows)}
+    with Repository.open(f"sqlite:///{site / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None), JOBS))
+    words = (*SITE, "--backfill", "easy", "--state", str(site), "--times")
+    waits = {}
+    for times in ("requested", "predicted", "actual"):
+        (cluster,) = run(*words, times)[0]["clusters"]
+        waits[times] = cluster["waits"][0]["before_mean_s"]
+        assert (cluster["predictor"] is None) == (times != "predicted")
+    assert waits["predicted"] == waits["actual"] < waits["requested"]
 
 
 def test_sweep_has_the_gains_of_single_replays(site: Path) -> None:
@@ -314,6 +363,8 @@ def test_table_shows_the_ratio_beside_each_gain(site: Path) -> None:
         (("--since", "1d", "--backfill", "none"), "only --backfill easy, conservative or first-fit"),
         (("--trace", "swf:x", "--gpus", "+1"), "need --since"),
         (("--trace", "swf:x", "--sweep"), "need --since"),
+        (("--trace", "swf:x", "--mode", "inplace"), "need --since"),
+        (("--since", "1d", "--times", "predicted"), "with --backfill easy or conservative"),
         ((*SITE, "--sweep", "5m,x"), "'x'"),
         (("--since", "2026-11-03", "--until", "2026-11-02"), "the interval ends before it begins"),
         (("--since", "2026-01-03", "--until", "2026-01-04"), "no GPU job ran"),

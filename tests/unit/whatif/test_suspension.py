@@ -72,6 +72,47 @@ def test_job_that_is_idle_to_its_end_is_not_resumed() -> None:
     assert (after.wait.tolist(), after.used_s) == ([0, 65], 2 * 10)
 
 
+def test_job_in_place_keeps_its_gpus_while_it_sleeps() -> None:
+    """Asleep from 35 to 80, restored at 83: the other job waits for its end at 103 s."""
+    jobs = [job(1, 0, 100, 2, idle=((20, 80),)), job(2, 5, 30, 2)]
+    after = replay(jobs, 2, FIRST_FIT, replace(RULE, in_place=True))
+    assert after.wait.tolist() == [0, 98]
+    assert (after.wakes.tolist(), after.wake_wait.tolist()) == ([1, 0], [0, 0])
+    assert (after.returned_s.tolist(), after.used_s) == ([2 * 45, 0], 0.0)
+    idle_to_the_end = [job(1, 0, 100, 2, idle=((50, 100),))]
+    asleep = replay(idle_to_the_end, 2, FIRST_FIT, replace(RULE, in_place=True))
+    assert (asleep.end.tolist(), asleep.returned_s.tolist(), asleep.wakes.tolist()) == ([100], [2 * 35], [0])
+
+
+def test_head_of_line_wait_is_that_with_enough_free_gpus() -> None:
+    """A narrow job waits behind a wide one from 2 to 200; one GPU is free until 100, when the wide one starts."""
+    jobs = [job(1, 0, 100, 3), job(2, 1, 100, 4), job(3, 2, 20, 1)]
+    strict = replay(jobs, 4, SchedulingPolicy("fcfs", "none", "requested"), None)
+    assert (strict.wait.tolist(), strict.blocked.tolist(), strict.end.tolist()) == (
+        [0, 99, 198], [0, 0, 98], [100, 200, 220],
+    )  # fmt: skip
+    assert replay(jobs, 4, FIRST_FIT, None).blocked.tolist() == [0, 0, 0]
+
+
+@given(jobs=queues(), capacity=st.integers(4, 8))
+def test_no_job_waits_behind_others_with_first_fit(jobs: list[GpuJob], capacity: int) -> None:
+    assert not replay(jobs, capacity, FIRST_FIT, RULE).blocked.any()
+
+
+@given(jobs=queues(), capacity=st.integers(4, 8))
+def test_head_of_line_wait_is_a_part_of_the_wait(jobs: list[GpuJob], capacity: int) -> None:
+    after = replay(jobs, capacity, SchedulingPolicy("fcfs", "none", "requested"), RULE)
+    assert (after.blocked >= 0).all()
+    assert (after.blocked <= after.wait).all()
+
+
+def test_predicted_times_are_estimates_of_the_replay() -> None:
+    """A job of 20 s that requests 150 s does not fit before the wide one, unless its run time is predicted."""
+    jobs = [job(1, 0, 50, 3), job(2, 1, 50, 4), replace(job(3, 2, 20, 1), request=150, predicted=20)]
+    assert replay(jobs, 4, EASY, None).wait.tolist() == [0, 49, 98]
+    assert replay(jobs, 4, SchedulingPolicy("fcfs", "easy", "predicted"), None).wait.tolist() == [0, 49, 0]
+
+
 def test_period_shorter_than_window_and_suspension_is_ignored() -> None:
     jobs = [job(1, 0, 100, 2, idle=((20, 35), (60, 76)))]
     after = replay(jobs, 2, FIRST_FIT, RULE)
