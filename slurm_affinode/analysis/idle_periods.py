@@ -7,12 +7,15 @@ has none.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import polars as pl
 
 from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.samples import read_by_groups
 from slurm_affinode.analysis.squatters import HeldGpus
+from slurm_affinode.base.spread import Spread
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY, percent
 
@@ -20,9 +23,12 @@ PERIODS: dict[str, pl.DataType] = {"run": pl.Int64(), "begin_ms": pl.Int64(), "e
 _WINDOWS: dict[str, pl.DataType] = {"device": pl.UInt64(), "low_ms": pl.Int64(), "high_ms": pl.Int64()}
 
 
-def find(store: SampleStore, held: HeldGpus, limit_pct: float) -> pl.DataFrame:
-    """Return ``PERIODS`` of the runs of ``held``, sorted; at most ``limit_pct`` is idle."""
-    steps = held.devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "device", "step_ms")
+def find(store: SampleStore, held: HeldGpus, limit_pct: float, spread: Spread | None = None) -> pl.DataFrame:
+    """Return ``PERIODS`` of the runs of ``held``, sorted; at most ``limit_pct`` is idle.
+
+    ``spread``: to other machines, which read the samples.
+    """
+    steps = held.devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "device", "step_ms", "rows")
     pairs = held.pairs.select("run", pl.col("at").cast(pl.Int64), "start_ms", "end_ms").join(steps, on="at")
     # Of a run with an unknown number of GPUs, any of them may be unmeasured.
     known = (
@@ -34,7 +40,10 @@ def find(store: SampleStore, held: HeldGpus, limit_pct: float) -> pl.DataFrame:
     pairs = pairs.join(whole.select("run", "measured"), on="run")
     if pairs.is_empty():
         return pl.DataFrame(schema=PERIODS)
-    windows = _windows(store, pairs, held.query.since, held.query.until, limit_pct, held.query.thresholds)
+    query = held.query
+    given = _SampleRange(query.since, query.until, limit_pct, query.thresholds)
+    steps = pairs.select("device", "step_ms", "rows").unique("device")
+    windows = read_by_groups(_windows, store, steps, given, days=held.days, spread=spread)
     met = pairs.join(windows, on="device").select(
         "run", "measured", pl.max_horizontal("start_ms", "low_ms").alias("low_ms"),
         pl.min_horizontal("end_ms", "high_ms").alias("high_ms"),
@@ -54,11 +63,20 @@ def find(store: SampleStore, held: HeldGpus, limit_pct: float) -> pl.DataFrame:
     )
 
 
-def _windows(  # noqa: PLR0917
-    store: SampleStore, pairs: pl.DataFrame, since: datetime, until: datetime, limit_pct: float, thresholds: Thresholds
-) -> pl.DataFrame:
-    """Return ``_WINDOWS`` of the devices of ``pairs``."""
-    steps = pairs.select("device", "step_ms").unique("device")
+@dataclass(frozen=True, slots=True)
+class _SampleRange:
+    """Samples that are read, and thresholds."""
+
+    since: datetime
+    until: datetime
+    limit_pct: float
+    thresholds: Thresholds
+
+
+def _windows(store: SampleStore, steps: pl.DataFrame, given: _SampleRange) -> pl.DataFrame:
+    """Return ``_WINDOWS`` of the devices of ``steps``."""
+    steps, thresholds = steps.select("device", "step_ms"), given.thresholds
+    since, until = given.since, given.until
     signals = [percent(name, thresholds.floors_pct) for name in ACTIVITY]
     found = [pl.DataFrame(schema=_WINDOWS)]
     day = since.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -70,7 +88,7 @@ def _windows(  # noqa: PLR0917
             .collect()
         )
         if rows.height:
-            found.append(_of_day(rows.join(steps, on="device").sort("device", "ms"), limit_pct, thresholds))
+            found.append(_of_day(rows.join(steps, on="device").sort("device", "ms"), given.limit_pct, thresholds))
         day += timedelta(days=1)
     joined = pl.concat(found).sort("device", "low_ms")
     # A window that continues on the next day was cut at midnight.

@@ -8,17 +8,20 @@ gap. Unknown time is not idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from slurm_affinode.analysis.block import Pieces
 from slurm_affinode.analysis.result import Thresholds
-from slurm_affinode.analysis.samples import Index, read_index
+from slurm_affinode.analysis.samples import Index, read_index, store_of_task
 from slurm_affinode.analysis.segments import ranges
+from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY, percent
@@ -123,6 +126,83 @@ class Pairs:
     step: Ints
     """Sampling interval of the device, milliseconds."""
 
+    def take(self, which: Ints) -> Pairs:
+        """Return the selected pairs."""
+        return Pairs(self.device[which], self.start[which], self.end[which], self.step[which])
+
+
+@dataclass(frozen=True, slots=True)
+class SampledDays:
+    """The part of an index that says when samples count; it can be sent to other machines."""
+
+    days: frozenset[date]
+    """Days with samples."""
+    device: npt.NDArray[np.uint64]
+    """Numbers of the devices of ``pieces`` in the sample store."""
+    pieces: Pieces
+
+    @classmethod
+    def of(cls, index: Index) -> SampledDays:
+        """Return that of an index."""
+        days = frozenset(source.day for source in index.sources)
+        return cls(days, index.devices["device"].to_numpy(), index.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowInput:
+    """What all pairs are followed with."""
+
+    root: Path
+    """Root of the sample store."""
+    since: datetime
+    until: datetime
+    limits_pct: tuple[float, ...]
+    thresholds: Thresholds
+    sampled: SampledDays
+
+
+Followed = tuple[dict[float, Trailing], dict[float, Ints]]
+"""Limit in percent -> activity of each pair; limit -> result of ``used_before`` for each pair."""
+
+
+def follow_all(  # noqa: PLR0917
+    store: SampleStore, pairs: Pairs, begins: Ints, given: FollowInput, groups: Sequence[pl.Series], spread: Spread
+) -> Followed:
+    """Follow each pair for each limit, and search for use before. ``begins``: starts of the runs, see ``used_before``.
+
+    ``groups`` (``samples.device_groups``): devices that are examined together by a task of ``spread``. Without several
+    groups, all pairs are followed here.
+    """
+    if len(groups) < 2:
+        return _follow_group(store, pairs, begins, given)
+    which = [np.flatnonzero(np.isin(pairs.device, devices.to_numpy())) for devices in groups]
+    todo = [(pairs.take(rows), begins[rows]) for rows in which]
+    count = len(pairs.device)
+    seen = {limit: Trailing.empty(count) for limit in given.limits_pct}
+    used = {limit: np.full(count, UNSEEN, np.int64) for limit in given.limits_pct}
+    for rows, (seen_there, used_there) in zip(which, spread(_follow_task, todo, given), strict=True):
+        for limit in given.limits_pct:
+            used[limit][rows] = used_there[limit]
+            for field in fields(Trailing):
+                getattr(seen[limit], field.name)[rows] = getattr(seen_there[limit], field.name)
+    return seen, used
+
+
+def _follow_task(item: tuple[Pairs, Ints], given: FollowInput) -> Followed:
+    with store_of_task(given.root) as store:
+        return _follow_group(store, *item, given)
+
+
+def _follow_group(store: SampleStore, pairs: Pairs, begins: Ints, given: FollowInput) -> Followed:
+    since, thresholds = given.since, given.thresholds
+    seen = {
+        limit: follow(store, pairs, since, given.until, limit, thresholds, given.sampled) for limit in given.limits_pct
+    }
+    used = {
+        limit: used_before(store, pairs, trailing, begins, since, thresholds, limit) for limit, trailing in seen.items()
+    }
+    return seen, used
+
 
 def follow(  # noqa: PLR0917
     store: SampleStore,
@@ -131,15 +211,15 @@ def follow(  # noqa: PLR0917
     until: datetime,
     limit_pct: float,
     thresholds: Thresholds,
-    index: Index | None = None,
+    sampled: SampledDays | None = None,
 ) -> Trailing:
     """Fold the samples of ``[since, until)`` in one pass.
 
-    A GPU above ``limit_pct`` is active. Only the gap and the floors of ``thresholds`` are used. ``index``: the index of
-    this interval, if already read.
+    A GPU above ``limit_pct`` is active. Only the gap and the floors of ``thresholds`` are used. ``sampled``: that of
+    the index of this interval, if already read.
     """
     found = Trailing.empty(len(pairs.device))
-    for rows, which, low, high in counted_rows(store, pairs, since, until, thresholds, index):
+    for rows, which, low, high in counted_rows(store, pairs, since, until, thresholds, sampled):
         filled = np.cumsum(high - low) // FOLD_ROWS
         for some in np.split(np.arange(len(which)), np.flatnonzero(filled[1:] > filled[:-1]) + 1):
             _fold(rows, pairs, found, which[some], low[some], high[some], limit_pct)
@@ -152,25 +232,24 @@ def counted_rows(  # noqa: PLR0917
     since: datetime,
     until: datetime,
     thresholds: Thresholds,
-    index: Index | None = None,
+    sampled: SampledDays | None = None,
 ) -> Iterator[tuple[CountedRows, Ints, Ints, Ints]]:
     """Yield the samples of ``[since, until)`` by day, in batches of devices, with the rows of each pair.
 
     The arrays are parallel: numbers of pairs in the order of their rows, the first row of each, and the row after its
-    last one. Pairs without rows are left out. For ``index`` see ``follow``.
+    last one. Pairs without rows are left out. For ``sampled`` see ``follow``.
     """
     devices = np.unique(pairs.device)
     if not len(devices):
         return
-    if index is None:
-        index = read_index(store, since, until, max_gap_steps=thresholds.max_gap_steps)
+    if sampled is None:
+        sampled = SampledDays.of(read_index(store, since, until, max_gap_steps=thresholds.max_gap_steps))
     at = np.searchsorted(devices, pairs.device)
-    weights = _Weights.of(index, devices)
+    weights = _Weights.of(sampled, devices)
     day = since.replace(hour=0, minute=0, second=0, microsecond=0)
     selected = pl.Series("device", devices, dtype=pl.UInt64)
-    have = {source.day for source in index.sources}
     while day < until:
-        if day.date() in have:
+        if day.date() in sampled.days:
             # Read to the end of the day: a sample counts until the next one, even beyond the interval.
             begin, finish = max(day, since), day + timedelta(days=1)
             for some in _batches(store, selected, begin, finish):
@@ -193,10 +272,10 @@ class _Weights:
     next_time: Ints
 
     @classmethod
-    def of(cls, index: Index, devices: npt.NDArray[np.uint64]) -> _Weights:
+    def of(cls, sampled: SampledDays, devices: npt.NDArray[np.uint64]) -> _Weights:
         """Build the table. ``devices``: device numbers, ascending; keys contain the position in this array."""
-        pieces, known = index.pieces, index.devices["device"].to_numpy()
-        number = known[pieces.device] if len(pieces) else np.empty(0, np.uint64)
+        pieces = sampled.pieces
+        number = sampled.device[pieces.device] if len(pieces) else np.empty(0, np.uint64)
         position = np.minimum(np.searchsorted(devices, number), len(devices) - 1)
         chosen = np.flatnonzero(devices[position] == number)
         key = (position[chosen].astype(np.int64) << _SHIFT) + pieces.first_time[chosen] // _DAY_MS

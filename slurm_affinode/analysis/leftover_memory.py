@@ -15,7 +15,9 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.analysis import squatters
+from slurm_affinode.analysis.samples import read_by_groups
 from slurm_affinode.analysis.squatters import MIB_PER_GIB, HeldGpus
+from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.text import span
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -42,14 +44,21 @@ class LeftoverSearch:
     """Names of further nodes of the cluster, besides those on which jobs ran."""
 
 
-def find(held: HeldGpus, history: SampleStore, rule: LeftoverSearch) -> list[Finding]:
-    """Return the ``orphan-memory`` findings."""
+def find(
+    held: HeldGpus, history: SampleStore, rule: LeftoverSearch, spread: Spread | None = None
+) -> list[Finding]:  # fmt: skip
+    """Return the ``orphan-memory`` findings. ``spread``: to other machines, which read the samples."""
     query = held.query
     until = min(query.until, rule.known_until)
     free = _free(held, until, rule.nodes).filter(pl.col("free_ms") + int(rule.window_s * 1000) <= epoch_ms(until))
     if free.is_empty():
         return []
-    seen = _seen(history, free, query.since, until, rule.free_mib, query.thresholds.floors_pct)
+    begin = datetime.fromtimestamp(max(epoch_ms(query.since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
+    given = _SampleRange(begin, until, rule.free_mib, query.thresholds.floors_pct)
+    seen = read_by_groups(_seen, history, free, given, days=held.days, spread=spread)
+    seen = free.join(seen, on="device").with_columns(
+        pl.coalesce(pl.col("index").cast(pl.String), "pci", "uuid").alias("gpu")
+    )
     gap_ms = pl.max_horizontal(pl.col("step_ms") * query.thresholds.max_gap_steps, pl.lit(1000.0))
     lasting = seen.with_columns(
         pl.max_horizontal(pl.col("first_ms"), pl.col("low_ms").fill_null(0) + pl.col("step_ms")).alias("since_ms"),
@@ -94,21 +103,23 @@ def _free(held: HeldGpus, until: datetime, names: Collection[str]) -> pl.DataFra
     )
 
 
-def _seen(  # noqa: PLR0917
-    history: SampleStore,
-    free: pl.DataFrame,
-    since: datetime,
-    until: datetime,
-    free_mib: float,
-    floors_pct: Mapping[str, float],
-) -> pl.DataFrame:
-    """Return ``free`` joined with the samples' figures since each GPU became free."""
-    begin = datetime.fromtimestamp(max(epoch_ms(since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
+@dataclass(frozen=True, slots=True)
+class _SampleRange:
+    """Samples that are read, and thresholds."""
+
+    since: datetime
+    until: datetime
+    free_mib: float
+    floors_pct: Mapping[str, float]
+
+
+def _seen(history: SampleStore, free: pl.DataFrame, given: _SampleRange) -> pl.DataFrame:
+    """Return the samples' figures since each GPU of ``free`` became free."""
     ms, fb = pl.col("ms"), pl.col("fb_used_mib")
-    seen = (
-        history.scan(begin, until)
+    return (
+        history.scan(given.since, given.until)
         .filter(pl.col("device").is_in(free["device"].implode()))
-        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest(floors_pct).alias("activity"),
+        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest(given.floors_pct).alias("activity"),
                 "fb_used_mib", "fb_total_mib", "power_w", "xid", "job")
         .join(free.lazy().select("device", "free_ms"), on="device")
         .filter(ms >= pl.col("free_ms"), fb.is_not_null())
@@ -116,15 +127,12 @@ def _seen(  # noqa: PLR0917
         .group_by("device", maintain_order=True)
         .agg(
             ms.first().alias("first_ms"), ms.last().alias("last_ms"), ms.diff().max().fill_null(0).alias("widest_ms"),
-            ms.filter(fb <= free_mib).last().alias("low_ms"), fb.last().alias("last_fb"),
+            ms.filter(fb <= given.free_mib).last().alias("low_ms"), fb.last().alias("last_fb"),
             pl.col("fb_total_mib").max(), pl.col("activity").mean(), pl.col("activity").max().alias("peak"),
             pl.col("power_w").mean(), pl.col("xid").drop_nulls().last(), pl.col("job").drop_nulls().last(),
         )
         .collect()
     )  # fmt: skip
-    return free.join(seen, on="device").with_columns(
-        pl.coalesce(pl.col("index").cast(pl.String), "pci", "uuid").alias("gpu")
-    )
 
 
 def _finding(row: dict[str, Any], rule: LeftoverSearch) -> Finding:

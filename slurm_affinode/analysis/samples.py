@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from slurm_affinode.analysis.block import COLUMNS, Block, BlockColumn, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.parquet import parts
 from slurm_affinode.metrics.parquet.parts import (
@@ -76,6 +78,10 @@ FEW_SAMPLES = 3
 EARLIER = timedelta(days=7)
 """A GPU still counts as part of its node for this long after its last sample: longer than a weekend without an
 administrator, shorter than the time between most hardware changes."""
+TASK_ROWS = 4 << 20
+"""Samples of a group of devices, roughly: some seconds of work."""
+TASK_ROWS_OF_DAY = 256 << 10
+"""Samples of a group per day, at least: row groups of a part have as many."""
 _DAY = timedelta(days=1)
 _SCHEMA = {name: TIME if name == "time" else METRICS[name] for name in COLUMNS}
 _TYPES = {name: pa.timestamp("ms", "UTC") if name == "time" else pa.float32() for name in COLUMNS}
@@ -120,6 +126,51 @@ class Index:
         """Return the file that contains a row, or the root of the sample store for a day merged on reading."""
         source = next((one for one in self.sources if one.row <= row < one.row + one.rows), None)
         return self.store.root if source is None or source.path is None else source.path
+
+
+@contextmanager
+def store_of_task(root: Path) -> Iterator[SampleStore]:
+    """Open the store at ``root`` on the machine of a task. Raises ``UnreachableError`` if it is missing."""
+    if not root.is_dir():
+        raise UnreachableError(
+            f"{root}: no such directory", hint="workers need the GPU metrics at the same path as this machine"
+        )
+    with closing(SampleStore(root)) as store:
+        yield store
+
+
+def device_groups(devices: pl.DataFrame, days: int) -> list[pl.Series]:
+    """Split the devices of a table with ``device`` and ``rows``, samples in ``days`` days, into groups of neighbors.
+
+    Each group is the work of a task: samples of neighbors are stored together.
+    """
+    rows = devices.group_by("device").agg(pl.col("rows").max()).sort("device")
+    most = max(TASK_ROWS, days * TASK_ROWS_OF_DAY)
+    group = (rows["rows"].cum_sum() - rows["rows"]) // most
+    return [some["device"] for some in rows.with_columns(group.alias("group")).partition_by("group")]
+
+
+Given = TypeVar("Given")
+
+
+def read_by_groups(
+    read: Callable[[SampleStore, pl.DataFrame, Given], pl.DataFrame], store: SampleStore, devices: pl.DataFrame,
+    given: Given, *, days: int, spread: Spread | None,
+) -> pl.DataFrame:  # fmt: skip
+    """Return ``read`` of the devices, or with ``spread`` of each of several groups (``device_groups``)."""
+    groups = [] if spread is None else device_groups(devices, days)
+    if spread is None or len(groups) < 2:
+        return read(store, devices, given)
+    todo = [devices.filter(pl.col("device").is_in(group.implode())) for group in groups]
+    return pl.concat(spread(partial(_read_in_task, read), todo, (store.root.absolute(), given)))
+
+
+def _read_in_task(
+    read: Callable[[SampleStore, pl.DataFrame, Given], pl.DataFrame], devices: pl.DataFrame, shared: tuple[Path, Given]
+) -> pl.DataFrame:
+    root, given = shared
+    with store_of_task(root) as store:
+        return read(store, devices, given)
 
 
 def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_steps: float) -> Index:

@@ -24,8 +24,9 @@ import polars as pl
 
 from slurm_affinode.analysis import idle_windows, mapping, samples
 from slurm_affinode.analysis import runs as job_runs
-from slurm_affinode.analysis.idle_windows import NEVER, UNSEEN, USED, Pairs, Trailing
+from slurm_affinode.analysis.idle_windows import NEVER, UNSEEN, USED, FollowInput, Pairs, SampledDays, Trailing
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base.spread import Spread, in_turn
 from slurm_affinode.core.signatures import GpuFacts, RunFacts, Signature, SignatureVerdict, judge
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY
@@ -68,6 +69,8 @@ class HeldGpus:
     """``run``, ``at``, including runs excluded by the filters."""
     divided: pl.Series
     """Rows of ``devices`` that are parents of MIG instances."""
+    days: int
+    """Days with samples."""
 
     @property
     def any(self) -> Trailing:
@@ -83,10 +86,12 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     limits_pct: Sequence[float],
     now: datetime,
     only: pl.DataFrame | None = None,
+    spread: Spread | None = None,
 ) -> HeldGpus:
     """Join accounting with GPU samples. ``jobs``: every run of the interval, including those excluded by filters.
 
-    ``only`` (``JOB_KEY``): the runs to follow among those that pass the filters; ``None``: all of them.
+    ``only`` (``JOB_KEY``): the runs to follow among those that pass the filters; ``None``: all of them. ``spread``: to
+    other machines, which read the samples.
     """
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
@@ -107,22 +112,22 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     keys = Pairs(
         about["device"].to_numpy(), pairs["start_ms"].to_numpy(), pairs["end_ms"].to_numpy(), steps,
     )  # fmt: skip
-    followed = {
-        limit: idle_windows.follow(history, keys, query.since, query.until, limit, query.thresholds, index)
-        for limit in sorted(set(limits_pct)) or [5.0]
-    }
     whole = pairs.select("run").join(
         runs.select("run", "begin_ms", pl.col("suspended_s").fill_null(0).clip(0)), on="run", maintain_order="left"
     )
     begins, suspended_ms = whole["begin_ms"].to_numpy(), whole["suspended_s"].to_numpy() * 1000
-    used = {
-        limit: idle_windows.used_before(history, keys, seen, begins, query.since, query.thresholds, limit)
-        for limit, seen in followed.items()
-    }
+    sampled = SampledDays.of(index)
+    given = FollowInput(
+        history.root.absolute(), query.since, query.until, tuple(sorted(set(limits_pct)) or [5.0]), query.thresholds,
+        sampled,
+    )  # fmt: skip
+    groups = [] if spread is None else samples.device_groups(about, len(sampled.days))
+    followed, used = idle_windows.follow_all(history, keys, begins, given, groups, spread or in_turn)
     shared, everything = _shared(pairs, mapped.pairs, runs), mapped.pairs.select("run", "at")
     return HeldGpus(
-        query, runs, nodes, devices, pairs, followed, steps, used, shared, suspended_ms, everything, mapped.left_out
-    )
+        query, runs, nodes, devices, pairs, followed, steps, used, shared, suspended_ms, everything, mapped.left_out,
+        len(sampled.days),
+    )  # fmt: skip
 
 
 def _newest(pairs: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:

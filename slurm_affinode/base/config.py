@@ -313,10 +313,10 @@ class PublishedJobsConfig:
     """Jobs that ended longer ago are left out."""
 
 
-def _periods(where: str, key: str, periods: tuple[str, ...]) -> None:
+def _periods(periods: tuple[str, ...]) -> None:
     for period in periods:
         if period not in ("day", "week", "month"):
-            raise ConfigError(f"{where}: {key}: {period!r} is not a period", hint="known: day, week, month")
+            raise AffinodeError(f"{period!r} is not a period", hint="known: day, week, month")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``--dask``: where a command folds GPU samples, and examines engines."""
+"""``--dask``: where a command folds samples, examines GPUs and engines, and replays queues."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.waste import Fold
 from slurm_affinode.base.config import Config
-from slurm_affinode.engines.diagnosis.examination import Spread
+from slurm_affinode.base.spread import Spread
 
 
 @contextmanager
 def spreading(address: str | None, config: Config) -> Iterator[Spread | None]:
-    """Return a function that examines engines on the workers of that Dask scheduler or of Slurm, if there is one."""
+    """Return the ``Spread`` to the workers of that Dask scheduler or of Slurm, if there is one."""
     if address is None:
         yield None
         return

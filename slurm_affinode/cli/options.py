@@ -40,7 +40,7 @@ _FILE = click.Path(path_type=Path)
 
 dask_option = click.option(
     "--dask", metavar="ADDRESS",
-    help="Read stored GPU metrics on workers of the Dask scheduler at ADDRESS, such as tcp://HOST:8786; slurm: on jobs",
+    help="Read stored metrics on workers of the Dask scheduler at ADDRESS, such as tcp://HOST:8786; slurm: on jobs",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from slurm_affinode.cli.options import (
     Spans,
     When,
     config_options,
+    dask_option,
     echo,
     json_option,
     print_json,
@@ -102,6 +103,7 @@ _TYPICAL_S = 900.0
 @click.option("--one-pool", is_flag=True, help="Let each job use every GPU of its cluster")
 @click.option("--limit-interactive", type=Span(), metavar="SPAN", help="End jobs of salloc and srun after SPAN")
 @click.option("--partial", is_flag=True, help="Simulate even if more than a tenth of the jobs is left out")
+@dask_option
 @json_option
 @config_options
 def whatif(
@@ -110,7 +112,7 @@ def whatif(
     validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None,
     mode: str, more_gpus: int,
     sweep: tuple[float, ...] | None, html: Path | None, one_pool: bool, limit_interactive: float | None, partial: bool,
-    as_json: bool,
+    dask: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
 
@@ -152,8 +154,13 @@ def whatif(
     --sample draws as PAI's simulator does: the first 10 N + 1 jobs of the log are shuffled by Python's random with the
     seed, and the first N taken. With --arrivals these arrive at the beginning of a minute, in the order of their
     submission.
+
+    With --dask, the workers of a Dask cluster read the stored GPU metrics, which they need at the same path, and
+    replay the queue for each of the idle times of --sweep.
     """
     if validated is not None:
+        if dask:
+            raise click.UsageError("--dask needs --since")
         return _validate(validated, as_json=as_json)
     if (trace is None) == (since is None):
         raise click.UsageError("give --trace KIND:PATH, such as swf:FILE, or --since TIME, or --validate DIR")
@@ -171,11 +178,11 @@ def whatif(
             "backfill": backfill or "first-fit", "partial": partial, "windows_s": sweep or (), "one_pool": one_pool,
             "mode": mode, "times": times or "requested",
         }  # fmt: skip
-        _replay_site(config, since or until, until, change, html=html, as_json=as_json)
+        _replay_site(config, since or until, until, change, dask=dask, html=html, as_json=as_json)
         return 0
-    if any((suspend_idle, more_gpus, limit_interactive, sweep, html, one_pool, mode != "requeue")):
+    if any((suspend_idle, more_gpus, limit_interactive, sweep, html, one_pool, mode != "requeue", dask)):
         raise click.UsageError(
-            "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep and --html need --since"
+            "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep, --html and --dask need --since"
         )
     _simulate_log(
         trace,
@@ -291,18 +298,20 @@ def _validate(directory: Path, *, as_json: bool) -> int:
 
 
 def _replay_site(
-    config: Config, since: datetime, until: datetime, changes: Mapping[str, Any], *, html: Path | None, as_json: bool,
+    config: Config, since: datetime, until: datetime, changes: Mapping[str, Any], *, dask: str | None,
+    html: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from slurm_affinode.analysis.result import WasteQuery  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.cli.folding import spreading  # noqa: PLC0415
     from slurm_affinode.pipeline import report  # noqa: PLC0415
     from slurm_affinode.pipeline.whatif import Change, replay_site  # noqa: PLC0415
 
     if until <= since:
         raise click.UsageError("the interval ends before it begins: choose --since before --until")
     query = WasteQuery(since, until, thresholds=report.thresholds(config), zone=zone())
-    with stages(quiet=as_json) as step:
+    with stages(quiet=as_json) as step, spreading(dask, config) as spread:
         change = Change(**changes)
-        found = replay_site(config, query, change, step=step)
+        found = replay_site(config, query, change, step=step, spread=spread)
     if html is not None:
         from slurm_affinode.pipeline import whatif_page  # noqa: PLC0415
 

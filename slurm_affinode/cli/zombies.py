@@ -25,12 +25,14 @@ from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import counted, printable, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.cli.command import command, group
+from slurm_affinode.cli.folding import spreading
 from slurm_affinode.cli.options import (
     NumberInRange,
     Span,
     When,
     clock,
     config_options,
+    dask_option,
     echo,
     json_option,
     print_json,
@@ -386,6 +388,7 @@ def filters(function: Any) -> Any:
     help="Use averages from ClusterCockpit's job database",
 )
 @click.option("--wide", is_flag=True, help="Show all evidence in the table")
+@dask_option
 @json_option
 def list_(
     *,
@@ -405,6 +408,7 @@ def list_(
     until: datetime | None,
     cockpit: Path | None,
     wide: bool,
+    dask: str | None,
     as_json: bool,
     with_prometheus: bool,
 ) -> int:
@@ -413,21 +417,27 @@ def list_(
     The score of a finding is the sum of the weights of its dimensions that are met; unmeasured dimensions are
     unknown and add nothing. "waits" is the number of pending jobs that the held GPUs could serve. Kinds about jobs
     without GPUs are listed only if --kind names them.
+
+    With --dask, the workers of a Dask cluster read the stored GPU metrics, which they need at the same path.
     """
+    if dask and (live or with_prometheus or cockpit is not None):
+        raise click.UsageError(
+            "--dask is for stored GPU metrics, and --live, --prometheus and --clustercockpit replace them"
+        )
     request = find.Request(
         since=since, until=until, clusters=clusters, partitions=partitions, accounts=accounts, users=users, nodes=nodes,
         kinds=tuple(dict.fromkeys("idle-allocation" if kind in VARIANTS else kind for kind in kinds)),
         variants=frozenset(kinds) & frozenset(VARIANTS), min_score=min_score, window_s=window_s, running_only=running,
     )  # fmt: skip
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
-    with stages(quiet=as_json) as step:
+    with stages(quiet=as_json) as step, spreading(dask, config) as spread:
         history = prometheus_history(config, request, step) if with_prometheus else None
         if cockpit is not None:
             found = find.clustercockpit(config, request, cockpit)
         elif live:
             found = live_findings.find_live(config, request, slurm=slurm, watch_s=watch_s, history=history, step=step)
         else:
-            found = find.find(config, request, slurm=slurm, history=history, step=step)
+            found = find.find(config, request, slurm=slurm, history=history, step=step, spread=spread)
     if as_json:
         print_json(found_json(found))
     else:

@@ -16,12 +16,12 @@ import polars as pl
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError
+from slurm_affinode.base.spread import Spread
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.crashes.crash_log import LogFindings, StartupFacts
 from slurm_affinode.engines.diagnosis.examination import (
     ExaminedEngine,
     Fleet,
-    Spread,
     diagnose_all,
     examine_all,
     of_each,

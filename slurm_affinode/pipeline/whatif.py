@@ -19,6 +19,7 @@ from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.spread import Spread, in_turn
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -27,7 +28,7 @@ from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.slurm.accounting.schema import JOBS
 from slurm_affinode.traces.job_log import MOST_LEFT_OUT
 from slurm_affinode.whatif.policy import Backfill, SchedulingPolicy, Times
-from slurm_affinode.whatif.pools import Placement, Pool, divide, replay_pools
+from slurm_affinode.whatif.pools import Placement, Pool, Queue, Scenario, divide, replay_all
 from slurm_affinode.whatif.suspension import (
     DUMP_S,
     RESTORE_S,
@@ -161,9 +162,12 @@ class ClusterReplay:
 
 def replay_site(
     config: Config, query: WasteQuery, change: Change, *, now: datetime | None = None,
-    step: Callable[[str], None] = lambda _: None,
+    step: Callable[[str], None] = lambda _: None, spread: Spread | None = None,
 ) -> list[ClusterReplay]:  # fmt: skip
-    """Replay the GPU jobs of each cluster of the interval. Raises ``AffinodeError``."""
+    """Replay the GPU jobs of each cluster of the interval. Raises ``AffinodeError``.
+
+    ``spread``: to other machines, which read the samples and replay.
+    """
     moment = now or datetime.now(UTC)
     step("reading accounting")
     with Repository.open(config.db_url, create=False) as store:
@@ -175,11 +179,11 @@ def replay_site(
     step("reading GPU metrics")
     limit_pct = query.thresholds.idle_pct
     with contextlib.closing(SampleStore(config.history_dir)) as samples:
-        held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment)
+        held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment, spread=spread)
         idle = pl.DataFrame(schema=idle_periods.PERIODS)
         if change.suspend_idle_s is not None or change.windows_s:
             step("searching idle periods")
-            idle = idle_periods.find(samples, held, limit_pct)
+            idle = idle_periods.find(samples, held, limit_pct, spread)
     lost = job_runs.prepare(jobs, query, moment).join(held.runs, on=["cluster", "job_id", "submit"], how="anti")
     costs = suspensions.totals(suspensions.given_back(entries, query, now=moment))
     known = costs["suspend_s"] is not None and costs["restore_s"] is not None
@@ -194,7 +198,7 @@ def replay_site(
             predicted = _predictions(config, query, cluster, step)
         found.append(_replay(
             cluster, held, idle, change, (dump_s, restore_s, "the ledger" if known else "docs/hardware.md"), uncertain,
-            predicted,
+            predicted, spread or in_turn,
         ))  # fmt: skip
     if not found:
         raise NoAccountingError("no GPU job ran in this interval", hint="choose an earlier --since, or ingest sacct")
@@ -218,7 +222,7 @@ def _predictions(config: Config, query: WasteQuery, cluster: str, step: Callable
 
 def _replay(  # noqa: PLR0917
     cluster: str, held: HeldGpus, idle: pl.DataFrame, change: Change, costs: tuple[float, float, str], uncertain: int,
-    predicted: _Predictions | None,
+    predicted: _Predictions | None, spread: Spread,
 ) -> ClusterReplay:  # fmt: skip
     runs = held.runs.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0))
     left_out = {"without a certain start and end": uncertain, "without a GPU count": int(runs["gpus"].null_count())}
@@ -244,18 +248,20 @@ def _replay(  # noqa: PLR0917
     pools = _pools(jobs, starts, rows, held.nodes, devices, one_pool=change.one_pool)
     more = _with_more(pools, jobs, change.more_gpus)
     capacity = sum(gpus for _, gpus in pools)
-    before = replay_pools(jobs, pools, policy, None)
     changed = _limited(jobs, interactive, change.limit_interactive_s)
     dump_s, restore_s, source = costs
     days = (held.query.until - held.query.since).total_seconds() / _DAY_S
     counted = np.array([job.counted for job in jobs])
-
-    def replayed(window_s: float | None) -> tuple[Replay, SuspensionGain]:
-        rule = None if window_s is None else SuspensionRule(window_s, dump_s, restore_s, change.mode == "inplace")
-        after = replay_pools(changed, more, policy, rule)
-        return after, _gain(window_s, jobs, before, after, counted, days)
-
-    after, gain = replayed(change.suspend_idle_s)
+    windows = (change.suspend_idle_s, *change.windows_s)
+    in_place = change.mode == "inplace"
+    rules = [None if idle_s is None else SuspensionRule(idle_s, dump_s, restore_s, in_place) for idle_s in windows]
+    scenarios = [Scenario(0, None), *(Scenario(1, rule) for rule in rules)]
+    before, *replays = replay_all([Queue(jobs, pools), Queue(changed, more)], scenarios, policy, spread)
+    gain, *sweep = [
+        _gain(window_s, jobs, before, replayed, counted, days)
+        for window_s, replayed in zip(windows, replays, strict=True)
+    ]
+    after = replays[0]
     saved = before.wait - after.wait
     waits = _waits(jobs, before, after, counted)
     recorded = waits[0].recorded_mean_s if waits else 0.0
@@ -289,7 +295,7 @@ def _replay(  # noqa: PLR0917
         restore_s=restore_s,
         costs_from=source,
         interactive=sum(one.run < other.run for one, other in zip(changed, jobs, strict=True)),
-        sweep=tuple(replayed(window_s)[1] for window_s in change.windows_s),
+        sweep=tuple(sweep),
     )
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
+from slurm_affinode.base.spread import Spread, in_turn
 from slurm_affinode.whatif.policy import SchedulingPolicy
 from slurm_affinode.whatif.suspension import GpuJob, Replay, SuspensionRule, replay
 
@@ -76,14 +78,46 @@ def divide(placements: Sequence[Placement], models: Mapping[str, str | None]) ->
     return sorted(found, key=lambda pool: -len(pool.jobs))
 
 
-def replay_pools(
-    jobs: Sequence[GpuJob], pools: Iterable[tuple[Pool, int]], policy: SchedulingPolicy, rule: SuspensionRule | None
-) -> Replay:
-    """Replay each pool, with its capacity, on its own; the result is in the order of ``jobs``."""
-    wait, wake_wait, wakes, returned_s, end, blocked = (np.zeros(len(jobs), np.int64) for _ in range(6))
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Jobs, and the pools on which they run, each with its capacity."""
+
+    jobs: Sequence[GpuJob]
+    pools: Sequence[tuple[Pool, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A queue that is replayed with a rule; ``None``: no job is suspended."""
+
+    queue: int
+    """Place of the queue in a list."""
+    rule: SuspensionRule | None
+
+
+def replay_all(
+    queues: Sequence[Queue], scenarios: Sequence[Scenario], policy: SchedulingPolicy, spread: Spread = in_turn
+) -> list[Replay]:
+    """Replay each scenario, its pools independently of each other; results are in the order of the jobs."""
+    todo = [(scenario, pool) for scenario in scenarios for pool in range(len(queues[scenario.queue].pools))]
+    parts = iter(spread(_replay_pool, todo, (queues, policy)))
+    replays = [_joined(queue, islice(parts, len(queue.pools))) for queue in (queues[one.queue] for one in scenarios)]
+    next(parts, None)  # so that ``spread`` ends
+    return replays
+
+
+def _replay_pool(item: tuple[Scenario, int], shared: tuple[Sequence[Queue], SchedulingPolicy]) -> Replay:
+    scenario, number = item
+    queues, policy = shared
+    queue = queues[scenario.queue]
+    pool, capacity = queue.pools[number]
+    return replay([queue.jobs[job] for job in pool.jobs], capacity, policy, scenario.rule)
+
+
+def _joined(queue: Queue, parts: Iterable[Replay]) -> Replay:
+    wait, wake_wait, wakes, returned_s, end, blocked = (np.zeros(len(queue.jobs), np.int64) for _ in range(6))
     used_s = 0.0
-    for pool, capacity in pools:
-        part = replay([jobs[number] for number in pool.jobs], capacity, policy, rule)
+    for (pool, _), part in zip(queue.pools, parts, strict=True):
         rows = np.array(pool.jobs, np.int64)
         wait[rows], wake_wait[rows] = part.wait, part.wake_wait
         wakes[rows], returned_s[rows] = part.wakes, part.returned_s

@@ -29,6 +29,7 @@ from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config, NodeClass, read_small
 from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.text import span
 from slurm_affinode.base.times import named, parse_span_s, shown
 from slurm_affinode.base.toml_schema import TomlError
@@ -146,8 +147,9 @@ def find(
     slurm: Slurm | None = None,
     now: datetime | None = None,
     step: Callable[[str], None] | None = None,
+    spread: Spread | None = None,
 ) -> Found:
-    """Return the findings from stored data, ordered by GPU-hours held.
+    """Return the findings from stored data, ordered by GPU-hours held. ``spread``: to machines that read the samples.
 
     Raises ``AffinodeError`` if no job ran in the interval, ``UnreachableError`` if the database does not respond.
     """
@@ -171,13 +173,13 @@ def find(
                     hint="ingest accounting first: slurm-affinode ingest sacct --since 2d",
                 )
         say("following the GPUs")
-        held = hold(query, jobs, gpus, samples, file.signatures, moment)
+        held = hold(query, jobs, gpus, samples, file.signatures, moment, spread=spread)
         nodes, trouble = slurm_nodes(slurm)
         names = frozenset(node.name for node in nodes)
         rule = leftover_memory.LeftoverSearch(
             FREE_MIB, request.window_s or HELD_S, min(map(query.end_of, jobs["cluster"].unique())), XIDS, names
         )
-        left = leftover_memory.find(held, samples, rule) if "orphan-memory" in request.requested_kinds else []
+        left = leftover_memory.find(held, samples, rule, spread) if "orphan-memory" in request.requested_kinds else []
     found = judge(config, request, held, file.signatures, waiting_jobs(jobs, pending, query), nodes,
                   notes=(*notes, *trouble, *strangers(request, nodes), *_only_live(request)), more=left)  # fmt: skip
     late = job_runs.caution(query, jobs, moment)
@@ -230,15 +232,17 @@ def hold(  # noqa: PLR0917
     chosen: Sequence[Signature],
     now: datetime,
     only: pl.DataFrame | None = None,
+    spread: Spread | None = None,
 ) -> HeldGpus:
     """Join jobs and samples, and follow the GPUs of the attempts that pass the filters.
 
     CPU time and host memory of running jobs are set to unknown: accounting counts only their steps that have ended.
-    For ``only`` see ``squatters.hold``.
+    For ``only`` and ``spread`` see ``squatters.hold``.
     """
     ended = pl.col("end").is_not_null()
     jobs = jobs.with_columns(pl.when(ended).then(name).alias(name) for name in ("total_cpu_s", "max_rss_bytes"))
-    return squatters.hold(query, jobs, gpus, history, [one.compute.at_most_pct for one in chosen], now, only)
+    limits = [one.compute.at_most_pct for one in chosen]
+    return squatters.hold(query, jobs, gpus, history, limits, now, only, spread)
 
 
 def judge(  # noqa: PLR0917

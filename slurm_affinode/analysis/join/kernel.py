@@ -10,7 +10,6 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from ctypes import byref
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,6 @@ from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Int
 from slurm_affinode.analysis.join import native
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
-from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.metrics.parquet.store import SampleStore
 
 MOST_WORKERS = 16
 """Each thread has sums of its own, and the thread that tracks idle windows keeps up with about as many."""
@@ -204,11 +201,7 @@ def ranges_of(index: samples.Index, *, most_rows: int = MOST_ROWS) -> Iterator[R
 
 def fold_range(rows: RowRange, given: FoldInput) -> Folded:
     """Fold a range. Raises ``UnreachableError`` for a damaged file or a missing store."""
-    if not given.root.is_dir():
-        raise UnreachableError(
-            f"{given.root}: no such directory", hint="workers need the GPU metrics at the same path as this machine"
-        )
-    with closing(SampleStore(given.root)) as store:
+    with samples.store_of_task(given.root) as store:
         try:
             blocks = samples.blocks_between(store, rows.source, rows.row, rows.end)
             return fold(blocks, given.pieces, given.cells, given.thresholds)

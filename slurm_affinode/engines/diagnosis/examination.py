@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
+from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.text import counted, figure, percent
 from slurm_affinode.engines.diagnosis import capacity, liveness, memory, queue
 from slurm_affinode.engines.diagnosis.episodes import runs
@@ -203,8 +204,6 @@ def examine_all(
 
 
 Result = TypeVar("Result")
-Spread = Callable[[Callable[[Any, Any], list[Any]], Sequence[Any], Any], Iterator[list[Any]]]
-"""Calls a function with each item and a value that they share, possibly on other machines; yields results in order."""
 
 
 def of_each(

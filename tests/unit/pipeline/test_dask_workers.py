@@ -250,6 +250,53 @@ def test_engines_examined_by_workers_are_those_of_one_machine(
     assert shown[0] == shown[1]
 
 
+COMMANDS = {
+    "zombies list": ("zombies", "list", "--since", "2026-11-03T00:00Z", "--until", "2026-11-04T17:40Z",
+                     "--window", "10m", "--min-score", "0"),
+    "whatif": ("whatif", "--since", "2026-11-02T12:00Z", "--until", "2026-11-05T00:00Z", "--suspend-idle", "15m",
+               "--sweep", "5m,10m,30m", "--gpus", "1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_output_of_a_command_with_workers_is_that_of_one_machine(  # noqa: PLR0917 - fixtures and parameters
+    cluster: LocalCluster,
+    state: Path,
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With several groups of devices, and with use before the interval."""
+    copy = tmp_path / "state"  # commands write to it
+    shutil.copytree(state, copy)
+    monkeypatch.setattr(samples, "TASK_ROWS", 9000)
+    monkeypatch.setattr(samples, "TASK_ROWS_OF_DAY", 1000)
+    tasks: list[str] = []
+    submit = dask_workers.Client.submit
+
+    def counted(client: Any, task: Any, function: Any, *arguments: Any, **more: Any) -> Any:
+        tasks.append(getattr(getattr(function, "args", [function])[0], "__name__", "?"))
+        return submit(client, task, function, *arguments, **more)
+
+    monkeypatch.setattr(dask_workers.Client, "submit", counted)
+    shown = []
+    for more in ((), ("--dask", cluster.scheduler_address)):
+        command(monkeypatch, *words, "--state", str(copy), "--json", *more)
+        captured = capsys.readouterr()
+        shown.append(captured.out)
+        assert "Traceback" not in captured.err
+    assert shown[0] == shown[1]
+    result = json.loads(shown[0])
+    if "findings" in result:
+        assert {one["kind"] for one in result["findings"]} >= {"idle-allocation", "orphan-memory"}
+    else:
+        assert result["clusters"][0]["gpu_hours_returned"] > 0
+    expected = {"_follow_task", "_seen"} if "findings" in result else {"_follow_task", "_windows", "_replay_pool"}
+    assert set(tasks) == expected
+    assert min(tasks.count(name) for name in expected) > 2
+
+
 def test_jobs_of_slurm_and_only_they_reach_the_scheduler(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

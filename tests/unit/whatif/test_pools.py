@@ -7,10 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.whatif.policy import SchedulingPolicy
-from slurm_affinode.whatif.pools import Placement, Pool, divide, replay_pools
-from slurm_affinode.whatif.suspension import GpuJob, SuspensionRule, replay
+from slurm_affinode.whatif.pools import Placement, Pool, Queue, Scenario, divide, replay_all
+from slurm_affinode.whatif.suspension import GpuJob, Replay, SuspensionRule, replay
 
 FIRST_FIT = SchedulingPolicy("fcfs", "first-fit", "requested")
+
+
+def replayed(jobs: list[GpuJob], pools: list[tuple[Pool, int]], rule: SuspensionRule | None) -> Replay:
+    """Replay one scenario."""
+    (only,) = replay_all([Queue(jobs, pools)], [Scenario(0, rule)], FIRST_FIT)
+    return only
 
 
 def names(pools: list[Pool]) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -57,9 +63,9 @@ def test_pools_are_replayed_apart_and_one_pool_is_the_plain_replay() -> None:
         for number, (name, submit) in enumerate([("a", 0), ("b", 0), ("b", 5)])
     ]
     pools = [(Pool(("a",), (0,)), 2), (Pool(("b",), (1, 2)), 2)]
-    assert replay_pools(jobs, pools, FIRST_FIT, None).wait.tolist() == [0, 0, 95]
+    assert replayed(jobs, pools, None).wait.tolist() == [0, 0, 95]
     rule = SuspensionRule(10, 5, 3)
-    single, plain = replay_pools(jobs, [(Pool((), (0, 1, 2)), 4)], FIRST_FIT, rule), replay(jobs, 4, FIRST_FIT, rule)
+    single, plain = replayed(jobs, [(Pool((), (0, 1, 2)), 4)], rule), replay(jobs, 4, FIRST_FIT, rule)
     for name in ("wait", "wake_wait", "wakes", "returned_s"):
         assert np.array_equal(getattr(single, name), getattr(plain, name))
     assert single.used_s == plain.used_s
