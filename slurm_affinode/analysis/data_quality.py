@@ -14,7 +14,7 @@ from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.measures import MS_PER_HOUR
 from slurm_affinode.analysis.prices import PriceTable
 from slurm_affinode.analysis.result import MAPPINGS, SUMS, TIME_SUMS, DataQuality, QualityIssue, Totals, WasteQuery
-from slurm_affinode.analysis.samples import Index
+from slurm_affinode.analysis.samples import Index, naming_damage
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats
 from slurm_affinode.base.text import counted
 from slurm_affinode.metrics.parquet.parts import several_names
@@ -283,8 +283,9 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
     if never.is_empty():
         return None
     free = pl.col("fb_used_mib") <= FREE_MIB
-    seen = (
-        evidence.index.store.scan(query.since, query.until)
+    store = evidence.index.store
+    rows = (
+        store.scan(query.since, query.until)
         .filter(pl.col("device").is_in(never["device"].implode()))
         .group_by("device")
         .agg(
@@ -294,9 +295,9 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
             pl.col(ACTIVITY).filter(free).max().name.suffix("_free"),
         )
         .filter(pl.col("rows") >= LONG_ROWS, pl.col("free") >= FREE_ROWS)
-        .collect()
-        .join(never.select("device", "model"), on="device")
     )
+    with naming_damage(store, query.since, query.until):
+        seen = rows.collect().join(never.select("device", "model"), on="device")
     found: list[tuple[int, str]] = []
     for name in ACTIVITY:
         scale, floor = FIELDS[name][1], query.thresholds.floor(name)

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import polars as pl
 
 from slurm_affinode.analysis.result import Thresholds
-from slurm_affinode.analysis.samples import read_by_groups
+from slurm_affinode.analysis.samples import naming_damage, read_by_groups
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.spread import Spread
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -81,12 +81,14 @@ def _windows(store: SampleStore, steps: pl.DataFrame, given: _SampleRange) -> pl
     found = [pl.DataFrame(schema=_WINDOWS)]
     day = since.replace(hour=0, minute=0, second=0, microsecond=0)
     while day < until:
-        rows = (
-            store.scan(max(day, since), min(day + timedelta(days=1), until))
-            .filter(pl.col("device").is_in(steps["device"].implode()))
-            .select("device", pl.col("time").dt.epoch("ms").alias("ms"), pl.max_horizontal(signals).alias("pct"))
-            .collect()
-        )
+        begin, finish = max(day, since), min(day + timedelta(days=1), until)
+        with naming_damage(store, begin, finish):
+            rows = (
+                store.scan(begin, finish)
+                .filter(pl.col("device").is_in(steps["device"].implode()))
+                .select("device", pl.col("time").dt.epoch("ms").alias("ms"), pl.max_horizontal(signals).alias("pct"))
+                .collect()
+            )
         if rows.height:
             found.append(_of_day(rows.join(steps, on="device").sort("device", "ms"), given.limit_pct, thresholds))
         day += timedelta(days=1)

@@ -19,7 +19,7 @@ import polars as pl
 
 from slurm_affinode.analysis.block import Pieces
 from slurm_affinode.analysis.result import Thresholds
-from slurm_affinode.analysis.samples import Index, read_index, store_of_task
+from slurm_affinode.analysis.samples import Index, naming_damage, read_index, store_of_task
 from slurm_affinode.analysis.segments import ranges
 from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.times import epoch_ms
@@ -389,12 +389,13 @@ def _read(  # noqa: PLR0917
     """Return the samples of the devices ``wanted[some]``; ``None`` if there are none."""
     chosen = selected[some]
     signals = [percent(name, thresholds.floors_pct).cast(pl.Float32).alias(name) for name in ACTIVITY]
-    frame = (
-        store.scan(begin, finish)
-        .filter(pl.col("device").is_between(chosen[0], chosen[-1]), pl.col("device").is_in(chosen.implode()))
-        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), *signals, *_VALUES)
-        .collect()
-    )
+    with naming_damage(store, begin, finish):
+        frame = (
+            store.scan(begin, finish)
+            .filter(pl.col("device").is_between(chosen[0], chosen[-1]), pl.col("device").is_in(chosen.implode()))
+            .select("device", pl.col("time").dt.epoch("ms").alias("ms"), *signals, *_VALUES)
+            .collect()
+        )
     if frame.is_empty():
         return None
     device, ms = _positions(selected.to_numpy(), frame["device"].to_numpy()), frame["ms"].to_numpy()

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.analysis import squatters
-from slurm_affinode.analysis.samples import read_by_groups
+from slurm_affinode.analysis.samples import naming_damage, read_by_groups
 from slurm_affinode.analysis.squatters import MIB_PER_GIB, HeldGpus
 from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.text import span
@@ -116,7 +116,7 @@ class _SampleRange:
 def _seen(history: SampleStore, free: pl.DataFrame, given: _SampleRange) -> pl.DataFrame:
     """Return the samples' figures since each GPU of ``free`` became free."""
     ms, fb = pl.col("ms"), pl.col("fb_used_mib")
-    return (
+    rows = (
         history.scan(given.since, given.until)
         .filter(pl.col("device").is_in(free["device"].implode()))
         .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest(given.floors_pct).alias("activity"),
@@ -131,8 +131,9 @@ def _seen(history: SampleStore, free: pl.DataFrame, given: _SampleRange) -> pl.D
             pl.col("fb_total_mib").max(), pl.col("activity").mean(), pl.col("activity").max().alias("peak"),
             pl.col("power_w").mean(), pl.col("xid").drop_nulls().last(), pl.col("job").drop_nulls().last(),
         )
-        .collect()
     )  # fmt: skip
+    with naming_damage(history, given.since, given.until):
+        return rows.collect()
 
 
 def _finding(row: dict[str, Any], rule: LeftoverSearch) -> Finding:

@@ -420,6 +420,15 @@ def _frames(index: Index, block_rows: int) -> Iterator[pl.DataFrame]:
             raise _damaged_one(paths, error) from error
 
 
+@contextmanager
+def naming_damage(store: SampleStore, since: datetime, until: datetime) -> Iterator[None]:
+    """Raise ``UnreachableError`` with the name of the damaged part for an error of a scan of ``store`` in the block."""
+    try:
+        yield
+    except POLARS_ERRORS as error:
+        raise _damaged_one([part.path for part in store.parts(since, until)] or [store.root], error) from error
+
+
 def _damaged_one(paths: Sequence[Path], error: BaseException) -> UnreachableError:
     """Return the exception for ``error``, which a scan of all ``paths`` raised, with the name of the damaged file."""
     for path in paths:

@@ -19,6 +19,7 @@ import polars as pl
 
 from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis import squatters, suspensions
+from slurm_affinode.analysis.samples import naming_damage
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
@@ -224,14 +225,15 @@ def _timeline(  # noqa: PLR0917
     each = (finish - begin).total_seconds() * 1000 / len(slots)
     start_ms = epoch_ms(begin)
     busiest = pl.max_horizontal(percent(name, floors_pct).mean() for name in ACTIVITY)
-    frame = (
+    rows = (
         history.scan(begin, finish)
         .filter(pl.col("device") == device)
         .with_columns(((pl.col("time").dt.epoch("ms") - start_ms) / each).floor().cast(pl.Int64).alias("slot"))
         .group_by("slot")
         .agg(busiest.alias("activity"), pl.col("fb_used_mib").mean(), pl.col("power_w").mean())
-        .collect()
     )
+    with naming_damage(history, begin, finish):
+        frame = rows.collect()
     known = {row["slot"]: row for row in frame.iter_rows(named=True)}
     return tuple(_filled(slot, known.get(number)) for number, slot in enumerate(slots))
 

@@ -376,3 +376,10 @@ def test_errors_of_replays_are_one_line(site: Path, words: tuple[str, ...], mess
     text = error.value.format_message() if isinstance(error.value, click.ClickException) else str(error.value)
     assert message in text
     assert error.value.exit_code == 2
+
+
+def test_damaged_part_is_named(site: Path) -> None:
+    part = next((site / "history").rglob("part-*.parquet"))
+    part.write_bytes(part.read_bytes()[:-1000])
+    with pytest.raises(UnreachableError, match=part.name):
+        run(*SITE, "--suspend-idle", "15m", "--state", str(site))

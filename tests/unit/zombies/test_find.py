@@ -8,9 +8,9 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.model.finding import plain
-from slurm_affinode.zombies import find
+from slurm_affinode.zombies import explain, find
 from slurm_affinode.zombies.find import Request
 
 from .zombie_history import END, Site, computes, idle_findings, squats, unmeasured, unused, used_once
@@ -26,6 +26,22 @@ def test_squatter_is_found_and_busy_job_is_not(site: Site) -> None:
     assert one.held_gpu_hours == pytest.approx(4, abs=0.02)
     assert one.held_gib_hours == pytest.approx(4 * 79_000 / 1024, rel=0.01)
     assert {row.dimension for row in one.evidence if row.met} == {"memory", "compute", "time", "state"}
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["truncated", "deleted"])
+def test_damaged_part_is_named(site: Site, *, deleted: bool) -> None:
+    """As in a report: an error, and no findings without its samples."""
+    site.job(1, [squats])
+    site.write()
+    (part,) = site.config.history_dir.rglob("part-*.parquet")
+    if deleted:
+        part.unlink()
+    else:
+        part.write_bytes(part.read_bytes()[:-1000])
+    with pytest.raises(UnreachableError, match=part.name):
+        find.find(site.config, Request(), now=END)
+    with pytest.raises(UnreachableError, match=part.name):
+        explain.explain(site.config, "1", now=END)
 
 
 def test_kinds_that_need_live_data_are_noted(site: Site) -> None:
