@@ -162,7 +162,8 @@ def read_by_groups(
     if spread is None or len(groups) < 2:
         return read(store, devices, given)
     todo = [devices.filter(pl.col("device").is_in(group.implode())) for group in groups]
-    return pl.concat(spread(partial(_read_in_task, read), todo, (store.root.absolute(), given)))
+    frames: Iterator[pl.DataFrame] = spread(partial(_read_in_task, read), todo, (store.root.absolute(), given))
+    return pl.concat(frames)
 
 
 def _read_in_task(

@@ -39,7 +39,7 @@ ENV_STATE = "SLURM_AFFINODE_STATE"
 ENV_DB = "SLURM_AFFINODE_DB"
 ENV_SLURM_BACKEND = "SLURM_AFFINODE_SLURM_BACKEND"
 DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
-REPORT_ENTRIES = ("history", "reports", "nightly.lock", "job-summaries")
+REPORT_ENTRIES = ("history", "reports", "nightly.lock", "job-summaries", "partial-totals")
 """Entries of the state directory that commands create. The database handles its own file, images belong to root."""
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 

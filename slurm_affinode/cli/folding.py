@@ -9,6 +9,7 @@ from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.waste import Fold
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.spread import Spread
+from slurm_affinode.cli.options import warn
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def spreading(address: str | None, config: Config) -> Iterator[Spread | None]:
         return
     from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - as below
 
-    with dask_workers.connected(address, config.dask, config.state_dir) as workers:
+    with dask_workers.connected(address, config.dask, config.state_dir, warn) as workers:
         yield workers.each
 
 
@@ -31,5 +32,5 @@ def folding(address: str | None, config: Config) -> Iterator[Fold]:
         return
     from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - an extra, and it takes half a second
 
-    with dask_workers.connected(address, config.dask, config.state_dir) as workers:
+    with dask_workers.connected(address, config.dask, config.state_dir, warn) as workers:
         yield workers.fold

@@ -10,8 +10,8 @@ import math
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -26,7 +26,6 @@ from distributed.security import Security
 
 from slurm_affinode import __version__
 from slurm_affinode.analysis.join import kernel, native, sources
-from slurm_affinode.analysis.join.kernel import Folded
 from slurm_affinode.analysis.result import Thresholds, Totals
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, Cells
@@ -34,6 +33,7 @@ from slurm_affinode.base.config import DaskConfig
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.pipeline import partial_totals
 
 SCHEMES = ("tcp://", "tls://")
 CONNECT_S = 10.0
@@ -47,15 +47,20 @@ _ATTEMPTS = 3
 
 
 @contextmanager
-def connected(address: str, settings: DaskConfig = _DEFAULTS, shared: Path | None = None) -> Iterator[DaskWorkers]:
+def connected(
+    address: str, settings: DaskConfig = _DEFAULTS, state: Path | None = None,
+    warned: Callable[[str], None] = lambda line: None,
+) -> Iterator[DaskWorkers]:  # fmt: skip
     """Connect to the scheduler at ``address``: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``slurm`` to start one.
 
     With ``slurm``, the scheduler is in this process, and the workers are jobs of Slurm by ``settings``, with keys in
-    ``shared``, a directory that the nodes see. Raises ``UnreachableError`` without a scheduler or a worker.
+    the directory ``state``, which the nodes see. Folds keep partial totals there; ``warned`` gets a line about them.
+    Raises ``UnreachableError`` without a scheduler or a worker.
     """
+    kept = None if state is None else state / partial_totals.DIRECTORY
     if address == "slurm":
         with (
-            _keys(shared) as security,
+            _keys(state) as security,
             _jobs(settings, security) as cluster,
             _client(cluster.scheduler_address, security) as client,
         ):
@@ -66,12 +71,13 @@ def connected(address: str, settings: DaskConfig = _DEFAULTS, shared: Path | Non
                 cluster.scale(jobs=settings.jobs)
 
             submit()
-            yield _with_worker(DaskWorkers(client, "slurm", parse_span_s(settings.wait), submit))
+            wait_s = parse_span_s(settings.wait)
+            yield _with_worker(DaskWorkers(client, "slurm", wait_s, submit, partial=kept, warned=warned))
         return
     if not address.startswith(SCHEMES):
         raise AffinodeError(f"{address}: not an address of a Dask scheduler", hint="it is tcp://HOST:PORT or slurm")
     with _client(address) as client:
-        yield _with_worker(DaskWorkers(client, address, FIRST_WORKER_S))
+        yield _with_worker(DaskWorkers(client, address, FIRST_WORKER_S, partial=kept, warned=warned))
 
 
 @contextmanager
@@ -164,12 +170,17 @@ class _NoWorkerError(UnreachableError):
 class DaskWorkers:
     """The workers of a Dask cluster; ``fold`` is called as ``kernel.run_all`` is."""
 
-    def __init__(self, client: Client, address: str, wait_s: float, submit: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, client: Client, address: str, wait_s: float, submit: Callable[[], None] = lambda: None, *,
+        partial: Path | None = None, warned: Callable[[str], None] = lambda line: None,
+    ) -> None:  # fmt: skip
         """``client`` is connected to the scheduler at ``address``.
 
-        ``wait_s``: timeout for the first worker; ``submit`` starts workers if all have ended.
+        ``wait_s``: timeout for the first worker; ``submit`` starts workers if all have ended; ``partial``: directory in
+        which a fold keeps the sums of ranges (``partial_totals``); ``warned`` gets a line about them.
         """
         self._client, self._address, self._wait_s, self._submit = client, address, wait_s, submit
+        self._partial, self._warned = partial, warned
 
     def wait(self) -> None:
         """Wait for a worker. Raises ``UnreachableError``."""
@@ -196,17 +207,27 @@ class DaskWorkers:
         given = kernel.FoldInput(index.store.root.absolute(), index.pieces, cells, thresholds)
         todo = list(kernel.ranges_of(index))
 
-        def folded() -> Iterator[Folded]:
-            for rows, result in zip(todo, self.each(kernel.fold_range, todo, given), strict=True):
-                if advance is not None:
-                    advance(rows.end - rows.row)
-                yield result
+        def folded(first: int = 0) -> partial_totals.Results:
+            return self.each(kernel.fold_range, todo[first:], given)
 
-        return kernel.total(folded(), allocations, cells)
+        def all_ranges() -> partial_totals.Results:
+            if self._partial is None:
+                results = folded()
+            else:
+                key = partial_totals.key_of(identity(), index, given, todo)
+                results = partial_totals.resumed(self._partial, key, folded, self._warned)
+            with closing(results):
+                for rows, result in zip(todo, results, strict=True):
+                    if advance is not None:
+                        advance(rows.end - rows.row)
+                    yield result
+
+        with closing(all_ranges()) as results:
+            return kernel.total(results, allocations, cells)
 
     def each(
         self, function: Callable[[Item, Shared], Result], todo: Sequence[Item], shared: Shared
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Yield ``function(item, shared)`` of each item, in order. ``shared`` is sent to the workers once.
 
         Raises ``UnreachableError`` for workers of another version, and if the workers or the scheduler end.
@@ -229,7 +250,7 @@ class DaskWorkers:
         except (KilledWorker, FutureCancelledError, CommClosedError, OSError, TimeoutError) as error:
             raise UnreachableError(
                 f"the Dask cluster ({self._address}) failed: {one_line(error) or type(error).__name__}",
-                hint="nothing was written; start the command again",
+                hint="no result was written; start the command again",
             ) from error
 
     def _attempt(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -216,6 +217,50 @@ def test_end_of_the_scheduler_ends_the_report(state: Path, tmp_path: Path) -> No
         with pytest.raises(UnreachableError, match=r"the Dask cluster \(tcp.* failed"):
             written(state, tmp_path / "out", fold=fold)
     assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_interrupted_report_continues_with_the_command_that_it_names(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheduler ends in the middle of a report up to now; what was folded is not folded again."""
+    copy = tmp_path / "state"
+    shutil.copytree(state, copy)
+    since, until = "2026-11-02T00:00:00.123456Z", "2026-11-04T19:30:01.987654Z"
+    local, out = tmp_path / "local", tmp_path / "dask"
+    command(monkeypatch, "report", "--since", since, "--until", until, "--state", str(copy), "--out", str(local))
+    monkeypatch.setattr(dask_workers, "_AHEAD", 1)
+    each = dask_workers.DaskWorkers.each
+    words = ("report", "--state", str(copy), "--out", str(out))
+    folded: list[int] = []
+
+    def counted(workers: Any, function: Any, todo: Any, shared: Any) -> Any:
+        for result in each(workers, function, todo, shared):
+            folded[-1] += 1
+            yield result
+            if len(folded) == 1 and folded == [7]:
+                first.close()
+
+    monkeypatch.setattr(dask_workers.DaskWorkers, "each", counted)
+    shown = f"--since {since} --until {until} continues"
+    for interrupted in (True, False):
+        with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", memory_limit=0) as first:
+            given = re.search(r"--since (\S+) --until (\S+) continues", shown)
+            assert given is not None, shown
+            folded.append(0)
+            period = ("--since", given[1], "--until", given[2])
+            code = command(monkeypatch, *words, *period, "--dask", first.scheduler_address)
+            shown = capsys.readouterr().err
+            assert bool(code) is interrupted
+            assert "Traceback" not in shown
+    assert folded[0] == 7
+    with closing(SampleStore(copy / "history")) as store:
+        index = samples.read_index(store, START, NOW, max_gap_steps=3)
+        assert sum(folded) == len(list(kernel.ranges_of(index)))
+    assert not list((copy / "partial-totals").iterdir())
+    summaries = [json.loads((directory / "summary.json").read_text()) for directory in (local, out)]
+    for summary in summaries:
+        del summary["generated"], summary["query"]
+    assert summaries[0] == summaries[1]
 
 
 def test_ranges_cover_all_rows_in_order(state: Path) -> None:
