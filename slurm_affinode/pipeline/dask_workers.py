@@ -7,6 +7,7 @@ report is that of a single machine to the last digit. Tasks of a lost worker are
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import sys
 from collections import deque
@@ -80,6 +81,15 @@ def connected(
         yield _with_worker(DaskWorkers(client, address, FIRST_WORKER_S, partial=kept, warned=warned))
 
 
+class _JobSecurity(Security):
+    """Keys whose paths may contain any character: dask-jobqueue (0.9) puts them into job scripts as they are."""
+
+    def get_tls_config_for_role(self, role: str) -> dict[str, str]:
+        """Return the settings of a role; for workers, which are started by a shell, quoted."""
+        settings: dict[str, str] = super().get_tls_config_for_role(role)
+        return {name: shlex.quote(value) for name, value in settings.items()} if role == "worker" else settings
+
+
 @contextmanager
 def _keys(shared: Path | None) -> Iterator[Security]:
     """Make keys for one scheduler and its workers, in files that their owner alone can read.
@@ -97,7 +107,7 @@ def _keys(shared: Path | None) -> Iterator[Security]:
             paths[name].write_text(text, encoding="ascii")
         roles = ("client", "scheduler", "worker")
         pairs = {f"tls_{role}_{name}": str(paths[name]) for role in roles for name in ("cert", "key")}
-        yield Security(require_encryption=True, tls_ca_file=str(paths["ca"]), **pairs)
+        yield _JobSecurity(require_encryption=True, tls_ca_file=str(paths["ca"]), **pairs)
 
 
 @contextmanager
@@ -122,7 +132,7 @@ def _jobs(settings: DaskConfig, security: Security) -> Iterator[SLURMCluster]:
             account=settings.account,
             job_extra_directives=["--output=/dev/null", *settings.options],
             worker_extra_args=lifetime,
-            python=settings.python or sys.executable,
+            python=shlex.quote(settings.python or sys.executable),
             local_directory="/tmp",  # noqa: S108 - of the node; workers write nothing unless memory is short
             nanny=False,
             scheduler_options={"dashboard_address": None},

@@ -353,11 +353,16 @@ def test_jobs_of_slurm_and_only_they_reach_the_scheduler(
     (tmp_path / "scancel").symlink_to("/bin/true")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     local = written(state, tmp_path / "local")
-    settings = DaskConfig(jobs=1, cores=1, memory_gib=0.5, wait="1m")
-    with dask_workers.connected("slurm", settings, tmp_path) as workers:
+    python = tmp_path / "python of $HOME"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    settings = DaskConfig(jobs=1, cores=1, memory_gib=0.5, wait="1m", python=str(python))
+    quoted = tmp_path / "a state's directory"
+    quoted.mkdir()
+    with dask_workers.connected("slurm", settings, quoted) as workers:
         assert_same(local, written(state, tmp_path / "dask", fold=workers.fold))
         address = workers._client.scheduler_info()["address"]
-        keys = [path for path in tmp_path.glob("dask-*/*") if path.is_file()]
+        keys = [path for path in quoted.glob("dask-*/*") if path.is_file()]
         assert keys
         assert {path.stat().st_mode & 0o077 for path in keys} == {0}
         assert address.startswith("tls://")
@@ -365,7 +370,7 @@ def test_jobs_of_slurm_and_only_they_reach_the_scheduler(
         for stranger in (address, address.replace("tls://", "tcp://")):
             with pytest.raises(UnreachableError), dask_workers.connected(stranger):
                 pass
-    assert not list(tmp_path.glob("dask-*"))
+    assert not list(quoted.glob("dask-*"))
 
 
 def test_missing_extra_is_named_after_the_command(
