@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -14,6 +15,8 @@ Item = TypeVar("Item")
 _HELD = 2
 """Items of a source that wait to be consumed."""
 _WAIT_S = 0.2
+_END_S = 2.0
+"""For the threads to end: the items that they read meanwhile take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ def read_ahead(
 
     At most ``workers`` sources are read at the same time, and their cost is at most ``budget`` unless one alone has
     more. ``idle`` is called several times a second while an item is awaited. What a source raises is raised where its
-    items are consumed. When the result is closed, all threads end.
+    items are consumed. When the result is closed, all threads end, except one that waits for a file
+    system that does not respond: it ends with the process.
     """
     waiting = deque[tuple[_Reading[Item], int]]()
     coming = iter(sources)
@@ -53,8 +57,9 @@ def read_ahead(
     finally:
         for reading, _ in waiting:
             reading.stop()
+        until = time.monotonic() + _END_S
         for reading, _ in waiting:
-            reading.join()
+            reading.join(max(0.0, until - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,6 @@ class _Reading(Generic[Item]):
         """End the thread at the next item."""
         self._stopped.set()
 
-    def join(self) -> None:
+    def join(self, timeout_s: float) -> None:
         """Wait for the end of the thread."""
-        self._thread.join()
+        self._thread.join(timeout_s)

@@ -95,6 +95,27 @@ def test_threads_end_when_the_consumer_stops() -> None:
     assert closed == [True] * 3
 
 
+def test_source_without_data_does_not_delay_an_interrupt() -> None:
+    """As a file system that does not respond: the thread that reads cannot be ended."""
+    written = threading.Event()
+    begun = threading.Event()
+
+    def blocked() -> Numbers:
+        begun.set()
+        written.wait()
+        yield 1
+
+    before = readers()
+    with closing(read_ahead([ItemSource(numbers(1, 1), 1), ItemSource(blocked, 1)], workers=2, budget=9)) as opened:
+        assert next(next(opened)) == 1
+        assert begun.wait(30)
+    (left,) = (thread for thread in readers() if thread not in before)
+    assert left.daemon
+    written.set()
+    left.join(30)
+    assert not left.is_alive()
+
+
 def test_consumer_is_called_while_it_waits() -> None:
     """It can show its progress."""
     called = threading.Event()
