@@ -16,7 +16,7 @@ scheduler would have made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -128,18 +128,11 @@ class PendingQueue:
         ``gpu_type``: type of its GPUs; ``features``: features of its nodes; ``partitions``: partitions of its nodes,
         besides its own.
         """
-        free = len(finding.flagged_gpus) or (finding.allocated_gpus or 0)
         key = (finding.cluster, frozenset((*(finding.partition or "").split(","), *partitions)))
-        group = self._group(key)
-        if not group.jobs or finding.since is None or not free:
+        group, free = self._group(key), idle_gpus(finding)
+        chosen, waited = self._chosen(finding, key, gpu_type, features)
+        if not len(chosen):
             return QueueImpact(0, 0, 0.0, 0.0)
-        begin, end = finding.since.timestamp(), finding.observed_at.timestamp()
-        waited = np.minimum(group.until, end) - np.maximum(group.eligible, begin)
-        where = {gpu.node for gpu in finding.flagged_gpus if gpu.node is not None} or set(finding.nodes)
-        places = len(where) or 1
-        suits = self._suiting(key, group.jobs, gpu_type, features).copy()
-        suits[[number for number in group.choosy if not group.jobs[number].goes(where)]] = False
-        chosen = np.flatnonzero((waited > 0) & (group.gpus <= free) & (group.nodes <= places) & suits)
         left, startable = free, 0
         for number in chosen:  # ends after a few jobs, when no GPU is left
             wanted = int(group.gpus[number])
@@ -152,6 +145,31 @@ class PendingQueue:
         examples = tuple(group.jobs[i].id for i in chosen[:EXAMPLES])
         longest = float(times.max()) if len(times) else 0.0
         return QueueImpact(int(tasks.sum()), startable, float((times * tasks).sum()), longest, examples)
+
+    def could_use(
+        self, finding: Finding, *, gpu_type: str | None = None, features: Sequence[tuple[str, ...]] | None = None,
+        partitions: Iterable[str] = (),
+    ) -> tuple[str, ...]:  # fmt: skip
+        """Return the IDs of the jobs that ``impact`` counts, in queue order."""
+        key = (finding.cluster, frozenset((*(finding.partition or "").split(","), *partitions)))
+        group = self._group(key)
+        return tuple(group.jobs[number].id for number in self._chosen(finding, key, gpu_type, features)[0])
+
+    def _chosen(
+        self, finding: Finding, key: tuple[str, frozenset[str]], gpu_type: str | None,
+        features: Sequence[tuple[str, ...]] | None,
+    ) -> tuple[Ints, Floats]:  # fmt: skip
+        """Return the positions of the jobs of a group that could have started, and the wait of every job, s."""
+        group, free = self._group(key), idle_gpus(finding)
+        if not group.jobs or finding.since is None or not free:
+            return np.empty(0, np.int64), np.empty(0)
+        begin, end = finding.since.timestamp(), finding.observed_at.timestamp()
+        waited = np.minimum(group.until, end) - np.maximum(group.eligible, begin)
+        where = {gpu.node for gpu in finding.flagged_gpus if gpu.node is not None} or set(finding.nodes)
+        places = len(where) or 1
+        suits = self._suiting(key, group.jobs, gpu_type, features).copy()
+        suits[[number for number in group.choosy if not group.jobs[number].goes(where)]] = False
+        return np.flatnonzero((waited > 0) & (group.gpus <= free) & (group.nodes <= places) & suits), waited
 
     def _suiting(
         self, key: tuple[str, frozenset[str]], jobs: Sequence[PendingJob], gpu_type: str | None,
@@ -175,22 +193,49 @@ def with_impact(
     out = []
     known = {node.name: node for node in nodes}
     for one in findings:
-        holds = one.kind in ("squatter", "idle-allocation", "completing") or (
-            isinstance(one.subject, NodeRef) and one.kind in ("drained-kill-failed", "drained-by-epilog")
-        )
-        if (
-            any(gpu.shared for gpu in one.gpus)
-            or not holds
-            or not (isinstance(one.subject, JobAttempt) or one.allocated_gpus)
-        ):
+        if not _holds_gpus(one):
             out.append(one)
             continue
-        its = [known[name] for name in one.nodes if name in known]
-        features = [node.features for node in its] or None
-        both = set.intersection(*(set(node.partitions) for node in its)) if its and len(its) == len(one.nodes) else ()
+        features, both = _nodes_of(one, known)
         impact = queue.impact(one, gpu_type=gpu_type(one), features=features, partitions=both)
         out.append(replace(one, impact=impact))
     return out
+
+
+def blockers(
+    findings: Iterable[Finding], queue: PendingQueue, *, gpu_type: Callable[[Finding], str | None] = lambda _: None,
+    nodes: Iterable[Node] = (),
+) -> dict[str, list[Finding]]:  # fmt: skip
+    """Return, by the ID of a pending job, the findings of jobs that hold idle GPUs which it could use."""
+    known = {node.name: node for node in nodes}
+    found: dict[str, list[Finding]] = {}
+    for one in findings:
+        if _holds_gpus(one) and isinstance(one.subject, JobAttempt):
+            features, both = _nodes_of(one, known)
+            for waiting in queue.could_use(one, gpu_type=gpu_type(one), features=features, partitions=both):
+                found.setdefault(waiting, []).append(one)
+    return found
+
+
+def idle_gpus(finding: Finding) -> int:
+    """Return the idle GPUs of a finding: the flagged ones, else all that are allocated."""
+    return len(finding.flagged_gpus) or (finding.allocated_gpus or 0)
+
+
+def _holds_gpus(one: Finding) -> bool:
+    holds = one.kind in ("squatter", "idle-allocation", "completing") or (
+        isinstance(one.subject, NodeRef) and one.kind in ("drained-kill-failed", "drained-by-epilog")
+    )
+    alone = not any(gpu.shared for gpu in one.gpus)
+    return holds and alone and (isinstance(one.subject, JobAttempt) or bool(one.allocated_gpus))
+
+
+def _nodes_of(one: Finding, known: Mapping[str, Node]) -> tuple[list[tuple[str, ...]] | None, Collection[str]]:
+    """Return the features of the finding's nodes (``None``: unknown), and the partitions that have all of them."""
+    its = [known[name] for name in one.nodes if name in known]
+    features = [node.features for node in its] or None
+    both = set.intersection(*(set(node.partitions) for node in its)) if its and len(its) == len(one.nodes) else ()
+    return features, both
 
 
 def _suits(job: PendingJob, gpu_type: str | None, features: Sequence[tuple[str, ...]] | None) -> bool:

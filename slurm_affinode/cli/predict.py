@@ -14,6 +14,7 @@ from slurm_affinode.base.sizes import parse_size
 from slurm_affinode.base.text import counted, percent, size, span
 from slurm_affinode.cli.command import group
 from slurm_affinode.cli.options import (
+    MODEL_FILE,
     LogFile,
     Span,
     When,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from slurm_affinode.prediction.advice import TargetAdvice
     from slurm_affinode.prediction.evaluation import TargetEvaluation
 
-_FILE = "prediction.json"
 _EPILOG = """\b
 Examples:
   slurm-affinode predict evaluate --trace swf:KTH-SP2-1996-2.swf.gz
@@ -69,7 +69,7 @@ def _source_options(function: Any) -> Any:
 def _model_option(text: str) -> Callable[[Any], Any]:
     return click.option(
         "--model", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help=f"{text} [default: {_FILE} in the state directory]",
+        help=f"{text} [default: {MODEL_FILE} in the state directory]",
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def train(
     from slurm_affinode.pipeline import prediction  # noqa: PLC0415 - --help stays quick
     from slurm_affinode.prediction import model_file  # noqa: PLC0415
 
-    path = model or config.state_dir / _FILE
+    path = model or config.state_dir / MODEL_FILE
     with stages(quiet=as_json) as step:
         source = _read(config, trace, (since, until), cluster, step)
         trained = prediction.train(source, step=step)
@@ -123,7 +123,7 @@ def show(*, config: Config, model: Path | None, as_json: bool) -> None:
     """Show for each target of a model which predictor is used, and why."""
     from slurm_affinode.prediction import model_file  # noqa: PLC0415 - --help stays quick
 
-    path = model or config.state_dir / _FILE
+    path = model or config.state_dir / MODEL_FILE
     _show_model(path, model_file.read(path), as_json=as_json)
 
 
@@ -242,7 +242,7 @@ def advise(
     """
     from slurm_affinode.prediction import advice, model_file  # noqa: PLC0415 - --help stays quick
 
-    trained = model_file.read(model or config.state_dir / _FILE)
+    trained = model_file.read(model or config.state_dir / MODEL_FILE)
     memory = None if mem is None else float(parse_size(mem))
     with stages(quiet=as_json) as step:
         source = _read(config, trace, (since, until), cluster, step)

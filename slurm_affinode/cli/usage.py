@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import polars as pl
 
-from slurm_affinode.analysis import runs, usage
+from slurm_affinode.analysis import queue_impact, queue_outlook, runs, usage
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.text import span
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import counted, span
 from slurm_affinode.cli.command import Command, command
 from slurm_affinode.cli.options import (
+    MODEL_FILE,
     When,
     clock,
     config_options,
@@ -33,7 +37,11 @@ from slurm_affinode.slurm.accounting.schema import JOBS
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.zombies import live
-from slurm_affinode.zombies.find import COLUMNS, Snapshot
+from slurm_affinode.zombies.find import COLUMNS, Request, Snapshot
+
+if TYPE_CHECKING:
+    from slurm_affinode.analysis.queue_outlook import GpuOutlook
+    from slurm_affinode.model.finding import Finding
 
 _USERS_EPILOG = """\b
 Examples:
@@ -47,6 +55,7 @@ _QUEUE_EPILOG = """\b
 Examples:
   slurm-affinode report queue                               longest wait first, from stored accounting
   slurm-affinode report queue --live --partition gpu        live
+  slurm-affinode report queue --live --gpus --idle          and the idle jobs in front of each job
   slurm-affinode report queue --live --gpus --json
 """
 
@@ -146,14 +155,23 @@ def _amount(value: float | None) -> str:
 @command(epilog=_QUEUE_EPILOG)
 @_filters
 @click.option("--gpus", "gpu_only", is_flag=True, help="Select jobs that request GPUs")
+@click.option("--idle", is_flag=True, help="Name the idle jobs whose GPUs a job could use (--live; queries the nodes)")
 def queue(
-    *, config: Config, now: bool, top: int, as_json: bool, gpu_only: bool, **filters: tuple[str, ...]
+    *, config: Config, now: bool, top: int, as_json: bool, gpu_only: bool, idle: bool, **filters: tuple[str, ...]
 ) -> int:  # fmt: skip
-    """Report pending jobs, longest wait first: eligible time, requested resources, and the reason."""
+    """Report pending jobs, longest wait first: eligible time, requested resources, and the reason.
+
+    With --live, also when as many GPUs as a job requests become free in its partitions: by the limits of the running
+    jobs, and by their predicted run times, if "predict train" has written a model.
+    """
+    if idle and not now:
+        raise click.UsageError("--idle needs --live")
     moment = datetime.now(UTC)
     query, late = _query(moment, moment, filters), ""
+    outlook = _Outlook({}, None, None, ())
     if now:
-        found = usage.waits_now(_snapshot(config).jobs, query, moment)
+        seen, outlook = _outlook(config, moment, idle=idle)
+        found = usage.waits_now(seen.jobs, query, moment)
     else:
         with Repository.open(config.db_url, create=False) as store:
             pending = store.pending(moment, columns=tuple(JOBS))
@@ -165,21 +183,118 @@ def queue(
     found = [one for one in found if one.gpus or not gpu_only]
     if as_json:
         print_json({"source": "live" if now else "history", "at": moment, "waiting": len(found),
-                    "notes": [late] if late else [],
-                    "jobs": [dataclasses.asdict(one) for one in found[:top]]})  # fmt: skip
+                    "notes": [*([late] if late else []), *outlook.notes], "predictor": outlook.predictor,
+                    "jobs": [{**dataclasses.asdict(one), **outlook.of(one.id)} for one in found[:top]]})  # fmt: skip
         return 0
+    for note in outlook.notes:
+        warn(note)
     if not found:
         echo("No pending jobs")
         return 0
+    columns = outlook.columns(moment)
     print_table(
-        ("job", "user", "partition", "qos", "GPUs", "cores", "nodes", "waits", f"submitted ({zone()})", "reason"),
+        ("job", "user", "partition", "qos", "GPUs", "cores", "nodes", "waits", f"submitted ({zone()})", "reason",
+         *columns),
         [(one.id, one.user, one.partition, one.qos, one.gpus, one.cores, one.nodes, span(one.waited_s),
-          "" if one.submitted is None else clock(one.submitted), one.reason) for one in found[:top]],
-        right=("GPUs", "cores", "nodes", "waits"), minor=("qos", "nodes", "cores", "partition"),
+          "" if one.submitted is None else clock(one.submitted), one.reason,
+          *(texts.get(one.id, "") for texts in columns.values())) for one in found[:top]],
+        right=("GPUs", "cores", "nodes", "waits"),
+        minor=("qos", "nodes", "cores", f"submitted ({zone()})", "partition"),
     )  # fmt: skip
     if len(found) > top:
         echo(f"{len(found) - top} more: --top {len(found)}")
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """When pending jobs could start, by shown ID."""
+
+    gpus: Mapping[str, GpuOutlook]
+    idle: Mapping[str, Sequence[Finding]] | None
+    """Idle jobs whose GPUs a job could use; ``None``: not searched for."""
+    predictor: str | None
+    """``None``: there are no predictions."""
+    notes: tuple[str, ...]
+
+    def of(self, shown_id: str) -> dict[str, Any]:
+        """Return the keys of a job in the JSON output."""
+        gpus = self.gpus.get(shown_id)
+        found: dict[str, Any] = {} if gpus is None else dataclasses.asdict(gpus)
+        found.pop("job_id", None)
+        if self.idle is not None:
+            found["idle_jobs"] = [
+                {"job": _job_id(one), "user": one.user, "idle_gpus": queue_impact.idle_gpus(one), "since": one.since}
+                for one in self.idle.get(shown_id, ())
+            ]
+        return found
+
+    def columns(self, now: datetime) -> dict[str, dict[str, str]]:
+        """Return the columns of the table: heading -> shown ID -> text."""
+        found: dict[str, dict[str, str]] = {}
+        if self.gpus:
+            found["GPUs free in"] = {name: _in(one.enough_by_limits, now) for name, one in self.gpus.items()}
+        if self.gpus and self.predictor is not None:
+            found["predicted"] = {name: _in(one.enough_by_predictions, now) for name, one in self.gpus.items()}
+        if self.idle is not None:
+            found["behind idle jobs"] = {
+                name: ", ".join(f"{_job_id(one)} ({one.user or '?'}, {counted(queue_impact.idle_gpus(one), 'GPU')})"
+                                for one in findings[:_SHOWN])
+                + (f", {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else "")
+                for name, findings in self.idle.items()
+            }  # fmt: skip
+        return found
+
+
+_SHOWN = 3
+
+
+def _job_id(finding: Finding) -> str:
+    return "?" if finding.job is None else finding.job.id
+
+
+def _in(moment: datetime | None, now: datetime) -> str:
+    if moment is None:
+        return "no limit"
+    return "now" if moment <= now else span((moment - now).total_seconds())
+
+
+def _outlook(config: Config, now: datetime, *, idle: bool) -> tuple[Snapshot, _Outlook]:
+    notes: list[str] = []
+    found_idle: Mapping[str, Sequence[Finding]] | None = None
+    with open_client(config.slurm.backend, warned=warn) as client:  # type: ignore[arg-type]
+        seen = Snapshot(_cluster(config, client), client.overview(), client.nodes())
+    if idle:
+        request = Request(kinds=("squatter", "idle-allocation"))
+        found = live.find_live(config, request, slurm=functools.partial(open_client, config.slurm.backend))  # type: ignore[arg-type]
+        notes += found.notes
+        types = {job.job_id: job.gpus_allocated.kind for job in seen.jobs if job.gpus_allocated}
+        found_idle = queue_impact.blockers(
+            found.findings, queue_impact.PendingQueue(live.waiting(seen.jobs, seen.cluster, now)), nodes=seen.nodes,
+            gpu_type=lambda one: None if one.job is None else types.get(one.job.job_id),
+        )  # fmt: skip
+    expected, predictor, problem = _expected(config, seen, now)
+    if problem:
+        notes.append(problem)
+    shown = {job.job_id: job.id for job in seen.jobs}
+    rows = {shown[one.job_id]: one for one in queue_outlook.outlooks(seen.jobs, seen.nodes, now, expected)}
+    return seen, _Outlook(rows, found_idle, predictor, tuple(notes))
+
+
+def _expected(config: Config, seen: Snapshot, now: datetime) -> tuple[dict[int, datetime] | None, str | None, str]:
+    """Return the expected ends of the running jobs, the predictor, and why there are none although there is a model."""
+    path = config.state_dir / MODEL_FILE
+    if not path.exists():
+        return None, None, ""
+    from slurm_affinode.pipeline import prediction  # noqa: PLC0415 - only with a model
+    from slurm_affinode.prediction import model_file  # noqa: PLC0415
+
+    try:
+        model = model_file.read(path)
+        ends = prediction.expected_ends(config, seen.jobs, seen.cluster, model, now)
+    except AffinodeError as error:
+        return None, None, f"run times are not predicted: {error}"
+    return ends, next(one.predictor for one in model.targets if one.target == "run_s"), ""
 
 
 def _renamed(current: click.Command, old: str, new: str) -> click.Command:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,9 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.times import utc
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.model.cluster import Job
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
-from slurm_affinode.prediction import evaluation, features, submissions
+from slurm_affinode.prediction import evaluation, features, quantile_model, submissions
 from slurm_affinode.prediction.evaluation import MEDIAN, MODEL, PreparedTarget, TargetEvaluation
 from slurm_affinode.prediction.history import Floats, Ints
 from slurm_affinode.prediction.model_file import ModelFile, target_model
@@ -28,6 +29,8 @@ from slurm_affinode.whatif.simulation import Workload, simulate
 from slurm_affinode.whatif.workload import Selection, prepare
 
 Step = Callable[[str], None]
+HISTORY = timedelta(days=365)
+"""Before a prediction: jobs of accounting that it uses."""
 
 _COLUMNS = (
     "cluster", "job_id", "submit", "job_name", "user", "account", "partition", "eligible", "start", "end", "elapsed_s",
@@ -242,6 +245,34 @@ def submitted_run_times(source: SubmissionSource) -> RunTimes:
     prepared = evaluation.prepare(source.submissions, features.TARGETS[0])
     values = predicted_run_s(prepared, prepared.choice.predictor)
     return RunTimes(prepared.choice.predictor, prepared.choice.reason, _whole(values))
+
+
+def expected_ends(
+    config: Config, jobs: Iterable[Job], cluster: str, model: ModelFile, now: datetime
+) -> dict[int, datetime]:
+    """Return the ends of running jobs by their predicted run times, by raw ID, as far as accounting has the jobs.
+
+    Raises ``AffinodeError`` if accounting cannot be read, or ``model`` does not predict run times.
+    """
+    trained = next((one for one in model.targets if one.target == "run_s"), None)
+    if trained is None:
+        raise InputError("the model does not predict run times", hint="train it with more jobs")
+    rows = read_site(config, now - HISTORY, now, clusters=(cluster,)).submissions
+    table = features.build(rows, features.TARGETS[0])
+    if trained.predictor == MODEL:
+        values = quantile_model.predict(trained.models, table)[MEDIAN]
+    else:
+        values = table.baselines.get(trained.predictor, table.baselines["median"])[MEDIAN]
+    run_s = dict(zip(rows.select("number", "submit_s").iter_rows(), _whole(values).tolist(), strict=True))
+    found = {}
+    for job in jobs:
+        begun = job.eligible or job.submit
+        if job.start is None or begun is None or not job.allocated:
+            continue
+        predicted = run_s.get((job.job_id, int(min(begun, job.start).timestamp())), UNKNOWN)
+        if predicted != UNKNOWN:
+            found[job.job_id] = job.start + timedelta(seconds=predicted)
+    return found
 
 
 def _whole(values: Floats) -> Ints:

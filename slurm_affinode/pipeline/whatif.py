@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -42,8 +42,6 @@ _UNREAD = frozenset({"comment", "admin_comment", "work_dir"})
 _COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
 _INTERACTIVE = r"^\s*(?:\S*/)?(salloc|srun)(?:\s|$)"
 _HOUR_S = 3600.0
-_HISTORY = timedelta(days=365)
-"""Before the interval: jobs from which run times are predicted."""
 Mode = Literal["requeue", "inplace"]
 """Whether suspended jobs return their GPUs to the queue, or keep their allocation."""
 Flags = npt.NDArray[np.bool_]
@@ -214,7 +212,7 @@ class _Predictions:
 
 def _predictions(config: Config, query: WasteQuery, cluster: str, step: Callable[[str], None]) -> _Predictions:
     """Predict each run time from the jobs that had ended before the submission. Raises ``InputError`` for few jobs."""
-    source = prediction.read_site(config, query.since - _HISTORY, query.until, clusters=(cluster,), step=step)
+    source = prediction.read_site(config, query.since - prediction.HISTORY, query.until, clusters=(cluster,), step=step)
     times = prediction.submitted_run_times(source)
     keys = source.submissions.select("number", "submit_s").iter_rows()
     return _Predictions(times.predictor, dict(zip(keys, times.predicted.tolist(), strict=True)))

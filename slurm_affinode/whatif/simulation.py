@@ -361,21 +361,21 @@ class _Easy(_Pool):
             self._count -= 1
             self._begin_job(self._first, now)
             self._first = -1
-        if self._shortest.first(self._free) != NONE:
-            self._backfill(now)
+        if (entry := self._shortest.first(self._free)) != NONE:
+            self._backfill(now, entry)
 
-    def _backfill(self, now: int) -> None:
+    def _backfill(self, now: int, entry: int) -> None:
+        """Start others. ``entry``: the shortest of those that fit."""
         units, begun, known = self._units, self._begun, self._estimates.known
         lacking = units[self._first] - self._free
         start = _LATE
-        for entry in self._running:
-            if lacking <= 0 and entry >> JOB_BITS != start:
+        for ending in self._running:
+            if lacking <= 0 and ending >> JOB_BITS != start:
                 break
-            start = entry >> JOB_BITS
-            lacking -= units[begun[entry & JOB_MASK]]
+            start = ending >> JOB_BITS
+            lacking -= units[begun[ending & JOB_MASK]]
         window, spare = start - now, -lacking
         while True:
-            entry = self._shortest.first(self._free)
             if entry >> JOB_BITS > window:  # also if there is none
                 entry = self._shortest.first(min(spare, self._free))
                 if entry == NONE:
@@ -388,6 +388,7 @@ class _Easy(_Pool):
             if known[job] > window:
                 spare -= units[job]
             self._begin_job(job, now)
+            entry = self._shortest.first(self._free)
 
 
 class _Profile:

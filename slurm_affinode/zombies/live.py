@@ -349,7 +349,7 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
     def gpu_type(one: Finding) -> str | None:
         return (types.get(one.job.job_id) if one.job else None) or find.types_of(one, models)
 
-    found = with_impact(found, PendingQueue(_waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
+    found = with_impact(found, PendingQueue(waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
     holding = [job for job in jobs if job.allocated and (job.gpus_allocated or samples.by_job.get(job.job_id))]
     unmeasured = sum(not one.gpu.signals_pct for one in samples.whole)
     about = Found((), seen.since, moment, "live", len(holding), len(samples.whole), unmeasured,
@@ -408,7 +408,8 @@ def _judge_each(job: Job, facts: GpuFacts, seen: Observed) -> Iterator[Signature
     return (judge(signature, facts, run) for signature in seen.signatures)
 
 
-def _waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[PendingJob]:
+def waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[PendingJob]:
+    """Return the pending jobs that lack only free GPUs or priority."""
     return [
         PendingJob(job.id, cluster, job.partitions, job.gpus_requested.count, job.eligible or job.submit or now, now,
                 job.gpus_requested.kind, job.node_count or 1, job.features, job.priority or 0, job.user,

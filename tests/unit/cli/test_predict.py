@@ -10,11 +10,16 @@ from typing import Any
 import click
 import polars as pl
 import pytest
+from agent_stand_ins import job as slurm_job
 from click.testing import CliRunner
 
+from slurm_affinode.base.config import load as load_config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
+from slurm_affinode.cli.options import MODEL_FILE
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.pipeline.prediction import expected_ends
+from slurm_affinode.prediction import model_file
 from slurm_affinode.slurm.accounting.schema import JOBS, STEPS, conform
 
 SINCE = datetime(2026, 10, 1, tzinfo=UTC)
@@ -79,6 +84,19 @@ def test_request_below_the_upper_bound_is_reported(site: Path) -> None:
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert "run_s: the request is below the upper bound" in done.stderr
+
+
+def test_running_jobs_are_expected_to_end_as_predicted(site: Path) -> None:
+    """A job that accounting has is predicted by the model of the site; another one is not."""
+    run("train", *SITE, "--state", str(site))
+    config = load_config(None, state_dir=site)
+    with Repository.open(config.db_url, create=False) as store:
+        last = store.jobs(SINCE, SINCE + timedelta(days=31)).sort("submit").row(-1, named=True)
+    moments = {name: last[name] for name in ("submit", "eligible", "start")}
+    jobs = [slurm_job(last["job_id"], state="RUNNING", **moments), slurm_job(10**6, state="RUNNING", **moments)]
+    trained = model_file.read(site / MODEL_FILE)
+    ends = expected_ends(config, jobs, last["cluster"], trained, last["start"] + timedelta(days=1))
+    assert ends == {last["job_id"]: last["start"] + timedelta(hours=1)}
 
 
 def test_evaluation_of_the_site_simulates_its_gpus(site: Path) -> None:

@@ -11,14 +11,20 @@ from typing import Any
 
 import polars as pl
 import pytest
+import zombie_samples
+from agent_stand_ins import NODE
 from agent_stand_ins import job as slurm_job
 from click.testing import CliRunner, Result
 
+from slurm_affinode.base.config import Config
 from slurm_affinode.cli import usage
 from slurm_affinode.cli.main import cli
+from slurm_affinode.cli.options import MODEL_FILE
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.model.cluster import GpuCount, Job
+from slurm_affinode.model.cluster import GpuCount, Job, Node
+from slurm_affinode.model.finding import JobAttempt
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
+from slurm_affinode.zombies.find import Found, Request
 
 NOW = datetime.now(UTC)
 
@@ -115,8 +121,8 @@ def test_pending_jobs_by_wait_time(state: Path) -> None:
 class Slurm:
     """A slurmctld with the given jobs."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = tuple(jobs)
+    def __init__(self, jobs: Sequence[Job], nodes: Sequence[Node] = ()) -> None:
+        self._jobs, self._nodes = tuple(jobs), tuple(nodes)
 
     def __enter__(self) -> Slurm:
         return self
@@ -126,6 +132,10 @@ class Slurm:
     def overview(self) -> tuple[Job, ...]:
         """Return all jobs."""
         return self._jobs
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Return all nodes."""
+        return self._nodes
 
     def config(self) -> dict[str, str]:
         """Return the configuration."""
@@ -153,6 +163,61 @@ def test_live_usage_and_queue(state: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(usage, "open_client", lambda backend, **_: Slurm([]))
     assert rows(empty, "--live") == {}
     assert "No pending jobs" in run(empty, "queue", "--live").stdout
+
+
+def test_live_queue_shows_when_gpus_become_free(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job holds both GPUs of the node for another hour by its limit, 20 min by its prediction; another is idle."""
+    begun = NOW - timedelta(hours=1)
+    holder = slurm_job(1, submit=begun, eligible=begun, start=begun, time_limit_s=7200, gpus_allocated=GpuCount(2),
+                       node_gpus=None)  # fmt: skip
+    pending = slurm_job(4, user="bob", state="PENDING", start=None, eligible=begun, gpus_requested=GpuCount(2),
+                        nodes=(), reason="Resources")  # fmt: skip
+    monkeypatch.setattr(usage, "open_client", lambda backend, **_: Slurm([holder, pending], [NODE]))
+    (one,) = json.loads(run(state, "queue", "--live", "--json").stdout)["jobs"]
+    assert (one["gpus_free"], one["enough_by_predictions"], "idle_jobs" in one) == (0, None, False)
+    assert datetime.fromisoformat(one["enough_by_limits"]) == begun + timedelta(hours=2)
+    text = run(state, "queue", "--live").stdout
+    assert "GPUs free in" in text
+    assert "predicted" not in text
+    (state / MODEL_FILE).write_text("{}")
+    broken = run(state, "queue", "--live")
+    assert "run times are not predicted" in broken.stderr
+    assert broken.exit_code == 0
+    ends = {1: NOW + timedelta(minutes=20)}
+    monkeypatch.setattr(usage, "_expected", lambda *_: (ends, "median", ""))
+    found = json.loads(run(state, "queue", "--live", "--json").stdout)
+    assert (found["predictor"], datetime.fromisoformat(found["jobs"][0]["enough_by_predictions"])) == (
+        "median", ends[1]
+    )  # fmt: skip
+    assert "predicted" in run(state, "queue", "--live").stdout
+
+
+def test_live_queue_names_the_idle_jobs_in_front(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = NOW - timedelta(hours=1)
+    holder = slurm_job(1, user="ann", start=begun)
+    pending = [
+        slurm_job(number, user="bob", state="PENDING", start=None, eligible=begun, gpus_requested=GpuCount(gpus),
+                  nodes=(), reason="Resources") for number, gpus in ((4, 1), (5, 2))
+    ]  # fmt: skip
+    monkeypatch.setattr(usage, "open_client", lambda backend, **_: Slurm([holder, *pending], [NODE]))
+    idle = zombie_samples.squatter(
+        subject=JobAttempt.of(holder), cluster="c", user="ann", nodes=("c1",), since=begun, observed_at=NOW
+    )
+    asked: list[Request] = []
+
+    def find_live(config: Config, request: Request, **_: Any) -> Found:
+        asked.append(request)
+        return Found((idle,), begun, NOW, "live", 1, 1, 0, ("n9 is unknown",))
+
+    monkeypatch.setattr(usage.live, "find_live", find_live)
+    done = run(state, "queue", "--live", "--idle", "--json")
+    found = json.loads(done.stdout)
+    assert {one["id"]: [(each["job"], each["user"], each["idle_gpus"]) for each in one["idle_jobs"]]
+            for one in found["jobs"]} == {"4": [("1", "ann", 1)], "5": []}  # fmt: skip
+    assert found["notes"] == ["n9 is unknown"]
+    assert "1 (ann, 1 GPU)" in run(state, "queue", "--live", "--idle").stdout
+    assert set(asked[0].kinds) == {"squatter", "idle-allocation"}
+    assert "--idle needs --live" in CliRunner().invoke(cli, ["report", "queue", "--idle"]).output
 
 
 def test_outdated_accounting_is_reported_and_not_extrapolated(tmp_path: Path) -> None:
