@@ -37,7 +37,8 @@ from_debootstrap() {
   fi
   if ! command -v debootstrap >/dev/null; then
     say "installing the Debian package debootstrap"
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap >/dev/null
+    # Another call of this script may be installing it.
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends debootstrap >/dev/null
   fi
   local root script=() log
   root=$(mktemp -d /var/tmp/slurm-affinode-base.XXXXXX)

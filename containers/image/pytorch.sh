@@ -5,7 +5,6 @@ set -euo pipefail
 
 # Documentation, translations and tests of packages would be a fifth of the installed size.
 cat >/etc/dpkg/dpkg.cfg.d/slim <<'TEXT'
-force-unsafe-io
 path-exclude=/usr/share/doc/*
 path-exclude=/usr/share/locale/*
 path-exclude=/usr/lib/libtorch-test/*
