@@ -42,7 +42,7 @@ demo: install ## Analyze recorded jobs and GPU metrics, write out/demo/report.ht
 system-packages: ## Install the Debian packages that the tests use (needs root).
 	@tests/system-packages.sh tests
 
-test: system-packages .venv/.dev lint check-types ## Install what is needed, check the code, run every test.
+test: system-packages .venv/.dev ## Install what is needed, check the code, run every test.
 	@tests/run.sh
 
 # The packages that compute and decide: their tests start no process of their own.
