@@ -209,9 +209,7 @@ class Cluster:
         """
         self.shell("login", 'jobs=$(squeue --noheader --format=%A | sort -u); [ -z "$jobs" ] || scancel $jobs || true')
         for node in GPU_NODES:
-            self.shell(
-                node, "rm -f /run/criu-hold-*; for user in alice bob carol; do pkill -KILL -u $user || true; done"
-            )
+            self.shell(node, "rm -f /run/criu-hold-*; pkill -KILL -u alice,bob,carol || true")
         self.wait_idle()
         self.shell("login", "rm -f /home/*/slurm-*.out")
 
