@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.phase_jobs import send_request
 from cluster.phases import continue_agent, stopping_at, wait_for_stop, wait_settled
 from cluster.sleepers import (
     BY_HAND,
@@ -111,7 +112,7 @@ def test_process_exchanged_after_admission_is_refused(cluster: Cluster, what: st
     """The job is examined again when all of its processes are stopped, before root links, opens or dumps anything."""
     with stopping_at(cluster, "locking"):  # admitted, and not stopped yet
         job, node, directory = submit(cluster, PROGRAMS[what])
-        cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+        send_request(cluster, "suspend --no-wait", job)
         assert wait_for_stop(cluster, lambda: False) == node
         cluster.exec("login", "touch", f"{directory}/go", user="alice")
         wait_until("the process is exchanged", lambda: exchanged(cluster, directory))
