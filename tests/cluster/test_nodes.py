@@ -7,7 +7,7 @@ import json
 import pytest
 from cluster.driver import COMPUTE_NODES, SERVICES, Cluster, docker, script, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.main]
+pytestmark = pytest.mark.cluster
 
 NEEDED_BY_CRIU = {"SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN", "DAC_READ_SEARCH"}
 
@@ -67,6 +67,7 @@ def test_slurm_affinode_runs_on_every_node(cluster: Cluster) -> None:
         assert cluster.exec(node, "slurm-affinode", "--version", user="alice").startswith("slurm-affinode")
 
 
+@pytest.mark.main
 def test_pyslurm_is_installed_where_supported(cluster: Cluster) -> None:
     """On 26.05 it reads the cluster's nodes; on 24.11 it is not installed."""
     program = "import pyslurm; print(*sorted(pyslurm.Nodes.load()))"
@@ -77,6 +78,7 @@ def test_pyslurm_is_installed_where_supported(cluster: Cluster) -> None:
         assert "No module named 'pyslurm'" in printed.stderr
 
 
+@pytest.mark.main
 def test_process_of_another_user_is_checkpointed_and_restored(cluster: Cluster) -> None:
     """CRIU works with the capabilities of the nodes."""
     before, after, repeated = map(int, cluster.shell("c1", CHECKPOINT).split())
@@ -84,6 +86,7 @@ def test_process_of_another_user_is_checkpointed_and_restored(cluster: Cluster) 
     assert repeated == 0
 
 
+@pytest.mark.main
 def test_controller_restart_leaves_a_job_running(cluster: Cluster) -> None:
     """slurmctld loads its saved state, and the job is not affected."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 1800")
@@ -94,6 +97,7 @@ def test_controller_restart_leaves_a_job_running(cluster: Cluster) -> None:
     assert cluster.job(job)["Restarts"] == "0"
 
 
+@pytest.mark.main
 @pytest.mark.slow
 def test_job_of_lost_node_is_requeued(cluster: Cluster) -> None:
     """After a power failure, the node is down and its job is requeued; powered on, the node returns to service."""
