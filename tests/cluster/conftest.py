@@ -31,8 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 EVERY_OTHER = {
-    "test_outcome_and_output_are_the_same", "test_invalid_value_is_refused_with_allowed_values",
-    "test_interactive_job_is_rejected", "test_unusable_shepherd_is_reported", "test_faulty_agent_does_not_stop_job",
+    "test_outcome_and_output_are_the_same", "test_unusable_shepherd_is_reported", "test_faulty_agent_does_not_stop_job",
     "test_workload_has_help", "test_restored_tree_resumes_where_it_stopped", "test_output_is_unchanged_by_suspension",
     "test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch",
 }  # fmt: skip

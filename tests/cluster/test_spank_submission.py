@@ -49,28 +49,22 @@ def refused(cluster: Cluster, *argv: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("value", WRONG, ids=repr)
-def test_invalid_value_is_refused_with_allowed_values(cluster: Cluster, value: str) -> None:
+def test_invalid_value_is_refused_with_allowed_values(cluster: Cluster) -> None:
     """No job is submitted; one line names the value and the allowed ones."""
-    printed = refused(cluster, "sbatch", f"--gpu-suspend-idle={value}", "--wrap=true")
-    assert printed.splitlines()[0].startswith(f"sbatch: error: --gpu-suspend-idle: {WRONG[value]}")
+    for value, reason in WRONG.items():
+        printed = refused(cluster, "sbatch", f"--gpu-suspend-idle={value}", "--wrap=true")
+        assert printed.splitlines()[0].startswith(f"sbatch: error: --gpu-suspend-idle: {reason}")
     assert cluster.exec("login", "squeue", "--noheader", "--user=alice") == ""
 
 
-@pytest.mark.parametrize("command", ["sbatch", "salloc", "srun"])
-def test_help_describes_option(cluster: Cluster, command: str) -> None:
+def test_help_describes_option(cluster: Cluster) -> None:
     """The help of each command contains it, with every key."""
-    printed = " ".join(cluster.exec("login", command, "--help").split())
     purpose = "checkpoint and requeue the job when its GPUs have been idle for WINDOW"
-    assert f"--gpu-suspend-idle=WINDOW[,key=value...] {purpose}" in printed
-    for key in (
-        "util=PCT",
-        "mode=requeue|inplace",
-        "wake=auto|hold|TIME",
-        "when=pressure|always",
-        "signal=NAME@SECONDS",
-    ):
-        assert key in printed
+    keys = ("util=PCT", "mode=requeue|inplace", "wake=auto|hold|TIME", "when=pressure|always", "signal=NAME@SECONDS")
+    for command in ("sbatch", "salloc", "srun"):
+        printed = " ".join(cluster.exec("login", command, "--help").split())
+        assert f"--gpu-suspend-idle=WINDOW[,key=value...] {purpose}" in printed
+        assert [key for key in keys if key not in printed] == []
 
 
 def test_sbatch_line_sets_option(cluster: Cluster) -> None:
@@ -84,21 +78,13 @@ def test_sbatch_line_sets_option(cluster: Cluster) -> None:
     assert "--gpu-suspend-idle: util 'x'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "value", ["", "=90s", "=20", "=1:30", "=01:00:00", "=1-0", "=2h,util=2.5,wake=now+1hour,when=always"]
-)
-def test_valid_values_are_accepted(cluster: Cluster, value: str) -> None:
-    """The value may be omitted; the job runs under a shepherd."""
-    job = cluster.submit(f"--gpu-suspend-idle{value}", wrap="echo $PPID")
-    assert outcome(cluster, job).state == "COMPLETED"
-    assert cluster.output(job) == "1\n"
-
-
-def test_option_works_without_exported_environment(cluster: Cluster) -> None:
-    """With ``--export=NONE``, the option still applies on the node."""
-    job = cluster.submit("--export=NONE", "--gpu-suspend-idle=15m", wrap="echo $PPID")
-    assert outcome(cluster, job).state == "COMPLETED"
-    assert cluster.output(job) == "1\n"
+def test_valid_values_are_accepted(cluster: Cluster) -> None:
+    """The value may be omitted, and the environment need not be exported; each job runs under a shepherd."""
+    values = ("", "=90s", "=20", "=1:30", "=01:00:00", "=1-0", "=2h,util=2.5,wake=now+1hour,when=always")
+    jobs = {value: cluster.submit(f"--gpu-suspend-idle{value}", wrap="echo $PPID") for value in values}
+    jobs["--export=NONE"] = cluster.submit("--export=NONE", "--gpu-suspend-idle=15m", wrap="echo $PPID")
+    assert {what: outcome(cluster, job).state for what, job in jobs.items()} == dict.fromkeys(jobs, "COMPLETED")
+    assert {what: cluster.output(job) for what, job in jobs.items()} == dict.fromkeys(jobs, "1\n")
 
 
 def test_site_limits_are_enforced(cluster: Cluster, site: str) -> None:
@@ -174,34 +160,26 @@ def test_job_that_cannot_be_suspended_is_warned_of(cluster: Cluster) -> None:
         assert [line.partition(" (")[0] for line in warnings] == wanted
 
 
-@pytest.mark.parametrize(
-    ("gres", "when", "warned"),
-    [("shard:4", "pressure", False), ("gpu:1", "always", False), ("gpu:1", "pressure", True)],
-)
-def test_job_in_place_needs_shares_and_no_requeue(cluster: Cluster, gres: str, when: str, warned: bool) -> None:
+def test_job_in_place_needs_shares_and_no_requeue(cluster: Cluster) -> None:
     """On a whole GPU, no other job could use the memory of a sleeper: ``when=pressure`` never applies."""
-    sbatch = ("sbatch", "--test-only", f"--gres={gres}", "--partition=gpu", "--no-requeue", "--wrap=true")
-    done = cluster.run("login", *sbatch, f"--gpu-suspend-idle=15m,mode=inplace,when={when}", user="alice")
-    assert ("will not be suspended: with mode=inplace it keeps its GPUs" in done.stderr) is warned
-    assert done.stderr.count("will not be suspended") == warned
+    for gres, when, warned in (("shard:4", "pressure", False), ("gpu:1", "always", False), ("gpu:1", "pressure", True)):
+        sbatch = ("sbatch", "--test-only", f"--gres={gres}", "--partition=gpu", "--no-requeue", "--wrap=true")
+        done = cluster.run("login", *sbatch, f"--gpu-suspend-idle=15m,mode=inplace,when={when}", user="alice")
+        assert ("will not be suspended: with mode=inplace it keeps its GPUs" in done.stderr) is warned
+        assert done.stderr.count("will not be suspended") == warned
 
 
-INTERACTIVE = {
-    "salloc": ("salloc", "true"),
-    "srun": ("srun", "true"),
-    "srun --pty": ("srun", "--pty", "bash"),
-}
+INTERACTIVE = (("salloc", "true"), ("srun", "true"), ("srun", "--pty", "bash"))
 
 
-@pytest.mark.parametrize("command", INTERACTIVE)
-@pytest.mark.parametrize("mode", ["requeue", "inplace"])
-def test_interactive_job_is_rejected(cluster: Cluster, command: str, mode: str) -> None:
+def test_interactive_job_is_rejected(cluster: Cluster) -> None:
     """One line gives the alternatives, and no job is created."""
-    program, *rest = INTERACTIVE[command]
     before = cluster.submit("--partition=cpu", wrap="true")
-    printed = refused(cluster, program, f"--gpu-suspend-idle=15m,mode={mode}", "--partition=cpu", *rest)
     line = "--gpu-suspend-idle: only batch jobs can be suspended: submit this one with sbatch, or omit the option"
-    assert printed == f"{program}: error: {line}\n"
+    for mode in ("requeue", "inplace"):
+        for program, *rest in INTERACTIVE:
+            printed = refused(cluster, program, f"--gpu-suspend-idle=15m,mode={mode}", "--partition=cpu", *rest)
+            assert printed == f"{program}: error: {line}\n"
     after = cluster.submit("--partition=cpu", wrap="true")
     assert int(after) == int(before) + 1
 
