@@ -35,6 +35,7 @@ CHANGED = {"/etc/passwd-", "/etc/shadow-", "/etc/group-", "/etc/gshadow-", "/etc
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.slow,
     pytest.mark.skipif(not Path(PYTHON).exists(), reason=f"Debian 12 has {PYTHON}, for which the packages are built"),
 ]
 
