@@ -193,6 +193,7 @@ def test_samples_survive_power_failure_of_node(cluster: Cluster, state: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # the demo takes two minutes; the tests above report on real jobs
 def test_cluster_demo_writes_report(cluster: Cluster, tmp_path: Path) -> None:
     """The demo runs jobs of three users, prints one line per stage, and writes the report outside the cluster."""
     environment = {**os.environ, "CLUSTER_NAME": cluster.name, "SLURM_RELEASE": cluster.release}
