@@ -16,6 +16,8 @@ pytestmark = pytest.mark.cluster
 
 ON_C1 = ("--partition=gpu", "--gres=gpu:1", "--nodelist=c1")
 IDLE = f"{WORKLOADS}/idle_after.py --busy 0 --idle 1 {UNTIL_FINISH} --again 0"
+UNTIL_END = "until [ -e /home/alice/slurm-$SLURM_JOB_ID-end.out ]; do sleep 0.2; done"
+"""A shell command that ends as ``IDLE`` does."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +60,12 @@ def assert_continues(cluster: Cluster, job: str, code: str) -> str:
 # --- reasons in the process tree
 
 IO_URING = r"""
-import ctypes, sys, time
+import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 ring = libc.syscall(425, 4, ctypes.create_string_buffer(256))
 print("io_uring", ring if ring >= 0 else f"errno {ctypes.get_errno()}", flush=True)
-time.sleep(30 if ring >= 0 else 0)
+while ring >= 0 and not os.path.exists("slurm-" + os.environ["SLURM_JOB_ID"] + "-end.out"):
+    time.sleep(0.2)
 """
 
 
@@ -80,7 +83,7 @@ def test_setuid_process_is_refused(cluster: Cluster) -> None:
     program = "/usr/local/bin/sleep-as-carol"
     cluster.shell("c1", f"cp /usr/bin/sleep {program}; chown carol {program}; chmod 4755 {program}")
     try:
-        job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{program} 30 &\n{IDLE}\nwait\n")
+        job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{program} 300 &\n{IDLE}\nkill $!\n")
         assert "changed user ids" in assert_continues(cluster, job, "setuid")
     finally:
         cluster.exec("c1", "rm", "-f", program)
@@ -226,7 +229,7 @@ def test_multi_node_job_is_refused(cluster: Cluster) -> None:
 
 def test_srun_steps_are_refused(cluster: Cluster) -> None:
     """The job is refused only while the steps run."""
-    script = "#!/bin/bash\nsrun --overlap sleep 30\necho steps are over\nsleep 120\n"
+    script = f"#!/bin/bash\nsrun --overlap sh -c '{UNTIL_END}'\necho steps are over\nsleep 120\n"
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
     assert "srun" in wait_for_reason(cluster, job, "srun-steps")
     found = compatibility(cluster, job)
@@ -234,6 +237,7 @@ def test_srun_steps_are_refused(cluster: Cluster) -> None:
     for mode in ("requeue", "inplace"):
         against = {one["code"]: one["remedy"] for one in found["modes"][mode]["against"]}
         assert "steps=local" in against["srun-steps"]
+    end(cluster, job)
     cluster.wait_for_output(job, "steps are over")
     wait_until("status does not name it", lambda: reasons(cluster, job), lambda found: "srun-steps" not in found)
     wait_until(
@@ -245,19 +249,14 @@ def test_srun_steps_are_refused(cluster: Cluster) -> None:
 
 
 def test_heterogeneous_job_is_refused(cluster: Cluster) -> None:
-    script = f"#!/bin/bash\n#SBATCH {BY_HAND} --partition=gpu --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --partition=cpu\n"
-    job = cluster.submit(script=f"{script}{IDLE}\n")
-    assert "heterogeneous" in assert_continues(cluster, job, "heterogeneous")
-
-
-def test_second_component_of_heterogeneous_job_is_refused(cluster: Cluster) -> None:
-    """The component has no script of its own; the reason is the same."""
+    """The second component has no script of its own; the reason is the same."""
     script = f"#!/bin/bash\n#SBATCH {BY_HAND} --partition=gpu --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --partition=cpu\n"
     job = cluster.submit(script=f"{script}{IDLE}\n")
     cluster.wait_for_state(job, "RUNNING")
     done = cluster.run("login", "slurm-affinode", "status", f"{job}+1", user="alice")
     assert done.returncode == 1
     assert "cannot be suspended: heterogeneous: it is a heterogeneous job" in done.stderr
+    assert "heterogeneous" in assert_continues(cluster, job, "heterogeneous")
 
 
 def interactive(cluster: Cluster, *argv: str) -> subprocess.Popen[str]:
@@ -273,7 +272,7 @@ def interactive(cluster: Cluster, *argv: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("command", ["salloc", "srun"])
 def test_interactive_job_is_refused(cluster: Cluster, command: str) -> None:
     """The commands reject the option; without it, ``status`` gives the reason on both nodes."""
-    running = interactive(cluster, command, *ON_C1, f"--job-name={command}-kind", "sleep", "30")
+    running = interactive(cluster, command, *ON_C1, f"--job-name={command}-kind", "sh", "-c", UNTIL_END)
     try:
         listing = ("squeue", "--noheader", "--states=RUNNING", "--format=%A", f"--name={command}-kind")
         job = wait_until("it runs", lambda: cluster.exec("login", *listing).strip())
@@ -285,6 +284,7 @@ def test_interactive_job_is_refused(cluster: Cluster, command: str) -> None:
                 assert "only batch jobs can be suspended" in done.stderr
         refusal = status(cluster, job)["refusal"]
         assert (refusal["code"], refusal["remedy"]) == ("interactive", "submit it with sbatch --gpu-suspend-idle=15m")
+        end(cluster, job)
         printed, _ = running.communicate(timeout=120)
     finally:
         running.kill()

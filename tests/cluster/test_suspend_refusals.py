@@ -41,11 +41,7 @@ def refused(cluster: Cluster, job: str) -> str:
 
 
 CASES = {
-    "srun-steps": (f"srun --overlap {WORKLOADS}/idle_after.py --busy 0 --idle 300 --again 0", (), "srun"),
     "no-requeue": (f"{WORKLOADS}/idle_after.py --busy 0 --idle 300 --again 0", ("--no-requeue",), "requeue"),
-    "multi-node": (
-        f"{WORKLOADS}/idle_after.py --busy 0 --idle 300 --again 0", ("--nodes=2", "--ntasks-per-node=1"), "2 nodes",
-    ),
     "gpu-file": (
         f"exec 9</dev/nvidiactl0 || exec 9</dev/nvidia0\n{WORKLOADS}/idle_after.py --busy 0 --idle 300 --again 0",
         (),
