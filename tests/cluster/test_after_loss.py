@@ -9,11 +9,11 @@ import pytest
 from cluster.driver import Cluster, wait_until
 from cluster.sleepers import (
     BY_HAND,
-    asleep,
     configured,
     finish,
     idle_job,
     steps,
+    suspend,
     wait_asleep,
     wait_for_agents,
     wake,
@@ -29,14 +29,21 @@ OVER = re.compile(
 )
 
 
-def restored(cluster: Cluster, option: str) -> tuple[str, int]:
-    """Suspend and restore a job; return its ID, and the number of its last step before the checkpoint."""
-    job = asleep(cluster, idle_job(), f"{BY_HAND}{option}")
-    last = steps(cluster.output(job))[-1]
-    wake(cluster, job)
-    cluster.wait_for_output(job, f"step number={last + 3}")
-    settled(cluster, job)
-    return job, last
+def restored(cluster: Cluster, *options: str) -> list[tuple[str, int]]:
+    """Suspend and restore a job with each option; return their IDs, and their last steps before the checkpoint."""
+    jobs = [cluster.submit(f"{BY_HAND}{option}", script=idle_job()) for option in options]
+    for job in jobs:
+        cluster.wait_for_output(job, "step number=2")
+        suspend(cluster, job)
+    last = []
+    for job in jobs:
+        wait_asleep(cluster, job)
+        last.append(steps(cluster.output(job))[-1])
+        wake(cluster, job)
+    for job, step in zip(jobs, last, strict=True):
+        cluster.wait_for_output(job, f"step number={step + 3}")
+        settled(cluster, job)
+    return list(zip(jobs, last, strict=True))
 
 
 def settled(cluster: Cluster, job: str) -> None:
@@ -54,8 +61,10 @@ def requeue(cluster: Cluster, job: str) -> None:
 def test_requeued_job_returns_to_its_image_or_starts_over_or_is_held(cluster: Cluster) -> None:
     """Each of three jobs does what its option says, and the held one what its owner says then."""
     wait_for_agents(cluster)
-    job, last = restored(cluster, "")
-    requeue(cluster, job)
+    (job, last), (over, _), (held, _) = restored(cluster, "", ",after_loss=start", ",after_loss=hold")
+    for each in (job, over, held):
+        requeue(cluster, each)
+
     output = wait_until("it has returned", lambda: cluster.output(job), RETURNED.search, timeout_s=150)
     cluster.wait_for_output(job, f"step number={last + 2}")
     assert "step number=1\n" in output
@@ -68,34 +77,30 @@ def test_requeued_job_returns_to_its_image_or_starts_over_or_is_held(cluster: Cl
     assert "it has returned to its checkpoint of" in cluster.comment(job)
     finish(cluster, job)
 
-    job, _ = restored(cluster, ",after_loss=start")
-    requeue(cluster, job)
-    output = wait_until("it has started over", lambda: cluster.output(job), OVER.search, timeout_s=150)
+    output = wait_until("it has started over", lambda: cluster.output(over), OVER.search, timeout_s=150)
     assert "after_loss=start" in output
-    cluster.wait_for_output(job, "step number=2")
-    finish(cluster, job)
+    cluster.wait_for_output(over, "step number=2")
+    finish(cluster, over)
 
-    job, _ = restored(cluster, ",after_loss=hold")
-    requeue(cluster, job)
     wait_until(
         "it is held with a clear comment",
-        lambda: (cluster.job(job)["Priority"], cluster.comment(job)),
-        lambda seen: seen[0] == "0" and f"slurm-affinode wake {job} --from-start" in seen[1],
+        lambda: (cluster.job(held)["Priority"], cluster.comment(held)),
+        lambda seen: seen[0] == "0" and f"slurm-affinode wake {held} --from-start" in seen[1],
         timeout_s=150,
     )
-    wait_asleep(cluster, job)
-    done = cluster.run("login", "slurm-affinode", "wake", job, "--from-start", user="alice")
+    wait_asleep(cluster, held)
+    done = cluster.run("login", "slurm-affinode", "wake", held, "--from-start", user="alice")
     assert done.returncode == 0, done.stderr
-    cluster.wait_for_output(job, "its image was given up, as requested")
-    cluster.wait_for_output(job, "step number=2")
-    finish(cluster, job)
+    cluster.wait_for_output(held, "its image was given up, as requested")
+    cluster.wait_for_output(held, "step number=2")
+    finish(cluster, held)
 
 
 def test_image_is_discarded_after_a_long_run(cluster: Cluster) -> None:
     """The job has run for longer than the site permits since its restore."""
     wait_for_agents(cluster)
     with configured(cluster, discard_image_after="1s"):
-        job, _ = restored(cluster, "")
+        [(job, _)] = restored(cluster, "")
         requeue(cluster, job)
         output = wait_until("it has started over", lambda: cluster.output(job), OVER.search, timeout_s=150)
         assert "this site discards an image when its job has run for 1s" in output
