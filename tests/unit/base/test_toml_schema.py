@@ -62,12 +62,12 @@ def faults(toml: str) -> list[str]:
 def test_all_errors_of_a_file_are_reported_at_once() -> None:
     """One line each, in the order of the file, with the value, the allowed ones and a hint."""
     toml = (
-        "nam = 1\non = 'yes'\nwait = 'soon'\nwords = ['red', 'gren']\nsource = 'x'\n"
+        "names = 1\non = 'yes'\nwait = 'soon'\nwords = ['red', 'gren']\nsource = 'x'\n"
         "[limits]\ncpu = 200\nmemory = 1\n"
-        "[nodes.a]\nshare = -1\n[nodes.b]\nsize = 10\nsise = 3\n"
+        "[nodes.a]\nshare = -1\n[nodes.b]\nsize = 10\nsizes = 3\n"
     )
     assert faults(toml) == [
-        "f:1: nam: unknown key (is name meant?)",
+        "f:1: names: unknown key (is name meant?)",
         "f:2: on: 'yes' is not true or false",
         "f:3: wait: 'soon' is not a span of time (write for example 15m, 2h30m, 7d or 4w)",
         "f:4: words: 'gren' is not one of red, green (is green meant?)",
@@ -77,7 +77,7 @@ def test_all_errors_of_a_file_are_reported_at_once() -> None:
         "f:9: nodes.a: size is missing",
         "f:10: nodes.a.share: -1 is below 0",
         "f:12: nodes.b.size: 10 is not from 1 to 9",
-        "f:13: nodes.b.sise: unknown key (is size meant?)",
+        "f:13: nodes.b.sizes: unknown key (is size meant?)",
     ]
 
 

@@ -100,7 +100,7 @@ def test_signatures_check_and_test(tmp_path: Path) -> None:
     line = next(number for number, row in enumerate(wrong.read_text().splitlines(), 1) if "950" in row)
     checked = _run("signatures", "check", str(wrong))
     assert _status(checked) == 1
-    assert f"{wrong}:{line}: above_pct" in checked.stdout
+    assert f"{wrong}:{line}: signature[1].memory.above_pct: 950 is not from 0 to 100" in checked.stdout
     assert getattr(_run("signatures", "test", str(wrong)).exception, "exit_code", None) == 2
     far = tmp_path / "far.toml"
     far.write_text(text.replace('longer_than = "1h"', 'longer_than = "5m"'))
