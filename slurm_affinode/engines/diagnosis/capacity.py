@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.base.text import figure, percent, span
 from slurm_affinode.engines.diagnosis.episodes import lasting, runs
 from slurm_affinode.engines.diagnosis.rules import diagnosis, evidence
 from slurm_affinode.engines.diagnosis.series import Bools, EngineSeries, Floats, Integers, moment
@@ -109,49 +108,37 @@ def _kv_saturated(series: EngineSeries, capacity: Capacity, first: int, last: in
     preempted = series.sum_of("preemptions", max(first - 1, 0), last)
     share = float(capacity.kv_full[first : last + 1].mean())
     level = capacity.full_level
-    because = "" if capacity.demand is None else f", as a running request holds {percent(capacity.demand)} of it"
     # With a queue, the cache is full at a lower usage: requests wait because the next one does not fit.
     queued = capacity.waiting_level
     lower = queued is not None and level is not None and f"{queued:.2f}" != f"{level:.2f}" and bool(waiting)
-    because += f", and from {queued:.2f} while requests wait" if lower else ""
     proof = [
-        evidence("kv", mean, "", None if level is None else f"from {level:.2f}", 0.4,
-                 "KV usage is unknown" if mean is None else
-                 f"KV usage is {mean:.2f} on average, {peak:.2f} at most; the cache is full from {level:.2f}"
-                 f"{because}", met=share >= 0.3),
-        evidence("waiting", waiting, "requests", "above 0", 0.3,
-                 "the queue is unknown" if waiting is None else f"up to {waiting:g} requests wait",
-                 met=(waiting or 0) > 0),
-        evidence("preemptions", preempted, "", "above 0", 0.2,
-                 "preemptions are unknown" if preempted is None else f"{figure(preempted)} preemptions",
-                 met=(preempted or 0) > 0),
-        evidence("time", float(series.time[last] - series.time[first]), "s", None, 0.1,
-                 f"full in {percent(share)} of the samples", met=share >= 0.5),
+        evidence("kv-saturated.kv", mean, 0.4, peak=peak, level=level, demand=capacity.demand,
+                 queued=queued if lower else None, met=share >= 0.3),
+        evidence("kv-saturated.waiting", waiting, 0.3, met=(waiting or 0) > 0),
+        evidence("kv-saturated.preemptions", preempted, 0.2, met=(preempted or 0) > 0),
+        evidence("kv-saturated.time", float(series.time[last] - series.time[first]), 0.1, share=share,
+                 met=share >= 0.5),
     ]  # fmt: skip
-    text = "The KV cache is effectively full"
-    text += "" if mean is None else f" (usage {mean:.2f} on average, {peak:.2f} at most)"
-    text += "" if waiting is None else f"; up to {waiting:g} requests wait"
-    text += "" if preempted is None else f"; {figure(preempted)} preemptions"
     figures = {"kv_mean": mean, "kv_max": peak, "full_level": level, "demand": capacity.demand, "waiting_max": waiting,
                "preemptions": preempted, "share": share}  # fmt: skip
-    doubt = "" if waiting else "no request waited at the time of a scrape"
-    return diagnosis("kv-saturated", moment(series.time[first]), moment(series.time[last]), proof, f"{text}.",
-                     figures=figures, doubt=doubt)  # fmt: skip
+    return diagnosis(
+        "kv-saturated.full", moment(series.time[first]), moment(series.time[last]), proof, figures=figures,
+        doubts=[] if waiting else ["kv-saturated.doubt-queue"],
+        mean=mean, peak=peak, waiting=waiting, preempted=preempted,
+    )  # fmt: skip
 
 
 def _batch_saturated(series: EngineSeries, capacity: Capacity, first: int, last: int) -> Diagnosis:
     waiting, running = series.peak_of("waiting", first, last), series.mean_of("running", first, last)
     limit = capacity.batch_limit or 0.0
-    which = "the plateau seen" if capacity.batch_seen else "the configured limit"
     proof = [
-        evidence("running", running, "requests", f"at least {limit:g}", 0.5,
-                 f"{running:.1f} requests run on average; {which} is {limit:g}"),
-        evidence("waiting", waiting, "requests", "above 0", 0.3, f"up to {waiting:g} requests wait"),
-        evidence("limit", None if capacity.batch_seen else limit, "requests", None, 0.2, f"the limit is {which}"),
+        evidence("batch-full.running-plateau" if capacity.batch_seen else "batch-full.running", running, 0.5,
+                 limit=limit),
+        evidence("batch-full.waiting", waiting, 0.3),
+        evidence("batch-full.limit", None if capacity.batch_seen else limit, 0.2),
     ]  # fmt: skip
     return diagnosis(
-        "batch-full", moment(series.time[first]), moment(series.time[last]), proof,
-        f"All {limit:g} places of the batch are taken; up to {waiting:g} requests wait.",
+        "batch-full.full", moment(series.time[first]), moment(series.time[last]), proof, limit=limit, waiting=waiting,
         figures={"running_mean": running, "batch_limit": limit, "waiting_max": waiting},
     )  # fmt: skip
 
@@ -188,31 +175,23 @@ def _storm(  # noqa: PLR0917
     if not (costly or slower or often):
         return None
     proof = [
-        evidence("preemptions", count / length, "per s", None, 0.4, f"{figure(count)} preemptions in {span(length)}"
-                 + ("" if each is None else f", {each:.1f} for each request completed")),
-        evidence("recomputation", None if repeated is None else repeated * 100, "%",
-                 f"at least {percent(RECOMPUTED_SHARE)}", 0.3,
-                 "the size of preempted requests is unknown" if repeated is None
-                 else f"repeated prefill is at least {percent(repeated)} of the tokens processed", met=costly),
-        evidence("throughput", None if lost is None else lost * 100, "%", f"at least {percent(LOST_SHARE)}", 0.3,
-                 "no comparable time without preemption: the loss of throughput is unknown" if lost is None or not usual
-                 else f"{rate:.0f} output tokens/s; {usual:.0f} in the comparable time without preemption", met=slower),
+        evidence("preemption-storm.preemptions", count / length, 0.4, count=count, length=length, each=each),
+        evidence("preemption-storm.recomputation", None if repeated is None else repeated * 100, 0.3,
+                 least=RECOMPUTED_SHARE, share=repeated, met=costly),
+        evidence("preemption-storm.throughput", None if lost is None else lost * 100, 0.3, least=LOST_SHARE,
+                 rate=rate, usual=usual, met=slower),
     ]  # fmt: skip
-    doubt = ""
-    if lost is not None and lost < LOST_SHARE:
-        doubt = "throughput has not fallen measurably: the cost is latency and repeated prefill"
-    summary = f"{figure(count)} preemptions in {span(length)}"
-    summary += "" if repeated is None else f"; repeated prefill is about {percent(repeated)} of the work"
-    summary += (
-        "" if not slower or rate is None or usual is None else f"; output fell from {usual:.0f} to {rate:.0f} tokens/s"
-    )
+    cheap = lost is not None and lost < LOST_SHARE
     figures = {
         "preemptions": count, "preemptions_per_s": count / length, "preemptions_per_request": each,
         "recomputed_share": repeated, "lost_share": lost,
         "lost_tokens_per_s": None if rate is None or usual is None else max(0.0, usual - rate),
     }  # fmt: skip
-    return diagnosis("preemption-storm", moment(series.time[first]), moment(series.time[last]), proof, f"{summary}.",
-                     figures=figures, doubt=doubt)  # fmt: skip
+    return diagnosis(
+        "preemption-storm.cost", moment(series.time[first]), moment(series.time[last]), proof, figures=figures,
+        doubts=["preemption-storm.doubt-throughput"] if cheap else [],
+        count=count, length=length, repeated=repeated, before=usual if slower else None, after=rate if slower else None,
+    )  # fmt: skip
 
 
 def _prompt_tokens(series: EngineSeries) -> float | None:
@@ -284,12 +263,11 @@ def swapping(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
         full = float(capacity.kv_full[first : last + 1].mean())
         peak = series.peak_of("swapped", first, last)
         proof = [
-            evidence("swaps", float(rises + falls), "", "several", 0.6,
-                     f"the amount swapped rose {rises} times and fell {falls} times in {span(length)}"),
-            evidence("kv", full * 100, "%", "at least 50 %", 0.4,
-                     f"the KV cache was full in {percent(full)} of the samples", met=full >= 0.5),
-        ]  # fmt: skip
-        summary = f"Requests moved between GPU and host memory at least {rises + falls} times in {span(length)}."
-        found.append(diagnosis("swap-thrashing", moment(series.time[first]), moment(series.time[last]), proof, summary,
-                               figures={"moves": float(rises + falls), "swapped_max": peak}))  # fmt: skip
+            evidence("swap-thrashing.swaps", float(rises + falls), 0.6, rises=rises, falls=falls, length=length),
+            evidence("swap-thrashing.kv", full * 100, 0.4, share=full, met=full >= 0.5),
+        ]
+        found.append(diagnosis(
+            "swap-thrashing.moves", moment(series.time[first]), moment(series.time[last]), proof,
+            figures={"moves": float(rises + falls), "swapped_max": peak}, moves=rises + falls, length=length,
+        ))  # fmt: skip
     return found

@@ -20,7 +20,6 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.base.spread import Spread
-from slurm_affinode.base.text import counted, figure, percent
 from slurm_affinode.engines.diagnosis import capacity, liveness, memory, queue
 from slurm_affinode.engines.diagnosis.episodes import runs
 from slurm_affinode.engines.diagnosis.rules import diagnosis, evidence
@@ -142,26 +141,19 @@ def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis
         done = series.rate_of("finished", first, last)
         lasting = float(np.mean(series.value("waiting")[first : last + 1] > 0))
         proof = [
-            evidence("scrapes", float(last - first + 1), "", None, 0.3, f"{last - first + 1} scrapes succeeded"),
-            evidence("queue", waiting, "requests", "empty most of the time", 0.4,
-                     "the queue is unknown" if waiting is None
-                     else f"requests waited in {percent(lasting)} of the samples, at most {waiting:g}",
-                     met=lasting < 0.5),
-            evidence("kv", usage, "", None, 0.15, "KV usage is unknown" if usage is None else
-                     f"KV usage is {usage:.2f} at most"),
-            evidence("ttft", ttft, "s", None, 0.15, "time to first token is unknown" if ttft is None else
-                     f"time to first token is {figure(ttft)} s on average"),
-        ]  # fmt: skip
-        summary = "No overload"
-        summary += "" if running is None else f"; up to {counted(round(running), 'request')} running"
-        summary += "" if waiting is None else f"; up to {counted(round(waiting), 'request')} waiting"
-        summary += "" if rate is None else f"; {figure(rate)} output tokens/s"
+            evidence("healthy.scrapes", float(last - first + 1), 0.3),
+            evidence("healthy.queue", waiting, 0.4, share=lasting, met=lasting < 0.5),
+            evidence("healthy.kv", usage, 0.15),
+            evidence("healthy.ttft", ttft, 0.15),
+        ]
         late = int(series.failed[series.reached[first] : series.reached[last]].sum())
         healthy.append(diagnosis(
-            "healthy", moment(times[first]), moment(times[last]), proof, f"{summary}.",
+            "healthy.load", moment(times[first]), moment(times[last]), proof,
             figures={"seconds": length, "served_per_s": done, "tokens_per_s": rate, "ttft_s": ttft,
                      "waiting_max": waiting, "kv_max": usage},
-            doubt=f"{late} scrapes failed and succeeded again" if late else "",
+            doubts=["healthy.doubt-late"] if late else [], late=late,
+            running=None if running is None else round(running), waiting=None if waiting is None else round(waiting),
+            tokens_per_s=rate,
         ))  # fmt: skip
     return healthy
 

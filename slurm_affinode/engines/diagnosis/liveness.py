@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.base.text import percent, span
 from slurm_affinode.engines.diagnosis.capacity import Capacity
 from slurm_affinode.engines.diagnosis.episodes import runs
-from slurm_affinode.engines.diagnosis.rules import ADVICE, diagnosis, evidence
+from slurm_affinode.engines.diagnosis.rules import TEXTS, diagnosis, evidence
 from slurm_affinode.engines.diagnosis.series import Bools, EngineSeries, moment
 from slurm_affinode.engines.samples import NO_RESPONSE
 from slurm_affinode.model.serving import Diagnosis, EngineEvent
@@ -83,32 +82,27 @@ def _stuck(series: EngineSeries, capacity: Capacity, first: int, last: int, limi
     empty = (
         len(usage) > 0 and not loop and float(np.max(usage)) < 0.1 and (running or 0.0) == 0 and (waiting or 0.0) > 0
     )
-    state = "" if not len(usage) else f"; KV usage {float(np.min(usage)):.2f} to {float(np.max(usage)):.2f}"
+    low, high = (float(np.min(usage)), float(np.max(usage))) if len(usage) else (None, None)
+    mean = float(np.mean(usage)) if len(usage) else None
     proof = [
-        evidence("time", length, "s", f"at least {span(limit)}", 0.4, f"no request made progress for {span(length)}"),
-        evidence("progress", 0.0 if counters else None, "tokens", "none", 0.3,
-                 "no token was processed and no request ended" if counters else "no counter of tokens or requests"),
-        evidence("held", (running or 0.0) + (waiting or 0.0), "requests", "above 0", 0.1,
-                 f"{running or 0:.1f} requests run and {waiting or 0:.1f} wait, on average"),
-        evidence("kv", float(np.mean(usage)) if len(usage) else None, "",
-                 "nearly empty, or filled again and again" if loop or empty else "unchanged", 0.2,
-                 "KV usage is unknown" if not len(usage) else
-                 f"KV usage between {float(np.min(usage)):.2f} and {float(np.max(usage)):.2f}"
-                 + (f"; {falls} falls, {preempted:g} preemptions" if loop else "")),
+        evidence("no-progress.time", length, 0.4, limit=limit),
+        evidence("no-progress.progress", 0.0 if counters else None, 0.3),
+        evidence("no-progress.held", (running or 0.0) + (waiting or 0.0), 0.1, running=running or 0.0,
+                 waiting=waiting or 0.0),
+        evidence("request-too-large.kv", mean, 0.2, low=low, high=high, falls=falls if loop else None,
+                 preempted=preempted) if loop or empty else
+        evidence("stalled.kv", mean, 0.2, low=low, high=high),
     ]  # fmt: skip
     figures = {"seconds": length, "running": running, "waiting": waiting, "preemptions": preempted or None}
     if loop or empty:
-        how = "is started again and again" if loop else "is not started although the KV cache is nearly empty"
         return diagnosis(
-            "request-too-large", begin, end, proof,
-            f"For {span(length)} a request {how}, and none makes progress{state}.",
+            "request-too-large.repeated" if loop else "request-too-large.not-started", begin, end, proof,
             figures=figures, certainty=0.9 if loop else 0.8,
-            doubt="" if loop else "a scheduler that hangs looks the same",
+            doubts=[] if loop else ["request-too-large.doubt-scheduler"], length=length, low=low, high=high,
         )  # fmt: skip
-    where = "while the KV cache stays full" if full and (running or 0) == 0 else "although requests are held"
     return diagnosis(
-        "stalled", begin, end, proof, f"No progress for {span(length)} {where}{state}.", figures=figures,
-        doubt="" if counters else "there is no counter of tokens: only the empty batch shows it",
+        "stalled.full" if full and (running or 0) == 0 else "stalled.held", begin, end, proof, figures=figures,
+        doubts=[] if counters else ["stalled.doubt-counter"], length=length, low=low, high=high,
     )  # fmt: skip
 
 
@@ -166,24 +160,19 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
         begin, end = series.all_times[one.first], series.all_times[one.last]
         count = one.last - one.first + 1
         proof = [
-            evidence("scrapes", float(count), "", f"at least {REFUSED_SCRAPES}", 0.5,
-                     f"{count} scrapes failed in succession"),
-            evidence("connection", float(one.refused), "", "refused", 0.5, f"{one.refused} connections were refused"
-                     if one.refused else "no connection was refused: the scrapes timed out or failed otherwise",
+            evidence("ended.scrapes", float(count), 0.5, least=REFUSED_SCRAPES),
+            evidence("ended.connection" if one.refused else "ended.connection-timeout", float(one.refused), 0.5,
                      met=one.refused > 0),
         ]  # fmt: skip
-        doubt = "" if one.refused else "the server may be overloaded, or the network interrupted"
+        doubts = [] if one.refused else ["ended.doubt-overload"]
         if one.listening:
-            proof.append(evidence("process", float(one.listening), "", "none listens", 0.5,
-                                  f"a process still listened in {one.listening} of them", met=False))  # fmt: skip
-            doubt = "its process still listens: it hangs or is overloaded, and has not ended"
-        busy = _load_before(series, one.first)
+            proof.append(evidence("ended.process", float(one.listening), 0.5, met=False))
+            doubts = ["ended.doubt-listening"]
+        running, waiting = _load_before(series, one.first)
         found.append(diagnosis(
-            "ended", moment(begin), moment(end), proof,
-            f"The server did not respond to {count} scrapes{busy}"
-            f"{'; a new process responded afterwards' if one.restarted else ''}.",
-            figures={"failed_scrapes": float(count)}, advice="" if one.restarted else None,
-            doubt=doubt,
+            "ended.restarted" if one.restarted else "ended.lost", moment(begin), moment(end), proof,
+            figures={"failed_scrapes": float(count)}, advice="" if one.restarted else None, doubts=doubts,
+            scrapes=count, running=running, waiting=waiting,
         ))  # fmt: skip
         near = [
             i for i, event in enumerate(memory)
@@ -192,15 +181,13 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
         told |= set(near)
         of_kind = {memory[i].kind: memory[i] for i in reversed(near)}
         found += [_out_of_memory(series, begin, end, event) for event in of_kind.values()]
-        if not near and gpu_share is not None and gpu_share >= 0.97 and not one.restarted and busy:
+        if not near and gpu_share is not None and gpu_share >= 0.97 and not one.restarted and running is not None:
             proof = [
-                evidence("log", None, "", "out of memory", 0.6, "no log and no event of Slurm is known"),
-                evidence("memory", gpu_share * 100, "%", "at its maximum", 0.4,
-                         f"{percent(gpu_share)} of the GPU memory was held before the end"),
-            ]  # fmt: skip
-            found.append(diagnosis("out-of-memory", moment(begin), moment(end), proof,
-                                   f"The engine ended under load with {percent(gpu_share)} of the GPU memory held.",
-                                   certainty=0.6, doubt="healthy engines reserve as much"))  # fmt: skip
+                evidence("out-of-memory.log", None, 0.6),
+                evidence("out-of-memory.memory", gpu_share * 100, 0.4, share=gpu_share),
+            ]
+            found.append(diagnosis("out-of-memory.load", moment(begin), moment(end), proof, certainty=0.6,
+                                   doubts=["out-of-memory.doubt-reserved"], share=gpu_share))  # fmt: skip
     # An error is logged on many lines: one diagnosis of a kind.
     others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in told}
     # Of several ends, an event without a time may belong to any.
@@ -212,35 +199,32 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
     return found + [_refused_start(series, one) for one in refused.values()]
 
 
-def _load_before(series: EngineSeries, position: int) -> str:
+def _load_before(series: EngineSeries, position: int) -> tuple[float | None, float | None]:
+    """Return the requests that ran and waited at the last scrape before ``position``; ``None`` if there were none."""
     before = np.flatnonzero(series.reached < position)
     if not len(before):
-        return ""
+        return None, None
     held = [float(series.value(name)[before[-1]]) for name in ("running", "waiting")]
-    known = [0.0 if np.isnan(one) else one for one in held]
-    return f", after the last one {known[0]:g} requests ran and {known[1]:g} waited" if sum(known) else ""
+    running, waiting = (0.0 if np.isnan(one) else one for one in held)
+    return (running, waiting) if running + waiting else (None, None)
 
 
 def _out_of_memory(series: EngineSeries, begin: float, end: float, event: EngineEvent) -> Diagnosis:
     on_gpu = event.kind == "gpu-out-of-memory"
     share = series.peak_of("memory_share", 0, len(series) - 1) if len(series) else None
-    proof = [evidence("log", event.text, "", "out of memory", 1.0,
-                      f"{'CUDA' if on_gpu else 'the kernel or Slurm'} reported an out-of-memory error")]  # fmt: skip
-    advice = ADVICE["out-of-memory"] if on_gpu else "Ask Slurm for more host memory, or lower the server's use of it."
+    proof = [evidence("out-of-memory.log-gpu" if on_gpu else "out-of-memory.log-host", event.text, 1.0)]
     if on_gpu and share is not None:
-        proof.append(
-            evidence("share", share * 100, "%", None, 0.0, f"the engine may allocate {percent(share)} of the memory")
-        )
-    return diagnosis("out-of-memory", moment(begin), moment(end), proof,
-                     f"The engine ran out of {'GPU' if on_gpu else 'host'} memory.", advice=advice)  # fmt: skip
+        proof.append(evidence("out-of-memory.share", share * 100, 0.0, share=share))
+    return diagnosis(
+        "out-of-memory.gpu" if on_gpu else "out-of-memory.host", moment(begin), moment(end), proof,
+        advice=None if on_gpu else TEXTS.text("out-of-memory.advice-host", {}),
+    )  # fmt: skip
 
 
 def _refused_start(series: EngineSeries, event: EngineEvent) -> Diagnosis:
     at = moment(series.all_times[-1]) if event.time is None else event.time
-    proof = [evidence("log", event.text, "", "cache smaller than a request", 1.0,
-                      "the engine refused to start: the KV cache is smaller than one request")]  # fmt: skip
-    return diagnosis("request-too-large", at, at, proof,
-                     "The KV cache is smaller than one request of full length; the engine did not start.")  # fmt: skip
+    proof = [evidence("request-too-large.log", event.text, 1.0)]
+    return diagnosis("request-too-large.refused", at, at, proof)
 
 
 def orphans(series: EngineSeries) -> list[Diagnosis]:
@@ -258,23 +242,17 @@ def orphans(series: EngineSeries) -> list[Diagnosis]:
         episodes[-1].append(row)
     for rows in episodes:
         (begin, _, _), (end, count, memory) = rows[0], rows[-1]
-        some = "1 process" if count == 1 else f"{count:.0f} processes"
         proof = [
-            evidence("processes", count, "", "without a server", 0.5,
-                     f"{some} of the engine left on GPUs; the processes of the server have ended, "
-                     "and nothing listens at its address"),
-            evidence("looks", float(len(rows)), "", "at least 2", 0.2, f"seen {len(rows)} times", met=len(rows) >= 2),
-            evidence("gpu", memory, "MiB", "above 0", 0.3, "their GPU memory was not measured" if memory is None else
-                     f"they hold {memory:.0f} MiB of GPU memory", met=bool(memory)),
-        ]  # fmt: skip
-        held = (
-            "" if memory is None else f", which hold{'s' if count == 1 else ''} {memory / 1024:.1f} GiB of GPU memory"
-        )
-        hours = None if memory is None else memory / 1024 * (end - begin) / 3600
+            evidence("orphaned-engine.processes", count, 0.5),
+            evidence("orphaned-engine.looks", float(len(rows)), 0.2, met=len(rows) >= 2),
+            evidence("orphaned-engine.gpu", memory, 0.3, met=bool(memory)),
+        ]
+        gib = None if memory is None else memory / 1024
+        hours = None if gib is None else gib * (end - begin) / 3600
         found.append(diagnosis(
-            "orphaned-engine", moment(begin), moment(end), proof,
-            f"The server is gone, with {some} of the engine left in job {series.job or '?'}{held}.",
+            "orphaned-engine.left", moment(begin), moment(end), proof, count=count, job=series.job or "?",
+            memory_gib=gib,
             figures={"processes": count, "gpu_memory_mib": memory, "gib_hours": hours},
-            doubt="" if memory else "how much GPU memory they hold is unknown",
+            doubts=[] if memory else ["orphaned-engine.doubt-memory"],
         ))  # fmt: skip
     return found

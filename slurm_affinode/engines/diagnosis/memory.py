@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from slurm_affinode.base.text import percent, size, span
 from slurm_affinode.engines.diagnosis.episodes import runs
 from slurm_affinode.engines.diagnosis.rules import diagnosis, evidence
 from slurm_affinode.engines.diagnosis.series import Bools, EngineSeries, Floats, moment
@@ -104,21 +103,18 @@ def _unused(  # noqa: PLR0917
     hours = count * length / 3600 if count else None
     held = _mean(gpus.held_gib, first, last) if gpus is not None else None
     gib_hours = None if held is None else held * length / 3600
-    summary = f"No requests for {span(length)}" if kind == "idle" else f"Asleep for {span(length)}"
-    summary += "" if hours is None else f": {hours:.2f} GPU-hours"
-    summary += "" if gib_hours is None else f", {gib_hours:.1f} GiB-hours ({held:.1f} GiB held)"
-    weight = 0.3 if kind == "idle" else 0.0
     proof = [
-        evidence("time", length, "s", f"at least {span(idle_s)}" if kind == "idle" else None, 0.7,
-                 f"no request ran or waited for {span(length)}" if kind == "idle" else f"asleep for {span(length)}"),
-        evidence("memory", held, "GiB", "above 0", weight, "GPU memory was not measured" if held is None else
-                 f"{held:.1f} GiB of GPU memory held on average", met=(held or 0) > 0.5),
+        evidence("idle.time", length, 0.7, least=idle_s) if kind == "idle" else evidence("asleep.time", length, 0.7),
+        evidence("idle.memory", held, 0.3, met=(held or 0) > 0.5) if kind == "idle" else
+        evidence("asleep.memory", held, 0.0, met=(held or 0) > 0.5),
     ]  # fmt: skip
-    doubt = ""
-    if kind == "asleep" and gpus is not None and (_mean(gpus.share, first, last) or 0.0) >= 0.5:
-        doubt = "more than half of the GPU memory is still held"
-    return diagnosis(kind, moment(series.time[first]), moment(series.time[last]), proof, f"{summary}.", doubt=doubt,
-                     figures={"gpu_hours": hours, "gib_hours": gib_hours, "held_gib": held})  # fmt: skip
+    kept = kind == "asleep" and gpus is not None and (_mean(gpus.share, first, last) or 0.0) >= 0.5
+    return diagnosis(
+        "idle.unused" if kind == "idle" else "asleep.unused", moment(series.time[first]), moment(series.time[last]),
+        proof, doubts=["asleep.doubt-memory"] if kept else [],
+        figures={"gpu_hours": hours, "gib_hours": gib_hours, "held_gib": held},
+        length=length, hours=hours, gib_hours=gib_hours, held=held,
+    )  # fmt: skip
 
 
 def _mean(values: Floats, first: int, last: int) -> float | None:
@@ -144,13 +140,11 @@ def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, runnin
         held = _mean(gpus.held_gib, first, last)
         served = series.sum_of("generation_tokens", first, last)
         proof = [
-            evidence("memory", share * 100, "%", "at least 95 %", 0.4, f"{percent(share)} of the GPU memory is held"),
-            evidence("compute", use, "%", "below 5 %", 0.4, f"utilization is {use:.1f} % on average"),
-            evidence("state", None if running_job is None else "running", "", "running", 0.2,
-                     "the state of the job is unknown" if running_job is None else "the job runs"),
-            evidence("power", power, "W", None, 0.0, "power was not measured" if power is None else
-                     f"{power:.0f} W on average; {gpus.power_max_w:.0f} W is the highest seen"),
-        ]  # fmt: skip
+            evidence("squatter-signature.memory", share * 100, 0.4, share=share),
+            evidence("squatter-signature.compute", use, 0.4),
+            evidence("squatter-signature.state", None if running_job is None else "running", 0.2),
+            evidence("squatter-signature.power", power, 0.0, highest=gpus.power_max_w),
+        ]
         doubts = []
         if (
             power is not None
@@ -158,20 +152,16 @@ def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, runnin
             and power >= HIGH_POWER * gpus.power_max_w
             and power > 100 * gpus.count
         ):
-            doubts.append(
-                f"power ({power:.0f} W) is near its maximum, which contradicts an idle GPU: utilization may be "
-                "measured wrongly"
-            )
+            doubts.append("squatter-signature.doubt-busy")
         elif power is not None:
-            doubts.append("the published signature has near-maximum power while idle; this GPU draws little")
+            doubts.append("squatter-signature.doubt-power")
         if served:
-            doubts.append(f"the engine generated {served:.0f} tokens in this time")
+            doubts.append("squatter-signature.doubt-tokens")
         found.append(diagnosis(
-            "squatter-signature", moment(series.time[first]), moment(series.time[last]), proof,
-            f"{percent(share)} of the GPU memory is held at {use:.1f} % utilization for {span(length)} "
-            f"({hours:.2f} GPU-hours).",
+            "squatter-signature.held", moment(series.time[first]), moment(series.time[last]), proof,
+            share=share, use=use, length=length, hours=hours, power=power, served=served,
             figures={"gpu_hours": hours, "gib_hours": None if held is None else held * length / 3600, "power_w": power},
-            doubt="; ".join(doubts), certainty=0.5 if served else 1.0,
+            doubts=doubts, certainty=0.5 if served else 1.0,
         ))  # fmt: skip
     return found
 
@@ -203,20 +193,16 @@ def leaks(series: EngineSeries) -> list[Diagnosis]:
         stuck = series.sum_of("uncollectable", int(at[0]), int(at[-1]))
         rate = grown / hours
         proof = [
-            evidence("growth", grown / 2**20, "MiB", "at least 10 % and 64 MiB", 0.4,
-                     f"memory rose from {size(int(begin))} to {size(int(floors[-1]))} in {span(hours * 3600)}"),
-            evidence("steadiness", float(lasting), "of 7", "at least 6", 0.4,
-                     f"it rose steadily in {lasting} of {_BLOCKS - 1} parts of the period, in the last ones as well"),
-            evidence("uncollectable", stuck, "objects", "above 0", 0.2, "uncollectable objects are unknown"
-                     if stuck is None else f"{stuck:g} objects could not be collected", met=bool(stuck)),
-        ]  # fmt: skip
+            evidence("memory-leak.growth", grown / 2**20, 0.4, begin=begin, end=float(floors[-1]), length=hours * 3600),
+            evidence("memory-leak.steadiness", float(lasting), 0.4, parts=_BLOCKS - 1),
+            evidence("memory-leak.uncollectable", stuck, 0.2, met=bool(stuck)),
+        ]
         brief = hours < 1
         return [diagnosis(
-            "memory-leak", moment(series.time[at[0]]), moment(series.time[at[-1]]), proof,
-            f"Host memory of the server grows by {size(int(rate))} per hour ({size(int(begin))} to "
-            f"{size(int(floors[-1]))}).",
+            "memory-leak.growth-rate", moment(series.time[at[0]]), moment(series.time[at[-1]]), proof,
+            rate=rate, begin=begin, end=float(floors[-1]),
             figures={"bytes_per_hour": rate, "grown_bytes": grown, "uncollectable": stuck},
-            doubt="the period is short: caches that fill up look the same" if brief else "",
+            doubts=["memory-leak.doubt-short"] if brief else [],
             certainty=0.7 if brief else 1.0,
         )]  # fmt: skip
     return []

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.base.text import figure, percent, span
 from slurm_affinode.engines.diagnosis.capacity import Capacity
 from slurm_affinode.engines.diagnosis.episodes import Leg, close_s, legs, runs
 from slurm_affinode.engines.diagnosis.rules import diagnosis, evidence
@@ -301,48 +300,37 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: i
     ttft, usual = _first_token(series, growth)
     estimate = overload(series, capacity, growth)
     ratio = growth.arrivals / growth.service if growth.arrivals is not None and growth.service else None
-    rates = ""
-    if growth.arrivals is not None and growth.service is not None:
-        rates = f"{figure(growth.arrivals)} requests/s arrived and {figure(growth.service)}/s were served"
-    before = "" if usual is None else f", {figure(usual)} s before"
+    tokens, error = (None, None) if estimate is None else estimate
+    known = None not in (ratio, growth.arrivals, growth.service)
+    arrivals, service = (growth.arrivals, growth.service) if known else (None, None)
     proof = [
-        evidence("queue", growth.deviations, "sd", f"at least {SIGNIFICANT:g} standard deviations", 0.4,
-                 f"the queue grew by {growth.rise:g} requests (to {end:g}) in {span(length)}, "
-                 f"{growth.deviations:.1f} standard deviations of its random fluctuation"),
+        evidence("queue-unstable.queue", growth.deviations, 0.4, least=SIGNIFICANT, rise=growth.rise, end=end,
+                 length=length),
         _limit_evidence(series, capacity, growth),
-        evidence("arrivals", growth.arrivals, "per s", "more than service", 0.2,
-                 "arrivals are unknown: no counter of completed requests" if ratio is None else
-                 f"{rates} ({ratio:.2f} times)",
-                 met=ratio is not None and ratio > 1),
-        evidence("ttft", ttft, "s", "growing", 0.1, "times to first token are unknown" if ttft is None else
-                 f"time to first token {figure(ttft)} s at the end{before}",
+        evidence("queue-unstable.arrivals" if known else "queue-unstable.arrivals-unknown", growth.arrivals, 0.2,
+                 service=service, ratio=ratio, met=ratio is not None and ratio > 1),
+        evidence("queue-unstable.ttft", ttft, 0.1, usual=usual,
                  met=ttft is not None and (usual is None or ttft > 2 * usual)),
-        evidence("tokens", None if estimate is None else estimate[0], "", "above 1", 0.1,
-                 "the token-based estimate needs a full KV cache of known size, lengths and iteration times"
-                 if estimate is None else
-                 f"token-based estimate of the overload: {estimate[0]:.2f} ± {estimate[1]:.2f}",
+        evidence("queue-unstable.tokens", tokens, 0.1, error=error,
                  met=estimate is not None and estimate[0] + estimate[1] > 1),
     ]  # fmt: skip
     rejected = growth.rise - (end - begin)
-    summary = f"The queue grew from {begin:g} to {end:g} requests in {span(length)}"
-    summary += "" if rejected < 1 else f", and {rejected:g} were rejected"
-    summary += "" if ratio is None else f": {rates}"
-    summary += "" if estimate is None else f"; estimated overload by tokens {estimate[0]:.2f} ± {estimate[1]:.2f}"
     figures = {
-        "overload": ratio, "overload_tokens": None if estimate is None else estimate[0],
-        "overload_tokens_error": None if estimate is None else estimate[1], "arrivals_per_s": growth.arrivals,
+        "overload": ratio, "overload_tokens": tokens, "overload_tokens_error": error, "arrivals_per_s": growth.arrivals,
         "served_per_s": growth.service, "waiting_max": series.peak_of("waiting", first, last),
         "deviations": growth.deviations, "ttft_s": ttft, "ttft_before_s": usual,
         "drain_s": end / growth.service if growth.service else None,
     }  # fmt: skip
-    doubt = []
+    doubts = []
     if growth.steps < _FEW:
-        doubt.append(f"only {growth.steps + 1} scrapes cover it")
+        doubts.append("queue-unstable.doubt-scrapes")
     if estimate is not None and estimate[0] + estimate[1] < 1:
-        doubt.append("the token-based estimate does not confirm it")
+        doubts.append("queue-unstable.doubt-tokens")
     return diagnosis(
-        "queue-unstable", moment(series.time[first]), moment(series.time[until]), proof, f"{summary}.",
-        figures=figures, doubt="; ".join(doubt), certainty=0.7 if growth.steps < _FEW else 1.0,
+        "queue-unstable.growth", moment(series.time[first]), moment(series.time[until]), proof, figures=figures,
+        doubts=doubts, certainty=0.7 if growth.steps < _FEW else 1.0, begin=begin, end=end, length=length,
+        rejected=None if rejected < 1 else rejected, arrivals=arrivals, service=service, overload=tokens, error=error,
+        scrapes=growth.steps + 1,
     )  # fmt: skip
 
 
@@ -350,14 +338,10 @@ def _limit_evidence(series: EngineSeries, capacity: Capacity, growth: Growth) ->
     part = slice(growth.first, growth.last + 1)
     full, batch = float(capacity.kv_full[part].mean()), float(capacity.batch_full[part].mean())
     known = series.known("kv_usage") or series.known("preemptions") or capacity.batch_limit is not None
-    if batch > full:
-        text = f"the batch was full in {percent(batch)} of the samples ({capacity.batch_limit:g} requests)"
-    elif known:
-        text = f"the KV cache was effectively full in {percent(full)} of the samples"
-    else:
-        text = "no limit of the engine is known"
     share = max(full, batch)
-    return evidence("limit", share * 100 if known else None, "%", "at least 50 %", 0.2, text, met=share >= 0.5)
+    return evidence("queue-unstable.limit-batch" if batch > full else "queue-unstable.limit",
+                    share * 100 if known else None, 0.2, share=share, limit=capacity.batch_limit,
+                    met=share >= 0.5)  # fmt: skip
 
 
 def _first_token(series: EngineSeries, growth: Growth) -> tuple[float | None, float | None]:
@@ -438,8 +422,7 @@ def _recovery(series: EngineSeries, at: Integers, queue: Floats, growth: Growth,
     if len(where) < 3:
         return []
     peak = float(level[0])
-    left = max(EMPTY_SHARE * peak, 1.0)
-    emptied = np.flatnonzero(level <= left)
+    emptied = np.flatnonzero(level <= max(EMPTY_SHARE * peak, 1.0))
     end = int(emptied[0]) if len(emptied) else int(np.argmin(level))
     fallen = peak - float(level[end])
     first, last = int(where[0]), int(where[end])
@@ -447,12 +430,10 @@ def _recovery(series: EngineSeries, at: Integers, queue: Floats, growth: Growth,
     if end < 2 or fallen < 0.25 * peak or length <= close_s(series) / 2:
         return []
     served = _served(series, first, last)
-    proof = [
-        evidence("queue", fallen, "requests", "at least 25 % of the peak", 1.0,
-                 f"the queue fell from {peak:g} to {level[end]:g} in {span(length)}"),
-    ]  # fmt: skip
-    left_over = "" if len(emptied) else "; it was not over then"
+    left = float(level[end])
+    proof = [evidence("recovering.queue", fallen, 1.0, peak=peak, left=left, length=length)]
     figures = {"waiting_max": peak, "served_per_s": served / length if served is not None and length else None}
-    return [diagnosis("recovering", moment(series.time[first]), moment(series.time[last]), proof,
-                      f"The queue fell from {peak:g} to {level[end]:g} requests in {span(length)}{left_over}.",
-                      figures=figures)]  # fmt: skip
+    return [diagnosis(
+        "recovering.emptied" if len(emptied) else "recovering.shorter", moment(series.time[first]),
+        moment(series.time[last]), proof, figures=figures, peak=peak, left=left, length=length,
+    )]  # fmt: skip
