@@ -41,6 +41,7 @@ class Rules(NamedTuple):
     clean: tuple[str, ...]
     banned: tuple[Rule, ...]
     names: tuple[Rule, ...]
+    constants: tuple[Rule, ...]
     local: dict[str, tuple[Rule, ...]]
     """Path -> rules for all names in the files below it, also for those of local variables."""
 
@@ -70,6 +71,7 @@ def read_rules(path: Path = RULES) -> Rules:
         tuple(table["clean"]),
         tuple(Rule(re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE), advice) for phrase, advice in banned),
         _name_rules(table["names"]),
+        tuple(Rule(re.compile(rf"(?:{words})"), advice) for words, advice in table["constants"].items()),
         {place: _name_rules(entry["names"]) for entry in table["local"] for place in entry["paths"]},
     )
 
@@ -133,6 +135,14 @@ def check_names(path: str, text: str, rules: Iterable[Rule], local: Iterable[Rul
                     yield Finding(path, line, name, rule.advice)
 
 
+def check_constants(path: str, text: str, rules: Iterable[Rule]) -> Iterator[Finding]:
+    """Yield the constants in a Python file whose whole name is one of the rules."""
+    for line, name in dict.fromkeys(python_names(text)):
+        for rule in rules if name.isupper() else ():
+            if rule.pattern.fullmatch(in_words(name)):
+                yield Finding(path, line, name, rule.advice)
+
+
 def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
     """Yield the paragraphs outside of code blocks, without inline code."""
     block: list[str] = []
@@ -184,6 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
         # The names of the package; those of tests follow as far as they name its parts.
         if file.endswith(".py") and (options.paths or options.all or file.startswith("slurm_affinode/")):
             findings += check_names(file, text, rules.names, rules.all_names(file))
+            findings += check_constants(file, text, rules.constants)
     for finding in findings:
         print(finding)
     return bool(findings)

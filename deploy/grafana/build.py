@@ -67,9 +67,9 @@ NODE = Variable("node", 'DCGM_FI_DEV_FB_USED{cluster=~"$cluster"}', "Hostname")
 C = 'cluster=~"$cluster"'
 OWNER = "on (cluster, Hostname, hpc_job) group_left (user) slurm_affinode_agent_job_info"
 HOURS = "One sample per minute; a report computes the same from every sample, and adds time that was not measured."
-OF_JOB = f'{C},hpc_job=~"$job"'
-OF_NODE = f'{C},Hostname=~"$node"'
-OF_SERVER = 'cluster=~"$cluster",address=~"$server"'
+JOB_LABELS = f'{C},hpc_job=~"$job"'
+NODE_LABELS = f'{C},Hostname=~"$node"'
+SERVER_LABELS = 'cluster=~"$cluster",address=~"$server"'
 A = "slurm_affinode_agent_"
 S = "slurm_affinode_serving_"
 
@@ -109,26 +109,26 @@ DASHBOARDS = (
         "job", "GPU job", "One job: its GPUs, their memory and power.",
         [CLUSTER, Variable("job", 'DCGM_FI_DEV_FB_USED{cluster=~"$cluster",hpc_job!=""}', "hpc_job", all=False)],
         [
-            stat("GPUs", "none", f"count(max by (Hostname, UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{{{OF_JOB}}}))"),
+            stat("GPUs", "none", f"count(max by (Hostname, UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{{{JOB_LABELS}}}))"),
             stat("Mean utilization", "percent",
-                 f"avg(max by (Hostname, UUID) (avg_over_time(DCGM_FI_DEV_GPU_UTIL{{{OF_JOB}}}[$__range])))"),
+                 f"avg(max by (Hostname, UUID) (avg_over_time(DCGM_FI_DEV_GPU_UTIL{{{JOB_LABELS}}}[$__range])))"),
             stat("Most memory used on a GPU", "decmbytes",
-                 f"max(max_over_time(DCGM_FI_DEV_FB_USED{{{OF_JOB}}}[$__range])) * 1.048576"),
-            Panel("Owner", "none", [("{{user}}", f"max by (user) (slurm_affinode_agent_job_info{{{OF_JOB}}})")],
+                 f"max(max_over_time(DCGM_FI_DEV_FB_USED{{{JOB_LABELS}}}[$__range])) * 1.048576"),
+            Panel("Owner", "none", [("{{user}}", f"max by (user) (slurm_affinode_agent_job_info{{{JOB_LABELS}}})")],
                   kind="stat", wide=False, help="Known on nodes with an agent."),
             Panel("Utilization of each GPU", "percent", [
-                ("{{Hostname}} {{gpu}}", f"max by (Hostname, gpu, UUID) (DCGM_FI_DEV_GPU_UTIL{{{OF_JOB}}})"),
+                ("{{Hostname}} {{gpu}}", f"max by (Hostname, gpu, UUID) (DCGM_FI_DEV_GPU_UTIL{{{JOB_LABELS}}})"),
             ], limits=(0, 100)),
             Panel("Memory used on each GPU", "decmbytes", [
                 ("{{Hostname}} {{gpu}}",
-                 f"max by (Hostname, gpu, UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{{{OF_JOB}}}) * 1.048576"),
+                 f"max by (Hostname, gpu, UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{{{JOB_LABELS}}}) * 1.048576"),
             ]),
             Panel("Tensor cores and memory interface", "percentunit", [
-                ("tensor", f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{OF_JOB}}})"),
-                ("memory interface", f"avg(DCGM_FI_PROF_DRAM_ACTIVE{{{OF_JOB}}})"),
+                ("tensor", f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{JOB_LABELS}}})"),
+                ("memory interface", f"avg(DCGM_FI_PROF_DRAM_ACTIVE{{{JOB_LABELS}}})"),
             ], limits=(0, 1)),
             Panel("Power", "watt", [
-                ("{{Hostname}} {{gpu}}", f"max by (Hostname, gpu, UUID) (DCGM_FI_DEV_POWER_USAGE{{{OF_JOB}}})"),
+                ("{{Hostname}} {{gpu}}", f"max by (Hostname, gpu, UUID) (DCGM_FI_DEV_POWER_USAGE{{{JOB_LABELS}}})"),
             ]),
         ],
     ),
@@ -159,22 +159,22 @@ DASHBOARDS = (
     Dashboard(
         "node", "GPU node", "GPUs of a node, and the jobs that hold them.", [CLUSTER, NODE],
         [
-            stat("GPUs", "none", f"count(max by (Hostname, UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{{{OF_NODE}}}))"),
-            stat("Held by jobs", "none", f"count(gpu:jobs:count{{{OF_NODE}}})"),
-            stat("Highest temperature", "celsius", f"max(DCGM_FI_DEV_GPU_TEMP{{{OF_NODE}}})"),
-            stat("XID errors", "none", f"count(max by (Hostname, UUID) (DCGM_FI_DEV_XID_ERRORS{{{OF_NODE}}}) > 0) or vector(0)",
+            stat("GPUs", "none", f"count(max by (Hostname, UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{{{NODE_LABELS}}}))"),
+            stat("Held by jobs", "none", f"count(gpu:jobs:count{{{NODE_LABELS}}})"),
+            stat("Highest temperature", "celsius", f"max(DCGM_FI_DEV_GPU_TEMP{{{NODE_LABELS}}})"),
+            stat("XID errors", "none", f"count(max by (Hostname, UUID) (DCGM_FI_DEV_XID_ERRORS{{{NODE_LABELS}}}) > 0) or vector(0)",
                  "GPUs with an XID error since their exporter started."),
             Panel("Activity of each GPU", "percent", [
-                ("{{Hostname}} {{UUID}} {{GPU_I_ID}}", f"gpu:activity_percent:max{{{OF_NODE}}}"),
+                ("{{Hostname}} {{UUID}} {{GPU_I_ID}}", f"gpu:activity_percent:max{{{NODE_LABELS}}}"),
             ], limits=(0, 100), help="The largest of the signals that a GPU has."),
             Panel("Memory used", "percentunit", [
-                ("{{Hostname}} {{UUID}} {{GPU_I_ID}}", f"gpu:memory_used_ratio:max{{{OF_NODE}}}"),
+                ("{{Hostname}} {{UUID}} {{GPU_I_ID}}", f"gpu:memory_used_ratio:max{{{NODE_LABELS}}}"),
             ], limits=(0, 1)),
             Panel("GPUs by job", "none", [
-                ("{{hpc_job}}", f'count by (hpc_job) (DCGM_FI_DEV_FB_USED{{{OF_NODE},hpc_job!=""}})'),
+                ("{{hpc_job}}", f'count by (hpc_job) (DCGM_FI_DEV_FB_USED{{{NODE_LABELS},hpc_job!=""}})'),
             ], stacked=True),
             Panel("Power", "watt", [
-                ("{{Hostname}} {{gpu}}", f"max by (Hostname, gpu, UUID) (DCGM_FI_DEV_POWER_USAGE{{{OF_NODE}}})"),
+                ("{{Hostname}} {{gpu}}", f"max by (Hostname, gpu, UUID) (DCGM_FI_DEV_POWER_USAGE{{{NODE_LABELS}}})"),
             ], stacked=True),
         ],
     ),
@@ -182,29 +182,29 @@ DASHBOARDS = (
         "model-servers", "Model servers", "Inference engines in jobs: requests, tokens, KV cache.",
         [CLUSTER, Variable("server", f'{S}up{{cluster=~"$cluster"}}', "address")],
         [
-            stat("Engines that respond", "none", f"sum({S}up{{{OF_SERVER}}})"),
-            stat("Requests running", "none", f"sum({S}running{{{OF_SERVER}}})"),
-            stat("Requests waiting", "none", f"sum({S}waiting{{{OF_SERVER}}})"),
+            stat("Engines that respond", "none", f"sum({S}up{{{SERVER_LABELS}}})"),
+            stat("Requests running", "none", f"sum({S}running{{{SERVER_LABELS}}})"),
+            stat("Requests waiting", "none", f"sum({S}waiting{{{SERVER_LABELS}}})"),
             stat("Tokens generated per second", "none",
-                 f"sum(rate({S}generation_tokens_total{{{OF_SERVER}}}[$__rate_interval]))"),
+                 f"sum(rate({S}generation_tokens_total{{{SERVER_LABELS}}}[$__rate_interval]))"),
             Panel("Requests", "none", [
-                ("running {{address}}", f"{S}running{{{OF_SERVER}}}"),
-                ("waiting {{address}}", f"{S}waiting{{{OF_SERVER}}}"),
+                ("running {{address}}", f"{S}running{{{SERVER_LABELS}}}"),
+                ("waiting {{address}}", f"{S}waiting{{{SERVER_LABELS}}}"),
             ]),
             Panel("Tokens generated per second", "none", [
-                ("{{address}}", f"rate({S}generation_tokens_total{{{OF_SERVER}}}[$__rate_interval])"),
+                ("{{address}}", f"rate({S}generation_tokens_total{{{SERVER_LABELS}}}[$__rate_interval])"),
             ]),
-            Panel("KV cache in use", "percentunit", [("{{address}}", f"{S}kv_usage{{{OF_SERVER}}}")], limits=(0, 1)),
+            Panel("KV cache in use", "percentunit", [("{{address}}", f"{S}kv_usage{{{SERVER_LABELS}}}")], limits=(0, 1)),
             Panel("Preemptions per second", "none", [
-                ("{{address}}", f"rate({S}preemptions_total{{{OF_SERVER}}}[$__rate_interval])"),
+                ("{{address}}", f"rate({S}preemptions_total{{{SERVER_LABELS}}}[$__rate_interval])"),
             ]),
             Panel("Mean time to the first token", "s", [
-                ("{{address}}", f"rate({S}ttft_s_total{{{OF_SERVER}}}[$__rate_interval])"
-                 f" / (rate({S}ttft_count_total{{{OF_SERVER}}}[$__rate_interval]) > 0)"),
+                ("{{address}}", f"rate({S}ttft_s_total{{{SERVER_LABELS}}}[$__rate_interval])"
+                 f" / (rate({S}ttft_count_total{{{SERVER_LABELS}}}[$__rate_interval]) > 0)"),
             ]),
             Panel("Mean time between tokens", "s", [
-                ("{{address}}", f"rate({S}token_latency_s_total{{{OF_SERVER}}}[$__rate_interval])"
-                 f" / (rate({S}token_latency_count_total{{{OF_SERVER}}}[$__rate_interval]) > 0)"),
+                ("{{address}}", f"rate({S}token_latency_s_total{{{SERVER_LABELS}}}[$__rate_interval])"
+                 f" / (rate({S}token_latency_count_total{{{SERVER_LABELS}}}[$__rate_interval]) > 0)"),
             ]),
         ],
     ),
@@ -212,45 +212,45 @@ DASHBOARDS = (
         "agents", "Agents", "Health of the agents that suspend and restore jobs.",
         [CLUSTER, Variable("node", f'{A}up{{cluster=~"$cluster"}}', "Hostname")],
         [
-            stat("Agents that respond", "none", f"sum({A}up{{{OF_NODE}}})"),
-            stat("Agents that do not respond", "none", f"count({A}up{{{OF_NODE}}} == 0) or vector(0)"),
-            stat("Jobs watched", "none", f"sum({A}jobs{{{OF_NODE}}})"),
-            stat("Versions in use", "none", f"count(count by (version) ({A}build_info{{{OF_NODE}}}))"),
+            stat("Agents that respond", "none", f"sum({A}up{{{NODE_LABELS}}})"),
+            stat("Agents that do not respond", "none", f"count({A}up{{{NODE_LABELS}}} == 0) or vector(0)"),
+            stat("Jobs watched", "none", f"sum({A}jobs{{{NODE_LABELS}}})"),
+            stat("Versions in use", "none", f"count(count by (version) ({A}build_info{{{NODE_LABELS}}}))"),
             Panel("Suspensions in the range, by outcome", "none", [
-                ("{{outcome}}", f"sum by (outcome) (increase({A}suspensions_total{{{OF_NODE}}}[$__range]))"),
+                ("{{outcome}}", f"sum by (outcome) (increase({A}suspensions_total{{{NODE_LABELS}}}[$__range]))"),
             ], kind="bargauge"),
             Panel("Restores in the range, by outcome", "none", [
-                ("{{outcome}}", f"sum by (outcome) (increase({A}restores_total{{{OF_NODE}}}[$__range]))"),
+                ("{{outcome}}", f"sum by (outcome) (increase({A}restores_total{{{NODE_LABELS}}}[$__range]))"),
             ], kind="bargauge", help="held: the restore has failed."),
             Panel("Mean time of a phase", "s", [
-                ("{{phase}}", f'sum by (phase) (rate({A}phase_seconds_total{{{OF_NODE},phase!="frozen"}}[1h]))'
-                 f' / (sum by (phase) (rate({A}phases_total{{{OF_NODE},phase!="frozen"}}[1h])) > 0)'),
+                ("{{phase}}", f'sum by (phase) (rate({A}phase_seconds_total{{{NODE_LABELS},phase!="frozen"}}[1h]))'
+                 f' / (sum by (phase) (rate({A}phases_total{{{NODE_LABELS},phase!="frozen"}}[1h])) > 0)'),
             ]),
             Panel("Suspensions and wakes per hour", "none", [
-                ("suspended", f'3600 * sum(rate({A}suspensions_total{{{OF_NODE},outcome="suspended"}}[$__rate_interval]))'),
-                ("woken", f"3600 * sum(rate({A}wakes_total{{{OF_NODE}}}[$__rate_interval]))"),
+                ("suspended", f'3600 * sum(rate({A}suspensions_total{{{NODE_LABELS},outcome="suspended"}}[$__rate_interval]))'),
+                ("woken", f"3600 * sum(rate({A}wakes_total{{{NODE_LABELS}}}[$__rate_interval]))"),
             ]),
             Panel("Images by tier", "bytes", [
-                ("{{tier}} {{Hostname}}", f"{A}image_bytes{{{OF_NODE}}}"),
+                ("{{tier}} {{Hostname}}", f"{A}image_bytes{{{NODE_LABELS}}}"),
             ], help="The shared tier is exported by one node at a time."),
-            Panel("Room left by tier", "bytes", [("{{tier}} {{Hostname}}", f"{A}store_left_bytes{{{OF_NODE}}}")]),
+            Panel("Room left by tier", "bytes", [("{{tier}} {{Hostname}}", f"{A}store_left_bytes{{{NODE_LABELS}}}")]),
             Panel("Time of a request to Slurm", "s", [
-                ("{{operation}}", f"sum by (operation) (rate({A}slurm_query_seconds_total{{{OF_NODE}}}[$__rate_interval]))"
-                 f" / (sum by (operation) (rate({A}slurm_queries_total{{{OF_NODE}}}[$__rate_interval])) > 0)"),
+                ("{{operation}}", f"sum by (operation) (rate({A}slurm_query_seconds_total{{{NODE_LABELS}}}[$__rate_interval]))"
+                 f" / (sum by (operation) (rate({A}slurm_queries_total{{{NODE_LABELS}}}[$__rate_interval])) > 0)"),
             ]),
             Panel("Requests to Slurm per second", "none", [
-                ("{{outcome}}", f"sum by (outcome) (rate({A}slurm_queries_total{{{OF_NODE}}}[$__rate_interval]))"),
+                ("{{outcome}}", f"sum by (outcome) (rate({A}slurm_queries_total{{{NODE_LABELS}}}[$__rate_interval]))"),
             ]),
-            Panel("Memory of the agents", "bytes", [("{{Hostname}}", f"{A}resident_memory_bytes{{{OF_NODE}}}")]),
+            Panel("Memory of the agents", "bytes", [("{{Hostname}}", f"{A}resident_memory_bytes{{{NODE_LABELS}}}")]),
             Panel("CPU time of the agents", "percentunit", [
-                ("{{Hostname}}", f"rate({A}cpu_seconds_total{{{OF_NODE}}}[$__rate_interval])"),
+                ("{{Hostname}}", f"rate({A}cpu_seconds_total{{{NODE_LABELS}}}[$__rate_interval])"),
             ]),
             Panel("Time since the last sample", "s", [
-                ("{{Hostname}}", f"time() - {A}last_sample_timestamp_seconds{{{OF_NODE}}}"),
+                ("{{Hostname}}", f"time() - {A}last_sample_timestamp_seconds{{{NODE_LABELS}}}"),
             ]),
             Panel("Open journals and threads", "none", [
-                ("journals", f"sum({A}journals_open{{{OF_NODE}}})"),
-                ("most threads of an agent", f"max({A}threads{{{OF_NODE}}})"),
+                ("journals", f"sum({A}journals_open{{{NODE_LABELS}}})"),
+                ("most threads of an agent", f"max({A}threads{{{NODE_LABELS}}})"),
             ]),
         ],
     ),

@@ -57,9 +57,9 @@ from slurm_affinode.suspension.slurm_queue import QueueView, SlurmQueue
 
 log = logging.getLogger(__name__)
 
-ASK_S = 5.0
+CALL_S = 5.0
 """Timeout for slurmctld and the driver while a status request waits; it is then answered from the data at hand."""
-ASK_IN_VAIN_S = 0.5
+NEXT_CALL_S = 0.5
 """Timeout after the previous call has timed out, so that many requests in the meantime still get a reply."""
 ENDED_AT_ONCE = 4
 """Number of ended jobs whose checkpoint images are cleaned up at the same time."""
@@ -100,13 +100,13 @@ class Daemon:
         self._rounds = self.workers.queue("waker")
         self._searches = self.workers.queue("servers")
         self._reloads = self.workers.queue("reload")
-        self._ask = Asking(self._slurm)
+        self._slurm_calls = BoundedCalls(self._slurm)
         self.announcements = Announcements(config.agent.run_dir / DIRECTORY)
         inspector = Inspector(announcements=self.announcements, shepherd=config.suspend.shepherd)
         self.watch = Watch(parts.driver(), inspector)
         self.queue = QueueView(slurm, parse_span_s(config.agent.queue_period))
         prepare_directory(config.agent.run_dir)
-        self.servers = ServerSearch(
+        self.servers = ServerDiscovery(
             self.watch.driver, self.registry, suspending=Journal(config.suspend.journal).open_jobs,
             programs=config.agent.server_programs,
         )  # fmt: skip
@@ -129,8 +129,8 @@ class Daemon:
         self.admins = Admins(config.agent.admins, self.queue.slurm_user, self._slurm.post)
         self.service = Service(
             node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
-            work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask,
-            ask_here=Asking(self._aside), name_of=name_of_user, gpu_indices=indices,
+            work=self.work, orchestration=self.orchestration, is_admin=self.admins, slurm_calls=self._slurm_calls,
+            local_calls=BoundedCalls(self._aside), name_of=name_of_user, gpu_indices=indices,
             ended=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(), clear=self.announcements.clear,
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
             counters=self.counters, journal=Journal(config.suspend.journal),
@@ -221,7 +221,7 @@ class Daemon:
     def _orphans(self) -> OrphanVerbs:
         def fresh() -> SlurmQueue | None:
             answer: list[SlurmQueue | None] = []
-            self._ask(lambda: answer.append(self.queue.refresh()))
+            self._slurm_calls(lambda: answer.append(self.queue.refresh()))
             return answer[0] if answer else None
 
         orphans = Orphans(
@@ -233,7 +233,7 @@ class Daemon:
     def _drain(self, reason: str) -> bool:
         # Wait for the drain: once the epilog has returned, the next job may start on the node.
         answer: list[bool] = []
-        self._ask(lambda: answer.append(self.queue.drain(self.node, reason)))
+        self._slurm_calls(lambda: answer.append(self.queue.drain(self.node, reason)))
         return answer == [True]
 
     def _tick(self) -> None:
@@ -268,7 +268,7 @@ class Daemon:
         _safely(self.loop.promises.refresh)  # expired promises are removed even if no job is waiting
 
 
-class ServerSearch:
+class ServerDiscovery:
     """Searches the jobs with processes on GPUs for model servers, and the GPU processes below these.
 
     Jobs with ``mode=inplace`` are not searched: a request would wake them, or keep them from falling asleep.
@@ -310,24 +310,24 @@ def _promises(config: Config, node: str) -> Promises:
     return Promises(root, config.cluster.name_or_default, Signer(key, node), lasts_s=sum(map(parse_span_s, spans)))
 
 
-class Asking:
+class BoundedCalls:
     """Runs calls in a queue and waits a limited time for each."""
 
     def __init__(self, queue: WorkQueue) -> None:
         self._queue = queue
-        self._in_vain = False
+        self._timed_out = False
 
     def __call__(self, call: Callable[[], None]) -> None:
         """Run a call there. Whether it finished in time is not reported."""
         future = self._queue.submit(_safely, call)
         try:
-            future.result(min(ASK_S, ASK_IN_VAIN_S) if self._in_vain else ASK_S)
-            self._in_vain = False
+            future.result(min(CALL_S, NEXT_CALL_S) if self._timed_out else CALL_S)
+            self._timed_out = False
         except FutureTimeoutError:
             # Its caller has stopped waiting: while slurmctld does not respond such calls would pile up before the
             # agent's own.
             future.cancel()
-            self._in_vain = True
+            self._timed_out = True
         except CancelledError:  # the agent is stopping
             pass
 

@@ -65,9 +65,9 @@ class Service:
     orchestration: Orchestration
     is_admin: Callable[[Caller], bool]
     """Whether a caller has root's rights here: root, SlurmUser, and the users listed by the site."""
-    ask: Callable[[Callable[[], None]], None]
+    slurm_calls: Callable[[Callable[[], None]], None]
     """Runs a call in the thread that talks to slurmctld and waits a limited time for it."""
-    ask_here: Callable[[Callable[[], None]], None]
+    local_calls: Callable[[Callable[[], None]], None]
     """The same in the thread for queries of the node itself, whose driver may be busy moving memory for a while."""
     name_of: Callable[[int], str]
     """Returns the name of a UID."""
@@ -174,13 +174,13 @@ class Service:
                 if error.code != "too-often":
                     raise
         elif mine or asleep:
-            self.ask(self._refresh_queue)
+            self.slurm_calls(self._refresh_queue)
         compatible: list[Compatibility] = []
         if mine:
-            self.ask_here(lambda: self._refresh_refusals(mine))
+            self.local_calls(lambda: self._refresh_refusals(mine))
             if request.get("job") is not None:
                 watched = mine[0] = self._reported_if_possible(mine[0], caller)
-                self.ask_here(lambda: compatible.extend(self._compatibility(watched)))
+                self.local_calls(lambda: compatible.extend(self._compatibility(watched)))
         queue = self.loop.queue.latest()
         decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if mine else {}
         rows = [
@@ -318,7 +318,7 @@ class Service:
         if job.slurm is not None and job.key is not None and not JobFacts.of(job.slurm).steps:
             return job
         self._limit(caller)
-        self.ask(lambda: self.loop.identify(job.job_id))
+        self.slurm_calls(lambda: self.loop.identify(job.job_id))
         return self.registry.get(job.job_id) or job
 
     def _slurms(self, job_id: int, caller: Caller) -> tuple[Job | None, bool]:
@@ -342,7 +342,7 @@ class Service:
             queue = view.refresh() if job is None and view.due() else None
             answers.append((job, queue is not None and all(job.job_id != job_id for job in queue.jobs)))
 
-        self.ask(query)
+        self.slurm_calls(query)
         if not answers:
             return None, False
         with self._lock:

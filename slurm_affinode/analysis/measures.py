@@ -17,7 +17,7 @@ MIB_PER_GIB = 1024.0
 _OWNERS = 4096
 """Number of allocations summed at a time."""
 _BY_MAPPING = {"labels": "labels_ms", "recorded": "recorded_ms", "whole-node": "whole_node_ms"}
-_NOTHING = 1e-6
+_NEGLIGIBLE = 1e-6
 """Numbers of GPUs up to this are rounding errors of sums of parts."""
 GPUS: dict[str, pl.DataType] = {
     "cluster": pl.String(),
@@ -235,7 +235,7 @@ def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, mo
         about.filter(pl.col("gpus").fill_null(0) > 0)
         .join(have, on="run", how="left", maintain_order="left")
         .with_columns((pl.col("gpus") - pl.col("devices").fill_null(0)).alias("lacking"))
-        .filter(pl.col("lacking") > _NOTHING)
+        .filter(pl.col("lacking") > _NEGLIGIBLE)
         .join(_joined_models(found), on="run", how="left", maintain_order="left")
     )
     on_node = found.group_by("run", "node").agg(pl.col("devices").sum().alias("here"))

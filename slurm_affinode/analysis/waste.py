@@ -92,7 +92,7 @@ def taking_part(devices: pl.DataFrame, mapped: Mapped, allocations: Allocations,
     return flags
 
 
-_NOTHING = 1e-6
+_NEGLIGIBLE = 1e-6
 """Numbers of GPUs up to this are rounding errors of sums of fractions."""
 
 Spans = tuple[Ints, Ints, Ints, Floats]
@@ -168,7 +168,7 @@ def _left(free: Spans, taken: Spans) -> Spans:
     at, time, change = np.concatenate([place, place]), np.concatenate([start, end]), np.concatenate([gpus, -gpus])
     order = np.lexsort((time, at))
     at, time, net = at[order], time[order], np.cumsum(change[order])
-    keep = (at[1:] == at[:-1]) & (time[1:] > time[:-1]) & (net[:-1] > _NOTHING)
+    keep = (at[1:] == at[:-1]) & (time[1:] > time[:-1]) & (net[:-1] > _NEGLIGIBLE)
     return at[:-1][keep], time[:-1][keep], time[1:][keep], net[:-1][keep]
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_NOTHING: Mapping[type, Callable[[str], Any]] = {}
+_NO_PARSERS: Mapping[type, Callable[[str], Any]] = {}
 _PLAIN = (str, int, bool)
 _UNSHOWN = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 """Control characters from U+007F, invisible and bidirectional formatting characters."""
@@ -72,7 +72,7 @@ def typed(kind: Any, value: Any) -> Any:
 
 
 def record(
-    kind: type[T], value: Any, *, parsers: Mapping[type, Callable[[str], Any]] = _NOTHING, strict: bool = True
+    kind: type[T], value: Any, *, parsers: Mapping[type, Callable[[str], Any]] = _NO_PARSERS, strict: bool = True
 ) -> T:
     """Build a dataclass from a JSON object, with each field of its declared type.
 

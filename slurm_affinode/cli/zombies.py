@@ -68,7 +68,7 @@ from slurm_affinode.zombies.find import Found
 from slurm_affinode.zombies.nodes import asker
 from slurm_affinode.zombies.sampling import NodeSampler
 
-NOTHING = "There are no findings for this job."
+NO_FINDINGS = "There are no findings for this job."
 
 
 def found_json(found: Found) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def print_explanation(page: Explanation) -> None:
         out.print(Text(ASLEEP, style="yellow"))
     if not page.findings:
         out.print()
-        out.print(Text(printable(page.answer), style="green" if page.answer == NOTHING else "yellow"))
+        out.print(Text(printable(page.answer), style="green" if page.answer == NO_FINDINGS else "yellow"))
     for one in page.findings:
         out.print()
         _print_finding(out, one)

@@ -150,7 +150,7 @@ def _without_timeline(one: ExaminedEngine) -> tuple[EngineHealth, pl.DataFrame |
 
 
 _OUT_OF_MEMORY = "OUT_OF_MEMORY"
-_OF_LOGS = {
+_EVENT_KINDS = {
     "gpu-out-of-memory": "gpu-out-of-memory", "job-memory-limit": "host-out-of-memory",
     "node-out-of-memory": "host-out-of-memory", "host-allocation": "host-out-of-memory",
     "kv-cache-too-small": "request-too-large",
@@ -164,8 +164,8 @@ def _fleet(
     """Return the facts about the engines of a period from other sources. Without accounting, jobs are unknown."""
     zone = site_zone(config.cluster.timezone)
     told = tuple(
-        EngineEvent(_OF_LOGS[one.kind], one.text, None if one.time is None else _aware(one.time, zone))
-        for log in logs for one in log.failures if one.kind in _OF_LOGS
+        EngineEvent(_EVENT_KINDS[one.kind], one.text, None if one.time is None else _aware(one.time, zone))
+        for log in logs for one in log.failures if one.kind in _EVENT_KINDS
     )  # fmt: skip
     try:
         with Repository.open(config.db_url, create=False, upgrade=False) as store:

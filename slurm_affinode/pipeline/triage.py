@@ -35,8 +35,8 @@ _BLOCK = 1 << 22
 _FAILED = ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "CANCELLED", "NODE_FAIL")
 _LAST = timedelta(hours=1)
 """How long before the failure a sample still tells of it."""
-_OF_ENGINE = ("kv_usage", "running", "waiting", "asleep")
-_OF_GPU = ("fb_used_mib", "fb_total_mib", "util_pct", "power_w")
+_ENGINE_COLUMNS = ("kv_usage", "running", "waiting", "asleep")
+_GPU_COLUMNS = ("fb_used_mib", "fb_total_mib", "util_pct", "power_w")
 Metrics = Callable[[JobOutcome, datetime | None], Sequence[LastMetrics]]
 """Return the last metrics of a job before the time of its failure, naive as the log tells it."""
 
@@ -142,12 +142,12 @@ def last_metrics(config: Config, job: JobOutcome, failed: datetime | None) -> li
     label = f",{job.job_id},"
     of_job = of_cluster & pl.concat_str(pl.lit(","), pl.col("job"), pl.lit(",")).str.contains(label, literal=True)
     with contextlib.closing(engine_store(config.serving_dir)) as engines:
-        names = (*IDENTITY, "time", "error", "gpus", *_OF_ENGINE)
+        names = (*IDENTITY, "time", "error", "gpus", *_ENGINE_COLUMNS)
         scrapes = engines.scan(since, until).filter(of_job).select(names).collect()
     uuids = scrapes["gpus"].drop_nulls().unique().str.split(",").explode().unique()
     with contextlib.closing(SampleStore(config.history_dir)) as history:
         wanted = of_job | pl.col("uuid").is_in(uuids.implode())
-        names = ("cluster", "node", "uuid", "pci", "index", "mig", "time", *_OF_GPU)
+        names = ("cluster", "node", "uuid", "pci", "index", "mig", "time", *_GPU_COLUMNS)
         gpus = history.scan(since, until).filter(wanted).select(names).collect()
     return [*_last_of_engines(scrapes), *_last_of_gpus(gpus)]
 
@@ -158,7 +158,7 @@ def _last_of_engines(scrapes: pl.DataFrame) -> Iterator[LastMetrics]:
         good = one.filter(pl.col("error").is_null())
         last = (good if len(good) else one).row(-1, named=True)
         failed = len(one.filter(pl.col("error").is_not_null() & (pl.col("time") >= last["time"])))
-        figures = [(name, None if last[name] is None else float(last[name])) for name in _OF_ENGINE]
+        figures = [(name, None if last[name] is None else float(last[name])) for name in _ENGINE_COLUMNS]
         rank = "" if last["rank"] is None else f" rank {last['rank']}"
         yield LastMetrics(
             last["time"], f"{last['engine']} at {last['address']}{rank}", (*figures, ("failed_scrapes", float(failed)))
@@ -171,7 +171,7 @@ def _last_of_gpus(samples: pl.DataFrame) -> Iterator[LastMetrics]:
     for row in last.sort("node", "index", "uuid", "mig", nulls_last=True).iter_rows(named=True):
         device = row["uuid"] or row["pci"] or f"GPU {row['index']} of {row['node']}"
         mig = "" if row["mig"] is None else f" MIG {row['mig']}"
-        figures = tuple((name, None if row[name] is None else float(row[name])) for name in _OF_GPU)
+        figures = tuple((name, None if row[name] is None else float(row[name])) for name in _GPU_COLUMNS)
         yield LastMetrics(row["time"], device + mig, figures)
 
 

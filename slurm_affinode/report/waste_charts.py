@@ -15,7 +15,7 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Series, Words
 from slurm_affinode.report.measures import STATES, idle_share, known, total
 
-_OF_ALLOCATED = pl.col("gpu_hours_idle") / pl.col("gpu_hours_allocated")
+_IDLE_SHARE = pl.col("gpu_hours_idle") / pl.col("gpu_hours_allocated")
 _MAX_BARS = 10
 _MAX_TIME_BARS = 106
 """Two years of weeks; more bars would be too narrow to see."""
@@ -181,7 +181,7 @@ def scatter(result: WasteResult) -> Markup:
 
 def _points(frame: pl.DataFrame) -> pl.DataFrame:
     largest = max(frame["gpu_hours_allocated"].drop_nulls().to_list(), default=0.0) or 1.0
-    fill = pl.when(_OF_ALLOCATED.fill_null(0.0) >= _HALF).then(pl.lit("idle")).otherwise(pl.lit("busy"))
+    fill = pl.when(_IDLE_SHARE.fill_null(0.0) >= _HALF).then(pl.lit("idle")).otherwise(pl.lit("busy"))
     points = frame.select(
         pl.col("util_mean_pct").alias("x"),
         pl.col("fb_mean_gib").alias("y"),
@@ -201,7 +201,7 @@ def _points(frame: pl.DataFrame) -> pl.DataFrame:
 def idle_shares(result: WasteResult) -> Markup:
     """Draw the distribution of jobs and their GPU-hours over the idle share of the allocated hours."""
     held = result.jobs.filter(pl.col("gpu_hours_allocated") > 0)
-    frame = over_time.idle_fraction_histogram(held.with_columns(_OF_ALLOCATED.alias("idle_fraction")))
+    frame = over_time.idle_fraction_histogram(held.with_columns(_IDLE_SHARE.alias("idle_fraction")))
     jobs, hours = _shares(frame, "jobs"), _shares(frame, "gpu_hours_allocated")
     bins = [f"{100 * row[0]:.0f}–{100 * row[1]:.0f}" for row in frame.select("lower", "upper").iter_rows()]
     never = hours[-1] if hours else None

@@ -101,7 +101,7 @@ def _service() -> Iterator[Service]:
         service = daemon.service
         (place / "proc").mkdir()
         service.orphans.orphans.proc = place / "proc"  # type: ignore[union-attr]
-        service.ask = service.ask_here = lambda call: call()
+        service.slurm_calls = service.local_calls = lambda call: call()
         daemon.work.suspend = lambda *arguments: True  # type: ignore[method-assign]
         try:
             yield service

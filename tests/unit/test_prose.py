@@ -41,6 +41,12 @@ def test_names_are_checked() -> None:
     assert not list(prose.check_names("a.py", "def settle(salute, commands, undermined): ...\n", RULES.names))
 
 
+def test_names_of_constants_are_checked() -> None:
+    """A name that says of what the constant is, and not what it is; a longer name may hold these words."""
+    text = "_OF_JOB = 1\nNOTHING = 2\nMAX_OF_ADDRESS = WHY_UNKNOWN = 3\ndef of_job(): of_step = 1\n"
+    assert [one.phrase for one in prose.check_constants("a.py", text, RULES.constants)] == ["_OF_JOB", "NOTHING"]
+
+
 def test_names_of_local_variables_are_checked_below_some_paths() -> None:
     text = "def f(things):\n    found = [one for one in things]\n    for look in found: self.lookup = look.stone\n"
     local = RULES.all_names("slurm_affinode/suspension/wake.py")

@@ -58,7 +58,7 @@ class Options:
     """Time without requests from which an engine is idle."""
 
 
-_NOTHING = EngineContext()
+_EMPTY_CONTEXT = EngineContext()
 _DEFAULTS = Options()
 
 
@@ -75,7 +75,7 @@ class ExaminedEngine:
 
 
 def examine(
-    key: EngineKey, samples: pl.DataFrame, around: EngineContext = _NOTHING, options: Options = _DEFAULTS
+    key: EngineKey, samples: pl.DataFrame, around: EngineContext = _EMPTY_CONTEXT, options: Options = _DEFAULTS
 ) -> Iterator[ExaminedEngine]:
     """Yield one engine, or each of its processes if several respond in turn.
 

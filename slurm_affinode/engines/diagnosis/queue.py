@@ -49,7 +49,7 @@ _EDGE = 0.02
 _CALM = 0.1
 """Share of the growth up to which the queue belongs to the load before it."""
 _PARTS = 8
-_OF_SMALLEST = 0.368
+_SMALLEST_SQUARES = 0.368
 """Mean of the smallest three quarters of squared deviations, relative to their variance, for a normal distribution."""
 _LENGTH_VARIATION = 0.5
 """Coefficient of variation of output lengths up to which the estimate's error accounts, if no histogram is exported."""
@@ -150,7 +150,7 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
     scale = max(1, steps // _PARTS)
     spans, change = np.diff(time[::scale]), np.diff(queue[::scale])
     squares = np.sort(np.diff(change / spans) ** 2 / (1 / spans[1:] + 1 / spans[:-1]))
-    found = [float(squares[: math.ceil(0.75 * len(squares))].mean()) / _OF_SMALLEST]
+    found = [float(squares[: math.ceil(0.75 * len(squares))].mean()) / _SMALLEST_SQUARES]
     at = 2 * (time - time[0]) / length - 1
     line = queue[0] + (queue[-1] - queue[0]) * (at + 1) / 2
     found.append(6 * float(np.mean((queue - line) ** 2)) / length)  # mean square of a Brownian bridge: V T / 6

@@ -123,7 +123,7 @@ TARGET_POINTS = 200_000
 DEFAULT_STEP_MS = 30 * 1000
 _PROBE_MS = 20 * 60 * 1000
 _PROBE_STEP_MS = 5 * 1000
-_OF_GPUS = re.compile(r"(?:^|_)(?:dcgm|nvidia|gpu|nv)(?:_|$)")
+_GPU_NAME = re.compile(r"(?:^|_)(?:dcgm|nvidia|gpu|nv)(?:_|$)")
 """Metric names that are read from a server, which has other metrics, too: not ``power`` or ``util``."""
 
 
@@ -187,7 +187,7 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
 
 
 def _chosen(name: str, options: ReadOptions) -> bool:
-    return _OF_GPUS.search(name) is not None or name in options.aliases.own
+    return _GPU_NAME.search(name) is not None or name in options.aliases.own
 
 
 def _present(client: Client, question: Question, name: str) -> bool:

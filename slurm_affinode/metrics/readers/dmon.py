@@ -23,7 +23,7 @@ _ROW = re.compile(rf"^\s*{_STAMP}([A-Za-z][A-Za-z-]*)\s+(\d+)\s+(\S.*)$")
 _PLAIN_STAMP = r"\[?(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d[!-\\^-~]*)\]? +"
 _VALUE = re.compile(r"N/A|\S+")
 _APART = re.compile(r"\s{2,}")
-_NOTHING = re.compile(rf"^\s*{_STAMP}(?:dmon was stopped due to receiving a signal\.)?\s*$")
+_EMPTY_LINE = re.compile(rf"^\s*{_STAMP}(?:dmon was stopped due to receiving a signal\.)?\s*$")
 """Lines between samples; ``ts`` puts a time before these, too."""
 _ENTITIES = {"GPU": "index", "GPU-I": "mig"}
 _OTHERS = (
@@ -81,7 +81,7 @@ class DmonReader:
         plain &= ~lines["line"].str.contains(r"N/A[^ ]")
         rows: list[_Row] = []
         for line, number in lines.filter(~plain).iter_rows():
-            if not HEADER.match(line) and not _NOTHING.match(line + " ") and not _UNITS.match(line):
+            if not HEADER.match(line) and not _EMPTY_LINE.match(line + " ") and not _UNITS.match(line):
                 row = self._row(line, number, last=number == open_line)
                 rows += [row] if row is not None else []
         return self._cells(lines.filter(plain)), rows

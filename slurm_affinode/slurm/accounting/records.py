@@ -87,8 +87,8 @@ RECORDS: dict[str, pl.DataType] = {
 }
 """One row per record as read; ``submit`` is the record's own."""
 
-_OF_JOB = ["line", "gpus_said", *JOBS]
-_OF_STEP = ["line", "printed", "gpus_said", *("job_name" if name == "step_name" else name for name in STEPS)]
+_JOB_COLUMNS = ["line", "gpus_said", *JOBS]
+_STEP_COLUMNS = ["line", "printed", "gpus_said", *("job_name" if name == "step_name" else name for name in STEPS)]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RUN = ("cluster", "job_id")
 _OVER = sorted(ENDED_STATES | {"REQUEUED"})
@@ -147,8 +147,8 @@ def divide(records: pl.DataFrame) -> Divided:
     """Return ``records`` (``RECORDS``) by kind, each with only the columns of its kind."""
     is_step = records["step_id"].is_not_null()
     return Divided(
-        records.select(_OF_JOB).filter(~is_step),
-        records.select(_OF_STEP).filter(is_step),
+        records.select(_JOB_COLUMNS).filter(~is_step),
+        records.select(_STEP_COLUMNS).filter(is_step),
         _gpu_clusters(records),
         int((records["job_id"] < 0).sum()),
         int((endless(records) & ~is_step).sum()),
@@ -243,15 +243,15 @@ def _place(steps: pl.DataFrame, jobs: pl.DataFrame) -> tuple[pl.DataFrame, list[
     lost = steps.filter(pl.col("run").is_null())
     jobs_of_several = set(several.iter_rows()) if lost.height else set()
     problems = [
-        Problem(line, printed, None, _OF_SEVERAL if (cluster, job) in jobs_of_several else _OF_NONE)
+        Problem(line, printed, None, _AMBIGUOUS_STEP if (cluster, job) in jobs_of_several else _STEP_WITHOUT_JOB)
         for line, printed, cluster, job in lost.select("line", "printed", *_RUN).iter_rows()
     ]
     placed = steps.filter(pl.col("run").is_not_null()) if problems else steps
     return placed.drop("submit").rename({"run": "submit"}), problems
 
 
-_OF_NONE = "a step whose job is not in this input"
-_OF_SEVERAL = "a step that may be of several runs of its job"
+_STEP_WITHOUT_JOB = "a step whose job is not in this input"
+_AMBIGUOUS_STEP = "a step that may be of several runs of its job"
 
 
 def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:

@@ -112,17 +112,17 @@ def test_unresponsive_slurmctld_is_waited_for_once(node: Node1, monkeypatch: pyt
     """Later clients only wait briefly until it responds again, and do not queue behind each other."""
     silent, asked = threading.Event(), []
     node.daemon._slurm.post(lambda: silent.wait(30) and None)
-    monkeypatch.setattr(daemon, "ASK_S", 0.05)
-    node.daemon._ask(lambda: asked.append(1))
-    monkeypatch.setattr(daemon, "ASK_S", 3600.0)
-    monkeypatch.setattr(daemon, "ASK_IN_VAIN_S", 0.05)
+    monkeypatch.setattr(daemon, "CALL_S", 0.05)
+    node.daemon._slurm_calls(lambda: asked.append(1))
+    monkeypatch.setattr(daemon, "CALL_S", 3600.0)
+    monkeypatch.setattr(daemon, "NEXT_CALL_S", 0.05)
     for _ in range(3):
-        node.daemon._ask(lambda: asked.append(2))
+        node.daemon._slurm_calls(lambda: asked.append(2))
     silent.set()
-    monkeypatch.setattr(daemon, "ASK_IN_VAIN_S", 30.0)
-    node.daemon._ask(lambda: asked.append(3))
+    monkeypatch.setattr(daemon, "NEXT_CALL_S", 30.0)
+    node.daemon._slurm_calls(lambda: asked.append(3))
     assert asked == [3]
-    assert not node.daemon._ask._in_vain
+    assert not node.daemon._slurm_calls._timed_out
 
 
 def test_garbage_starts_few_unmunge_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -505,11 +505,11 @@ def test_busy_driver_does_not_block_queries_to_slurmctld(node: Node1, monkeypatc
     watched(node)
     node.daemon.loop.states[7].refusals_s = -1e9
     monkeypatch.setattr(node.acts, "refusals", lambda job: (began.set(), moved.wait(DEADLINE_S), ())[-1])
-    monkeypatch.setattr(daemon, "ASK_S", 0.2)
+    monkeypatch.setattr(daemon, "CALL_S", 0.2)
     assert ask(node, ROOT, verb="status", job=7)["jobs"][0]["job_id"] == 7
     assert began.is_set()
-    monkeypatch.setattr(daemon, "ASK_S", DEADLINE_S)
-    node.daemon._ask(lambda: asked.append(moved.is_set()))
+    monkeypatch.setattr(daemon, "CALL_S", DEADLINE_S)
+    node.daemon._slurm_calls(lambda: asked.append(moved.is_set()))
     moved.set()
     assert asked == [False]
 
@@ -536,12 +536,12 @@ def test_prolog_is_served_if_public_socket_is_full(node: Node1, monkeypatch: pyt
 
 def test_abandoned_queries_are_dropped(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries abandoned while slurmctld did not respond do not delay later ones."""
-    monkeypatch.setattr(daemon, "ASK_S", 0.02)
+    monkeypatch.setattr(daemon, "CALL_S", 0.02)
     silent, asked = threading.Event(), []
     node.daemon._slurm.post(lambda: silent.wait(DEADLINE_S) and None)
     for number in range(5):
-        node.daemon._ask(lambda number=number: asked.append(number))
-    monkeypatch.setattr(daemon, "ASK_S", DEADLINE_S)
+        node.daemon._slurm_calls(lambda number=number: asked.append(number))
+    monkeypatch.setattr(daemon, "CALL_S", DEADLINE_S)
     silent.set()
-    node.daemon._ask(lambda: asked.append(99))
+    node.daemon._slurm_calls(lambda: asked.append(99))
     assert asked == [99]

@@ -12,7 +12,7 @@ from agent_stand_ins import NODE, Slurm, config_of, job, waiting
 
 from slurm_affinode.agent import munge
 from slurm_affinode.agent.client import AnswerError
-from slurm_affinode.agent.daemon import ASK_S
+from slurm_affinode.agent.daemon import CALL_S
 from slurm_affinode.agent.orphans import KILL_S, TERM_S
 from slurm_affinode.agent.routing import Reach
 from slurm_affinode.base.errors import UnreachableError
@@ -77,7 +77,7 @@ def test_kill_request_waits_for_process_to_end(reach: MakeReach) -> None:
     way.ask("c1", {"verb": "status"})
     way.ask("c1", {"verb": "kill-orphan", "pid": 5, "start_ticks": 6})
     assert agents.timeouts_s[0] == 10.0
-    assert agents.timeouts_s[1] > TERM_S + KILL_S + ASK_S
+    assert agents.timeouts_s[1] > TERM_S + KILL_S + CALL_S
 
 
 def test_local_agent_is_queried_first(reach: MakeReach) -> None:

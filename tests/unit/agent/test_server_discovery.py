@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from agent_stand_ins import Gpus
 
-from slurm_affinode.agent.daemon import ServerSearch
+from slurm_affinode.agent.daemon import ServerDiscovery
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import JobRef
@@ -52,7 +52,7 @@ class OfSession(JobFinder):
 
 
 @contextlib.contextmanager
-def serving(metrics: str) -> Iterator[tuple[subprocess.Popen[str], int, ServerSearch]]:
+def serving(metrics: str) -> Iterator[tuple[subprocess.Popen[str], int, ServerDiscovery]]:
     """Start a server; yield it, the PID of its engine, and a search in which the engine is on GPU 0."""
     argv = ("vllm", "-c", SERVER, metrics)
     # Python searches for its library from argv[0], and may find that of another installation.
@@ -63,7 +63,7 @@ def serving(metrics: str) -> Iterator[tuple[subprocess.Popen[str], int, ServerSe
         assert server.stdout is not None
         engine = int(server.stdout.readline())
         gpus = Gpus(holders={0: [engine]})
-        yield server, engine, ServerSearch(lambda: contextlib.nullcontext(gpus), Registry(), OfSession(server.pid))
+        yield server, engine, ServerDiscovery(lambda: contextlib.nullcontext(gpus), Registry(), OfSession(server.pid))
         os.killpg(server.pid, signal.SIGKILL)
 
 
@@ -91,7 +91,7 @@ def test_jobs_without_processes_on_gpus_are_not_examined() -> None:
         requested: list[int] = []
         finder = OfSession(server.pid)
         finder.of = lambda process: requested.append(process.pid)  # type: ignore[method-assign, assignment, func-returns-value]
-        ServerSearch(lambda: contextlib.nullcontext(Gpus()), Registry(), finder).search()
+        ServerDiscovery(lambda: contextlib.nullcontext(Gpus()), Registry(), finder).search()
         assert requested == []
 
 
@@ -103,7 +103,7 @@ def test_jobs_that_may_sleep_in_place_are_not_requested(mode: Mode, found: bool)
         option = SuspendOption(mode=mode)
         registry.put(WatchedJob(7, 65534, 65534, 0, option, 1, 1, 0, link=Mock(), since_epoch=0.0))
         gpus = Gpus(holders={0: [engine]})
-        search = ServerSearch(lambda: contextlib.nullcontext(gpus), registry, OfSession(server.pid))
+        search = ServerDiscovery(lambda: contextlib.nullcontext(gpus), registry, OfSession(server.pid))
         held = Process(engine)
         search.search()
         server.kill()
