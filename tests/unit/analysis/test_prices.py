@@ -67,6 +67,10 @@ def test_price_table_is_loaded(tmp_path: Path) -> None:
     )
     table = prices.load(path)
     assert (table.currency, table.source, table.as_of, table.default) == ("CHF", "finance", "2026-01-31", 1.0)
+    path.write_text(path.read_text() + "[[gpu]]\nmatch = 'K80'\nper_hour = 0\n")
+    assert prices.load(path).of("Tesla K80") == 0.0  # a price, and not the default
+    path.write_text("[[gpu]]\nmatch = 'K80'\nper_hour = 1\n")
+    assert (prices.load(path).currency, prices.load(path).as_of, prices.load(path).default) == ("", None, None)
     assert (table.of("A100-PCIE"), table.of("NVIDIA A40"), table.of("L4"), table.example) == (2.0, 2.0, 1.0, False)
     assert prices.load(path, currency="EUR").currency == "EUR"
     assert prices.load(currency="EUR").currency == prices.load().currency == "USD"

@@ -74,7 +74,15 @@ def test_thousands_of_nul_bytes_are_a_binary_file() -> None:
 
 @pytest.mark.parametrize(
     ("head", "binary"),
-    [(b"a\nb\0\nc\n", False), (b"\0", True), (b"\x89PNG\r\n\x1a\n\0\0", True), (b"a\n\0\n\0\n", True), (b"a", False)],
+    [
+        (b"a\nb\0\nc\n", False),
+        (b"\0", True),
+        (b"\x89PNG\r\n\x1a\n\0\0", True),
+        (b"a\n\0\n\0\n", True),
+        (b"a", False),
+        (b"a\n\0\n", False),
+        (b"a b\n\0 c\n", False),
+    ],
 )
 def test_binary_files_are_distinguished_from_damaged_text(head: bytes, binary: bool) -> None:
     """Most of their lines decide."""

@@ -88,7 +88,7 @@ def test_invalid_json_is_refused(text: str | bytes) -> None:
 
 def test_whole_numbers_have_limits() -> None:
     """They are not negative."""
-    assert json_values.whole(5, 5) == 5
+    assert [json_values.whole(value, 5) for value in (0, 5)] == [0, 5]
     for value in (6, -1, 1.0, True, "1", None):
         with pytest.raises(ValueError):  # noqa: PT011 - as above
             json_values.whole(value, 5)

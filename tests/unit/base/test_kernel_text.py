@@ -17,7 +17,7 @@ def test_only_newlines_end_lines(tmp_path: Path) -> None:
     assert len(rows) == 3
     assert rows[0].encode("utf-8", "surrogateescape") == b"Name:\t" + name
     assert kernel_text.table(rows)["Uid"] == "5"
-    assert kernel_text.table(["A: 1", "A: 2", "x"]) == {"A": "1"}
+    assert kernel_text.table(["A: 1", "A: 2", "x", "B: c:d"]) == {"A": "1", "B": "c:d"}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,7 @@ def test_kernel_numbers_are_parsed() -> None:
         255,
         0o100002,
     )
+    assert kernel_text.number("9" * 20) == int("9" * 20)
     assert kernel_text.numbers("1 x 2\t3") == (1, 2, 3)
     assert (kernel_text.kib(" 5 kB"), kernel_text.kib("x kB"), kernel_text.kib(None), kernel_text.kib("")) == (
         5120,

@@ -121,7 +121,17 @@ def test_listen_addresses_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("1", 1), ("1k", 1024), ("1.5 GiB", 3 << 29), ("2T", 2 << 40), ("3 GB", 3 << 30), ("7B", 7)]
+    ("text", "count"),
+    [
+        ("1", 1),
+        ("1k", 1024),
+        ("1.5 GiB", 3 << 29),
+        ("2T", 2 << 40),
+        ("3 GB", 3 << 30),
+        ("7B", 7),
+        ("0", 0),
+        ("0" * 39 + "1", 1),
+    ],
 )
 def test_sizes_are_parsed(text: str, count: int) -> None:
     """Units are powers of 1024 in every notation."""

@@ -28,6 +28,7 @@ def test_count_has_singular_and_plural() -> None:
         ("plain", "plain"), ("a\x1b[31m", r"a\x1b[31m"), ("a\nb\tc\r", r"a\nb\tc\r"), ("\x7f\x85", r"\x7f\x85"),
         ("a\u202eb", "a[U+202E]b"), ("a\u200bb", "a[U+200B]b"), ("\ufeff", "[U+FEFF]"), ("\u2028", "[U+2028]"),
         ("née 計算", "née 計算"), ("👩\u200d🔬", "👩\u200d🔬"), ("a\u00a0b", "a b"), ("\udc80", "[U+DC80]"),
+        ("\ue000", "\ue000"), ("\u0378", "\u0378"),
     ],
 )  # fmt: skip
 def test_name_escapes_invisible_and_bidirectional_characters(raw: str, shown: str) -> None:
@@ -67,7 +68,8 @@ def test_log_line_terminal_text_and_message_are_printable(raw: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (12, "12"), (1234.4, "1,234"), (1e6 + 1, "1,000,001"), (46.28, "46.3"), (0.0424, "0.042"), (-0.0, "0")],
+    [(0, "0"), (12, "12"), (1234.4, "1,234"), (1e6 + 1, "1,000,001"), (46.28, "46.3"), (0.0424, "0.042"), (-0.0, "0"),
+     (1.0, "1"), (1.04, "1.0"), (99.96, "100.0"), (100.4, "100"), (100.6, "101"), (-1.5, "-1.5")],
 )  # fmt: skip
 def test_figure_has_about_three_significant_digits(value: float, text: str) -> None:
     assert figure(value) == text

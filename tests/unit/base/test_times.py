@@ -43,11 +43,14 @@ def test_invalid_duration_is_refused(text: str) -> None:
         ("2026-11-01T08:00:00Z", datetime(2026, 11, 1, 8, tzinfo=UTC)),
         ("today", datetime(2026, 11, 8, 23, tzinfo=UTC)),
         ("yesterday", datetime(2026, 11, 7, 23, tzinfo=UTC)),
+        ("1900-01-02", datetime(1900, 1, 1, 23, tzinfo=UTC)),
+        ("2999-12-31", datetime(2999, 12, 30, 23, tzinfo=UTC)),
     ],
 )
 def test_times_are_parsed(text: str, when: datetime) -> None:
     """Words, durations before now, and ISO times; without an offset they are in the given time zone."""
-    assert parse_when(text, now=NOW, zone=ZoneInfo("Europe/Oslo")) == when
+    parsed = parse_when(text, now=NOW + timedelta(seconds=text == "today"), zone=ZoneInfo("Europe/Oslo"))
+    assert (parsed, parsed.tzinfo) == (when, UTC)
 
 
 @pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31", "99999999d", "999999999999999999w", "3000-01-02"])

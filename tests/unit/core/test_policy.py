@@ -51,6 +51,19 @@ def test_idle_job_is_suspended_for_a_pending_job() -> None:
     assert decision.for_jobs == ("131",)
 
 
+def test_reason_names_three_jobs_and_the_idle_time() -> None:
+    """The idle time is at least the window; before the first sample it is that."""
+    several = tuple(replace(WAITING, job_id=131 + n, shown_id=str(131 + n)) for n in range(4))
+    node = replace(NODE, free_cpus=60)
+    three = decide(POLICY, replace(JOB, idle=idle(1800.0)), Surroundings(several[:3], node))
+    assert three.text == "idle 30m, 3 jobs wait for its GPUs (131, 132, 133)"
+    four = decide(POLICY, JOB, Surroundings(several, node))
+    assert four.text == "idle 15m, 4 jobs wait for its GPUs (131, 132, 133, ...)"
+    unsampled = decide(POLICY, replace(JOB, idle=None), PRESSED)
+    assert (unsampled.act, unsampled.code) == (False, "unknown")
+    assert "idle 15m" in unsampled.text
+
+
 def test_idle_job_without_pressure_is_not_suspended() -> None:
     """No other job could use its GPUs; with when=always that does not matter."""
     quiet = Surroundings((), NODE)
@@ -87,6 +100,33 @@ def test_job_that_could_not_use_the_gpus_causes_no_pressure(change: dict[str, ob
     """Other partition, GPU type, features or nodes; held; waiting for another reason; the job itself."""
     waiting = replace(WAITING, **change)  # type: ignore[arg-type]
     assert decide(POLICY, JOB, Surroundings((waiting,), NODE)).code == "no-pressure"
+
+
+def test_job_without_gpus_causes_no_pressure_on_a_full_node() -> None:
+    """It waits for CPUs, which a suspension does not serve."""
+    full = replace(NODE, free_cpus=0)
+    assert pressing(Surroundings((replace(WAITING, gpus=0),), full), JOB) == ()
+    assert pressing(Surroundings((WAITING,), full), JOB) == (WAITING,)
+
+
+@pytest.mark.parametrize("free", [(5, 11500), (6, 11499)])
+def test_job_that_needs_all_that_is_freed_is_pressure(free: tuple[int, int]) -> None:
+    """CPUs and memory exactly suffice; one less does not."""
+    needs = replace(WAITING, cpus=6, memory_mib=12000)
+    enough = replace(NODE, free_cpus=5, free_memory_mib=11500)
+    assert pressing(Surroundings((needs,), enough), JOB) == (needs,)
+    short = replace(NODE, free_cpus=free[0] - (free[1] == 11500), free_memory_mib=free[1])
+    assert pressing(Surroundings((needs,), short), JOB) == ()
+
+
+@pytest.mark.parametrize(("requested", "there", "fits"), [
+    ("a100+h100", "h100", True), ("h100", "a100+h100", True), ("a100+l4", "h100+t4", False), (None, "h100", True),
+    ("a100", None, True),
+])  # fmt: skip
+def test_one_of_several_gpu_types_is_enough(requested: str | None, there: str | None, fits: bool) -> None:
+    """A type that is unknown is not ruled out."""
+    surroundings = Surroundings((replace(WAITING, gpu_kind=requested),), replace(NODE, gpu_kind=there))
+    assert bool(pressing(surroundings, JOB)) is fits
 
 
 @pytest.mark.parametrize(
@@ -230,6 +270,10 @@ def test_additional_suspension_counts_for_all_its_limits() -> None:
     assert [two.code for two in decide(policy, JOB, one).against] == ["limit-user"]
     codes = [two.code for two in decide(policy, JOB, one.with_one_more(JOB).with_one_more(JOB)).against]
     assert codes == ["limit-partition", "limit-account", "limit-user"]
+    assert (one.under_way, one.with_one_more(JOB).under_way) == (1, 2)
+    assert decide(replace(policy, users={}, max_at_once=1), JOB, one).code == "node-busy"
+    unknown = PRESSED.with_one_more(replace(JOB, user=None, account=None, partition=None))
+    assert (unknown.suspended_users, unknown.suspended_accounts, unknown.suspended_partitions) == ({}, {}, {})
     in_place = PRESSED.with_one_more(replace(JOB, option=replace(JOB.option, mode=Mode.INPLACE)))
     assert (in_place.under_way, in_place.in_place_under_way) == (0, 1)
     assert decide(SuspendPolicy(), JOB, in_place).act
@@ -246,8 +290,11 @@ def test_rules_of_others_do_not_apply() -> None:
 
 
 def test_unknown_run_time_prevents_a_suspension() -> None:
-    """slurmctld has not reported the job yet."""
+    """slurmctld has not reported the job yet. Exactly the shortest run time is enough."""
     assert decide(POLICY, replace(JOB, run_s=None), PRESSED).code == "run-unknown"
+    least = replace(POLICY, min_run_s=600.0)
+    assert decide(least, replace(JOB, run_s=599.0), PRESSED).code == "min-run"
+    assert decide(least, replace(JOB, run_s=600.0), PRESSED).act
 
 
 def test_backoff_grows_with_each_suspension() -> None:
@@ -271,7 +318,11 @@ def test_failed_suspension_is_retried_with_growing_backoff() -> None:
 def test_job_that_is_woken_at_once_stays_awake() -> None:
     """Longer after each short sleep, unless another job waits for its GPU memory."""
     woken = replace(JOB, short_sleeps=2, awake_s=599.0)
-    assert decide(POLICY, woken, PRESSED).code == "short-sleeps"
+    decision = decide(POLICY, woken, PRESSED)
+    assert decision.code == "short-sleeps"
+    assert "its last 2 sleeps were shorter than" in decision.text
+    first = decide(POLICY, replace(woken, short_sleeps=1, awake_s=0.0), PRESSED)
+    assert "its last sleep was shorter than" in first.text
     assert decide(POLICY, replace(woken, awake_s=600.0), PRESSED).act
     assert decide(POLICY, replace(woken, needed_by=("8",)), PRESSED).act
 
