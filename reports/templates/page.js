@@ -68,6 +68,38 @@
     input.addEventListener("input", apply);
     apply();
   }
+  /* The index of reports: the rows of single clusters are hidden in the page itself. */
+  function index(form) {
+    var sections = Array.prototype.slice.call(document.querySelectorAll("section.reports"));
+    var fields = ["search", "period", "cluster"].map(function (name) { return document.getElementById("index-" + name); });
+    var trend = document.getElementById("index-trend");
+    var count = form.querySelector("output");
+    function apply() {
+      var values = fields.map(function (field) { return field ? field.value : ""; });
+      var words = values[0].toLowerCase().split(/\s+/).filter(Boolean);
+      var shown = 0, all = 0;
+      sections.forEach(function (section) {
+        var here = 0;
+        Array.prototype.forEach.call(section.querySelectorAll("tbody tr"), function (row) {
+          var due = (row.getAttribute("data-cluster") || "") === values[2];
+          var text = row.textContent.toLowerCase();
+          var hit = due && words.every(function (word) { return text.indexOf(word) >= 0; });
+          row.hidden = !hit;
+          here += hit ? 1 : 0;
+          all += due ? 1 : 0;
+        });
+        section.hidden = !here || (values[1] !== "" && values[1] !== section.getAttribute("data-period"));
+        shown += section.hidden ? 0 : here;
+      });
+      if (trend) { trend.hidden = values[2] !== "" || (values[1] !== "" && values[1] !== "day"); }
+      count.textContent = values.some(Boolean) ? shown.toLocaleString("en") + " of " + all.toLocaleString("en") + " reports" : "";
+    }
+    form.addEventListener("input", apply);
+    form.addEventListener("submit", function (event) { event.preventDefault(); });
+    form.hidden = false;
+    apply(); /* a browser restores the fields of a page that was left */
+  }
+  document.querySelectorAll("form.index-tools").forEach(index);
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.querySelectorAll("table.filterable").forEach(filterable);
 }());

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from urllib.parse import quote
 
@@ -13,7 +13,7 @@ from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts, render
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Series, Words, legend_list
-from slurm_affinode.report.measures import STATES, idle_share, known
+from slurm_affinode.report.measures import STATES, Row, idle_share, known
 
 _KINDS = {"day": "Days", "week": "Weeks", "month": "Months"}
 
@@ -35,12 +35,16 @@ class IndexEntry:
     ``_busy``, ``_unknown``, and ``idle_cost``; absent ones are unknown."""
     currency: str = ""
     """Currency of ``idle_cost``; a site may have changed it since."""
+    clusters: Mapping[str, dict[str, float | int | None]] = field(default_factory=dict)
+    """Cluster -> its figures, with the keys of ``total``."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
     """One row of the page."""
 
+    cluster: str
+    """Empty: all clusters."""
     href: str
     label: str
     span: str
@@ -58,6 +62,7 @@ class IndexPart:
     key: str
     title: str
     rows: tuple[IndexRow, ...]
+    """Those of single clusters are hidden until the cluster is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class IndexContext:
     trend: Markup
     legend: Markup
     parts: tuple[IndexPart, ...]
+    clusters: tuple[str, ...]
+    """Choices of the switcher; empty if there is only one cluster."""
     with_cost: bool
 
 
@@ -90,7 +97,9 @@ def _context(entries: Sequence[IndexEntry], title: str, zone: tzinfo) -> IndexCo
         *(k for k in _KINDS if any(e.kind == k for e in ordered)),
         *sorted({e.kind for e in ordered} - set(_KINDS)),
     ]
-    parts = tuple(_part(kind, [e for e in ordered if e.kind == kind], zone) for kind in kinds)
+    names = sorted({name for e in ordered for name in e.clusters})
+    clusters = tuple(names) if len(names) > 1 else ()
+    parts = tuple(_part(kind, [e for e in ordered if e.kind == kind], clusters, zone) for kind in kinds)
     newest = max((e.until for e in ordered), default=None)
     lead = "There is no report yet." if newest is None else f"The newest reaches to {fmt.moment(newest, zone)}."
     trend = _trend([e for e in ordered if e.kind == "day"], zone)
@@ -102,31 +111,40 @@ def _context(entries: Sequence[IndexEntry], title: str, zone: tzinfo) -> IndexCo
         if trend or not ordered
         else legend_list([Series(label, [], state) for state, label in STATES]),
         parts=parts,
+        clusters=tuple(map(visible, clusters)),
         with_cost=any(known(e.total, "idle_cost") is not None for e in ordered),
     )
 
 
-def _part(kind: str, entries: Sequence[IndexEntry], zone: tzinfo) -> IndexPart:
+def _part(kind: str, entries: Sequence[IndexEntry], clusters: Sequence[str], zone: tzinfo) -> IndexPart:
     largest = max((known(e.total, "gpu_hours_allocated") or 0.0 for e in entries), default=0.0)
     return IndexPart(
         key="".join(c for c in kind if c.isalnum()) or "other",
         title=_KINDS.get(kind, visible(kind).capitalize()),
-        rows=tuple(_row(entry, largest, zone) for entry in entries),
+        rows=tuple(row for entry in entries for row in _rows(entry, clusters, largest, zone)),
     )
 
 
-def _row(entry: IndexEntry, largest: float, zone: tzinfo) -> IndexRow:
-    hours = {state: known(entry.total, f"gpu_hours_{state}") for state, _ in STATES}
+def _rows(entry: IndexEntry, clusters: Sequence[str], largest: float, zone: tzinfo) -> Iterator[IndexRow]:
+    yield _row(entry, "", entry.total, largest, zone)
+    for name in clusters:
+        if name in entry.clusters:
+            yield _row(entry, name, entry.clusters[name], largest, zone)
+
+
+def _row(entry: IndexEntry, cluster: str, total: Row, largest: float, zone: tzinfo) -> IndexRow:
+    hours = {state: known(total, f"gpu_hours_{state}") for state, _ in STATES}
     said = ", ".join(f"{label.lower()} {fmt.hours(hours[state])}" for state, label in STATES)
     return IndexRow(
+        cluster=visible(cluster),
         href=quote(entry.href, safe="/._-"),
         label=visible(entry.label),
         span=f"{fmt.moment(entry.since, zone)}{fmt.NBSP}– {fmt.moment(entry.until, zone)}",
         bar=charts.meter(said, [(hours[state] or 0.0, state) for state, _ in STATES], largest),
         idle=fmt.number(hours["idle"]),
-        share=fmt.percent(idle_share(entry.total)),
-        allocated=fmt.number(known(entry.total, "gpu_hours_allocated")),
-        cost=fmt.money(known(entry.total, "idle_cost"), entry.currency),
+        share=fmt.percent(idle_share(total)),
+        allocated=fmt.number(known(total, "gpu_hours_allocated")),
+        cost=fmt.money(known(total, "idle_cost"), entry.currency),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from slurm_affinode.report.archive_index import IndexEntry, render_index
@@ -56,3 +57,16 @@ def test_hostile_labels_and_paths_are_escaped() -> None:
     assert "<script>&" not in html
     assert 'href="a%20b%22/%3Cc%3E/report.html"' in html
     assert "&lt;script&gt;" in html
+
+
+def test_rows_of_single_clusters_are_hidden_until_chosen() -> None:
+    """Without a script, the page lists each report once; a single cluster needs no choice."""
+    parts = {name: {**TOTAL, "gpu_hours_idle": idle} for name, idle in (("alpha", 30.0), ("<b>", 15.0))}
+    html = render_index([replace(entry("day", "2026-11-01", 0, 1), clusters=parts)])
+    assert '<tr data-cluster="alpha" hidden>' in html
+    assert '<tr data-cluster="&lt;b&gt;" hidden>' in html
+    assert html.count("<tr>") == 2  # the head and the report
+    assert "<option>alpha</option>" in html
+    single = render_index([replace(entry("day", "2026-11-01", 0, 1), clusters={"alpha": TOTAL})])
+    assert "index-cluster" not in single.partition("<script>")[0]
+    assert "data-cluster" not in single.partition("<script>")[0]
