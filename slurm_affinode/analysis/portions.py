@@ -61,7 +61,7 @@ def portions(result: WasteResult, by: str) -> Iterator[tuple[str, WasteResult]]:
 
 def without_runs(result: WasteResult, by: str, name: str) -> WasteResult:
     """Return the part of a user or account that had no run in the interval."""
-    query = replace(result.query, **{f"{by}s": (name,)})
+    query = replace(result.query, users=(name,)) if by == "user" else replace(result.query, accounts=(name,))
     return replace(
         result, query=query, total={}, jobs=result.jobs.clear(), groups={}, over_time=result.over_time.clear(),
         idle_fraction_histogram=result.idle_fraction_histogram.clear(),

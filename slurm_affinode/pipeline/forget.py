@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from slurm_affinode.db.records import ReportRecord
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.store import engine_store
 from slurm_affinode.pipeline import report_archive
+from slurm_affinode.pipeline.usage_pages import NAME
 
 _TEXT = {".csv", ".html", ".json", ".txt", ".jsonl"}
 
@@ -34,7 +36,7 @@ class Forgotten:
     reports: Sequence[str]
     """Reports that name the user: ``day/2026-11-20``. They are removed."""
     files: Sequence[str]
-    """Published summaries of the user's jobs. They are removed."""
+    """Published summaries of the user's jobs, and directories of pages that name the user. They are removed."""
     remaining: Sequence[str]
     """Places with data of the user that this command does not change."""
 
@@ -44,7 +46,7 @@ def forget(config: Config, user: str, now: datetime, *, apply: bool) -> Forgotte
     with Repository.open(config.db_url, create=False) as store:
         uids = store.uids_of(user)
         reports = [record for record in store.reports() if _names(config.reports_dir / record.path, user)]
-        files = _summaries(config, user, uids)
+        files = [*_summaries(config, user, uids), *_pages(config, user)]
         if apply:
             _remove(config, store, reports, files)
         pseudonym, rows = store.forget(user, now, apply=apply)
@@ -61,7 +63,10 @@ def _remove(config: Config, store: Repository, reports: Sequence[ReportRecord], 
     store.delete_reports(reports)
     for path in files:
         try:
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise unwritable(path, error) from error
     if reports:
@@ -86,6 +91,15 @@ def _summaries(config: Config, user: str, uids: Sequence[int]) -> list[Path]:
         places.append(config.nightly.jobs.directory)
     mine = [uid for uid in uids if name_of_user(uid) in (user, str(uid))]
     return [path for place in places for uid in mine if (path := place / f"{uid}.jsonl").is_file()]
+
+
+def _pages(config: Config, user: str) -> list[Path]:
+    """Return the directory of the user's pages, and those of accounts whose pages name the user."""
+    root = config.nightly.pages.directory
+    if root is None or not NAME.fullmatch(user):
+        return []
+    accounts = [path for path in sorted(root.glob("account/*")) if _names(path, user)]
+    return [path for path in (root / "user" / user, *accounts) if path.is_dir()]
 
 
 def _remaining(config: Config, user: str) -> list[str]:

@@ -95,10 +95,10 @@ class UsagePages:
         self._results[period.kind] = period.label, result
         return self._links(period, result, newest=newest)
 
-    def finish(self, newest: Sequence[ReportRecord], analyse: Callable[[ReportRecord], WasteResult]) -> int:
+    def finish(self, newest: Sequence[ReportRecord], analyze: Callable[[ReportRecord], WasteResult]) -> int:
         """Make the pages of users and accounts of the ``newest`` report of each kind, and delete expired ones.
 
-        Only what has changed is made. ``analyse`` is called for reports that this run has not rendered. Return the
+        Only what has changed is made. ``analyze`` is called for reports that this run has not rendered. Return the
         number of users with pages. Raises ``AffinodeError`` as ``publish`` does.
         """
         known = json.loads(self.store.get(_PUBLISHED) or "{}")
@@ -110,7 +110,7 @@ class UsagePages:
                 source = [record.label, record.fingerprint]
                 if current.get(record.period) != source:
                     label, result = self._results.get(record.period, ("", None))
-                    self._usage(record, kinds, analyse(record) if result is None or label != record.label else result)
+                    self._usage(record, kinds, analyze(record) if result is None or label != record.label else result)
                     current[record.period] = source
             self._complete(newest, kinds)
             self.store.set(_PUBLISHED, json.dumps({"directory": str(self.root), "reports": current}))
@@ -181,7 +181,7 @@ class UsagePages:
         there = {path.name for path in (self.root / "user" / user).glob("job-*.html")}
         if not there:
             return {}
-        keys: list[JobKey] = result.jobs.filter(pl.col("user") == user).select(_KEY).rows()  # type: ignore[assignment]
+        keys: list[JobKey] = result.jobs.filter(pl.col("user") == user).select(_KEY).rows()
         return {key: name for key in keys if (name := job_file(*key)) in there}
 
     def _jobs(self, result: WasteResult) -> None:

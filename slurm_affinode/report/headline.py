@@ -175,11 +175,13 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
     """Return the figures below the bar."""
     total, currency = result.total, result.currency
     allocated = known(total, "gpu_hours_allocated")
-    who = f"{fmt.count(total.get('users'))} user{'' if total.get('users') == 1 else 's'}"
+    who = f", {fmt.count(total.get('users'))} user{'' if total.get('users') == 1 else 's'}"
+    if len(result.query.users) == 1:
+        who = ""
     made = [
         _card(result, "gpu_hours_capacity", "Capacity", "allocated + not allocated"),
         _card(result, "unallocated_gpu_hours", "Not allocated", "held by no job"),
-        _card(result, "gpu_hours_allocated", "Allocated", f"{_runs(total.get('jobs'))}, {who}"),
+        _card(result, "gpu_hours_allocated", "Allocated", f"{_runs(total.get('jobs'))}{who}"),
         *(_state_card(result, state, label, allocated) for state, label in STATES),
         _card(result, "idle_cost", "Cost of the idle hours", _of(shown(total, "cost", currency))),
         _card(result, "idle_mem_gib_h", "Memory held while idle", _of(shown(total, "mem_gib_h"))),
@@ -238,3 +240,8 @@ def money_note(result: WasteResult) -> str:
         listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
         notes.append(f"Amounts leave out GPUs without a known price: {listed}.")
     return " ".join(notes)
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop; empty if it is empty."""
+    return f"{text[0].upper()}{text[1:]}." if text else ""

@@ -50,7 +50,7 @@ def build_context(
         title=title,
         interval=f"{fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({span})",
         scope=method_section.scope(query),
-        caution=_sentence(visible(result.accounting_note)),
+        caution=headline.sentence(visible(result.accounting_note)),
         answer=headline.answer(result),
         findings=headline.findings(result),
         split=headline.split(result),
@@ -82,10 +82,6 @@ def build_context(
         definitions=method_section.metric_definitions(),
         settings=method_section.settings(result),
     )
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def render_report(

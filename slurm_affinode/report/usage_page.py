@@ -41,7 +41,8 @@ class PeriodLink:
 class UsageContext:
     """Context of ``usage.html.j2``."""
 
-    lead: str
+    caution: str
+    """Warning if accounting ends before the end of the interval; else empty."""
     interval: str
     periods: tuple[PeriodLink, ...]
     answer: Answer
@@ -81,7 +82,7 @@ def render(
     query = part.query
     span = fmt.duration((query.until - query.since).total_seconds())
     context = UsageContext(
-        lead=f"GPU use of {about.by} {visible(about.name)}, {about.kind} {about.label}",
+        caution=headline.sentence(visible(part.accounting_note)),
         interval=f"{fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({span})",
         periods=tuple(
             PeriodLink(label, f"{kind}.html", kind == about.kind)
@@ -100,7 +101,8 @@ def render(
         worst=tables.worst(part, _WORST, links) if not part.timelines.is_empty() else None,
         jobs=tables.all_jobs(part, JOB_ROWS, csv_name, links),
     )
-    title = f"{visible(about.name)}: GPU use, {about.kind} {about.label}"
+    whose = f"account {visible(about.name)}" if about.by == "account" else visible(about.name)
+    title = f"GPU use of {whose}, {about.kind} {about.label}"
     return render_page("usage.html.j2", title=title, generated=part.generated, zone=query.zone, u=context)
 
 

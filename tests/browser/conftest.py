@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC
+from datetime import UTC, timedelta
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,9 +17,13 @@ from job_samples import job_summary
 from playwright.sync_api import Browser, Page, sync_playwright
 from server_samples import server_report
 
-from slurm_affinode.analysis.result import Thresholds
-from slurm_affinode.report import job_page, servers_page
+from slurm_affinode.analysis.portions import Rank, portions
+from slurm_affinode.analysis.result import PeriodHours, Thresholds, Trend, WasteResult
+from slurm_affinode.report import job_page, servers_page, usage_page
+from slurm_affinode.report.archive_index import IndexEntry, render_index
+from slurm_affinode.report.links import Links
 from slurm_affinode.report.pages import render_report
+from slurm_affinode.report.usage_page import UsagePage
 
 CHROMIUM = Path("/usr/bin/chromium")
 Open = Callable[..., Page]
@@ -53,7 +58,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict
     """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU metrics, no jobs, model servers.
 
     ``server`` is the page of an overloaded server, ``hostile-server`` that of one with a hostile model name; ``job``
-    and ``hostile-job`` are pages of single jobs.
+    and ``hostile-job`` are pages of single jobs, ``user`` and ``account`` those of their owners; ``index`` lists
+    reports.
     """
     made = {
         "week": samples.make_result(),
@@ -77,7 +83,37 @@ def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict
     for name, names in (("job", ()), ("hostile-job", samples.HOSTILE)):
         paths[name] = folder / f"{name}.html"
         paths[name].write_text(job_page.render(job_summary(names), UTC, Thresholds()), encoding="utf-8")
+    whole = made["week"]
+    periods = [
+        PeriodHours(f"2026-W{44 - n}", whole.query.since - timedelta(days=7 * (n + 1)),
+                    whole.query.since - timedelta(days=7 * n), dict(whole.groups["user"].row(n, named=True)))
+        for n in (2, 1, 0)
+    ]  # fmt: skip
+    for by, name in (("user", "user00"), ("account", "project00")):
+        own = replace(dict(portions(whole, by))[name], trend=Trend("week", tuple(periods)))
+        keys = own.jobs.select("cluster", "job_id", "submit").head(3).rows()
+        links = Links({key: f"job-{key[1]}.html" for key in keys})
+        about = UsagePage(by, name, "week", "2026-W45", ("day", "week", "month"))
+        paths[by] = folder / f"{by}.html"
+        paths[by].write_text(usage_page.render(own, about, rank=Rank(2, 24, 0.3), links=links), encoding="utf-8")
+    paths["index"] = folder / "index.html"
+    paths["index"].write_text(render_index(_index_entries(whole)), encoding="utf-8")
     return paths
+
+
+def _index_entries(result: WasteResult) -> list[IndexEntry]:
+    """Forty days, six weeks and a month of two clusters."""
+    lengths = [("day", 1, f"2026-11-{n + 1:02d}", n) for n in range(28)]
+    lengths += [("week", 7, f"2026-W{45 + n}", 7 * n + 1) for n in range(4)] + [("month", 30, "2026-11", 0)]
+    total = dict(result.total)
+    parts = {name: {key: value * share if isinstance(value, float) else value for key, value in total.items()}
+             for name, share in (("alpha", 0.75), ("beta", 0.25))}  # fmt: skip
+    begin = result.query.since
+    return [
+        IndexEntry(kind, label, begin + timedelta(days=first), begin + timedelta(days=first + days),
+                   f"{kind}/{label}/report.html", total, "EUR", parts)
+        for kind, days, label, first in lengths
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -105,3 +141,17 @@ def open_page(browser: Browser, pages: dict[str, Path]) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert trouble == []
+
+
+@pytest.fixture
+def violations() -> Callable[[Page], list[Any]]:
+    """Return what axe-core finds on a page: rule and elements. The page needs ``bypass_csp``."""
+
+    def check(page: Page) -> list[Any]:
+        page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+        found: list[Any] = page.evaluate(
+            "axe.run(document).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))"
+        )
+        return found
+
+    return check

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 Open = Callable[..., Page]
+Violations = Callable[[Page], list[Any]]
 JOBS = ["job", "hostile-job"]
 
 
@@ -25,28 +25,19 @@ JOBS = ["job", "hostile-job"]
     ],
     ids=["light", "dark", "light-400px", "dark-400px"],
 )
-def test_axe_finds_no_violation(open_page: Open, name: str, settings: dict[str, Any]) -> None:
+def test_axe_finds_no_violation(open_page: Open, violations: Violations, name: str, settings: dict[str, Any]) -> None:
     """Also of the contents that are shown on demand."""
     page = open_page(name, bypass_csp=True, **settings)
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     assert violations(page) == []
 
 
-def test_axe_finds_no_violation_on_paper(open_page: Open) -> None:
+def test_axe_finds_no_violation_on_paper(open_page: Open, violations: Violations) -> None:
     """In print, colors are those of the light scheme."""
     page = open_page("job", bypass_csp=True, color_scheme="dark", viewport={"width": 718, "height": 1123})
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert violations(page) == []
-
-
-def violations(page: Page) -> list[Any]:
-    """Return what axe-core finds."""
-    page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
-    found: list[Any] = page.evaluate(
-        "axe.run(document).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))"
-    )
-    return found
 
 
 @pytest.mark.parametrize("name", JOBS)

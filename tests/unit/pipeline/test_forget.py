@@ -24,6 +24,8 @@ state_dir = "{0}/state"
 out = "{0}/reports"
 [nightly.jobs]
 directory = "{0}/jobs"
+[nightly.pages]
+directory = "{0}/pages"
 [suspend]
 shared_store = "{0}/shared/images"
 """
@@ -49,6 +51,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / place).mkdir(exist_ok=True)
     for uid in (5001, 5002):
         (tmp_path / "jobs" / f"{uid}.jsonl").write_text("{}\n")
+    for page in ("user/alice", "user/bob", "account/physics", "account/biology"):
+        (tmp_path / "pages" / page).mkdir(parents=True)
+        names = "alice, bob" if page.endswith("physics") else page.partition("/")[2]
+        (tmp_path / "pages" / page / "index.html").write_text(f"<p>{names}</p>")
     return tmp_path
 
 
@@ -58,7 +64,10 @@ def invoke(site: Path, *arguments: str) -> Result:
 
 
 def files(site: Path) -> set[str]:
-    return {str(path.relative_to(site)) for path in (*site.glob("jobs/*"), *site.glob("reports/day/*"))}
+    return {
+        str(path.relative_to(site))
+        for path in (*site.glob("jobs/*"), *site.glob("reports/day/*"), *site.glob("pages/*/*"))
+    }
 
 
 def test_dry_run_shows_what_would_be_changed(site: Path) -> None:
@@ -68,7 +77,7 @@ def test_dry_run_shows_what_would_be_changed(site: Path) -> None:
     shown = json.loads(done.output)
     assert (shown["applied"], shown["pseudonym"], shown["rows"]) == (False, None, {"jobs": 1})
     assert shown["reports"] == ["day/2026-11-01"]
-    assert [os.path.basename(path) for path in shown["files"]] == ["5001.jsonl"]  # noqa: PTH119
+    assert [os.path.basename(path) for path in shown["files"]] == ["5001.jsonl", "alice", "physics"]  # noqa: PTH119
     assert files(site) == before
     assert "to change it: --apply" in invoke(site, "alice").output
 
@@ -77,7 +86,7 @@ def test_reports_and_summaries_of_the_user_are_removed(site: Path) -> None:
     """Those of other users, also with similar names, are kept, and the index lists no removed report."""
     done = invoke(site, "alice", "--apply")
     assert done.exit_code == 0, done.output
-    assert files(site) == {"jobs/5002.jsonl", "reports/day/2026-11-02"}
+    assert files(site) == {"jobs/5002.jsonl", "reports/day/2026-11-02", "pages/user/bob", "pages/account/biology"}
     index = json.loads((site / "reports" / "index.json").read_text())
     assert [report["label"] for report in index["reports"]] == ["2026-11-02"]
     assert "no data of alice is stored" in invoke(site, "alice", "--apply").output
@@ -85,7 +94,9 @@ def test_reports_and_summaries_of_the_user_are_removed(site: Path) -> None:
 
 def test_summaries_of_the_next_owner_of_a_uid_are_kept(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "name_of_user", {5001: "carol"}.get)
-    assert json.loads(invoke(site, "alice", "--json").output)["files"] == []
+    assert json.loads(invoke(site, "alice", "--json").output)["files"] == [
+        str(site / "pages/user/alice"), str(site / "pages/account/physics"),
+    ]  # fmt: skip
 
 
 def test_places_that_are_not_changed_are_listed(site: Path) -> None:

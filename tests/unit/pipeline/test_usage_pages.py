@@ -232,7 +232,7 @@ def test_own_trend_comes_from_the_stored_tables(tmp_path: Path) -> None:
 
 
 def test_user_without_a_run_in_a_period_keeps_the_other_pages(tmp_path: Path) -> None:
-    """The page of the day says so; who is in no report any more, and has no pages of jobs, loses the directory."""
+    """The page of the day says so; a user of no recent report who has no pages of jobs loses the directory."""
     site = Site(tmp_path)
     site.night()
     site.add(row(8000, "bob", datetime(2026, 11, 20, 10, tzinfo=UTC)))

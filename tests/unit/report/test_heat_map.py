@@ -15,6 +15,8 @@ from slurm_affinode.analysis.measures import GPUS
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.report.charts import Words
 from slurm_affinode.report.heat_map import NODES, Field, gpu_map, heat_map, week_map
+from slurm_affinode.report.links import Links
+from slurm_affinode.report.pages import render_report
 
 MONDAY = datetime(2026, 11, 2, tzinfo=UTC)
 
@@ -64,6 +66,24 @@ def test_unknown_and_unallocated_gpus_are_not_idle() -> None:
     result = with_gpus(("n1", "0", 10.0, 5.0), ("n1", "1", 10.0, None), ("n1", "2", 0.0, 0.0), ("n2", "0", 10.0, 0.0))
     assert fields(gpu_map(result)) == ["h3:50", "hu:?", ":", "h0:0", ":", ":"]
     assert "There are no GPU metrics." in gpu_map(make_result(0))
+
+
+def test_fields_link_to_the_run_with_most_idle_time() -> None:
+    """To its page, or else to its row in the table of all jobs; without either, there is no link."""
+    result = make_result()
+    (first, second, third) = result.jobs.select("cluster", "job_id", "submit").head(3).rows()
+    frame = pl.DataFrame(
+        [
+            {"cluster": cluster, "node": "n1", "gpu": str(number), "gpu_hours_allocated": 10.0, "gpu_hours_idle": 5.0,
+             "job_id": job, "submit": submit}
+            for number, (cluster, job, submit) in enumerate((first, second, third, ("alpha", None, None)))
+        ],
+        schema=GPUS,
+    )  # fmt: skip
+    html = gpu_map(replace(result, gpus=frame), Links({first: "job.html"}), listed=2)
+    assert re.findall(r'<td class="h3"[^>]*>(?:<a href="([^"]+)"[^>]*>)?50', html) == ["job.html", "#run-1", "", ""]
+    assert f"most by job {first[1]}" in html
+    assert 'id="run-1"' in render_report(result, title="t", top=15)
 
 
 def test_nodes_with_most_idle_hours_are_on_the_map() -> None:
