@@ -39,7 +39,7 @@ ENV_STATE = "SLURM_AFFINODE_STATE"
 ENV_DB = "SLURM_AFFINODE_DB"
 ENV_SLURM_BACKEND = "SLURM_AFFINODE_SLURM_BACKEND"
 DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
-REPORT_ENTRIES = ("history", "reports", "nightly.lock", "job-summaries", "partial-totals")
+REPORT_ENTRIES = ("history", "reports", "nightly.lock", "job-summaries", "partial-totals", "pseudonyms.key")
 """Entries of the state directory that commands create. The database handles its own file, images belong to root."""
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
@@ -376,6 +376,13 @@ class NightlyConfig:
     """Reports of periods that ended longer ago are deleted."""
     keep_audit: _Retention = "1100d"
     """Older records of actions on squatters, zombies and orphans are deleted; the deletion is recorded as well."""
+    anonymous: bool = False
+    """Whether reports have pseudonyms instead of users, accounts and names of jobs."""
+    anonymous_nodes: bool = False
+    """Whether they also have pseudonyms instead of nodes."""
+    pseudonym_key: AbsolutePath | None = None
+    """File with the key of the pseudonyms, at least 16 bytes; ``None``: a key in the state directory, which is created
+    when it is needed."""
     jobs: PublishedJobsConfig = PublishedJobsConfig()
     mail: UsageMailConfig = field(default_factory=UsageMailConfig)
     pages: PublishedPagesConfig = field(default_factory=PublishedPagesConfig)

@@ -29,7 +29,6 @@ from slurm_affinode.cli.options import (
 )
 from slurm_affinode.cli.output import reader_gone
 from slurm_affinode.metrics.openmetrics import as_openmetrics
-from slurm_affinode.metrics.readers.lines import reading
 
 _EPILOG = """\b
 Examples:
@@ -89,7 +88,6 @@ Examples:
   slurm-affinode export trace --since 90d --round 5m --least-users 10 --key-file trace.key --out dataset/
   slurm-affinode trace site dataset/ --out out/site
 """
-_LEAST_KEY_BYTES = 16
 
 
 @export.command("trace", epilog=_TRACE_EPILOG)
@@ -137,7 +135,7 @@ def export_trace(
     queue.csv and manifest.json. Read README.md before you publish it: it names what remains visible.
     """
     from slurm_affinode.analysis.result import WasteQuery  # noqa: PLC0415 - --help stays quick
-    from slurm_affinode.pipeline import report, trace_export  # noqa: PLC0415
+    from slurm_affinode.pipeline import anonymity, report, trace_export  # noqa: PLC0415
     from slurm_affinode.report.output import write_files  # noqa: PLC0415
     from slurm_affinode.traces import job_figures, site_readme, site_trace  # noqa: PLC0415
 
@@ -145,7 +143,7 @@ def export_trace(
         raise click.UsageError("the interval ends before it begins: choose --since before --until")
     if not 1 <= round_s <= _LONGEST_ROUND_S or round_s != int(round_s):
         raise click.UsageError("--round is a whole number of seconds, at most 1h")
-    key = secrets.token_bytes(32) if key_file is None else _key(key_file)
+    key = secrets.token_bytes(32) if key_file is None else anonymity.read_key(key_file)
     query = WasteQuery(since, until, thresholds=report.thresholds(config), zone=zone())
     with stages(quiet=as_json) as step:
         history = trace_export.collect(config, query, cluster, step=step)
@@ -186,17 +184,6 @@ def export_trace(
 
 
 _LONGEST_ROUND_S = 3600
-
-
-def _key(path: Path) -> bytes:
-    with reading(str(path)):
-        key = path.read_bytes().strip()
-    if len(key) < _LEAST_KEY_BYTES:
-        raise AffinodeError(
-            f"{path} has {len(key)} bytes: a key has at least {_LEAST_KEY_BYTES}",
-            hint=f"make one: openssl rand -hex 32 > {path}",
-        )
-    return key
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -12,7 +12,16 @@ import click
 from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.folding import folding
-from slurm_affinode.cli.options import When, config_options, dask_option, echo, json_option, print_json
+from slurm_affinode.cli.options import (
+    When,
+    anonymous_options,
+    config_options,
+    dask_option,
+    echo,
+    json_option,
+    print_json,
+    pseudonyms,
+)
 from slurm_affinode.pipeline.mail_delivery import postman
 from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, render, run
 from slurm_affinode.pipeline.usage_mails import UsageMails, to_files
@@ -51,6 +60,7 @@ A crontab line and systemd units are in the reports/ directory of the source.
     "--mail-to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Write the mails of nightly.mail that are due at --now to files in DIR instead of sending them",
 )  # fmt: skip
+@anonymous_options
 @dask_option
 @json_option
 @config_options
@@ -66,6 +76,9 @@ def nightly(
     mail_to: Path | None,
     dask: str | None,
     as_json: bool,
+    anonymous: bool,
+    anonymous_nodes: bool,
+    pseudonym_key: Path | None,
 ) -> None:
     """Ingest new data, render daily, weekly and monthly reports, update their index, delete expired data.
 
@@ -74,14 +87,21 @@ def nightly(
     Prometheus server of prometheus.url. Reports are rendered for the last complete local day, ISO week and month if
     missing or outdated, and for any missed since the last run. With nightly.jobs.directory, summaries of jobs are
     published there, each readable by its owner alone. With nightly.pages.directory, pages of users, accounts and jobs
-    are made there for a web server. With nightly.mail.periods, the use of GPUs in a period that ended within the last
-    three days is mailed once.
+    are made there for a web server. With --anonymous, reports have pseudonyms, and no links to these pages. With
+    nightly.mail.periods, the use of GPUs in a period that ended within the last three days is mailed once.
     """
 
     def say(line: str) -> None:
         if verbose and not as_json:
             echo(line)
 
+    keys = config.nightly
+    anonymous, anonymous_nodes = anonymous or keys.anonymous, anonymous_nodes or keys.anonymous_nodes
+    if anonymous or anonymous_nodes:
+        pseudonym_key = pseudonym_key or keys.pseudonym_key
+    names = pseudonyms(
+        config, anonymous=anonymous, anonymous_nodes=anonymous_nodes, pseudonym_key=pseudonym_key
+    )  # fmt: skip
     with exclusive(config.state_dir / "nightly.lock", wait=wait), folding(dask, config) as fold:
         outcome = run(
             config,
@@ -90,11 +110,12 @@ def nightly(
             now=now.astimezone(UTC),
             force=force,
             say=say,
-            render=partial(render, fold=fold),
+            render=partial(render, fold=fold, anonymize=None if names is None else names.apply),
             publish=publish,
             since=since,
             mails=_mails(config, mail_to, now.astimezone(UTC)),
             summarize=partial(summaries, source="published"),
+            pseudonyms=names,
         )
     if as_json:
         print_json(asdict(outcome))

@@ -16,6 +16,7 @@ from slurm_affinode.cli.folding import folding
 from slurm_affinode.cli.options import (
     NumberInRange,
     When,
+    anonymous_options,
     config_options,
     dask_option,
     echo,
@@ -23,6 +24,7 @@ from slurm_affinode.cli.options import (
     print_json,
     print_table,
     prometheus_options,
+    pseudonyms,
     stages,
     warn,
     zone,
@@ -36,6 +38,7 @@ Examples:
   slurm-affinode report --since 2026-11-01 --until 2026-12-01 --out nov --csv
   slurm-affinode report --partition gpu --account physics --out physics
   slurm-affinode report --since 1d --out out --json | jq .total.gpu_hours_idle
+  slurm-affinode report --since 30d --anonymous --out shared   pseudonyms in place of names
   slurm-affinode report users --since 7d                 usage by user
   slurm-affinode report queue --live                     pending jobs, longest wait first
   slurm-affinode report --since 1d --prometheus http://prometheus:9090 --match 'cluster="alpha"'
@@ -64,6 +67,11 @@ Examples:
 @click.option("--idle-pct", type=NumberInRange(0, 100), help="Set the activity up to which a GPU is idle, in percent")
 @click.option("--low-pct", type=NumberInRange(0, 100), help="Set the activity up to which use is low, in percent")
 @click.option("--csv", "as_csv", is_flag=True, help="Also write jobs.csv, users.csv, accounts.csv, ... with all rows")
+@click.option(
+    "--trend", type=click.IntRange(0, 11), default=1, show_default=True,
+    help="Compute up to N earlier periods if there are no stored reports of them",
+)  # fmt: skip
+@anonymous_options
 @dask_option
 @json_option
 @config_options
@@ -86,6 +94,10 @@ def page(
     as_json: bool,
     with_prometheus: bool,
     dask: str | None,
+    trend: int,
+    anonymous: bool,
+    anonymous_nodes: bool,
+    pseudonym_key: Path | None,
 ) -> None:
     """Report where GPU-hours went: one HTML page, a summary in JSON, tables in CSV.
 
@@ -96,16 +108,28 @@ def page(
 
     With --dask, the workers of a Dask cluster read the stored GPU metrics, which they need at the same path. The report
     is the same to the last digit.
+
+    With --anonymous, page, JSON and CSV have pseudonyms, the same for the same key; model servers are left out. Job
+    IDs, times, partitions and clusters stay.
     """
     if dask and with_prometheus:
         raise click.UsageError("--dask is for stored GPU metrics, and --prometheus replaces them")
     thresholds = report_pipeline.thresholds(config, idle_pct=idle_pct, low_pct=low_pct)
     query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds, zone())
-    options = report_pipeline.ReportOptions(title=title, top=top, csv=as_csv)
+    options = report_pipeline.ReportOptions(title=title, top=top, csv=as_csv, computed_periods=trend)
+    names = pseudonyms(config, anonymous=anonymous, anonymous_nodes=anonymous_nodes, pseudonym_key=pseudonym_key)
     with stages() as step, folding(dask, config) as fold:
         history = _history(config, query, step) if with_prometheus else None
         written = report_pipeline.build_report(
-            config, query, out, options=options, step=step, history=history, warned=warn, fold=fold
+            config,
+            query,
+            out,
+            options=options,
+            step=step,
+            history=history,
+            warned=warn,
+            fold=fold,
+            anonymize=None if names is None else names.apply,
         )
     if written.result.accounting_note:
         warn(written.result.accounting_note)

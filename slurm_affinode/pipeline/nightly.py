@@ -35,6 +35,7 @@ from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.pipeline import ingest, ledgers, report, report_archive, stored_accounting
+from slurm_affinode.pipeline.anonymity import Anonymize, Pseudonyms
 from slurm_affinode.pipeline.report import Linker
 from slurm_affinode.pipeline.report_archive import Period, candidates
 from slurm_affinode.pipeline.usage_pages import Summarize, UsagePages
@@ -409,10 +410,14 @@ def render(
     link: Linker | None = None,
     *,
     fold: waste.Fold = kernel.run_all,
+    anonymize: Anonymize | None = None,
 ) -> WrittenReport:
     """Render the report of ``period`` into ``out``. Raises ``NoAccountingError`` if no job ran."""
-    options = report.ReportOptions(title=f"GPU waste, {period.kind} {period.label}", csv=True)
-    return report.build_report(config, _query(config, period), out, options=options, now=now, fold=fold, link=link)
+    title = f"GPU waste, {period.kind} {period.label}"
+    options = report.ReportOptions(title=title, csv=True, computed_periods=1)
+    return report.build_report(
+        config, _query(config, period), out, options=options, now=now, fold=fold, link=link, anonymize=anonymize
+    )
 
 
 def run(
@@ -428,12 +433,14 @@ def run(
     mails: Mails | None = None,
     since: datetime | None = None,
     summarize: Summarize | None = None,
+    pseudonyms: Pseudonyms | None = None,
 ) -> NightlyOutcome:
     """Do everything that is due at ``now``; reports are written below ``out``. The caller holds the lock.
 
     ``force`` renders reports even if they are up to date. ``publish`` is called where ``nightly.jobs.directory`` is
     set; ``summarize`` makes the contents of pages of jobs where ``nightly.pages.directory`` is set. ``mails`` is called
-    for each report. ``since``: also render missing reports of periods from this time on. Raises
+    for each report. ``since``: also render missing reports of periods from this time on. ``pseudonyms`` are those of
+    ``render``, if it replaces names; the pages of users, for themselves, and mails have their names. Raises
     ``AffinodeError`` only if nothing can be done: the database cannot be opened, or the time zone is unknown.
     """
     zone = site_zone(config.cluster.timezone)
@@ -442,7 +449,11 @@ def run(
         pages = None
         if summarize is not None and config.nightly.pages.directory is not None:
             pages = UsagePages(config, store, history, out, now, summarize, say)
-        night = _Night(config, store, history, out, now, since, keep, render, force, mails, _Log(say), pages)
+            if pseudonyms is not None:
+                pages.shown = pseudonyms.of
+        night = _Night(
+            config, store, history, out, now, since, keep, render, force, mails, _Log(say), pages, pseudonyms
+        )  # fmt: skip
         night.take_in(sources, zone)
         night.report(zone)
         if pages is not None:
@@ -473,6 +484,7 @@ class _Night:
     mails: Mails | None
     log: _Log
     pages: UsagePages | None
+    pseudonyms: Pseudonyms | None
 
     def take_in(self, sources: Sources, zone: ZoneInfo) -> None:
         """Ingest accounting since it was last read, the ledgers of suspensions, and samples of GPUs and engines."""
@@ -514,7 +526,9 @@ class _Night:
         with self.log.part("mails"):
 
             def figures() -> WasteResult:
-                return result or report.analyse_stored(self.config, _query(self.config, period), now=self.now)
+                if result is not None and self.pseudonyms is None:
+                    return result
+                return report.analyse_stored(self.config, _query(self.config, period), now=self.now)
 
             self.log.took(self.mails.send(self.store, period, figures))
 
@@ -528,9 +542,10 @@ class _Night:
 
     def _link(self, pages: UsagePages, period: Period, newest: bool, result: WasteResult) -> Links:
         """Make the pages of a report; without them, the report has no links."""
+        made: list[Links] = []
         with self.log.part(f"pages of {period.kind} {period.label}"):
-            return pages.publish(period, result, newest=newest)
-        return NO_LINKS
+            made.append(pages.publish(period, result, newest=newest))
+        return made[0] if made else NO_LINKS
 
     def _make(self, period: Period, record: ReportRecord | None, *, newest: bool) -> WasteResult | None:
         """Render a report unless it is up to date; return its figures, ``None`` if nothing was rendered."""
@@ -574,8 +589,10 @@ class _Night:
         ends = sorted((name, min(moment, period.until)) for name, moment in known.items())
         floors = sorted(self.config.agent.floors_pct.items())
         pages = None if self.pages is None else self.config.nightly.pages
+        anonymous = None if self.pseudonyms is None else self.pseudonyms.fingerprint
         settings = (
-            self.config.idle, floors, self.config.price, self.config.emissions, self.config.cluster.timezone, pages
+            self.config.idle, floors, self.config.price, self.config.emissions, self.config.cluster.timezone, pages,
+            anonymous,
         )  # fmt: skip
         content = repr((facts, parts, ends, settings, __version__))
         return hashlib.sha256(content.encode()).hexdigest()[:16]

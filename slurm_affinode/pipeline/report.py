@@ -17,7 +17,7 @@ import polars as pl
 
 from slurm_affinode.analysis import emissions, prices, suspensions, waste
 from slurm_affinode.analysis.join import kernel
-from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
+from slurm_affinode.analysis.result import PeriodHours, Thresholds, Trend, WasteQuery, WasteResult
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
 from slurm_affinode.base.text import visible
@@ -25,6 +25,7 @@ from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline import ledgers, report_archive, stored_accounting
+from slurm_affinode.pipeline.anonymity import Anonymize
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import output
@@ -55,6 +56,8 @@ class ReportOptions:
     top: int = output.DEFAULT_TOP
     """Rows in the tables of users, accounts, ... and of the most wasteful jobs."""
     csv: bool = False
+    computed_periods: int = 0
+    """Earlier periods of the trend that are computed if there are no stored reports."""
     engine_origin: str = ""
     """A note on the origin of the engine metrics, for data that are not a site's own."""
 
@@ -86,11 +89,13 @@ def build_report(
     warned: Step | None = None,
     fold: waste.Fold = kernel.run_all,
     link: Linker | None = None,
+    anonymize: Anonymize | None = None,
 ) -> WrittenReport:
     """Analyze the stored data for ``query`` and write a report into ``out``. Raises ``AffinodeError``.
 
     ``history`` replaces the stored GPU samples; ``warned`` receives a line about data that is left out; ``fold``: a
-    ``waste.Fold``; ``link`` returns the pages that the report links to.
+    ``waste.Fold``; ``link`` returns the pages that the report links to; ``anonymize`` replaces names, and
+    links, which contain names.
     """
     with output.writable(out):
         result = analyse_stored(
@@ -106,7 +111,12 @@ def build_report(
         )
         if result.servers is not None and options.engine_origin:
             result = replace(result, servers=replace(result.servers, note=options.engine_origin))
+        if options.computed_periods and history is None:
+            trend = earlier_periods(config, query, result, options.computed_periods, now=now, step=step, fold=fold)
+            result = replace(result, trend=trend)
         links = NO_LINKS if link is None else link(result)
+        if anonymize is not None:
+            result, links = anonymize(result), NO_LINKS
         if step:
             step("rendering the report")
         return output.write_report(result, out, title=options.title, top=options.top, csv=options.csv, links=links)
@@ -172,6 +182,37 @@ def analyse_stored(
     from slurm_affinode.pipeline import servers  # noqa: PLC0415 - takes a tenth of a second, and many sites have none
 
     return replace(result, servers=servers.usage_of(config, query, jobs, timelines=top_runs))
+
+
+def earlier_periods(
+    config: Config,
+    query: WasteQuery,
+    result: WasteResult,
+    most: int,
+    *,
+    now: datetime | None = None,
+    step: Step | None = None,
+    fold: waste.Fold = kernel.run_all,
+) -> Trend | None:
+    """Return the trend of a result: that of stored reports if there are any, otherwise of computed figures.
+
+    Computed are up to ``most`` intervals before that of the query, the latest ones, as far back as there are jobs. Each
+    takes as long as a report.
+    """
+    if result.trend is not None:
+        return result.trend
+    kind, intervals = report_archive.preceding(query, most)
+    made: list[PeriodHours] = []
+    for period in intervals:
+        if step:
+            step(f"computing the trend: {period.label}")
+        earlier = replace(query, since=period.since, until=period.until, known_until={})
+        try:
+            total = analyse_stored(config, earlier, now=now, top_runs=0, fold=fold).total
+        except NoAccountingError:
+            break
+        made.append(PeriodHours(period.label, period.since, period.until, total))
+    return Trend(kind, tuple(reversed(made))) if made else None
 
 
 def _take_in_suspensions(config: Config, store: Repository, warned: Step) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -136,8 +137,7 @@ def trend(records: Iterable[ReportRecord], query: WasteQuery) -> Trend | None:
 
     ``None`` if there are none, or if the query has filters: the stored reports are about everything.
     """
-    hours = (query.until - query.since).total_seconds() / 3600
-    kind = next((kind for kind, (least, most) in _LENGTHS_H.items() if least <= hours <= most), None)
+    kind = _kind(query)
     if kind is None or any(query.filters.values()):
         return None
     earlier = [record for record in records if record.period == kind and record.until <= query.since]
@@ -154,6 +154,32 @@ def trend(records: Iterable[ReportRecord], query: WasteQuery) -> Trend | None:
             for record in earlier[-TREND_PERIODS:]
         ),
     )  # fmt: skip
+
+
+def preceding(query: WasteQuery, count: int) -> tuple[str, list[Period]]:
+    """Return the kind of an interval, and the ``count`` intervals before it, latest first.
+
+    The intervals before a calendar day, week or month are calendar ones; otherwise they are as long as the interval by
+    the local clock, and ``interval`` is the kind of one that is not as long as a day, week or month.
+    """
+    kind = _kind(query)
+    first, after = (moment.astimezone(query.zone).replace(tzinfo=None) for moment in (query.since, query.until))
+    if kind is not None and isinstance(query.zone, ZoneInfo):
+        current = containing(kind, first.date(), query.zone)
+        if (current.since, current.until) == (query.since, query.until):
+            return kind, complete(kind, query.since, query.zone, count)
+    form = "%Y-%m-%d" if first.time() == time() and after - first >= timedelta(days=1) else "%Y-%m-%d %H:%M"
+    made = []
+    for _ in range(count):
+        first, after = first - (after - first), first
+        since, until = (moment.replace(tzinfo=query.zone).astimezone(UTC) for moment in (first, after))
+        made.append(Period(kind or "interval", f"{first:{form}}", since, until))
+    return kind or "interval", made
+
+
+def _kind(query: WasteQuery) -> str | None:
+    hours = (query.until - query.since).total_seconds() / 3600
+    return next((kind for kind, (least, most) in _LENGTHS_H.items() if least <= hours <= most), None)
 
 
 def headline(summary: Mapping[str, Any]) -> dict[str, float | int | str | None]:
@@ -180,6 +206,7 @@ def write_index(
             href=f"{record.path}/{REPORT}",
             total={key: value for key, value in record.summary.items() if not isinstance(value, str)},
             currency=str(record.summary.get("currency") or ""),
+            clusters=_clusters(out / record.path / "clusters.csv", priced="idle_cost" in record.summary),
         )
         for record in records
         if holds(out, record.path)
@@ -201,6 +228,20 @@ def write_index(
     return True
 
 
+_FIGURES = ("allocated", "measured", "idle", "low", "busy", "unknown")
+
+
+def _clusters(path: Path, *, priced: bool) -> dict[str, dict[str, float | int | None]]:
+    """Return the figures of each cluster in a stored report; empty if the table is absent."""
+    names = [*(f"gpu_hours_{name}" for name in _FIGURES), *(["idle_cost"] if priced else [])]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        return {row["name"]: {key: float(row[key]) if row[key] else None for key in names} for row in rows}
+    except (OSError, ValueError, KeyError, csv.Error):
+        return {}
+
+
 def _plain(entry: IndexEntry) -> dict[str, object]:
     return {
         "kind": entry.kind,
@@ -210,6 +251,7 @@ def _plain(entry: IndexEntry) -> dict[str, object]:
         "href": entry.href,
         "currency": entry.currency,
         "total": entry.total,
+        "clusters": dict(entry.clusters),
     }
 
 

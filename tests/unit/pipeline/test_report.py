@@ -17,6 +17,7 @@ from slurm_affinode.base import config as configuration
 from slurm_affinode.base.config import Config, IdleConfig, PriceConfig, StoreConfig
 from slurm_affinode.base.errors import AffinodeError, NoStoreError
 from slurm_affinode.db import engine
+from slurm_affinode.db.records import ReportRecord
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
@@ -249,3 +250,42 @@ def test_interval_after_the_end_of_accounting_is_rejected(state: Path) -> None:
     later = WasteQuery(NOW, NOW + timedelta(days=7))
     with pytest.raises(AffinodeError, match=r"no accounting from .* known up to 2026-11-02 08:00 UTC"):
         report.analyse_stored(config_of(state), later, now=later.until)
+
+
+def test_trend_is_computed_without_stored_reports(state: Path, tmp_path: Path) -> None:
+    """Only up to the given number of periods, as far back as there are jobs; for the selected jobs."""
+    with Repository.open(config_of(state).db_url) as store:
+        jobs = store.jobs(START, NOW)
+        for days in (1, 2, 4):
+            moved = [(pl.col(name) - pl.duration(days=days)).alias(name) for name in ("submit", "start", "end")]
+            store.upsert(jobs.with_columns(pl.col("job_id") + 10 * days, *moved))
+    calls: list[str] = []
+    options = report.ReportOptions(computed_periods=11)
+    written = report.build_report(
+        config_of(state), QUERY, tmp_path / "out", now=NOW, options=options, step=calls.append
+    )  # fmt: skip
+    trend = written.result.trend
+    assert trend is not None
+    assert (trend.kind, [period.label for period in trend.periods]) == ("day", ["2026-10-31", "2026-11-01"])
+    assert [period.total["gpu_hours_allocated"] for period in trend.periods] == pytest.approx([4, 4])
+    assert "computing the trend: 2026-11-01" in calls
+    one = replace(options, computed_periods=1)
+    own = report.build_report(config_of(state), replace(QUERY, users=("bob",)), tmp_path / "bob", now=NOW, options=one)
+    assert own.result.trend is not None
+    assert [period.total["gpu_hours_allocated"] for period in own.result.trend.periods] == pytest.approx([2])
+
+
+def test_stored_reports_have_priority_over_a_computed_trend(state: Path, tmp_path: Path) -> None:
+    with Repository.open(config_of(state).db_url) as store:
+        since = START - timedelta(days=1)
+        store.record_report(
+            ReportRecord("day", "2026-11-01", since, START, "day/2026-11-01", NOW, "f", {"gpu_hours_allocated": 7.0})
+        )
+    steps: list[str] = []
+    options = report.ReportOptions(computed_periods=11)
+    written = report.build_report(
+        config_of(state), QUERY, tmp_path / "out", now=NOW, options=options, step=steps.append
+    )  # fmt: skip
+    assert written.result.trend is not None
+    assert [period.total for period in written.result.trend.periods] == [{"gpu_hours_allocated": 7.0}]
+    assert not [step for step in steps if "trend" in step]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.db.records import ReportRecord
-from slurm_affinode.pipeline.report_archive import KINDS, candidates, complete, containing, trend
+from slurm_affinode.pipeline.report_archive import KINDS, candidates, complete, containing, preceding, trend
 
 UTC_ZONE, OSLO = ZoneInfo("UTC"), ZoneInfo("Europe/Oslo")
 
@@ -117,3 +117,23 @@ def test_there_is_no_trend_of_other_intervals_and_of_parts():
     assert trend([], WasteQuery(begin, week)) is None
     assert trend(weeks(3), WasteQuery(begin, begin + timedelta(days=14))) is None
     assert trend(weeks(3), WasteQuery(begin, week, users=("bob",))) is None
+
+
+def test_intervals_before_a_period_are_calendar_periods() -> None:
+    """Months have different lengths, and a day may have 25 hours."""
+    zone = ZoneInfo("Europe/Oslo")
+    month = containing("month", date(2026, 11, 5), zone)
+    kind, before = preceding(WasteQuery(month.since, month.until, zone=zone), 2)
+    assert (kind, [period.label for period in before]) == ("month", ["2026-10", "2026-09"])
+    day = containing("day", date(2026, 10, 26), zone)
+    _, (long,) = preceding(WasteQuery(day.since, day.until, zone=zone), 1)
+    assert (long.until - long.since, long.until) == (timedelta(hours=25), day.since)
+
+
+def test_intervals_before_another_interval_are_as_long() -> None:
+    since = datetime(2026, 11, 2, 6, tzinfo=UTC)
+    kind, before = preceding(WasteQuery(since, since + timedelta(hours=12)), 2)
+    assert (kind, [period.label for period in before]) == ("interval", ["2026-11-01 18:00", "2026-11-01 06:00"])
+    assert [period.until for period in before] == [since, since - timedelta(hours=12)]
+    kind, (week,) = preceding(WasteQuery(since, since + timedelta(days=7)), 1)
+    assert (kind, week.label, week.until - week.since) == ("week", "2026-10-26 06:00", timedelta(days=7))
