@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -104,3 +105,19 @@ def test_help_has_options_and_examples() -> None:
     assert done.exit_code == 0
     for word in ("--since", "--partition", "--csv", "Examples:", "jq .total.gpu_hours_idle"):
         assert word in done.output
+
+
+def test_anonymous_report_has_stable_pseudonyms(state: Path, tmp_path: Path) -> None:
+    """With the key of the state directory unless another one is given, which is refused without --anonymous."""
+    users = []
+    for number in (1, 2):
+        out = tmp_path / f"out{number}"
+        done = run(state, "--out", str(out), "--csv", "--json", "--anonymous-nodes")
+        assert done.exit_code == 0, done.output
+        users.append(json.loads(done.stdout)["groups"]["user"][0]["name"])
+        assert not [path.name for path in out.iterdir() if re.search(r"\b(ann|train|n1)\b", path.read_text())]
+    assert users[0] == users[1] != "ann"
+    assert (state / "pseudonyms.key").stat().st_mode & 0o777 == 0o600
+    refused = run(state, "--out", str(tmp_path / "out3"), "--pseudonym-key", str(state / "pseudonyms.key"))
+    assert refused.exit_code == 2
+    assert "--pseudonym-key is for --anonymous" in refused.output
