@@ -31,7 +31,6 @@ from slurm_affinode.base.urls import checked_url
 from slurm_affinode.cli.command import connection_option
 from slurm_affinode.metrics.prometheus.server import ENV_PASSWORD, ENV_TOKEN
 from slurm_affinode.slurm.times import site_zone
-from slurm_affinode.traces import queue_logs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -269,11 +268,15 @@ class LogFile(click.ParamType[tuple[str, Path]]):
 
     name = "trace"
 
+    def __init__(self, *kinds: str) -> None:
+        """``kinds``: those that are accepted."""
+        self._kinds = kinds
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
         """Parse ``value``; another kind is a usage error."""
         kind, _, name = str(value).partition(":")
-        if kind not in queue_logs.READERS or not name:
-            self.fail(f"{value!r} is not KIND:PATH with one of the kinds {', '.join(queue_logs.READERS)}", param, ctx)
+        if kind not in self._kinds or not name:
+            self.fail(f"{value!r} is not KIND:PATH with one of the kinds {', '.join(self._kinds)}", param, ctx)
         return kind, Path(name)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -26,6 +26,7 @@ from slurm_affinode.cli.options import (
     stages,
     warn,
 )
+from slurm_affinode.traces import queue_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,12 @@ def _source_options(function: Any) -> Any:
         click.option(
             "--since", type=When(), default="365d", show_default=True, metavar="TIME", help="Use jobs from TIME on"
         ),
-        click.option("--trace", type=LogFile(), metavar="KIND:PATH", help="Use a log or trace, such as swf:FILE"),
+        click.option(
+            "--trace",
+            type=LogFile(*queue_logs.READERS),
+            metavar="KIND:PATH",
+            help="Use a log or trace, such as swf:FILE",
+        ),
     ):
         function = option(function)
     return function

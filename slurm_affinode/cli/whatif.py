@@ -31,6 +31,7 @@ from slurm_affinode.cli.options import (
     warn,
     zone,
 )
+from slurm_affinode.traces import queue_logs
 from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Times
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ Examples:
   slurm-affinode whatif --trace swf:log.swf --order sjf --times last-two --json
   slurm-affinode whatif --trace swf:log.swf --times predicted
   slurm-affinode whatif --trace helios:HeliosData/data/Venus --backfill first-fit
+  slurm-affinode whatif --trace gentd26:cluster-trace-v2026-GenAI/ --pool-servers --suspend-idle 5m
   slurm-affinode whatif --trace philly:philly_pollux.csv.gz --capacity 400 --order sjf-user \\
       --backfill first-fit --sample 2000 --seed 42 --arrivals 100
 """
@@ -57,7 +59,12 @@ _TYPICAL_S = 900.0
 
 
 @command(epilog=_EPILOG)
-@click.option("--trace", type=LogFile(), metavar="KIND:PATH", help="Simulate a log or trace, such as swf:FILE")
+@click.option(
+    "--trace",
+    type=LogFile(*queue_logs.READERS, "gentd26"),
+    metavar="KIND:PATH",
+    help="Simulate a log or trace, such as swf:FILE",
+)
 @click.option(
     "--capacity", type=click.IntRange(1), metavar="N",
     help="Set the processors or GPUs of the pool [default: those of the log, if it has them]",
@@ -102,6 +109,10 @@ _TYPICAL_S = 900.0
 @click.option("--gpus", "more_gpus", type=click.IntRange(0), default=0, metavar="+N", help="Add N GPUs")
 @click.option("--one-pool", is_flag=True, help="Let each job use every GPU of its cluster")
 @click.option("--limit-interactive", type=Span(), metavar="SPAN", help="End jobs of salloc and srun after SPAN")
+@click.option("--pool-servers", is_flag=True, help="Let the model servers of a trace of requests share --capacity GPUs")
+@click.option(
+    "--warm", type=click.IntRange(0), metavar="N", help="Keep N sleeping servers in host memory [default: all]"
+)
 @click.option("--partial", is_flag=True, help="Simulate even if more than a tenth of the jobs is left out")
 @dask_option
 @json_option
@@ -112,12 +123,16 @@ def whatif(
     validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None,
     mode: str, more_gpus: int,
     sweep: tuple[float, ...] | None, html: Path | None, one_pool: bool, limit_interactive: float | None, partial: bool,
-    dask: str | None, as_json: bool,
+    pool_servers: bool, warm: int | None, dask: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
 
     --trace reads swf:FILE, philly:FILE, helios:PATH, acme:FILE, pai2020:DIR, pai2023:PATH, dlrm2025:PATH, spot2026:PATH
     and, of "export trace", site:DIR, as the commands of "trace" do.
+
+    --trace gentd26:DIR has requests to model servers. With --pool-servers these share --capacity GPUs (without it
+    several sizes are compared): servers that are idle for --suspend-idle sleep, as does an idle one whose GPU another
+    one needs.
 
     With --since, the site's own GPU jobs are replayed twice, as they were and with the changes that --suspend-idle,
     --gpus and --limit-interactive describe, from ingested accounting and GPU metrics.
@@ -158,6 +173,13 @@ def whatif(
     With --dask, the workers of a Dask cluster read the stored GPU metrics, which they need at the same path, and
     replay the queue for each of the idle times of --sweep.
     """
+    if pool_servers or (trace is not None and trace[0] == "gentd26"):
+        if trace is None or trace[0] != "gentd26" or not pool_servers:
+            raise click.UsageError("--pool-servers needs --trace gentd26:DIR, and this trace needs --pool-servers")
+        _pool_servers(trace[1], capacity, suspend_idle, warm, as_json=as_json)
+        return 0
+    if warm is not None:
+        raise click.UsageError("--warm needs --pool-servers")
     if validated is not None:
         if dask:
             raise click.UsageError("--dask needs --since")
@@ -199,7 +221,7 @@ def _simulate_log(
     trace: tuple[str, Path], capacity: int | None, rules: tuple[Order, Backfill, Times | None],
     selected: tuple[float | None, int | None, int, int | None], *, partial: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from slurm_affinode.traces import philly, queue_logs  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.traces import philly  # noqa: PLC0415 - --help stays quick
     from slurm_affinode.traces.job_log import UNKNOWN  # noqa: PLC0415
     from slurm_affinode.whatif.figures import figures, head_of_line_wait  # noqa: PLC0415
     from slurm_affinode.whatif.simulation import simulate  # noqa: PLC0415
@@ -262,6 +284,34 @@ def _simulate_log(
     print_table(("figure", "value"), rows, right=("value",))
     _warn_left_out("left out", prepared.left_out, log.unit)
     _warn_left_out("excluded", prepared.excluded, log.unit)
+
+
+def _pool_servers(
+    path: Path, capacity: int | None, window_s: float | None, warm: int | None, *, as_json: bool
+) -> None:  # fmt: skip
+    from slurm_affinode.pipeline import server_pool  # noqa: PLC0415 - --help stays quick
+
+    found = server_pool.compare(path, capacity, window_s, warm)
+    if as_json:
+        print_json(dataclasses.asdict(found))
+        return
+    headings = ("GPUs", "sleep after", "most awake", "GPU-hours awake", "wait mean", "wait p95", "hot", "warm", "cold",
+                "wait for a wake", "wakes a day")  # fmt: skip
+    print_table(
+        headings,
+        [(f"{row.gpus:,}", "" if row.window_s is None else span(row.window_s), f"{row.most_awake:,}",
+          f"{row.gpu_hours_awake:,.0f}", _seconds(row.wait_mean_s), _seconds(row.wait_p95_s),
+          percent(row.hot_share), percent(row.warm_share), percent(row.cold_share), percent(1 - row.hot_share),
+          f"{row.wakes_per_day:,.1f}") for row in found.pools],
+        title=f"{counted(found.servers, 'server')}, {counted(found.requests, 'request')} in {span(found.span_s)}",
+        right=headings,
+    )  # fmt: skip
+    echo()
+    echo(f"A GPU for each server: {found.gpu_hours:,.0f} GPU-hours.")
+    echo(f"A wake takes {span(found.wake_s)} from host memory, {span(found.load_s)} from storage.")
+    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in found.published))
+    for note in found.notes:
+        warn(f"left out: {note}")
 
 
 def _warn_left_out(verb: str, reasons: Iterable[LeftOut], unit: str) -> None:

@@ -232,6 +232,8 @@ METRIC_TABLES: Mapping[str, tuple[str, ...]] = {
     "queue_size": ("queue_size_raw_anon",),  # requests
 }
 REQUESTS = "data_trace_processed"
+TIMED_REQUESTS = "lora_request_trace"
+_TIMED_COLUMNS = ("gmt_create", "exec_time_seconds", "checkpoint_model_version_id")
 NEEDED_FOR: Mapping[str, str] = {
     "gpu_duty_cycle": "utilization, idle samples, idle memory",
     "gpu_memory": "memory held, idle memory",
@@ -301,6 +303,46 @@ def read(paths: Iterable[Path], *, on_file: Callable[[Path], None] = lambda _: N
 
 def _published(name: str) -> str:
     return f"{METRIC_TABLES[name][0] if name in METRIC_TABLES else name}.csv"
+
+
+def read_timed_requests(paths: Iterable[Path]) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Return the requests of ``lora_request_trace``, the only ones with times, and notes on dropped rows.
+
+    Columns: ``arrival_s`` (since the first request), ``exec_s``, ``server`` (number of the base model, from 0), in the
+    order of arrival. Raises ``InputError`` if the table is missing, damaged, or has no usable row.
+    """
+    paths = list(paths)
+    notes: list[str] = []
+    table = next(iter(find_tables(paths, lambda name: name.lower() == TIMED_REQUESTS)), None)
+    if table is None:
+        raise InputError(f"has no {TIMED_REQUESTS}, the requests with times", where=", ".join(map(str, paths)))
+    raw = _read_csv(table, _TIMED_COLUMNS, notes)
+    frame = pl.DataFrame(
+        {
+            "at": raw["gmt_create"].str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False).dt.epoch("s"),
+            "exec_s": _number(raw, "exec_time_seconds", table.where),
+            "model": raw["checkpoint_model_version_id"].str.strip_chars(),
+        }
+    )
+    usable = frame.filter((pl.col("exec_s") > 0) & ~pl.col("model").is_in(_NO_POD)).drop_nulls().sort("at")
+    if usable.is_empty():
+        raise InputError("no request has a time, an execution time and a model", where=table.where)
+    if usable.height < frame.height:
+        notes.append(f"{frame.height - usable.height} requests without a time, an execution time or a model")
+    return usable.select(
+        (pl.col("at") - pl.col("at").min()).cast(pl.Float64).alias("arrival_s"), "exec_s",
+        (pl.col("model").rank("dense") - 1).cast(pl.Int64).alias("server"),
+    ), tuple(notes)  # fmt: skip
+
+
+def mean_load_s(paths: Iterable[Path]) -> float | None:
+    """Return the mean time to load a base model, s; ``None``: the table is missing."""
+    names = METRIC_TABLES["load_base_model"]
+    table = next(iter(find_tables(list(paths), lambda name: name.lower() in names)), None)
+    if table is None:
+        return None
+    mean = _metric(table, [])["value"].mean()
+    return float(mean) / 1000 if isinstance(mean, float) else None
 
 
 def _read_csv(table: TraceTable, columns: tuple[str, ...], notes: list[str]) -> pl.DataFrame:

@@ -383,3 +383,59 @@ def test_damaged_part_is_named(site: Path) -> None:
     part.write_bytes(part.read_bytes()[:-1000])
     with pytest.raises(UnreachableError, match=part.name):
         run(*SITE, "--suspend-idle", "15m", "--state", str(site))
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> str:
+    """Two servers with four requests of 10 s; a base model loads for 22 s. A synthetic trace."""
+    rows = [("16:00:00", 10.0, "m0"), ("16:00:05", 10.0, "m1"), ("16:01:40", 10.0, "m0"), ("16:01:45", 10.0, "m0"),
+            ("16:01:46", "", "m1")]  # fmt: skip
+    lines = [f"2024-11-15 {at},TXT_2_IMG,SUCCEED,{exec_s},{model}" for at, exec_s, model in rows]
+    head = "gmt_create,predict_type,predict_status,exec_time_seconds,checkpoint_model_version_id"
+    (tmp_path / "lora_request_trace.csv").write_text("\n".join([head, *lines]) + "\n")
+    (tmp_path / "basemodel_update_latency_anon.csv").write_text(
+        "timestamp_anon,value,container_ip\n1.0,21000.0,a\n2.0,23000.0,b\n"
+    )
+    return f"gentd26:{tmp_path}"
+
+
+def test_servers_share_gpus(requests: str) -> None:
+    """With a GPU for each, both are loaded; with one, they take turns and the first is woken again."""
+    found, _ = run("--trace", requests, "--pool-servers", "--capacity", "1")
+    assert (found["requests"], found["servers"], found["load_s"], found["wake_s"]) == (4, 2, 22.0, 6.0)
+    apart, shared = found["pools"]
+    assert (apart["gpus"], apart["most_awake"], apart["hot_share"], apart["cold_share"]) == (2, 2, 0.5, 0.5)
+    assert apart["wait_mean_s"] == (22 + 22 + 0 + 5) / 4
+    assert (shared["gpus"], shared["most_awake"]) == (1, 1)
+    assert shared["wait_mean_s"] == (22 + 49 + 6 + 11) / 4
+    assert (shared["warm_share"], shared["cold_share"]) == (0.5, 0.5)
+    assert found["notes"] == ["1 requests without a time, an execution time or a model"]
+    assert any("Aegaeon" in text for text in found["published"])
+    cold, _ = run("--trace", requests, "--pool-servers", "--capacity", "1", "--warm", "0")
+    assert cold["pools"][1]["cold_share"] == 1.0
+    asleep, _ = run("--trace", requests, "--pool-servers", "--capacity", "1", "--suspend-idle", "10s")
+    assert [row["window_s"] for row in asleep["pools"]] == [None, 10.0]
+    assert asleep["pools"][1]["gpu_hours_awake"] < shared["gpu_hours_awake"]
+    assert found["gpu_hours"] == pytest.approx(2 * 105 / 3600)
+    text = CliRunner().invoke(cli, ["whatif", "--trace", requests, "--pool-servers"], catch_exceptions=False).stdout
+    assert "wait for a wake" in text
+    assert "not computed here" in text
+
+
+def test_pools_of_the_page_are_those_of_the_command(shared_data: Path) -> None:
+    words = ["whatif", "--trace", f"gentd26:{shared_data / 'gentd26'}", "--pool-servers", "--suspend-idle", "5m"]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False, env={"COLUMNS": "200"})
+    shown = [line.rstrip() for line in done.stdout.split("Published")[0].splitlines() if line.strip()]
+    page = (Path(__file__).parents[3] / "docs" / "whatif.md").read_text()
+    assert len(shown) == 9
+    assert [line for line in shown if line not in page] == []
+
+
+def test_server_options_need_requests(requests: str, log: str) -> None:
+    for words, message in (
+        (("--trace", requests), "this trace needs --pool-servers"),
+        (("--trace", log, "--pool-servers"), "--pool-servers needs --trace gentd26"),
+        (("--trace", log, "--warm", "1"), "--warm needs --pool-servers"),
+    ):
+        with pytest.raises(click.UsageError, match=message):
+            run(*words)

@@ -1,0 +1,82 @@
+"""Model servers that share GPUs: wakes, tiers and waits by hand, and general properties."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.whatif.servers import COLD, HOT, WARM, ServedRequests, ServerPool, serve
+
+POOL = ServerPool(gpus=1, window_s=math.inf, warm=8, wake_s=6, load_s=22)
+
+
+def served(rows: list[tuple[float, float, int]], pool: ServerPool) -> ServedRequests:
+    """Serve rows of arrival, execution time and server."""
+    arrival, exec_s, server = (np.array(column) for column in zip(*rows, strict=True))
+    return serve(arrival.astype(float), exec_s.astype(float), server.astype(np.int64), pool)
+
+
+def test_servers_take_turns_on_one_gpu() -> None:
+    """The first is loaded; the second needs its GPU, which is free once its request is done; then it is woken."""
+    found = served([(0, 10, 0), (5, 10, 1), (100, 10, 0), (105, 10, 0)], POOL)
+    assert found.wait_s.tolist() == [22, 32 - 5 + 22, 6, 11]
+    assert found.tier.tolist() == [COLD, COLD, WARM, WARM]
+    assert (found.most_awake, found.wakes) == (1, 3)
+    assert found.awake_s == 126
+
+
+def test_idle_server_sleeps_after_the_window() -> None:
+    """It finishes at 32 and sleeps at 42: awake until then, and again from 100 to 126."""
+    pool = ServerPool(gpus=2, window_s=10, warm=1, wake_s=6, load_s=22)
+    found = served([(0, 10, 0), (35, 1, 0), (100, 10, 0)], pool)
+    assert (found.wait_s.tolist(), found.tier.tolist()) == ([22, 0, 6], [COLD, HOT, WARM])
+    assert found.awake_s == 46 + 26
+
+
+def test_server_is_cold_again_when_others_fill_the_host_memory() -> None:
+    pool = ServerPool(gpus=1, window_s=math.inf, warm=1, wake_s=6, load_s=22)
+    found = served([(0, 1, 0), (100, 1, 1), (200, 1, 2), (300, 1, 1), (400, 1, 0)], pool)
+    assert found.tier.tolist() == [COLD, COLD, COLD, WARM, COLD]
+    nothing_warm = ServerPool(gpus=1, window_s=math.inf, warm=0, wake_s=6, load_s=22)
+    assert served([(0, 1, 0), (100, 1, 1), (200, 1, 0)], nothing_warm).tier.tolist() == [COLD] * 3
+
+
+def test_pool_without_gpus_is_an_error() -> None:
+    with pytest.raises(ValueError, match="needs a GPU"):
+        served([(0, 1, 0)], ServerPool(0, 1, 1, 1, 1))
+
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40), st.integers(0, 4)), min_size=1, max_size=25)
+
+
+@given(rows=REQUESTS, gpus=st.integers(1, 4), window=st.integers(1, 60), warm=st.integers(0, 3))
+def test_every_request_is_served_and_the_limit_holds(
+    rows: list[tuple[int, int, int]], gpus: int, window: int, warm: int
+) -> None:
+    rows = sorted(rows)
+    found = served(list(rows), ServerPool(gpus, window, warm, 6, 22))
+    starts = found.wait_s + [row[0] for row in rows]
+    assert (found.wait_s >= 0).all()
+    assert found.most_awake <= gpus
+    busy = [(start, start + row[1], row[2]) for start, row in zip(starts.tolist(), rows, strict=True)]
+    for start, _, server in busy:
+        running = [other for begin, end, other in busy if begin <= start < end]
+        assert len(running) <= gpus
+        assert running.count(server) == 1
+    assert found.awake_s >= sum(row[1] for row in rows)
+
+
+@given(rows=REQUESTS)
+def test_with_a_gpu_for_each_server_each_is_loaded_once(rows: list[tuple[int, int, int]]) -> None:
+    """No request waits for another server."""
+    rows = sorted(rows)
+    found = served(list(rows), ServerPool(5, math.inf, 0, 6, 22))
+    assert found.wakes == len({row[2] for row in rows})
+    for server in {row[2] for row in rows}:
+        own = [at for at, row in enumerate(rows) if row[2] == server]
+        alone = served([rows[at] for at in own], ServerPool(1, math.inf, 0, 6, 22))
+        assert found.wait_s[own].tolist() == alone.wait_s.tolist()
