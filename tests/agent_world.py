@@ -358,7 +358,7 @@ class Agent:
         self.clock = Clock(world.now, world.sleep)
         self.reservations = Reservations()
         self.gpu_indices: dict[int, Sequence[int]] = {}
-        self.lease = Lease(shared / "waker.json", signer)
+        self.lease = Lease.of(shared, self.location.cluster, signer)
         self.build()
 
     def build(self, **changes: Any) -> None:

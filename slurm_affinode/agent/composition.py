@@ -17,7 +17,6 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.node_config import SuspendConfig
 from slurm_affinode.base.sizes import parse_size
-from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.base.users import uids
 from slurm_affinode.checkpoint import yama
@@ -346,7 +345,7 @@ def build(context: AgentContext) -> Orchestration:
         prefetcher.tick()
         store_reader.read(holds_lease)
 
-    lease = Lease(None if root is None else root / "waker.json", signer, FileSystemCalls(root))
+    lease = Lease.of(root, location.cluster, signer)
     waker = JobWaker(
         location=location,
         slurm=slurm,

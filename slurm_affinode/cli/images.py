@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -42,7 +42,7 @@ Only root can read the stores: an image holds the memory of a user's job.
   slurm-affinode images verify 123           those of one job
   slurm-affinode images prune --dry-run      images of ended jobs, superseded images, interrupted writes
 """
-_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?(\d+)")
+_NAME = re.compile(r"(?:(?P<cluster>[A-Za-z0-9_-]+)\.)?(?P<job>\d+)")
 
 
 @group(epilog=_EPILOG)
@@ -57,8 +57,8 @@ def images() -> None:
 def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
     """Show the images and the usage of the stores. Files are not read; see "verify".
 
-    JOBS are job IDs. Exit status 1 if an image is damaged, the sweep of images waits for an administrator, or a
-    note beside the shared store is not signed by a node.
+    JOBS are job IDs, or CLUSTER.JOBID. Exit status 1 if an image is damaged, the sweep of images waits for an
+    administrator, or a note beside the shared store is not signed by a node.
     """
     with _tiers(config) as tiers:
         listed = _look(tiers, jobs)
@@ -95,14 +95,14 @@ class _Listed:
 
 
 def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
-    wanted = _numbers(jobs)
-    found = [(tier, one) for tier in tiers.tiers for one in _chosen(tier.store, jobs)]
+    selected = _JobSelection.of(jobs)
+    found = [(tier, one) for tier in tiers.tiers for one in _chosen(tier.store, selected)]
     damaged = [f"{one}, in {tier.store.path}" for tier, one in found if isinstance(one, ImageDamaged)]
     damaged += [
         f"{name}: set aside, in {tier.store.path}"
         for tier in tiers.tiers
         for name in tier.store.aside()
-        if not wanted or int(name.partition("/")[0].rpartition(".")[2]) in wanted
+        if selected.has(name.partition("/")[0])
     ]
     return _Listed(
         sound=[(tier, one) for tier, one in found if isinstance(one, Image)],
@@ -110,7 +110,7 @@ def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
             (tier, facts, held)
             for tier in tiers.tiers
             for facts, held in tier.store.begun(growing=True)
-            if not wanted or facts.key.job_id in wanted
+            if selected.has(facts.key.name)
         ],
         damaged=damaged,
         # Stores without usage are left out: unreadable images are listed as damaged.
@@ -205,10 +205,11 @@ def _rows(
 def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool) -> int:
     """Read images completely: signature, owners, modes, links, and the digest of every file.
 
-    JOBS are job IDs [default: all images]. Exit status 1 if an image is damaged, or a job has none.
+    JOBS are job IDs, or CLUSTER.JOBID [default: all images]. Exit status 1 if an image is damaged, or a job has none.
     """
     with _tiers(config) as tiers:
-        chosen = [(store, found) for store in tiers.stores for found in _chosen(store, jobs)]
+        selected = _JobSelection.of(jobs)
+        chosen = [(store, found) for store in tiers.stores for found in _chosen(store, selected)]
         total = sum(found.manifest.size for _, found in chosen if isinstance(found, Image))
         with progress("verify", total, quiet=quiet or as_json, of_bytes=True) as advance:
             looked_at = [_verified(store, found, advance) for store, found in chosen]
@@ -312,26 +313,30 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
         raise InputError("these jobs exist only in their images", hint="add --yes, or --dry-run for a preview")
     removed: list[dict[str, str]] = []
     failed: list[str] = []
-    wanted = _numbers(jobs)
+    selected = _JobSelection.of(jobs)
     with _tiers(config) as tiers:
+        images: list[tuple[DirectoryStore, Image | ImageDamaged]] = []
         for store in tiers.stores:
-            begun = [Image(facts, str(store.path)) for facts, _ in store.begun() if facts.key.job_id in wanted]
-            for found in [*_chosen(store, jobs), *begun]:
-                if isinstance(found, ImageDamaged):
-                    warn(f"kept, because it is damaged, and the next restore of its job reports that: {found}")
-                    continue
-                with _trouble(store, failed):
-                    if not dry_run:
-                        deleted_files.gone(store, found)
-                        store.discard(found.manifest.key, found.manifest.seq)
-                    removed.append({"store": str(store.path), "image": f"{found.job}/{found.entry}"})
+            begun = [Image(facts, str(store.path)) for facts, _ in store.begun() if selected.has(facts.key.name)]
+            images += [(store, found) for found in (*_chosen(store, selected), *begun)]
+        notes = notes_of(config, signer_of(config), tiers)  # none without a shared store
+        noted = [note for note in notes.all() if selected.has(note.key.name)]
+        names = {found.job for _, found in images if isinstance(found, Image)}
+        selected.check(names | {note.key.name for note in noted})
+        for store, found in images:
+            if isinstance(found, ImageDamaged):
+                warn(f"kept, because it is damaged, and the next restore of its job reports that: {found}")
+                continue
+            with _trouble(store, failed):
+                if not dry_run:
+                    deleted_files.gone(store, found)
+                    store.discard(found.manifest.key, found.manifest.seq)
+                removed.append({"store": str(store.path), "image": f"{found.job}/{found.entry}"})
         missing = tiers.missing
-    if not dry_run and config.suspend.shared_store is not None:
+    if not dry_run:
         # Other nodes have copies as well, and the job is still held: their agents read the note.
-        notes = notes_of(config, signer_of(config), tiers)
-        for note in notes.all():
-            if note.job_id in wanted:
-                notes.write(replace(note, given_up=True))
+        for note in noted:
+            notes.write(replace(note, given_up=True))
     return _print_outcome(removed, failed, missing, dry_run=dry_run, as_json=as_json)
 
 
@@ -431,24 +436,46 @@ def _tiers(config: Config) -> Iterator[Tiers]:
             store.close()
 
 
-def _chosen(store: DirectoryStore, jobs: Sequence[str]) -> list[Image | ImageDamaged]:
-    """Return the images of these jobs, or all images if none are given, sorted by job and sequence number."""
-    wanted = _numbers(jobs)
-    return [found for found in store.images() if not wanted or _job_of(found) in wanted]
+@dataclass(frozen=True, slots=True)
+class _JobSelection:
+    """Jobs that the arguments name, ``JOBID`` or ``CLUSTER.JOBID``; all jobs if there are none."""
+
+    jobs: frozenset[tuple[str | None, int]]
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> _JobSelection:
+        """Raises ``InputError``."""
+        jobs = set()
+        for job in arguments:
+            match = _NAME.fullmatch(job)
+            if match is None:
+                hint = "give the number that squeue %A shows, for example 123"
+                raise InputError(f"{job!r} is not a job ID", hint=hint)
+            jobs.add((match["cluster"], int(match["job"])))
+        return cls(frozenset(jobs))
+
+    def has(self, name: str) -> bool:
+        """Return whether ``CLUSTER.JOBID`` is selected."""
+        cluster, _, number = name.rpartition(".")
+        return not self.jobs or not self.jobs.isdisjoint({(None, int(number)), (cluster, int(number))})
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise ``InputError`` if a number selects jobs of several clusters among ``CLUSTER.JOBID``."""
+        for cluster, number in sorted(self.jobs, key=str):
+            same = sorted(name for name in names if name.rpartition(".")[2] == str(number))
+            if cluster is None and len(same) > 1:
+                raise InputError(
+                    f"several clusters have images of a job {number}: {', '.join(same)}", hint="name one of these"
+                )
 
 
-def _numbers(jobs: Sequence[str]) -> set[int]:
-    wanted = set()
-    for job in jobs:
-        match = _NAME.fullmatch(job)
-        if match is None:
-            raise InputError(f"{job!r} is not a job ID", hint="give the number that squeue %A shows, for example 123")
-        wanted.add(int(match[1]))
-    return wanted
+def _chosen(store: DirectoryStore, selected: _JobSelection) -> list[Image | ImageDamaged]:
+    """Return the images of the selected jobs, sorted by job and sequence number."""
+    return [found for found in store.images() if not selected.jobs or selected.has(_job_of(found) or "?.-1")]
 
 
-def _job_of(found: Image | ImageDamaged) -> int | None:
+def _job_of(found: Image | ImageDamaged) -> str | None:
     if isinstance(found, Image):
-        return found.manifest.key.job_id
-    match = re.match(r"[A-Za-z0-9_-]+\.(\d+)", str(found))
-    return int(match[1]) if match else None
+        return found.job
+    match = re.match(r"[A-Za-z0-9_-]+\.\d+", str(found))
+    return match[0] if match else None

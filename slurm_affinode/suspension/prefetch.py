@@ -96,7 +96,7 @@ class Prefetcher:
 
     def _to_bring(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
         """Return the transfers for the jobs that start here next, according to Slurm."""
-        plans = self._notes.plan() if self._ahead_s > 0 and notes else {}
+        plans = self._notes.plan(self._cluster) if self._ahead_s > 0 and notes else {}
         soon: list[tuple[float, Copy]] = []
         for note in notes:
             plan = plans.get(note.job_id)

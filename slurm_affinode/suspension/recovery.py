@@ -50,12 +50,12 @@ class SuspendedJobs:
         self._now = now
 
     def all(self) -> list[SuspendedJob]:
-        """Return the suspended jobs: those with a note, unless their image should be on this node and is missing."""
+        """Return the cluster's suspended jobs: those with a note, unless their image should be here and is missing."""
         shared = _present([] if self._tiers.shared_store is None else self._tiers.shared_store.images())
         local = _present([image for tier in self._tiers.node for image in tier.store.images()])
         suspended, unknown = [], self._absences.all()
         without = list(self._without_note())  # first: a note that is written meanwhile is read below
-        notes = self._notes.all()
+        notes = [note for note in self._notes.all() if note.cluster == self._cluster]
         known = {note.key for note in notes}
         for note in (*notes, *(note for note in without if note.key not in known)):
             where = "shared" if (note.key.name, note.seq) in shared else "node"

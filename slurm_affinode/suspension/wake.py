@@ -52,6 +52,11 @@ class Lease:
     calls: FileSystemCalls = field(default_factory=lambda: FileSystemCalls(None))
     """For calls to the file system of the lease."""
 
+    @classmethod
+    def of(cls, root: Path | None, cluster: str, signer: Signer) -> Lease:
+        """Return the lease of a cluster. ``root``: the directory beside the shared store, which clusters may share."""
+        return cls(None if root is None else root / f"waker.{cluster}.json", signer, FileSystemCalls(root))
+
     def held(self, now: float, lasts_s: float) -> bool:
         """Acquire or renew the lease; return whether this node holds it."""
         path, node = self.path, self.signer.node
@@ -216,7 +221,7 @@ class JobWaker:
             if job is not None and job.pending and not job.held and job.expected_start and job.nodes_expected:
                 plans[job.job_id] = StartPlan(job.expected_start.timestamp(), job.nodes_expected)
         if plans != self._plans:
-            self._notes.write_plan(plans)
+            self._notes.write_plan(self._cluster, plans)
             self._plans = plans
 
     def _came_back(self, note: Note) -> bool:

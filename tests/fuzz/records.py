@@ -222,8 +222,8 @@ def _plan() -> Iterator[Check]:
         beside._ask = lambda call, late=None: call()  # type: ignore[assignment]
 
         def check(data: bytes) -> bool:
-            put(str(root / "plan.json"), _signed(shared_state._PLAN, "plan.json", data, signer))
-            found = beside.plan()
+            put(str(root / "plan.alpha.json"), _signed(shared_state._PLAN, "plan.alpha.json", data, signer))
+            found = beside.plan("alpha")
             for job, plan in found.items():
                 if not isinstance(job, int) or not all(isinstance(node, str) for node in plan.nodes):
                     raise Wrong(f"{job}: {plan}")
@@ -280,7 +280,7 @@ def _lease() -> Iterator[Check]:
     logging.disable(logging.CRITICAL)
     with directory() as root:
         signer = Signer(_KEY, "c2")
-        path = root / "waker.json"
+        path = root / "waker.alpha.json"
         lease = Lease(path, Signer(_KEY, "c1"), calls=lambda call: call())  # type: ignore[arg-type]
 
         def check(data: bytes) -> bool:
@@ -606,7 +606,7 @@ TARGETS = (
         (SignatureError,),
     ),
     Target("note", "notes beside the shared store", _json(_PLAIN_NOTE), _notes),
-    Target("plan", "plan.json beside the shared store", _json({"starts": {"7": [1700000000.5, ["c1"]]}}), _plan),
+    Target("plan", "plan.CLUSTER.json beside the store", _json({"starts": {"7": [1700000000.5, ["c1"]]}}), _plan),
     Target(
         "claim",
         "claims beside the shared store",
@@ -620,7 +620,7 @@ TARGETS = (
         _json({"job": 7, "node": "c2", "gpus": 2, "until": 1700000100.5}),
         _promise,
     ),
-    Target("lease", "waker.json beside the shared store", _json({"node": "c2", "until": 1700000030.0}), _lease),
+    Target("lease", "waker.CLUSTER.json beside the shared store", _json({"node": "c2", "until": 1700000030.0}), _lease),
     Target("journal", "journals of suspensions", _journal_lines, _journal),
     Target("ledger", "lines of the ledger", _json(json.loads(ledger.encode(_ENTRY))), _ledger, (ValueError,)),
     Target(

@@ -446,10 +446,10 @@ class Notes:
 
     # --- Slurm's start plan
 
-    def write_plan(self, plans: Mapping[int, StartPlan]) -> None:
-        """Write the expected starts of released jobs: one agent queries Slurm, and all read the file."""
+    def write_plan(self, cluster: str, plans: Mapping[int, StartPlan]) -> None:
+        """Write the expected starts of a cluster's released jobs: one agent queries Slurm, and all read the file."""
         if self._root is not None:
-            path = self._root / "plan.json"
+            path = _plan(self._root, cluster)
             starts = {str(job): [plan.start_epoch, list(plan.nodes)] for job, plan in sorted(plans.items())}
             text = self._signer.encode(_PLAN, path.name, {"starts": starts})
             try:
@@ -457,11 +457,11 @@ class Notes:
             except OSError as error:
                 raise AffinodeError(f"{self._root}: cannot be written: {error.strerror or error}") from error
 
-    def plan(self) -> dict[int, StartPlan]:
+    def plan(self, cluster: str) -> dict[int, StartPlan]:
         """Return the plan of ``write_plan``; empty if there is no readable one."""
         if self._root is None:
             return {}
-        path = self._root / "plan.json"
+        path = _plan(self._root, cluster)
         try:
             content = self._ask(lambda: read_signed(self._signer, _PLAN, path, most=_MOST_OF_PLAN))
             if content.value is None or not content.signed:
@@ -622,6 +622,10 @@ def _take_away(path: Path, inode: int | None, draft: Path) -> None:
             with contextlib.suppress(FileExistsError):
                 os.link(aside, path, follow_symlinks=False)
         aside.unlink(missing_ok=True)
+
+
+def _plan(root: Path, cluster: str) -> Path:
+    return root / f"plan.{cluster}.json"
 
 
 def _file(root: Path, cluster: str, job_id: int) -> Path:

@@ -420,13 +420,13 @@ class ImageSweep:
             return before
         going = {name for name in waiting if absent[name].due}
         for at, store in enumerate(self.stores):
-            images = self._images[at]
+            images = [image for image in self._images[at] if _cluster_of(image) in (None, self.cluster)]
             names = [image.job for image in images if isinstance(image, Image) and image.job in going]
             if too_many(len(names), len(images)):
                 stopped = self.absences.stop(str(store.path), len(names), len(images), going)
                 LOG.error("%s", stopped)
                 return stopped
-        if before is not None:
+        if before is not None and all(name.rpartition(".")[0] == self.cluster for name in before.jobs):
             self.absences.resume()
             LOG.info("the sweep of images continues: Slurm knows the jobs again, or an administrator has confirmed")
         return None
@@ -447,6 +447,11 @@ def _knows(jobs: _Jobs, note: Note) -> bool:
 
 def _listed(jobs: _Jobs, number: int) -> bool:
     return number in jobs.live or number in jobs.ended
+
+
+def _cluster_of(found: Image | ImageDamaged) -> str | None:
+    """Return the cluster of an image; ``None``: unknown, because it is damaged."""
+    return found.manifest.key.cluster if isinstance(found, Image) else None
 
 
 def _directories(store: DirectoryStore, cluster: str) -> Iterator[tuple[str, int]]:

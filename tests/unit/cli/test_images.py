@@ -110,6 +110,22 @@ def test_image_of_suspended_job_is_pruned_only_with_yes(config: Path) -> None:
     assert run("prune", "123", "--yes", "--config", config)[1] == "nothing to remove\n"
 
 
+def test_number_of_jobs_of_several_clusters_is_refused(config: Path, tmp_path: Path) -> None:
+    """Clusters may share a store; an image that is removed is lost."""
+    store = DirectoryStore(tmp_path / "local", KEY)
+    facts = store.get("alpha.123", 1).manifest
+    key = JobKey("beta", 123, 5)
+    with store.begin(key, uid=OWNER.uid, estimate=0) as writer:
+        writer.commit(replace(facts, key=key, seq=0, files=()))
+    store.close()
+    with pytest.raises(InputError, match=r"several clusters have images of a job 123: alpha\.123, beta\.123"):
+        run("prune", "123", "--yes", "--config", config)
+    assert run("prune", "beta.123", "--yes", "--config", config)[0] == 0
+    listed = json.loads(run("list", "--json", "--config", config)[1])
+    assert [image["key"]["cluster"] for image in listed["images"]] == ["alpha"]
+    assert "alpha" not in run("list", "beta.123", "--config", config)[1]
+
+
 def test_pruned_job_is_marked_in_its_note(config: Path) -> None:
     """Other nodes may have copies; the note of the job prevents their use."""
     notes = Notes(config.parent, Signer(KEY, "c1"))

@@ -38,7 +38,7 @@ def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCapt
         prefetcher._queue.join()
         return agent.where()
 
-    assert agent.notes.plan() == {}
+    assert agent.notes.plan("alpha") == {}
     assert plan(60, ("c2",), held=True) == ["shared"]
     assert plan(6000, ("c2",)) == ["shared"]
     assert plan(60, ("c1",)) == ["shared"]
@@ -115,7 +115,7 @@ def test_unfetchable_image_does_not_block_next(
         return found
 
     monkeypatch.setattr(notes, "known", lambda: [second, first])
-    monkeypatch.setattr(notes, "plan", lambda: plans)
+    monkeypatch.setattr(notes, "plan", lambda cluster: plans)
     monkeypatch.setattr(tiers, "copies", copies)
     monkeypatch.setattr(tiers, "pull", pull)
     prefetcher = agent.prefetcher(600)

@@ -273,14 +273,14 @@ def test_forged_plan_is_ignored(tmp_path: Path) -> None:
     """The plan is ignored, as if Slurm had none."""
     mine = Notes(tmp_path, Signer(KEY, "c1"))
     plan = {7: StartPlan(100.0, ("c1", "c2"))}
-    mine.write_plan(plan)
-    assert again(tmp_path).plan() == plan
+    mine.write_plan("alpha", plan)
+    assert again(tmp_path).plan("alpha") == plan
     for text in (
         '{"7": [100.0, ["c1"]]}',
-        STRANGER.encode("start plan", "plan.json", {"starts": {"7": [1.0, ["c1"]]}}),
+        STRANGER.encode("start plan", "plan.alpha.json", {"starts": {"7": [1.0, ["c1"]]}}),
     ):
-        (tmp_path / "plan.json").write_text(text)
-        assert again(tmp_path).plan() == {}
+        (tmp_path / "plan.alpha.json").write_text(text)
+        assert again(tmp_path).plan("alpha") == {}
 
 
 @pytest.mark.parametrize(
