@@ -449,9 +449,9 @@ def _listed(jobs: _Jobs, number: int) -> bool:
     return number in jobs.live or number in jobs.ended
 
 
-def _cluster_of(found: Image | ImageDamaged) -> str | None:
+def _cluster_of(image: Image | ImageDamaged) -> str | None:
     """Return the cluster of an image; ``None``: unknown, because it is damaged."""
-    return found.manifest.key.cluster if isinstance(found, Image) else None
+    return image.manifest.key.cluster if isinstance(image, Image) else None
 
 
 def _directories(store: DirectoryStore, cluster: str) -> Iterator[tuple[str, int]]:
