@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from slurm_affinode.base.errors import UnreachableError
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
 Classes = npt.NDArray[np.uint8]
 
 BUSY, LOW, IDLE, UNKNOWN = 0, 1, 2, 3
@@ -29,9 +31,23 @@ COLUMNS = ("time", *PERCENT, *FRACTIONS, FB, POWER)
 class BlockColumn:
     """Values of one metric, NaN if missing. A metric without any value in the block has no column."""
 
-    values: Float32s
+    stored: Float32s
+    """The values, any number where ``valid`` says that the value is missing."""
     complete: bool
     """True if no value is missing."""
+    valid: Bytes | None = None
+    """Bitmap of Arrow: a bit for each value, from the lowest of a byte on. None: a missing value is stored as NaN."""
+    bit: int = 0
+    """Position of the first value's bit in ``valid``."""
+
+    @property
+    def values(self) -> Float32s:
+        """Return the values, NaN if missing."""
+        if self.valid is None:
+            return self.stored
+        count = self.bit + len(self.stored)
+        bits = np.unpackbits(self.valid, count=count, bitorder="little")[self.bit :]
+        return np.where(bits, self.stored, np.float32(math.nan))
 
 
 @dataclass(frozen=True, slots=True)

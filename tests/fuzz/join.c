@@ -114,13 +114,31 @@ static void draw_cells(struct input *in) {
   *line = (struct timeline){offset, starts, ends, earliest, latest, inside, held, owner_offset, exact};
 }
 
-static float *draw_metric(int64_t rows, int64_t *present) {
+// Missing values are NaN, or any number with a bitmap that begins at any bit.
+static struct column draw_metric(int64_t rows) {
+  struct column drawn = {.present = below(3)};
+  if (drawn.present == MISSING && below(2))
+    return drawn;
   float *values = array(rows, 4);
-  int64_t kind = below(3);
   for (int64_t j = 0; j < rows; j++)
-    values[j] = kind == MISSING ? NAN : kind == COMPLETE ? (float)below(100) : any_value();
-  *present = kind;
-  return values;
+    values[j] = drawn.present == MISSING ? NAN : drawn.present == COMPLETE ? (float)below(100) : any_value();
+  drawn.values = values;
+  if (drawn.present == PARTIAL && below(2)) {
+    drawn.bit = below(70);
+    int64_t bytes = (drawn.bit + rows + 7) / 8, kind = below(3);
+    uint8_t *valid = array(bytes, 1);
+    for (int64_t k = 0; k < bytes; k++)
+      valid[k] = kind ? (uint8_t)(0 - below(2)) : (uint8_t)next();
+    drawn.valid = valid;
+  }
+  return drawn;
+}
+
+static struct column **columns_of(struct block *b) {
+  static struct column *columns[METRICS];
+  struct column *every[] = {&b->util, &b->engine, &b->sm, &b->tensor, &b->dram, &b->fb, &b->power};
+  memcpy(columns, every, sizeof every);
+  return columns;
 }
 
 static void draw_rows(struct input *in) {
@@ -150,24 +168,25 @@ static void draw_rows(struct input *in) {
   b->row = below(4) ? 0 : below(row);
   b->count = below(4) ? row - b->row : below(row - b->row + 1);
   b->next_time = b->row + b->count < row && below(8) ? all[b->row + b->count] : any_time();
-  int64_t *times = array(b->count, 8), ignored;
+  int64_t *times = array(b->count, 8);
   memcpy(times, all + b->row, (size_t)b->count * 8);
   free(all);
   b->time = times;
-  b->util = draw_metric(b->count, &b->util_present), b->fb = draw_metric(b->count, &b->fb_present);
-  b->power = draw_metric(b->count, &b->power_present);
-  b->engine = draw_metric(b->count, &ignored), b->sm = draw_metric(b->count, &ignored);
-  b->tensor = draw_metric(b->count, &ignored), b->dram = draw_metric(b->count, &ignored);
+  for (int k = 0; k < METRICS; k++)
+    *columns_of(b)[k] = draw_metric(b->count);
 }
 
 static void release(struct input *in) {
   const void *made[] = {
-      in->block.time, in->block.util, in->block.engine, in->block.sm, in->block.tensor, in->block.dram, in->block.fb,
-      in->block.power, in->pieces.device, in->pieces.end, in->pieces.step, in->pieces.limit, in->pieces.next_time,
+      in->block.time, in->pieces.device, in->pieces.end, in->pieces.step, in->pieces.limit, in->pieces.next_time,
       in->pieces.first_time, in->pieces.reach, in->line.offset, in->line.start, in->line.end, in->line.earliest,
       in->line.latest, in->line.inside, in->line.held, in->line.owner_offset, in->line.owners};
   for (size_t k = 0; k < sizeof made / sizeof *made; k++)
     free((void *)(uintptr_t)made[k]);
+  for (int k = 0; k < METRICS; k++) {
+    const struct column *column = columns_of(&in->block)[k];
+    free((void *)(uintptr_t)column->values), free((void *)(uintptr_t)column->valid);
+  }
 }
 
 // Return whether the block was accepted. Ends the process if a result is impossible.

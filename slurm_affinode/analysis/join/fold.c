@@ -4,7 +4,8 @@
 // 32-bit floats, as stored; sums are 64-bit. The time in each activity class is the length of its stretches without a
 // gap, exact in milliseconds. Products of a value and a time are rounded to a power of two, so that their sums are exact,
 // and do not depend on how the samples are divided into blocks, threads and machines. The inner loops are simple, so that
-// the compiler vectorizes them.
+// the compiler vectorizes them. They read each column of a chunk once, as stored: missing values are replaced in a copy,
+// and only in chunks that have some.
 
 #include <math.h>
 #include <stdbool.h>
@@ -63,7 +64,7 @@ static bool far_apart(const int64_t *times, int64_t begin, int64_t stop) {
 
 // Return whether the times of a block ascend within each piece, and lie within its interval. The loops of this file
 // rely on it; a damaged file may violate it.
-int in_order(const struct block *b, const struct pieces *p) {
+VERSIONS int in_order(const struct block *b, const struct pieces *p) {
   const int64_t *times = b->time;
   int64_t begin = 0;
   for (int64_t piece = piece_of(p, b->row); begin < b->count; piece++) {
@@ -137,26 +138,65 @@ static void mark_gaps(const int64_t *times, int64_t size, int64_t after_last, do
   }
 }
 
-// Return a value; 0 at or below its floor, -1 if it is missing: comparisons with NaN are false.
-static inline float floored(float value, float floor) { return value > floor ? value : value <= floor ? 0.0F : -1.0F; }
-static inline float largest(float a, float b) { return b > a ? b : a; }
+// Return whether the value of a row is there.
+static inline bool there(const struct column *column, int64_t row) {
+  int64_t bit = column->bit + row;
+  return column->values && (!column->valid || column->valid[bit >> 3] >> (bit & 7) & 1);
+}
 
-// Write the class of each of `size` samples from row `first` on to `kinds`.
-static inline void classify(const struct block *b, int64_t first, int64_t size, const struct limits *limits,
-                            uint8_t *kinds) {
-  const float *util = b->util + first, *engine = b->engine + first, *sm = b->sm + first;
-  const float *tensor = b->tensor + first, *dram = b->dram + first, *floors = limits->floors;
-  float idle_pct = limits->idle_pct, low_pct = limits->low_pct;
-  float util_floor = floors[0], engine_floor = floors[1], sm_floor = floors[2], tensor_floor = floors[3];
-  float dram_floor = floors[4];
+static inline float value_of(const struct column *column, int64_t row) {
+  return there(column, row) ? column->values[row] : NAN;
+}
+
+// Return the values of `size` rows from `first` on, NaN if missing: those of the column, a copy, or `missing` if all are.
+static inline const float *values_of(const struct column *column, int64_t first, int64_t size, const float *missing,
+                                     float *copy) {
+  if (!column->values)
+    return missing;
+  const float *values = column->values + first;
+  if (!column->valid)
+    return values;
+  int64_t bit = column->bit + first, last = bit + size - 1;
+  const uint8_t *bytes = column->valid + (bit >> 3);
+  // Bits of other rows in the first and last byte count as well: then the copy is made without need.
+  uint8_t all = 0xFF, any = 0;
+  for (int64_t k = 0; k <= (last >> 3) - (bit >> 3); k++)
+    all &= bytes[k], any |= bytes[k];
+  if (all == 0xFF)
+    return values;
+  if (any == 0)
+    return missing;
+  for (int64_t j = 0; j < size; j++)
+    copy[j] = there(column, first + j) ? values[j] : NAN;
+  return copy;
+}
+
+// Raise each of `size` numbers to a value, or to 0 if the value is at or below its floor; NaN raises nothing.
+static inline void raise_to(float *restrict numbers, const float *restrict values, int64_t size, float floor) {
   for (int64_t j = 0; j < size; j++) {
-    float x = floored(engine[j], engine_floor);
-    x = largest(x, floored(sm[j], sm_floor));
-    x = largest(x, floored(tensor[j], tensor_floor));
-    x = largest(x, floored(dram[j], dram_floor));
-    x = largest(x * 100, floored(util[j], util_floor));
-    kinds[j] = (uint8_t)((x <= idle_pct) + (x <= low_pct) + (x < 0));
+    float value = values[j] <= floor ? 0.0F : values[j];
+    numbers[j] = value > numbers[j] ? value : numbers[j];
   }
+}
+
+// Write the class of each of `size` samples from row `first` on to `kinds`; `util` are values of these rows.
+static inline void classify(const struct block *b, int64_t first, int64_t size, const float *util,
+                            const struct limits *limits, float *copy, uint8_t *restrict kinds) {
+  float largest[CHUNK];
+  const struct column *fractions[] = {&b->engine, &b->sm, &b->tensor, &b->dram};
+  float idle_pct = limits->idle_pct, low_pct = limits->low_pct;
+  for (int64_t j = 0; j < size; j++)
+    largest[j] = -1;
+  for (int k = 0; k < 4; k++) {
+    const float *values = values_of(fractions[k], first, size, NULL, copy);
+    if (values)
+      raise_to(largest, values, size, limits->floors[k + 1]);
+  }
+  for (int64_t j = 0; j < size; j++)
+    largest[j] *= 100;
+  raise_to(largest, util, size, limits->floors[0]);
+  for (int64_t j = 0; j < size; j++)
+    kinds[j] = (uint8_t)((largest[j] <= idle_pct) + (largest[j] <= low_pct) + (largest[j] < 0));
 }
 
 // Add value x time, time with a value, and value x time while idle to three columns. With `complete` no value is
@@ -204,6 +244,24 @@ static inline void raise_peak(const float *values, int64_t count, int32_t *peak)
     most = bits > most ? bits : most;
   }
   *peak = most;
+}
+
+// Do the same for the three metrics of samples without a missing value at once, and raise the peak of the framebuffer.
+static inline void sum_all(const float *restrict util, const float *restrict fb, const float *restrict power,
+                           int64_t count, const int32_t *restrict weights, const uint8_t *restrict kinds,
+                           double *columns) {
+  double util_total = 0, fb_total = 0, power_total = 0, fb_idle = 0, power_idle = 0;
+  for (int64_t j = 0; j < count; j++) {
+    double duration = weights[j];
+    bool idle = (kinds[j] & (GAP - 1)) == IDLE;
+    double fb_product = parts_of(fb[j], duration, FB_PARTS), power_product = parts_of(power[j], duration, POWER_PARTS);
+    util_total += parts_of(util[j], duration, UTIL_PARTS);
+    fb_total += fb_product, power_total += power_product;
+    fb_idle += idle ? fb_product : 0, power_idle += idle ? power_product : 0;
+  }
+  columns[UTIL] += util_total / UTIL_PARTS;
+  columns[FB] += fb_total / FB_PARTS, columns[FB + 2] += fb_idle / FB_PARTS;
+  columns[POWER] += power_total / POWER_PARTS, columns[POWER + 2] += power_idle / POWER_PARTS;
 }
 
 // Return the first row from `at` on, before `high`, with another class than row `at - 1`, else `high`.
@@ -269,7 +327,12 @@ VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struc
                       const struct limits *limits, struct sums *s, int64_t *events, int64_t room) {
   int32_t weights[CHUNK];
   uint8_t kinds[CHUNK];
+  float missing[CHUNK], copies[4][CHUNK];
+  for (int64_t j = 0; j < CHUNK; j++)
+    missing[j] = NAN;
   const int64_t *times = b->time, *ends = line->end;
+  bool util_complete = b->util.present == COMPLETE, fb_complete = b->fb.present == COMPLETE;
+  bool power_complete = b->power.present == COMPLETE;
   int64_t event = 0, begin = 0;
   for (int64_t piece = piece_of(p, b->row); begin < b->count; piece++) {
     int64_t stop = smaller(p->end[piece] - b->row, b->count);
@@ -285,7 +348,10 @@ VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struc
       int64_t last_weight = after_last - times[behind_chunk - 1];
       int32_t most = weigh(times + begin, size - 1, weights);
       weights[size - 1] = (int32_t)((double)last_weight <= limit ? last_weight : step);
-      classify(b, begin, size, limits, kinds);
+      const float *util = values_of(&b->util, begin, size, missing, copies[0]);
+      const float *fb = values_of(&b->fb, begin, size, missing, copies[1]);
+      const float *power = values_of(&b->power, begin, size, missing, copies[2]);
+      classify(b, begin, size, util, limits, copies[3], kinds);
       if (most > limit || (double)last_weight > limit)
         mark_gaps(times + begin, size, after_last, limit, step, weights, kinds);
       for (int64_t low = 0, high; low < size; low = high) {
@@ -296,14 +362,18 @@ VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struc
         high = behind(times, first, behind_chunk, end, step) - begin;
         double *sums = s->sums + SUMS * cell;
         const int32_t *weight = weights + low;
-        if (b->util_present)
-          sum_plainly(b->util + first, high - low, weight, sums + UTIL, UTIL_PARTS, b->util_present == COMPLETE);
-        if (b->fb_present) {
-          sum_up(b->fb + first, high - low, weight, kinds + low, sums + FB, FB_PARTS, b->fb_present == COMPLETE);
-          raise_peak(b->fb + first, high - low, s->peak + cell);
+        if (util_complete && fb_complete && power_complete) {
+          sum_all(util + low, fb + low, power + low, high - low, weight, kinds + low, sums);
+        } else {
+          if (b->util.present)
+            sum_plainly(util + low, high - low, weight, sums + UTIL, UTIL_PARTS, util_complete);
+          if (b->fb.present)
+            sum_up(fb + low, high - low, weight, kinds + low, sums + FB, FB_PARTS, fb_complete);
+          if (b->power.present)
+            sum_up(power + low, high - low, weight, kinds + low, sums + POWER, POWER_PARTS, power_complete);
         }
-        if (b->power_present)
-          sum_up(b->power + first, high - low, weight, kinds + low, sums + POWER, POWER_PARTS, b->power_present == COMPLETE);
+        if (b->fb.present)
+          raise_peak(fb + low, high - low, s->peak + cell);
         if (line->inside[cell])
           s->samples += high - low;
         int run_class = -1;
@@ -347,11 +417,11 @@ VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struc
         int64_t last = begin + high - 1, taken = times[last], reach = taken + weights[high - 1];
         // Time of all these rows; as in the sums of values, the last sample is not clipped yet.
         double in_all = (double)(reach - times[first] - lost);
-        if (b->util_present == COMPLETE)
+        if (util_complete)
           sums[UTIL + 1] += in_all;
-        if (b->fb_present == COMPLETE)
+        if (fb_complete)
           sums[FB + 1] += in_all;
-        if (b->power_present == COMPLETE)
+        if (power_complete)
           sums[POWER + 1] += in_all;
         sums[run_class] += (double)(smaller(reach, end) - run_begin);
         if (run_class == IDLE)
@@ -359,7 +429,7 @@ VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struc
         if (reach > end) {
           // The sums of values contain the whole last sample, the time only its part in the cell.
           sums[run_class] += (double)(reach - end);
-          add(sums, end - reach, run_class, b->util[last], b->fb[last], b->power[last]);
+          add(sums, end - reach, run_class, value_of(&b->util, last), value_of(&b->fb, last), value_of(&b->power, last));
         }
         for (int64_t c = cell; ends[c] < reach;) {
           // The rest counts for the following cells, if their owners held the device at the sample's time.
@@ -375,7 +445,7 @@ VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struc
             s->partly_time[s->partly] = taken;
             row = s->partly_sums + SUMS * s->partly++;
           }
-          add(row, duration, run_class, b->util[last], b->fb[last], b->power[last]);
+          add(row, duration, run_class, value_of(&b->util, last), value_of(&b->fb, last), value_of(&b->power, last));
           if (run_class == IDLE)
             event = record(events, room, event, c, line->start[c], line->start[c] + duration, taken);
         }

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-enum { SUMS = 12, CHUNK = 4096 };  // columns of sums; the most samples of a piece that are processed at once
+enum { SUMS = 12, METRICS = 7, CHUNK = 4096 };  // columns of sums; of blocks; most samples that are processed at once
 enum { MISSING, PARTIAL, COMPLETE };  // whether no, some or all rows of a block have a value of a metric
 
 // On x86-64, code for processors with AVX2 is chosen when the library is loaded.
@@ -15,10 +15,17 @@ enum { MISSING, PARTIAL, COMPLETE };  // whether no, some or all rows of a block
 #define VERSIONS
 #endif
 
+struct column {  // block.BlockColumn; no values: the metric is missing in the block; no bitmap: no value is missing
+  int64_t present;
+  const float *values;
+  const uint8_t *valid;  // bitmap of Arrow, with the bit of the first row at `bit`
+  int64_t bit;
+};
+
 struct block {  // block.Block
-  int64_t count, row, next_time, util_present, fb_present, power_present;
+  int64_t count, row, next_time;
   const int64_t *time;
-  const float *util, *engine, *sm, *tensor, *dram, *fb, *power;
+  struct column util, engine, sm, tensor, dram, fb, power;
 };
 
 struct pieces {  // block.Pieces

@@ -17,7 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from slurm_affinode.analysis import samples
-from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, Int32s, OutOfOrderError, Pieces
+from slurm_affinode.analysis.block import (
+    FB,
+    FRACTIONS,
+    POWER,
+    UTIL,
+    Block,
+    BlockColumn,
+    Int32s,
+    OutOfOrderError,
+    Pieces,
+)
 from slurm_affinode.analysis.join import native
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
@@ -217,7 +227,6 @@ class _Worker:
         self.state = _State(cells)
         self._cells = len(cells)
         self._idle = np.empty((0, 4), np.int64)
-        self._nothing = np.empty(0, np.float32)
 
     def fold(
         self,
@@ -227,7 +236,7 @@ class _Worker:
         limits: native.LimitsRecord,
     ) -> Ints:
         """Add a block. Return the idle time in it (rows of ``events`` in ``fold.c``)."""
-        values = self._values(block)
+        values = _block_record(block)
         if not self._code.in_order(byref(values), byref(stretches)):
             raise OutOfOrderError(block.row)
         room = len(block) + self._cells + 1
@@ -242,24 +251,20 @@ class _Worker:
             raise OutOfOrderError(block.row)
         return self._idle[:found].copy()
 
-    def _values(self, block: Block) -> native.BlockRecord:
-        count = len(block)
-        if len(self._nothing) < count:
-            self._nothing = np.full(count, np.nan, np.float32)
-        metrics = {
-            field: np.ascontiguousarray(block.columns[name].values) if name in block.columns else self._nothing
-            for field, name in _FIELDS.items()
-        }
-        return native.record(
-            native.BlockRecord, count=count, row=block.row, next_time=block.next_time, time=block.time, **metrics,
-            **{f"{field}_present": _present(block, _FIELDS[field]) for field in ("util", "fb", "power")},
-        )  # fmt: skip
+
+def _block_record(block: Block) -> native.BlockRecord:
+    return native.record(
+        native.BlockRecord, count=len(block), row=block.row, next_time=block.next_time, time=block.time,
+        **{field: _column_record(block.columns.get(name)) for field, name in _FIELDS.items()},
+    )  # fmt: skip
 
 
-def _present(block: Block, name: str) -> int:
-    if name not in block.columns:
-        return native.MISSING
-    return native.COMPLETE if block.columns[name].complete else native.PARTIAL
+def _column_record(column: BlockColumn | None) -> native.ColumnRecord:
+    if column is None:
+        return native.record(native.ColumnRecord, present=native.MISSING, values=None, valid=None, bit=0)
+    present = native.COMPLETE if column.complete else native.PARTIAL
+    stored = np.ascontiguousarray(column.stored)
+    return native.record(native.ColumnRecord, present=present, values=stored, valid=column.valid, bit=column.bit)
 
 
 def _totals(states: list[_State], windows: _Windows) -> Totals:

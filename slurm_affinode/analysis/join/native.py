@@ -25,7 +25,7 @@ CHUNK = 4096
 """Number of samples of a piece that are processed at once; at most that of ``join.h``."""
 
 _I64, _I32, _F64, _F32 = (np.dtype(name) for name in ("int64", "int32", "float64", "float32"))
-_FLAG = np.dtype(np.bool_)
+_U8, _FLAG = np.dtype(np.uint8), np.dtype(np.bool_)
 Types = dict[str, tuple[type[Any], np.dtype[Any] | None]]
 """Field -> its type; with it, for a pointer, the type of the array."""
 _INT: tuple[type[Any], None] = ctypes.c_int64, None
@@ -51,13 +51,20 @@ def _fields(kind: type[Kind]) -> type[Kind]:
 
 
 @_fields
+class ColumnRecord(Record):
+    """``block.BlockColumn``. ``values`` is None if the metric is missing in the block; ``valid``, if no value is."""
+
+    types: ClassVar[Types] = {"present": _INT, "values": _array(_F32), "valid": _array(_U8), "bit": _INT}
+
+
+@_fields
 class BlockRecord(Record):
-    """The rows of a block. A metric that is missing in the block is all NaN."""
+    """The rows of a block."""
 
     types: ClassVar[Types] = {
-        **dict.fromkeys(("count", "row", "next_time", "util_present", "fb_present", "power_present"), _INT),
+        **dict.fromkeys(("count", "row", "next_time"), _INT),
         "time": _array(_I64),
-        **dict.fromkeys(("util", "engine", "sm", "tensor", "dram", "fb", "power"), _array(_F32)),
+        **dict.fromkeys(("util", "engine", "sm", "tensor", "dram", "fb", "power"), (ColumnRecord, None)),
     }  # fmt: skip
 
 
@@ -114,12 +121,17 @@ class WindowsRecord(Record):
 
 
 def record(kind: type[Kind], **fields: Any) -> Kind:
-    """Build a structure. An array of another type than the field's, or one that is not contiguous, is an error."""
+    """Build a structure. An array of another type than the field's, or one that is not contiguous, is an error.
+
+    An array may be None.
+    """
     made = kind()
     made.arrays = []
     for name, (_, dtype) in kind.types.items():
         value = fields[name]
-        if dtype is not None:
+        if isinstance(value, Record):
+            made.arrays += value.arrays
+        elif dtype is not None and value is not None:
             if value.dtype != dtype or not value.flags.c_contiguous:
                 raise TypeError(f"{name}: {value.dtype} instead of {dtype}, or not contiguous")
             made.arrays.append(value)
