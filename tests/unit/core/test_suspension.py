@@ -200,7 +200,8 @@ def test_job_suspended_in_place_and_requeued_is_resumed() -> None:
     """Slurm ends its processes, which must receive the signals."""
     for phase in (Phase.FROZEN, Phase.WAKING):
         for job in (JobFact.QUEUED, JobFact.LATER_RUN):
-            assert recover(phase, World(job, tree=True, image=False, in_place=True)).actions == (RecoveryAction.WAKE,)
+            recovery = recover(phase, World(job, tree=True, image=False, in_place=True))
+            assert (recovery.actions, recovery.phase) == ((RecoveryAction.WAKE,), Phase.WAKING)
         assert recover(phase, World(JobFact.ENDED, tree=True, image=False, in_place=True)).phase is None
 
 
@@ -256,8 +257,12 @@ def test_pairs_are_a_permutation_within_models(data: st.DataObject, count: int) 
 
 
 def test_gpus_that_do_not_match_are_refused() -> None:
-    """Their number or model differs."""
-    for old, new, code in (([A], [A, B], "gpu-count"), ([A], [replace(B, model="L40S")], "gpu-model")):
+    """Their number, that of the allocated ones, or their model differs."""
+    for old, new, code in (
+        ([A], [A, B], "gpu-count"),
+        ([A, *others(B)], [A, B], "gpu-count"),
+        ([A], [replace(B, model="L40S")], "gpu-model"),
+    ):
         found = pair_gpus(old, new)
         assert isinstance(found, Refusal)
         assert found.code == code
