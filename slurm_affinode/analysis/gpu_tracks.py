@@ -95,12 +95,8 @@ class GpuTrack:
             self._open = None
 
     def _windows(self, rows: TrackRows, idle: npt.NDArray[np.bool_]) -> None:
-        # A window begins at an idle sample after one that is not idle, or after a gap.
-        after_gap = np.append(True, rows.time[1:] != rows.until[:-1])
-        before = np.append(False, idle[:-1])
-        begins = np.flatnonzero(idle & (~before | after_gap))
-        ends = np.flatnonzero(idle & np.append(~idle[1:] | after_gap[1:], True))
-        found = [(int(rows.time[i]), int(rows.until[j])) for i, j in zip(begins, ends, strict=True)]
+        _, begins, ends = idle_windows.idle_spans(np.zeros_like(rows.time), rows.time, rows.until, idle)
+        found = list(zip(begins.tolist(), ends.tolist(), strict=True))
         if self._open is not None:
             if found and found[0][0] == self._open[1]:
                 found[0] = (self._open[0], found[0][1])

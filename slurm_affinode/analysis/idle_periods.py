@@ -1,26 +1,27 @@
 """All periods in which every GPU of a job was idle, not only the one at its end.
 
-Samples count as in ``idle_windows``: until the next sample of the GPU, for one sampling interval before a gap. A period
-ends at a sample above the limit, at one without an activity signal, and at a gap. A job with an unmeasured GPU
-has none.
+Samples count as in ``idle_windows``. A period ends at a sample above the limit, at one without an activity signal, and
+at a gap. A job with an unmeasured GPU has none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
+import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis.result import Thresholds
-from slurm_affinode.analysis.samples import naming_damage, read_by_groups
+from slurm_affinode.analysis import idle_windows
+from slurm_affinode.analysis.idle_windows import Pairs
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.samples import read_by_groups
+from slurm_affinode.analysis.segments import ranges
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.spread import Spread
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.schema import ACTIVITY, percent
 
 PERIODS: dict[str, pl.DataType] = {"run": pl.Int64(), "begin_ms": pl.Int64(), "end_ms": pl.Int64()}
-_WINDOWS: dict[str, pl.DataType] = {"device": pl.UInt64(), "low_ms": pl.Int64(), "high_ms": pl.Int64()}
+_WINDOWS: dict[str, pl.DataType] = {"pair": pl.Int64(), "low_ms": pl.Int64(), "high_ms": pl.Int64()}
 
 
 def find(store: SampleStore, held: HeldGpus, limit_pct: float, spread: Spread | None = None) -> pl.DataFrame:
@@ -40,14 +41,10 @@ def find(store: SampleStore, held: HeldGpus, limit_pct: float, spread: Spread | 
     pairs = pairs.join(whole.select("run", "measured"), on="run")
     if pairs.is_empty():
         return pl.DataFrame(schema=PERIODS)
-    query = held.query
-    given = _SampleRange(query.since, query.until, limit_pct, query.thresholds)
-    steps = pairs.select("device", "step_ms", "rows").unique("device")
-    windows = read_by_groups(_windows, store, steps, given, days=held.days, spread=spread)
-    met = pairs.join(windows, on="device").select(
-        "run", "measured", pl.max_horizontal("start_ms", "low_ms").alias("low_ms"),
-        pl.min_horizontal("end_ms", "high_ms").alias("high_ms"),
-    ).filter(pl.col("low_ms") < pl.col("high_ms"))  # fmt: skip
+    pairs = pairs.with_row_index("pair").with_columns(pl.col("pair").cast(pl.Int64))
+    given = _IdleSamples(held.query, limit_pct)
+    windows = read_by_groups(_windows, store, pairs, given, days=held.days, spread=spread)
+    met = pairs.join(windows, on="pair")
     edges = pl.concat([
         met.select("run", "measured", pl.col("low_ms").alias("ms"), pl.lit(1).alias("change")),
         met.select("run", "measured", pl.col("high_ms").alias("ms"), pl.lit(-1).alias("change")),
@@ -64,56 +61,34 @@ def find(store: SampleStore, held: HeldGpus, limit_pct: float, spread: Spread | 
 
 
 @dataclass(frozen=True, slots=True)
-class _SampleRange:
-    """Samples that are read, and thresholds."""
+class _IdleSamples:
+    """Which samples are read, and which of them are idle."""
 
-    since: datetime
-    until: datetime
+    query: WasteQuery
     limit_pct: float
-    thresholds: Thresholds
 
 
-def _windows(store: SampleStore, steps: pl.DataFrame, given: _SampleRange) -> pl.DataFrame:
-    """Return ``_WINDOWS`` of the devices of ``steps``."""
-    steps, thresholds = steps.select("device", "step_ms"), given.thresholds
-    since, until = given.since, given.until
-    signals = [percent(name, thresholds.floors_pct) for name in ACTIVITY]
+def _windows(store: SampleStore, pairs: pl.DataFrame, given: _IdleSamples) -> pl.DataFrame:
+    """Return ``_WINDOWS`` of the rows of ``pairs``."""
+    query, numbers = given.query, pairs["pair"].to_numpy()
+    end = pairs["end_ms"].to_numpy()
+    keys = Pairs(
+        pairs["device"].to_numpy(), pairs["start_ms"].to_numpy(), end, pairs["step_ms"].to_numpy()
+    )  # fmt: skip
     found = [pl.DataFrame(schema=_WINDOWS)]
-    day = since.replace(hour=0, minute=0, second=0, microsecond=0)
-    while day < until:
-        begin, finish = max(day, since), min(day + timedelta(days=1), until)
-        with naming_damage(store, begin, finish):
-            rows = (
-                store.scan(begin, finish)
-                .filter(pl.col("device").is_in(steps["device"].implode()))
-                .select("device", pl.col("time").dt.epoch("ms").alias("ms"), pl.max_horizontal(signals).alias("pct"))
-                .collect()
-            )
-        if rows.height:
-            found.append(_of_day(rows.join(steps, on="device").sort("device", "ms"), given.limit_pct, thresholds))
-        day += timedelta(days=1)
-    joined = pl.concat(found).sort("device", "low_ms")
+    for rows, which, low, high in idle_windows.counted_rows(store, keys, query.since, query.until, query.thresholds):
+        pair, taken = np.repeat(which, high - low), ranges(low, high - low)
+        busiest = np.full(len(taken), np.nan, np.float32)
+        with np.errstate(invalid="ignore"):
+            for values in rows.signals.values():
+                np.fmax(busiest, values[taken], out=busiest)
+        until = np.minimum(rows.reach[taken], end[pair])
+        idle = busiest <= given.limit_pct  # NaN is not idle
+        at, begin, finish = idle_windows.idle_spans(pair, rows.ms[taken], until, idle)
+        found.append(pl.DataFrame(dict(zip(_WINDOWS, (numbers[at], begin, finish), strict=True)), schema=_WINDOWS))
+    joined = pl.concat(found).sort("pair", "low_ms")
     # A window that continues on the next day was cut at midnight.
-    new = (pl.col("low_ms") > pl.col("high_ms").shift().over("device")).fill_null(value=True)
-    return joined.group_by("device", new.cum_sum().alias("part")).agg(
+    new = (pl.col("low_ms") != pl.col("high_ms").shift().over("pair")).fill_null(value=True)
+    return joined.group_by("pair", new.cum_sum().alias("part")).agg(
         pl.col("low_ms").min(), pl.col("high_ms").max()
     ).select(*_WINDOWS)  # fmt: skip
-
-
-def _of_day(rows: pl.DataFrame, limit_pct: float, thresholds: Thresholds) -> pl.DataFrame:
-    gap = pl.col("ms").shift(-1).over("device") - pl.col("ms")
-    near = (gap <= pl.col("step_ms") * thresholds.max_gap_steps).fill_null(value=False)
-    idle = (pl.col("pct") <= limit_pct).fill_null(value=False)
-    rows = rows.with_columns(
-        idle.alias("idle"),
-        pl.when(near).then(pl.col("ms") + gap).otherwise(pl.col("ms") + pl.col("step_ms")).alias("reach"),
-    )
-    joins = pl.col("idle").shift().over("device") & (pl.col("reach").shift().over("device") >= pl.col("ms"))
-    new = ~joins.fill_null(value=False)
-    return (
-        rows.with_columns((new | ~pl.col("idle")).cum_sum().alias("part"))
-        .filter("idle")
-        .group_by("device", "part")
-        .agg(pl.col("ms").min().alias("low_ms"), pl.col("reach").max().cast(pl.Int64).alias("high_ms"))
-        .select(*_WINDOWS)
-    )

@@ -297,6 +297,16 @@ class _Weights:
         return reach
 
 
+def idle_spans(pair: Ints, time: Ints, until: Ints, idle: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
+    """Return pair, begin and end of the idle spans among samples, which are sorted by pair and time.
+
+    ``until``: the end of the time for which each sample counts. A span ends at a sample that is not idle, and at a gap.
+    """
+    joins = idle[1:] & idle[:-1] & (pair[1:] == pair[:-1]) & (time[1:] == until[:-1])
+    first, last = idle & ~np.append(False, joins), idle & ~np.append(joins, False)
+    return pair[first], time[first], until[last]
+
+
 def active_before(
     store: SampleStore, pairs: Pairs, until: datetime, *, limit_pct: float, thresholds: Thresholds, slack_ms: Ints
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

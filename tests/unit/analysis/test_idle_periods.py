@@ -13,9 +13,9 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.analysis import idle_periods, squatters
+from slurm_affinode.analysis import gpu_tracks, idle_periods, squatters
 from slurm_affinode.analysis.idle_windows import NEVER
-from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, conform, empty
@@ -70,6 +70,26 @@ def test_job_with_an_unmeasured_gpu_has_no_period(tmp_path: Path) -> None:
     with closing(store_of(tmp_path, {"GPU-a": [(minute, 0.0) for minute in range(40)]})) as store:
         periods, _ = found(store, gpus=2, minutes=40)
     assert periods == []
+
+
+def test_late_sample_after_midnight_does_not_end_a_period(tmp_path: Path) -> None:
+    """A sample counts until the next one, also on the next day."""
+    values = [(minute, 0.0) for minute in range(40) if minute not in (10, 11)]
+    with closing(store_of(tmp_path, {"GPU-a": values})) as store:
+        periods, _ = found(store, gpus=1, minutes=40)
+    assert periods == [(0, 40)]
+
+
+def test_periods_are_the_windows_of_the_job_page(tmp_path: Path) -> None:
+    """Both views of a run show the same windows."""
+    minutes = range(40)
+    with closing(store_of(tmp_path, {
+        "GPU-a": [(minute, 0.0 if minute % 13 > 2 else 90.0) for minute in minutes if not 20 <= minute < 27],
+    })) as store:  # fmt: skip
+        periods, held = found(store, gpus=1, minutes=40)
+        (track,) = gpu_tracks.follow(replace(held, query=replace(held.query, thresholds=Thresholds(5.0, 5.0))), store)
+    windows = [((low - BEGIN_MS) // MINUTE_MS, (high - BEGIN_MS) // MINUTE_MS) for low, high in track.windows]
+    assert periods == windows
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 5]), st.sampled_from([None, 0.0, 0.0, 3.0, 80.0])),
