@@ -64,17 +64,20 @@ def cli() -> None:
 
 _INGEST = {
     "sacct": (
-        "slurm_affinode.cli.ingest:ingest_sacct",
+        "slurm_affinode.cli.ingest_sacct:ingest_sacct",
         "Ingest accounting: sacct text or JSON, or run sacct",
     ),
-    "gpu": ("slurm_affinode.cli.ingest:ingest_gpu", "Ingest GPU metrics: files, directories, Prometheus"),
-    "serving": ("slurm_affinode.cli.ingest:ingest_serving", "Ingest engine metrics: files, Prometheus, scrapes"),
+    "gpu": ("slurm_affinode.cli.ingest_gpu:ingest_gpu", "Ingest GPU metrics: files, directories, Prometheus"),
+    "serving": (
+        "slurm_affinode.cli.ingest_serving:ingest_serving",
+        "Ingest engine metrics: files, Prometheus, scrapes",
+    ),
     "allocations": (
-        "slurm_affinode.cli.ingest:ingest_allocations",
+        "slurm_affinode.cli.ingest_allocations:ingest_allocations",
         "Ingest the GPUs of jobs, recorded by a prolog or scontrol",
     ),
     "suspensions": (
-        "slurm_affinode.cli.ingest:ingest_suspensions",
+        "slurm_affinode.cli.ingest_suspensions:ingest_suspensions",
         "Ingest suspensions from the ledgers of the agents",
     ),
 }

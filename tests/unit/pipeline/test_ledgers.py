@@ -14,7 +14,7 @@ from slurm_affinode.analysis.suspensions import given_back, outcome, totals
 from slurm_affinode.base import config as configuration
 from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.checkpoint.user_files import User, as_user
-from slurm_affinode.cli.ingest import ingest_suspensions
+from slurm_affinode.cli.ingest_suspensions import ingest_suspensions
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.ledger import LedgerEntry, encode
 from slurm_affinode.pipeline import ledgers

@@ -1,0 +1,280 @@
+"""``slurm-affinode ingest sacct``."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError, InputError
+from slurm_affinode.base.times import parse_span_s, utc
+from slurm_affinode.cli.command import command
+from slurm_affinode.cli.ingest_run import (
+    IngestRun,
+    cluster_option,
+    ingest_options,
+    strict_option,
+    timezone_option,
+)
+from slurm_affinode.cli.options import (
+    When,
+    print_json,
+    print_table,
+    progress,
+    warn,
+)
+from slurm_affinode.db.records import Upserted
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.pipeline import stored_accounting
+from slurm_affinode.slurm.accounting import sacct, sacct_command
+from slurm_affinode.slurm.accounting.sacct import SacctReading
+from slurm_affinode.slurm.accounting.schema import Accounting
+
+_SACCT_EPILOG = """\b
+Examples:
+  slurm-affinode ingest sacct                              query sacct for new records
+  slurm-affinode ingest sacct --since 30d                  query sacct for the last 30 days
+  slurm-affinode ingest sacct jobs.txt more.txt.gz         files of sacct -P or sacct --json
+  sacct -aDP -S now-1day -o ALL | slurm-affinode ingest sacct -
+  slurm-affinode ingest sacct --timezone Europe/Oslo jobs.txt
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An input: its display name, and its content or path for the parser."""
+
+    name: str
+    content: Path | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """The outcome of ingesting one input."""
+
+    source: str
+    accounting: Accounting
+    stored: Upserted | None
+    """``None``: nothing was stored (a dry run)."""
+
+
+@command(epilog=_SACCT_EPILOG)
+@click.argument("files", nargs=-1, metavar="[FILE|-]...", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--since", type=When(), metavar="TIME", help="Query sacct from TIME [default: end of the last run]")
+@click.option("--until", type=When(), metavar="TIME", help="Query sacct until TIME [default: now]")
+@cluster_option("Assign records without a cluster to NAME; without FILE, query this cluster [default: configuration]")
+@click.option("--all-clusters", is_flag=True, help="Query every cluster of the accounting database (without FILE)")
+@timezone_option("without an offset in FILE")
+@click.option(
+    "--delimiter", metavar="TEXT", help="Set the delimiter of FILE, such as '\\t' or '\\x1f' [default: detected]"
+)
+@strict_option("an input at its first bad record")
+@ingest_options()
+def ingest_sacct(
+    *,
+    files: tuple[Path, ...],
+    since: datetime | None,
+    until: datetime | None,
+    cluster: str | None,
+    all_clusters: bool,
+    timezone: str | None,
+    delimiter: str | None,
+    strict: bool,
+    run: IngestRun,
+) -> int:
+    """Ingest accounting: output of sacct -P or sacct --json, or run sacct.
+
+    Ingesting the same input twice is a no-op; a job that was running is completed when it is seen again. A bad
+    record is reported with its line, and the others are ingested; an unreadable input changes nothing.
+    """
+    if files and (since or until or all_clusters):
+        raise click.UsageError("--since, --until and --all-clusters are for running sacct: leave them out, or FILE")
+    if not files and (timezone or delimiter):
+        raise click.UsageError("--timezone and --delimiter need FILE")
+    how = SacctReading(
+        cluster=cluster or run.config.cluster.name_or_default,
+        zone=run.zone(timezone) if files else "UTC",
+        delimiter=_unescape(delimiter),
+        strict=strict,
+    )
+    done: list[Intake] = []
+    failed: list[AffinodeError] = []
+    with run.store() as repository:
+        if files:
+            for source in _sources(files):
+                try:
+                    done.append(_one(source, how, repository, quiet=run.as_json))
+                except InputError as error:
+                    failed.append(error)
+        else:
+            summary = _run_sacct(
+                repository, how, since=since, until=until, config=run.config, cluster=cluster, all_clusters=all_clusters
+            )
+            done.append(summary)
+    _report_sacct(done, run)
+    if len(failed) == 1:
+        raise failed[0]
+    for failure in failed:
+        warn(f"slurm-affinode: {failure}")
+    return 2 if failed else 0
+
+
+def _sources(files: Sequence[Path]) -> Iterator[_Source]:
+    for path in files:
+        if str(path) == "-":
+            yield _Source("-", sys.stdin.buffer.read())
+        else:
+            yield _Source(str(path), path)
+
+
+def _one(source: _Source, how: SacctReading, repository: Repository | None, *, quiet: bool) -> Intake:
+    started = datetime.now(UTC)
+    if repository is not None:
+        how = replace(how, counting=stored_accounting.counting_clusters(repository))
+    with progress(f"reading {source.name}", total=None, quiet=quiet) as advance:
+        accounting = sacct.read(source.content, where=source.name, how=how, advance=advance)
+    accounting = replace(accounting, notes=(*accounting.notes, *_jobstats(accounting)))
+    return _store_sacct(source, accounting, repository, started)
+
+
+def _jobstats(accounting: Accounting) -> tuple[str, ...]:
+    """Return a note on jobstats summaries in the input: they are averages, and are not mixed with samples."""
+    comments = accounting.jobs["admin_comment"]
+    there = int((comments.str.starts_with("JS1:") & ~comments.is_in(["JS1:Short", "JS1:None"])).sum())
+    if not there:
+        return ()
+    what = "1 run has a jobstats summary" if there == 1 else f"{there:,} runs have a jobstats summary"
+    return (f"{what} in AdminComment, averages that a report cannot use: see slurm-affinode trace jobstats",)
+
+
+def _store_sacct(source: _Source, accounting: Accounting, repository: Repository | None, started: datetime) -> Intake:
+    if repository is None:
+        return Intake(source.name, accounting, None)
+    stored = stored_accounting.ingest_accounting(
+        repository,
+        accounting,
+        source=source.name,
+        started=started,
+        finished=datetime.now(UTC),
+        fingerprint=_fingerprint(source.content),
+    )
+    return Intake(source.name, accounting, stored)
+
+
+def _run_sacct(
+    repository: Repository | None,
+    how: SacctReading,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+    config: Config,
+    cluster: str | None,
+    all_clusters: bool,
+) -> Intake:
+    now = datetime.now(UTC)
+    until = until or now
+    if since is None:
+        overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
+        since = until - stored_accounting.FIRST_SPAN
+        if repository is not None:
+            since = stored_accounting.default_since(repository, now=until, overlap=overlap)
+    if since >= until:
+        raise click.UsageError(f"--since {utc(since)} is not before --until {utc(until)}")
+    content = sacct_command.run_sacct(since, until, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
+    name = f"sacct {utc(since)}..{utc(until)}"
+    result = _one(_Source(name, content), replace(how, delimiter=sacct_command.DELIMITER), repository, quiet=True)
+    if repository is not None:
+        answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
+        stored_accounting.reached(repository, min(until, now), answered)
+    return result
+
+
+def _unescape(delimiter: str | None) -> str | None:
+    if delimiter is None:
+        return None
+    try:
+        text = delimiter.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError:
+        text = delimiter
+    if not text or "\n" in text:
+        raise click.UsageError(f"--delimiter {delimiter!r} cannot separate fields")
+    return text
+
+
+def _fingerprint(content: Path | bytes) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _report_sacct(done: Sequence[Intake], run: IngestRun) -> None:
+    if run.as_json:
+        print_json({"dry_run": run.dry_run, "sources": [_as_json(one) for one in done]})
+        return
+    for one in done:
+        _print_problems(one, run)
+    if not done:
+        return
+    count = ("records", "job runs", "steps", "new", "updated", "unchanged", "bad records")
+    rows = [[one.source, *(f"{value:,}" if value is not None else "-" for value in _figures(one))] for one in done]
+    print_table(("source", *count), rows, right=count)
+    run.say_dry()
+
+
+def _figures(one: Intake) -> list[int | None]:
+    accounting = one.accounting
+    total = one.stored.jobs + one.stored.steps if one.stored is not None else None
+    return [
+        accounting.records,
+        accounting.jobs.height,
+        accounting.steps.height,
+        *((total.new, total.updated, total.unchanged) if total is not None else (None, None, None)),
+        accounting.bad_records,
+    ]
+
+
+def _print_problems(one: Intake, run: IngestRun) -> None:
+    accounting = one.accounting
+    lines = (f"{_where(one, problem.line)}: {problem}" for problem in accounting.problems)
+    run.warn_of_problems(one.source, lines, len(accounting.problems))
+    for decision in accounting.decisions[: run.shown]:
+        warn(f"{_where(one, decision.line)}: {decision}")
+    if (rest := len(accounting.decisions) - run.shown) > 0:
+        warn(f"{one.source}: {rest:,} more times were decided in the same way")
+    for note in accounting.notes:
+        warn(f"{one.source}: {note}")
+
+
+def _where(one: Intake, line: int | None) -> str:
+    if line is None:
+        return one.source
+    return f"{one.source}:{line}" if one.accounting.unit == "line" else f"{one.source}, {one.accounting.unit} {line}"
+
+
+def _as_json(one: Intake) -> dict[str, Any]:
+    accounting = one.accounting
+    names = ("records", "job_runs", "steps", "new", "updated", "unchanged", "bad_records")
+    return {
+        "source": one.source,
+        **dict(zip(names, _figures(one), strict=True)),
+        "problems": [
+            {accounting.unit: p.line, "job": p.job, "field": p.field, "reason": p.reason, "left_out": p.dropped}
+            for p in accounting.problems
+        ],
+        "times_decided": [
+            {
+                accounting.unit: d.line, "job": d.job, "field": d.field, "local": d.local.isoformat(),
+                "taken_as": d.chosen, "exists": d.exists,
+            }
+            for d in accounting.decisions
+        ],
+        "notes": list(accounting.notes),
+    }  # fmt: skip
