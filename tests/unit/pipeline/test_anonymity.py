@@ -26,7 +26,7 @@ NODES = re.compile(r"\bnode\d\d\b")
 
 @pytest.fixture(scope="module")
 def result() -> WasteResult:
-    """A week in which every part of a report that can name somebody does."""
+    """A week in which every part of a report that can name a user does."""
     made = make_result()
     asleep = pl.DataFrame(
         [{"cluster": "alpha", "job_id": 40001, "user": "user01", "account": "project01", "partition": "gpu00",
