@@ -121,8 +121,6 @@ def _cards(one: ClusterReplay) -> tuple[Card, ...]:
         card("Wakes a day", fmt.number(one.wakes_per_day, digits=1),
              "" if one.wake_wait_mean_s is None else f"mean wait for GPUs {fmt.duration(one.wake_wait_mean_s)}",
              known=True),
-        card("Jobs that end per day", fmt.number(one.throughput_after_per_day, digits=1),
-             f"{fmt.number(one.throughput_before_per_day, digits=1)} without the change", known=True),
     )  # fmt: skip
 
 
@@ -136,7 +134,11 @@ def _findings(one: ClusterReplay, key: str, *, several: bool) -> list[TraceFindi
             f"sweep-{key}", f"Idle time before a suspension{suffix}", (_sweep_text(one),), charts,
             tables=(_sweep_table(one, key),), paired=True,
         ))  # fmt: skip
-    text = f"Recorded means, and both replays on {one.gpus:,} GPUs ({one.policy})."
+    text = (
+        f"Recorded means, and both replays on {one.gpus:,} GPUs ({one.policy}). "
+        f"{fmt.number(one.throughput_before_per_day, digits=1)} jobs end per day, with the change "
+        f"{fmt.number(one.throughput_after_per_day, digits=1)}."
+    )
     found.append(TraceFinding(f"waits-{key}", f"Waits by partition{suffix}", (text,), tables=(_wait_table(one, key),)))
     return found
 
