@@ -31,9 +31,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 EVERY_OTHER = {
-    "test_outcome_and_output_are_the_same", "test_unusable_shepherd_is_reported", "test_faulty_agent_does_not_stop_job",
-    "test_workload_has_help", "test_restored_tree_resumes_where_it_stopped", "test_output_is_unchanged_by_suspension",
-    "test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch",
+    "test_outcome_and_output_after_a_signal_are_the_same", "test_unusable_shepherd_is_reported",
+    "test_faulty_agent_does_not_stop_job", "test_workload_has_help", "test_restored_tree_resumes_where_it_stopped",
+    "test_output_is_unchanged_by_suspension", "test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch",
 }  # fmt: skip
 """Tests with many similar cases, of which ``make test`` runs every other one, and ``make test-nightly`` the rest."""
 
