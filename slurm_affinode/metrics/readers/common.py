@@ -106,8 +106,8 @@ class Identifier:
             if why := limits.excess(name, text):
                 return f"{name} {why}"
         uuid, pci, index, mig = _marks(raw)
-        given = raw.get("node", "")
-        node = (None if _is_local(given) else node_name(given)) or self._fallback
+        name = node_name(raw.get("node", "")) or ""
+        node = (None if name.lower() in _LOCAL else name or None) or self._fallback
         if node is None:
             return "names no node: give --node NAME, or a label or column that names it"
         if uuid is None and pci is None and index is None and mig is None:

@@ -88,29 +88,34 @@ def split_lines(block: LineBlock, delimiter: str, count: int) -> SplitLines | No
 def _even_lines(block: LineBlock, delimiter: str, count: int) -> pl.DataFrame | None:
     """Return the cells if there are no quotes and each line has ``count`` of them."""
     text = block.text
-    if count < 2 or b'"' in text or b"\r" in text or text.startswith((b"\n", codecs.BOM_UTF8)):
+    if b'"' in text or b"\r" in text or text.startswith((b"\n", codecs.BOM_UTF8)):
         return None
+    # csv.reader skips spaces at the beginning of a cell; nvidia-smi writes one.
+    text = text.replace(f"{delimiter} ".encode(), delimiter.encode())
+    indented = any(mark in text for mark in (f"{delimiter} ".encode(), b"\n ")) or text.startswith(b" ")
+    cells = even_cells(text, delimiter, count)
+    if cells is None:
+        return None
+    number = pl.int_range(block.first, block.first + len(cells), eager=True).alias("number")
+    filled = (cell.fill_null("") if cell.null_count() else cell for cell in cells.get_columns())
+    return pl.DataFrame([*(cell.str.strip_chars_start(" ") if indented else cell for cell in filled), number])
+
+
+def even_cells(text: bytes, delimiter: str, count: int) -> pl.DataFrame | None:
+    """Return ``c0``, ``c1``, ... of lines with LF at their ends; None if not each of them has ``count`` cells.
+
+    An empty cell may be null.
+    """
     lines = count_byte(text, b"\n")
-    if not lines or count_byte(text, delimiter.encode()) != lines * (count - 1):
+    if not lines or count < 2 or count_byte(text, delimiter.encode()) != lines * (count - 1):
         return None
-    names = [f"c{at}" for at in range(count)]
+    schema = {f"c{at}": pl.String() for at in range(count)}
     try:
         # A line with more cells is an error, so that none has fewer if their total is right.
-        cells = pl.read_csv(
-            text, has_header=False, separator=delimiter, quote_char=None, schema=dict.fromkeys(names, pl.String())
-        )
+        cells = pl.read_csv(text, has_header=False, separator=delimiter, quote_char=None, schema=schema)
     except pl.exceptions.PolarsError:
         return None
-    if len(cells) != lines:
-        return None
-    number = pl.int_range(block.first, block.first + lines, eager=True).alias("number")
-    return pl.DataFrame([*map(_unindented, cells.rechunk().get_columns()), number])
-
-
-def _unindented(cells: pl.Series) -> pl.Series:
-    """Return cells without spaces at their beginnings, and with null as an empty cell."""
-    cells = cells.fill_null("") if cells.null_count() else cells
-    return cells.str.strip_chars_start(" ") if ((cells >= " ") & (cells < "!")).any() else cells
+    return cells.rechunk() if len(cells) == lines else None
 
 
 def columns(lines: pl.DataFrame, delimiter: str, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -197,7 +202,6 @@ class CsvReader:
             whole = given if at else self._after_preface(given)
             block = whole if rest else self._without_header(whole)
             if not rest and (split := self._split(block)) is not None:
-                number = block.first + len(block.bounds[0])
                 cells, misfits = split
                 for line, row in misfits:
                     self._misfit(line, row, last=line == block.open_line)

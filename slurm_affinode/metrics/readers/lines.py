@@ -67,16 +67,21 @@ class LineBlock:
 
     def head(self, count: int) -> list[str]:
         """Return up to ``count`` lines."""
-        return [line.decode() for line in self.text.split(b"\n", count)[:-1][:count]]
+        return [line.decode() for line in self.text[: self._start(count)].split(b"\n")[:-1]]
 
     def after(self, count: int) -> LineBlock:
         """Return the lines after the first ``count``; the block has at least as many."""
         if not count:
             return self
+        return LineBlock(self.text[self._start(count) :], self.first + count, self.open_line)
+
+    def _start(self, number: int) -> int:
+        """Return where the line after the first ``number`` begins; the length of the text if it has fewer lines."""
         at = 0
-        for _ in range(count):
-            at = self.text.index(b"\n", at) + 1
-        return LineBlock(self.text[at:], self.first + count, self.open_line)
+        for _ in range(number):
+            if not (at := self.text.find(b"\n", at) + 1):
+                return len(self.text)
+        return at
 
     def cut_off(self, number: int, name: str) -> None:
         """Raise ``InputError`` if the unreadable line is the last one and unfinished: the file is truncated."""

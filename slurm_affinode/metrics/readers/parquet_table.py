@@ -14,7 +14,8 @@ from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.readers import parquet_batches
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.lines import reading
-from slurm_affinode.metrics.readers.tables import TableReader, layout
+from slurm_affinode.metrics.readers.local_time import POSSIBLE
+from slurm_affinode.metrics.readers.tables import Layout, TableReader, layout
 
 ROWS_AT_ONCE = 500_000
 _DAYS = 366 * 10_000
@@ -38,13 +39,26 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
             _check_names(columns, header, notes)
             for batch in parquet_batches.batches(file, ROWS_AT_ONCE, columns, notes.name):
                 rows = pl.DataFrame(pl.from_arrow(_in_utc(batch)))
-                yield from table.rows(_as_text(rows, first))
+                yield from table.rows(_as_cells(rows, first, table.layout))
                 first += len(rows)
             yield from table.rest()
             notes.problem_count = quiet.problem_count
             notes.unknown.update(quiet.unknown)
     except (pa.ArrowException, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         raise InputError(f"is damaged or not a Parquet file: {one_line(error, 200)}", where=notes.name) from error
+
+
+_EXACT = (pl.Float64, pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
+"""Types of numbers that are the same as text: the digits of a Float32 are another Float64."""
+
+
+def _is_plain_time(times: pl.Series) -> bool:
+    """Return whether all ``times`` are possible, with a zone and in whole milliseconds."""
+    dtype = times.dtype
+    if not isinstance(dtype, pl.Datetime) or dtype.time_zone is None or times.has_nulls():
+        return False
+    whole = (times.to_physical() % (_UNITS_A_DAY[dtype.time_unit] // _UNITS_A_DAY["ms"]) == 0).all()
+    return whole and times.is_between(*POSSIBLE).all()
 
 
 def _check_names(expected: Sequence[str], header: Sequence[str], notes: ReadingNotes) -> None:
@@ -65,10 +79,14 @@ def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _as_text(rows: pl.DataFrame, first: int) -> pl.DataFrame:
-    """Convert the columns to text, as read by ``TableReader``; times become ISO 8601."""
+def _as_cells(rows: pl.DataFrame, first: int, fields: Layout) -> pl.DataFrame:
+    """Return the columns as read by ``TableReader``: as text, unless it reads them as they are; times in ISO 8601."""
+    values = {fields.value, *(at for at, _ in fields.values.values())}
     columns = []
     for at, name in enumerate(rows.columns):
+        if (at in values and rows.schema[name] in _EXACT) or (at == fields.time and _is_plain_time(rows[name])):
+            columns.append(pl.col(name).alias(f"c{at}"))
+            continue
         dtype = rows.schema[name]
         column = pl.col(name)
         if dtype == pl.Date:

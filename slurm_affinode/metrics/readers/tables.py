@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.limits import most_bytes
@@ -29,7 +31,7 @@ from slurm_affinode.metrics.readers.common import (
     shows_percent,
 )
 from slurm_affinode.metrics.readers.long_form import ENTRIES, LongForm, code_of, with_total
-from slurm_affinode.metrics.schema import IDENTITY, SAMPLES
+from slurm_affinode.metrics.schema import IDENTITY, SAMPLES, TIME
 
 _MISSING = ("", "n/a", "na", "nan", "null", "none", "-", "--", "err!", "error", "unknown", "not supported")
 _UNIT = r"\s*(%|[kmgt]i?b|b|m?w|watts?|percent)$"
@@ -94,7 +96,10 @@ def layout(header: Sequence[str], notes: ReadingNotes, options: ReadOptions) -> 
 
 
 class TableReader:
-    """Convert frames of text columns ``c0``, ``c1``, ... with ``number`` (the line) to samples."""
+    """Convert frames of columns ``c0``, ``c1``, ... with ``number`` (the line) to samples.
+
+    Cells are text; those with values may be numbers, and those with times may be times in UTC that are possible.
+    """
 
     def __init__(
         self, header: Sequence[str], notes: ReadingNotes, options: ReadOptions, fallback_node: str | None,
@@ -174,7 +179,9 @@ class TableReader:
         position = self.layout.time
         if position is None:
             return frame.with_columns(self._ticks.times(list(self._numbers), frame["at"], frame["number"]))
-        frame = frame.with_columns(self._clock.times(frame[f"c{position}"], frame["at"], self._notes))
+        cells = frame[f"c{position}"]
+        times = cells.cast(TIME) if cells.dtype.is_temporal() else self._clock.times(cells, frame["at"], self._notes)
+        frame = frame.with_columns(times.alias("time"))
         self.reject(frame.filter(pl.col("time").is_null()), "the time cannot be read", position)
         frame = frame.filter(pl.col("time").is_not_null())
         possible = pl.col("time").is_between(*local_time.POSSIBLE)
@@ -259,13 +266,19 @@ def _known(text: pl.Expr) -> pl.Expr:
 
 
 def numbers(texts: pl.Series, *, decimal_comma: bool = False) -> tuple[pl.Series, pl.Series, pl.Series]:
-    """Return numbers (null if missing), units (lower case, null if none), and whether a text is neither."""
+    """Return numbers (null if missing), units (lower case, null if none), and whether a text is neither.
+
+    Numbers in place of texts have no unit.
+    """
     nothing = pl.Series([None], dtype=pl.String).new_from_index(0, len(texts))
     sound = pl.Series([False]).new_from_index(0, len(texts))
-    number = texts.cast(pl.Float64, strict=False)
-    if number.null_count() == texts.null_count():
-        return number, nothing, sound
-    if (unit := _common_unit(texts)) is not None:
+    if texts.dtype.is_numeric():
+        return texts.cast(pl.Float64), nothing, sound
+    if (unit := _common_unit(texts)) is None:
+        number = texts.cast(pl.Float64, strict=False)
+        if number.null_count() == texts.null_count():
+            return number, nothing, sound
+    else:
         number = texts.str.strip_suffix(unit).cast(pl.Float64, strict=False)
         if number.null_count() == texts.null_count():
             return number, nothing if unit.strip() == "%" else nothing.fill_null(unit.strip().lower()), sound
@@ -328,23 +341,39 @@ class Ticks:
 
     def times(self, devices: Sequence[Identity], at: pl.Series, numbers: pl.Series) -> pl.Series:
         """Return the UTC times of rows in the order of the file, given their devices by position in ``devices``."""
-        ticks = []
-        known = [self._devices.setdefault(device, len(self._devices)) for device in devices]
-        for device in map(known.__getitem__, at):
-            if device in self._seen:
-                self._tick += 1
-                self._seen = set()
-            self._seen.add(device)
-            ticks.append(self._tick)
+        known = np.array([self._devices.setdefault(device, len(self._devices)) for device in devices], np.int64)
+        before = sorted(self._seen)
+        rows = np.concatenate([np.array(before, np.int64), known[at.to_numpy()]])
+        starts = _tick_starts(rows)
+        self._seen = set(rows[starts[-1] :].tolist())
+        ticks = np.zeros(len(rows), np.int64)
+        ticks[starts[1:]] = 1
+        ticks = self._tick + np.cumsum(ticks)[len(before) :]
+        self._tick += len(starts) - 1
         if self._tick and self._interval_s is None:
+            first = np.flatnonzero(ticks == 1)
             raise InputError(
                 "has several samples of a device and no times",
-                where=f"{self._notes.name}:{int(numbers[ticks.index(1)])}" if 1 in ticks else self._notes.name,
+                where=f"{self._notes.name}:{int(numbers[int(first[0])])}" if len(first) else self._notes.name,
                 hint="give --interval, the time between two samples, e.g. 30s",
             )
         step_ms = round((self._interval_s or 0) * 1000)
-        epoch = pl.Series("time", ticks, pl.Int64) * step_ms + self._start_ms
+        epoch = pl.Series("time", ticks) * step_ms + self._start_ms
         return epoch.cast(pl.Datetime("ms")).dt.replace_time_zone("UTC")
+
+
+def _tick_starts(devices: NDArray[np.int64]) -> list[int]:
+    """Return the first rows of all ticks of ``devices``."""
+    count = len(devices)
+    order = np.argsort(devices, kind="stable")
+    again = np.full(count + 1, count)
+    repeats = devices[order[1:]] == devices[order[:-1]]
+    again[order[:-1][repeats]] = order[1:][repeats]  # the next row of the same device
+    following = np.minimum.accumulate(again[::-1])[::-1].tolist()  # the first row that repeats one from here on
+    starts = [0]
+    while (start := following[starts[-1]]) < count:
+        starts.append(start)
+    return starts
 
 
 class _Clock:

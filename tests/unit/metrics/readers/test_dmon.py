@@ -120,3 +120,30 @@ def test_plain_rows_are_not_read_line_by_line(read: Reader, tmp_path: Path) -> N
     path.write_text("#Entity   GPUTL\nID\nGPU 0     1\nGPU 1     N/A\n" * 50)
     with mock.patch.object(dmon.DmonReader, "_row", side_effect=AssertionError):
         assert len(read(path, start=EIGHT, interval_s=30).rows) == 100
+
+
+def test_even_blocks_are_those_of_single_rows(read: Reader, tmp_path: Path) -> None:
+    """GPU instances, missing values, blank lines and spaces do not prevent reading a block by columns."""
+    path = tmp_path / "gpu01.txt"
+    scrape = (
+        "#Entity   GPUTL   POWER\nID                W\nGPU 0     1  60.5\n  GPU 1     N/A  61\nGPU-I 3   N/A     5 \n\n"
+    )
+    path.write_text(scrape * 20)
+    with mock.patch.object(dmon.DmonReader, "_rows", side_effect=AssertionError):
+        even = read(path, start=EIGHT, interval_s=30)
+    with mock.patch.object(dmon.DmonReader, "_even_rows", return_value=None):
+        assert read(path, start=EIGHT, interval_s=30).rows == even.rows
+    assert {(row["index"], row["mig"], row["util_pct"], row["power_w"]) for row in even.rows} == {
+        (0, None, 1.0, 60.5), (1, None, None, 61.0), (None, "3", None, 5.0),
+    }  # fmt: skip
+    assert len(even.rows) == 60
+    assert even.rows[-1]["time"] == EIGHT + timedelta(seconds=19 * 30)
+
+
+@pytest.mark.parametrize("odd", ["GPU 0 5", "GPU 0 5N/AN/A 3", "GPUX 0 5 3", "GPU x 5 3", "nonsense", "GPU 0 \u00e9 3"])
+def test_odd_line_is_reported_among_even_ones(read: Reader, tmp_path: Path, odd: str) -> None:
+    path = tmp_path / "gpu01.txt"
+    path.write_text("#Entity GPUTL POWER\n" + "GPU 0 1 60\n" * 5 + f"{odd}\n" + "GPU 0 1 60\n" * 5)
+    result = read(path, start=EIGHT, interval_s=30)
+    assert [problem.line for problem in result.notes.problems] == [7]
+    assert len(result.rows) == 10

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,21 @@ def test_parquet_with_alias_names_and_other_types_is_read(read: Reader, tmp_path
     (row,) = read(path, zone="Europe/Oslo").rows
     assert (row["time"], row["node"], row["index"], row["util_pct"]) == (EIGHT, "n1", 3, 7.0)
     assert (row["fb_used_mib"], row["job"]) == (1024.0, "7,8")
+
+
+def test_numbers_and_times_are_those_of_text(read: Reader, tmp_path: Path) -> None:
+    """Values of these types are not converted to text and back."""
+    times = pl.Series([EIGHT, EIGHT + timedelta(milliseconds=1500)], dtype=pl.Datetime("us", "UTC"))
+    typed = pl.DataFrame({"time": times, "node": "n1", "index": 0, "util": [7, None], "power": [math.nan, 0.1]})
+    text = typed.with_columns(pl.col("time").dt.to_string("iso:strict"), pl.col("util", "power").cast(pl.String))
+    finer = typed.with_columns(pl.col("time").dt.cast_time_unit("ns"))
+    for name, frame in (("typed", typed), ("text", text), ("ns", finer)):
+        frame.write_parquet(tmp_path / f"{name}.parquet")
+    rows = read(tmp_path / "typed.parquet").rows
+    assert [(row["util_pct"], row["power_w"]) for row in rows] == [(7.0, None), (None, pytest.approx(0.1))]
+    assert [row["time"] for row in rows] == times.to_list()
+    assert read(tmp_path / "text.parquet").rows == rows
+    assert read(tmp_path / "ns.parquet").rows == rows
 
 
 @pytest.mark.parametrize("zone", ["+05:30", "-07:00", "Europe/Oslo", "UTC"])

@@ -8,13 +8,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_affinode.base.errors import ConfigError, InputError
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.ingest import ingest_files
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.readers.common import ReadOptions
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+from slurm_affinode.metrics.readers.tables import Ticks
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 Reader = Callable[..., Any]
@@ -359,3 +363,18 @@ def test_implausible_values_are_dropped_and_reported(store: SampleStore, tmp_pat
     assert frame["sm_active"].to_list() == pytest.approx([0.5, 1.02, None, 0.25])
     assert frame["fb_used_mib"].to_list() == [10, 10, None, None]
     assert frame["power_w"].to_list() == [200, None, None, None]
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_size=4))
+def test_sample_without_a_time_ends_when_a_device_repeats(blocks: list[list[int]]) -> None:
+    """Also if it continues in the next block."""
+    options = ReadOptions(aliases=aliases.load(), start=EIGHT, interval_s=30)
+    ticks, seen, number = Ticks(ReadingNotes("x"), options), set[int](), 0
+    devices = [("c", "n", None, None, at, None, None, None) for at in range(4)]
+    for block in blocks:
+        expected = []
+        for device in block:
+            number, seen = (number + 1, {device}) if device in seen else (number, seen | {device})
+            expected.append(EIGHT + timedelta(seconds=30 * number))
+        at, numbers = pl.Series(block, dtype=pl.UInt32), pl.Series(range(len(block)), dtype=pl.Int64)
+        assert ticks.times(devices, at, numbers).to_list() == expected
