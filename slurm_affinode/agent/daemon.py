@@ -130,7 +130,8 @@ class Daemon:
         self.service = Service(
             node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, slurm_calls=self._slurm_calls,
-            local_calls=BoundedCalls(self._aside), name_of=name_of_user, gpu_indices=indices,
+            local_calls=BoundedCalls(self._aside), name_of=name_of_user,
+            name_calls=BoundedCalls(self.workers.queue("names")), gpu_indices=indices,
             ended=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(), clear=self.announcements.clear,
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
             counters=self.counters, journal=Journal(config.suspend.journal),

@@ -71,6 +71,8 @@ class Service:
     """The same in the thread for queries of the node itself, whose driver may be busy moving memory for a while."""
     name_of: Callable[[int], str]
     """Returns the name of a UID."""
+    name_calls: Callable[[Callable[[], None]], None]
+    """Runs a call in the thread that looks up names and waits a limited time for it: a directory may not respond."""
     gpu_indices: MutableMapping[int, tuple[int, ...]]
     ended: WorkQueue
     """Looks after jobs whose epilog has run."""
@@ -90,7 +92,7 @@ class Service:
     _present: dict[int, int] = field(default_factory=dict)
     """Job ID -> UID of every job on this node that the prolog reported."""
     _names: dict[int, str] = field(default_factory=dict)
-    """UID -> name of the owners of jobs on this node, as of the last request for metrics."""
+    """UID -> name of the owners of jobs on this node, as far as they have been looked up for metrics."""
     _suspended: tuple[float, tuple[SuspendedJob, ...]] = (-1e9, ())
     _seen: dict[int, tuple[float, Job | None, bool]] = field(default_factory=dict)
     """Job ID -> time of the request to slurmctld and its result, see ``_slurms``."""
@@ -128,15 +130,16 @@ class Service:
     def _metrics(self, *, owners: bool) -> dict[str, Any]:
         """Return the metrics of the agent. ``owners``: with those of all jobs; the others may be read by everybody."""
         jobs = dict.fromkeys(metrics.JOB_STATES, 0)
-        names = self._names
         under_way = self.work.under_way()
         for job_id in {job.job_id for job in self.registry.jobs()} | under_way.keys():
             jobs[under_way.get(job_id) or self._state_of(job_id)] += 1
         for state, count in jobs.items():
             self.counters.set(metrics.JOBS, float(count), state=state)
         present = dict(self._present) | {job.job_id: job.uid for job in self.registry.jobs()}
-        names = self._names = {uid: names.get(uid) or self.name_of(uid) for uid in present.values()}
-        self.counters.replace(metrics.JOB_INFO, {(str(job_id), names[uid]): 1.0 for job_id, uid in present.items()})
+        names = self._owners(frozenset(present.values()))
+        self.counters.replace(
+            metrics.JOB_INFO, {(str(job_id), names.get(uid) or str(uid)): 1.0 for job_id, uid in present.items()}
+        )
         journals = None
         if self.journal is not None:
             with suppress(JournalError):
@@ -145,6 +148,18 @@ class Service:
         metrics.read_process(self.counters)
         shown = [family for family in self.counters.families() if owners or family["name"] != metrics.JOB_INFO]
         return {"node": self.node, "cluster": self.cluster, "metrics": shown}
+
+    def _owners(self, uids: frozenset[int]) -> dict[int, str]:
+        """Return the names of users, as far as they are known; each is looked up once while it has a job here."""
+        self._names = {uid: name for uid, name in self._names.items() if uid in uids}
+        if missing := uids - self._names.keys():
+
+            def look_up() -> None:
+                names = {uid: self.name_of(uid) for uid in missing}
+                self._names = self._names | names
+
+            self.name_calls(look_up)
+        return self._names
 
     def _state_of(self, job_id: int) -> str:
         """Return the state of a watched job on which no work is under way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
+from slurm_affinode.agent import daemon
 from slurm_affinode.agent.client import ask_local
 from slurm_affinode.agent.requests import Caller
 from slurm_affinode.base.errors import UnreachableError
@@ -127,6 +129,30 @@ def test_owner_of_a_job_is_exported_until_its_epilog(node: Node1) -> None:
     assert owners() == {"12"}
     ask(node, verb="epilog", job=12)
     assert owners() == set()
+
+
+def test_metrics_do_not_wait_for_a_directory_of_users(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The UID is reported until the name is known, which is then not looked up again."""
+    responds, looked_up = threading.Event(), []
+
+    def name_of(uid: int) -> str:
+        assert responds.wait(30)
+        looked_up.append(uid)
+        return "alice"
+
+    def owners() -> set[str]:
+        families = {one["name"]: one["samples"] for one in ask(node, verb="metrics")["metrics"]}
+        return {labels["user"] for labels, _ in families[metrics.JOB_INFO]}
+
+    monkeypatch.setattr(node.daemon.service, "name_of", name_of)
+    monkeypatch.setattr(daemon, "ASK_S", 0.1)
+    ask(node, verb="prolog", job=12, uid=4711, gpus=[0])
+    assert owners() == {"4711"}
+    responds.set()
+    wait_until("its name is known", lambda: owners() == {"alice"})
+    before = len(looked_up)
+    assert owners() == {"alice"}
+    assert len(looked_up) == before
 
 
 @pytest.mark.parametrize(("name", "shown"), [("alice", False), ("slurm-affinode-exporter", True), ("root", True)])
