@@ -14,6 +14,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.ingest_run import (
     IngestRun,
+    InputOutcome,
     cluster_option,
     ingest_options,
     strict_option,
@@ -21,8 +22,6 @@ from slurm_affinode.cli.ingest_run import (
 )
 from slurm_affinode.cli.options import (
     print_json,
-    print_table,
-    warn,
 )
 from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord
 from slurm_affinode.db.repository import Repository
@@ -144,12 +143,10 @@ def _report_allocations(results: list[tuple[str, RecordedAllocations, Counts | N
         ]
         print_json({"dry_run": run.dry_run, "sources": sources})
         return
-    for source, found, _ in results:
-        lines = (f"{source}:{problem.line}: {problem}" for problem in found.problems)
-        run.warn_of_problems(source, lines, len(found.problems))
-        for note in found.notes:
-            warn(f"{source}: {note}")
-    cells = [["-" if value is None else value if index == 0 else f"{value:,}" for index, value in enumerate(row)]
-             for row in rows]  # fmt: skip
-    print_table(columns, cells, right=columns[1:])
-    run.say_dry()
+    run.print_outcomes(columns, [
+        InputOutcome(
+            source, row[1:], [f"{source}:{problem.line}: {problem}" for problem in found.problems],
+            len(found.problems), [f"{source}: {note}" for note in found.notes],
+        )
+        for row, (source, found, _) in zip(rows, results, strict=True)
+    ])  # fmt: skip

@@ -17,6 +17,7 @@ from slurm_affinode.cli.options import (
     config_options,
     echo,
     json_option,
+    print_table,
     warn,
 )
 from slurm_affinode.db.repository import Repository
@@ -24,6 +25,20 @@ from slurm_affinode.slurm import times
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutcome:
+    """What was read from one input, and stored."""
+
+    source: str
+    figures: Sequence[int | None]
+    """``None``: nothing was stored (a dry run)."""
+    problems: Iterable[str]
+    """Lines, each with its place."""
+    problem_count: int
+    remarks: Iterable[str] = ()
+    """Lines that are printed after the problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,20 @@ class IngestRun:
             count -= 1
         if count > 0:
             warn(f"{source}: {count:,} more problems (--problems N prints more)")
+
+    def print_outcomes(self, columns: Sequence[str], outcomes: Sequence[InputOutcome]) -> None:
+        """Print the problems of all inputs, and a table with the figures of each; the first column is its name."""
+        for outcome in outcomes:
+            self.warn_of_problems(outcome.source, outcome.problems, outcome.problem_count)
+            for remark in outcome.remarks:
+                warn(remark)
+        rows = [
+            [outcome.source, *("-" if value is None else f"{value:,}" for value in outcome.figures)]
+            for outcome in outcomes
+        ]
+        if rows:
+            print_table(columns, rows, right=columns[1:])
+            self.say_dry()
 
     def say_dry(self) -> None:
         """Print that nothing was stored, in a dry run."""

@@ -18,6 +18,7 @@ from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.ingest_run import (
     IngestRun,
+    InputOutcome,
     cluster_option,
     ingest_options,
     strict_option,
@@ -26,7 +27,6 @@ from slurm_affinode.cli.ingest_run import (
 from slurm_affinode.cli.options import (
     When,
     print_json,
-    print_table,
     progress,
     warn,
 )
@@ -219,14 +219,8 @@ def _report_sacct(done: Sequence[Intake], run: IngestRun) -> None:
     if run.as_json:
         print_json({"dry_run": run.dry_run, "sources": [_as_json(one) for one in done]})
         return
-    for one in done:
-        _print_problems(one, run)
-    if not done:
-        return
-    count = ("records", "job runs", "steps", "new", "updated", "unchanged", "bad records")
-    rows = [[one.source, *(f"{value:,}" if value is not None else "-" for value in _figures(one))] for one in done]
-    print_table(("source", *count), rows, right=count)
-    run.say_dry()
+    columns = ("source", "records", "job runs", "steps", "new", "updated", "unchanged", "bad records")
+    run.print_outcomes(columns, [_outcome(one, run.shown) for one in done])
 
 
 def _figures(one: Intake) -> list[int | None]:
@@ -241,16 +235,14 @@ def _figures(one: Intake) -> list[int | None]:
     ]
 
 
-def _print_problems(one: Intake, run: IngestRun) -> None:
+def _outcome(one: Intake, shown: int) -> InputOutcome:
     accounting = one.accounting
-    lines = (f"{_where(one, problem.line)}: {problem}" for problem in accounting.problems)
-    run.warn_of_problems(one.source, lines, len(accounting.problems))
-    for decision in accounting.decisions[: run.shown]:
-        warn(f"{_where(one, decision.line)}: {decision}")
-    if (rest := len(accounting.decisions) - run.shown) > 0:
-        warn(f"{one.source}: {rest:,} more times were decided in the same way")
-    for note in accounting.notes:
-        warn(f"{one.source}: {note}")
+    remarks = [f"{_where(one, decision.line)}: {decision}" for decision in accounting.decisions[:shown]]
+    if (rest := len(accounting.decisions) - shown) > 0:
+        remarks.append(f"{one.source}: {rest:,} more times were decided in the same way")
+    remarks += [f"{one.source}: {note}" for note in accounting.notes]
+    problems = (f"{_where(one, problem.line)}: {problem}" for problem in accounting.problems)
+    return InputOutcome(one.source, _figures(one), problems, len(accounting.problems), remarks)
 
 
 def _where(one: Intake, line: int | None) -> str:

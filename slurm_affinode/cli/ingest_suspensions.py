@@ -10,14 +10,13 @@ from slurm_affinode.base.errors import ConfigError
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.ingest_run import (
     IngestRun,
+    InputOutcome,
     ingest_options,
 )
 from slurm_affinode.cli.options import (
     echo,
     print_json,
-    print_table,
 )
-from slurm_affinode.db.records import Counts
 from slurm_affinode.pipeline import ledgers
 from slurm_affinode.pipeline.ledgers import LedgerIntake
 
@@ -47,33 +46,29 @@ def ingest_suspensions(*, paths: tuple[Path, ...], run: IngestRun) -> int:
 
 
 def _report_suspensions(results: list[LedgerIntake], run: IngestRun) -> None:
+    outcomes = [_outcome(one) for one in results]
     if run.as_json:
         print_json(
             [
                 {
                     "source": one.source,
-                    "entries": one.entries,
-                    "new": None if one.counts is None else one.counts.new,
-                    "updated": None if one.counts is None else one.counts.updated,
-                    "unchanged": None if one.counts is None else one.counts.unchanged,
+                    **dict(zip(("entries", "new", "updated", "unchanged"), outcome.figures, strict=False)),
                     "problems": [{"line": problem.line, "reason": problem.reason} for problem in one.problems],
                 }
-                for one in results
+                for one, outcome in zip(results, outcomes, strict=True)
             ]
         )
-    elif not results:
-        echo("no ledger is there yet")
+        for outcome in outcomes:
+            run.warn_of_problems(outcome.source, outcome.problems, outcome.problem_count)
+    elif results:
+        run.print_outcomes(("ledger", "lines", "new", "updated", "unchanged", "bad"), outcomes)
     else:
-        rows = [
-            (one.source, one.entries, *(("", "", "") if one.counts is None else _three(one.counts)), len(one.problems))
-            for one in results
-        ]
-        columns = ("ledger", "lines", "new", "updated", "unchanged", "bad")
-        print_table(columns, rows, right=columns[1:])
-    for one in results:
-        lines = (f"{one.source}:{problem.line}: {problem.reason}" for problem in one.problems)
-        run.warn_of_problems(one.source, lines, len(one.problems))
+        echo("no ledger is there yet")
 
 
-def _three(counts: Counts) -> tuple[int, int, int]:
-    return counts.new, counts.updated, counts.unchanged
+def _outcome(one: LedgerIntake) -> InputOutcome:
+    counts: tuple[int | None, ...] = (None, None, None)
+    if one.counts is not None:
+        counts = (one.counts.new, one.counts.updated, one.counts.unchanged)
+    problems = [f"{one.source}:{problem.line}: {problem.reason}" for problem in one.problems]
+    return InputOutcome(one.source, (one.entries, *counts, len(problems)), problems, len(problems))

@@ -127,6 +127,18 @@ def test_command_reports_ingested_entries_and_bad_lines(tmp_path):
     assert "c1.jsonl:2: not JSON" in done.stderr
 
 
+def test_command_prints_a_row_for_each_ledger(tmp_path):
+    """In a dry run, what would be new is not known."""
+    write(tmp_path / "ledger" / "c1.jsonl", entry(1, 1), end="\nnoise\n")
+    arguments = ["--state", str(tmp_path), str(tmp_path / "ledger")]
+    dry = CliRunner().invoke(ingest_suspensions, [*arguments, "--dry-run"], catch_exceptions=False)
+    assert dry.stdout.splitlines()[-1] == "dry run: nothing was stored"
+    assert dry.stdout.splitlines()[-2].split()[-5:] == ["1", "-", "-", "-", "1"]
+    done = CliRunner().invoke(ingest_suspensions, arguments, catch_exceptions=False)
+    assert done.stdout.splitlines()[-1].split()[-5:] == ["1", "1", "0", "0", "1"]
+    assert "c1.jsonl:2: not JSON" in done.stderr
+
+
 def test_missing_directory_is_an_error(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         ledgers.ingest_ledgers(None, tmp_path / "absent")
