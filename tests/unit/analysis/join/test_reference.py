@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_affinode.analysis import measures, samples
-from slurm_affinode.analysis.block import BUSY, IDLE, LOW, POWER, UNKNOWN, Block, BlockColumn, Pieces
+from slurm_affinode.analysis.block import BUSY, COLUMNS, IDLE, LOW, POWER, UNKNOWN, Block, BlockColumn, Pieces
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds
 from slurm_affinode.analysis.segments import FAR, Allocations, build
@@ -279,6 +279,38 @@ def test_short_part_of_a_sample_in_a_cell_keeps_precision() -> None:
     columns = {POWER: BlockColumn(np.array([561.0, 5.0], np.float32), complete=True)}
     summed = kernel.run([Block(0, times, columns, int(FAR))], pieces, held, cells, THRESHOLDS)
     assert measures.per_allocation(summed, cells, held)["power"].to_list() == [561.0]
+
+
+@pytest.mark.parametrize("first", [0, 3, 13])
+def test_bitmap_of_missing_values_is_read_from_any_bit(first: int) -> None:
+    """The columns of a part of a frame share the bitmap of the whole; a chunk has no, some or only missing values."""
+    count, chunk = 90, 16
+    rng = np.random.default_rng(first)
+    time = pl.Series("time", np.arange(count) * STEP, dtype=pl.Datetime("ms", "UTC"))
+    lost = np.array([at < 40 or (at >= 64 and rng.random() < 0.3) for at in range(count)])
+    columns = {name: rng.choice([0.0, 0.03, 1, 70], count).astype(np.float32) for name in COLUMNS[1:]}
+    present = pl.Series(~lost)
+    values = [pl.Series(name, numbers).set(~present, None) for name, numbers in columns.items()]
+    frame = pl.DataFrame([time, *values])[first:]
+    rows = len(frame)
+    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    held = Allocations.of(zero, zero, [first * STEP], [count * STEP])
+    cells = build(held, taking_part=np.ones(1, np.bool_), since=0, until=count * STEP)
+    pieces = Pieces(zero, zero, one * rows, one * STEP, np.ones(1) * 3 * STEP, one * FAR, one * first * STEP, one * FAR)
+    block = samples.block(0, frame, next_time=int(FAR))
+    assert all(column.valid is not None for column in block.columns.values())
+    for name, column in block.columns.items():
+        expected = np.where(lost, np.float32("nan"), columns[name])[first:]
+        np.testing.assert_array_equal(column.values, expected)
+    filled = {name: BlockColumn(column.values, complete=False) for name, column in block.columns.items()}
+    totals = [
+        kernel.run([each], pieces, held, cells, THRESHOLDS, chunk=chunk)
+        for each in (block, Block(0, block.time, filled, int(FAR)))
+    ]
+    assert totals[0].sums.any()
+    np.testing.assert_array_equal(totals[0].sums, totals[1].sums)
+    np.testing.assert_array_equal(totals[0].fb_peak, totals[1].fb_peak)
+    assert totals[0].windows.tolist() == totals[1].windows.tolist()
 
 
 def test_unordered_times_are_reported_as_damage() -> None:
