@@ -23,7 +23,7 @@ UNTIL_FINISH = '--until "$HOME/slurm-$SLURM_JOB_ID-end.out"'
 BY_HAND = "--gpu-suspend-idle=1h,when=always,wake=hold"
 """Options of a job that is suspended and released only by command."""
 
-# Exits with 0 if the agent of this node reports its status; the command ``slurm-affinode`` takes eight times the CPU time.
+# Exits with 0 if the agent of this node reports its status: ``slurm-affinode status`` takes eight times the CPU time.
 ASK_AGENT = r"""
 import json, socket
 with socket.socket(socket.AF_UNIX) as agent, agent.makefile("rw") as lines:

@@ -145,7 +145,7 @@ def test_metrics_do_not_wait_for_a_directory_of_users(node: Node1, monkeypatch: 
         return {labels["user"] for labels, _ in families[metrics.JOB_INFO]}
 
     monkeypatch.setattr(node.daemon.service, "name_of", name_of)
-    monkeypatch.setattr(daemon, "ASK_S", 0.1)
+    monkeypatch.setattr(daemon, "CALL_S", 0.1)
     ask(node, verb="prolog", job=12, uid=4711, gpus=[0])
     assert owners() == {"4711"}
     responds.set()

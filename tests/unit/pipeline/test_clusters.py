@@ -60,8 +60,9 @@ def filled(state: Path, clusters: tuple[str, ...]) -> Config:
     with Repository.open(config.db_url) as store:
         store.upsert(conform(pl.DataFrame(jobs), JOBS))
         store.upsert_suspensions([
-            LedgerEntry.of(JobKey(cluster, 7, int(START.timestamp())), round(START.timestamp() * 1000) + 600_000 * (1 + CLUSTERS.index(cluster)))
-            for cluster in clusters
+            LedgerEntry.of(JobKey(cluster, 7, int(START.timestamp())), round(START.timestamp() * 1000) + 600_000 * place)
+            for place, cluster in enumerate(CLUSTERS, 1)
+            if cluster in clusters
         ])  # fmt: skip
     with closing(SampleStore(config.history_dir)) as history:
         history.ingest(conform(pl.DataFrame(samples), SAMPLES), source="all")
