@@ -81,7 +81,7 @@ def connected(
         yield _with_worker(DaskWorkers(client, address, FIRST_WORKER_S, partial=kept, warned=warned))
 
 
-class _JobSecurity(Security):
+class _JobSecurity(Security):  # type: ignore[misc]  # distributed has no types
     """Keys whose paths may contain any character: dask-jobqueue (0.9) puts them into job scripts as they are."""
 
     def get_tls_config_for_role(self, role: str) -> dict[str, str]:

@@ -210,7 +210,8 @@ def _squeezed(text: bytes) -> bytes | None:
         return None
     dropped = values == ord(" ")
     dropped[:-1] &= dropped[1:] | ends[1:]  # the last space of several is kept
-    return values[~dropped].tobytes().replace(b"\n ", b"\n").removeprefix(b" ")
+    kept: bytes = values[~dropped].tobytes()
+    return kept.replace(b"\n ", b"\n").removeprefix(b" ")
 
 
 def _plain_row(values: int) -> str:

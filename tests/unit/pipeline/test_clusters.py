@@ -59,8 +59,9 @@ def filled(state: Path, clusters: tuple[str, ...]) -> Config:
                 )  # fmt: skip
     with Repository.open(config.db_url) as store:
         store.upsert(conform(pl.DataFrame(jobs), JOBS))
+        start_s = int(START.timestamp())
         store.upsert_suspensions([
-            LedgerEntry.of(JobKey(cluster, 7, int(START.timestamp())), round(START.timestamp() * 1000) + 600_000 * place)
+            LedgerEntry.of(JobKey(cluster, 7, start_s), start_s * 1000 + 600_000 * place)
             for place, cluster in enumerate(CLUSTERS, 1)
             if cluster in clusters
         ])  # fmt: skip
