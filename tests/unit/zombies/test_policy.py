@@ -284,8 +284,8 @@ def test_keep_request_is_valid_for_one_attempt() -> None:
         ('[[rule]]\nnodes = ["gpu[01-"]\naction = "warn"', 2, "unbalanced"),
         ('[[rule]]\nnodes = ["gpu[1-99999999]"]', 2, "names more than"),
         ('[[rule]]\nnodes = ["none"]', 2, "names no node"),
-        ("[default]\nmin_run = inf", 2, "hundred years"),
-        ('[keep]\nmax = "99999999d"', 2, "hundred years"),
+        ("[default]\nmin_run = inf", 2, "inf is not a finite number"),
+        ('[keep]\nmax = "99999999d"', 2, "more than 100 years"),
     ],
 )
 def test_policy_errors_are_reported_by_line(tmp_path: Path, text: str, line: int, says: str) -> None:
