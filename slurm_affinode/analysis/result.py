@@ -209,10 +209,10 @@ class UnmetDemand:
 
 @dataclass(frozen=True, slots=True)
 class PeriodHours:
-    """Figures of the report of an earlier period."""
+    """Figures of an earlier period."""
 
     label: str
-    """``2026-11-20``, ``2026-W47``, ``2026-11``."""
+    """``2026-11-20``, ``2026-W47``, ``2026-11``, or the begin of the period."""
     since: datetime
     until: datetime
     total: Mapping[str, float | int | None]
@@ -224,9 +224,9 @@ class Trend:
     """Earlier periods of the kind of the interval."""
 
     kind: str
-    """``day``, ``week`` or ``month``."""
+    """``day``, ``week``, ``month`` or ``interval``."""
     periods: tuple[PeriodHours, ...]
-    """At most eleven, oldest first, each before the interval; periods without a report are absent."""
+    """At most eleven, oldest first, each before the interval; unknown ones are absent."""
 
 
 WAITED_S = 60.0
@@ -270,7 +270,7 @@ class WasteResult:
     gpus: pl.DataFrame | None = None
     """``analysis.measures.GPUS``: hours of each GPU; ``None`` if not evaluated."""
     trend: Trend | None = None
-    """``None`` if there are no stored reports of earlier periods."""
+    """``None`` if no earlier period is known."""
     suspensions: pl.DataFrame | None = None
     """``analysis.suspensions.SUSPENSIONS``; ``None`` if not evaluated."""
     servers: ServerReport | None = None

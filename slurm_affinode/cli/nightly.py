@@ -10,17 +10,16 @@ from pathlib import Path
 import click
 
 from slurm_affinode.base.config import Config
+from slurm_affinode.cli.anonymous import anonymous_options, pseudonyms
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.folding import folding
 from slurm_affinode.cli.options import (
     When,
-    anonymous_options,
     config_options,
     dask_option,
     echo,
     json_option,
     print_json,
-    pseudonyms,
 )
 from slurm_affinode.pipeline.mail_delivery import postman
 from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, render, run

@@ -43,35 +43,6 @@ dask_option = click.option(
 )  # fmt: skip
 
 
-_ANONYMOUS = (
-    click.option(
-        "--pseudonym-key", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="Key of the pseudonyms, at least 16 bytes [default: pseudonyms.key in the state directory]",
-    ),
-    click.option("--anonymous-nodes", is_flag=True, help="Replace nodes as well; implies --anonymous"),
-    click.option("--anonymous", is_flag=True, help="Replace users, accounts and names of jobs by stable pseudonyms"),
-)  # fmt: skip
-
-
-def anonymous_options(function: F) -> F:
-    """Add ``--anonymous``, ``--anonymous-nodes`` and ``--pseudonym-key``; see ``pseudonyms``."""
-    for option in _ANONYMOUS:
-        function = option(function)
-    return function
-
-
-def pseudonyms(config: Config, *, anonymous: bool, anonymous_nodes: bool, pseudonym_key: Path | None) -> Any:
-    """Return the ``Pseudonyms`` of the options, or ``None`` for a report with names. Raises ``AffinodeError``."""
-    from slurm_affinode.pipeline import anonymity  # noqa: PLC0415 - most reports have names
-
-    if not (anonymous or anonymous_nodes):
-        if pseudonym_key is not None:
-            raise click.UsageError("--pseudonym-key is for --anonymous")
-        return None
-    key = anonymity.site_key(config.state_dir) if pseudonym_key is None else anonymity.read_key(pseudonym_key)
-    return anonymity.Pseudonyms(key, nodes=anonymous_nodes)
-
-
 def prometheus_options(function: F) -> F:
     """Add ``--prometheus`` and related options, below ``config_options``.
 

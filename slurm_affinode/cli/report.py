@@ -11,12 +11,12 @@ from click.core import ParameterSource
 
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config
+from slurm_affinode.cli.anonymous import anonymous_options, pseudonyms
 from slurm_affinode.cli.command import LazyGroup, command
 from slurm_affinode.cli.folding import folding
 from slurm_affinode.cli.options import (
     NumberInRange,
     When,
-    anonymous_options,
     config_options,
     dask_option,
     echo,
@@ -24,7 +24,6 @@ from slurm_affinode.cli.options import (
     print_json,
     print_table,
     prometheus_options,
-    pseudonyms,
     stages,
     warn,
     zone,

@@ -250,7 +250,7 @@ class ReportContext:
     advice_help: tuple[tuple[str, str], ...]
     """Title of a cause, and what its hours are."""
     trend: TrendSection | None
-    """``None`` omits the section: there are no stored reports of earlier periods."""
+    """``None`` omits the section: no earlier period is known."""
     over_time: Markup
     week_map: Markup
     gpu_map: Markup

@@ -1,4 +1,4 @@
-"""The section on the trend: this period, the one before it, and up to ten earlier ones, from stored reports."""
+"""The section on the trend: this period, the one before it, and up to ten earlier ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARES = (("gpu_hours_allocated", "Allocated"), ("gpu_hours_busy", "Busy"), ("g
 
 
 def section(result: WasteResult) -> TrendSection | None:
-    """Return the section; ``None`` if there are no reports of earlier periods.
+    """Return the section; ``None`` if no earlier period is known.
 
     All percentages refer to the capacity if it is known for each period, otherwise to the allocated GPU-hours.
     """
