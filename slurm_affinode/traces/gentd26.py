@@ -28,7 +28,7 @@ import polars as pl
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.limits import TRACE_ARCHIVE_BYTES, TRACE_TABLE_BYTES
-from slurm_affinode.base.text import size
+from slurm_affinode.base.text import counted, size
 
 _TAR_GZ = (".tar.gz", ".tgz")
 _TAR_XZ = (".tar.xz", ".txz")
@@ -328,7 +328,8 @@ def read_timed_requests(paths: Iterable[Path]) -> tuple[pl.DataFrame, tuple[str,
     if usable.is_empty():
         raise InputError("no request has a time, an execution time and a model", where=table.where)
     if usable.height < frame.height:
-        notes.append(f"{frame.height - usable.height} requests without a time, an execution time or a model")
+        left_out = counted(frame.height - usable.height, "request")
+        notes.append(f"{left_out} without a time, an execution time or a model")
     return usable.select(
         (pl.col("at") - pl.col("at").min()).cast(pl.Float64).alias("arrival_s"), "exec_s",
         (pl.col("model").rank("dense") - 1).cast(pl.Int64).alias("server"),

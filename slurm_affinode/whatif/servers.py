@@ -1,9 +1,9 @@
 """Event simulation of model servers that share a pool of GPUs: which request waits for a wake, and from which tier.
 
 A server holds one GPU while it is awake, and serves its requests one after the other. It falls asleep when it has been
-idle for ``window_s``, or earlier when another server needs its GPU: that which has been idle for the longest time goes
-first. A server without a GPU waits in the order of its first request; a busy one keeps its GPU until its queue is
-empty. Sleeping servers are warm, in host memory, up to ``warm`` of them, the last ones that were awake; the others are
+idle for ``window_s``, or earlier when another server needs its GPU: the one with the longest idle time goes first.
+A server without a GPU waits in the order of its first request; a busy one keeps its GPU until its queue is empty.
+Sleeping servers are warm, in host memory, up to ``warm`` of them, the last ones that were awake; the others are
 cold. ``wake_s`` and ``load_s`` are the times from the grant of a GPU to the first request.
 """
 

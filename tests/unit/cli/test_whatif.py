@@ -409,7 +409,7 @@ def test_servers_share_gpus(requests: str) -> None:
     assert (shared["gpus"], shared["most_awake"]) == (1, 1)
     assert shared["wait_mean_s"] == (22 + 49 + 6 + 11) / 4
     assert (shared["warm_share"], shared["cold_share"]) == (0.5, 0.5)
-    assert found["notes"] == ["1 requests without a time, an execution time or a model"]
+    assert found["notes"] == ["1 request without a time, an execution time or a model"]
     assert any("Aegaeon" in text for text in found["published"])
     cold, _ = run("--trace", requests, "--pool-servers", "--capacity", "1", "--warm", "0")
     assert cold["pools"][1]["cold_share"] == 1.0
