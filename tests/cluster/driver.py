@@ -306,10 +306,13 @@ def _run_of(line: str) -> Run:
 
 
 def script(arguments: Sequence[str], name: str, release: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run ``containers/cluster`` for one cluster, without checks of health, which no test reads."""
-    settings = (f"CLUSTER_NAME={name}", f"SLURM_RELEASE={release}", "CLUSTER_HEALTH_INTERVAL=1h")
+    """Run ``containers/cluster`` for one cluster, without checks of health, which no test reads.
+
+    It has time to become ready while several others start on the same two cores.
+    """
+    settings = ("CLUSTER_HEALTH_INTERVAL=1h", "CLUSTER_READY_TIMEOUT=600")
     return subprocess.run(
-        ("env", *settings, str(SCRIPT), *arguments),
+        ("env", f"CLUSTER_NAME={name}", f"SLURM_RELEASE={release}", *settings, str(SCRIPT), *arguments),
         capture_output=True,
         text=True,
         timeout=timeout_s,
