@@ -7,8 +7,9 @@ one agent queries for all; see ``wake``. Images are read past the page cache, wi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
@@ -18,7 +19,7 @@ from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.suspension.context import LOG, Location
-from slurm_affinode.suspension.records.shared_state import Note, Notes
+from slurm_affinode.suspension.records.shared_state import Note, Notes, StartPlan
 
 _MEND_S = 60.0
 
@@ -44,18 +45,40 @@ class Prefetcher:
     def tick(self) -> None:
         """Start the next transfer, if any, in the background. Must not raise."""
         try:
-            known = self._notes.known()
-            if known is not None:
-                self._tiers.retention.waiting({(note.key.name, note.seq) for note in known})
+            plans = self._plans()
+            known = self._read_notes(plans)
+            self._tiers.retention.waiting({(note.key.name, note.seq) for note in known})
             self._tiers.relieve()
             if self._under_way is not None and not self._under_way.done():
                 return
-            notes = [note for note in known or () if note.cluster == self._cluster and not note.given_up]
-            work = [*self._to_mend(notes), *self._to_bring(notes)]
+            notes = [note for note in known if not note.given_up]
+            work = [*self._to_mend(notes), *self._to_bring(notes, plans)]
             if work:
                 self._under_way = self._queue.submit(self._run, work)
         except (AffinodeError, OSError) as error:
             LOG.warning("cannot prefetch images: %s", error)
+
+    def _plans(self) -> dict[int, StartPlan]:
+        """Return the plans of the jobs that start here soon."""
+        plans = self._notes.plan(self._cluster) if self._ahead_s > 0 else {}
+        return {
+            job_id: plan
+            for job_id, plan in plans.items()
+            if self._node in plan.nodes and plan.start_epoch - self._now() <= self._ahead_s
+        }
+
+    def _read_notes(self, plans: Mapping[int, StartPlan]) -> list[Note]:
+        """Return the notes of jobs with an image on this node, and of those that start here soon.
+
+        Every node does so every few seconds: with all notes, the shared file system would serve nodes x sleeping jobs.
+        """
+        here = set(plans)
+        for tier in self._tiers.node:
+            with suppress(CheckpointError, OSError):
+                names = (name.rpartition(".") for name in tier.store.jobs())
+                here |= {int(number) for cluster, _, number in names if cluster == self._cluster}
+        notes = (self._notes.read(self._cluster, job_id) for job_id in sorted(here))
+        return [note for note in notes if note is not None]
 
     def _run(self, work: Sequence[Callable[[], bool]]) -> None:
         """Do the first piece of work that has an effect; failures are logged and skipped."""
@@ -94,13 +117,12 @@ class Prefetcher:
         self._tiers.mend(note.key.name, note.seq)
         return True
 
-    def _to_bring(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
+    def _to_bring(self, notes: Sequence[Note], plans: Mapping[int, StartPlan]) -> Iterator[Callable[[], bool]]:
         """Return the transfers for the jobs that start here next, according to Slurm."""
-        plans = self._notes.plan(self._cluster) if self._ahead_s > 0 and notes else {}
         soon: list[tuple[float, Copy]] = []
         for note in notes:
             plan = plans.get(note.job_id)
-            if plan is None or self._node not in plan.nodes or plan.start_epoch - self._now() > self._ahead_s:
+            if plan is None:
                 continue
             # The next attempt, with the fields needed to find its image.
             copies, _ = self._tiers.copies(LiveRun(note.key, note.uid, note.restarts + 1))

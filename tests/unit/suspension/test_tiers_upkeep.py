@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.store.retention import Copy
 from slurm_affinode.model.suspension import LiveRun, Phase
 from slurm_affinode.suspension.job.shepherd import Restored
-from slurm_affinode.suspension.records import sweep
+from slurm_affinode.suspension.records import shared_state, sweep
 from slurm_affinode.suspension.records.shared_state import StartPlan
 from slurm_affinode.suspension.records.sweep import Absence
 
@@ -114,7 +115,7 @@ def test_unfetchable_image_does_not_block_next(
             raise found
         return found
 
-    monkeypatch.setattr(notes, "known", lambda: [second, first])
+    monkeypatch.setattr(notes, "read", lambda cluster, job_id: {7: first, 8: second}[job_id])
     monkeypatch.setattr(notes, "plan", lambda cluster: plans)
     monkeypatch.setattr(tiers, "copies", copies)
     monkeypatch.setattr(tiers, "pull", pull)
@@ -124,6 +125,25 @@ def test_unfetchable_image_does_not_block_next(
         prefetcher._queue.join()
     assert asked == ["alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.8"]
     assert "its copy in the tier shared is damaged: its contents have changed" in caplog.text
+
+
+def test_notes_of_other_nodes_are_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every node prefetches: its requests to the shared file system do not grow with the number of sleeping jobs."""
+    first = asleep(world)
+    (note,) = first.notes.all()
+    for number in range(100, 120):
+        first.notes.write(replace(note, job_id=number))
+    read: list[tuple[str, Path]] = []
+    original = shared_state.read_signed
+
+    def counted(signer: Any, purpose: str, path: Path, **more: Any) -> Any:
+        read.append((signer.node, path))
+        return original(signer, purpose, path, **more)
+
+    monkeypatch.setattr(shared_state, "read_signed", counted)
+    for agent in (first, Tiered(world, "c2"), Tiered(world, "c3")):
+        agent.prefetcher(600).tick()
+    assert [(node, path.name) for node, path in read if "asleep" in path.parts] == [("c1", "alpha.7.json")]
 
 
 def test_image_being_copied_to_shared_tier_is_not_copied_twice(world: World, caplog: pytest.LogCaptureFixture) -> None:
