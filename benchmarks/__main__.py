@@ -28,6 +28,8 @@ FULL = {
     "bench_serving.py": (),
     "bench_zombies.py": ("--jobs", "100000"),
     "bench_agent.py": (),
+    "bench_agents.py": (),
+    "bench_storage.py": (),
     "bench_stop.py": (),
     "bench_checkpoint.py": (),
     "bench_restore.py": ("--gib", "10", "--rounds", "4"),
@@ -44,6 +46,8 @@ QUICK = {
     "bench_serving.py": ("--engines", "5"),
     "bench_zombies.py": ("--jobs", "800"),
     "bench_agent.py": ("--seconds", "2", "--period", "1s", "--rounds", "1"),
+    "bench_agents.py": ("--nodes", "10", "--jobs", "100"),
+    "bench_storage.py": ("--samples", "100000", "--stores", "ours"),
 }
 
 
