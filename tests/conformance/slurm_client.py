@@ -139,7 +139,7 @@ class OutageSuite(QuerySuite):
     """Further tests, for a site where an outage of slurmctld costs nothing."""
 
     def test_text_that_names_no_job_is_refused(self, site: SlurmSite) -> None:
-        """Before Slurm is asked."""
+        """Before a request is sent."""
         with site.outage():
             for text in BAD_NAMES:
                 with pytest.raises(interface.BadIdentifierError):

@@ -27,7 +27,7 @@ def test_image_of_restored_job_makes_room_first(make_node: Callable[..., Node], 
 
 
 def test_image_that_has_waited_longest_makes_room_first(make_node: Callable[..., Node]) -> None:
-    """Jobs of which no note has been read are not known to have been restored, and count as waiting."""
+    """Jobs without a note are not known to have been restored, and count as waiting."""
     node = make_node(memory=9 * MIB)
     older = node.dump(1)
     node.now += 600
