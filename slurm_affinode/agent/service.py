@@ -154,11 +154,11 @@ class Service:
         self._names = {uid: name for uid, name in self._names.items() if uid in uids}
         if missing := uids - self._names.keys():
 
-            def look_up() -> None:
+            def read_names() -> None:
                 names = {uid: self.name_of(uid) for uid in missing}
                 self._names = self._names | names
 
-            self.name_calls(look_up)
+            self.name_calls(read_names)
         return self._names
 
     def _state_of(self, job_id: int) -> str:

@@ -29,6 +29,7 @@ def top(tmp_path: Path) -> Path:
     for name in ("tests", "benchmarks"):
         (made / name).mkdir()
         shutil.copytree(REPOSITORY / name / "gpu", made / name / "gpu")
+    shutil.copytree(REPOSITORY / "tests" / "conformance", made / "tests" / "conformance")
     shutil.copy(REPOSITORY / "benchmarks" / "__init__.py", made / "benchmarks")
     (made / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: of these\naddopts = -ra --import-mode=importlib\n")
     return made
