@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import polars as pl
 import pytest
@@ -16,7 +17,8 @@ from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.store import engine_store
 from slurm_affinode.model.cleanup import AuditEntry
-from slurm_affinode.pipeline.nightly import Failure, NightlyError
+from slurm_affinode.pipeline.anonymity import Pseudonyms
+from slurm_affinode.pipeline.nightly import Failure, NightlyError, render
 
 DUE = ("day/2026-11-19", "week/2026-W46", "month/2026-10")
 
@@ -288,3 +290,23 @@ def test_mails_are_about_reports_with_the_figures_of_the_report(site):
     assert {failure.part for failure in outcome.failures} == {"mails"}
     assert site.night(mails=again).rendered == ()
     assert again.hours == first.hours
+
+
+def test_mails_have_names_where_reports_have_pseudonyms(site):
+    class Mails:
+        """Takes every period once."""
+
+        users = ()
+
+        def due(self, _store, period):
+            return period.kind == "week" and not self.users
+
+        def send(self, _store, _period, result):
+            self.users = tuple(result().groups["user"]["name"])
+            return ["1 mail"]
+
+    names = Pseudonyms(b"0123456789abcdef")
+    mails = Mails()
+    site.night(mails=mails, pseudonyms=names, render=partial(render, anonymize=names.apply))
+    assert mails.users == ("ann",)
+    assert "ann" not in (site.out / "week/2026-W46/users.csv").read_text()
