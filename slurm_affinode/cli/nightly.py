@@ -124,12 +124,11 @@ def nightly(
 
 def _mails(config: Config, directory: Path | None, now: datetime) -> UsageMails | None:
     """Return what sends the mails of the run; ``None`` if the site wants none. ``directory``: write them there."""
-    settings = config.nightly.mail
+    settings, zone, pages = config.nightly.mail, config.cluster.timezone, config.nightly.pages
     if not settings.periods:
         return None
     mail = site_policy.load(config).mail
     if directory is not None:
-        post = to_files(directory, mail, now)
-        return UsageMails(settings, mail, post, now, config.cluster.timezone, recorded=False)
+        return UsageMails(settings, mail, to_files(directory, mail, now), now, zone, pages, recorded=False)
     present = datetime.now(UTC)  # with --now, the periods may be old
-    return UsageMails(settings, mail, postman(mail, lambda: present), present, config.cluster.timezone)
+    return UsageMails(settings, mail, postman(mail, lambda: present), present, zone, pages)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 from slurm_affinode.analysis.result import WasteResult
-from slurm_affinode.base.config import UsageMailConfig
+from slurm_affinode.base.config import PublishedPagesConfig, UsageMailConfig
 from slurm_affinode.base.errors import AffinodeError, unwritable
 from slurm_affinode.base.files import replacing
 from slurm_affinode.base.text import counted
@@ -24,6 +25,7 @@ from slurm_affinode.pipeline import mail_opt_out
 from slurm_affinode.pipeline.mail_delivery import Post
 from slurm_affinode.pipeline.nightly import Failure
 from slurm_affinode.pipeline.report_archive import Period
+from slurm_affinode.pipeline.usage_pages import NAME
 from slurm_affinode.report.mail import Digest, address_of, message, shown
 from slurm_affinode.report.usage_mail import UsagePeriod, UsageScope, idle_hours, usage_digest
 
@@ -52,6 +54,7 @@ class UsageMails:
     post: Post
     now: datetime
     timezone: str | None
+    pages: PublishedPagesConfig = field(default_factory=PublishedPagesConfig)
     who: Who = field(default_factory=Who.am_i)
     recorded: bool = True
     """False: mails are written to files, and sent another time."""
@@ -101,8 +104,8 @@ class UsageMails:
         can_opt_out = self.settings.opt_out is not None and recipient.user is not None
         return usage_digest(
             result, recipient.scope, UsagePeriod(period.kind, period.label), self.policy,
-            recipient=recipient.address, user=recipient.user, can_opt_out=can_opt_out, now=self.now,
-            timezone=self.timezone,
+            recipient=recipient.address, user=recipient.user, can_opt_out=can_opt_out,
+            page=page_address(self.pages, recipient.scope), now=self.now, timezone=self.timezone,
         )  # fmt: skip
 
     def _settled(self, store: Repository, claim: str) -> bool:
@@ -128,6 +131,16 @@ def recipients(result: WasteResult, settings: UsageMailConfig, policy: MailPolic
             if _wasted(result, scope, settings):
                 chosen.append(Recipient(address_of(name, policy), scope, name))
     return chosen
+
+
+def page_address(pages: PublishedPagesConfig, scope: UsageScope) -> str | None:
+    """Return the address of the page about a user or an account; ``None`` if there is none, or it is not absolute."""
+    url = pages.url or ""
+    if pages.directory is None or not url.startswith(("http://", "https://")) or not NAME.fullmatch(scope.name):
+        return None
+    if scope.kind == "account" and scope.name not in pages.accounts:
+        return None
+    return f"{url.rstrip('/')}/{scope.kind}/{quote(scope.name)}/"
 
 
 def _wasted(result: WasteResult, scope: UsageScope, settings: UsageMailConfig) -> bool:

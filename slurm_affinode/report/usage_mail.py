@@ -56,14 +56,15 @@ def usage_digest(
     recipient: str,
     user: str | None,
     can_opt_out: bool = False,
+    page: str | None = None,
     now: datetime,
     timezone: str | None = None,
 ) -> Digest | None:
     """Return the mail about the use of GPUs by ``scope``; ``None`` if it had none.
 
     ``user``: the recipient, for the language; ``None``: administrators, or an address that is no user's.
-    ``can_opt_out``: the mail says how to end these mails. Raises ``InputError`` if the site's templates or texts are
-    invalid.
+    ``can_opt_out``: the mail says how to end these mails. ``page``: address of the page about the scope. Raises
+    ``InputError`` if the site's templates or texts are invalid.
     """
     row = _figures(result, scope)
     if row is None:
@@ -94,6 +95,7 @@ def usage_digest(
         "todo": [_spaced(line) for line in _todo(of_scope, scope, texts)],
         "jobs": [_spaced(line) for line in _jobs(of_scope, scope, texts)],
         "users": [(user_name, _spaced(value)) for user_name, value in _users(of_scope, scope)],
+        "page": page or "",
         "opt_out": texts.say("usage_opt_out") if can_opt_out else "",
         "footer": texts.say("usage_footer", time=clock(now, timezone)),
     }

@@ -14,14 +14,15 @@ import pytest
 import waste_samples
 
 from slurm_affinode.analysis.result import WasteResult
-from slurm_affinode.base.config import UsageMailConfig
+from slurm_affinode.base.config import PublishedPagesConfig, UsageMailConfig
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cleanup import MailPolicy
 from slurm_affinode.pipeline.nightly import Failure
 from slurm_affinode.pipeline.report_archive import Period
-from slurm_affinode.pipeline.usage_mails import UsageMails, recipients, to_files
+from slurm_affinode.pipeline.usage_mails import UsageMails, page_address, recipients, to_files
 from slurm_affinode.report.mail import Digest
+from slurm_affinode.report.usage_mail import UsageScope
 
 UNTIL = datetime(2026, 11, 9, tzinfo=UTC)
 WEEK = Period("week", "2026-W45", UNTIL - timedelta(days=7), UNTIL)
@@ -129,6 +130,21 @@ def test_users_who_opted_out_get_no_mail(
     directory.chmod(0o777)
     with pytest.raises(AffinodeError, match="is not used"):
         sent(mails(outbox, replace(ALL, opt_out=directory)), store, figures)
+
+
+def test_mails_link_to_pages_that_are_made(store: Repository, figures: WasteResult, tmp_path: Path) -> None:
+    """Not to a relative address, not to the page of an account that is not listed, and not of the whole site."""
+    pages = PublishedPagesConfig(directory=tmp_path, url="https://gpu.example.org/pages/")
+    assert page_address(pages, UsageScope("user", "a@b")) == "https://gpu.example.org/pages/user/a%40b/"
+    assert page_address(pages, UsageScope("user", "../x")) is None
+    assert page_address(pages, UsageScope("account", "vision")) is None
+    assert page_address(replace(pages, accounts={"vision": ("alice",)}), UsageScope("account", "vision")) is not None
+    assert page_address(pages, UsageScope("site")) is None
+    assert page_address(replace(pages, url="../pages"), UsageScope("user", "alice")) is None
+    outbox = Outbox()
+    sent(mails(outbox, pages=pages), store, figures)
+    with_page = {mail.user for mail in outbox.mails if "https://gpu.example.org/pages/user/" in mail.text}
+    assert with_page == {one.user for one in recipients(figures, ALL, POLICY) if one.scope.kind == "user"}
 
 
 def test_mails_are_written_to_files_and_not_recorded(store: Repository, figures: WasteResult, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_mail_has_at_most_forty_lines_in_every_language(result: WasteResult, kin
     full = dataclasses.replace(result, emissions=EmissionFactor(30.0, "test"), total=total, groups=groups)
     made = mail(
         full, UsageScope(kind, names[kind]), MailPolicy(language=language, help_url="https://example.org"),
-        user=names["user"] if kind == "user" else None, can_opt_out=True,
+        user=names["user"] if kind == "user" else None, can_opt_out=True, page="https://example.org/page",
     )  # fmt: skip
     assert len(made.text.splitlines()) <= MAX_LINES
     assert "{" not in made.text + made.html.partition("<body")[2].partition(">")[2]
