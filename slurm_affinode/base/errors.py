@@ -23,8 +23,11 @@ class AffinodeError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(escaped(message))
         self.hint = None if hint is None else escaped(hint)
-        self.lines: tuple[str, ...] = (str(self),)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
         """What the command line prints: more than the message if a file has several errors."""
+        return (str(self),)
 
 
 class InputError(AffinodeError):

@@ -41,8 +41,12 @@ class TomlError(ConfigError, InputError):
         first, *others = faults
         more = f" (and {len(others)} more)" if others else ""
         super().__init__(f"{first.message}{more}", where=f"{where}:{first.line}", hint=first.hint)
-        if others:
-            self.lines = tuple(escaped(fault.line_of(where)) for fault in (first, *others))
+        self._lines = tuple(escaped(fault.line_of(where)) for fault in (first, *others)) if others else (str(self),)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Every error of the file."""
+        return self._lines
 
 
 class _Invalid:
