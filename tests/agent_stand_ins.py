@@ -91,7 +91,7 @@ class Gpus:
             raise DriverMissing("the driver is not loaded")
 
     def _open(self, device: Device) -> None:
-        if device not in self.devices() or device.index in self.lost:
+        if device.uuid not in {known.uuid for known in self.devices()} or device.index in self.lost:
             raise GpuLost(f"GPU {device.index}: GPU is lost")
 
 

@@ -421,7 +421,7 @@ class Orphans:
             everything = driver.devices()
             known = by_index(everything, indices) if indices else None
             devices = everything if known is None else known
-            there = self._on(driver, devices, unresponsive=known is None)
+            there = self._on(driver, devices, unresponsive=True)  # the report names such a GPU if it was the job's
             if kill:
                 there = [orphan for orphan in there if self._still_on(driver, orphan)]
         # Outside the driver's lock, as this may query slurmctld.
