@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import queue
-import threading
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -28,7 +23,7 @@ from slurm_affinode.base.input_files import (
     utf8_stream,
 )
 from slurm_affinode.slurm.accounting.records import Divided, assemble, divide, joined
-from slurm_affinode.slurm.accounting.sacct_columns import Converter, Earlier, Known, KnownCells
+from slurm_affinode.slurm.accounting.sacct_columns import Converter, Shared
 from slurm_affinode.slurm.accounting.sacct_lines import CHUNK_BYTES, CellBlock, read_blocks
 from slurm_affinode.slurm.accounting.schema import Accounting, Problem, TimeDecision
 
@@ -133,6 +128,7 @@ def _read_text(
     problems: list[Problem] = []
     decisions: list[TimeDecision] = []
     blocks: list[CellBlock] = []
+    shared = Shared()
     unfinished = None
 
     def reject(problem: Problem) -> None:
@@ -141,10 +137,10 @@ def _read_text(
         problems.append(problem)
 
     read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes, reject=reject)
-    for converted in _converted(read_, options):
-        block = converted.block
-        divided.append(converted.records)
-        found = sorted([*block.problems, *converted.problems], key=lambda problem: problem.line or 0)
+    for block in _ahead(read_):
+        converter = Converter(block, zone=options.zone, cluster=options.cluster, shared=shared)
+        divided.append(divide(converter.convert()))  # by block: all records at once would need twice the memory
+        found = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
         unfinished = block.unfinished
         if unfinished is not None and (_cut_name(block) or any((p.line or 0) >= unfinished for p in found)):
             raise InputError(
@@ -155,7 +151,7 @@ def _read_text(
         if options.strict and found:
             raise _first_problem(found[0], name, "line")
         problems.extend(found)
-        decisions.extend(converted.decisions)
+        decisions.extend(converter.decisions)
         blocks.append(replace(block, cells=block.cells.clear()))
         if advance is not None:
             advance(block.cells.height + len(block.problems))
@@ -166,59 +162,13 @@ def _read_text(
     return replace(found_all, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))
 
 
-_MOST_WORKERS = 4
-"""A block that is converted needs some hundred MiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Converted:
-    block: CellBlock
-    records: Divided
-    """Divided by block: all records at once would need twice the memory."""
-    problems: list[Problem]
-    decisions: list[TimeDecision]
-
-
-def _converted(blocks: Iterator[CellBlock], options: SacctReading) -> Iterator[_Converted]:
-    """Yield the converted ``blocks`` in order; threads convert them while the next ones are split."""
-    workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
-    starts: dict[int, datetime] = {}
-    at_rest: queue.SimpleQueue[KnownCells] = queue.SimpleQueue()
-    for _ in range(workers):
-        at_rest.put(defaultdict(Known))
-
-    # Events, as the futures of all blocks would keep their records.
-    finished: list[threading.Event] = []
-
-    def convert(block: CellBlock, number: int) -> _Converted:
-        def wait() -> None:
-            for event in finished[:number]:
-                event.wait()
-
-        known = at_rest.get()
-        try:
-            earlier = Earlier(starts, wait)
-            converter = Converter(block, zone=options.zone, cluster=options.cluster, known=known, earlier=earlier)
-            return _Converted(block, divide(converter.convert()), converter.problems, converter.decisions)
-        finally:
-            at_rest.put(known)
-            finished[number].set()
-
-    waiting: deque[Future[_Converted]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="sacct") as pool:
-        try:
-            for number, block in enumerate(blocks):
-                finished.append(threading.Event())
-                waiting.append(pool.submit(convert, block, number))
-                if len(waiting) > workers:
-                    yield waiting.popleft().result()
-        except Exception:
-            # Problems in earlier lines come first.
-            while waiting:
-                yield waiting.popleft().result()
-            raise
-        while waiting:
-            yield waiting.popleft().result()
+def _ahead(blocks: Iterator[CellBlock]) -> Iterator[CellBlock]:
+    """Yield ``blocks``; a thread splits the next one while the last one is converted. Both release the GIL."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sacct") as pool:
+        coming = pool.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = pool.submit(next, blocks, None)
+            yield block
 
 
 def _cut_name(block: CellBlock) -> bool:

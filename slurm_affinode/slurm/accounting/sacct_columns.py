@@ -298,39 +298,26 @@ _LIMITED = {
 """Column -> name in ``limits.FIELD_BYTES``, in addition to those of ``_TEXTS``."""
 
 
-KnownCells = defaultdict[str, Known]
-"""Column -> values of its cells. It must not be used by two threads at the same time."""
+class Shared:
+    """State that the blocks of an input share."""
 
-
-class Earlier:
-    """Results of earlier blocks that a block needs to choose between the readings of its local times."""
-
-    def __init__(self, starts: dict[int, datetime] | None = None, wait: Callable[[], object] = lambda: None) -> None:
-        self.starts = {} if starts is None else starts
-        """Chosen starts of jobs, for their steps; the starts chosen in this block are added."""
-        self.wait = wait
-        """Return when all earlier blocks have been converted."""
+    def __init__(self) -> None:
+        self.job_starts: dict[int, datetime] = {}
+        """Chosen starts of jobs, for steps in a later block."""
+        self.known: defaultdict[str, Known] = defaultdict(Known)
 
 
 class Converter:
     """Converter of one block, which collects ``problems`` and ``decisions``."""
 
-    def __init__(
-        self,
-        block: CellBlock,
-        *,
-        zone: str,
-        cluster: str,
-        known: KnownCells | None = None,
-        earlier: Earlier | None = None,
-    ) -> None:
+    def __init__(self, block: CellBlock, *, zone: str, cluster: str, shared: Shared | None = None) -> None:
         self._cells = block.cells
         self._zone = zone
         self._cluster = cluster
         self._out: dict[str, pl.Series] = {}
         self._bad: dict[int, bool] = {}
-        self._known = defaultdict(Known) if known is None else known
-        self._earlier = earlier or Earlier()
+        shared = shared or Shared()
+        self._job_starts, self._known = shared.job_starts, shared.known
         self.problems: list[Problem] = []
         self.decisions: list[TimeDecision] = []
 
@@ -499,8 +486,7 @@ class Converter:
         zone = ZoneInfo(self._zone)
         present = [name for name in times.ORDER if name in self._out]
         chosen: dict[str, dict[int, datetime]] = {name: {} for name in present}
-        self._earlier.wait()
-        starts = self._earlier.starts
+        starts = self._job_starts
         doubt: dict[int, int] = {}
         suspended = self._out.get("suspended_s")
         for at in sorted(open_):

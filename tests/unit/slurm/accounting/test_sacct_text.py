@@ -368,33 +368,6 @@ def test_concatenated_files_are_read() -> None:
     assert parse(text, chunk_bytes=64).jobs.sort("job_id").equals(found.jobs.sort("job_id"))
 
 
-def test_first_problem_of_many_blocks_is_that_of_the_earliest_line() -> None:
-    """Blocks are converted at the same time, and the next ones are split meanwhile."""
-    rows = [row(job) for job in range(1, 41)]
-    rows[3] = row(4, tres="gres/gpu=x")
-    rows[6] = row(7, name="a\0b")
-    with pytest.raises(InputError, match="in:5: "):
-        parse(HEAD + "".join(rows), strict=True, chunk_bytes=200)
-    lines = [problem.line for problem in parse(HEAD + "".join(rows), chunk_bytes=200).problems]
-    assert lines == [5, 8]
-
-
-def test_readings_of_local_times_do_not_depend_on_blocks() -> None:
-    """At the end of summer time a step starts after its job, whose record is in an earlier block."""
-    head = "JobID|State|Start|End|ElapsedRaw|JobName\n"
-    text = head + "".join(
-        f"{job}|COMPLETED|2026-10-25T02:10:00|2026-10-25T03:30:00|4800|train\n"
-        f"{job}.0|COMPLETED|2026-10-25T02:20:00|Unknown||step\n"
-        for job in range(1, 30)
-    )
-    whole = parse(text, zone="Europe/Oslo")
-    assert set(whole.steps["start"]) == {utc("2026-10-25T01:20:00")}
-    for chunk in (60, 130, 300):
-        found = parse(text, zone="Europe/Oslo", chunk_bytes=chunk)
-        assert found.steps.equals(whole.steps)
-        assert found.decisions == whole.decisions
-
-
 def test_stream_is_read_like_a_file(tmp_path: Path) -> None:
     """Path, bytes and stream give the same result; progress is reported."""
     path = tmp_path / "sacct.txt"
