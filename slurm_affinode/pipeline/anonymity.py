@@ -6,6 +6,7 @@ some jobs of a user can recognize the pseudonym.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -16,6 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from slurm_affinode.analysis.result import UnmetDemand, WasteResult
+from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError, InputError, unwritable
 from slurm_affinode.traces.site_trace import pseudonym
 
@@ -121,13 +123,15 @@ def read_key(path: Path) -> bytes:
 def site_key(state_dir: Path) -> bytes:
     """Return the key of a site, which is created if it is absent. Raises ``AffinodeError``."""
     path = state_dir / KEY_NAME
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return read_key(path)
-    except OSError as error:
-        raise unwritable(path, error, hint="give the key of the pseudonyms with --pseudonym-key") from error
-    with open(fd, "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
-        file.write(secrets.token_hex(32) + "\n")
+    if not path.exists():
+        # A link appears complete, and only if no other process has made the key meanwhile.
+        fresh = state_dir / f"{KEY_NAME}.{secrets.token_hex(4)}"
+        try:
+            files.write_text(fresh, secrets.token_hex(32) + "\n", mode=0o600)
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, path)
+        except OSError as error:
+            raise unwritable(path, error, hint="give the key of the pseudonyms with --pseudonym-key") from error
+        finally:
+            fresh.unlink(missing_ok=True)
     return read_key(path)

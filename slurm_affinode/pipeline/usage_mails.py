@@ -1,6 +1,7 @@
 """Mails about the use of GPUs in a day, week or month, sent by the nightly run: each once.
 
-A mail that could not be sent is due again in the next run, until its period ended ``_LATEST`` ago.
+A mail that could not be sent is due again in the next run, until its period ended ``_LATEST`` ago. A run that is killed
+between sending a mail and recording it leaves that one to the next run, which sends it again.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from urllib.parse import quote
 
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base.config import PublishedPagesConfig, UsageMailConfig
-from slurm_affinode.base.errors import AffinodeError, unwritable
+from slurm_affinode.base.errors import unwritable
 from slurm_affinode.base.files import replacing
-from slurm_affinode.base.text import counted
+from slurm_affinode.base.text import counted, one_line
 from slurm_affinode.base.users import uid_of_user
 from slurm_affinode.db.audit import Who, ZombieLog
 from slurm_affinode.db.repository import Repository
@@ -85,8 +86,8 @@ class UsageMails:
                 if digest is not None:
                     self.post(digest)
                     sent += 1
-            except AffinodeError as error:
-                problems.append(f"{shown(recipient.address, 80)}: {error}")
+            except Exception as error:  # also faults in the site's own templates
+                problems.append(f"{shown(recipient.address, 80)}: {one_line(error)}")
                 if self.recorded:
                     log.release(claim, self.who.run)
             else:

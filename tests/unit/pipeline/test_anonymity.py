@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from dataclasses import replace
@@ -103,3 +104,21 @@ def test_short_or_missing_key_is_refused(tmp_path: Path) -> None:
     path.write_text("short\n")
     with pytest.raises(AffinodeError, match="has 5 bytes: a key has at least 16"):
         read_key(path)
+
+
+def test_key_of_a_site_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is ended before the key is complete leaves none, and a key of another process is kept."""
+
+    def ended(_source: Path, _path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", ended)
+        with pytest.raises(KeyboardInterrupt):
+            site_key(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    key = site_key(tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda _path: False)  # as for two processes that begin at the same time
+    assert site_key(tmp_path) == key
+    assert [path.name for path in tmp_path.iterdir()] == ["pseudonyms.key"]
+    assert (tmp_path / "pseudonyms.key").stat().st_mode & 0o777 == 0o600

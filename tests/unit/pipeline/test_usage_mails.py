@@ -105,6 +105,21 @@ def test_failed_mail_stops_no_other_and_is_sent_by_the_next_run(store: Repositor
     assert not mails(again).due(store, WEEK)
 
 
+def test_fault_in_one_mail_stops_no_other(store: Repository, figures: WasteResult) -> None:
+    """Such as one in a template of the site; the run reports it on one line."""
+    taken: list[str] = []
+
+    def post(digest: Digest) -> None:
+        if "lead@" in digest.recipient:
+            raise ZeroDivisionError("in a\ntemplate")
+        taken.append(digest.recipient)
+
+    *_, failure = sent(mails(post), store, figures)
+    assert isinstance(failure, Failure)
+    assert "lead@example.com: in a template" in failure.message
+    assert len(taken) == len(recipients(figures, ALL, POLICY)) - 1
+
+
 def test_only_chosen_periods_that_ended_lately_are_mailed(store: Repository) -> None:
     assert not mails(Outbox(), UsageMailConfig(periods=("day",))).due(store, WEEK)
     assert not mails(Outbox(), now=UNTIL + timedelta(days=4)).due(store, WEEK)
