@@ -122,14 +122,15 @@ class UsagePages:
 
     def _complete(self, newest: Sequence[ReportRecord], kinds: tuple[str, ...]) -> None:
         """Make the missing pages of new directories: their users had no run in the latest periods of these kinds."""
-        for _, result in self._results.values():
-            for by, record in ((by, record) for by in ("user", "account") for record in newest):
-                for directory in _subdirectories(self.root / by):
-                    if not (directory / f"{record.period}.html").exists():
-                        query = replace(result.query, since=record.since, until=record.until)
-                        part = without_runs(replace(result, query=query), by, directory.name)
-                        self._page(by, directory.name, record, part, kinds=kinds)
+        if not self._results:
             return
+        _, result = next(iter(self._results.values()))  # of any period: nothing of it but settings is used
+        for by, record in ((by, record) for by in ("user", "account") for record in newest):
+            for directory in _subdirectories(self.root / by):
+                if not (directory / f"{record.period}.html").exists():
+                    query = replace(result.query, since=record.since, until=record.until)
+                    part = without_runs(replace(result, query=query), by, directory.name)
+                    self._page(by, directory.name, record, part, kinds=kinds)
 
     def _expire(self, newest: Sequence[ReportRecord]) -> int:
         """Delete expired pages of jobs, and directories without any of those who are in no ``newest`` report."""
