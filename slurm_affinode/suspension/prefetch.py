@@ -45,10 +45,10 @@ class Prefetcher:
     def tick(self) -> None:
         """Start the next transfer, if any, in the background. Must not raise."""
         try:
+            self._tiers.relieve()  # first: it does not wait for the shared file system
             plans = self._plans()
             known = self._read_notes(plans)
             self._tiers.retention.waiting({(note.key.name, note.seq) for note in known})
-            self._tiers.relieve()
             if self._under_way is not None and not self._under_way.done():
                 return
             notes = [note for note in known if not note.given_up]
