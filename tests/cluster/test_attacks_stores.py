@@ -132,6 +132,10 @@ def test_forged_note_and_claim_are_ignored(cluster: Cluster) -> None:
     assert images(cluster, job) == before
     assert cluster.job(job)["JobState"] == "PENDING"
     cluster.exec("c1", "mv", f"{note}.kept", note)
+    wait_until(  # the agents read the notes anew after some seconds
+        "the agents know the job again",
+        lambda: cluster.run("login", "slurm-affinode", "status", job, user="alice").returncode == 0,
+    )
     wake(cluster, job)
     assert "restored on" in finish(cluster, job, timeout_s=180)
 
