@@ -90,6 +90,7 @@ def clean_queue(request: pytest.FixtureRequest) -> Iterator[None]:
     cluster: Cluster = request.getfixturevalue("cluster")
     began = time.time()
     cluster.clear()
+    cluster.scrape(on=request.node.get_closest_marker("scraped") is not None)
     yield
     report = request.node.stash.get(REPORT, None)
     if report is not None and report.failed:

@@ -99,6 +99,7 @@ class Cluster:
     release: str
     _containers: dict[str, str] = field(default_factory=dict)
     _shells: Shells = field(default_factory=Shells)
+    _scraped: bool = True
 
     def close(self) -> None:
         """End the shells that run commands on the nodes."""
@@ -212,6 +213,20 @@ class Cluster:
             self.shell(node, "rm -f /run/criu-hold-*; pkill -KILL -u alice,bob,carol || true")
         self.wait_idle()
         self.shell("login", "rm -f /home/*/slurm-*.out")
+
+    def scrape(self, *, on: bool) -> None:
+        """Let the exporters and Prometheus run, or stop them: sampling every second takes 5 % of a core per cluster.
+
+        An exporter that has been started since, by its node for example, runs until the next call.
+        """
+        if on and self._scraped:
+            return
+        signal = "CONT" if on else "STOP"
+        for node in GPU_NODES:
+            self.shell(node, f"kill -{signal} $(cat /run/slurm-affinode-exporter.pid) || true")
+        if on != self._scraped:
+            docker("kill", f"--signal={signal}", self.container("prometheus"))
+        self._scraped = on
 
     def wait_idle(self, timeout_s: float = WAIT_S) -> None:
         """Wait until no job is left and every node is idle; nodes that are down or drained are resumed."""

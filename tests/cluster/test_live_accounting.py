@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from cluster.driver import GPU_NODES, SCRIPT, WORKLOADS, Cluster, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.scraped]
 
 STEP_S = 1.0
 """The exporters of the cluster sample every second."""

@@ -21,7 +21,7 @@ from slurm_affinode.metrics.prometheus.queries import Question
 from slurm_affinode.metrics.prometheus.server import Server
 from slurm_affinode.metrics.readers.common import ReadOptions
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.scraped]
 
 WITHIN = "http://prometheus:9090"
 SECONDS = 8

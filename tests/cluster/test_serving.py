@@ -15,7 +15,7 @@ from cluster.driver import WORKLOADS, Cluster, wait_until
 from cluster.servers import exporting_engines
 from cluster.sleepers import wait_for_agents
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.cluster, pytest.mark.scraped, pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
 
 MAKE_MODEL = Path(__file__).resolve().parents[3] / "shared" / "tools" / "tiny-engines" / "make_gguf.py"
 MODEL = "/home/alice/serving.gguf"

@@ -23,7 +23,7 @@ from cluster.cleaners import (
 )
 from cluster.driver import WORKLOADS, Cluster, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
+pytestmark = [pytest.mark.cluster, pytest.mark.scraped, pytest.mark.usefixtures("administrator")]
 
 HOSTILE = "<script>alert(1)</script>$(touch /home/alice/z)`id` {{ 7*7 }} \t'\";--yes"
 

@@ -24,7 +24,7 @@ from cluster.cleaners import (
 from cluster.driver import WORKLOADS, Cluster, wait_until
 from cluster.sleepers import status, suspend, wait_for_agents
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
+pytestmark = [pytest.mark.cluster, pytest.mark.scraped, pytest.mark.usefixtures("administrator")]
 
 SHARED = ("--partition=gpu", "--nodelist=c1", "--gres=shard:15")
 WATCHED = ("--live", "--watch", "6s", "--window", "4s")

@@ -14,7 +14,7 @@ from cluster.driver import WORKLOADS, Cluster, wait_until
 from cluster.servers import BY_HAND, exporting_engines, in_place, wait_awake
 from cluster.sleepers import wait_for_agents, wake
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
+pytestmark = [pytest.mark.cluster, pytest.mark.scraped, pytest.mark.usefixtures("administrator")]
 
 ENGINES = ("--live", "--kind", "orphaned-engine")
 RULE = '\n[[rule]]\ndiagnoses = ["orphaned-engine"]\naction = "kill"\nmin_score = 0.9\ngrace = "3s"\n'

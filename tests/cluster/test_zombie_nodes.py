@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cluster.driver import WORKLOADS, Cluster, docker, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.scraped]
 
 STATE = "/var/lib/zombies"
 CONFIG = f"{STATE}/config.toml"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster.driver import WORKLOADS, Cluster, ClusterError, wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.scraped]
 
 ORPHAN = "setsid nohup env CUDA_VISIBLE_DEVICES=1 {} --memory-mib 2000 --seconds 120 >/dev/null 2>&1 & echo $!"
 
