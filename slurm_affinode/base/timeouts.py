@@ -14,11 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 LOG = logging.getLogger("slurm_affinode.agent")
 LOOK_S = 10.0
+_KEEP_S = 60.0
+"""Time after which an unused thread ends, in seconds."""
 UNRESPONSIVE = "its file system does not respond"
 
 
@@ -55,13 +58,15 @@ class FileSystemCalls:
         self._path = path
         self._look_s = look_s
         self._behind: list[_Call] = []
+        self._free: SimpleQueue[_Call] | None = None
+        """Where the thread that is kept waits for its next call; ``None``: it is busy, or there is none."""
         self._lock = threading.Lock()
 
     @property
     def unresponsive(self) -> bool:
         """Whether an abandoned call has not returned yet."""
         with self._lock:
-            before, self._behind = self._behind, [one for one in self._behind if not one.over.is_set()]
+            before, self._behind = self._behind, [call for call in self._behind if not call.over.is_set()]
             if before and not self._behind and self._path is not None:
                 LOG.info("%s: responds again", self._path)
             return bool(self._behind)
@@ -74,19 +79,63 @@ class FileSystemCalls:
         """
         if self.unresponsive:
             raise NoAnswerError
-        one = _Call(call, late)
-        while not one.over.wait(self._look_s):
-            if not self._answers() and self._left(one):
+        made = _Call(call, late)
+        self._start(made)
+        while not made.over.wait(self._look_s):
+            if not self._answers() and self._left(made):
                 raise NoAnswerError
-        found: T = one.result()
-        return found
+        result: T = made.result()
+        return result
 
     def _answers(self) -> bool:
         path = self._path
         if path is None:
             return False
         probe = _Call(lambda: os.statvfs(path))
+        self._start(probe)
         return probe.over.wait(self._look_s) or not self._left(probe)
+
+    def _start(self, call: _Call) -> None:
+        """Run a call in the thread that is kept, or in a new one.
+
+        Without a path, each call has a thread of its own: it may change the credentials of its thread.
+        """
+        with self._lock:
+            if self._free is not None:
+                self._free.put(call)
+                self._free = None
+                return
+        if self._path is None:
+            threading.Thread(target=call.run, name="file system", daemon=True).start()
+            return
+        inbox: SimpleQueue[_Call] = SimpleQueue()
+        inbox.put(call)
+        threading.Thread(target=self._work, args=(inbox,), name="file system", daemon=True).start()
+
+    def _work(self, inbox: SimpleQueue[_Call]) -> None:
+        while (call := self._next(inbox)) is not None:
+            # Free before the caller continues, so that its next call does not start another thread.
+            call.run(lambda: self._keep(inbox))
+            del call  # its objects are not needed while this thread waits
+            if not self._keep(inbox):
+                return
+
+    def _keep(self, inbox: SimpleQueue[_Call]) -> bool:
+        """Make a thread the one that is kept, unless there is one; return whether it is, or has another call."""
+        with self._lock:
+            if self._free is None and inbox.empty():
+                self._free = inbox
+            return self._free is inbox or not inbox.empty()
+
+    def _next(self, inbox: SimpleQueue[_Call]) -> _Call | None:
+        try:
+            return inbox.get(timeout=_KEEP_S)
+        except Empty:
+            with self._lock:
+                if self._free is inbox:
+                    self._free = None
+                    return None
+            return inbox.get()
 
     def _left(self, one: _Call) -> bool:
         """Abandon a call, unless it has returned."""
@@ -100,7 +149,7 @@ class FileSystemCalls:
 
 
 class _Call:
-    """A call in a thread of its own, which does not delay the end of the process."""
+    """A call in another thread, which does not delay the end of the process."""
 
     def __init__(self, call: Callable[[], Any], late: Callable[[Any], object] = lambda found: None) -> None:
         self._call, self._late = call, late
@@ -109,15 +158,17 @@ class _Call:
         self._left = False
         self._lock = threading.Lock()
         self.over = threading.Event()
-        threading.Thread(target=self._run, name="file system", daemon=True).start()
 
-    def _run(self) -> None:
+    def run(self, free: Callable[[], object] = lambda: None) -> None:
+        """Make the call. ``free`` is called before the caller continues, unless the call was abandoned."""
         try:
             self._found = self._call()
         except BaseException as error:
             self._error = error
         with self._lock:
             left = self._left
+            if not left:
+                free()
             self.over.set()
         if left and self._error is None:
             self._late(self._found)

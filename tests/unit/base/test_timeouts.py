@@ -61,6 +61,35 @@ def test_stalled_call_is_abandoned(monkeypatch: pytest.MonkeyPatch, stalled: thr
     assert calls(lambda: 9) == 9
 
 
+def test_calls_in_turn_share_a_thread(tmp_path: Path) -> None:
+    """Starting one for each would take most of the time of a short call. Without a path, each has its own."""
+    calls = FileSystemCalls(tmp_path)
+    assert len({calls(threading.current_thread) for _ in range(50)}) == 1
+    calls = FileSystemCalls(None)
+    assert len({calls(threading.current_thread) for _ in range(50)}) == 50
+
+
+def test_call_does_not_wait_for_another(tmp_path: Path, stalled: threading.Event) -> None:
+    """While the thread that is kept is busy, a call has its own; one of them is kept afterwards."""
+    calls = FileSystemCalls(tmp_path)
+    slow = threading.Thread(target=calls, args=(stalled.wait,))
+    slow.start()
+    threads = {calls(threading.current_thread) for _ in range(50)}
+    stalled.set()
+    slow.join()
+    assert len(threads) <= 2  # the first call may have been made before the slow one
+    assert calls(threading.current_thread) in threads
+
+
+def test_unused_thread_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call starts another."""
+    monkeypatch.setattr("slurm_affinode.base.timeouts._KEEP_S", 0.01)
+    calls = FileSystemCalls(tmp_path)
+    first = calls(threading.current_thread)
+    wait_until("it has ended", lambda: not first.is_alive())
+    assert calls(lambda: 7) == 7
+
+
 def test_call_without_a_path_has_a_time_limit(stalled: threading.Event) -> None:
     """The file system cannot be probed."""
     with pytest.raises(NoAnswerError):
