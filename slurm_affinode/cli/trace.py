@@ -16,7 +16,8 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base import config
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.cli.command import group
-from slurm_affinode.cli.options import NumberInRange, echo, json_option, print_json, print_table, progress, warn
+from slurm_affinode.cli.engine_options import default_texts, engine_of, engine_options
+from slurm_affinode.cli.options import echo, json_option, print_json, print_table, progress, warn
 from slurm_affinode.metrics.averages import NOTE
 from slurm_affinode.metrics.readers import clustercockpit as cockpit
 from slurm_affinode.metrics.readers import jobstats as summaries
@@ -386,46 +387,7 @@ _ENGINE = EngineModel()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @out_option
 @json_option
-@click.option(
-    "--kv-tokens",
-    type=click.IntRange(1, 10**12),
-    default=_ENGINE.kv_tokens,
-    show_default=True,
-    metavar="N",
-    help="Capacity of an engine's KV cache in tokens",
-)
-@click.option(
-    "--max-running",
-    type=click.IntRange(1, 65_536),
-    default=_ENGINE.max_running,
-    show_default=True,
-    metavar="N",
-    help="Most requests in a batch",
-)
-@click.option(
-    "--iteration-ms",
-    type=NumberInRange(0.001, 60_000),
-    default=_ENGINE.base_s * 1e3,
-    show_default=True,
-    metavar="MS",
-    help="Time of an iteration with an empty batch",
-)
-@click.option(
-    "--request-us",
-    type=NumberInRange(0, 1_000_000),
-    default=_ENGINE.per_request_s * 1e6,
-    show_default=True,
-    metavar="US",
-    help="Time that a running request adds to an iteration",
-)
-@click.option(
-    "--prefill-us",
-    type=NumberInRange(0, 1_000_000),
-    default=_ENGINE.per_prefill_token_s * 1e6,
-    show_default=True,
-    metavar="US",
-    help="Time that a token of a prompt adds to an iteration",
-)
+@engine_options(default_texts(_ENGINE))
 @click.option(
     "--engines",
     type=click.IntRange(1, 4096),
@@ -434,8 +396,7 @@ _ENGINE = EngineModel()
 )
 def azure(
     *,
-    paths: tuple[Path, ...], out: Path | None, as_json: bool, kv_tokens: int, max_running: int, iteration_ms: float,
-    request_us: float, prefill_us: float, engines: int | None,
+    paths: tuple[Path, ...], out: Path | None, as_json: bool, engines: int | None, **engine_values: float | None,
 ) -> None:  # fmt: skip
     """Analyze the requests of the Azure LLM inference traces (2023, 2024, LMM 2025).
 
@@ -451,10 +412,7 @@ def azure(
     """
     from slurm_affinode.traces import azure_llm, requests, requests_page  # noqa: PLC0415 - --help stays quick
 
-    engine = EngineModel(
-        kv_tokens=kv_tokens, max_running=max_running, base_s=iteration_ms / 1e3, per_request_s=request_us / 1e6,
-        per_prefill_token_s=prefill_us / 1e6,
-    )  # fmt: skip
+    engine = engine_of(_ENGINE, engine_values)
     results = []
     problems: list[str] = []
     files = azure_llm.files(paths)

@@ -15,8 +15,10 @@ from slurm_affinode.base.errors import unwritable
 from slurm_affinode.base.files import delivering
 from slurm_affinode.base.text import counted, figure, percent, span
 from slurm_affinode.cli.command import command
+from slurm_affinode.cli.engine_options import engine_of, engine_options
 from slurm_affinode.cli.options import (
     LogFile,
+    NumberInRange,
     Span,
     Spans,
     When,
@@ -37,6 +39,7 @@ from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Time
 if TYPE_CHECKING:
     from slurm_affinode.pipeline.whatif import ClusterReplay
     from slurm_affinode.traces.job_log import LeftOut
+    from slurm_affinode.whatif.phases import Deployment
 
 _EPILOG = """\b
 Examples:
@@ -48,11 +51,20 @@ Examples:
   slurm-affinode whatif --trace swf:log.swf --times predicted
   slurm-affinode whatif --trace helios:HeliosData/data/Venus --backfill first-fit
   slurm-affinode whatif --trace gentd26:cluster-trace-v2026-GenAI/ --pool-servers --suspend-idle 5m
+  slurm-affinode whatif --trace azure:AzureLLMInferenceTrace_code.csv --split-phases
   slurm-affinode whatif --trace philly:philly_pollux.csv.gz --capacity 400 --order sjf-user \\
       --backfill first-fit --sample 2000 --seed 42 --arrivals 100
 """
 
 
+_REQUESTS = ("gentd26", "azure")
+"""Traces of requests to model servers."""
+_ENGINE_DEFAULTS = {
+    "kv_tokens": "1300000", "max_running": "256", "iteration_ms": "29.4", "request_us": "320", "prefill_us": "93",
+}  # fmt: skip
+"""``phases.LLAMA2_70B``, which is imported when it is used."""
+_FIRST_TOKEN_S = 2.0
+_BETWEEN_TOKENS_S = "0.2,0.1,0.05"
 _WINDOWS = "5m,10m,15m,30m,1h,2h,4h"
 _TYPICAL_S = 900.0
 """The page states the result for the window of the sweep that is closest to this, if --suspend-idle is not given."""
@@ -61,7 +73,7 @@ _TYPICAL_S = 900.0
 @command(epilog=_EPILOG)
 @click.option(
     "--trace",
-    type=LogFile(*queue_logs.READERS, "gentd26"),
+    type=LogFile(*queue_logs.READERS, *_REQUESTS),
     metavar="KIND:PATH",
     help="Simulate a log or trace, such as swf:FILE",
 )
@@ -113,6 +125,21 @@ _TYPICAL_S = 900.0
 @click.option(
     "--warm", type=click.IntRange(0), metavar="N", help="Keep N sleeping servers in host memory [default: all]"
 )
+@click.option("--split-phases", is_flag=True, help="Compare engines that do both with engines for prefill and decode")
+@click.option(
+    "--first-token", type=Span(), metavar="SPAN",
+    help=f"Limit the time to first token of 99 % of the requests [default: {_FIRST_TOKEN_S:g}s]",
+)  # fmt: skip
+@click.option(
+    "--between-tokens", type=Spans(), metavar="SPAN,...",
+    help=f"Limit the mean time between their tokens, in s [default: {_BETWEEN_TOKENS_S}]",
+)  # fmt: skip
+@engine_options(_ENGINE_DEFAULTS)
+@click.option(
+    "--transfer-us", type=NumberInRange(0, 1_000_000), metavar="US",
+    help="Time to move a token's KV cache to another engine [default: 6.6]",
+)  # fmt: skip
+@click.option("--engine-gpus", type=click.IntRange(1, 4096), metavar="N", help="GPUs of an engine [default: 8]")
 @click.option("--partial", is_flag=True, help="Simulate even if more than a tenth of the jobs is left out")
 @dask_option
 @json_option
@@ -123,7 +150,7 @@ def whatif(
     validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None,
     mode: str, more_gpus: int,
     sweep: tuple[float, ...] | None, html: Path | None, one_pool: bool, limit_interactive: float | None, partial: bool,
-    pool_servers: bool, warm: int | None, dask: str | None, as_json: bool,
+    pool_servers: bool, warm: int | None, dask: str | None, as_json: bool, **engine: Any,
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
 
@@ -133,6 +160,11 @@ def whatif(
     --trace gentd26:DIR has requests to model servers. With --pool-servers these share --capacity GPUs (without it
     several sizes are compared): servers that are idle for --suspend-idle sleep, as does an idle one whose GPU another
     one needs.
+
+    --trace azure:PATH has requests with numbers of tokens. The fewest inference engines are determined that serve the
+    busiest hour within --first-token and each of --between-tokens, by a queueing model with the parameters of an engine
+    (defaults: Llama 2 70B on eight H100); with --split-phases also engines that only prefill or only decode, and with
+    --pool-servers, for a directory with a file for each service, also engines that these do not share.
 
     With --since, the site's own GPU jobs are replayed twice, as they were and with the changes that --suspend-idle,
     --gpus and --limit-interactive describe, from ingested accounting and GPU metrics.
@@ -173,9 +205,18 @@ def whatif(
     With --dask, the workers of a Dask cluster read the stored GPU metrics, which they need at the same path, and
     replay the queue for each of the idle times of --sweep.
     """
+    if trace is not None and trace[0] == "azure":
+        if any((capacity, suspend_idle, warm is not None)):
+            raise click.UsageError("--capacity, --suspend-idle and --warm have no influence on this trace")
+        _size_engines(trace[1], engine, apart=pool_servers, as_json=as_json)
+        return 0
+    if any(value not in (None, False) for value in engine.values()):
+        raise click.UsageError("--split-phases and the options of its engines and targets need --trace azure:PATH")
     if pool_servers or (trace is not None and trace[0] == "gentd26"):
         if trace is None or trace[0] != "gentd26" or not pool_servers:
-            raise click.UsageError("--pool-servers needs --trace gentd26:DIR, and this trace needs --pool-servers")
+            raise click.UsageError(
+                "--pool-servers needs --trace gentd26:DIR or azure:DIR, and gentd26 needs --pool-servers"
+            )
         _pool_servers(trace[1], capacity, suspend_idle, warm, as_json=as_json)
         return 0
     if warm is not None:
@@ -312,6 +353,74 @@ def _pool_servers(
     echo("Published, of other systems and not computed here:", *(f"  {text}" for text in found.published))
     for note in found.notes:
         warn(f"left out: {note}")
+
+
+def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_json: bool) -> None:
+    from slurm_affinode.pipeline import phase_split  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.whatif.phases import GPUS, LLAMA2_70B, TRANSFER_TOKEN_S, LatencyTarget  # noqa: PLC0415
+
+    first_s = options["first_token"] or _FIRST_TOKEN_S
+    between = options["between_tokens"] or Spans().convert(_BETWEEN_TOKENS_S, None, None)
+    moved_us = options["transfer_us"]
+    found = phase_split.compare(
+        path, engine_of(LLAMA2_70B, options),
+        [LatencyTarget(first_s, limit) for limit in sorted(between, reverse=True)],
+        gpus_per_engine=options["engine_gpus"] or GPUS,
+        transfer_token_s=TRANSFER_TOKEN_S if moved_us is None else moved_us / 1e6, apart=apart,
+        split=options["split_phases"],
+    )  # fmt: skip
+    if as_json:
+        print_json(dataclasses.asdict(found))
+        return
+    rows = []
+    for one in found.targets:
+        limits = (_seconds(one.target.first_token_s), _milliseconds(one.target.between_tokens_s))
+        deployments = [(f"own, {service.name}", deployment)
+                       for service, deployment in zip(found.services, one.apart or (), strict=False)]  # fmt: skip
+        if apart and one.apart is None:
+            rows.append((*limits, "own", *["not reached"] * 2, *[""] * 6))
+        rows += [(*limits, *_deployment_cells(name, deployment, found.gpus_per_engine))
+                 for name, deployment in (*deployments, ("mixed", one.mixed),
+                                          *([("split", one.split)] if options["split_phases"] else []))]  # fmt: skip
+    headings = ("first token", "between tokens", "engines for", "engines", "GPUs", "first token p99",
+                "between tokens p99", "queued mean", "most waiting", "busy", "busy: prefill, decode")  # fmt: skip
+    span_s = (found.until - found.since).total_seconds()
+    print_table(
+        headings, rows,
+        title=f"{counted(sum(one.requests for one in found.services), 'request')} in {span(span_s)}: the fewest "
+        f"engines that serve {percent(found.quantile)} of them within the limits",
+        right=(*headings[:2], *headings[3:]),
+    )  # fmt: skip
+    model = found.engine
+    echo()
+    echo(
+        f"Modeled engine: {counted(found.gpus_per_engine, 'GPU')}, {model.kv_tokens:,} KV tokens; an iteration takes "
+        f"{model.base_s * 1e3:g} ms, {model.per_request_s * 1e6:g} us per request in the batch and "
+        f"{model.per_prefill_token_s * 1e6:g} us per token of a prompt."
+    )
+    if options["split_phases"]:
+        echo(f"A KV cache moves in {found.transfer_token_s * 1e6:.3g} us per token.")
+    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in found.published))
+    for note in found.notes:
+        warn(f"left out: {note}")
+
+
+def _deployment_cells(name: str, one: Deployment | None, gpus: int) -> tuple[str, ...]:
+    if one is None:
+        return (name, "not reached", "not reached", *[""] * 6)
+    both = one.prefill_engines is None
+    engines = f"{one.engines:,}" if both else f"{one.prefill_engines:,} + {one.engines - (one.prefill_engines or 0):,}"
+    return (
+        name, engines, f"{one.engines * gpus:,}", _seconds(one.first_token_p99_s),
+        _milliseconds(one.between_tokens_p99_s), _milliseconds(one.queued_mean_s), f"{one.waiting_max:,}",
+        percent(one.busy),
+        "" if one.prefill_busy is None or one.decode_busy is None
+        else f"{percent(one.prefill_busy)}, {percent(one.decode_busy)}",
+    )  # fmt: skip
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value * 1e3:,.0f} ms"
 
 
 def _warn_left_out(verb: str, reasons: Iterable[LeftOut], unit: str) -> None:

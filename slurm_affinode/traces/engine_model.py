@@ -13,9 +13,11 @@ at all.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,9 +115,12 @@ class _Run:
         return -(-tokens // self._engine.block_size)
 
     def advance(self) -> bool:
-        """Run one iteration, or wait for the next request; return whether any request is left."""
+        """Run iterations to the next event, or wait for the next request; return whether any request is left."""
         self._receive()
-        if not self._waiting and not len(self._running):
+        if not self._waiting:
+            if len(self._running):
+                self._decode()
+                return True
             if self._next == len(self._arrival):
                 return False
             self._now = float(self._arrival[self._next])
@@ -165,6 +170,25 @@ class _Run:
         self._running = np.concatenate([self._running, np.asarray(admitted, np.int64)])
         return used, prefilled, refused
 
+    def _decode(self) -> None:
+        """Run equal iterations while no request arrives or ends and the cache has room, at least one iteration."""
+        running = self._running
+        lasts = self._engine.base_s + self._engine.per_request_s * len(running)
+        steps = int((self._output[running] - self._done[running]).min())
+        if self._next < len(self._arrival):
+            steps = min(steps, math.ceil((float(self._arrival[self._next]) - self._now) / lasts))
+        tokens = self._prompt[running] + self._done[running]
+        if steps > 1 and int(self._blocks(tokens + steps).sum()) <= self._pool:
+            used = self._blocks(tokens[:, None] + np.arange(1, steps)).sum()
+            self._now += (steps - 1) * lasts
+            self._busy += (steps - 1) * lasts
+            self._kv += lasts * float(used) / self._pool
+            self._iterations += steps - 1
+            self._done[running] += steps - 1
+        used, preempted = self._make_room()
+        self._waiting_max = max(self._waiting_max, len(self._waiting))
+        self._iterate(used, 0, refused=preempted)
+
     def _iterate(self, used: int, prefilled: int, *, refused: bool) -> None:
         engine, running = self._engine, self._running
         lasts = engine.base_s + engine.per_request_s * len(running) + engine.per_prefill_token_s * prefilled
@@ -192,41 +216,59 @@ class _Run:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class PrefilledRequests:
+    """What requests experience at engines that only prefill; one element per request, in the order of arrival."""
+
+    ttft_s: NDArray[np.float64]
+    waiting_max: int
+    busy_s: float
+
+
+def prefilled(
+    arrival_s: NDArray[np.float64], context: NDArray[np.int64], engine: EngineModel, engines: int
+) -> PrefilledRequests:
+    """Return what requests experience at engines that only prefill, one request at a time, first come first served."""
+    arrival = np.asarray(arrival_s, np.float64)
+    lasts = engine.base_s + engine.per_prefill_token_s * np.maximum(np.asarray(context, np.int64), 1)
+    free = [0.0] * max(1, min(engines, len(arrival)))
+    began = np.empty(len(arrival))
+    for index, (at, seconds) in enumerate(zip(arrival.tolist(), lasts.tolist(), strict=True)):
+        begin = max(heappop(free), at)
+        began[index] = begin
+        heappush(free, begin + seconds)
+    # Requests begin in the order of arrival, so those that have not begun are the last ones.
+    queued = np.arange(1, len(arrival) + 1) - np.searchsorted(began, arrival, side="right")
+    return PrefilledRequests(began + lasts - arrival, int(queued.max(initial=0)), float(lasts.sum()))
+
+
 def split(
     arrival_s: NDArray[np.float64], context: NDArray[np.int64], generated: NDArray[np.int64], engine: EngineModel,
-    *, prefill_engines: int, decode_engines: int,
+    *, prefill_engines: int, decode_engines: int, per_transfer_token_s: float = 0.0,
 ) -> ModeledRequests:  # fmt: skip
     """Return what requests experience if some engines only prefill and the others only decode.
 
-    A prefill engine takes the requests first come first served, one at a time; the first token is its result. The KV
-    cache then moves to a decode engine, in no time: the transfer is not modeled. Decode engines receive the requests in
-    turn, in the order in which they leave the prefill. Figures of the iterations are those of the decode engines.
+    The first token is the result of the prefill (see ``prefilled``). The KV cache then moves to a decode engine, in
+    ``per_transfer_token_s`` for each token of the prompt. Decode engines receive the requests in turn, in the order of
+    the ends of these transfers. Figures of the iterations are those of the decode engines.
     """
     arrival = np.asarray(arrival_s, np.float64)
     prompt = np.maximum(np.asarray(context, np.int64), 1)
     output = np.maximum(np.asarray(generated, np.int64), 1)
-    free = np.zeros(min(prefill_engines, max(1, len(arrival))))
-    began, left = np.empty(len(arrival)), np.empty(len(arrival))
-    for index in range(len(arrival)):
-        which = int(free.argmin())
-        began[index] = max(float(free[which]), float(arrival[index]))
-        left[index] = began[index] + engine.base_s + engine.per_prefill_token_s * float(prompt[index])
-        free[which] = left[index]
-    # Requests begin in the order of arrival, so those that have not begun are the last ones.
-    queued = np.arange(1, len(arrival) + 1) - np.searchsorted(began, arrival, side="right")
-    ttft = left - arrival
+    first = prefilled(arrival, prompt, engine, prefill_engines)
+    ttft = first.ttft_s
+    moved = ttft + per_transfer_token_s * prompt
     decoder = replace(engine, per_prefill_token_s=0.0, max_batched_tokens=2**62)
     e2e = np.where(output > 1, np.nan, ttft)
     preemptions = np.zeros(len(arrival), np.int64)
-    order = np.argsort(left, kind="stable")
+    order = np.argsort(arrival + moved, kind="stable")
     order = order[output[order] > 1]
-    decoded = _in_turn(left[order], prompt[order] + 1, output[order] - 1, decoder, decode_engines)
-    e2e[order] = ttft[order] + decoded.e2e_s
+    decoded = _in_turn((arrival + moved)[order], prompt[order] + 1, output[order] - 1, decoder, decode_engines)
+    e2e[order] = moved[order] + decoded.e2e_s
     preemptions[order] = decoded.preemptions
-    waiting_max = max(decoded.waiting_max, int(queued.max(initial=0)))
     return replace(
         decoded,
-        waiting_max=waiting_max,
+        waiting_max=max(decoded.waiting_max, first.waiting_max),
         ttft_s=ttft,
         e2e_s=e2e,
         preemptions=preemptions,

@@ -262,7 +262,7 @@ def per_minute(requests: pl.DataFrame) -> pl.DataFrame:
 
 
 def _modeled(requests: pl.DataFrame, engine: EngineModel, engines: int | None) -> Modeled:
-    part = _busiest_span(requests)
+    part = busiest_span(requests)
     steps = part.with_columns(steps=kv_token_steps(pl.col("context"), pl.col("generated")))
     load = _load(per_minute(steps.select("time", "context", "generated", "steps")), engine)
     number = engines or load.engines_needed
@@ -284,7 +284,8 @@ def _modeled(requests: pl.DataFrame, engine: EngineModel, engines: int | None) -
     )  # fmt: skip
 
 
-def _busiest_span(requests: pl.DataFrame) -> pl.DataFrame:
+def busiest_span(requests: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests of the hour with the most tokens, of a trace that is sorted by time and not empty."""
     if (requests["time"][-1] - requests["time"][0]).total_seconds() <= MODELED_SPAN_S:
         return requests
     hours = (

@@ -433,9 +433,64 @@ def test_pools_of_the_page_are_those_of_the_command(shared_data: Path) -> None:
 
 def test_server_options_need_requests(requests: str, log: str) -> None:
     for words, message in (
-        (("--trace", requests), "this trace needs --pool-servers"),
+        (("--trace", requests), "gentd26 needs --pool-servers"),
         (("--trace", log, "--pool-servers"), "--pool-servers needs --trace gentd26"),
+        (("--trace", log, "--split-phases"), "need --trace azure"),
+        (("--trace", "azure:x", "--capacity", "1"), "have no influence on this trace"),
         (("--trace", log, "--warm", "1"), "--warm needs --pool-servers"),
     ):
         with pytest.raises(click.UsageError, match=message):
             run(*words)
+
+
+_SLOW_ENGINE = ("--iteration-ms", "100", "--request-us", "0", "--prefill-us", "10000", "--transfer-us", "0",
+                "--engine-gpus", "2")  # fmt: skip
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Path:
+    """Two services whose requests alternate, so that prompts delay tokens of others. A synthetic trace."""
+    for name, second, context, generated in (("chat", 0, 10, 5), ("code", 1, 100, 2)):
+        lines = [f"2023-11-16 18:{minute:02}:00.{second}000000,{context},{generated}" for minute in range(10)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+    return tmp_path
+
+
+def test_engines_are_sized_for_a_latency_target(services: Path) -> None:
+    """On one engine, a prompt of 1.1 s delays the other service's tokens; with separate phases it does not."""
+    words = ("--trace", f"azure:{services}", *_SLOW_ENGINE)
+    found, _ = run(*words, "--split-phases", "--pool-servers", "--between-tokens", "0.11,0.5", "--first-token", "2")
+    assert [(one["name"], one["requests"]) for one in found["services"]] == [("chat", 10), ("code", 10)]
+    relaxed, strict = found["targets"]
+    assert relaxed["target"] == {"first_token_s": 2.0, "between_tokens_s": 0.5}
+    assert (relaxed["mixed"]["engines"], [one["engines"] for one in relaxed["apart"]]) == (1, [1, 1])
+    assert strict["mixed"]["engines"] == 2
+    assert (strict["split"]["engines"], strict["split"]["prefill_engines"]) == (2, 1)
+    assert (found["gpus_per_engine"], found["engine"]["base_s"]) == (2, 0.1)
+    assert any("Splitwise" in text for text in found["published"])
+    unreachable, _ = run(*words, "--between-tokens", "0.05")
+    assert (unreachable["targets"][0]["mixed"], unreachable["targets"][0]["split"]) == (None, None)
+    done = CliRunner().invoke(cli, ["whatif", *words, "--split-phases", "--pool-servers"], catch_exceptions=False)
+    assert "own, chat" in done.stdout
+    assert "not computed here" in done.stdout
+    with pytest.raises(AffinodeError, match="a single service"):
+        run("--trace", f"azure:{services / 'chat.csv'}", "--pool-servers")
+
+
+def test_defaults_of_the_engine_are_those_of_the_model() -> None:
+    from slurm_affinode.cli.engine_options import default_texts
+    from slurm_affinode.cli.whatif import _ENGINE_DEFAULTS
+    from slurm_affinode.whatif.phases import LLAMA2_70B
+
+    assert default_texts(LLAMA2_70B) == _ENGINE_DEFAULTS
+
+
+def test_engines_of_the_page_are_those_of_the_command(shared_data: Path) -> None:
+    trace = shared_data / "azure" / "AzureLLMInferenceTrace_code.csv"
+    done = CliRunner().invoke(
+        cli, ["whatif", "--trace", f"azure:{trace}", "--split-phases"], catch_exceptions=False, env={"COLUMNS": "200"}
+    )
+    shown = [line.rstrip() for line in done.stdout.split("Published")[0].splitlines() if line.strip()]
+    page = (Path(__file__).parents[3] / "docs" / "whatif.md").read_text()
+    assert len(shown) == 10
+    assert [line for line in shown if line not in page] == []

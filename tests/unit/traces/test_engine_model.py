@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurm_affinode.traces.engine_model import EngineModel, dealt, simulate, split
 
@@ -129,3 +131,26 @@ def test_model_predicts_a_recorded_queue_of_another_engine(shared_data: Path) ->
     found = simulate(arrival - arrival[0], prompt, answer, engine(*min(grid, key=lambda one: error(*one))))
     assert found.waiting_max == pytest.approx(459, rel=0.15)
     assert np.median(found.e2e_s[phase == 3]) == pytest.approx(np.median(took[phase == 3]), rel=0.15)
+
+
+@settings(max_examples=50)
+@given(rows=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=12))
+def test_requests_that_never_fit_change_nothing_for_others(rows: list[tuple[int, int, int]]) -> None:
+    """One arrives in each iteration, so that iterations which are otherwise simulated together are interrupted."""
+    engine = EngineModel(
+        kv_tokens=160, max_running=4, base_s=0.5, per_request_s=0.25, per_prefill_token_s=0.125, block_size=16
+    )
+    rows = sorted(rows)
+    # One in each iteration: the shortest one takes 0.75 s.
+    both = sorted([*rows, *((at / 2, 1000, 1) for at in range(2000))], key=lambda row: row[0])
+    ours = np.array([row[1] < 1000 for row in both])
+    alone, together = (
+        simulate(*(np.array(column) for column in zip(*some, strict=True)), engine)  # type: ignore[arg-type]
+        for some in (rows, both)
+    )
+    assert together.ttft_s[ours] == pytest.approx(alone.ttft_s, nan_ok=True)
+    assert together.e2e_s[ours] == pytest.approx(alone.e2e_s, nan_ok=True)
+    assert together.preemptions[ours].tolist() == alone.preemptions.tolist()
+    assert (together.iterations, together.busy_s, together.kv_mean, together.waiting_max) == pytest.approx(
+        (alone.iterations, alone.busy_s, alone.kv_mean, alone.waiting_max)
+    )
