@@ -37,7 +37,7 @@ from slurm_affinode.traces import queue_logs
 from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Times
 
 if TYPE_CHECKING:
-    from slurm_affinode.pipeline.whatif import ClusterReplay
+    from slurm_affinode.pipeline.whatif import Change, ClusterReplay
     from slurm_affinode.traces.job_log import LeftOut
     from slurm_affinode.whatif.phases import Deployment
 
@@ -50,6 +50,7 @@ Examples:
   slurm-affinode whatif --trace swf:log.swf --order sjf --times last-two --json
   slurm-affinode whatif --trace swf:log.swf --times predicted
   slurm-affinode whatif --trace helios:HeliosData/data/Venus --backfill first-fit
+  slurm-affinode whatif --trace site:trace/ --suspend-idle 15m
   slurm-affinode whatif --trace gentd26:cluster-trace-v2026-GenAI/ --pool-servers --suspend-idle 5m
   slurm-affinode whatif --trace azure:AzureLLMInferenceTrace_code.csv --split-phases
   slurm-affinode whatif --trace philly:philly_pollux.csv.gz --capacity 400 --order sjf-user \\
@@ -157,6 +158,9 @@ def whatif(
     --trace reads swf:FILE, philly:FILE, helios:PATH, acme:FILE, pai2020:DIR, pai2023:PATH, dlrm2025:PATH, spot2026:PATH
     and, of "export trace", site:DIR, as the commands of "trace" do.
 
+    A data set of "export trace" has idle windows: with --suspend-idle, --sweep, --gpus or --html it is replayed as the
+    site's own jobs are, on one pool.
+
     --trace gentd26:DIR has requests to model servers. With --pool-servers these share --capacity GPUs (without it
     several sizes are compared): servers that are idle for --suspend-idle sleep, as does an idle one whose GPU another
     one needs.
@@ -185,7 +189,8 @@ def whatif(
     --order sjf           by estimated run time (--times), then by submission
     --order sjf-user      by the mean run time of the user (philly: virtual cluster)
                           over the whole log, then by submission
-    --order priority      by the priority of the log (spot2026), then by submission;
+    --order priority      by the priority of the log (spot2026) or of accounting
+                          (--since), then by submission;
                           with easy, the job with the highest one has the reservation
     --times requested     the requested time
     --times actual        the run time itself: perfect knowledge
@@ -227,9 +232,16 @@ def whatif(
         return _validate(validated, as_json=as_json)
     if (trace is None) == (since is None):
         raise click.UsageError("give --trace KIND:PATH, such as swf:FILE, or --since TIME, or --validate DIR")
-    if trace is None:
-        if backfill == "none" or order != "fcfs" or any((capacity, max_run, sample, arrivals)):
-            raise click.UsageError("with --since, only --backfill easy, conservative or first-fit can be chosen")
+    if trace is None or (trace[0] == "site" and any((suspend_idle, more_gpus, sweep, html))):
+        if trace is not None and any((limit_interactive, dask, order != "fcfs")):
+            raise click.UsageError(
+                "--limit-interactive, --dask and --order have no meaning for idle windows of a trace"
+            )
+        if backfill == "none" or order not in {"fcfs", "priority"} or any((capacity, max_run, sample, arrivals)):
+            raise click.UsageError(
+                "with --since, --order is fcfs or priority, "
+                "and only --backfill easy, conservative or first-fit can be chosen"
+            )
         if times == "last-two" or (times is not None and backfill not in ("easy", "conservative")):
             raise click.UsageError(
                 "with --since, --times is requested, predicted or actual, with --backfill easy or conservative"
@@ -239,13 +251,17 @@ def whatif(
         change = {
             "suspend_idle_s": suspend_idle, "more_gpus": more_gpus, "limit_interactive_s": limit_interactive,
             "backfill": backfill or "first-fit", "partial": partial, "windows_s": sweep or (), "one_pool": one_pool,
-            "mode": mode, "times": times or "requested",
+            "mode": mode, "times": times or "requested", "order": order,
         }  # fmt: skip
-        _replay_site(config, since or until, until, change, dask=dask, html=html, as_json=as_json)
+        if trace is not None:
+            _replay_trace(trace[1], change, html=html, as_json=as_json)
+        else:
+            _replay_site(config, since or until, until, change, dask=dask, html=html, as_json=as_json)
         return 0
     if any((suspend_idle, more_gpus, limit_interactive, sweep, html, one_pool, mode != "requeue", dask)):
         raise click.UsageError(
-            "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep, --html and --dask need --since"
+            "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep, --html and --dask need --since; "
+            "--suspend-idle, --sweep, --gpus and --html can be used with --trace site:DIR"
         )
     _simulate_log(
         trace,
@@ -471,6 +487,35 @@ def _replay_site(
     with stages(quiet=as_json) as step, spreading(dask, config) as spread:
         change = Change(**changes)
         found = replay_site(config, query, change, step=step, spread=spread)
+    _show_replays(found, change, (since, until), html, {}, as_json=as_json)
+
+
+def _replay_trace(path: Path, changes: Mapping[str, Any], *, html: Path | None, as_json: bool) -> None:
+    from slurm_affinode.pipeline import prediction  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.pipeline.whatif import Change, replay_trace  # noqa: PLC0415
+    from slurm_affinode.traces import site_trace  # noqa: PLC0415
+
+    with stages(quiet=as_json) as step:
+        step("reading the trace")
+        trace = site_trace.read(path)
+        change = Change(**changes)
+        predicted = prediction.run_times(prediction.read_trace("site", path)) if change.times == "predicted" else None
+        step("replaying")
+        found = replay_trace(trace, change, predicted)
+    idle = site_trace.idle_figures(trace)
+    known = {"measured_jobs": idle.measured_jobs, "unknown_gpu_hours": idle.unknown_gpu_hours}
+    interval = trace.interval
+    _show_replays([found], change, interval, html, known, as_json=as_json)
+    if idle.measured_jobs < trace.jobs.height:
+        warn(f"{counted(trace.jobs.height - idle.measured_jobs, 'job')} with {idle.unknown_gpu_hours:,.0f} GPU-hours "
+             "without samples of all GPUs: their idle time is unknown, and they are never suspended")  # fmt: skip
+
+
+def _show_replays(
+    found: list[ClusterReplay], change: Change, interval: tuple[datetime, datetime], html: Path | None,
+    more: Mapping[str, Any], *, as_json: bool,
+) -> None:  # fmt: skip
+    since, until = interval
     if html is not None:
         from slurm_affinode.pipeline import whatif_page  # noqa: PLC0415
 
@@ -483,7 +528,8 @@ def _replay_site(
     if as_json:
         print_json({
             "since": since, "until": until, "suspend_idle_s": change.suspend_idle_s, "more_gpus": change.more_gpus,
-            "limit_interactive_s": change.limit_interactive_s, "clusters": [dataclasses.asdict(one) for one in found],
+            "limit_interactive_s": change.limit_interactive_s, **more,
+            "clusters": [dataclasses.asdict(one) for one in found],
         })  # fmt: skip
         return
     for one in found:

@@ -37,8 +37,8 @@ def _sql_type(name: str, dtype: pl.DataType, *, in_key: bool) -> TypeEngine[Any]
     return BigInteger()
 
 
-_APPENDED = ("suspended_s", "time_doubt_s")
-"""Columns of ``JOBS`` that a later migration has appended."""
+_APPENDED = ("suspended_s", "time_doubt_s", "priority")
+"""Columns of ``JOBS`` that later migrations have appended, in their order."""
 
 
 def _mirror(name: str, schema: dict[str, pl.DataType], key: tuple[str, ...]) -> Table:
@@ -53,7 +53,7 @@ def _mirror(name: str, schema: dict[str, pl.DataType], key: tuple[str, ...]) -> 
         for column, dtype in schema.items()
     ]
     first = [column for column in columns if column.name not in _APPENDED]
-    last = [column for column in columns if column.name in _APPENDED]
+    last = sorted((column for column in columns if column.name in _APPENDED), key=lambda one: _APPENDED.index(one.name))
     return Table(name, metadata, *first, Column("revision", BigInteger, nullable=False), *last)
 
 

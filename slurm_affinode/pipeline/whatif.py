@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
@@ -24,10 +24,12 @@ from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline import prediction, stored_accounting
+from slurm_affinode.pipeline.prediction import RunTimes
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.slurm.accounting.schema import JOBS
 from slurm_affinode.traces.job_log import MOST_LEFT_OUT
-from slurm_affinode.whatif.policy import Backfill, SchedulingPolicy, Times
+from slurm_affinode.traces.site_trace import EPOCH_S, SiteTrace
+from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Times
 from slurm_affinode.whatif.pools import Placement, Pool, Queue, Scenario, divide, replay_all
 from slurm_affinode.whatif.suspension import (
     DUMP_S,
@@ -63,6 +65,8 @@ class Change:
     one_pool: bool = False
     """Whether a job can use every GPU of the cluster."""
     mode: Mode = "requeue"
+    order: Order = "fcfs"
+    """Of both replays: ``fcfs``, or ``priority`` as accounting has recorded it."""
     times: Times = "requested"
     """Estimates of run times in both replays, for a ``backfill`` that has reservations."""
 
@@ -225,36 +229,119 @@ def _replay(  # noqa: PLR0917
     runs = held.runs.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0))
     left_out = {"without a certain start and end": uncertain, "without a GPU count": int(runs["gpus"].null_count())}
     runs = runs.filter(pl.col("gpus").is_not_null())
-    whole_h, share = _gpu_hours(runs), 0.0
-    policy = SchedulingPolicy("fcfs", change.backfill, change.times)
+    whole_h = _gpu_hours(runs)
+    policy = SchedulingPolicy(change.order, change.backfill, change.times)
     if policy.reserves:
         left_out["without a time limit"] = int(runs["timelimit_s"].null_count())
         runs = runs.filter(pl.col("timelimit_s").is_not_null())
-        share = 1 - _gpu_hours(runs) / whole_h if whole_h else 0.0
-    total, missing = runs.height + sum(left_out.values()), sum(left_out.values())
-    if not runs.height or (max(missing / total, share) > MOST_LEFT_OUT and not change.partial):
-        text = "; ".join(f"{number:,} {reason}" for reason, number in left_out.items() if number)
-        raise InputError(
-            f"{missing:,} of {total:,} GPU jobs, with {share:.1%} of the known GPU-hours, are left out: {text}",
-            where=cluster,
-            hint="--partial replays the others" if runs.height else None,
-        )  # fmt: skip
+    if policy.order == "priority":
+        left_out["without a priority"] = int(runs["priority"].null_count())
+        runs = runs.filter(pl.col("priority").is_not_null())
+    share = 1 - _gpu_hours(runs) / whole_h if whole_h else 0.0
+    _check_left_out(cluster, runs.height, left_out, share, partial=change.partial)
     jobs, starts, interactive, rows = _jobs(runs, idle, held.query, {} if predicted is None else predicted.run_s)
     divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
     own = (pl.col("cluster") == cluster).fill_null(value=True)
     devices = held.devices.with_row_index("at").filter(~divided, own)
     pools = _pools(jobs, starts, rows, held.nodes, devices, one_pool=change.one_pool)
+    subject = _Subject(
+        cluster, {reason: number for reason, number in left_out.items() if number}, share, policy,
+        None if predicted is None else predicted.predictor, costs,
+        (held.query.since.timestamp(), held.query.until.timestamp()), devices,
+    )  # fmt: skip
+    return _compare(subject, jobs, interactive, pools, change, spread)
+
+
+def replay_trace(
+    trace: SiteTrace, change: Change, predicted: RunTimes | None = None, *, spread: Spread = in_turn
+) -> ClusterReplay:
+    """Replay the jobs of an exported data set with its idle windows, on one pool.
+
+    ``predicted``: run times by the row of its log, for ``times`` "predicted". Jobs without samples of all their GPUs
+    are never suspended. Raises ``InputError`` if too many jobs have no time limit for ``backfill``.
+    """
+    table = trace.jobs.with_row_index("row").sort("submit_s", "job")
+    policy, left_out, share = SchedulingPolicy(change.order, change.backfill, change.times), dict[str, int](), 0.0
+    if policy.reserves and (without := table.filter(pl.col("timelimit_s").is_null())).height:
+        left_out["without a time limit"] = without.height
+        share = _held_s(without) / _held_s(table)
+        table = table.filter(pl.col("timelimit_s").is_not_null())
+    _check_left_out(trace.name, table.height, left_out, share, partial=change.partial)
+    windows: dict[int, list[tuple[int, int]]] = {}
+    for job, begin, end in trace.idle.iter_rows():
+        windows.setdefault(job, []).append((begin, end))
+    jobs = [
+        GpuJob(
+            row["job"], row["partition"], EPOCH_S + row["submit_s"], row["run_s"], row["gpus"],
+            -1 if row["timelimit_s"] is None else max(row["timelimit_s"], row["run_s"]), row["wait_s"], counted=True,
+            idle=tuple(windows.get(row["job"], ())),
+            predicted=-1 if predicted is None else int(predicted.predicted[row["row"]]),
+        )
+        for row in table.iter_rows(named=True)
+    ]  # fmt: skip
+    starts = [job.submit + job.recorded_wait for job in jobs]
+    last = max(start + job.run for start, job in zip(starts, jobs, strict=True))
+    capacity = max(trace.capacity_gpus, most_concurrent(jobs, starts))
+    subject = _Subject(
+        trace.name, left_out, share, policy, None if predicted is None else predicted.predictor,
+        (DUMP_S, RESTORE_S, "docs/hardware.md"), (jobs[0].submit, last),
+        pl.DataFrame(schema={"node": pl.String(), "model": pl.String()}),
+    )  # fmt: skip
+    pools = [(Pool((), tuple(range(len(jobs)))), capacity)]
+    return _compare(subject, jobs, [False] * len(jobs), pools, change, spread)
+
+
+def _held_s(jobs: pl.DataFrame) -> float:
+    return float((jobs["gpus"] * jobs["run_s"]).sum())
+
+
+def _check_left_out(where: str, jobs: int, left_out: Mapping[str, int], share: float, *, partial: bool) -> None:
+    """Raise ``InputError`` if no job is left, or more than ``MOST_LEFT_OUT`` is left out and not ``partial``."""
+    missing = sum(left_out.values())
+    total = jobs + missing
+    if not jobs or (max(missing / total, share) > MOST_LEFT_OUT and not partial):
+        text = "; ".join(f"{number:,} {reason}" for reason, number in left_out.items() if number)
+        raise InputError(
+            f"{missing:,} of {total:,} GPU jobs, with {share:.1%} of the known GPU-hours, are left out: {text}",
+            where=where,
+            hint="--partial replays the others" if jobs else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A cluster and what is known of its jobs, for both replays."""
+
+    name: str
+    left_out: dict[str, int]
+    left_out_share: float
+    policy: SchedulingPolicy
+    predictor: str | None
+    costs: tuple[float, float, str]
+    """Of a suspension and a restore, s, and their source."""
+    interval: tuple[float, float]
+    """Seconds since 1970."""
+    devices: pl.DataFrame
+    """``node`` and ``model`` of its GPUs."""
+
+
+def _compare(  # noqa: PLR0917
+    subject: _Subject, jobs: list[GpuJob], interactive: Sequence[bool], pools: list[tuple[Pool, int]], change: Change,
+    spread: Spread,
+) -> ClusterReplay:  # fmt: skip
+    """Replay the jobs as they were and with the change."""
     more = _with_more(pools, jobs, change.more_gpus)
     capacity = sum(gpus for _, gpus in pools)
     changed = _limited(jobs, interactive, change.limit_interactive_s)
-    dump_s, restore_s, source = costs
-    days = (held.query.until - held.query.since).total_seconds() / _DAY_S
+    dump_s, restore_s, source = subject.costs
+    since, until = subject.interval
+    days = max(1.0, until - since) / _DAY_S
     counted = np.array([job.counted for job in jobs])
     windows = (change.suspend_idle_s, *change.windows_s)
     in_place = change.mode == "inplace"
     rules = [None if idle_s is None else SuspensionRule(idle_s, dump_s, restore_s, in_place) for idle_s in windows]
     scenarios = [Scenario(0, None), *(Scenario(1, rule) for rule in rules)]
-    before, *replays = replay_all([Queue(jobs, pools), Queue(changed, more)], scenarios, policy, spread)
+    before, *replays = replay_all([Queue(jobs, pools), Queue(changed, more)], scenarios, subject.policy, spread)
     gain, *sweep = [
         _gain(window_s, jobs, before, replayed, counted, days)
         for window_s, replayed in zip(windows, replays, strict=True)
@@ -264,23 +351,23 @@ def _replay(  # noqa: PLR0917
     waits = _waits(jobs, before, after, counted)
     recorded = waits[0].recorded_mean_s if waits else 0.0
     return ClusterReplay(
-        cluster=cluster,
+        cluster=subject.name,
         gpus=capacity,
         jobs=len(jobs),
-        left_out={reason: number for reason, number in left_out.items() if number},
-        left_out_share=share,
-        policy=str(policy),
+        left_out=subject.left_out,
+        left_out_share=subject.left_out_share,
+        policy=str(subject.policy),
         mode=change.mode,
-        predictor=None if predicted is None else predicted.predictor,
-        pools=_pool_figures(pools, jobs, devices, before, after, counted),
+        predictor=subject.predictor,
+        pools=_pool_figures(pools, jobs, subject.devices, before, after, counted),
         waits=waits,
         replayed_to_recorded=waits[0].before_mean_s / recorded if recorded > 0 else None,
         saved_wait_mean_s=gain.saved_wait_mean_s,
         saved_wait_interval_s=gain.saved_wait_interval_s,
         earlier=int((saved[counted] > 0).sum()),
         later=int((saved[counted] < 0).sum()),
-        throughput_before_per_day=_throughput(before, held.query, days),
-        throughput_after_per_day=_throughput(after, held.query, days),
+        throughput_before_per_day=_throughput(before, subject.interval, days),
+        throughput_after_per_day=_throughput(after, subject.interval, days),
         head_of_line_before_mean_s=_mean(before.blocked[counted]),
         head_of_line_after_mean_s=_mean(after.blocked[counted]),
         suspended_jobs=gain.suspended_jobs,
@@ -316,9 +403,9 @@ def _gain(  # noqa: PLR0917
     )
 
 
-def _throughput(replayed: Replay, query: WasteQuery, days: float) -> float:
+def _throughput(replayed: Replay, between: tuple[float, float], days: float) -> float:
     """Return the jobs that end in the interval per day."""
-    since, until = query.since.timestamp(), query.until.timestamp()
+    since, until = between
     return float(((replayed.end > since) & (replayed.end <= until)).sum()) / days
 
 
@@ -406,7 +493,7 @@ def _jobs(
         jobs.append(GpuJob(
             row["job_id"], row["partition"], row["submitted_ms"] // 1000, run, row["gpus"],
             -1 if limit is None else max(limit, run), row["waited_ms"] // 1000, row["counted"], own,
-            predicted.get((row["job_id"], row["exactly_s"]), -1),
+            predicted.get((row["job_id"], row["exactly_s"]), -1), row["priority"] or 0,
         ))  # fmt: skip
         starts.append(start)
         interactive.append(row["interactive"])

@@ -14,6 +14,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,14 @@ class SiteTrace:
     least_users: int
     suppression: Suppression | None
     """``None``: not known, for a data set that was read."""
+
+    @property
+    def interval(self) -> tuple[datetime, datetime]:
+        """Return the first submission and the last end, on the shifted calendar."""
+        first, last = self.jobs.select(
+            pl.col("submit_s").min(), (pl.col("submit_s") + pl.col("wait_s") + pl.col("run_s")).max().alias("end_s")
+        ).row(0)
+        return datetime.fromtimestamp(EPOCH_S + first, UTC), datetime.fromtimestamp(EPOCH_S + last, UTC)
 
 
 @dataclass(frozen=True, slots=True)

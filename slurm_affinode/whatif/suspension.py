@@ -42,6 +42,8 @@ class GpuJob:
     """Idle periods, relative to the start."""
     predicted: int = -1
     """Predicted run time; -1: unknown."""
+    priority: int = 0
+    """For ``order`` "priority": the highest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def replay(
     work = Workload(
         np.array([job.submit for job in jobs], np.int64)[owner], run, units, left,
         np.full(len(owner), -1), np.full(len(owner), np.nan), rows, np.where(first, -1, rows - 1), delay,
-        predicted,
+        predicted, np.array([job.priority for job in jobs], np.int64)[owner],
     )  # fmt: skip
     starts = simulate(work, capacity, policy, advance)
     ends = starts + run

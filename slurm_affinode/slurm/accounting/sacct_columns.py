@@ -447,6 +447,7 @@ class Converter:
     def _spans(self) -> None:
         self._first(("elapsedraw", whole), ("elapsed", seconds), target="elapsed_s")
         self._first(("suspended", seconds), target="suspended_s")
+        self._first(("priority", whole), target="priority")
         if (cells := self._column("timelimitraw", "timelimit")) is not None:
             if cells.name == "timelimitraw":
                 limit = mapped(cells, _raw_limit_s, pl.Int64(), self._known[cells.name])

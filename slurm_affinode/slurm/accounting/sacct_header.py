@@ -38,7 +38,8 @@ FREE_TEXT = frozenset(
 """Columns with text chosen by users, which may contain the delimiter or a newline."""
 
 READ_COLUMNS = (
-    "JobIDRaw", "JobID", "Cluster", "User", "UID", "Account", "Partition", "QOS", "State", "ExitCode", "Reason",
+    "JobIDRaw", "JobID", "Cluster", "User", "UID", "Account", "Partition", "QOS", "Priority", "State",
+    "ExitCode", "Reason",
     "Submit", "Eligible", "Start", "End", "ElapsedRaw", "Suspended", "TimelimitRaw", "NNodes", "NodeList",
     "AllocCPUS", "ReqCPUS", "NTasks", "ReqMem", "ReqTRES", "AllocTRES", "AllocGRES", "ReqGRES", "TotalCPU", "MaxRSS",
     "TRESUsageInMax", "ConsumedEnergyRaw", "Constraints", "AdminComment", "Comment", "WorkDir", "JobName",

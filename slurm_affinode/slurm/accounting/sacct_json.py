@@ -156,6 +156,7 @@ def _job(job: Any, number: int, cluster: str) -> dict[str, Any]:
         "account": _text(job.get("account")) or _text(association.get("account")),
         "partition": _text(job.get("partition")),
         "qos": _text(job.get("qos")),
+        "priority": _whole(job.get("priority")),
         **_state(state.get("current"), job),
         **_exit(job.get("exit_code")),
         "reason": _reason(state.get("reason")),

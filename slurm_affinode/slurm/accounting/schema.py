@@ -98,6 +98,7 @@ JOBS: dict[str, pl.DataType] = {
     "account": pl.String(),
     "partition": pl.String(),
     "qos": pl.String(),
+    "priority": pl.Int64(),  # as accounting has recorded it last; 0: held
     # state and times
     "state": pl.String(),  # the canonical long word, e.g. CANCELLED, OUT_OF_MEMORY
     "cancelled_by": pl.String(),  # uid or name after "CANCELLED by"

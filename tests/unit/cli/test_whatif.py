@@ -20,6 +20,7 @@ from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
+from slurm_affinode.traces import site_trace
 
 
 def swf(path: Path, *jobs: tuple[int, ...]) -> str:
@@ -218,6 +219,49 @@ def test_suspension_returns_gpus_that_another_job_uses(site: Path) -> None:
     assert (cluster["head_of_line_before_mean_s"], cluster["head_of_line_after_mean_s"]) == (0.0, 0.0)
 
 
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A data set of the jobs of ``site``, and a third job without samples that runs later."""
+    start_s = int(SINCE.timestamp())
+    base = {"account": "a", "job_name": "n", "partition": "gpu", "gpu_type": "a100", "gpus": 2, "timelimit_s": 86_400,
+            "state": "completed"}  # fmt: skip
+    rows = [
+        {**base, "run": run_, "user": f"u{run_}", "submit_s": start_s + 60 * submit, "start_s": start_s + 60 * begin,
+         "end_s": start_s + 60 * end, "measured": run_ < 3}
+        for run_, submit, begin, end in ((1, 0, 0, 240), (2, 30, 240, 270), (3, 600, 600, 660))
+    ]  # fmt: skip
+    idle = pl.DataFrame([(1, start_s + 3600, start_s + 10_800)], schema=site_trace.IDLE, orient="row")
+    raw = pl.DataFrame(rows, schema=site_trace.RAW)
+    trace = site_trace.anonymized(raw, idle, 2, site_trace.ExportOptions(b"0123456789abcdef", 60, 2))
+    directory = tmp_path / "trace"
+    directory.mkdir()
+    for name, data in site_trace.files(trace, "synthetic").items():
+        (directory / name).write_bytes(data)
+    return directory
+
+
+def test_idle_windows_of_an_exported_trace(exported: Path, tmp_path: Path) -> None:
+    """The same schedule as from the site's own data; unmeasured jobs are unknown and are not suspended."""
+    words = ("--trace", f"site:{exported}")
+    found, messages = run(*words, "--suspend-idle", "15m", "--sweep", "1h,4h")
+    (cluster,) = found["clusters"]
+    waits = cluster["waits"][0]
+    assert (waits["recorded_mean_s"], waits["before_mean_s"]) == (210 * 60 / 3, 210 * 60 / 3)
+    assert waits["after_mean_s"] == (45 * 60 + 17) / 3
+    assert cluster["gpu_hours_returned"] == pytest.approx(2 * (105 * 60 - 17) / 3600)
+    assert (cluster["suspended_jobs"], cluster["costs_from"]) == (1, "docs/hardware.md")
+    assert [gain["suspended_jobs"] for gain in cluster["sweep"]] == [1, 0]
+    assert (found["measured_jobs"], found["unknown_gpu_hours"]) == (2, 2.0)
+    assert "1 job with 2 GPU-hours without samples" in messages
+    same, _ = run(*words, "--gpus", "0", "--sweep", "4h", "--backfill", "easy", "--times", "actual")
+    assert same["clusters"][0]["saved_wait_mean_s"] == 0
+    page = tmp_path / "page.html"
+    CliRunner().invoke(cli, ["whatif", *words, "--suspend-idle", "15m", "--html", str(page)], catch_exceptions=False)
+    assert "would have returned" in page.read_text()
+    with pytest.raises(click.UsageError, match="no meaning for idle windows"):
+        run(*words, "--suspend-idle", "15m", "--limit-interactive", "1h")
+
+
 def test_job_in_place_returns_no_gpus_to_the_queue(site: Path) -> None:
     (cluster,) = run(*SITE, "--suspend-idle", "15m", "--mode", "inplace", "--state", str(site))[0]["clusters"]
     assert cluster["mode"] == "inplace"
@@ -240,6 +284,24 @@ def test_predicted_run_times_of_a_site(site: Path) -> None:
         waits[times] = cluster["waits"][0]["before_mean_s"]
         assert (cluster["predictor"] is None) == (times != "predicted")
     assert waits["predicted"] == waits["actual"] < waits["requested"]
+
+
+def test_order_of_recorded_priorities(site: Path) -> None:
+    """Of two jobs that wait for both GPUs, the one with the higher priority starts first."""
+    words = (*SITE, "--order", "priority", "--state", str(site))
+    with pytest.raises(AffinodeError, match="2 without a priority"):
+        run(*words)
+    rows = [_run(1, 0, 0, 240, priority=1), _run(2, 30, 240, 270, priority=5),
+            _run(3, 40, 270, 300, priority=9)]  # fmt: skip
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows)}
+    with Repository.open(f"sqlite:///{site / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None), JOBS))
+    (by_priority,) = run(*words)[0]["clusters"]
+    (by_submission,) = run(*SITE, "--state", str(site))[0]["clusters"]
+    assert by_priority["policy"] == "priority, backfill first-fit"
+    assert by_submission["waits"][0]["before_mean_s"] == 60 * (0 + 210 + 230) / 3
+    assert by_priority["waits"][0]["before_mean_s"] == 60 * (0 + 240 + 200) / 3
+    assert by_priority["waits"][0]["before_p95_s"] > by_submission["waits"][0]["before_p95_s"]
 
 
 def test_sweep_has_the_gains_of_single_replays(site: Path) -> None:
@@ -361,6 +423,7 @@ def test_table_shows_the_ratio_beside_each_gain(site: Path) -> None:
     [
         (("--since", "1d", "--trace", "swf:x"), "give --trace"),
         (("--since", "1d", "--backfill", "none"), "only --backfill easy, conservative or first-fit"),
+        (("--since", "1d", "--order", "sjf"), "--order is fcfs or priority"),
         (("--trace", "swf:x", "--gpus", "+1"), "need --since"),
         (("--trace", "swf:x", "--sweep"), "need --since"),
         (("--trace", "swf:x", "--mode", "inplace"), "need --since"),

@@ -106,6 +106,15 @@ def test_running_record_with_longer_elapsed_time_is_newer(repository, jobs, all_
     assert all_jobs()[0]["elapsed_s"] == 600
 
 
+def test_priority_of_a_job_stored_by_an_earlier_release_is_unknown(repository, jobs, all_jobs):
+    """A later record without the field does not erase a known one."""
+    repository.upsert(jobs(running()))
+    assert all_jobs()[0]["priority"] is None
+    repository.upsert(jobs(ended(priority=4294901759)))
+    repository.upsert(jobs(ended()))
+    assert all_jobs()[0]["priority"] == 4294901759
+
+
 def test_suspended_time_makes_a_running_record_newer(repository, jobs, all_jobs):
     """The elapsed time of a suspended job does not increase."""
     repository.upsert(jobs(running(elapsed_s=600, suspended_s=3000, state="SUSPENDED")))

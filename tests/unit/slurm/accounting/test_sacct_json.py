@@ -64,6 +64,12 @@ def test_old_data_parser_is_read() -> None:
     assert found.unit == "record"
 
 
+def test_priority_is_unknown_if_it_is_not_set() -> None:
+    numbers = ({"set": True, "infinite": False, "number": 0}, {"set": False, "infinite": False, "number": 7}, 11322)
+    found = parse(*(job(job_id=number, priority=value) for number, value in enumerate(numbers, 1)), job(job_id=9))
+    assert found.jobs["priority"].to_list() == [0, None, 11322, None]
+
+
 def test_limits_and_numbers_that_are_not_set() -> None:
     """``infinite`` is unlimited; not set is unknown."""
     unlimited = job(1)

@@ -396,3 +396,12 @@ def test_real_sacct_output_of_a_gpu_cluster(shared_data: object) -> None:
     assert (late["job_id"], late["gpus"], late["gpu_type"]) == (1639021, 1, "a100")
     assert late["start"] == utc("2025-05-02T12:09:52")
     assert not found.problems
+
+
+def test_priority_is_read_and_unknown_where_it_is_not_printed() -> None:
+    """A held job has priority 0."""
+    found = parse(
+        "JobIDRaw|Priority|State\n1|4294901759|PENDING\n2|0|PENDING\n3||RUNNING\n3.batch||RUNNING\n", zone="UTC"
+    )
+    assert found.jobs["priority"].to_list() == [4294901759, 0, None]
+    assert parse("JobIDRaw|State\n1|PENDING\n", zone="UTC").jobs["priority"].to_list() == [None]
