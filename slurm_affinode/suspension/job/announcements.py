@@ -132,7 +132,9 @@ def _parse(text: str, where: str) -> Announcement:
     try:
         (version,) = fields["version"]
         if version != _VERSION:
-            raise AnnouncementError(f"{where}: version {version}; this agent reads {_VERSION}")
+            raise AnnouncementError(
+                f"{where}: version {version}, this agent reads {_VERSION}: the plugin is of another release"
+            )
         if any(number > MOST_ID for key in ("uid", "gid", "groups") for number in fields[key]):
             raise AnnouncementError(f"{where}: not the number of a user or group")
         numbers = [fields[key] for key in ("job", "uid", "gid", "pid", "started", "keeper", "keeper_started")]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
 import pytest
 from sqlalchemy import BigInteger, Double, Float, SmallInteger, String, Text, inspect, text
 
@@ -63,6 +68,23 @@ def test_database_opened_without_upgrade_is_unchanged(store_url):
         assert migrations.status(repository.engine).version == 0
         assert migrations.upgrade(repository.engine)
         assert migrations.status(repository.engine).pending == ()
+
+
+def test_database_of_an_earlier_release_is_upgraded(tmp_path):
+    """Nothing is lost, and new columns are unknown."""
+    file = tmp_path / "affinode.sqlite"
+    recorded = Path(__file__).parents[2] / "data" / "previous" / "database.sql"
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.executescript(recorded.read_text())
+    with Repository.open(f"sqlite:///{file}") as repository:
+        assert migrations.status(repository.engine).pending == ()
+        counts = repository.counts()
+        assert (counts.jobs, counts.steps, counts.ingests, counts.clusters) == (3, 4, 3, ("affinode",))
+        jobs = repository.jobs(counts.first, counts.last).sort("job_id")
+        assert jobs["job_name"].to_list() == ["scavenger", "keep-warm", "resnet-sweep"]
+        assert jobs["suspended_s"].to_list() == [None] * 3
+        [suspension] = repository.suspensions(datetime(2026, 11, 20, tzinfo=UTC), datetime(2026, 11, 21, tzinfo=UTC))
+        assert (suspension.user, suspension.restored_node, suspension.shares_gpus) == ("alice", "c2", None)
 
 
 def test_changed_migration_is_an_error(engine, tmp_path):
