@@ -30,6 +30,8 @@ set -e; cd /tmp; apt-get update -qq >&2; apt-get download -qq libslurm-dev >&2
 dpkg-deb -x libslurm-dev*.deb x; tar -C x/usr/include -cf - slurm
 """
 FILES = "find /etc /usr /opt /var -xdev ! -type d ! -path '/var/cache/*' ! -path '/var/log/*' ! -path '/var/lib/[ad]p*'"
+WRITABLE = "find /etc/slurm-affinode /usr/lib/slurm-affinode /usr/lib/systemd/system/slurm-* -perm /022 ! -type l"
+"""Whatever the umask of the checkout, the agent refuses configuration that others than root may write."""
 CHANGED = {"/etc/passwd-", "/etc/shadow-", "/etc/group-", "/etc/gshadow-", "/etc/.pwd.lock", "/var/lib/systemd"}
 """Files of other programs that the creation of a user changes."""
 
@@ -114,6 +116,7 @@ def test_packages_are_installed_run_and_leave_nothing(machine: Machine) -> None:
 
     machine.run("apt-get install -qq --no-install-recommends /packages/slurm-affinode-node_*.deb")
     assert machine.run("slurm-affinode --version") == f"slurm-affinode, version {__version__}\n"
+    assert machine.run(WRITABLE) == ""
     assert "the extra analysis is not installed" in machine.run("slurm-affinode doctor")
     assert INSTALL in machine.run("slurm-affinode report --since 7d", 2)
     assert "it is for slurmd to call" in machine.run("slurm-affinode prolog")
