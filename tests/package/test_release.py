@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_affinode import __version__
+
 REPOSITORY = Path(__file__).parents[2]
 UV = shutil.which("uv") or str(REPOSITORY / ".uv/bin/uv")
 
@@ -52,8 +54,9 @@ def test_release_is_reproducible_and_signed(clones: tuple[Path, Path], tmp_path:
     with (one / "SHA256SUMS").open() as sums:
         done = subprocess.run([*verify, "-s", one / "SHA256SUMS.sig"], check=False, stdin=sums, capture_output=True)
     assert done.returncode == 0, done.stderr
-    components = json.loads((one / "slurm-affinode-analysis.cdx.json").read_text(encoding="utf-8"))["components"]
-    assert {"polars", "sqlalchemy"} <= {component["name"] for component in components}
+    bom = json.loads((one / "slurm-affinode-analysis.cdx.json").read_text(encoding="utf-8"))
+    assert {"polars", "sqlalchemy"} <= {component["name"] for component in bom["components"]}
+    assert bom["metadata"]["component"]["version"] == __version__
 
 
 def test_release_of_uncommitted_changes_is_refused(clones: tuple[Path, Path]) -> None:
