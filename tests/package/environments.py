@@ -19,13 +19,16 @@ def run(*argv: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def call(*argv: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that sees no module of the checkout."""
+def call(
+    *argv: str | Path, cwd: Path, stdin: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that sees no module of the checkout. ``stdin``: its standard input; ``None``: that of the tests."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [str(word) for word in argv],
         cwd=cwd,
         env={**env, **environment},
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,

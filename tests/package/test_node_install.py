@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -52,8 +52,45 @@ def commands() -> Iterator[str]:
     return walk(cli, ())
 
 
-def affinode(programs: Path, words: str, cwd: Path) -> tuple[int, str, str]:
-    """Run a command; return its exit status, standard output and standard error. None of them has a traceback."""
+EACH = """
+import json, os, sys, tempfile
+import slurm_affinode.cli.main  # once, for all of them
+from slurm_affinode.cli.entry import main
+
+def child(words, out, err):
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    sys.argv = ["slurm-affinode", *words.split()]
+    main()
+
+done = []
+for words in json.load(sys.stdin):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        pid = os.fork()
+        if not pid:
+            child(words, out, err)
+            sys.exit()
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        done.append([status, *(os.pread(file.fileno(), 1 << 20, 0).decode() for file in (out, err))])
+json.dump(done, sys.stdout)
+"""
+"""A program that runs each command in a process of its own, without a start of Python for each."""
+
+Outcome = tuple[int, str, str]
+"""Exit status, standard output and standard error."""
+
+
+def each(programs: Path, commands: Sequence[str], cwd: Path) -> dict[str, Outcome]:
+    """Run commands; return what each has done. None of them has a traceback."""
+    done = call(programs / "python", "-c", EACH, cwd=cwd, stdin=json.dumps(commands))
+    assert "Traceback" not in done.stderr, done.stderr
+    outcomes = dict(zip(commands, map(tuple, json.loads(done.stdout)), strict=True))
+    assert [words for words, (_, _, err) in outcomes.items() if "Traceback" in err] == []
+    return outcomes
+
+
+def affinode(programs: Path, words: str, cwd: Path) -> Outcome:
+    """Run the installed program."""
     done = call(programs / "slurm-affinode", *words.split(), cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
@@ -68,17 +105,17 @@ def test_environment_is_small(programs: Path) -> None:
         assert call(programs / "python", "-c", f"import {library}", cwd=programs).returncode == 1, library
 
 
-@pytest.mark.parametrize("words", list(commands()))
-def test_command_runs_or_names_the_extra(programs: Path, tmp_path: Path, words: str) -> None:
+def test_commands_run_or_name_the_extra(programs: Path, tmp_path: Path) -> None:
     """Exit status 2 and one line, with the command that installs the extra."""
-    status, out, err = affinode(programs, f"{words} --help", tmp_path)
-    if words in ANALYSIS:
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert err.startswith(f"slurm-affinode: {words}: needs the extra analysis (")
-        assert err.endswith(f"; {INSTALL}\n")
-    else:
-        assert (status, err) == (0, "")
-        assert out.startswith("Usage: ")
+    for asked, (status, out, err) in each(programs, [f"{words} --help" for words in commands()], tmp_path).items():
+        words = asked.removesuffix(" --help")
+        if words in ANALYSIS:
+            assert (status, out, err.count("\n")) == (2, "", 1), words
+            assert err.startswith(f"slurm-affinode: {words}: needs the extra analysis (")
+            assert err.endswith(f"; {INSTALL}\n")
+        else:
+            assert (status, err) == (0, ""), words
+            assert out.startswith("Usage: ")
 
 
 def test_completion_of_a_missing_command_is_silent(programs: Path, tmp_path: Path) -> None:
@@ -105,17 +142,18 @@ def test_commands_of_users_and_hooks_fail_with_one_reason(programs: Path, tmp_pa
     config = tmp_path / "config.toml"
     key, bin_dir = tmp_path / "image.key", tmp_path / "none"
     config.write_text(f'[slurm]\nbin_dir = "{bin_dir}"\n[suspend]\nkey_file = "{key}"\njournal = "{tmp_path}/j"\n')
-    for words in ("status", "status 5", "suspend 5", "wake 5", "images prune", "keep 5 --for 2h --why important"):
-        status, _, err = affinode(programs, f"{words} --config {config}", tmp_path)
+    without_slurm = ("status", "status 5", "suspend 5", "wake 5", "images prune", "keep 5 --for 2h --why important")
+    without_key = ("images list", "images verify", "agent")
+    asked = [f"{words} --config {config}" for words in (*without_slurm, *without_key)]
+    outcomes = list(each(programs, [*asked, "prolog", "epilog"], tmp_path).items())
+    for words, (status, _, err) in outcomes[: len(without_slurm)]:
         assert status in (2, 3), (words, err)
         assert len(err.splitlines()) == 2, (words, err)
-    for words in ("images list", "images verify", "agent"):
-        status, _, err = affinode(programs, f"{words} --config {config}", tmp_path)
+    for words, (status, _, err) in outcomes[len(without_slurm) : -2]:
         assert (status, f"{key}: " in err) == (2, True), (words, err)
-    for words in ("prolog", "epilog"):
-        assert affinode(programs, words, tmp_path)[::2] == (
-            0, f"slurm-affinode {words}: SLURM_JOB_ID and SLURM_JOB_UID are not set: it is for slurmd to call\n",
-        )  # fmt: skip
+    for words, (status, _, err) in outcomes[-2:]:
+        said = f"slurm-affinode {words}: SLURM_JOB_ID and SLURM_JOB_UID are not set: it is for slurmd to call\n"
+        assert (status, err) == (0, said)
 
 
 def test_job_is_shown_from_its_published_file(programs: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,10 @@ def test_release_is_reproducible_and_signed(clones: tuple[Path, Path], tmp_path:
     bom = json.loads((one / "slurm-affinode-analysis.cdx.json").read_text(encoding="utf-8"))
     assert {"polars", "sqlalchemy"} <= {component["name"] for component in bom["components"]}
     assert bom["metadata"]["component"]["version"] == __version__
+    with tarfile.open(next(one.glob("slurm_affinode-*.tar.gz"))) as archive:  # sites build the plugin for their Slurm
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    sources = (*(REPOSITORY / "spank").glob("*.[ch]"), *(REPOSITORY / "spank").glob("tests/*.[ch]"))
+    assert {"spank/Makefile", "spank/plugin.map", *(str(path.relative_to(REPOSITORY)) for path in sources)} <= packed
 
 
 def test_release_of_uncommitted_changes_is_refused(clones: tuple[Path, Path]) -> None:
