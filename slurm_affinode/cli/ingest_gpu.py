@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import click
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.command import command
-from slurm_affinode.cli.ingest_run import (
-    AGAIN,
-    PROMETHEUS_PERIOD,
-    IngestRun,
-    cluster_option,
-    ingest_options,
-    strict_option,
-    timezone_option,
-)
-from slurm_affinode.cli.ingest_samples import (
-    as_json,
-    continuation,
-    figures,
-    print_problems,
-    progress_of_time,
-    prometheus_server,
-    say_unchanged,
-    with_stdin,
-)
-from slurm_affinode.cli.options import (
-    Span,
-    echo,
-    print_json,
-    progress,
-    prometheus_options,
-)
+from slurm_affinode.cli.ingest_run import timezone_option
+from slurm_affinode.cli.ingest_samples import SampleInput, as_json, continuation, figures, sample_options
 from slurm_affinode.metrics.ingest import IngestSummary
-from slurm_affinode.metrics.prometheus.client import Client
-from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.readers.inputs import FORMATS
 from slurm_affinode.pipeline import ingest
@@ -71,97 +43,61 @@ Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 
 
 @command(epilog=_GPU_EPILOG)
-@click.argument("paths", nargs=-1, type=click.Path(readable=False), metavar="[PATH...]")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(FORMATS),
-    metavar="FORMAT",
-    help="Set the format of every file, one of those below [default: by content]",
-)
-@cluster_option("Set the cluster of every sample [default: from the file, else configuration]")
-@click.option("--node", metavar="NAME", help="Set the node of samples without one [default: file or directory name]")
-@timezone_option("without one")
-@click.option("--start", metavar="TIME", help="Set the time of the first sample in files without times")
-@click.option(
-    "--interval", type=Span(), metavar="SPAN", help="Set the sampling interval in files without times, such as 30s"
-)
-@click.option("--fields", metavar="LIST", help="Set the columns of a table without a header (list of --query-gpu)")
-@strict_option("a file at its first bad line")
-@AGAIN
-@ingest_options(*PROMETHEUS_PERIOD, connection=(prometheus_options,))
-def ingest_gpu(
-    *,
-    paths: tuple[str, ...],
-    format_: str | None,
-    cluster: str | None,
-    node: str | None,
-    timezone: str | None,
-    start: str | None,
-    interval: float | None,
-    fields: str | None,
-    strict: bool,
-    again: bool,
-    since: datetime | None,
-    until: datetime,
-    with_prometheus: bool,
-    run: IngestRun,
-) -> int:
+@sample_options(
+    format_option=click.option(
+        "--format", "format_", type=click.Choice(FORMATS), metavar="FORMAT",
+        help="Set the format of every file, one of those below [default: by content]",
+    ),
+    node_help="Set the node of samples without one [default: file or directory name]",
+    sample="sample",
+    interval="sampling interval",
+    example="30s",
+    after_node=(timezone_option("without one"),),
+    after_interval=(
+        click.option(
+            "--fields", metavar="LIST", help="Set the columns of a table without a header (list of --query-gpu)"
+        ),
+    ),
+)  # fmt: skip
+def ingest_gpu(*, timezone: str | None, fields: str | None, source: SampleInput) -> int:
     """Ingest GPU metrics from files, directories, globs, standard input (-) or a Prometheus server.
 
     Ingesting the same input twice is a no-op; files may overlap and come in any order. An unusable file is reported
     in one line and not stored; the others are ingested, and the exit status is 2. Exit status 3: Prometheus does
     not respond or failed midway; everything read before is stored.
     """
-    if paths and (with_prometheus or since is not None):
+    run, paths = source.run, source.paths
+    if paths and (source.with_prometheus or source.since is not None):
         raise click.UsageError("files and Prometheus are read one after the other: give PATH... or --prometheus URL")
     if not paths and run.config.prometheus.url is None:
         raise click.UsageError("nothing to read: give PATH... or --prometheus URL")
     if not paths:
-        of_files = {"--format": format_, "--timezone": timezone, "--start": start, "--interval": interval,
-                    "--fields": fields, "--again": again}  # fmt: skip
+        of_files = {"--format": source.format, "--timezone": timezone, "--start": source.start,
+                    "--interval": source.interval_s, "--fields": fields, "--again": source.again}  # fmt: skip
         for name, value in of_files.items():
             if value:
                 raise click.UsageError(f"{name} is for files, not for Prometheus")
-    options = ingest.read_options(
-        run.config, cluster=cluster, node=node, zone=timezone, start=start, interval_s=interval,
-        fields=[name for name in (fields or "").split(",") if name.strip()], strict=strict,
-    )  # fmt: skip
+    options = source.options(zone=timezone, fields=[name for name in (fields or "").split(",") if name.strip()])
     if not paths:
-        return _from_prometheus(run, options, since, until)
-    with run.store() as repository, with_stdin(paths) as given:
-        total = sum(inputs.size(path) for path in inputs.expand(given)[0])
-        with progress("reading", total=total, quiet=run.as_json, of_bytes=True) as advance:
-            summary = ingest.ingest_gpu_samples(
-                run.config, repository, given, options, format=format_, again=again, dry_run=run.dry_run,
-                advance=advance,
-            )  # fmt: skip
-    _report_gpu(summary, run)
+        return _from_prometheus(source, options)
+    with source.files() as (repository, given, advance):
+        summary = ingest.ingest_gpu_samples(
+            run.config, repository, given, options, format=source.format, again=source.again, dry_run=run.dry_run,
+            advance=advance,
+        )  # fmt: skip
+    _report(source, summary)
     return 2 if summary.failed else 0
 
 
-def _from_prometheus(run: IngestRun, options: ReadOptions, since: datetime | None, until: datetime) -> int:
-    server = prometheus_server(run)
-    with run.store() as repository:
-        begin = since or ingest.next_since(repository, run.config.prometheus, options, datetime.now(UTC))
-        with progress_of_time(run, begin, until) as advance:
-            outcome = ingest.ingest_prometheus(
-                run.config, repository, begin, until, options, dry_run=run.dry_run, advance=advance,
-                client=Client(server),
-            )  # fmt: skip
-    _report_gpu(outcome.summary, run, failure=outcome.failure)
+def _from_prometheus(source: SampleInput, options: ReadOptions) -> int:
+    with source.prometheus(options, "gpu") as (repository, begin, client, advance):
+        outcome = ingest.ingest_prometheus(
+            source.run.config, repository, begin, source.until, options, dry_run=source.run.dry_run, advance=advance,
+            client=client,
+        )  # fmt: skip
+    _report(source, outcome.summary, outcome.failure)
     return continuation(outcome)
 
 
-def _report_gpu(summary: IngestSummary, run: IngestRun, *, failure: AffinodeError | None = None) -> None:
-    if run.as_json:
-        print_json({**as_json(summary), "error": None if failure is None else str(failure)})
-        return
-    for one in summary.files:
-        print_problems(one, run)
-    if summary.first is not None:
-        for name, text in figures(summary):
-            echo(f"{name:<11} {text}")
-    elif not summary.failed:
-        say_unchanged(summary)
-    run.say_dry()
+def _report(source: SampleInput, summary: IngestSummary, failure: AffinodeError | None = None) -> None:
+    source.report(summary, failure, json=lambda: as_json(summary), rows=lambda: figures(summary))

@@ -2,42 +2,178 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from datetime import datetime
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
+
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import counted
 from slurm_affinode.base.times import utc
 from slurm_affinode.cli.ingest_run import (
+    AGAIN,
+    PROMETHEUS_PERIOD,
+    F,
     IngestRun,
+    Option,
+    cluster_option,
+    ingest_options,
+    strict_option,
 )
 from slurm_affinode.cli.options import (
+    Span,
     clock,
     echo,
+    print_json,
     progress,
+    prometheus_options,
     warn,
     zone,
 )
+from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary
+from slurm_affinode.metrics.prometheus.client import Client
 from slurm_affinode.metrics.prometheus.importer import ImportOutcome
 from slurm_affinode.metrics.prometheus.server import Server
+from slurm_affinode.metrics.readers import inputs
+from slurm_affinode.metrics.readers.common import ReadOptions
+from slurm_affinode.pipeline import ingest
+
+Advance = Callable[[int], None]
 
 
-def prometheus_server(run: IngestRun) -> Server:
-    server = Server.of(run.config.prometheus)
-    if server.exposed:
-        warn(f"{server.url}: the credentials go over the network as plain text; https would keep them")
-    return server
+@dataclass(frozen=True, slots=True)
+class SampleInput:
+    """The input of a command that ingests samples: files or Prometheus, and how they are read."""
+
+    run: IngestRun
+    paths: tuple[str, ...]
+    format: str | None
+    cluster: str | None
+    node: str | None
+    start: str | None
+    interval_s: float | None
+    strict: bool
+    again: bool
+    since: datetime | None
+    until: datetime
+    with_prometheus: bool
+
+    def options(self, *, zone: str | None = None, fields: Sequence[str] = ()) -> ReadOptions:
+        """Return the options of readers. ``zone``: of times without an offset; ``fields``: columns without a header."""
+        return ingest.read_options(
+            self.run.config, cluster=self.cluster, node=self.node, zone=zone, start=self.start,
+            interval_s=self.interval_s, fields=fields, strict=self.strict,
+        )  # fmt: skip
+
+    @contextmanager
+    def files(self) -> Iterator[tuple[Repository | None, list[str], Advance]]:
+        """Open the database, and yield it with the paths of all files and the function that reports progress."""
+        with self.run.store() as repository, with_stdin(self.paths) as given:
+            total = sum(inputs.size(path) for path in inputs.expand(given)[0])
+            quiet = self.run.as_json or not self.paths
+            with progress("reading", total=total, quiet=quiet, of_bytes=True) as advance:
+                yield repository, given, advance
+
+    @contextmanager
+    def prometheus(
+        self, options: ReadOptions, kind: str
+    ) -> Iterator[tuple[Repository | None, datetime, Client, Advance]]:
+        """Open the database, and yield it with the start of the period, a client, and the function for progress.
+
+        ``kind``: ``gpu`` or ``serving``, whose last ingest is continued.
+        """
+        server = Server.of(self.run.config.prometheus)
+        if server.exposed:
+            warn(f"{server.url}: the credentials go over the network as plain text; https would keep them")
+        with self.run.store() as repository:
+            now, settings = datetime.now(UTC), self.run.config.prometheus
+            begin = self.since or ingest.next_since(repository, settings, options, now, kind=kind)
+            whole_ms = round((self.until - begin).total_seconds() * 1000)
+            with progress("reading", total=max(0, whole_ms), quiet=self.run.as_json, of_time=True) as advance:
+                yield repository, begin, Client(server), advance
+
+    def report(
+        self,
+        summary: IngestSummary,
+        failure: AffinodeError | None,
+        *,
+        json: Callable[[], dict[str, Any]],
+        rows: Callable[[], Sequence[tuple[str, str]]],
+    ) -> None:
+        """Print the result: ``json()`` with the failure, or the problems of each file and ``rows()``."""
+        if self.run.as_json:
+            print_json({**json(), "error": None if failure is None else str(failure)})
+            return
+        for one in summary.files:
+            print_problems(one, self.run)
+        if summary.first is not None:
+            for name, text in rows():
+                echo(f"{name:<11} {text}")
+        elif not summary.failed:
+            say_unchanged(summary)
+        self.run.say_dry()
 
 
-def progress_of_time(run: IngestRun, begin: datetime, until: datetime) -> AbstractContextManager[Callable[[int], None]]:
-    whole = round((until - begin).total_seconds() * 1000)
-    return progress("reading", total=max(0, whole), quiet=run.as_json, of_time=True)
+def sample_options(
+    *,
+    format_option: Option,
+    node_help: str,
+    sample: str,
+    interval: str,
+    example: str,
+    before: Sequence[Option] = (),
+    after_node: Sequence[Option] = (),
+    after_interval: Sequence[Option] = (),
+) -> Callable[[F], F]:
+    """Add the options of a command that ingests samples; it receives them in ``source: SampleInput``.
+
+    ``sample`` and ``interval``: names of a sample and of the time between two of them; ``example``: such a time.
+    ``before``, ``after_node`` and ``after_interval`` are options of the command itself, by their place in its help.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(
+            *, run: IngestRun, paths: tuple[str, ...], format_: str | None, cluster: str | None, node: str | None,
+            start: str | None, interval: float | None, strict: bool, again: bool, since: datetime | None,
+            until: datetime, with_prometheus: bool, **kwargs: Any,
+        ) -> Any:  # fmt: skip
+            source = SampleInput(
+                run, paths, format_, cluster, node, start, interval, strict, again, since, until, with_prometheus
+            )
+            return function(source=source, **kwargs)
+
+        decorated: Callable[..., Any] = ingest_options(*PROMETHEUS_PERIOD, connection=(prometheus_options,))(wrapper)
+        options: tuple[Option, ...] = (
+            click.argument("paths", nargs=-1, type=click.Path(readable=False), metavar="[PATH...]"),
+            *before,
+            format_option,
+            cluster_option("Set the cluster of every sample [default: from the file, else configuration]"),
+            click.option("--node", metavar="NAME", help=node_help),
+            *after_node,
+            click.option("--start", metavar="TIME", help=f"Set the time of the first {sample} in files without times"),
+            click.option(
+                "--interval", type=Span(), metavar="SPAN",
+                help=f"Set the {interval} in files without times, such as {example}",
+            ),
+            *after_interval,
+            strict_option("a file at its first bad line"),
+            AGAIN,
+        )  # fmt: skip
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated  # type: ignore[return-value]
+
+    return decorate
 
 
 def continuation(outcome: ImportOutcome) -> int:
