@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.core.idle import (
+    STOPPED,
     GpuActivity,
     IdleDetector,
     IdleRule,
     IdleState,
     Sample,
+    Signal,
     Verdict,
     judge,
     observe,
@@ -228,3 +230,59 @@ def test_gpu_with_a_fault_is_unknown_unless_it_is_busy() -> None:
     faulty = replace(gpu(), fault="XID 31 was reported")
     assert judge(RULE, at(0.0, faulty))[:2] == (Verdict.UNKNOWN, "GPU 0: XID 31 was reported")
     assert judge(RULE, at(0.0, replace(BUSY, fault="XID 31 was reported")))[0] is Verdict.BUSY
+
+
+def test_window_is_not_reached_if_the_newest_sample_is_unknown() -> None:
+    """However long the job was idle before: it may compute now."""
+    rule = replace(RULE, window_s=10)
+    state = fed(at(0.0), at(10.0), at(12.0, BLIND), rule=rule)
+    assert (state.progress_s, state.verdict, state.reached) == (10, Verdict.UNKNOWN, False)
+
+
+def test_remaining_time_is_that_of_the_window() -> None:
+    """It is never negative."""
+    assert fed(at(0.0, BUSY)).remaining_s == 60
+    assert fed(at(0.0), at(10.0)).remaining_s == 50
+    assert fed(*(at(float(t)) for t in range(0, 71, 10))).remaining_s == 0
+
+
+def test_time_that_goes_back_restarts_the_window() -> None:
+    """A second sample at the same time does not."""
+    state = fed(at(10.0), at(5.0))
+    assert (state.since_s, state.broken) == (5, "no sample for more than 15 s showed it as idle")
+    assert fed(at(0.0), at(10.0), at(10.0)).since_s == 0
+
+
+def test_reason_is_that_of_the_sample_that_ended_the_window() -> None:
+    """Later busy samples have no window to end."""
+    other = gpu(utilization=1.0, processes=0.0)
+    assert fed(at(0.0, BUSY)).broken == "GPU 0: utilization 37 is above 0"
+    assert fed(at(0.0, BUSY), at(1.0, other)).broken == "GPU 0: utilization 37 is above 0"
+    assert fed(at(0.0), at(1.0, other), at(2.0, BUSY)).broken == "GPU 0: utilization 1 is above 0"
+    assert fed(at(0.0, BLIND), at(1.0, BUSY)).broken == ""
+
+
+def test_stop_is_reported_before_other_unknowns() -> None:
+    assert still_idle(RULE, replace(at(0.0, BLIND), stopped=True)) == STOPPED
+
+
+@pytest.mark.parametrize(
+    ("rule", "sample", "why"),
+    [
+        (RULE, at(0.0, BLIND), "GPU 0: 0 of the 2 signals needed could be read"),
+        (RULE, Sample(0.0, ()), "which GPUs the job has is not known"),
+        (replace(RULE, host_limits={"cpu": 20.0}), at(0.0), "host: cpu could not be read"),
+        (replace(RULE, host_limits={"cpu": 20.0}), at(0.0, cpu=21.0), "host: cpu 21 is above 20"),
+    ],
+)
+def test_reason_names_the_signal(rule: IdleRule, sample: Sample, why: str) -> None:
+    assert judge(rule, sample)[1] == why
+
+
+def test_signal_within_its_limit_says_so() -> None:
+    assert str(Signal("GPU 0", "dram", 0.0005, 0.01)) == "GPU 0: dram 0.0005 is within 0.01"
+
+
+def test_verdicts_are_the_words_of_the_status() -> None:
+    """``--json`` has them."""
+    assert [verdict.value for verdict in Verdict] == ["idle", "busy", "unknown"]
