@@ -2,58 +2,69 @@
 
 A code is ``TABLE.KEY``. A template is a string with ``{name:format}``, or a list of such parts, of which those with an
 unknown value (``None``) are left out. Besides Python's formats there are ``span``, ``percent``, ``figure``, ``size``,
-``count SINGULAR PLURAL`` (1 process, 3 processes) and ``word SINGULAR PLURAL`` (the word alone).
+``count SINGULAR PLURAL`` (1 process, 3 processes), ``word SINGULAR PLURAL`` (the word alone) and ``if`` (nothing: the
+part depends on whether there is a value).
 """
 
 from __future__ import annotations
 
+import functools
 import string
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, Self
 
 from slurm_affinode.base.text import figure, percent, size, span
 
 Template = str | list[str]
 
 
-class _Formatter(string.Formatter):
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        name, *words = format_spec.split(" ")
-        match name:
-            case "span":
-                return span(value)
-            case "percent":
-                return percent(value)
-            case "figure":
-                return figure(value)
-            case "size":
-                return size(int(value))
-            case "count":
-                return f"{value:,.0f} {words[value != 1]}"
-            case "word":
-                return words[value != 1]
-        return super().format_field(value, format_spec)
+@functools.cache
+def _fields(template: str) -> tuple[tuple[str, str | None, str], ...]:
+    """Return the literal texts of a template, each with the name and the format of the value that follows, if any."""
+    return tuple((literal, name, spec or "") for literal, name, spec, _ in string.Formatter().parse(template))
 
 
-_FORMATTER = _Formatter()
+def _shown(value: Any, spec: str) -> str:
+    name, *words = spec.split(" ")
+    match name:
+        case "span":
+            return span(value)
+        case "percent":
+            return percent(value)
+        case "figure":
+            return figure(value)
+        case "size":
+            return size(int(value))
+        case "count":
+            return f"{value:,.0f} {words[int(value != 1)]}"
+        case "word":
+            return words[int(value != 1)]
+        case "if":
+            return ""
+    return format(value, spec)
 
 
 def placeholders(template: Template) -> set[str]:
     """Return the names of the values in a template."""
     parts = [template] if isinstance(template, str) else template
-    return {name for part in parts for _, name, _, _ in _FORMATTER.parse(part) if name is not None}
+    return {name for part in parts for _, name, _ in _fields(part) if name is not None}
 
 
 def filled(template: Template, values: Mapping[str, Any]) -> str | None:
     """Return a template with its values; ``None`` if it is a string and one of them is unknown."""
     if isinstance(template, list):
         return "".join(filled(part, values) or "" for part in template)
-    if any(values[name] is None for name in placeholders(template)):
-        return None
-    return _FORMATTER.vformat(template, (), values)
+    texts = []
+    for literal, name, spec in _fields(template):
+        texts.append(literal)
+        if name is not None:
+            if values[name] is None:
+                return None
+            texts.append(_shown(values[name], spec))
+    return "".join(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ class TextTable:
     tables: Mapping[str, Mapping[str, Any]]
 
     @classmethod
-    def of(cls, package: str, name: str) -> TextTable:
+    def of(cls, package: str, name: str) -> Self:
         """Read the file ``name`` of a package."""
         return cls(tomllib.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8")))
 
@@ -75,6 +86,10 @@ class TextTable:
     def text(self, code: str, values: Mapping[str, Any]) -> str:
         """Return the text of a code. Raises ``KeyError`` for an unknown code or a value that is not given."""
         return filled(self.entry(code), values) or ""
+
+    def texts(self, code: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the texts of a list of templates, without those that have an unknown value. Raises ``KeyError``."""
+        return tuple(text for template in self.entry(code) if (text := filled(template, values)) is not None)
 
     def codes(self) -> Iterator[str]:
         """Yield all codes."""

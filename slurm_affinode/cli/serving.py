@@ -34,8 +34,7 @@ from slurm_affinode.cli.options import (
     warn,
     zone,
 )
-from slurm_affinode.engines.crashes.crash_log import MEMORIES
-from slurm_affinode.engines.crashes.triage import CrashTriage, LastMetrics
+from slurm_affinode.engines.crashes.triage import MEMORIES, CrashTriage, LastMetrics
 from slurm_affinode.engines.tuning import TuningFacts
 from slurm_affinode.model.finding import Evidence, plain
 from slurm_affinode.model.serving import BY_SEVERITY, LOOPBACK, Diagnosis, EngineHealth

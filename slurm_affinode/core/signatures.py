@@ -14,12 +14,11 @@ The file is checked line by line and against the examples that it contains.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.text import counted, span
 from slurm_affinode.base.toml_lines import Key, TomlFault
 from slurm_affinode.base.toml_schema import (
     INVALID,
@@ -41,8 +40,10 @@ from slurm_affinode.base.toml_schema import (
     within,
     yes_no,
 )
+from slurm_affinode.core.evidence_texts import EvidenceTexts
 from slurm_affinode.model.finding import Evidence
 
+TEXTS = EvidenceTexts.of(__package__, "signature_texts.toml")
 DIMENSIONS = ("memory", "compute", "time", "use", "state", "power")
 """In display order."""
 USES = ("never", "once")
@@ -171,31 +172,33 @@ class SignatureVerdict:
 
 def judge(signature: Signature, gpu: GpuFacts, run: RunFacts) -> SignatureVerdict:
     """Evaluate one signature for one GPU."""
-    compute = _compute(signature.compute, gpu)
-    found = {
+    by_dimension = {
         "memory": None if signature.memory is None else _memory(signature.memory, gpu),
-        "compute": compute,
+        "compute": _compute(signature.compute, gpu),
         "time": _time(signature.time, gpu),
         "use": None if signature.use is None else _use(signature.use, gpu, signature.compute.at_most_pct),
         "state": None if signature.state is None else _state(signature.state, run),
         "power": None if signature.power is None else _power(signature.power, gpu),
     }
-    evidence = tuple(one for one in found.values() if one is not None)
+    evidence = tuple(one for one in by_dimension.values() if one is not None)
     score = min(1.0, sum(one.points for one in evidence))
-    why_not = ""
-    # Activity, or missing measurements of it, is the most informative reason.
-    for name in ("compute", *DIMENSIONS):
-        part, one = getattr(signature, name), found[name]
-        if one is not None and part.required and not one.met:
-            why_not = one.text
-            break
-    if not why_not and not compute.met:
-        why_not = compute.text
-    if not why_not and sum(one.met and one.weight > 0 for one in evidence) < 2:
-        why_not = "one dimension alone is not sufficient"
-    if not why_not and score < signature.min_score - 1e-9:
-        why_not = f"score {score:.2f} is below {signature.min_score:.2f}"
+    why_not = _why_not(signature, evidence, score)
     return SignatureVerdict(signature, evidence, score, not why_not, why_not)
+
+
+def _why_not(signature: Signature, evidence: Sequence[Evidence], score: float) -> str:
+    """Return why a signature does not fit; empty if it does."""
+    # Activity, or missing measurements of it, is the most informative reason.
+    ordered = sorted(evidence, key=lambda one: one.dimension != "compute")
+    required = [one for one in ordered if getattr(signature, one.dimension).required]
+    for one in (*required, ordered[0]):
+        if not one.met:
+            return one.text
+    if sum(one.met and one.weight > 0 for one in evidence) < 2:
+        return TEXTS.text("reason.alone", {})
+    if score < signature.min_score - 1e-9:
+        return TEXTS.text("reason.score", {"score": score, "least": signature.min_score})
+    return ""
 
 
 def lacks_only_time(verdict: SignatureVerdict) -> bool:
@@ -217,95 +220,78 @@ def lacks_only_time(verdict: SignatureVerdict) -> bool:
 
 def _memory(rule: MemoryCondition, gpu: GpuFacts) -> Evidence:
     used, total = gpu.memory_gib, gpu.memory_total_gib
-    share = None if used is None or not total else 100 * used / total
     if rule.at_most_gib is not None:
-        threshold = f"at most {rule.at_most_gib:g} GiB"
-        if used is None:
-            return _unknown("memory", "GiB", threshold, rule.weight, "memory held on the GPU is not known")
-        return Evidence("memory", used, "GiB", threshold, rule.weight, f"{used:.1f} GiB of GPU memory held",
-                        met=used <= rule.at_most_gib)  # fmt: skip
-    words = [f"above {rule.above_pct:g} %"] if rule.above_pct is not None else []
-    words += [f"above {rule.or_above_gib:g} GiB"] if rule.or_above_gib is not None else []
-    threshold = " or ".join(words)
+        met = used is not None and used <= rule.at_most_gib
+        return TEXTS.evidence("gpu.memory-most", used, rule.weight, met=met, limit=rule.at_most_gib)
+    share = None if used is None or not total else 100 * used / total
     above_share = None if rule.above_pct is None or share is None else share > rule.above_pct
     above_gib = None if rule.or_above_gib is None or used is None else used > rule.or_above_gib
     if above_share is None and above_gib is None:
-        text = "memory held on the GPU is not known" if used is None else f"{used:.1f} GiB held, of an unknown size"
-        return _unknown("memory", "%", threshold, rule.weight, text)
-    met = bool(above_share or above_gib)
-    if share is None or used is None:
-        return Evidence("memory", used, "GiB", threshold, rule.weight, f"{used:.1f} GiB of GPU memory held", met=met)
-    text = f"{share:.3g} % of the GPU memory held ({used:.1f} of {total:.1f} GiB)"
-    return Evidence("memory", share, "%", threshold, rule.weight, text, met=met)
+        code = "gpu.memory" if used is None else "gpu.memory-unsized"
+    else:
+        code = "gpu.memory" if share is not None else "gpu.memory-amount"
+    value = None if code == "gpu.memory-unsized" else used if code == "gpu.memory-amount" else share
+    more, amount = (None, rule.or_above_gib) if rule.above_pct is None else (rule.or_above_gib, None)
+    return TEXTS.evidence(
+        code, value, rule.weight, met=bool(above_share or above_gib), used=used, total=total, share=rule.above_pct,
+        more=more, amount=amount,
+    )  # fmt: skip
 
 
 def _compute(rule: Compute, gpu: GpuFacts) -> Evidence:
-    threshold = f"at most {rule.at_most_pct:g} % on every signal"
-    peak = gpu.peak_pct
-    if peak is None:
-        return _unknown("compute", "%", threshold, rule.weight, "activity was not measured")
     known = {name: value for name, value in gpu.peaks_pct.items() if value is not None}
+    if not known:
+        return TEXTS.evidence("gpu.compute", None, rule.weight, limit=rule.at_most_pct)
     busiest = max(known, key=lambda name: known[name])
-    names = f"{counted(len(known), 'signal')}: {', '.join(known)}"
-    text = (
-        f"no signal above {peak:.2g} % ({names})"
-        if peak <= rule.at_most_pct
-        else f"it computes: {busiest} reached {peak:.1f} %"
-    )
-    met = peak <= rule.at_most_pct
-    return Evidence("compute", peak, "%", threshold, rule.weight, text, met=met, sources=len(known))
+    met = known[busiest] <= rule.at_most_pct
+    return TEXTS.evidence(
+        "gpu.compute" if met else "gpu.compute-busy", known[busiest], rule.weight, met=met, sources=len(known),
+        limit=rule.at_most_pct, count=len(known), names=", ".join(known), busiest=busiest,
+    )  # fmt: skip
 
 
 def _time(rule: Time, gpu: GpuFacts) -> Evidence:
-    threshold = f"at least {span(rule.longer_than_s)}"
-    if gpu.idle_s is None:
-        return _unknown("time", "s", threshold, rule.weight, "for how long is not known")
-    met = gpu.idle_s >= rule.longer_than_s
-    return Evidence("time", gpu.idle_s, "s", threshold, rule.weight, f"idle for {span(gpu.idle_s)}", met=met)
+    met = gpu.idle_s is not None and gpu.idle_s >= rule.longer_than_s
+    return TEXTS.evidence("gpu.time", gpu.idle_s, rule.weight, met=met, limit=rule.longer_than_s)
 
 
 def _use(rule: UseHistory, gpu: GpuFacts, limit: float) -> Evidence:
-    never = rule.before == "never"
-    threshold = "never above the limit" if never else "above the limit before"
-    if gpu.used_before is None:
-        return _unknown("use", "", threshold, rule.weight, "whether it was used before is not known")
-    text = f"it was above {limit:g} % before" if gpu.used_before else f"never above {limit:g} % in the examined time"
-    value = "before" if gpu.used_before else "never"
-    return Evidence("use", value, "", threshold, rule.weight, text, met=gpu.used_before is not never)
+    code, used = "gpu.use-never" if rule.before == "never" else "gpu.use-once", gpu.used_before
+    value = None if used is None else "before" if used else "never"
+    met = used is (rule.before != "never")
+    return TEXTS.evidence(
+        code, value, rule.weight, met=met, before=limit if used else None, never=None if used else limit
+    )
 
 
 def _state(rule: State, run: RunFacts) -> Evidence:
-    words = ["RUNNING"] if rule.running else []
-    words += [f"{', '.join(rule.ended)} at its time limit"] if rule.ended else []
-    threshold = " or ".join(words)
-    if run.state is None:
-        return _unknown("state", "", threshold, rule.weight, "the state of the job is not known")
-    if run.running:
-        met = rule.running and run.state == "RUNNING"  # a suspended job cannot compute
-        return Evidence("state", run.state, "", threshold, rule.weight, f"the job is {run.state}", met=met)
+    ended = ", ".join(rule.ended) or None
+    also, alone = (ended, None) if rule.running else (None, ended)
+    code, value, met, share = _state_match(rule, run)
+    return TEXTS.evidence(
+        code, value, rule.weight, met=met, share=share, state=run.state, running="RUNNING" if rule.running else None,
+        also=also, ended=alone,
+    )  # fmt: skip
+
+
+def _state_match(rule: State, run: RunFacts) -> tuple[str, str | None, bool, float | None]:
+    """Return code and value of the evidence, whether the rule is met, and the used share of the time limit, percent."""
+    if run.state is None or run.running:
+        # A suspended job cannot compute.
+        return "gpu.state", run.state, rule.running and run.state == "RUNNING", None
     if run.state not in rule.ended:
-        return Evidence("state", run.state, "", threshold, rule.weight, f"the job ended {run.state}")
+        return "gpu.state-ended", run.state, False, None
     if run.state == "TIMEOUT":  # TIMEOUT means this, whatever the limit was
-        text = "the job ended at its time limit"
-        return Evidence("state", run.state, "", threshold, rule.weight, text, met=True)
+        return "gpu.state-timeout", run.state, True, None
     if run.elapsed_s is None or not run.limit_s:
-        text = f"the job ended {run.state}; its time limit is not known"
-        return _unknown("state", "", threshold, rule.weight, text)
+        return "gpu.state-share", None, False, None
     share = run.elapsed_s / run.limit_s
-    text = f"the job ended {run.state} after {100 * share:.0f} % of its time limit"
-    return Evidence("state", run.state, "", threshold, rule.weight, text, met=share >= rule.limit_share)
+    return "gpu.state-share", run.state, share >= rule.limit_share, 100 * share
 
 
 def _power(rule: Power, gpu: GpuFacts) -> Evidence:
-    threshold = None if rule.below_w is None else f"below {rule.below_w:g} W"
-    if gpu.power_w is None:
-        return _unknown("power", "W", threshold, rule.weight, "power was not measured")
-    met = rule.weight > 0 and rule.below_w is not None and gpu.power_w < rule.below_w
-    return Evidence("power", gpu.power_w, "W", threshold, rule.weight, f"draws {gpu.power_w:.0f} W", met=met)
-
-
-def _unknown(dimension: str, unit: str, threshold: str | None, weight: float, text: str) -> Evidence:
-    return Evidence(dimension, None, unit, threshold, weight, text, unknown=True)
+    met = rule.weight > 0 and rule.below_w is not None and gpu.power_w is not None and gpu.power_w < rule.below_w
+    return TEXTS.evidence("gpu.power", gpu.power_w, rule.weight, met=met, limit=rule.below_w)
 
 
 STATES = frozenset(

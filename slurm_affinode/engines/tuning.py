@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_affinode.base.text import percent, size
+from slurm_affinode.base.text_templates import TextTable, filled
 from slurm_affinode.engines.crashes.crash_log import LogFailure, StartupFacts
 from slurm_affinode.engines.diagnosis.capacity import LOST_SHARE, Capacity, estimate
 from slurm_affinode.engines.diagnosis.queue import second_moment
@@ -42,6 +42,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "llamacpp": ("llama-server", "--model"),
 }
 """Engine -> the beginning of its command line; the model follows."""
+
+TEXTS = TextTable.of(__package__, "tuning_texts.toml")
 
 MOST_SHARE = 0.97
 """Largest share of GPU memory that is advised: the driver and other processes need some."""
@@ -247,35 +249,38 @@ def _longest(series: EngineSeries, name: str) -> float | None:
 
 def tune(facts: TuningFacts) -> Tuning:
     """Return the advice for an engine, the most urgent first."""
-    found: list[Recommendation] = []
     unknown: list[str] = []
-    failed = {one.kind: one for one in facts.failures or ()}
-    found += _kv_blocks(facts)
-    found += _memory_share(facts, failed, unknown)
-    found += _max_length(facts, failed)
-    found += _max_running(facts, failed, unknown)
-    found += _batched_tokens(facts, failed)
-    found += _kv_dtype(facts, failed)
-    found += _tensor_parallel(facts, failed)
-    found += _replicas(facts, unknown)
+    failures = {failure.kind: failure for failure in facts.failures or ()}
+    recommendations = [
+        *_kv_blocks(facts),
+        *_memory_share(facts, failures, unknown),
+        *_max_length(facts, failures),
+        *_max_running(facts, failures, unknown),
+        *_batched_tokens(facts, failures),
+        *_kv_dtype(facts, failures),
+        *_tensor_parallel(facts, failures),
+        *_replicas(facts, unknown),
+    ]
     if facts.kv_limited and facts.kv_tokens is None:
-        unknown.append("the size of the KV cache (give the engine's log, which names it at startup)")
-    return Tuning(facts, tuple(found), tuple(dict.fromkeys(unknown)))
+        unknown.append("unknown.kv-tokens")
+    return Tuning(facts, tuple(recommendations), tuple(TEXTS.text(code, {}) for code in dict.fromkeys(unknown)))
 
 
 def _advice(
-    facts: TuningFacts, setting: str, direction: str, current: float | str | None, proposed: float | str | None,
-    *, reason: str, cost: str,
+    facts: TuningFacts, code: str, current: float | str | None, proposed: float | str | None,
+    **values: float | str | None,
 ) -> Recommendation:  # fmt: skip
+    """Return a recommendation. ``code``: SETTING.DIRECTION, or with a variant; ``values``: those of its texts."""
+    setting, _, key = code.partition(".")
     option = OPTIONS.get(facts.engine, {}).get(setting)
-    return Recommendation(setting, option, direction, current, proposed, reason, cost)
+    reason, cost = (filled(TEXTS.entry(code)[name], values) or "" for name in ("reason", "cost"))
+    return Recommendation(setting, option, key.partition("-")[0], current, proposed, reason, cost)
 
 
 def _shortage(facts: TuningFacts) -> str:
     """Return the evidence that the KV cache is too small."""
-    if facts.preemptions:
-        return f"{facts.preemptions:,.0f} preemption{'' if facts.preemptions == 1 else 's'}"
-    return "requests waited while the KV cache was full"
+    code = "shortage.preemptions" if facts.preemptions else "shortage.waiting"
+    return TEXTS.text(code, {"count": facts.preemptions})
 
 
 def _spare_gib(facts: TuningFacts) -> float | None:
@@ -294,222 +299,164 @@ def _kv_blocks(facts: TuningFacts) -> list[Recommendation]:
     """Advise the blocks for which the engine found memory, where an option sets fewer and they limit it."""
     if not facts.kv_limited or not _more_blocks(facts):
         return []
-    return [
-        _advice(
-            facts, "kv-blocks", "raise", facts.kv_blocks, facts.kv_blocks_free,
-            reason=f"{_shortage(facts)}, and at startup there was memory for {facts.kv_blocks_free:,} blocks of the KV "
-            f"cache: an option sets {facts.kv_blocks:,}",
-            cost="the memory that the engine is configured to use, which is the default without the option",
-        )
-    ]  # fmt: skip
+    blocks, free = facts.kv_blocks, facts.kv_blocks_free
+    return [_advice(facts, "kv-blocks.raise", blocks, free, shortage=_shortage(facts), free=free, blocks=blocks)]
 
 
-def _memory_share(facts: TuningFacts, failed: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
-    share = facts.memory_share
-    if "gpu-out-of-memory" in failed:
-        return [_lower_share(facts, failed["gpu-out-of-memory"])]
-    if "gpu-memory-at-startup" in failed:
-        return [_free_share(facts, failed["gpu-memory-at-startup"])]
-    too_small = (facts.kv_limited and not _more_blocks(facts)) or "no-kv-cache-memory" in failed
-    if not too_small:
+def _memory_share(facts: TuningFacts, failures: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
+    if "gpu-out-of-memory" in failures:
+        return [_lower_share(facts, failures["gpu-out-of-memory"])]
+    if "gpu-memory-at-startup" in failures:
+        return [_free_share(facts, failures["gpu-memory-at-startup"])]
+    no_memory = "no-kv-cache-memory" in failures
+    if not no_memory and (not facts.kv_limited or _more_blocks(facts)):
         return []
-    spare = _spare_gib(facts)
-    if spare is None or facts.gpu_total_gib is None:
-        unknown.append("free GPU memory (ingest GPU metrics): it decides whether the KV cache can become larger")
+    spare, total, share = _spare_gib(facts), facts.gpu_total_gib, facts.memory_share
+    if spare is None or total is None:
+        unknown.append("unknown.free-memory")
         return []
     if not spare:
         return []
-    proposed = None
-    if share is not None:
-        proposed = math.floor(100 * min(MOST_SHARE, share + spare / facts.gpu_total_gib)) / 100
-        if proposed <= share:
-            return []
-    why = "nothing was left for the KV cache at startup" if "no-kv-cache-memory" in failed else _shortage(facts)
+    proposed = None if share is None else math.floor(100 * min(MOST_SHARE, share + spare / total)) / 100
+    if share is not None and proposed is not None and proposed <= share:
+        return []
+    shortage = TEXTS.text("shortage.startup", {}) if no_memory else _shortage(facts)
     return [
         _advice(
-            facts, "memory-share", "raise", share, proposed,
-            reason=f"{why}, and at least {facts.gpu_free_gib:.1f} of {facts.gpu_total_gib:.1f} GiB of each GPU were "
-            "free",
-            cost="less room for activations and other processes: after an out-of-memory error, lower it again",
+            facts, "memory-share.raise", share, proposed, shortage=shortage, free=facts.gpu_free_gib, total=total
         )
     ]  # fmt: skip
 
 
 def _lower_share(facts: TuningFacts, failure: LogFailure) -> Recommendation:
-    share, total = facts.memory_share, failure.total
+    share, requested, total = facts.memory_share, failure.requested, failure.total
     if total is None and facts.gpu_total_gib is not None:
         total = facts.gpu_total_gib * 2**30
     proposed = None
-    reason = "an allocation of GPU memory failed"
-    if failure.requested is not None:
-        reason += f": {size(round(failure.requested))} requested"
-        reason += "" if failure.free is None else f", {size(round(failure.free))} free"
-    if share is not None and total and failure.requested is not None:
-        short = max(0.0, failure.requested - (failure.free or 0.0)) / total + RESERVE_SHARE
+    if share is not None and total and requested is not None:
+        short = max(0.0, requested - (failure.free or 0.0)) / total + RESERVE_SHARE
         proposed = max(0.01, math.floor(100 * (share - short)) / 100)
     others = sum(held for _, held in failure.holders)
-    if others:
-        reason += f"; other processes held {size(round(others))}"
     return _advice(
-        facts, "memory-share", "lower", share, proposed, reason=reason,
-        cost="the KV cache becomes smaller by as much: fewer requests at a time",
+        facts, "memory-share.lower", share, proposed, requested=_rounded(requested),
+        free=None if requested is None else _rounded(failure.free), others=_rounded(others) if others else None,
     )  # fmt: skip
+
+
+def _rounded(count: float | None) -> int | None:
+    return None if count is None else round(count)
 
 
 def _free_share(facts: TuningFacts, failure: LogFailure) -> Recommendation:
     """Advise the share that was free at a start that was refused."""
     free, total = failure.free, failure.total
     share = math.floor(100 * free / total) / 100 if free is not None and total else None
-    told = "" if free is None or total is None else f": {size(round(free))} of {size(round(total))}"
     return _advice(
-        facts, "memory-share", "lower", facts.memory_share, share or None,
-        reason=f"at startup less GPU memory was free than the share{told}",
-        cost="the KV cache becomes smaller; it is better to end the process that holds the rest (nvidia-smi lists it)",
+        facts, "memory-share.lower-startup", facts.memory_share, share or None, free=_rounded(free),
+        total=_rounded(total),
     )  # fmt: skip
 
 
-def _max_length(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
-    small = failed.get("kv-cache-too-small")
-    if small is not None and small.max_length is not None:
-        return [
-            _advice(
-                facts, "max-length", "lower", facts.max_length, small.max_length,
-                reason=f"the KV cache holds one request of at most {small.max_length:,} tokens",
-                cost="longer requests are refused",
-            )
-        ]  # fmt: skip
-    if facts.max_length is None or facts.prompt_longest is None or facts.output_longest is None:
+def _max_length(facts: TuningFacts, failures: Mapping[str, LogFailure]) -> list[Recommendation]:
+    refused = failures.get("kv-cache-too-small")
+    current, fits = facts.max_length, None if refused is None else refused.max_length
+    if fits is not None:
+        return [_advice(facts, "max-length.lower-refused", current, fits, length=fits)]
+    prompt, output, tokens = facts.prompt_longest, facts.output_longest, facts.kv_tokens
+    if current is None or prompt is None or output is None:
         return []
-    longest = facts.prompt_longest + facts.output_longest
-    proposed = math.ceil(longest * LENGTH_MARGIN / 256) * 256
-    if proposed * 2 > facts.max_length:
+    proposed = math.ceil((prompt + output) * LENGTH_MARGIN / 256) * 256
+    if proposed * 2 > current:
         return []
-    gain = "" if facts.kv_tokens is None else (
-        f"; at full length the KV cache holds {facts.kv_tokens / proposed:.1f} requests in place of "
-        f"{facts.kv_tokens / facts.max_length:.1f}"
-    )  # fmt: skip
     return [
         _advice(
-            facts, "max-length", "lower", facts.max_length, proposed,
-            reason=f"no prompt had more than {facts.prompt_longest:,.0f} tokens and no answer more than "
-            f"{facts.output_longest:,.0f}{gain}",
-            cost="longer requests are refused; there were none in the period",
+            facts, "max-length.lower", current, proposed, prompt=prompt, output=output,
+            more=None if tokens is None else tokens / proposed,
+            fewer=None if tokens is None else tokens / current,
         )
     ]  # fmt: skip
 
 
-def _max_running(facts: TuningFacts, failed: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
-    if "kv-cache-exhausted" in failed:
-        return [
-            _advice(
-                facts, "max-running", "lower", facts.max_running, None,
-                reason="the KV cache had no room for a batch that was already admitted",
-                cost="requests wait in the queue in place of ending the engine",
-            )
-        ]  # fmt: skip
+def _max_running(facts: TuningFacts, failures: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
+    if "kv-cache-exhausted" in failures:
+        return [_advice(facts, "max-running.lower-exhausted", facts.max_running, None)]
+    held = _mean_tokens(facts)
+    if held is None and (facts.preemptions or facts.batch_limited):
+        unknown.append("unknown.lengths")
+    if held is None or facts.kv_tokens is None:
+        return []
+    fits = max(1, math.floor(facts.kv_tokens / max(1.0, held)))
+    return _smaller_batch(facts, fits, held, unknown) or _larger_batch(facts, fits)
+
+
+def _mean_tokens(facts: TuningFacts) -> float | None:
+    """Return the tokens that a request holds on average; ``None``: lengths are unknown."""
     if facts.prompt_mean is None or facts.output_mean is None:
-        if facts.preemptions or facts.batch_limited:
-            unknown.append("lengths of requests, from which the largest batch follows")
-        return []
-    if facts.kv_tokens is None:
-        return []
+        return None
     square = facts.output_mean**2 if facts.output_square is None else facts.output_square
     # Answers without a token are those of embeddings.
-    held = facts.prompt_mean + ((square / facts.output_mean + 1) / 2 if facts.output_mean > 0 else 0.0)
-    fits = max(1, math.floor(facts.kv_tokens / max(1.0, held)))
-    often = (
-        facts.preemptions is not None and facts.requests is not None
-        and facts.preemptions > COSTLY_PREEMPTIONS * facts.requests
-    )  # fmt: skip
-    preempted = often and not _more_blocks(facts)
-    if preempted and facts.lost_share is None:
-        unknown.append("the output rate without preemptions: it decides whether a smaller batch is faster")
-    slower = (facts.lost_share or 0.0) >= LOST_SHARE
-    if preempted and slower and facts.running_peak and fits < min(facts.running_peak, facts.max_running or math.inf):
-        return [
-            _advice(
-                facts, "max-running", "lower", facts.max_running, fits,
-                reason=f"{facts.preemptions:,.0f} preemptions with up to {facts.running_peak:g} requests at a time "
-                f"cost {percent(facts.lost_share or 0.0)} of the output rate; {fits} requests fill the KV cache: they "
-                f"hold {held:,.0f} tokens each on average",
-                cost="requests wait in the queue in place of being preempted, and throughput may fall a little: "
-                "prefer a larger KV cache where that is possible",
-            )
-        ]  # fmt: skip
-    proposed = math.floor(min(fits, 4 * (facts.max_running or 0.0)))
-    unused = facts.kv_when_waiting is not None and facts.kv_when_waiting < 0.7
-    if facts.batch_limited and not facts.kv_limited and unused and facts.max_running and proposed > facts.max_running:
-        return [
-            _advice(
-                facts, "max-running", "raise", facts.max_running, proposed,
-                reason=f"up to {facts.waiting_peak or 0:g} requests waited for a place in the batch, while "
-                f"{percent(facts.kv_when_waiting or 0.0)} of the KV cache was used; {fits} mean requests would fill it",
-                cost="more time between tokens for every request",
-            )
-        ]  # fmt: skip
-    return []
+    return facts.prompt_mean + ((square / facts.output_mean + 1) / 2 if facts.output_mean > 0 else 0.0)
 
 
-def _batched_tokens(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
-    failure = failed.get("gpu-out-of-memory")
-    if failure is None or facts.prompt_longest is None or facts.prompt_longest < 2048:
+def _smaller_batch(facts: TuningFacts, fits: int, held: float, unknown: list[str]) -> list[Recommendation]:
+    """Advise a smaller batch where preemptions are frequent and cost throughput."""
+    preemptions, running = facts.preemptions, facts.running_peak
+    if preemptions is None or facts.requests is None or preemptions <= COSTLY_PREEMPTIONS * facts.requests:
+        return []
+    if _more_blocks(facts):
+        return []
+    if facts.lost_share is None:
+        unknown.append("unknown.output-rate")
+        return []
+    if facts.lost_share < LOST_SHARE or not running or fits >= min(running, facts.max_running or math.inf):
         return []
     return [
         _advice(
-            facts, "batched-tokens", "lower", None, None,
-            reason=f"GPU memory ran out, and prompts have up to {facts.prompt_longest:,.0f} tokens: activations grow "
-            "with the tokens prefilled in one iteration",
-            cost="longer time to first token for long prompts",
+            facts, "max-running.lower", facts.max_running, fits, preemptions=preemptions, running=running,
+            lost=facts.lost_share, fits=fits, held=held,
         )
     ]  # fmt: skip
 
 
-def _kv_dtype(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
+def _larger_batch(facts: TuningFacts, fits: int) -> list[Recommendation]:
+    """Advise a larger batch where requests wait for a place and the KV cache is not used."""
+    used, current = facts.kv_when_waiting, facts.max_running
+    if not facts.batch_limited or facts.kv_limited or used is None or used >= 0.7 or not current:
+        return []
+    proposed = math.floor(min(fits, 4 * current))
+    if proposed <= current:
+        return []
+    waiting = facts.waiting_peak or 0.0
+    return [_advice(facts, "max-running.raise", current, proposed, waiting=waiting, used=used, fits=fits)]
+
+
+def _batched_tokens(facts: TuningFacts, failures: Mapping[str, LogFailure]) -> list[Recommendation]:
+    prompt = facts.prompt_longest
+    if "gpu-out-of-memory" not in failures or prompt is None or prompt < 2048:
+        return []
+    return [_advice(facts, "batched-tokens.lower", None, None, prompt=prompt)]
+
+
+def _kv_dtype(facts: TuningFacts, failures: Mapping[str, LogFailure]) -> list[Recommendation]:
     spare = _spare_gib(facts)
-    full = spare == 0 or (spare is None and "gpu-out-of-memory" in failed)
+    full = spare == 0 or (spare is None and "gpu-out-of-memory" in failures)
     if not facts.kv_limited or _more_blocks(facts) or not full:
         return []
-    return [
-        _advice(
-            facts, "kv-dtype", "set", None, "q8_0" if facts.engine == "llamacpp" else "fp8",
-            reason="the KV cache limits the engine, and no GPU memory is free to enlarge it; with 8 in place of 16 "
-            "bits it holds twice the tokens",
-            cost="compare the answers: accuracy may suffer; needs a GPU and attention kernels that support it",
-        )
-    ]  # fmt: skip
+    return [_advice(facts, "kv-dtype.set", None, "q8_0" if facts.engine == "llamacpp" else "fp8")]
 
 
-def _tensor_parallel(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
-    if "no-kv-cache-memory" not in failed or _spare_gib(facts):
+def _tensor_parallel(facts: TuningFacts, failures: Mapping[str, LogFailure]) -> list[Recommendation]:
+    if "no-kv-cache-memory" not in failures or _spare_gib(facts):
         return []
-    return [
-        _advice(
-            facts, "tensor-parallel", "raise", None, None,
-            reason="the weights leave no memory for the KV cache: twice the GPUs halve them",
-            cost="twice the GPUs; communication between them",
-        )
-    ]  # fmt: skip
+    return [_advice(facts, "tensor-parallel.raise", None, None)]
 
 
 def _replicas(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]:
-    if facts.overload is None and facts.unstable:
-        unknown.append("arrivals by service (the engine exports no counter of requests): it gives the replicas")
-        waited = "" if facts.waiting_peak is None else f", up to {facts.waiting_peak:g} requests"
-        return [
-            _advice(
-                facts, "replicas", "raise", 1, None,
-                reason=f"more requests arrived than were served, and the queue grew{waited}",
-                cost="the GPUs of each engine, or fewer if other changes make one engine faster",
-            )
-        ]  # fmt: skip
-    if facts.overload is None or facts.overload <= 1:
+    overload = facts.overload
+    if overload is None and facts.unstable:
+        unknown.append("unknown.overload")
+        return [_advice(facts, "replicas.raise-unstable", 1, None, waiting=facts.waiting_peak)]
+    if overload is None or overload <= 1:
         return []
-    count = max(2, math.ceil(facts.overload / TARGET_LOAD))
-    return [
-        _advice(
-            facts, "replicas", "raise", 1, count,
-            reason=f"in the worst episode {facts.overload:.2f} times as many requests arrived as were served; {count} "
-            f"engines would be loaded to {percent(facts.overload / count)}",
-            cost=f"{count} times the GPUs, or fewer if other changes make one engine faster",
-        )
-    ]  # fmt: skip
+    count = max(2, math.ceil(overload / TARGET_LOAD))
+    return [_advice(facts, "replicas.raise", 1, count, overload=overload, count=count, load=overload / count)]

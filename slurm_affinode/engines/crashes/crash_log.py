@@ -24,45 +24,41 @@ import pyarrow as pa
 
 from slurm_affinode.base.text import one_line
 
-KINDS: Mapping[str, tuple[str | None, int, str]] = {
-    "gpu-out-of-memory": ("gpu", 0, "an allocation of GPU memory failed"),
-    "gpu-memory-at-startup": ("gpu", 0, "less GPU memory was free than the engine is configured to use"),
-    "no-kv-cache-memory": ("gpu", 0, "no GPU memory was left for the KV cache"),
-    "kv-cache-too-small": ("kv-cache", 0, "the KV cache cannot hold one request of the maximum length"),
-    "kv-cache-exhausted": ("kv-cache", 0, "the KV cache had no room for a batch that was already admitted"),
-    "job-memory-limit": ("job", 0, "the kernel ended a process at the memory limit of the job"),
-    "node-out-of-memory": ("node", 0, "the kernel ended a process since the node had no memory left"),
-    "host-allocation": ("host", 0, "an allocation of host memory failed"),
-    "workspace-too-small": ("workspace", 0, "the workspace of the attention kernels (FlashInfer) was too small"),
-    "shared-memory": ("shared", 0, "shared memory (/dev/shm) ran out"),
-    "disk-full": ("disk", 0, "a file system was full"),
-    "gpu-fault": (None, 1, "the GPU or a kernel on it failed"),
-    "time-limit": (None, 1, "the job reached its time limit"),
-    "preempted": (None, 1, "Slurm preempted the job"),
-    "node-failure": (None, 1, "a node of the job failed"),
-    "canceled": (None, 1, "the job was canceled"),
-    "exception": (None, 2, "a Python program ended with an exception"),
-    "crash": (None, 2, "a program was ended by a signal"),
-    "collective": (None, 3, "a collective operation of NCCL failed or timed out"),
-    "worker-ended": (None, 3, "a worker process ended unexpectedly"),
-    "engine-ended": (None, 4, "the engine behind the server ended"),
-    "shutdown": (None, 4, "the server was shut down by a signal"),
-    "retraction": ("kv-cache", 5, "the engine removed requests from the batch because the KV cache was full"),
-}
-"""Kind -> the memory that ran out, its rank, its meaning. Of the failures of a job, one of the lowest rank is the
-cause, and the others follow from it."""
 
-MEMORIES: Mapping[str, str] = {
-    "gpu": "GPU memory",
-    "kv-cache": "the KV cache",
-    "job": "the job's host memory",
-    "node": "the node's memory",
-    "host": "host memory",
-    "workspace": "the GPU workspace of the attention kernels",
-    "shared": "shared memory (/dev/shm)",
-    "disk": "disk space",
+class FailureKind(NamedTuple):
+    """The memory that ran out, if one did, and the rank of the failure: of several, one of the lowest is the cause."""
+
+    memory: str | None
+    rank: int
+
+
+KINDS: Mapping[str, FailureKind] = {
+    "gpu-out-of-memory": FailureKind("gpu", 0),
+    "gpu-memory-at-startup": FailureKind("gpu", 0),
+    "no-kv-cache-memory": FailureKind("gpu", 0),
+    "kv-cache-too-small": FailureKind("kv-cache", 0),
+    "kv-cache-exhausted": FailureKind("kv-cache", 0),
+    "job-memory-limit": FailureKind("job", 0),
+    "node-out-of-memory": FailureKind("node", 0),
+    "host-allocation": FailureKind("host", 0),
+    "workspace-too-small": FailureKind("workspace", 0),
+    "shared-memory": FailureKind("shared", 0),
+    "disk-full": FailureKind("disk", 0),
+    "gpu-fault": FailureKind(None, 1),
+    "time-limit": FailureKind(None, 1),
+    "preempted": FailureKind(None, 1),
+    "node-failure": FailureKind(None, 1),
+    "canceled": FailureKind(None, 1),
+    "exception": FailureKind(None, 2),
+    "crash": FailureKind(None, 2),
+    "collective": FailureKind(None, 3),
+    "worker-ended": FailureKind(None, 3),
+    "engine-ended": FailureKind(None, 4),
+    "shutdown": FailureKind(None, 4),
+    "retraction": FailureKind("kv-cache", 5),
 }
-"""Memory -> its name, for users."""
+"""Kind -> the memory that ran out, and its rank. Of the failures of a job, one of the lowest rank is the cause, and the
+others follow from it. ``texts.toml`` has their meanings."""
 
 MOST_KEPT = 16
 """Failures of one kind that are kept of a log: the first ones, and half as many of the last ones."""
@@ -132,8 +128,8 @@ class LogFailure:
 
     @property
     def memory(self) -> str | None:
-        """The memory that ran out: a key of ``MEMORIES``."""
-        return KINDS[self.kind][0]
+        """The memory that ran out, as in ``FailureKind``."""
+        return KINDS[self.kind].memory
 
     @property
     def measured(self) -> bool:
@@ -143,7 +139,7 @@ class LogFailure:
     @property
     def rank(self) -> int:
         """The rank of its kind: a lower one is nearer to the cause."""
-        return KINDS[self.kind][1]
+        return KINDS[self.kind].rank
 
 
 @dataclass(frozen=True, slots=True)

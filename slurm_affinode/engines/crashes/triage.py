@@ -6,14 +6,18 @@ The failures in the logs of a job are joined with its accounting and the last me
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from slurm_affinode.base.text import size
-from slurm_affinode.engines.crashes.crash_log import KINDS, MEMORIES, LogFailure, LogFindings, StartupFacts
+from slurm_affinode.base.text_templates import TextTable
+from slurm_affinode.engines.crashes.crash_log import KINDS, LogFailure, LogFindings, StartupFacts
 from slurm_affinode.model.finding import plain
+
+TEXTS = TextTable.of(__package__, "texts.toml")
+MEMORIES: Mapping[str, str] = TEXTS.tables["memory"]
+"""Memory -> its name, for users."""
 
 _NEAR_LIMIT = 0.9
 """MaxRSS is sampled every JobAcctGatherFrequency seconds (default 30), so the last peak before the end is missed. From
@@ -72,7 +76,7 @@ class CrashTriage:
     kind: str | None
     """A key of ``crash_log.KINDS``; ``None``: no failure was found."""
     memory: str | None
-    """The memory that ran out: a key of ``crash_log.MEMORIES``."""
+    """The memory that ran out: a key of ``MEMORIES``."""
     summary: str
     confidence: float
     """0-1."""
@@ -115,22 +119,21 @@ def triage(
     startup = started[0] if started and all(one == started[0] for one in started) else StartupFacts()
     cause, kind = _cause(failures, job)
     cause = _detailed(cause, failures)
-    memory = None if kind is None else KINDS[kind][0]
-    doubts = list(_doubts(kind, cause, failures, job))
+    memory = None if kind is None else KINDS[kind].memory
     requested, free, total = (getattr(cause, name, None) for name in ("requested", "free", "total"))
     if memory == "job" and job is not None:
         total = total or job.memory_bytes
     return CrashTriage(
         kind=kind,
         memory=memory,
-        summary=_summary(kind, cause, job),
+        summary=_no_failure(job) if kind is None else _summary(kind, cause, job),
         confidence=_confidence(kind, cause, failures, job),
         requested=requested,
         free=free,
         total=total,
         holders=_holders(cause, job) if memory in ("gpu", "job", "node") else (),
-        advice=tuple(_advice(kind, cause, failures, startup, job)),
-        doubts=tuple(doubts),
+        advice=() if kind is None else _advice(kind, cause, failures, job),
+        doubts=_doubts(kind, cause, failures, job),
         cause=cause,
         failures=failures,
         startup=startup,
@@ -150,7 +153,7 @@ def _cause(failures: Sequence[LogFailure], job: JobOutcome | None) -> tuple[LogF
             if earlier is not None and earlier.rank == 0:
                 return earlier, earlier.kind
             return named, recorded
-        before = _first([one for one in failures if one.rank < KINDS[recorded][1]])
+        before = _first([one for one in failures if one.rank < KINDS[recorded].rank])
         return (before, before.kind) if before is not None else (None, recorded)
     if job is not None and job.state == "COMPLETED" and not _ended(failures, job):
         return None, None
@@ -178,31 +181,30 @@ def _first(failures: Sequence[LogFailure]) -> LogFailure | None:
     return None if not ranks else failures[ranks.index(min(ranks))]
 
 
-def _summary(kind: str | None, cause: LogFailure | None, job: JobOutcome | None) -> str:
-    if kind is None:
-        if job is not None and job.state == "COMPLETED" and all(state == "CANCELLED" for _, state in job.steps):
-            return "the job completed; failures in its logs were handled by the program"
-        if job is not None and job.exit_signal:
-            return f"the job was ended by signal {job.exit_signal}, and its logs name no failure"
-        if job is not None and job.exit_code:
-            return f"the job ended with status {job.exit_code}, and its logs name no failure"
-        return "the logs name no failure; a process that is ended by SIGKILL writes nothing"
-    text = KINDS[kind][2]
-    who = "" if cause is None or cause.process is None else f" (in {_process(cause)})"
-    figures = []
-    if cause is not None and cause.requested is not None:
-        figures.append(f"{size(round(cause.requested))} requested")
-    if cause is not None and cause.free is not None:
-        figures.append(f"{size(round(cause.free))} free")
-    if cause is not None and cause.total is not None:
-        figures.append(f"{size(round(cause.total))} in total")
-    if cause is not None and cause.requested_tokens is not None:
-        figures.append(f"{cause.requested_tokens:,} tokens requested")
-    if cause is not None and cause.free_tokens is not None:
-        figures.append(f"{cause.free_tokens:,} free")
-    if kind == "job-memory-limit" and job is not None and job.memory_bytes is not None:
-        figures.append(f"the limit is {size(job.memory_bytes)}")
-    return f"{text}{who}" + (f": {', '.join(figures)}" if figures else "")
+def _no_failure(job: JobOutcome | None) -> str:
+    """Return the summary where no failure is known."""
+    if job is not None and job.state == "COMPLETED" and all(state == "CANCELLED" for _, state in job.steps):
+        return TEXTS.text("summary.handled", {})
+    if job is not None and job.exit_signal:
+        return TEXTS.text("summary.signal", {"signal": job.exit_signal})
+    if job is not None and job.exit_code:
+        return TEXTS.text("summary.status", {"status": job.exit_code})
+    return TEXTS.text("summary.nothing", {})
+
+
+def _summary(kind: str, cause: LogFailure | None, job: JobOutcome | None) -> str:
+    names = ("requested", "free", "total", "requested_tokens", "free_tokens")
+    values = {name: _rounded(getattr(cause, name, None)) for name in names}
+    limit = job.memory_bytes if kind == "job-memory-limit" and job is not None else None
+    return TEXTS.text("summary.failure", {
+        "meaning": TEXTS.entry(f"{kind}.meaning"),
+        "process": None if cause is None or cause.process is None else _process(cause),
+        "figures": ", ".join(TEXTS.texts("summary.figures", {**values, "limit": limit})) or None,
+    })  # fmt: skip
+
+
+def _rounded(count: float | None) -> int | None:
+    return None if count is None else round(count)
 
 
 def _process(failure: LogFailure) -> str:
@@ -217,7 +219,7 @@ def _confidence(
     """Half for a text that names the cause, the rest for accounting, and for the absence of another cause."""
     if kind is None:
         return 0.0
-    rank = KINDS[kind][1]
+    rank = KINDS[kind].rank
     named = 0.0 if cause is None else 0.5 if rank <= 1 else 0.3
     recorded = 0.0
     if job is not None and job.state is not None:
@@ -235,143 +237,88 @@ def _holders(cause: LogFailure | None, job: JobOutcome | None) -> tuple[tuple[st
     if cause is not None:
         found += [(f"PID {pid}", held) for pid, held in cause.holders]
         if cause.used is not None:
-            who = "the job" if cause.memory == "job" else "this process"
+            who = TEXTS.entry("holder.job" if cause.memory == "job" else "holder.process")
             found.append((_process(cause) if cause.pid or cause.process else who, cause.used))
     if not found and job is not None and job.max_rss_bytes is not None and (cause is None or cause.memory == "job"):
-        found.append(("largest task (MaxRSS)", float(job.max_rss_bytes)))
+        found.append((TEXTS.entry("holder.task"), float(job.max_rss_bytes)))
     return tuple(sorted(found, key=lambda one: -one[1]))
 
 
 def _doubts(
     kind: str | None, cause: LogFailure | None, failures: Sequence[LogFailure], job: JobOutcome | None
-) -> Sequence[str]:
-    doubts = []
-    if job is not None and job.state == "COMPLETED":
-        if cause is not None:
-            doubts.append("the batch script ended with status 0: it did not pass on the status of its program")
-        elif any(one.rank == 0 for one in failures):
-            doubts.append("the logs report that memory ran out, but the job completed")
-    if job is not None and job.running and cause is not None:
-        doubts.append("the job has not ended: the program may have handled the failure")
-    if kind == "job-memory-limit" and job is not None and job.max_rss_bytes and job.memory_bytes:
-        share = job.max_rss_bytes / job.memory_bytes
-        if share < _NEAR_LIMIT:
-            doubts.append(
-                f"MaxRSS is {size(job.max_rss_bytes)} of {size(job.memory_bytes)}: it is sampled and counts one task, "
-                "so page cache, /dev/shm, other tasks or a short peak made up the rest"
-            )
-    wanted, free = (None, None) if cause is None else (cause.requested, cause.free)
-    if kind == "gpu-out-of-memory" and wanted is not None and free is not None and free >= wanted:
-        doubts.append(
-            "as much GPU memory was free as was requested: the process has a limit of its own "
-            "(set_per_process_memory_fraction), or another one allocated it for a moment"
-        )
-    others = sorted({MEMORIES[one.memory] for one in failures if one.memory and cause and one.memory != cause.memory})
-    if others and kind is not None and KINDS[kind][1] == 0:
-        doubts.append(f"the logs also report {' and '.join(others)}")
-    return doubts
+) -> tuple[str, ...]:
+    completed = job is not None and job.state == "COMPLETED"
+    max_rss = _max_rss_below_limit(job) if kind == "job-memory-limit" else None
+    requested, free = (None, None) if cause is None else (cause.requested, cause.free)
+    enough_free = requested is not None and free is not None and free >= requested
+    return TEXTS.texts("doubt.all", {
+        "status": _if(completed and cause is not None),
+        "completed": _if(completed and cause is None and any(one.rank == 0 for one in failures)),
+        "running": _if(job is not None and job.running and cause is not None),
+        "max_rss": max_rss,
+        "limit": None if job is None else job.memory_bytes,
+        "enough_free": _if(kind == "gpu-out-of-memory" and enough_free),
+        "others": _other_memories(kind, cause, failures),
+    })  # fmt: skip
+
+
+def _if(condition: bool) -> bool | None:
+    """Return the value of a text that depends on a condition."""
+    return condition or None
+
+
+def _max_rss_below_limit(job: JobOutcome | None) -> int | None:
+    """Return the sampled peak of memory in bytes if it contradicts that the limit was reached."""
+    if job is None or not job.max_rss_bytes or not job.memory_bytes:
+        return None
+    return job.max_rss_bytes if job.max_rss_bytes / job.memory_bytes < _NEAR_LIMIT else None
+
+
+def _other_memories(kind: str | None, cause: LogFailure | None, failures: Sequence[LogFailure]) -> str | None:
+    """Return the names of further memories that ran out according to the logs."""
+    if cause is None or kind is None or KINDS[kind].rank != 0:
+        return None
+    names = {MEMORIES[one.memory] for one in failures if one.memory and one.memory != cause.memory}
+    return " and ".join(sorted(names)) or None
 
 
 def _advice(
-    kind: str | None,
-    cause: LogFailure | None,
-    failures: Sequence[LogFailure],
-    startup: StartupFacts,
-    job: JobOutcome | None,
-) -> Sequence[str]:
-    match kind:
-        case "gpu-out-of-memory":
-            return _gpu_advice(cause)
-        case "gpu-memory-at-startup":
-            return [
-                "another process holds GPU memory: list it with `nvidia-smi`, or ask `slurm-affinode zombies list`",
-                *_lower_share(cause),
-            ]
-        case "no-kv-cache-memory":
-            return [
-                "weights and activations fill the memory that the engine may use: raise --gpu-memory-utilization "
-                "(SGLang: --mem-fraction-static) if GPU memory is free",
-                "otherwise use more GPUs (--tensor-parallel-size), a smaller or quantized model, or a smaller "
-                "--max-num-batched-tokens (TGI: --max-batch-prefill-tokens)",
-            ]
-        case "kv-cache-exhausted":
-            return [
-                "admit fewer requests at a time: lower --max-running-requests or --chunked-prefill-size, or raise "
-                "--schedule-conservativeness",
-                "or raise --mem-fraction-static if GPU memory is free",
-            ]
-        case "shutdown":
-            return ["if it was not meant to end: see who sent the signal (scancel, the job script, a time limit)"]
-        case "kv-cache-too-small":
-            length = None if cause is None else cause.max_length
-            told = f" to at most {length:,}, the length that fits" if length else ""
-            return [
-                f"lower --max-model-len{told}",
-                "or raise --gpu-memory-utilization if GPU memory is free, or use a smaller KV dtype "
-                "(--kv-cache-dtype fp8) or more GPUs",
-            ]
-        case "job-memory-limit":
-            known = "" if job is None or job.memory_bytes is None else f" (it has {size(job.memory_bytes)})"
-            advice = [f"request more host memory with --mem{known}"]
-            if any(one.kind in ("worker-ended", "shared-memory") for one in failures):
-                advice.append("or use fewer data loader workers: each has its own copy of the memory that it changes")
-            return [*advice, "files in /dev/shm and on tmpfs count as memory of the job, too"]
-        case "node-out-of-memory":
-            return ["constrain memory by cgroups (ConstrainRAMSpace=yes), so that no job takes the memory of others"]
-        case "host-allocation":
-            return [
-                "the request exceeds what the job or the node has: check --mem, `ulimit -v`, and the size requested"
-            ]
-        case "workspace-too-small":
-            return [
-                "enlarge the workspace: FLASHINFER_WORKSPACE_SIZE, SGLANG_FLASHINFER_WORKSPACE_SIZE or "
-                "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, in bytes",
-                "or use smaller batches (--chunked-prefill-size, --max-num-batched-tokens)",
-            ]
-        case "shared-memory":
-            return ["enlarge /dev/shm (containers: --shm-size), or use fewer workers or smaller batches"]
-        case "disk-full":
-            return ["free space or use another file system; TMPDIR and the cache directories are the usual places"]
-        case "gpu-fault":
-            return ["see the kernel log for XID errors; if they name ECC or row remapping, drain the node"]
-        case "time-limit":
-            return ["request a longer --time, or save checkpoints; `--gpu-suspend-idle` does not extend a limit"]
-        case "collective":
-            return ["another rank failed first, or the network did: read the log of the rank that stopped earlier"]
-        case "engine-ended" | "worker-ended":
-            return ["the process ended without a message: compare the kernel log and `sacct -o State,MaxRSS,ExitCode`"]
-        case _:
-            return []
+    kind: str, cause: LogFailure | None, failures: Sequence[LogFailure], job: JobOutcome | None
+) -> tuple[str, ...]:  # fmt: skip
+    if "advice" not in TEXTS.tables[kind]:
+        return ()
+    worker_failed = any(one.kind in ("worker-ended", "shared-memory") for one in failures)
+    return TEXTS.texts(f"{kind}.advice", {
+        **_memory_of_others(cause),
+        **_free_share(cause),
+        "length": None if cause is None else cause.max_length or None,
+        "limit": None if job is None else job.memory_bytes,
+        "workers": _if(worker_failed),
+    })  # fmt: skip
+
+
+def _memory_of_others(cause: LogFailure | None) -> dict[str, int | None]:
+    """Return the values of advice on memory that other processes, or the allocator, held."""
+    holders = () if cause is None else cause.holders
+    held, alone = round(sum(count for _, count in holders)), len(holders) == 1
+    unused = None
+    if cause is not None and cause.unused and cause.requested and cause.unused >= cause.requested:
+        unused = round(cause.unused)
+    return {
+        "held_alone": held if alone else None, "held": held, "holders": len(holders) if len(holders) > 1 else None,
+        "unused": unused,
+    }  # fmt: skip
 
 
 _USEFUL_SHARE = 0.1
 """Share of a GPU's memory below which no engine can work."""
 
 
-def _lower_share(cause: LogFailure | None) -> list[str]:
+def _free_share(cause: LogFailure | None) -> dict[str, float | None]:
+    """Return the values of advice on the share of GPU memory that was free."""
     if cause is None or cause.free is None or not cause.total:
-        return ["or lower --gpu-memory-utilization below the share that is free"]
+        return {"share_unknown": True, "too_little": None, "share": None}
     # Rounded down: the share has to fit.
     share = math.floor(cause.free / cause.total * 100) / 100
-    if share < _USEFUL_SHARE:
-        return ["next to nothing is free: end that process, or use another GPU"]
-    return [f"or lower --gpu-memory-utilization below the share that is free, {share:.2f}"]
-
-
-def _gpu_advice(cause: LogFailure | None) -> list[str]:
-    advice = []
-    if cause is not None and cause.holders:
-        held = size(round(sum(one for _, one in cause.holders)))
-        others = "another process" if len(cause.holders) == 1 else f"{len(cause.holders)} other processes"
-        advice.append(f"{others} held {held} of the GPU: find the job with `slurm-affinode zombies list`")
-    if cause is not None and cause.unused and cause.requested and cause.unused >= cause.requested:
-        advice.append(
-            f"{size(round(cause.unused))} were reserved by PyTorch and not in use, more than was requested: "
-            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        )
-    advice.append(
-        "model server: lower --gpu-memory-utilization (SGLang: --mem-fraction-static), so that activations fit beside "
-        "the KV cache, or lower --max-num-batched-tokens or --max-num-seqs; raising the share makes this worse"
-    )
-    advice.append("training: use a smaller batch, gradient checkpointing, or more GPUs")
-    return advice
+    useful = share >= _USEFUL_SHARE
+    return {"share_unknown": None, "too_little": _if(not useful), "share": share if useful else None}

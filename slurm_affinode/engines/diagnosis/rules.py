@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from slurm_affinode.base.text_templates import TextTable, filled
+from slurm_affinode.core.evidence_texts import EvidenceTexts
 from slurm_affinode.model.finding import Evidence
 from slurm_affinode.model.serving import DIAGNOSES, Diagnosis
 
-TEXTS = TextTable.of(__package__, "texts.toml")
+TEXTS = EvidenceTexts.of(__package__, "texts.toml")
 RULES: Mapping[str, str] = {kind: table["rule"] for kind, table in TEXTS.tables.items() if "rule" in table}
 """Kind of diagnosis -> its rule, for users."""
 ADVICE: Mapping[str, str] = {kind: table["advice"] for kind, table in TEXTS.tables.items() if "advice" in table}
@@ -21,21 +21,7 @@ SIGNATURE_NOTE = (
 """Remark shown with the diagnosis ``squatter-signature``, for users."""
 
 
-def evidence(
-    code: str, value: float | str | None, weight: float, *, met: bool = True, **values: float | str | None
-) -> Evidence:
-    """Return a piece of evidence; it is unknown if it has no value.
-
-    ``code``: KIND.DIMENSION, or KIND.DIMENSION-VARIANT. ``values``: those of its texts, besides ``value``.
-    """
-    entry, unknown = TEXTS.entry(code), value is None
-    values["value"] = value
-    threshold = filled(entry["threshold"], values) if "threshold" in entry else None
-    text = entry["unknown"] if unknown and "unknown" in entry else filled(entry["text"], values)
-    dimension = code.partition(".")[2].partition("-")[0]
-    return Evidence(
-        dimension, value, entry["unit"], threshold, weight, text or "", unknown=unknown, met=met and not unknown
-    )
+evidence = TEXTS.evidence
 
 
 def diagnosis(

@@ -18,6 +18,8 @@ from slurm_affinode.base.text_templates import TextTable, filled, placeholders
         ("{a:count process processes}", {"a": 1.0}, "1 process"),
         ("{a:count process processes}", {"a": 0}, "0 processes"),
         ("they {a:word holds hold}", {"a": 2}, "they hold"),
+        ("{a:if}only if it is known", {"a": True}, "only if it is known"),
+        ("{a:if}only if it is known", {"a": None}, None),
         ("{a} is not known", {"a": None}, None),
         (["begin", ", {a} in the middle", ", {b} at the end"], {"a": None, "b": 0}, "begin, 0 at the end"),
     ],
@@ -43,3 +45,9 @@ def test_codes_name_table_and_key() -> None:
     assert table.text("idle.summary", {"s": 60}) == "idle for 1m"
     with pytest.raises(KeyError):
         table.entry("idle.other")
+
+
+def test_texts_of_a_list_leave_out_those_with_unknown_values() -> None:
+    table = TextTable({"doubt": {"all": ["{a:if}first", ["second", " of {b}"], "{b} is third"]}})
+    assert table.texts("doubt.all", {"a": None, "b": None}) == ("second",)
+    assert table.texts("doubt.all", {"a": True, "b": 2}) == ("first", "second of 2", "2 is third")

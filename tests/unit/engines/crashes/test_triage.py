@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from slurm_affinode.engines.crashes.crash_log import LogFindings, scan
+import pytest
+
+from slurm_affinode.engines.crashes.crash_log import KINDS, LogFailure, LogFindings, scan
 from slurm_affinode.engines.crashes.triage import CrashTriage, JobOutcome, triage
 
 GIB = 2**30
@@ -185,3 +188,21 @@ def test_startup_figures_of_several_engines_are_unknown() -> None:
     assert one.startup.kv_tokens == 1000
     assert triage([one]).startup.kv_tokens == triage([one, one]).startup.kv_tokens == 1000
     assert triage([one, other]).startup.kv_tokens is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_failure_has_a_summary(kind: str) -> None:
+    """With all figures and with none. The sizes are synthetic."""
+    bare = LogFailure(kind, "job.out", 1, "text")
+    full = replace(
+        bare, process="EngineCore", pid=4, requested=2.0 * GIB, free=1.0 * GIB, total=80.0 * GIB, used=48.0 * GIB,
+        unused=3.0 * GIB, holders=((9, 20.0 * GIB), (10, 11.0 * GIB)), max_length=4096, requested_tokens=9000,
+        free_tokens=100,
+    )  # fmt: skip
+    for failure in (bare, full):
+        for state in ("FAILED", "COMPLETED", "CANCELLED", None):
+            job = JobOutcome(7, state, memory_bytes=32 * GIB, max_rss_bytes=GIB, steps=(("7.0", "FAILED"),))
+            result = triage([replace(log(""), failures=(failure,))], job)
+            texts = (result.summary, *result.advice, *result.doubts)
+            assert all(texts)
+            assert not any("{" in text or "None" in text for text in texts)
