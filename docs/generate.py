@@ -1,7 +1,8 @@
 """Write the generated pages of the documentation: ``python docs/generate.py [--check] [--man DIR]``.
 
 ``docs/commands.md`` is the ``--help`` of every command, ``docs/metrics.md`` the definitions that the report shows;
-``benchmarks/README.md`` has a table of the kept ratios, ``docs/exporter.md`` one of the agent's metrics.
+``benchmarks/README.md`` has a table of the kept ratios, ``docs/exporter.md`` one of the agent's metrics,
+``docs/api.md`` one for each frame of the Python API.
 With ``--check`` nothing is written, and the exit status is 1 if a file differs. With ``--man`` the manual page of every
 command is written to a directory, and nothing else.
 """
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode import __version__
+from slurm_affinode import __version__, api
 from slurm_affinode.analysis import definitions
+from slurm_affinode.analysis.result import MEASURES
 from slurm_affinode.cli.main import cli
 from slurm_affinode.suspension.metrics import METRICS
 
@@ -162,11 +164,26 @@ def exporter() -> str:
     return _with_table(DOCS / "exporter.md", "agent metrics", "\n".join(rows))
 
 
+def frames() -> str:
+    """Return the text of ``docs/api.md`` with a table for each frame."""
+    parts = []
+    figures = definitions.load()
+    for name, text in api.descriptions().items():
+        parts += [f"### {name}\n", f"{text.rows}\n", "| column | unit | meaning |", "| --- | --- | --- |"]
+        for column, (unit, meaning) in text.columns.items():
+            if name == "groups" and column in MEASURES:
+                continue
+            linked = f"[{meaning}](metrics.md#{column})" if name == "jobs" and column in figures else meaning
+            parts.append(f"| `{column}` | {unit} | {linked} |")
+        parts.append("\nThen the columns of `jobs` from `gpu_hours_allocated` on.\n" if name == "groups" else "")
+    return _with_table(DOCS / "api.md", "frames", "\n".join(parts).rstrip())
+
+
 def generated() -> dict[Path, str]:
     """Path -> text of every generated file."""
     return {
         DOCS / "commands.md": commands(), DOCS / "metrics.md": metrics(), DOCS / "exporter.md": exporter(),
-        BENCHMARKS / "README.md": benchmarks(),
+        DOCS / "api.md": frames(), BENCHMARKS / "README.md": benchmarks(),
     }  # fmt: skip
 
 

@@ -57,8 +57,8 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "idle_fraction_histogram": _rows(result.idle_fraction_histogram),
         "window_histogram": _rows(result.window_histogram),
         "trend": _trend(result),
-        "suspension_bound": _bound(result),
-        "waits": None if result.waits is None else {name: _plain(n) for name, n in asdict(result.waits).items()},
+        "suspension_bound": _plain_values(bound_figures(result)),
+        "waits": None if result.waits is None else _plain_values(asdict(result.waits)),
         "unmet_demand": _demand(result),
         "actions": [
             {name: _plain(value) for name, value in asdict(action).items()} for action in actions.actions(result)
@@ -67,7 +67,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "suspensions": _suspensions(result, top),
         "servers": _servers(result, top),
         "price_source": "site" if result.priced else "none" if result.total.get("cost") is None else "examples",
-        "emissions": _emissions(result),
+        "emissions": _plain_values(emission_figures(result)),
         "prices": {fmt.name(model): _plain(price) for model, price in result.prices.items()},
         "quality": _quality(result),
     }
@@ -82,17 +82,20 @@ TREND_KEYS = (
 def _trend(result: WasteResult) -> Summary | None:
     if result.trend is None:
         return None
-    return {
-        "kind": result.trend.kind,
-        "periods": [
-            {"label": period.label, "since": _plain(period.since), "until": _plain(period.until)}
-            | {key: _plain(period.total.get(key)) for key in TREND_KEYS}
-            for period in result.trend.periods
-        ],
-    }
+    return {"kind": result.trend.kind, "periods": [_plain_values(row) for row in trend_rows(result)]}
 
 
-def _emissions(result: WasteResult) -> Summary | None:
+def trend_rows(result: WasteResult) -> list[Summary]:
+    """Return the earlier periods with ``TREND_KEYS``, oldest first."""
+    return [
+        {"label": period.label, "since": period.since, "until": period.until}
+        | {key: period.total.get(key) for key in TREND_KEYS}
+        for period in (() if result.trend is None else result.trend.periods)
+    ]
+
+
+def emission_figures(result: WasteResult) -> Summary | None:
+    """Return the site's emission factor, and the emissions in kg; ``None`` if the site has set none."""
     factor = result.emissions
     if factor is None:
         return None
@@ -100,12 +103,13 @@ def _emissions(result: WasteResult) -> Summary | None:
         "grams_per_kwh": factor.grams_per_kwh,
         "pue": factor.pue,
         "source": factor.source,
-        "kg_co2e": _plain(factor.kg(known(result.total, "energy_kwh"))),
-        "idle_kg_co2e": _plain(factor.kg(known(result.total, "idle_energy_kwh"))),
+        "kg_co2e": factor.kg(known(result.total, "energy_kwh")),
+        "idle_kg_co2e": factor.kg(known(result.total, "idle_energy_kwh")),
     }
 
 
-def _bound(result: WasteResult) -> Summary | None:
+def bound_figures(result: WasteResult) -> Summary | None:
+    """Return the bound of what suspensions would have returned; ``None`` if it is unknown."""
     bound = None if has_averages(result) else actions.suspension_bound(result)
     if bound is None:
         return None
@@ -203,6 +207,10 @@ def _quality(result: WasteResult) -> Summary:
 
 def _rows(frame: pl.DataFrame) -> list[Summary]:
     return [{key: _plain(value) for key, value in row.items()} for row in frame.iter_rows(named=True)]
+
+
+def _plain_values(row: Summary | None) -> Summary | None:
+    return None if row is None else {key: _plain(value) for key, value in row.items()}
 
 
 def _plain(value: Any) -> Any:
