@@ -166,7 +166,7 @@ class UsagePages:
         jobs = {
             key: f"{base}/user/{quote(user)}/{quote(page)}"
             for user in names
-            for key, page in self._pages_of(user, result).items()
+            for key, page in self._pages_of("user", user, result).items()
         }
         return Links(jobs, users, accounts)
 
@@ -177,12 +177,12 @@ class UsagePages:
             names |= {name for name in result.jobs[by].unique() if name is not None and NAME.fullmatch(name)}
         return names if by == "user" else names & self.config.nightly.pages.accounts.keys()
 
-    def _pages_of(self, user: str, result: WasteResult) -> dict[JobKey, str]:
-        """Return the pages of a user's runs in a result: run -> name of the file."""
-        there = {path.name for path in (self.root / "user" / user).glob("job-*.html")}
+    def _pages_of(self, by: str, name: str, result: WasteResult) -> dict[JobKey, str]:
+        """Return the pages of the runs of a user or account in a result: run -> name of the file."""
+        there = {path.name for path in (self.root / by / name).glob("job-*.html")}
         if not there:
             return {}
-        keys: list[JobKey] = result.jobs.filter(pl.col("user") == user).select(_KEY).rows()
+        keys: list[JobKey] = result.jobs.filter(pl.col(by) == name).select(_KEY).rows()
         return {key: name for key in keys if (name := job_file(*key)) in there}
 
     def _jobs(self, result: WasteResult) -> None:
@@ -191,7 +191,7 @@ class UsagePages:
         place = pl.int_range(pl.len())
         chosen = idle.filter((place < output.DEFAULT_TOP) | (place.over("user") < JOBS_PER_USER))
         due = [
-            row for row in chosen.select(*_KEY, "user", "end").iter_rows()
+            row for row in chosen.select(*_KEY, "user", "account", "end").iter_rows()
             if NAME.fullmatch(row[3] or "") and NAME.fullmatch(row[0] or "") and not self._is_made(*row)
         ]  # fmt: skip
         if not due:
@@ -208,24 +208,35 @@ class UsagePages:
             for summary in self.summarize(self.config, self.store, self.samples, chunk, self.now):
                 self._write_job(summary, result)
 
-    def _is_made(self, cluster: str, job_id: int, submit: datetime, user: str, end: datetime | None) -> bool:
-        """Return whether the page of a run is there, and accounting was complete when it was made."""
-        path = self.root / "user" / user / job_file(cluster, job_id, submit)
-        if path in self._made:
+    def _is_made(  # noqa: PLR0917 - a row
+        self, cluster: str, job_id: int, submit: datetime, user: str, account: str | None, end: datetime | None
+    ) -> bool:
+        """Return whether the page of a run is in each place, and accounting was complete when it was made."""
+        name = job_file(cluster, job_id, submit)
+        paths = [self.root / by / owner / name for by, owner in self._places(user, account)]
+        if self._made.issuperset(paths):
             return True
         late = parse_span_s(self.config.nightly.sacct_overlap)
         try:
-            return end is not None and path.stat().st_mtime > end.timestamp() + late
+            return end is not None and all(path.stat().st_mtime > end.timestamp() + late for path in paths)
         except FileNotFoundError:
             return False
+
+    def _places(self, user: str, account: str | None) -> Iterator[tuple[str, str]]:
+        """Yield the directories of a run's page, of user and account: readers of the latter cannot read the former."""
+        yield "user", user
+        if account is not None and account in self.config.nightly.pages.accounts and NAME.fullmatch(account):
+            yield "account", account
 
     def _write_job(self, summary: JobSummary, result: WasteResult) -> None:
         job, user = summary.job, summary.user
         if user is None or job.submit is None:
             return
-        path = self._directory("user", user) / job_file(summary.cluster, job.job_id, job.submit)
-        self._write(path, job_page.render(summary, result.query.zone, result.query.thresholds))
-        self._made.add(path)
+        html = job_page.render(summary, result.query.zone, result.query.thresholds)
+        for by, name in self._places(user, summary.account):
+            path = self._directory(by, name) / job_file(summary.cluster, job.job_id, job.submit)
+            self._write(path, html)
+            self._made.add(path)
 
     def _usage(self, period: ReportRecord, kinds: tuple[str, ...], result: WasteResult) -> None:
         """Make the pages of users and accounts of a period, also of those who have others and no run in it."""
@@ -255,9 +266,7 @@ class UsagePages:
         rank: Rank | None = None,
     ) -> None:
         directory = self._directory(by, name)
-        links = NO_LINKS
-        if by == "user":  # a reader of an account may not read the pages of its users
-            links = Links({key: quote(page) for key, page in self._pages_of(name, part).items()})
+        links = Links({key: quote(page) for key, page in self._pages_of(by, name, part).items()})
         csv_name = f"{period.period}-jobs.csv" if part.jobs.height > usage_page.JOB_ROWS else None
         about = UsagePage(by, name, period.period, period.label, kinds)
         html = usage_page.render(part, about, rank=rank, csv_name=csv_name, links=links)

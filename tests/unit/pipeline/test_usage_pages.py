@@ -150,8 +150,35 @@ def test_only_listed_accounts_have_pages_with_their_users(made: Site) -> None:
     page = (made.pages / "account/physics/day.html").read_text()
     assert "<bdi>ann</bdi>" in page
     assert "<bdi>bob</bdi>" in page
-    assert "job-c-" not in page  # its readers may not read the pages of its users
     assert not re.search(rf"\b({'|'.join(USERS[2:])}|chemistry|biology)\b", page)
+
+
+def test_page_of_an_account_links_to_jobs_that_its_readers_may_read(made: Site) -> None:
+    """The pages of its jobs are in its directory too, because those of its users are closed to its readers."""
+    account = made.pages / "account/physics"
+    page = (account / "day.html").read_text()
+    links = set(re.findall(r'href="([^"#]*job-[^"]*)"', page))
+    assert {re.sub(r"-\d+\.html", "", link) for link in links} == {"job-c-471200", "job-c-471201"}
+    for link in links:
+        (owner,) = (made.pages / "user").glob(f"*/{link}")
+        assert (account / link).read_text() == owner.read_text()
+    assert {path.name for path in account.glob("job-*")} == {
+        path.name for user in ("ann", "bob") for path in (made.pages / "user" / user).glob("job-*")
+    }
+
+
+def test_account_that_is_listed_later_gets_pages_of_jobs(tmp_path: Path) -> None:
+    """With the next report that has them; an account that is no longer listed loses its directory."""
+    site = Site(tmp_path)
+    site.night()
+    site.toml = site.toml.replace("physics = ", "chemistry = ")
+    site.add(row(8000, "cyd", datetime(2026, 11, 19, 12, tzinfo=UTC)))  # the report of the day changes
+    assert site.night().failures == ()
+    assert names(site.pages / "account") == {"chemistry"}
+    page = (site.pages / "account/chemistry/day.html").read_text()
+    links = set(re.findall(r'href="(job-c-[^"]*)"', page))
+    assert {re.sub(r"-\d+\.html", "", link) for link in links} == {"job-c-471202", "job-c-471203"}
+    assert all((site.pages / "account/chemistry" / link).is_file() for link in links)
 
 
 def test_rules_of_access_name_owner_and_readers(made: Site) -> None:
