@@ -36,6 +36,10 @@ class Claim:
     note: str | None = None
     other_recipe: str | None = None
     other_computed: float | None = None
+    published_to: float | None = None
+    """End of the published range; ``None``: a single number."""
+    reason: str | None = None
+    """Why the figure is unknown although its tables are there: they contradict themselves."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of ``summary.json``."""
@@ -43,6 +47,7 @@ class Claim:
         found = {key: getattr(self, key) for key in keys}
         if self.other_recipe is not None:
             found |= {"other_recipe": self.other_recipe, "other_computed": self.other_computed}
+        found |= {key: value for key in ("published_to", "reason") if (value := getattr(self, key)) is not None}
         return found
 
 
@@ -63,21 +68,23 @@ def judge(table: Mapping[str, Any], figures: Mapping[str, Any], cluster: str | N
 
 
 def _judge(entry: Mapping[str, Any], sources: Mapping[str, str], figures: Mapping[str, Any]) -> Claim:
-    decimals, published = int(entry["decimals"]), float(entry["value"])
+    decimals, published, published_to = int(entry["decimals"]), float(entry["value"]), entry.get("to")
     computed = _scaled(figures.get(entry["measure"]), entry["scale"])
     other = _scaled(figures.get(entry.get("other", "")), entry["scale"])
     if computed is None:
         verdict = UNKNOWN
-    elif agrees(computed, published, decimals):
+    elif agrees(computed, published, decimals, published_to):
         verdict = BORNE_OUT
-    elif other is not None and agrees(other, published, decimals):
+    elif other is not None and agrees(other, published, decimals, published_to):
         verdict = OTHER_RECIPE
     else:
         verdict = NOT_BORNE_OUT
+    contradicted = computed is None and figures.get(entry.get("contradicted_by", "")) is not None
     return Claim(
         id=entry["id"], finding=entry["finding"], text=entry["text"], source=sources[entry["source"]],
         measure=entry["measure"], unit=entry["unit"], decimals=decimals, published=published, computed=computed,
         verdict=verdict, note=entry.get("note"), other_recipe=entry.get("other_recipe"), other_computed=other,
+        published_to=published_to, reason=entry["contradiction"] if contradicted else None,
     )  # fmt: skip
 
 
@@ -96,9 +103,13 @@ def flat(figures: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def agrees(computed: float, published: float, decimals: int) -> bool:
-    """Return whether ``computed``, rounded half up to ``decimals`` digits, equals ``published``."""
+def agrees(computed: float, published: float, decimals: int, published_to: float | None = None) -> bool:
+    """Return whether ``computed``, rounded half up to ``decimals`` digits, equals ``published``.
+
+    With ``published_to``: whether it is in that range, ends included.
+    """
     step = Decimal(1).scaleb(-decimals)
     # Format with 12 digits first: the rounding of 0.6685 x 100 must not depend on its last binary digit.
     rounded = Decimal(f"{computed:.12g}").quantize(step, rounding=ROUND_HALF_UP)
-    return rounded == Decimal(repr(published)).quantize(step)
+    low = Decimal(repr(published)).quantize(step)
+    return low <= rounded <= (low if published_to is None else Decimal(repr(published_to)).quantize(step))

@@ -38,9 +38,13 @@ def top_share(amounts: Sequence[float], fraction: float) -> float | None:
     total = math.fsum(amounts)
     if total <= 0:
         return None
+    return math.fsum(sorted(amounts, reverse=True)[: top_count(len(amounts), fraction)]) / total
+
+
+def top_count(count: int, fraction: float) -> int:
+    """Return ceil(fraction x count)."""
     # Round first: binary fractions can exceed an integer slightly, which must not increase the count.
-    count = math.ceil(round(fraction * len(amounts), 9))
-    return math.fsum(sorted(amounts, reverse=True)[:count]) / total
+    return math.ceil(round(fraction * count, 9))
 
 
 def lorenz(amounts: Sequence[float]) -> list[tuple[float, float]]:
@@ -94,6 +98,8 @@ LOADS = ("base_model", "lora", "controlnet", "pipeline")
 STAGES = ("predict", "pipeline_inference", "queue_time")
 TOP_FRACTION = 0.05
 POINTS_OVER_TIME = 144
+_MOST_REVERSED = 0.5
+"""Share of reversed pairs up to which times of two stages are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +156,24 @@ class ServingSummary:
     requests_with_lora: int | None = None
     exec_time_median_s: float | None = None
     exec_time_p99_s: float | None = None
+    exec_time_mean_hot_s: float | None = None
+    """Of the requests of the most requested base models (``TOP_FRACTION`` of them)."""
+    exec_time_mean_cold_s: float | None = None
+    """Of those of all other base models."""
     base_models: int | None = None
     lora_adapters: int | None = None
     popularity_gini: float | None = None
     popularity_top5pct_share: float | None = None
     load_latency_mean_s: dict[str, float | None] | None = None
     stage_latency_mean_s: dict[str, float | None] | None = None
+    stage_pairs: int | None = None
+    """Samples of inference alone and end to end, of the same pod and time."""
+    stage_pairs_reversed_fraction: float | None = None
+    """Share of them in which inference alone takes longer than end to end, which includes it."""
+    computation_share_median: float | None = None
+    """Inference alone by end to end; None if most pairs are reversed: the tables are not what they are called."""
+    computation_share_exchanged_median: float | None = None
+    """The same if the tables of the two had been exchanged."""
     queue_length_mean: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -214,6 +232,7 @@ def analyse(trace: GenTrace) -> ServingResult:
         popularity = _popularity(trace.requests)
         figures |= requests(trace.requests, popularity)
     figures |= _other(trace.metrics, latency)
+    figures |= computation_share(_samples(trace, "predict", notes), _samples(trace, "pipeline_inference", notes))
     known = {field.name for field in fields(ServingSummary)}
     return ServingResult(
         ServingSummary(**{name: value for name, value in figures.items() if name in known}),
@@ -330,6 +349,10 @@ def memory_waste(joined: pl.DataFrame, devices: pl.DataFrame, step_s: float | No
 def requests(table: pl.DataFrame, popularity: pl.DataFrame) -> dict[str, Any]:
     """Return the figures of the request table. Popularity is requests per base model, where one is given."""
     adapters = table["loras"].list.len()
+    named = table.drop_nulls("base_model")
+    hot = pl.col("base_model").is_in(
+        popularity["base_model"].head(top_count(popularity.height, TOP_FRACTION)).implode()
+    )
     counts = popularity["requests"].to_list()
     return {
         "requests": table.height,
@@ -337,10 +360,29 @@ def requests(table: pl.DataFrame, popularity: pl.DataFrame) -> dict[str, Any]:
         "requests_with_lora": int((adapters > 0).sum()),
         "exec_time_median_s": percentile(table["exec_time_s"], 0.5),
         "exec_time_p99_s": percentile(table["exec_time_s"], 0.99),
+        "exec_time_mean_hot_s": mean(named.filter(hot)["exec_time_s"]),
+        "exec_time_mean_cold_s": mean(named.filter(~hot)["exec_time_s"]),
         "base_models": popularity.height,
         "lora_adapters": table["loras"].explode().drop_nulls().n_unique(),
         "popularity_gini": gini(counts),
         "popularity_top5pct_share": top_share(counts, TOP_FRACTION),
+    }
+
+
+def computation_share(predict: pl.DataFrame | None, whole: pl.DataFrame | None) -> dict[str, Any]:
+    """Return the figures of samples (ms) of inference alone and end to end, of the same pod and time."""
+    if predict is None or whole is None:
+        return {}
+    pairs = predict.join(whole, on=["pod", "time_s"], suffix="_whole").filter(
+        pl.col("value") > 0, pl.col("value_whole") > 0
+    )
+    turned = mean((pairs["value"] > pairs["value_whole"]).cast(pl.Float64))
+    share = pairs["value"] / pairs["value_whole"]
+    return {
+        "stage_pairs": pairs.height,
+        "stage_pairs_reversed_fraction": turned,
+        "computation_share_median": percentile(share, 0.5) if turned is not None and turned <= _MOST_REVERSED else None,
+        "computation_share_exchanged_median": percentile(1 / share, 0.5),
     }
 
 

@@ -191,7 +191,24 @@ def _requests(s: ServingSummary) -> list[str]:
     return [
         f"{fmt.count(s.requests)} requests, {fmt.count(s.requests_without_lora)} without a LoRA adapter and "
         f"{fmt.count(s.requests_with_lora)} with. Half of them take at most {quantity(s.exec_time_median_s, 's')}, "
-        f"99 % at most {quantity(s.exec_time_p99_s, 's')}."
+        f"99 % at most {quantity(s.exec_time_p99_s, 's')}. Those of the most requested 5 % of the base models take "
+        f"{quantity(s.exec_time_mean_hot_s, 's', 1)} on average, those of the others "
+        f"{quantity(s.exec_time_mean_cold_s, 's', 1)}.",
+        *_stages(s),
+    ]
+
+
+def _stages(s: ServingSummary) -> list[str]:
+    if not s.stage_pairs:
+        return []
+    pairs = f"{fmt.count(s.stage_pairs)} samples of the same pod and time have a time of inference alone and end to end"
+    if s.computation_share_median is not None:
+        return [f"{pairs}. Half of them spend at least {_share(s.computation_share_median)} in inference."]
+    return [
+        f"{pairs}. In {_share(s.stage_pairs_reversed_fraction)} of them inference alone, which the end-to-end time "
+        "includes by the documentation of the trace, takes longer. So the tables do not say how much of the latency is "
+        f"computation. If they were exchanged, half of the samples would spend at least "
+        f"{_share(s.computation_share_exchanged_median)} in inference."
     ]
 
 
@@ -216,6 +233,12 @@ RECIPES = (
     ("Mean concurrently idle memory", "Memory of the idle samples, summed, by the number of sample times."),
     ("Percentiles", "Linear interpolation between neighbours; over pods, of each pod's fraction of samples at 0."),
     ("Gini coefficient", "G = sum((2i - n - 1) x_i) / (n sum(x_i)), requests per base model ascending."),
+    (
+        "Hot models",
+        "The most requested 5 % of the base models, as for their popularity. The publication's own "
+        "definition is not in the trace.",
+    ),
+    ("Share of computation", "Median of inference alone by end to end, over samples of the same pod and time."),
     ("Top 5 %", "Requests of the ceil(0.05 n) most requested base models, of all requests that name one."),
     trace_page.BORNE_OUT_RECIPE,
 )

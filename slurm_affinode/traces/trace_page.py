@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from slurm_affinode.report import render
 from slurm_affinode.report.context import Card, Cell, Column, Table
-from slurm_affinode.report.format import quantity
+from slurm_affinode.report.format import number, quantity
 from slurm_affinode.traces import claims as published
 from slurm_affinode.traces.claims import Claim
 
@@ -77,7 +77,8 @@ def card(label: str, text: str, sub: str = "", *, known: bool, kind: str = "", m
 def claim_row(claim: Claim) -> ClaimRow:
     """Return a statement with its verdict and the reason in words."""
     figure = claim_figure(claim.computed, claim)
-    detail = f"The data says {figure}." if claim.computed is not None else "The required table is missing."
+    missing = claim.reason or "The required table is missing."
+    detail = f"The data says {figure}." if claim.computed is not None else missing
     if claim.note and claim.computed is not None:
         detail += f" {claim.note}"
     if claim.verdict == published.OTHER_RECIPE:
@@ -93,6 +94,14 @@ def claim_figure(value: float | None, claim: Claim) -> str:
     return quantity(value, claim.unit, digits)
 
 
+def _published(claim: Claim) -> str:
+    if claim.published_to is None:
+        return quantity(claim.published, claim.unit, claim.decimals)
+    return f"{number(claim.published, digits=claim.decimals)} to " + quantity(
+        claim.published_to, claim.unit, claim.decimals
+    )
+
+
 def claims_finding(claims: Sequence[Claim]) -> tuple[TraceFinding, ...]:
     """Return the section with the table of all published statements; empty without any."""
     if not claims:
@@ -100,10 +109,10 @@ def claims_finding(claims: Sequence[Claim]) -> tuple[TraceFinding, ...]:
     rows = tuple(
         (
             Cell(claim.text, sub=claim.source),
-            Cell(quantity(claim.published, claim.unit, claim.decimals), "number"),
+            Cell(_published(claim), "number"),
             Cell(claim_figure(claim.computed, claim), "number"),
             Cell(VERDICTS[claim.verdict], "short"),
-            Cell(claim.note or ""),
+            Cell(claim.reason or claim.note or ""),
         )
         for claim in claims
     )
@@ -123,7 +132,7 @@ def verdict_counts(claims: Sequence[Claim]) -> str:
     borne = sum(c.verdict == published.BORNE_OUT for c in judged)
     text = f"{borne} of {len(judged)} published statements about the trace are borne out by it."
     unknown = len(claims) - len(judged)
-    return text + (f" {unknown} cannot be verified, because their data is missing." if unknown else "")
+    return text + (f" {unknown} cannot be verified, because their data is missing or contradictory." if unknown else "")
 
 
 def recipes(claims: Sequence[Claim]) -> tuple[tuple[str, str], ...]:

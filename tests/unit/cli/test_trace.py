@@ -172,7 +172,8 @@ def test_page_of_the_published_trace(shared_data: Path, tmp_path: Path) -> None:
         assert f'<section id="{key}"' in page
     published = json.loads((tmp_path / "summary.json").read_text())["published"]
     assert page.count("Borne out:") == sum(claim["verdict"] == "borne-out" for claim in published)
-    assert page.count("Not borne out:") == 4
+    assert page.count("Not borne out:") == 6
+    assert page.count("Unknown:") == 1
 
 
 def database(path: Path, *jobs: tuple[int, int, float | None]) -> Path:

@@ -92,6 +92,31 @@ def fleet_without_busy() -> fleet.ServingSummary:
     return found
 
 
+def test_hot_models_are_the_most_requested_twentieth() -> None:
+    """One of three; requests without a model, or without a time, count for neither."""
+    rows = [(10.0, "a", []), (20.0, "a", []), (None, "a", []), (1.0, "b", []), (4.0, "c", []), (99.0, None, [])]
+    schema = {"exec_time_s": pl.Float64(), "base_model": pl.String(), "loras": pl.List(pl.String())}
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    summary = fleet.analyse(GenTrace({}, table, {}, ())).summary
+    assert (summary.exec_time_mean_hot_s, summary.exec_time_mean_cold_s) == (15.0, 2.5)
+    alone = fleet.analyse(GenTrace({}, table.filter(pl.col("base_model") == "a"), {}, ())).summary
+    assert (alone.exec_time_mean_hot_s, alone.exec_time_mean_cold_s) == (15.0, None)
+
+
+def test_share_of_computation_needs_inference_shorter_than_end_to_end() -> None:
+    """Samples of the same pod and time are compared; if most of them are reversed, the share is unknown."""
+    predict = metric([(0.0, "a", 200.0), (57.0, "a", 300.0), (0.0, "b", 9.0), (5.0, None, 1.0)])
+    whole = metric([(0.0, "a", 1000.0), (57.0, "a", 1000.0), (1.0, "b", 10.0)])
+    given = fleet.analyse(GenTrace({"predict": predict, "pipeline_inference": whole}, None, {}, ())).summary
+    assert (given.stage_pairs, given.stage_pairs_reversed_fraction) == (2, 0.0)
+    assert given.computation_share_median == pytest.approx(0.25)
+    turned = fleet.analyse(GenTrace({"predict": whole, "pipeline_inference": predict}, None, {}, ())).summary
+    assert (turned.stage_pairs_reversed_fraction, turned.computation_share_median) == (1.0, None)
+    assert turned.computation_share_exchanged_median == pytest.approx(0.25)
+    lacking = fleet.analyse(GenTrace({"predict": predict}, None, {}, ())).summary
+    assert (lacking.stage_pairs, lacking.computation_share_median) == (None, None)
+
+
 def test_requests_without_base_model_are_not_in_popularity() -> None:
     """They are counted as requests, but for no model."""
     table = pl.DataFrame(
@@ -158,6 +183,8 @@ REFERENCE = {
     "devices_mean_below_20pct_fraction": (0.965, 3),
     "requests": (68_195, 0), "requests_without_lora": (52_993, 0), "requests_with_lora": (15_202, 0),
     "exec_time_median_s": (23, 0), "exec_time_p99_s": (92, 0), "base_models": (104, 0), "lora_adapters": (874, 0),
+    "exec_time_mean_hot_s": (28.3, 1), "exec_time_mean_cold_s": (23.7, 1), "stage_pairs": (6111, 0),
+    "stage_pairs_reversed_fraction": (0.996, 3), "computation_share_exchanged_median": (0.721, 3),
     "popularity_gini": (0.883, 3), "popularity_top5pct_share": (0.750, 3),
 }  # fmt: skip
 
@@ -183,11 +210,18 @@ def test_published_trace_gives_known_percentiles_and_latencies(published: fleet.
 
 
 def test_published_claims_have_expected_verdicts(published: fleet.ServingResult) -> None:
-    """Four claims are not borne out by the data; two of them are reproduced by another, named recipe."""
+    """Six claims are not borne out by the data; two of them are reproduced by another, named recipe.
+
+    The share of computation is unknown, since its tables contradict their names.
+    """
     judged = {c.id: c.verdict for c in claims.judge(claims.load("gentd26"), published.summary.as_dict())}
     assert {name: verdict for name, verdict in judged.items() if verdict != claims.BORNE_OUT} == {
         "idle-memory": claims.OTHER_RECIPE,
         "freeable": claims.OTHER_RECIPE,
         "pods-below-20": claims.NOT_BORNE_OUT,
         "memory-idle-mean": claims.NOT_BORNE_OUT,
+        "exec-hot": claims.NOT_BORNE_OUT,
+        "exec-cold": claims.NOT_BORNE_OUT,
+        "computation-share": claims.UNKNOWN,
     }
+    assert published.summary.computation_share_median is None
