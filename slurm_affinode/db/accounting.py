@@ -35,7 +35,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    true,
+    tuple_,
     update,
 )
 
@@ -422,7 +422,7 @@ class AccountingQueries:
         selected = _selected(since, until, filters)
         if gpu_only:
             selected = and_(selected, or_(job.gpus.is_(None), job.gpus != 0))
-        return self._frame(tables.jobs, _columns(columns), selected)
+        return self._frame(tables.jobs, _columns(columns), selected, and_(selected, _ends_from(since)))
 
     def pending(
         self, before: datetime, *, columns: Sequence[str] | None = None, since: datetime | None = None
@@ -433,24 +433,29 @@ class AccountingQueries:
         while pending.
         """
         job = tables.jobs.c
-        waits = and_(job.state == "PENDING", job.start.is_(None))
+        waits, ends = and_(job.state == "PENDING", job.start.is_(None)), job.end.is_(None)
         if since is not None:
             gave_up = and_(job.start.is_(None), job.end > floor_s(since))
-            waits = or_(waits, job.start >= ceil_s(before), gave_up)
-        return self._frame(tables.jobs, _columns(columns), and_(waits, job.submit < ceil_s(before)))
+            waits, ends = or_(waits, job.start >= ceil_s(before), gave_up), _ends_from(min(since, before))
+        waiting = and_(waits, job.submit < ceil_s(before))
+        return self._frame(tables.jobs, _columns(columns), waiting, and_(waiting, ends))
 
     def find_job(self, job_id: int, *, cluster: str | None = None) -> pl.DataFrame:
         """Return every stored run of a job, of the tasks of an array or of heterogeneous components, as ``JOBS``."""
         job = tables.jobs.c
-        condition = or_(job.job_id == job_id, job.array_job_id == job_id, job.het_job_id == job_id)
+        # With the cluster, the first columns of the key.
+        plain = and_(job.cluster.in_(self._clusters(job.cluster)), job.job_id == job_id)
+        condition = or_(plain, job.array_job_id == job_id, job.het_job_id == job_id)
         if cluster is not None:
             condition = and_(condition, job.cluster == cluster)
         return self._frame(tables.jobs, JOBS, condition)
 
     def steps_of(self, job_ids: Sequence[int]) -> pl.DataFrame:
         """Return the stored steps of every run with one of these raw IDs, in any cluster, as ``STEPS``."""
+        step = tables.steps.c
+        known = step.cluster.in_(self._clusters(step.cluster))
         parts = [
-            self._frame(tables.steps, STEPS, tables.steps.c.job_id.in_(job_ids[first : first + _IN_LIST]))
+            self._frame(tables.steps, STEPS, and_(known, step.job_id.in_(job_ids[first : first + _IN_LIST])))
             for first in range(0, len(job_ids), _IN_LIST)
         ]
         return pl.concat(parts) if parts else from_stored(from_rows((), STEPS), STEPS)
@@ -462,13 +467,19 @@ class AccountingQueries:
         name: a prolog seldom knows Slurm's name of the cluster.
         """
         job, gpu = tables.jobs.c, tables.allocation_gpus.c
-        only = self._only(job.cluster)
-        same: ColumnElement[bool] = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
-        if only is not None:
-            unnamed = gpu.cluster.in_((only, UNNAMED_CLUSTER)) if self._only(gpu.cluster) is None else true()
-            same = and_(unnamed, job.job_id == gpu.job_id)
-        selected = exists().where(same, _selected(since, until, filters))
-        frame = self._frame(tables.allocation_gpus, ALLOCATION_GPUS, selected)
+        selected = _selected(since, until, filters)
+        runs = and_(selected, _ends_from(since))
+        names = self._clusters(job.cluster)
+        only = names[0] if len(names) == 1 else None
+        if only is None:
+            same = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+            of_these = tuple_(gpu.cluster, gpu.job_id).in_(select(job.cluster, job.job_id).where(runs))
+        else:
+            recorded = self._clusters(gpu.cluster)
+            unnamed = gpu.cluster.in_({only, UNNAMED_CLUSTER, *(recorded if len(recorded) == 1 else ())})
+            same = and_(unnamed, job.cluster == only, job.job_id == gpu.job_id)
+            of_these = and_(unnamed, gpu.job_id.in_(select(job.job_id).where(runs)))
+        frame = self._frame(tables.allocation_gpus, ALLOCATION_GPUS, exists().where(same, selected), of_these)
         known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
         frame = frame.with_columns(
             pl.col("cluster") if only is None else pl.lit(only).alias("cluster"),
@@ -506,28 +517,38 @@ class AccountingQueries:
         going = select(cluster, *times).where(job.end.is_(None)).group_by(cluster)
         with reading(self._engine) as connection:
             found = {name: [one for one in latest if one is not None] for name, *latest in connection.execute(going)}
-            name = connection.execute(select(func.min(job.cluster))).scalar()
-            while name is not None:
+            for name in _distinct(connection, job.cluster):
                 ended = select(job.end).where(cluster == name, job.end.is_not(None)).order_by(job.end.desc()).limit(1)
                 found.setdefault(name, []).extend(connection.execute(ended).scalars())
-                name = connection.execute(select(func.min(job.cluster)).where(job.cluster > name)).scalar()
         return {name: datetime.fromtimestamp(max(int(one) for one in latest), UTC) for name, latest in found.items()}
 
-    def _only(self, cluster: ColumnElement[str]) -> str | None:
-        """Return the value of a column of cluster names if it has only one, from both ends of its index."""
+    def _clusters(self, column: ColumnElement[str]) -> list[str]:
+        """Return the values of a column of cluster names, in order."""
         with reading(self._engine) as connection:
-            first, last = connection.execute(select(func.min(cluster), func.max(cluster))).one()
-        return first if first == last else None
+            return list(_distinct(connection, column))
 
-    def _frame(self, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]) -> pl.DataFrame:
+    def _frame(
+        self, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool],
+        by_index: ColumnElement[bool] | None = None,
+    ) -> pl.DataFrame:  # fmt: skip
+        """Return the rows that meet ``condition``. ``by_index``: an equivalent that is quicker for few of the rows."""
+        quick = condition if by_index is None else by_index
         with without_collection(), reading(self._engine) as connection:
-            span = _row_span(connection, table, condition) if _has_arrays(connection, schema) else None
+            span = _row_span(connection, table, quick) if _has_arrays(connection, schema) else None
             if span is None:
-                frames = _in_rows(connection, table, schema, condition)
-            else:
+                frames = _in_rows(connection, table, schema, quick)
+            else:  # by row numbers
                 frames = _in_arrays(connection, table, schema, condition, span)
             stored = pl.concat([from_rows((), schema), *frames])
         return from_stored(stored, schema)
+
+
+def _distinct(connection: Connection, column: ColumnElement[str]) -> Iterator[str]:
+    """Yield the values of a column that begins an index, in order, without reading the index in between."""
+    name = connection.execute(select(func.min(column))).scalar()
+    while name is not None:
+        yield name
+        name = connection.execute(select(func.min(column)).where(column > name)).scalar()
 
 
 def _in_rows(
@@ -592,6 +613,12 @@ def _selected(since: datetime, until: datetime, filters: RunFilters) -> ColumnEl
     )
     conditions += [column.in_(list(names)) for column, names in wanted if names]
     return and_(*conditions)
+
+
+def _ends_from(since: datetime) -> ColumnElement[bool]:
+    """Return the condition for runs that end at ``since`` or later, or have not ended. An index serves it."""
+    end = tables.jobs.c.end
+    return or_(end.is_(None), end >= floor_s(since))
 
 
 def floor_s(moment: datetime) -> int:

@@ -90,7 +90,7 @@ def _clear(connection: Connection, person: _Person, revision: int, *, only: int 
     of_step = exists().where(
         job.c.cluster == step.c.cluster, job.c.job_id == step.c.job_id, job.c.submit == step.c.submit, named
     )
-    canceled = _canceled_by(connection, user, until_s)
+    canceled = _canceled_by(connection, user, until_s, only)
     by_user = {table.name: table.c.cancelled_by.in_(canceled) for table in (job, step)}
     canceler = {
         table.name: {"cancelled_by": case((by_user[table.name], pseudonym), else_=table.c.cancelled_by)}
@@ -120,10 +120,14 @@ def _filled(table: Table, columns: Sequence[str]) -> ColumnElement[bool]:
     return or_(*(table.c[name].is_not(None) for name in columns))
 
 
-def _canceled_by(connection: Connection, user: str, until_s: int) -> list[str]:
-    """Return the texts by which Slurm names the user as the one who canceled a job: name and UIDs."""
+def _canceled_by(connection: Connection, user: str, until_s: int, only: int | None = None) -> list[str]:
+    """Return the texts by which Slurm names the user as the one who canceled a job: name and UIDs.
+
+    ``only``: UIDs in rows of this revision. A user that was forgotten has none in others.
+    """
     job = tables.jobs.c
-    uids = select(job.uid).where(job.user == user, job.submit <= until_s, job.uid.is_not(None)).distinct()
+    recent = true() if only is None else job.revision == only
+    uids = select(job.uid).where(recent, job.user == user, job.submit <= until_s, job.uid.is_not(None)).distinct()
     names = [] if user.startswith(PREFIX) else [user]
     return [*names, *(str(uid) for (uid,) in connection.execute(uids).all())]
 
