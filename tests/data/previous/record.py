@@ -23,6 +23,7 @@ UID = 65534
 os.getuid = os.getgid = lambda: UID  # the owner of the simulated job
 
 import agent_world
+import inplace_site
 from agent_site import STEPS, SUBMIT, Crash, Node, World
 
 from slurm_affinode.checkpoint.image_writer import ImageWriter
@@ -59,11 +60,24 @@ def state(world: World) -> dict[str, Any]:
     return {"site": {name: site[name] for name in kept}, "nodes": site["nodes"], "files": files}
 
 
-def suspended(root: Path, crash_at: int | None) -> World:
-    """Return a site with a job that is suspended on node c1, or whose agent was killed before that effect."""
+def running(root: Path) -> World:
+    """Return a site with a job that runs on node c1."""
     world = World(root, {"c1": Node("c1"), "c2": Node("c2")}, clock=SUBMIT.timestamp() + 60)
     world.start_run("c1")
     world.start_script("c1", STEPS)
+    return world
+
+
+def asleep(root: Path) -> World:
+    """Return a site with a job that sleeps in place."""
+    world = running(root)
+    inplace_site.Node(world).sleep()
+    return world
+
+
+def suspended(root: Path, crash_at: int | None) -> World:
+    """Return a site with a job that is suspended on node c1, or whose agent was killed before that effect."""
+    world = running(root)
     world.crash_at = crash_at
     agent = agent_world.Agent(world, "c1")
     try:
@@ -112,6 +126,7 @@ def main(out: Path) -> None:
         cases["suspended"] = state(suspended(root / "suspended", None))
         for number in range(1, 4):
             cases[f"restore-{number}"] = state(restored(root / f"restore-{number}", number))
+        cases["asleep-in-place"] = state(asleep(root / "in-place"))
         last = restored(root / "restored", None)
         value = {"uid": UID, "cases": cases, "promise": promise(root / "promise")}
         (out / "suspensions.json").write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")

@@ -10,6 +10,7 @@ from typing import Any
 
 import agent_site
 import agent_world
+import inplace_site
 import pytest
 from agent_site import Node, Process, World
 from agent_world import KEY, Agent
@@ -18,6 +19,7 @@ from slurm_affinode.checkpoint.image import manifest
 from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.checkpoint.user_files import User
+from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.job.shepherd import Hold, Restored
 from slurm_affinode.suspension.records.promises import Promises
 
@@ -73,6 +75,20 @@ def test_interrupted_restore_is_repeated(left, case):
     assert agent.restore() == Restored(2)
     check(world)
     assert agent.journal.open_journals() == []
+
+
+def test_job_asleep_in_place_wakes_with_this_release(left):
+    world = left("asleep-in-place")
+    node = inplace_site.Node(world)
+    node.recover()
+    node.agent.registry.put(node.job())
+    node.keeper.registered(node.job())
+    assert (node.phase(), inplace_site.asleep(world)) == (Phase.FROZEN, True)
+    assert node.view()["why"] == "idle 15m"
+    node.connection()
+    node.round()
+    assert inplace_site.awake(world)
+    assert node.agent.journal.open_journals() == []
 
 
 def test_promise_counts(tmp_path):
