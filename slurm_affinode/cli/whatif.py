@@ -126,6 +126,9 @@ _TYPICAL_S = 900.0
 @click.option(
     "--warm", type=click.IntRange(0), metavar="N", help="Keep N sleeping servers in host memory [default: all]"
 )
+@click.option(
+    "--tiers", is_flag=True, help="Compare LRU with eviction by cost, for servers in GPUs, host memory and storage"
+)
 @click.option("--split-phases", is_flag=True, help="Compare engines that do both with engines for prefill and decode")
 @click.option(
     "--first-token", type=Span(), metavar="SPAN",
@@ -151,7 +154,7 @@ def whatif(
     validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None,
     mode: str, more_gpus: int,
     sweep: tuple[float, ...] | None, html: Path | None, one_pool: bool, limit_interactive: float | None, partial: bool,
-    pool_servers: bool, warm: int | None, dask: str | None, as_json: bool, **engine: Any,
+    pool_servers: bool, warm: int | None, tiers: bool, dask: str | None, as_json: bool, **engine: Any,
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
 
@@ -163,7 +166,8 @@ def whatif(
 
     --trace gentd26:DIR has requests to model servers. With --pool-servers these share --capacity GPUs (without it
     several sizes are compared): servers that are idle for --suspend-idle sleep, as does an idle one whose GPU another
-    one needs.
+    one needs. With --tiers, one size and several sizes of host memory (--warm) are compared, with eviction from both by
+    last use (lru) and by requests and load times (cost).
 
     --trace azure:PATH has requests with numbers of tokens. The fewest inference engines are determined that serve the
     busiest hour within --first-token and each of --between-tokens, by a queueing model with the parameters of an engine
@@ -211,8 +215,8 @@ def whatif(
     replay the queue for each of the idle times of --sweep.
     """
     if trace is not None and trace[0] == "azure":
-        if any((capacity, suspend_idle, warm is not None)):
-            raise click.UsageError("--capacity, --suspend-idle and --warm have no influence on this trace")
+        if any((capacity, suspend_idle, tiers, warm is not None)):
+            raise click.UsageError("--capacity, --suspend-idle, --warm and --tiers have no influence on this trace")
         _size_engines(trace[1], engine, apart=pool_servers, as_json=as_json)
         return 0
     if any(value not in (None, False) for value in engine.values()):
@@ -222,10 +226,11 @@ def whatif(
             raise click.UsageError(
                 "--pool-servers needs --trace gentd26:DIR or azure:DIR, and gentd26 needs --pool-servers"
             )
-        _pool_servers(trace[1], capacity, suspend_idle, warm, as_json=as_json)
+        show = _show_tiers if tiers else _pool_servers
+        show(trace[1], capacity, suspend_idle, warm, as_json=as_json)
         return 0
-    if warm is not None:
-        raise click.UsageError("--warm needs --pool-servers")
+    if warm is not None or tiers:
+        raise click.UsageError("--warm and --tiers need --pool-servers")
     if validated is not None:
         if dask:
             raise click.UsageError("--dask needs --since")
@@ -366,6 +371,35 @@ def _pool_servers(
     echo()
     echo(f"A GPU for each server: {found.gpu_hours:,.0f} GPU-hours.")
     echo(f"A wake takes {span(found.wake_s)} from host memory, {span(found.load_s)} from storage.")
+    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in found.published))
+    for note in found.notes:
+        warn(f"left out: {note}")
+
+
+def _show_tiers(path: Path, capacity: int | None, window_s: float | None, warm: int | None, *, as_json: bool) -> None:
+    from slurm_affinode.pipeline import server_pool  # noqa: PLC0415 - --help stays quick
+
+    found = server_pool.compare_tiers(path, capacity, window_s, warm)
+    if as_json:
+        print_json(dataclasses.asdict(found))
+        return
+    headings = ("warm servers", "eviction", "hot", "warm", "cold", "mean wait for a wake", "p95 of those that wait",
+                "wait mean", "wakes a day")  # fmt: skip
+    slept = "only for others" if found.window_s is None else f"after {span(found.window_s)}"
+    print_table(
+        headings,
+        [(f"{row.warm:,}", row.eviction, percent(row.hot_share), percent(row.warm_share), percent(row.cold_share),
+          f"{row.wake_wait_mean_s:.2f} s", _seconds(row.wake_wait_p95_s), _seconds(row.wait_mean_s),
+          f"{row.wakes_per_day:,.1f}") for row in found.tiers],
+        title=f"{counted(found.servers, 'server')} on {counted(found.gpus, 'GPU')}, "
+        f"{counted(found.requests, 'request')} in {span(found.span_s)}; servers sleep {slept}",
+        right=(headings[0], *headings[2:]),
+    )  # fmt: skip
+    echo()
+    echo(
+        f"A wake takes {span(found.wake_s)} from host memory, {found.load_p5_s:.1f} to {found.load_p95_s:.1f} s "
+        f"(mean {found.load_mean_s:.1f} s) from storage, by model."
+    )
     echo("Published, of other systems and not computed here:", *(f"  {text}" for text in found.published))
     for note in found.notes:
         warn(f"left out: {note}")

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
@@ -336,14 +338,14 @@ def read_timed_requests(paths: Iterable[Path]) -> tuple[pl.DataFrame, tuple[str,
     ), tuple(notes)  # fmt: skip
 
 
-def mean_load_s(paths: Iterable[Path]) -> float | None:
-    """Return the mean time to load a base model, s; ``None``: the table is missing."""
+def load_times_s(paths: Iterable[Path]) -> npt.NDArray[np.float64] | None:
+    """Return the measured times to load a base model, s, ascending; ``None``: the table is missing, or empty."""
     names = METRIC_TABLES["load_base_model"]
     table = next(iter(find_tables(list(paths), lambda name: name.lower() in names)), None)
     if table is None:
         return None
-    mean = _metric(table, [])["value"].mean()
-    return float(mean) / 1000 if isinstance(mean, float) else None
+    values = _metric(table, [])["value"].drop_nulls().cast(pl.Float64).sort()
+    return values.to_numpy() / 1000 if len(values) else None
 
 
 def _read_csv(table: TraceTable, columns: tuple[str, ...], notes: list[str]) -> pl.DataFrame:

@@ -1,17 +1,26 @@
 """Event simulation of model servers that share a pool of GPUs: which request waits for a wake, and from which tier.
 
 A server holds one GPU while it is awake, and serves its requests one after the other. It falls asleep when it has been
-idle for ``window_s``, or earlier when another server needs its GPU: the one with the longest idle time goes first.
+idle for ``window_s``, or earlier when another server needs its GPU: the one with the longest idle time goes first, or
+with ``eviction`` "cost" the one with the lowest rank.
 A server without a GPU waits in the order of its first request; a busy one keeps its GPU until its queue is empty.
-Sleeping servers are warm, in host memory, up to ``warm`` of them, the last ones that were awake; the others are
-cold. ``wake_s`` and ``load_s`` are the times from the grant of a GPU to the first request.
+Sleeping servers are warm, in host memory, up to ``warm`` of them, the last ones that were awake or those with the
+highest rank; the others are cold. ``wake_s`` and ``load_s`` are the times from the grant of a GPU to the first request;
+a warm server that can be loaded in less than ``wake_s`` is loaded. A server that gives its GPU to a warm one needs room in
+host memory before that one leaves it.
+
+The rank is that of GreedyDual-Frequency (L. Cherkasova, HPL-98-69, 1998; servers have one size): the requests since the
+server came into the tier, times the time that the next one would wait for it, plus the rank of the last server that was
+evicted from the tier.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +28,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+Eviction = Literal["lru", "cost"]
 HOT, WARM, COLD = 0, 1, 2
 """Tiers of the server of a request at its arrival; a server that is being woken is in the tier that it comes from."""
 _FINISHED, _AWAKE, _IDLE = range(3)
@@ -36,6 +46,8 @@ class ServerPool:
     """Most sleeping servers in host memory."""
     wake_s: float
     load_s: float
+    eviction: Eviction = "lru"
+    """Which servers leave the GPUs and the host memory first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +58,45 @@ class ServedRequests:
     """From the arrival to the start of the execution."""
     tier: Ints
     """``HOT``, ``WARM`` or ``COLD``."""
+    wake_wait_s: Floats
+    """Of ``wait_s``: until the server is awake."""
     awake_s: float
     """GPU-seconds in which servers were awake or woken."""
     most_awake: int
     wakes: int
 
 
-def serve(arrival_s: Floats, exec_s: Floats, server: Ints, pool: ServerPool) -> ServedRequests:
+def serve(
+    arrival_s: Floats, exec_s: Floats, server: Ints, pool: ServerPool, load_s: Floats | None = None
+) -> ServedRequests:
     """Simulate the requests, sorted by arrival. ``server``: number of the server of each request, from 0.
 
-    All servers are cold at the beginning. Raises ``ValueError`` for a pool without GPUs.
+    ``load_s``: of each server, in place of that of the pool. All servers are cold at the beginning. Raises
+    ``ValueError`` for a pool without GPUs.
     """
     if pool.gpus < 1:
         raise ValueError("a pool needs a GPU")
-    state = _Servers(arrival_s.tolist(), exec_s.tolist(), server.tolist(), pool)
+    if load_s is None:
+        load_s = np.full(int(server.max(initial=-1)) + 1, pool.load_s)
+    state = _Servers(arrival_s.tolist(), exec_s.tolist(), server.tolist(), pool, load_s.tolist())
     state.run()
     return ServedRequests(
-        np.array(state.starts) - arrival_s, np.array(state.tiers, np.int64), state.awake_s, state.most_awake,
-        state.wakes,
+        np.array(state.starts) - arrival_s, np.array(state.tiers, np.int64), np.array(state.wake_waits), state.awake_s,
+        state.most_awake, state.wakes,
     )  # fmt: skip
 
 
 class _Servers:
-    def __init__(self, arrival: list[float], exec_s: list[float], server: list[int], pool: ServerPool) -> None:
+    def __init__(
+        self, arrival: list[float], exec_s: list[float], server: list[int], pool: ServerPool, load_s: list[float]
+    ) -> None:
+        self.wake_waits = [0.0] * len(arrival)
+        self._load, self._wake = load_s, [min(seconds, pool.wake_s) for seconds in load_s]
+        by_cost = pool.eviction == "cost"
+        # Whoever leaves the GPUs is woken again, if there is host memory.
+        self._hot = _Ranks(self._wake if pool.warm else load_s) if by_cost else None
+        saved_s = [load - wake for load, wake in zip(load_s, self._wake, strict=True)]
+        self._in_memory = _Ranks(saved_s) if by_cost else None
         self.starts, self.tiers = [0.0] * len(arrival), [HOT] * len(arrival)
         self.awake_s, self.most_awake, self.wakes = 0.0, 0, 0
         self._arrival, self._exec, self._server, self._pool = arrival, exec_s, server, pool
@@ -95,6 +123,9 @@ class _Servers:
                     if self._idle.get(server) == now:
                         self._sleep(server, now)
                 else:
+                    if kind == _AWAKE:
+                        for request in self._queues[server]:
+                            self.wake_waits[request] = now - arrival[request]
                     self._next(server, now)
             else:
                 now = arrival[at]
@@ -107,6 +138,9 @@ class _Servers:
         queue = self._queues.setdefault(server, deque())
         queue.append(request)
         self.tiers[request] = self._tier.get(server, COLD)
+        for ranks in (self._hot, self._in_memory):
+            if ranks is not None:
+                ranks.request(server)
         if server in self._idle:
             del self._idle[server]
             self._next(server, now)
@@ -120,14 +154,15 @@ class _Servers:
             if len(self._since) == self._pool.gpus:
                 if not self._idle:
                     return
-                self._sleep(next(iter(self._idle)), now)
+                victim = next(iter(self._idle)) if self._hot is None else self._hot.evict(self._idle)
+                self._sleep(victim, now)
             server, _ = self._pending.popitem(last=False)
             self._since[server] = now
             self.wakes += 1
             self.most_awake = max(self.most_awake, len(self._since))
             cold = self._tier.get(server, COLD) == COLD
             self._warm.pop(server, None)
-            heappush(self._events, (now + (self._pool.load_s if cold else self._pool.wake_s), _AWAKE, server))
+            heappush(self._events, (now + (self._load if cold else self._wake)[server], _AWAKE, server))
 
     def _next(self, server: int, now: float) -> None:
         """Execute the next request of an awake server, or let it idle."""
@@ -147,10 +182,36 @@ class _Servers:
     def _sleep(self, server: int, now: float) -> None:
         del self._idle[server]
         self.awake_s += now - self._since.pop(server)
-        self._tier[server] = COLD
-        if self._pool.warm:
-            self._tier[server] = WARM
-            self._warm[server] = None
-            if len(self._warm) > self._pool.warm:
-                evicted, _ = self._warm.popitem(last=False)
-                self._tier[evicted] = COLD
+        if self._hot is not None:
+            self._hot.leave(server)
+        self._tier[server] = WARM
+        self._warm[server] = None
+        if len(self._warm) > self._pool.warm:
+            evicted = next(iter(self._warm)) if self._in_memory is None else self._in_memory.evict(self._warm)
+            del self._warm[evicted]
+            self._tier[evicted] = COLD
+            if self._in_memory is not None:
+                self._in_memory.leave(evicted)
+
+
+class _Ranks:
+    """Ranks of the servers of a tier, by the rule of the head of this file."""
+
+    def __init__(self, cost_s: list[float]) -> None:
+        self._cost = cost_s
+        self._level = 0.0
+        self._requests: dict[int, int] = {}
+        self._rank: dict[int, float] = {}
+
+    def request(self, server: int) -> None:
+        self._requests[server] = self._requests.get(server, 0) + 1
+        self._rank[server] = self._level + self._requests[server] * self._cost[server]
+
+    def evict(self, servers: Iterable[int]) -> int:
+        """Return the server with the lowest rank, of equal ones the first, and raise the level to it."""
+        victim = min(servers, key=lambda server: self._rank[server])
+        self._level = max(self._level, self._rank[victim])
+        return victim
+
+    def leave(self, server: int) -> None:
+        self._requests.pop(server, None)

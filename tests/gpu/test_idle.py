@@ -37,7 +37,7 @@ def quiet(machine: Machine, nvml: NvmlDriver) -> None:
     deadline = time.monotonic() + 10
     while True:
         try:
-            others = [one.pid for one in nvml.processes(nvml.devices()[0]) if not helper_or_us(one.pid)]
+            others = [one.pid for one in nvml.processes(nvml.devices()[0]) if not only_queries_driver(one.pid)]
         except (NotPermitted, NotSupported) as error:
             pytest.skip(f"who uses the GPU is not told here: {error}")
         if not others:
@@ -47,7 +47,7 @@ def quiet(machine: Machine, nvml: NvmlDriver) -> None:
         time.sleep(0.05)
 
 
-def helper_or_us(pid: int) -> bool:
+def only_queries_driver(pid: int) -> bool:
     """Return whether the process only queries the driver, like this one and the helpers."""
     try:
         return pid == os.getpid() or b"checkpoint.cuda.helper" in Path(f"/proc/{pid}/cmdline").read_bytes()

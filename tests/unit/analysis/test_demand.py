@@ -67,7 +67,7 @@ def test_demand_is_limited_by_what_is_idle_and_by_what_is_requested(
     assert demand.unmet == pytest.approx(2.0, abs=0.05)
 
 
-def test_other_partitions_and_busy_gpus_are_in_nobodys_way(
+def test_other_partitions_and_busy_gpus_block_no_job(
     analysed: Analysed, samples: Rows, jobs: Jobs, t0: datetime
 ) -> None:
     """The idle GPU of another partition does not count, nor does one that computes."""

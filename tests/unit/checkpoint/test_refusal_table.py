@@ -77,7 +77,7 @@ def test_dump_calls_the_check_of_its_image(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=_name)
-def test_refusal_is_retried_as_its_error_says(row: dict[str, Any]) -> None:
+def test_refusal_is_retried_as_its_error_permits(row: dict[str, Any]) -> None:
     """One that is not retried says why it would happen again."""
     assert row["retry"] in RETRIES[row["by"]]
     assert ("why" in row) == (row["retry"] == "request")

@@ -89,7 +89,7 @@ def test_error_is_one_line(state: Path, words: list[str], status: int, line: str
         assert line in result.stderr
 
 
-def test_without_database_says_so(tmp_path: Path) -> None:
+def test_missing_database_is_reported(tmp_path: Path) -> None:
     """Exit status 2, as for every command that reads."""
     result = run(tmp_path / "none", PARTLY)
     assert "no database" in str(result.exception)
@@ -135,7 +135,7 @@ def test_damaged_published_file_is_named(published: Path) -> None:
     assert getattr(error, "exit_code", None) == 2
 
 
-def test_array_id_says_which_task_it_is(tmp_path: Path) -> None:
+def test_task_of_an_array_id_is_named(tmp_path: Path) -> None:
     """Slurm gives the ID of an array to one of its tasks as well."""
     build_demo(tmp_path, histories.recorded())
     result = run(tmp_path / "state", "36", env={"COLUMNS": "100"})

@@ -32,7 +32,7 @@ def test_user_turns_mails_off_and_on(configuration: Path) -> None:
     assert outcome("on") == outcome("on") == outcome() == {"mails": True}
 
 
-def test_site_without_the_choice_says_so(tmp_path: Path) -> None:
+def test_site_without_the_choice_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("")
     result = CliRunner().invoke(cli, ["mail", "off", "--config", str(tmp_path / "config.toml")])
     assert result.exit_code != 0

@@ -485,6 +485,29 @@ def test_servers_share_gpus(requests: str) -> None:
     assert "not computed here" in text
 
 
+def test_tiers_compare_rules_of_eviction(requests: str) -> None:
+    found, _ = run("--trace", requests, "--pool-servers", "--tiers", "--capacity", "1")
+    assert (found["servers"], found["gpus"], found["load_mean_s"]) == (2, 1, 22.0)
+    assert [(row["warm"], row["eviction"]) for row in found["tiers"][:4]] == [
+        (0, "lru"), (0, "cost"), (1, "lru"), (1, "cost"),
+    ]  # fmt: skip
+    assert [row["cold_share"] for row in found["tiers"][:4]] == [1.0, 1.0, 0.75, 0.5]
+    assert any("Aegaeon" in text for text in found["published"])
+    single, _ = run("--trace", requests, "--pool-servers", "--tiers", "--warm", "1", "--suspend-idle", "10s")
+    assert [row["warm"] for row in single["tiers"]] == [1, 1]
+    with pytest.raises(click.UsageError, match="need --pool-servers"):
+        run("--trace", "swf:x", "--tiers")
+
+
+def test_tiers_of_the_page_are_those_of_the_command(shared_data: Path) -> None:
+    words = ["whatif", "--trace", f"gentd26:{shared_data / 'gentd26'}", "--pool-servers", "--tiers"]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False, env={"COLUMNS": "200"})
+    shown = [line.rstrip() for line in done.stdout.split("Published")[0].splitlines() if line.strip()]
+    page = (Path(__file__).parents[3] / "docs" / "whatif.md").read_text()
+    assert len(shown) == 13
+    assert [line for line in shown if line not in page] == []
+
+
 def test_pools_of_the_page_are_those_of_the_command(shared_data: Path) -> None:
     words = ["whatif", "--trace", f"gentd26:{shared_data / 'gentd26'}", "--pool-servers", "--suspend-idle", "5m"]
     done = CliRunner().invoke(cli, words, catch_exceptions=False, env={"COLUMNS": "200"})
@@ -500,7 +523,7 @@ def test_server_options_need_requests(requests: str, log: str) -> None:
         (("--trace", log, "--pool-servers"), "--pool-servers needs --trace gentd26"),
         (("--trace", log, "--split-phases"), "need --trace azure"),
         (("--trace", "azure:x", "--capacity", "1"), "have no influence on this trace"),
-        (("--trace", log, "--warm", "1"), "--warm needs --pool-servers"),
+        (("--trace", log, "--warm", "1"), "--warm and --tiers need --pool-servers"),
     ):
         with pytest.raises(click.UsageError, match=message):
             run(*words)

@@ -196,7 +196,7 @@ def test_overload_advises_replicas() -> None:
     assert "replicas" not in settings(tune(replace(BUSY, overload=0.9)))
 
 
-def test_overload_of_unknown_size_asks_for_replicas_without_a_number() -> None:
+def test_overload_of_unknown_size_advises_replicas_without_a_number() -> None:
     """llama.cpp has no counter of requests: the queue grew, by how much too fast is unknown."""
     found = tune(TuningFacts(engine="llamacpp", seconds=120.0, waiting_peak=459.0, unstable=True))
     one = advice(found, "replicas")

@@ -27,7 +27,7 @@ def test_jobs_are_added_and_removed(tmp_path):
     assert jobs.read(directory) == {"1": ("8",)}
 
 
-def test_mapping_is_readable_whatever_the_umask(tmp_path):
+def test_mapping_is_readable_with_any_umask(tmp_path):
     """dcgm-exporter runs as another user."""
     before = os.umask(0o077)
     try:

@@ -41,7 +41,7 @@ def test_repeated_rows_are_those_of_their_places(
 
 
 @given(ROWS)
-def test_rows_with_the_same_hash_are_told_apart(rows: list[tuple[str | None, int | None]]) -> None:
+def test_rows_with_the_same_hash_are_distinguished(rows: list[tuple[str | None, int | None]]) -> None:
     """The rows are compared, too."""
     frame = frame_of(rows)
     expected = distinct(frame)

@@ -21,7 +21,7 @@ def test_pinball_loss_is_the_one_of_the_definition() -> None:
     assert pinball(actual, predicted, 0.9) == pytest.approx([0.9 * 6, 0.1 * 4])
 
 
-def test_best_baseline_is_used_and_says_why_without_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_baseline_with_its_reason_is_used_without_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantile_model, "available", lambda: False)
     prepared = prepare(submissions(), RUN)
     assert prepared.choice.predictor == "median"

@@ -55,7 +55,7 @@ def test_jobs_beyond_the_table_are_in_the_file() -> None:
     assert "all of them are in week-jobs.csv" in html
 
 
-def test_period_without_runs_is_said() -> None:
+def test_period_without_jobs_is_reported() -> None:
     html = render(without_runs(make_result(), "user", "user00"), ABOUT)
     assert "No GPU job ran in this interval." in html
     assert "<table" not in html

@@ -63,7 +63,7 @@ def test_tied_job_requires_its_node(agent):
     assert agent.scratch.left == 0
 
 
-def test_requirement_of_the_owner_is_put_back_by_next_suspension(agent):
+def test_requirement_of_the_owner_is_restored_by_next_suspension(agent):
     """Slurm changes it for pending jobs only."""
     world = agent.world
     world.required = ("c1", "c2")
@@ -146,7 +146,7 @@ def test_start_from_the_beginning_needs_no_node(agent):
     assert row(agent)["tied_to"] is None
 
 
-def test_tied_job_whose_node_is_gone_is_told_so(agent):
+def test_owner_of_a_job_tied_to_a_lost_node_is_notified(agent):
     """Who can do what is part of the message; it goes when the node returns or the owner gives up the files."""
     suspended(agent, TIED)
     agent.slurm.nodes = lambda: ()

@@ -88,7 +88,7 @@ def figures_of(name: str) -> str:
     return PAGE.read_text().split(f"<!-- figures of {name}:")[1].split("\n\n")[0]
 
 
-def test_page_says_how_many_claims_about_philly_hold(shared_data: Path) -> None:
+def test_page_counts_the_claims_about_philly_that_hold(shared_data: Path) -> None:
     log = philly.read(shared_data / "philly" / "philly_pollux.csv.gz")
     judged = claims.judge(claims.load("philly"), claims.flat(job_figures.analyse(log).as_dict()))
     known = [claim for claim in judged if claim.verdict != claims.UNKNOWN]

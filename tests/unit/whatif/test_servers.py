@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.whatif.servers import COLD, HOT, WARM, ServedRequests, ServerPool, serve
+from slurm_affinode.whatif.servers import COLD, HOT, WARM, Eviction, ServedRequests, ServerPool, serve
 
 POOL = ServerPool(gpus=1, window_s=math.inf, warm=8, wake_s=6, load_s=22)
 
 
-def served(rows: list[tuple[float, float, int]], pool: ServerPool) -> ServedRequests:
+def served(
+    rows: list[tuple[float, float, int]], pool: ServerPool, load_s: tuple[float, ...] | None = None
+) -> ServedRequests:
     """Serve rows of arrival, execution time and server."""
     arrival, exec_s, server = (np.array(column) for column in zip(*rows, strict=True))
-    return serve(arrival.astype(float), exec_s.astype(float), server.astype(np.int64), pool)
+    loads = None if load_s is None else np.array(load_s)
+    return serve(arrival.astype(float), exec_s.astype(float), server.astype(np.int64), pool, loads)
 
 
 def test_servers_take_turns_on_one_gpu() -> None:
@@ -27,6 +30,39 @@ def test_servers_take_turns_on_one_gpu() -> None:
     assert found.tier.tolist() == [COLD, COLD, WARM, WARM]
     assert (found.most_awake, found.wakes) == (1, 3)
     assert found.awake_s == 126
+    assert found.wake_wait_s.tolist() == [22, 49, 6, 1]
+
+
+def test_wait_for_a_wake_is_without_the_queue_of_the_server() -> None:
+    """The second request waits for the load, and then for the first one."""
+    found = served([(0, 10, 0), (2, 10, 0)], POOL)
+    assert (found.wait_s.tolist(), found.wake_wait_s.tolist()) == ([22, 30], [22, 20])
+
+
+def test_eviction_by_cost_keeps_servers_that_load_slowly() -> None:
+    """Of two cold servers that were used once each, the one that loads in 30 s stays on its GPU, and LRU evicts it."""
+    rows = [(0.0, 1.0, 0), (100.0, 1.0, 1), (200.0, 1.0, 2), (300.0, 1.0, 0), (400.0, 1.0, 1)]
+    waits = {}
+    for eviction in ("lru", "cost"):
+        pool = ServerPool(2, math.inf, 0, wake_s=6, load_s=0, eviction=eviction)  # type: ignore[arg-type]
+        found = served(rows, pool, (30.0, 10.0, 20.0))
+        waits[eviction] = found.wait_s.tolist()
+    assert waits == {"lru": [30, 10, 20, 30, 10], "cost": [30, 10, 20, 0, 10]}
+
+
+def test_eviction_by_cost_keeps_servers_that_are_requested_often() -> None:
+    """Three requests against one: LRU evicts the first server from host memory, and eviction by cost the second."""
+    rows = [(0.0, 1.0, 0), (50.0, 1.0, 0), (100.0, 1.0, 0), (200.0, 1.0, 1), (300.0, 1.0, 2), (400.0, 1.0, 0)]
+    tiers = {}
+    for eviction in ("lru", "cost"):
+        pool = ServerPool(1, math.inf, 1, wake_s=6, load_s=22, eviction=eviction)  # type: ignore[arg-type]
+        tiers[eviction] = served(rows, pool).tier.tolist()
+    assert tiers == {"lru": [COLD, HOT, HOT, COLD, COLD, COLD], "cost": [COLD, HOT, HOT, COLD, COLD, WARM]}
+
+
+def test_warm_server_is_loaded_if_that_is_quicker() -> None:
+    found = served([(0, 1, 0), (100, 1, 1), (200, 1, 0)], POOL, (2.0, 22.0))
+    assert (found.tier.tolist(), found.wait_s.tolist()) == ([COLD, COLD, WARM], [2, 22, 2])
 
 
 def test_idle_server_sleeps_after_the_window() -> None:
@@ -53,12 +89,15 @@ def test_pool_without_gpus_is_an_error() -> None:
 REQUESTS = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40), st.integers(0, 4)), min_size=1, max_size=25)
 
 
-@given(rows=REQUESTS, gpus=st.integers(1, 4), window=st.integers(1, 60), warm=st.integers(0, 3))
+@given(rows=REQUESTS, gpus=st.integers(1, 4), window=st.integers(1, 60), warm=st.integers(0, 3),
+       eviction=st.sampled_from(["lru", "cost"]))  # fmt: skip
 def test_every_request_is_served_and_the_limit_holds(
-    rows: list[tuple[int, int, int]], gpus: int, window: int, warm: int
+    rows: list[tuple[int, int, int]], gpus: int, window: int, warm: int, eviction: Eviction
 ) -> None:
     rows = sorted(rows)
-    found = served(list(rows), ServerPool(gpus, window, warm, 6, 22))
+    found = served(list(rows), ServerPool(gpus, window, warm, 6, 22, eviction))
+    assert (found.wake_wait_s <= found.wait_s).all()
+    assert (found.wake_wait_s[found.tier == HOT] == 0).all()
     starts = found.wait_s + [row[0] for row in rows]
     assert (found.wait_s >= 0).all()
     assert found.most_awake <= gpus

@@ -122,9 +122,7 @@ def test_more_units_can_raise_the_total_wait(
 
 @given(jobs=logs(), which=st.integers(0, 13), more=st.integers(1, 5))
 @example(jobs=[Job(0, 0, 3, 6, 3), Job(1, 0, 1, 1, 1)], which=1, more=5)
-def test_job_that_asks_for_more_units_never_starts_earlier_in_strict_order(
-    jobs: list[Job], which: int, more: int
-) -> None:
+def test_larger_job_never_starts_earlier_in_strict_order(jobs: list[Job], which: int, more: int) -> None:
     if which >= len(jobs):
         return
     policy = SchedulingPolicy("fcfs", "none", "actual")
@@ -135,9 +133,7 @@ def test_job_that_asks_for_more_units_never_starts_earlier_in_strict_order(
 
 
 @given(jobs=logs(), which=st.integers(0, 13), more=st.integers(1, 5))
-def test_job_that_asks_for_more_units_never_starts_earlier_with_first_fit(
-    jobs: list[Job], which: int, more: int
-) -> None:
+def test_larger_job_never_starts_earlier_with_first_fit(jobs: list[Job], which: int, more: int) -> None:
     if which >= len(jobs):
         return
     policy = SchedulingPolicy("fcfs", "first-fit", "actual")

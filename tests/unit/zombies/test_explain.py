@@ -48,7 +48,7 @@ def test_timeline_of_short_job_has_no_gaps(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("restored_h", "asleep"), [(None, True), (1, False)])
-def test_page_of_sleeper_says_that_it_sleeps(site: Site, restored_h: float | None, asleep: bool) -> None:
+def test_page_of_a_sleeping_job_reports_its_state(site: Site, restored_h: float | None, asleep: bool) -> None:
     """Its GPU is idle because its job is frozen: the program is not at fault. The ledger has the last sleep."""
     site.job(1, [lambda minute: {"util_pct": 0.0, "fb_used_mib": 1.0}], hours=6)
     began = round((END - timedelta(hours=2)).timestamp() * 1000)

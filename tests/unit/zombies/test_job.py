@@ -202,7 +202,7 @@ def test_ids_as_users_type_them(site: Site) -> None:
         summarize(site, "abc")
 
 
-def test_job_that_never_started_says_so(site: Site) -> None:
+def test_job_that_never_started_is_reported_as_such(site: Site) -> None:
     """A pending job and a canceled one are known, and have nothing to show."""
     site.waits(5, 1, reason="Priority")
     site.waits(6, 2, state="CANCELLED", end=END)

@@ -490,7 +490,7 @@ def test_other_jobs_of_the_user_tie_the_job(site: Site) -> None:
     assert "other jobs of its user" in outcome.text
 
 
-def test_private_directories_are_copied_whatever_the_policy(site: Site) -> None:
+def test_private_directories_are_copied_under_every_policy(site: Site) -> None:
     """Those of job_container/tmpfs end with the attempt, and belong to no other job."""
     (site.tmp / "file").write_text("x" * 100)
     site.rules = replace(site.rules, policy="pin")

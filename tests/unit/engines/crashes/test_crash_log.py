@@ -214,7 +214,9 @@ def test_kills_of_two_processes_are_two_failures() -> None:
         ("INFO there is not enough memory for a larger batch", None, None),
     ],
 )  # fmt: skip
-def test_specific_message_is_told_from_a_similar_one(line: str, kind: str | None, requested: float | None) -> None:
+def test_specific_message_is_distinguished_from_a_similar_one(
+    line: str, kind: str | None, requested: float | None
+) -> None:
     """The memory that ran out is named by the most specific rule."""
     failures = findings(line + "\n").failures
     assert [(one.kind, one.requested) for one in failures] == ([] if kind is None else [(kind, requested)])
@@ -377,7 +379,7 @@ def test_progress_bar_in_one_line_does_not_hide_a_failure() -> None:
     assert one.text == "RuntimeError: CUDA error: out of memory"
 
 
-def test_lines_that_end_in_carriage_returns_are_told_apart() -> None:
+def test_lines_that_end_in_carriage_returns_are_separate() -> None:
     found = findings("".join(f"\r{n}%|###| CUDA error: bad {n}" for n in range(3)) + "\r" + "x" * 20_000)
     assert [one.text for one in found.failures] == [f"{n}%|###| CUDA error: bad {n}" for n in range(3)]
 

@@ -387,7 +387,7 @@ def test_two_processes_without_a_start_time(serving: Path, order: Callable[[int]
     assert {one.kind for one in other.diagnoses} == {"healthy"}
 
 
-def test_processes_that_cannot_be_told_apart_are_not_healthy() -> None:
+def test_indistinguishable_processes_are_not_healthy() -> None:
     draw = np.random.default_rng(1)
     counts = {t: float(draw.integers(1000)) for t in range(0, 3600, 15)}
     values = dict.fromkeys(("finished", "generation_tokens", "prompt_tokens"), lambda t: counts[int(t)])

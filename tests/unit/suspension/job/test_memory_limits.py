@@ -311,7 +311,7 @@ def test_allocated_memory_of_other_jobs(site: CgroupSite) -> None:
     assert allocated() == (60, 20, 20)
 
 
-def test_starting_job_counts_whatever_starts_or_ends_meanwhile() -> None:
+def test_starting_job_counts_while_others_start_and_end() -> None:
     """Slurm has allocated 10 GiB to a job without a cgroup, and 5 GiB to one that has existed throughout the query."""
     both, ended, started = (1, 1), (1, 2), (1, 3)
     before = AllocatedMemory({both: 5 * GIB, ended: 10 * GIB}, 0)
