@@ -33,6 +33,8 @@ from slurm_affinode.base.toml_schema import (
 )
 from slurm_affinode.base.urls import checked_url
 
+MODEL_FILE = "prediction.json"
+"""Name of the model of ``predict train`` in the state directory."""
 DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
 ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
 ENV_STATE = "SLURM_AFFINODE_STATE"

@@ -230,10 +230,6 @@ class Spans(click.ParamType[tuple[float, ...]]):
         return tuple(sorted({Span().convert(text.strip(), param, ctx) for text in str(value).split(",")}))
 
 
-MODEL_FILE = "prediction.json"
-"""Name of the model of ``predict train`` in the state directory."""
-
-
 class LogFile(click.ParamType[tuple[str, Path]]):
     """A log or trace, such as ``swf:FILE``; the value is its kind and path."""
 

@@ -1,4 +1,4 @@
-"""``slurm-affinode predict``: run time and memory of submissions from the jobs that ended before them."""
+"""``slurm-affinode predict``: run time, memory and idle time of submissions from the jobs that ended before them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_affinode.base.config import Config
+from slurm_affinode.base.config import MODEL_FILE, Config
 from slurm_affinode.base.sizes import parse_size
 from slurm_affinode.base.text import counted, percent, size, span
 from slurm_affinode.cli.command import group
 from slurm_affinode.cli.options import (
-    MODEL_FILE,
     LogFile,
     Span,
     When,
@@ -45,7 +44,7 @@ Examples:
 
 @group(epilog=_EPILOG)
 def predict() -> None:
-    """Predict run time and memory of a job from jobs that ended before its submission.
+    """Predict run time, memory and idle time of a job from jobs that ended before its submission.
 
     Predictors: the requested limit, the mean of the user's last two jobs, the median of the last similar jobs of the
     user, and quantile models of LightGBM (extra "predict"). Of each target the one is used that was best on later jobs;
@@ -91,7 +90,7 @@ def _read(
         return prediction.read_trace(*trace)
     if until <= since:
         raise click.UsageError("the interval ends before it begins: choose --since before --until")
-    return prediction.read_site(config, since, until, clusters=cluster, step=step)
+    return prediction.read_site(config, since, until, clusters=cluster, idle=True, step=step)
 
 
 @predict.command("train", short_help="Train models and write them to a file")
@@ -280,11 +279,13 @@ def _advice_row(one: TargetAdvice) -> tuple[str, ...]:
 
 
 def _amount(value: float, unit: str) -> str:
+    if unit == "%":
+        return percent(value / 100)
     return size(round(value)) if unit == "bytes" else span(value)
 
 
 def _loss(value: float, unit: str) -> str:
-    return size(round(value)) if unit == "bytes" else f"{value:,.1f} s"
+    return size(round(value)) if unit == "bytes" else f"{value:,.1f} {unit}"
 
 
 def _over(value: float | None) -> str:

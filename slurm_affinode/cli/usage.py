@@ -14,12 +14,11 @@ import polars as pl
 
 from slurm_affinode.analysis import queue_impact, queue_outlook, runs, usage
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.base.config import Config
+from slurm_affinode.base.config import MODEL_FILE, Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import counted, span
 from slurm_affinode.cli.command import Command, command
 from slurm_affinode.cli.options import (
-    MODEL_FILE,
     When,
     clock,
     config_options,

@@ -119,6 +119,7 @@ _TYPICAL_S = 900.0
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write a page with the result to FILE",
 )  # fmt: skip
+@click.option("--idle-risk", is_flag=True, help="Show returned GPU-hours by the predicted idle time of jobs")
 @click.option("--gpus", "more_gpus", type=click.IntRange(0), default=0, metavar="+N", help="Add N GPUs")
 @click.option("--one-pool", is_flag=True, help="Let each job use every GPU of its cluster")
 @click.option("--limit-interactive", type=Span(), metavar="SPAN", help="End jobs of salloc and srun after SPAN")
@@ -152,7 +153,7 @@ def whatif(
     *, config: Config, trace: tuple[str, Path] | None, capacity: int | None, order: Order, backfill: Backfill | None,
     times: Times | None, max_run: float | None, sample: int | None, seed: int, arrivals: int | None,
     validated: Path | None, since: datetime | None, until: datetime, suspend_idle: float | None,
-    mode: str, more_gpus: int,
+    mode: str, more_gpus: int, idle_risk: bool,
     sweep: tuple[float, ...] | None, html: Path | None, one_pool: bool, limit_interactive: float | None, partial: bool,
     pool_servers: bool, warm: int | None, tiers: bool, dask: str | None, as_json: bool, **engine: Any,
 ) -> int:  # fmt: skip
@@ -237,7 +238,7 @@ def whatif(
         return _validate(validated, as_json=as_json)
     if (trace is None) == (since is None):
         raise click.UsageError("give --trace KIND:PATH, such as swf:FILE, or --since TIME, or --validate DIR")
-    if trace is None or (trace[0] == "site" and any((suspend_idle, more_gpus, sweep, html))):
+    if trace is None or (trace[0] == "site" and any((suspend_idle, more_gpus, sweep, html, idle_risk))):
         if trace is not None and any((limit_interactive, dask, order != "fcfs")):
             raise click.UsageError(
                 "--limit-interactive, --dask and --order have no meaning for idle windows of a trace"
@@ -257,16 +258,17 @@ def whatif(
             "suspend_idle_s": suspend_idle, "more_gpus": more_gpus, "limit_interactive_s": limit_interactive,
             "backfill": backfill or "first-fit", "partial": partial, "windows_s": sweep or (), "one_pool": one_pool,
             "mode": mode, "times": times or "requested", "order": order,
+            "idle_risk": idle_risk,
         }  # fmt: skip
         if trace is not None:
             _replay_trace(trace[1], change, html=html, as_json=as_json)
         else:
             _replay_site(config, since or until, until, change, dask=dask, html=html, as_json=as_json)
         return 0
-    if any((suspend_idle, more_gpus, limit_interactive, sweep, html, one_pool, mode != "requeue", dask)):
+    if any((suspend_idle, more_gpus, limit_interactive, sweep, html, one_pool, mode != "requeue", idle_risk, dask)):
         raise click.UsageError(
-            "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep, --html and --dask need --since; "
-            "--suspend-idle, --sweep, --gpus and --html can be used with --trace site:DIR"
+            "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep, --html, --idle-risk and "
+            "--dask need --since; with --trace site:DIR: --suspend-idle, --sweep, --gpus, --html, --idle-risk"
         )
     _simulate_log(
         trace,
@@ -533,9 +535,16 @@ def _replay_trace(path: Path, changes: Mapping[str, Any], *, html: Path | None, 
         step("reading the trace")
         trace = site_trace.read(path)
         change = Change(**changes)
-        predicted = prediction.run_times(prediction.read_trace("site", path)) if change.times == "predicted" else None
+        predicted = risk = None
+        if change.times == "predicted" or change.idle_risk:
+            step("predicting")
+            source = prediction.read_trace("site", path)
+            predicted = prediction.run_times(source) if change.times == "predicted" else None
+            if change.idle_risk:
+                found_risk = prediction.idle_risk(source)
+                risk = dataclasses.replace(found_risk, predicted_pct=found_risk.predicted_pct[source.positions])
         step("replaying")
-        found = replay_trace(trace, change, predicted)
+        found = replay_trace(trace, change, predicted, risk)
     idle = site_trace.idle_figures(trace)
     known = {"measured_jobs": idle.measured_jobs, "unknown_gpu_hours": idle.unknown_gpu_hours}
     interval = trace.interval
@@ -602,6 +611,9 @@ def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
                                       row.after_mean_s, row.after_median_s, row.after_p95_s))) for row in one.waits],
         title="Waits: recorded mean; replayed as it was; replayed with the change", right=headings[1:],
     )  # fmt: skip
+    if one.idle_risk:
+        echo()
+        _show_idle_risk(one)
     if len(one.pools) > 1:
         echo()
         _show_pools(one)
@@ -618,6 +630,28 @@ def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
         )  # fmt: skip
     for reason, number in one.left_out.items():
         warn(f"{one.cluster}: left out: {counted(number, 'job')} {reason}")
+
+
+def _show_idle_risk(one: ClusterReplay) -> None:
+    from slurm_affinode.pipeline.whatif import RISK_BOUNDS_PCT  # noqa: PLC0415 - --help stays quick
+
+    above = dict(zip(RISK_BOUNDS_PCT, (*RISK_BOUNDS_PCT[1:], None), strict=True))
+
+    def name(least: float | None) -> str:
+        if least is None:
+            return "unknown"
+        most = above[least]
+        return (
+            f"{least:g} % or more" if most is None else f"below {most:g} %" if not least else f"{least:g} to {most:g} %"
+        )
+
+    headings = ("predicted idle time", "jobs", "GPU-hours", "idle GPU-hours", "idle share", "GPU-hours returned")
+    print_table(
+        headings,
+        [(name(row.least_pct), f"{row.jobs:,}", f"{row.gpu_hours:,.1f} h", f"{row.idle_gpu_hours:,.1f} h",
+          percent(row.idle_gpu_hours / row.gpu_hours), f"{row.gpu_hours_returned:,.1f} h") for row in one.idle_risk],
+        title=f"By the idle time that is predicted at the submission ({one.idle_predictor})", right=headings[1:],
+    )  # fmt: skip
 
 
 def _show_pools(one: ClusterReplay) -> None:

@@ -10,15 +10,19 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from slurm_affinode.base import times
-from slurm_affinode.base.config import Config
-from slurm_affinode.base.text import counted
+from slurm_affinode.base.config import MODEL_FILE, Config
+from slurm_affinode.base.text import counted, percent
 from slurm_affinode.db import migrations
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline import ingest
-from slurm_affinode.pipeline.checks import OK, PROBLEM, Check, guarded
+from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED, Check, guarded
 from slurm_affinode.slurm.times import site_zone
 
+DRIFT_HISTORY = timedelta(days=90)
+"""Jobs of this time are used to examine a model of predictions."""
+MOST_DRIFT = 0.1
+"""Share of the jobs by which an interval may miss its intended coverage."""
 STALE = timedelta(days=2)
 """If the newest data is older than this, it is assumed that none arrives anymore."""
 
@@ -28,6 +32,8 @@ def examine(config: Config, now: datetime) -> list[Check]:
     checks = guarded("state directory", lambda: [directory("state directory", config.state_dir)])
     checks += guarded("store", lambda: _store(config, now))
     checks += guarded("GPU history", lambda: [_history(config, now)])
+    if (config.state_dir / MODEL_FILE).exists():
+        checks += guarded("prediction", lambda: [_prediction(config, now)])
     if config.prometheus.url is not None:
         checks += guarded("Prometheus", lambda: [_prometheus(config, now)])
     return checks
@@ -91,6 +97,28 @@ def _history(config: Config, now: datetime) -> Check:
     if now - span[1] > STALE:
         return Check("GPU history", PROBLEM, said, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
     return Check("GPU history", OK, said)
+
+
+def _prediction(config: Config, now: datetime) -> Check:
+    """Check that the intervals of the model still contain the jobs that ended since it was trained."""
+    from slurm_affinode.pipeline import prediction  # noqa: PLC0415 - only for sites with a model
+    from slurm_affinode.prediction import intervals, model_file  # noqa: PLC0415
+
+    model = model_file.read(config.state_dir / MODEL_FILE)
+    idle = any(one.target == "idle_pct" for one in model.targets)
+    source = prediction.read_site(config, now - DRIFT_HISTORY, now, idle=idle)
+    trained = f"trained {model.created} with {model.source}"
+    if source.name != model.source:
+        detail = f"{trained}, and not with the jobs of {source.name}: its drift is unknown"
+        return Check("prediction", SKIPPED, detail, "slurm-affinode predict train")
+    found = prediction.drift(source, model)
+    if not found:
+        return Check("prediction", OK, f"{trained}; fewer than {intervals.LEAST_JOBS} jobs have ended since")
+    shown = ", ".join(f"{one.target} {percent(one.coverage)} of {one.jobs:,}" for one in found)
+    detail = f"{trained}; jobs since then within the intervals for {percent(intervals.COVERAGE)} of them: {shown}"
+    if min(one.coverage for one in found) < intervals.COVERAGE - MOST_DRIFT:
+        return Check("prediction", PROBLEM, f"the model has drifted: {detail}", "slurm-affinode predict train")
+    return Check("prediction", OK, detail)
 
 
 def _prometheus(config: Config, now: datetime) -> Check:

@@ -15,11 +15,13 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.times import utc
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cluster import Job
+from slurm_affinode.pipeline import idle_shares
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
-from slurm_affinode.prediction import evaluation, features, quantile_model, submissions
+from slurm_affinode.prediction import evaluation, features, intervals, quantile_model, submissions
 from slurm_affinode.prediction.evaluation import MEDIAN, MODEL, PreparedTarget, TargetEvaluation
+from slurm_affinode.prediction.features import FeatureTable
 from slurm_affinode.prediction.history import Floats, Ints
-from slurm_affinode.prediction.model_file import ModelFile, target_model
+from slurm_affinode.prediction.model_file import ModelFile, TargetModel, target_model
 from slurm_affinode.traces import queue_logs
 from slurm_affinode.traces.job_log import JOBS as LOG_JOBS
 from slurm_affinode.traces.job_log import UNKNOWN, JobLog, LeftOut
@@ -37,6 +39,8 @@ _COLUMNS = (
     "timelimit_s", "nodes", "req_mem_bytes", "alloc_mem_bytes", "gpus", "max_rss_bytes", "work_dir", "submit_line",
 )  # fmt: skip
 _KEY = ("cluster", "job_id", "submit")
+IDLE_HISTORY = timedelta(days=90)
+"""Before the end of the jobs that are read: GPU metrics of which idle shares are computed."""
 _IDS = 20_000
 """Jobs whose steps are read at a time."""
 
@@ -74,9 +78,13 @@ def read_trace(kind: str, path: Path) -> SubmissionSource:
 
 
 def read_site(
-    config: Config, since: datetime, until: datetime, *, clusters: tuple[str, ...] = (), step: Step = lambda _: None
-) -> SubmissionSource:
-    """Read the jobs of the database that ran in the interval. Raises ``AffinodeError``."""
+    config: Config, since: datetime, until: datetime, *, clusters: tuple[str, ...] = (), idle: bool = False,
+    step: Step = lambda _: None,
+) -> SubmissionSource:  # fmt: skip
+    """Read the jobs of the database that ran in the interval. Raises ``AffinodeError``.
+
+    ``idle``: whether the idle shares of the last ``IDLE_HISTORY`` are computed from GPU metrics, where there are any.
+    """
     step("reading accounting")
     with Repository.open(config.db_url, create=False) as store:
         jobs = store.jobs(since, until, columns=_COLUMNS, clusters=clusters)
@@ -85,7 +93,11 @@ def read_site(
         step("reading steps")
         ids = jobs["job_id"].unique().to_list()
         parts = [_peaks(store.steps_of(ids[first : first + _IDS])) for first in range(0, len(ids), _IDS)]
-    rows = submissions.from_accounting(jobs.select(_COLUMNS), pl.concat(parts))
+    shares = None
+    if idle:
+        step("searching idle periods")
+        shares = idle_shares.collect(config, max(since, until - IDLE_HISTORY), until, clusters)
+    rows = submissions.from_accounting(jobs.select(_COLUMNS), pl.concat(parts), shares)
     log, positions = _pool(rows, jobs["cluster"].n_unique())
     return SubmissionSource(
         ", ".join(jobs["cluster"].drop_nulls().unique().sort()) or "accounting", rows, log, positions, True
@@ -210,8 +222,8 @@ def _left_out(log: JobLog, capacity: int) -> tuple[LeftOut, ...]:
     return prepare(log, capacity, SchedulingPolicy("fcfs", "none", "actual"), Selection(), partial=True).left_out
 
 
-def predicted_run_s(prepared: PreparedTarget, predictor: str) -> Floats:
-    """Return the predicted run times; before a model was trained, those of the median."""
+def predicted_median(prepared: PreparedTarget, predictor: str) -> Floats:
+    """Return the predicted medians; before a model was trained, those of the median."""
     values: Floats = prepared.predictions[predictor][MEDIAN]
     if predictor == MODEL:
         before = np.arange(len(values)) < prepared.fitted
@@ -243,8 +255,66 @@ def submitted_run_times(source: SubmissionSource) -> RunTimes:
     if not any(target.name == "run_s" for target in evaluation.targets(source.submissions)):
         raise InputError(f"fewer than {evaluation.LEAST_JOBS} jobs have a run time", where=source.name)
     prepared = evaluation.prepare(source.submissions, features.TARGETS[0])
-    values = predicted_run_s(prepared, prepared.choice.predictor)
+    values = predicted_median(prepared, prepared.choice.predictor)
     return RunTimes(prepared.choice.predictor, prepared.choice.reason, _whole(values))
+
+
+@dataclass(frozen=True, slots=True)
+class IdleRisk:
+    """Predicted shares of the run time in which jobs are idle."""
+
+    predictor: str
+    predicted_pct: Floats
+    """By the row of the submissions; NaN: unknown. 1 % is 1 % or less."""
+
+
+def idle_risk(source: SubmissionSource) -> IdleRisk:
+    """Return the idle share that the best predictor gives for each submission. Raises ``InputError`` for few jobs."""
+    target = next(target for target in features.TARGETS if target.name == "idle_pct")
+    known = source.submissions[target.name].count()
+    if known < evaluation.LEAST_JOBS:
+        raise InputError(
+            f"{known:,} jobs have samples of all their GPUs, fewer than the {evaluation.LEAST_JOBS} that a prediction "
+            "of idle time needs", where=source.name,
+        )  # fmt: skip
+    prepared = evaluation.prepare(source.submissions, target)
+    return IdleRisk(prepared.choice.predictor, predicted_median(prepared, prepared.choice.predictor))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDrift:
+    """How well a model fits the jobs that were submitted and ended since it was trained."""
+
+    target: str
+    jobs: int
+    coverage: float
+    """Share of them inside the calibrated interval; ``intervals.COVERAGE`` is intended."""
+
+
+def drift(source: SubmissionSource, model: ModelFile) -> tuple[TargetDrift, ...]:
+    """Return the drift of each target for which at least ``intervals.LEAST_JOBS`` jobs have ended since."""
+    found = []
+    for trained in model.targets:
+        target = next(one for one in features.TARGETS if one.name == trained.target)
+        if trained.factors is None:
+            continue
+        table = features.build(source.submissions, target)
+        values = _predictions(trained, table)
+        rows = np.flatnonzero(
+            (table.submit > model.last_s) & (table.end >= 0) & ~np.isnan(table.actual) & ~np.isnan(values).any(axis=0)
+        )
+        if len(rows) >= intervals.LEAST_JOBS:
+            low, high = intervals.apply(trained.factors, values[:, rows], table.limit[rows])
+            actual = table.actual[rows]
+            found.append(TargetDrift(target.name, len(rows), float(((actual >= low) & (actual <= high)).mean())))
+    return tuple(found)
+
+
+def _predictions(trained: TargetModel, table: FeatureTable) -> Floats:
+    """Return what a trained model predicts, one row for each level."""
+    if trained.predictor == MODEL:
+        return quantile_model.predict(trained.models, table)
+    return table.baselines.get(trained.predictor, table.baselines["median"])
 
 
 def expected_ends(
@@ -259,10 +329,7 @@ def expected_ends(
         raise InputError("the model does not predict run times", hint="train it with more jobs")
     rows = read_site(config, now - HISTORY, now, clusters=(cluster,)).submissions
     table = features.build(rows, features.TARGETS[0])
-    if trained.predictor == MODEL:
-        values = quantile_model.predict(trained.models, table)[MEDIAN]
-    else:
-        values = table.baselines.get(trained.predictor, table.baselines["median"])[MEDIAN]
+    values = _predictions(trained, table)[MEDIAN]
     run_s = dict(zip(rows.select("number", "submit_s").iter_rows(), _whole(values).tolist(), strict=True))
     found = {}
     for job in jobs:
@@ -305,7 +372,9 @@ def _schedules(
         prepared = prepare(log, capacity, policy, Selection(), partial=True)
         workload = prepared.workload
         if times == "predicted":
-            workload = replace(workload, predicted=_whole(predicted_run_s(run, name)[source.positions[workload.place]]))
+            workload = replace(
+                workload, predicted=_whole(predicted_median(run, name)[source.positions[workload.place]])
+            )
         starts = simulate(workload, prepared.capacity, policy)
         tested = source.positions[workload.place] >= run.selected
         found.append(ScheduleFigures(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline import prediction, stored_accounting
-from slurm_affinode.pipeline.prediction import RunTimes
+from slurm_affinode.pipeline.prediction import IdleRisk, RunTimes
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.slurm.accounting.schema import JOBS
 from slurm_affinode.traces.job_log import MOST_LEFT_OUT
@@ -64,6 +65,8 @@ class Change:
     """Further values of ``suspend_idle_s`` to replay, each on its own."""
     one_pool: bool = False
     """Whether a job can use every GPU of the cluster."""
+    idle_risk: bool = False
+    """Whether the idle share of each job is predicted."""
     mode: Mode = "requeue"
     order: Order = "fcfs"
     """Of both replays: ``fcfs``, or ``priority`` as accounting has recorded it."""
@@ -117,6 +120,24 @@ class PoolReplay:
     after_mean_s: float | None
 
 
+RISK_BOUNDS_PCT = (0.0, 10.0, 50.0)
+"""Lower bounds of the classes of predicted idle shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleRiskClass:
+    """Jobs with a predicted idle share of at least ``least_pct`` and below that of the next class."""
+
+    least_pct: float | None
+    """``None``: there is no prediction."""
+    jobs: int
+    gpu_hours: float
+    idle_gpu_hours: float
+    """As measured."""
+    gpu_hours_returned: float
+    """In the second replay."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterReplay:
     """The queue of one cluster, replayed as it was and with the change."""
@@ -160,6 +181,9 @@ class ClusterReplay:
     """Jobs that the limit of interactive jobs ends."""
     sweep: tuple[SuspensionGain, ...]
     """By the further windows."""
+    idle_predictor: str | None = None
+    """Of idle shares; ``None``: they are not predicted."""
+    idle_risk: tuple[IdleRiskClass, ...] = ()
 
 
 def replay_site(
@@ -183,7 +207,7 @@ def replay_site(
     with contextlib.closing(SampleStore(config.history_dir)) as samples:
         held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment, spread=spread)
         idle = pl.DataFrame(schema=idle_periods.PERIODS)
-        if change.suspend_idle_s is not None or change.windows_s:
+        if change.suspend_idle_s is not None or change.windows_s or change.idle_risk:
             step("searching idle periods")
             idle = idle_periods.find(samples, held, limit_pct, spread)
     lost = job_runs.prepare(jobs, query, moment).join(held.runs, on=["cluster", "job_id", "submit"], how="anti")
@@ -198,9 +222,13 @@ def replay_site(
         if change.times == "predicted":
             step(f"predicting run times of {cluster}")
             predicted = _predictions(config, query, cluster, step)
+        risk = None
+        if change.idle_risk:
+            step(f"predicting idle time of {cluster}")
+            risk = _idle_risk(config, query, cluster, step)
         found.append(_replay(
             cluster, held, idle, change, (dump_s, restore_s, "the ledger" if known else "docs/hardware.md"), uncertain,
-            predicted, spread or in_turn,
+            predicted, risk, spread or in_turn,
         ))  # fmt: skip
     if not found:
         raise NoAccountingError("no GPU job ran in this interval", hint="choose an earlier --since, or ingest sacct")
@@ -222,9 +250,26 @@ def _predictions(config: Config, query: WasteQuery, cluster: str, step: Callable
     return _Predictions(times.predictor, dict(zip(keys, times.predicted.tolist(), strict=True)))
 
 
+def _idle_risk(config: Config, query: WasteQuery, cluster: str, step: Callable[[str], None]) -> _Risk:
+    """Predict each idle share from the jobs that had ended before. Raises ``InputError`` for few jobs."""
+    source = prediction.read_site(
+        config, query.since - prediction.HISTORY, query.until, clusters=(cluster,), idle=True, step=step
+    )
+    found = prediction.idle_risk(source)
+    keys = source.submissions.select("number", "submit_s").iter_rows()
+    return _Risk(found.predictor, dict(zip(keys, found.predicted_pct.tolist(), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Risk:
+    predictor: str
+    idle_pct: dict[tuple[int, int], float]
+    """Job ID and submission, in seconds since 1970 -> predicted idle share; NaN: unknown."""
+
+
 def _replay(  # noqa: PLR0917
     cluster: str, held: HeldGpus, idle: pl.DataFrame, change: Change, costs: tuple[float, float, str], uncertain: int,
-    predicted: _Predictions | None, spread: Spread,
+    predicted: _Predictions | None, risk: _Risk | None, spread: Spread,
 ) -> ClusterReplay:  # fmt: skip
     runs = held.runs.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0))
     left_out = {"without a certain start and end": uncertain, "without a GPU count": int(runs["gpus"].null_count())}
@@ -239,7 +284,9 @@ def _replay(  # noqa: PLR0917
         runs = runs.filter(pl.col("priority").is_not_null())
     share = 1 - _gpu_hours(runs) / whole_h if whole_h else 0.0
     _check_left_out(cluster, runs.height, left_out, share, partial=change.partial)
-    jobs, starts, interactive, rows = _jobs(runs, idle, held.query, {} if predicted is None else predicted.run_s)
+    jobs, starts, interactive, rows = _jobs(
+        runs, idle, held.query, {} if predicted is None else predicted.run_s, {} if risk is None else risk.idle_pct
+    )
     divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
     own = (pl.col("cluster") == cluster).fill_null(value=True)
     devices = held.devices.with_row_index("at").filter(~divided, own)
@@ -248,16 +295,22 @@ def _replay(  # noqa: PLR0917
         cluster, {reason: number for reason, number in left_out.items() if number}, share, policy,
         None if predicted is None else predicted.predictor, costs,
         (held.query.since.timestamp(), held.query.until.timestamp()), devices,
+        None if risk is None else risk.predictor,
     )  # fmt: skip
     return _compare(subject, jobs, interactive, pools, change, spread)
 
 
 def replay_trace(
-    trace: SiteTrace, change: Change, predicted: RunTimes | None = None, *, spread: Spread = in_turn
+    trace: SiteTrace,
+    change: Change,
+    predicted: RunTimes | None = None,
+    risk: IdleRisk | None = None,
+    *,
+    spread: Spread = in_turn,
 ) -> ClusterReplay:
     """Replay the jobs of an exported data set with its idle windows, on one pool.
 
-    ``predicted``: run times by the row of its log, for ``times`` "predicted". Jobs without samples of all their GPUs
+    ``predicted``, ``risk``: run times and idle shares by the row of its log. Jobs without samples of all their GPUs
     are never suspended. Raises ``InputError`` if too many jobs have no time limit for ``backfill``.
     """
     table = trace.jobs.with_row_index("row").sort("submit_s", "job")
@@ -276,6 +329,7 @@ def replay_trace(
             -1 if row["timelimit_s"] is None else max(row["timelimit_s"], row["run_s"]), row["wait_s"], counted=True,
             idle=tuple(windows.get(row["job"], ())),
             predicted=-1 if predicted is None else int(predicted.predicted[row["row"]]),
+            idle_risk_pct=None if risk is None else _known(float(risk.predicted_pct[row["row"]])),
         )
         for row in table.iter_rows(named=True)
     ]  # fmt: skip
@@ -285,7 +339,7 @@ def replay_trace(
     subject = _Subject(
         trace.name, left_out, share, policy, None if predicted is None else predicted.predictor,
         (DUMP_S, RESTORE_S, "docs/hardware.md"), (jobs[0].submit, last),
-        pl.DataFrame(schema={"node": pl.String(), "model": pl.String()}),
+        pl.DataFrame(schema={"node": pl.String(), "model": pl.String()}), None if risk is None else risk.predictor,
     )  # fmt: skip
     pools = [(Pool((), tuple(range(len(jobs)))), capacity)]
     return _compare(subject, jobs, [False] * len(jobs), pools, change, spread)
@@ -323,6 +377,7 @@ class _Subject:
     """Seconds since 1970."""
     devices: pl.DataFrame
     """``node`` and ``model`` of its GPUs."""
+    idle_predictor: str | None = None
 
 
 def _compare(  # noqa: PLR0917
@@ -381,6 +436,8 @@ def _compare(  # noqa: PLR0917
         costs_from=source,
         interactive=sum(one.run < other.run for one, other in zip(changed, jobs, strict=True)),
         sweep=tuple(sweep),
+        idle_predictor=subject.idle_predictor,
+        idle_risk=() if subject.idle_predictor is None else _risk_classes(jobs, after),
     )
 
 
@@ -464,7 +521,11 @@ def _pool_figures(  # noqa: PLR0917
 
 
 def _jobs(
-    runs: pl.DataFrame, idle: pl.DataFrame, query: WasteQuery, predicted: Mapping[tuple[int, int], int]
+    runs: pl.DataFrame,
+    idle: pl.DataFrame,
+    query: WasteQuery,
+    predicted: Mapping[tuple[int, int], int],
+    risk: Mapping[tuple[int, int], float],
 ) -> tuple[list[GpuJob], list[int], list[bool], list[int]]:
     """Return the jobs in the order of submission, their recorded starts, whether each was interactive, and their runs.
 
@@ -493,12 +554,34 @@ def _jobs(
         jobs.append(GpuJob(
             row["job_id"], row["partition"], row["submitted_ms"] // 1000, run, row["gpus"],
             -1 if limit is None else max(limit, run), row["waited_ms"] // 1000, row["counted"], own,
-            predicted.get((row["job_id"], row["exactly_s"]), -1), row["priority"] or 0,
+            predicted.get((row["job_id"], row["exactly_s"]), -1),
+            _known(risk.get((row["job_id"], row["exactly_s"]))), row["priority"] or 0,
         ))  # fmt: skip
         starts.append(start)
         interactive.append(row["interactive"])
         numbers.append(row["run"])
     return jobs, starts, interactive, numbers
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
+
+
+def _risk_classes(jobs: list[GpuJob], after: Replay) -> tuple[IdleRiskClass, ...]:
+    """Return the classes of predicted idle shares that have a job, the unknown ones last."""
+    bounds = RISK_BOUNDS_PCT
+    classes: dict[float | None, list[int]] = {bound: [] for bound in (*bounds, None)}
+    for number, job in enumerate(jobs):
+        risk = job.idle_risk_pct
+        classes[None if risk is None else max(bound for bound in bounds if bound <= risk)].append(number)
+    return tuple(
+        IdleRiskClass(
+            bound, len(rows), sum(jobs[row].run * jobs[row].gpus for row in rows) / _HOUR_S,
+            sum(jobs[row].gpus * (end - begin) for row in rows for begin, end in jobs[row].idle) / _HOUR_S,
+            float(after.returned_s[rows].sum()) / _HOUR_S,
+        )
+        for bound, rows in classes.items() if rows
+    )  # fmt: skip
 
 
 def _limited(jobs: Iterable[GpuJob], interactive: Iterable[bool], limit_s: float | None) -> list[GpuJob]:

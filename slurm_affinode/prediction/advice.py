@@ -67,7 +67,8 @@ def advise(
         names = ", ".join(own["name"].drop_nulls().unique(maintain_order=True).reverse().head(5).to_list())
         raise InputError(f"{user} has no job named {name}", hint=f"the last names are {names}" if names else None)
     last = same.tail(1)
-    changes = {"submit_s": moment_s, "end_s": None, "run_s": None, "mem_bytes": None, "gpu_mem_bytes": None}
+    changes = {"submit_s": moment_s, "end_s": None, "run_s": None, "mem_bytes": None, "gpu_mem_bytes": None,
+               "idle_pct": None}  # fmt: skip
     if request_s is not None:
         changes["request_s"] = request_s  # type: ignore[assignment]
     if request_mem_bytes is not None:

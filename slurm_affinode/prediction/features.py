@@ -31,12 +31,15 @@ class PredictionTarget:
     limit: str | None
     """Column of its request; ``None``: it is not requested."""
     unit: str
+    most: float | None = None
+    """Largest possible value; ``None``: there is none."""
 
 
 TARGETS = (
     PredictionTarget("run_s", "request_s", "s"),
     PredictionTarget("mem_bytes", "request_mem_bytes", "bytes"),
     PredictionTarget("gpu_mem_bytes", None, "bytes"),
+    PredictionTarget("idle_pct", None, "%", 100.0),
 )
 FEW_WITHOUT = 0.1
 """Share of submissions without a request up to which the request is a predictor."""
@@ -125,6 +128,8 @@ def build(submissions: pl.DataFrame, target: PredictionTarget, *, cut: bool = Tr
         matrix[:, number] = values if name in _LINEAR else np.log(np.maximum(values, LEAST))
     baselines = _baselines(limit, columns, quantiles, overall)
     most = limit if cut else np.full(len(submit), np.nan)
+    if target.most is not None:
+        most = np.fmin(most, target.most)
     baselines = {name: within(values, most) for name, values in baselines.items()}
     return FeatureTable(target, submit, end, actual, most, matrix, baselines)
 

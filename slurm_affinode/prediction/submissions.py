@@ -21,6 +21,7 @@ SUBMISSIONS: dict[str, pl.DataType] = {
     "run_s": pl.Float64(),  # cut at the requested time; null if the job has not ended
     "mem_bytes": pl.Float64(),  # peak of the host memory of the job
     "gpu_mem_bytes": pl.Float64(),  # largest GPU memory of a task, as accounting samples it
+    "idle_pct": pl.Float64(),  # share of the run time in which all GPUs were idle, 1 to 100 %: less counts as 1 %
 }
 """One row per submission. Null is unknown. Times in seconds from any origin; sizes of the whole job."""
 
@@ -38,6 +39,7 @@ def conform(frame: pl.DataFrame) -> pl.DataFrame:
     known = frame.select(*columns).with_columns(
         pl.when(pl.col(name) > 0).then(name).alias(name) for name in ("request_s", "request_mem_bytes", "run_s")
     )
+    known = known.with_columns(pl.col("idle_pct").clip(1.0, 100.0))
     cut = pl.min_horizontal("run_s", "request_s")  # null counts as missing
     return known.with_columns(pl.when(pl.col("run_s").is_not_null()).then(cut).alias("run_s")).sort(
         "submit_s", maintain_order=True
@@ -51,6 +53,10 @@ def from_log(log: JobLog) -> pl.DataFrame:
         (pl.col("submit_s") + wait + pl.col("run_s")).alias("end_s"),
         pl.when(pl.col("user") != UNKNOWN).then(pl.col("user").cast(pl.String)).alias("user"),
     )
+    if log.names is not None:
+        frame = frame.with_columns(log.names.alias("name"), log.names.alias("job"))
+    if log.idle_pct is not None:
+        frame = frame.with_columns(log.idle_pct.alias("idle_pct"))
     if log.described is not None:
         frame = pl.concat([frame, log.described], how="horizontal").with_columns(
             (pl.col("memory_kb") * _KIB * pl.col("units")).alias("mem_bytes"),
@@ -60,10 +66,11 @@ def from_log(log: JobLog) -> pl.DataFrame:
     return conform(frame)
 
 
-def from_accounting(jobs: pl.DataFrame, peaks: pl.DataFrame) -> pl.DataFrame:
+def from_accounting(jobs: pl.DataFrame, peaks: pl.DataFrame, idle: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the runs of ``jobs`` (columns of ``JOBS``) that have started.
 
-    ``peaks``: cluster, job_id, submit, mem_bytes, gpu_mem_bytes of runs with recorded steps. A job that Slurm had
+    ``peaks``: cluster, job_id, submit, mem_bytes, gpu_mem_bytes of runs with recorded steps. ``idle``: cluster,
+    job_id, submit, idle_pct of runs whose GPUs have samples. A job that Slurm had
     suspended ran for its elapsed time. Runs that the user canceled, and those of failed nodes, count like others.
     """
     cluster = pl.col("cluster").fill_null("")
@@ -76,6 +83,10 @@ def from_accounting(jobs: pl.DataFrame, peaks: pl.DataFrame) -> pl.DataFrame:
     script = pl.col("submit_line").str.extract(_SCRIPT).str.replace_all(_DIGITS, "#")
     directory = pl.col("work_dir").str.replace_all(_DIGITS, "#")
     frame = jobs.join(peaks, on=["cluster", "job_id", "submit"], how="left", maintain_order="left", nulls_equal=True)
+    if idle is not None:
+        frame = frame.join(
+            idle, on=["cluster", "job_id", "submit"], how="left", maintain_order="left", nulls_equal=True
+        )
     begin = pl.coalesce("eligible", "submit")
     frame = frame.with_columns(
         pl.col("job_id").alias("number"), pl.min_horizontal(begin, "start").dt.epoch("s").alias("submit_s"),

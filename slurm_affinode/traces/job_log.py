@@ -89,6 +89,11 @@ class JobLog:
     """Run time of each job by a column of the log; ``None``: the log has none beside start and end."""
     parts: int = 1
     """Parts of a GPU: ``units`` of ``jobs`` counts parts where jobs hold less than a GPU. ``capacity`` counts GPUs."""
+    names: pl.Series | None = None
+    """Name of each job, which repeated jobs share; ``None``: not in the log."""
+    idle_pct: pl.Series | None = None
+    """Share of the run time in which all GPUs of the job were idle, in percent; null is unknown. ``None``: not in the
+    log."""
     priorities: pl.Series | None = None
     """Priority of each job, the highest first; ``None``: not in the log."""
 

@@ -465,4 +465,14 @@ def job_log(trace: SiteTrace) -> JobLog:
         pl.col("user").rank("dense").cast(pl.Int64).fill_null(UNKNOWN).alias("user"),
     )
     jobs = with_user_means(rows).select(*JOBS).cast(JOBS)  # type: ignore[arg-type]
-    return JobLog(trace.name, "GPU", jobs, (), trace.capacity_gpus, epoch_s=EPOCH_S, final_states=trace.jobs["state"])
+    idle_s = trace.idle.group_by("job").agg((pl.col("end_s") - pl.col("begin_s")).sum().alias("idle_s"))
+    share = 100 * pl.col("idle_s").fill_null(0) / pl.col("run_s")
+    idle_pct = (
+        trace.jobs.join(idle_s, on="job", how="left", maintain_order="left")
+        .select(pl.when(pl.col("measured") == 1).then(share).alias("idle_pct"))
+        .to_series()
+    )
+    return JobLog(
+        trace.name, "GPU", jobs, (), trace.capacity_gpus, epoch_s=EPOCH_S, final_states=trace.jobs["state"],
+        idle_pct=idle_pct if idle_pct.count() else None, names=trace.jobs["name"],
+    )  # fmt: skip

@@ -6,8 +6,8 @@ with ``eviction`` "cost" the one with the lowest rank.
 A server without a GPU waits in the order of its first request; a busy one keeps its GPU until its queue is empty.
 Sleeping servers are warm, in host memory, up to ``warm`` of them, the last ones that were awake or those with the
 highest rank; the others are cold. ``wake_s`` and ``load_s`` are the times from the grant of a GPU to the first request;
-a warm server that can be loaded in less than ``wake_s`` is loaded. A server that gives its GPU to a warm one needs room in
-host memory before that one leaves it.
+a warm server that can be loaded in less than ``wake_s`` is loaded. A server that gives its GPU to a warm one needs room
+in host memory before that one leaves it.
 
 The rank is that of GreedyDual-Frequency (L. Cherkasova, HPL-98-69, 1998; servers have one size): the requests since the
 server came into the tier, times the time that the next one would wait for it, plus the rank of the last server that was
@@ -93,7 +93,7 @@ class _Servers:
         self.wake_waits = [0.0] * len(arrival)
         self._load, self._wake = load_s, [min(seconds, pool.wake_s) for seconds in load_s]
         by_cost = pool.eviction == "cost"
-        # Whoever leaves the GPUs is woken again, if there is host memory.
+        # A server that leaves the GPUs is woken again, if there is host memory.
         self._hot = _Ranks(self._wake if pool.warm else load_s) if by_cost else None
         saved_s = [load - wake for load, wake in zip(load_s, self._wake, strict=True)]
         self._in_memory = _Ranks(saved_s) if by_cost else None

@@ -42,6 +42,8 @@ class GpuJob:
     """Idle periods, relative to the start."""
     predicted: int = -1
     """Predicted run time; -1: unknown."""
+    idle_risk_pct: float | None = None
+    """Predicted share of the run time in which it is idle; ``None``: unknown."""
     priority: int = 0
     """For ``order`` "priority": the highest first."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ import pytest
 from agent_stand_ins import job as slurm_job
 from click.testing import CliRunner
 
+from slurm_affinode.base.config import MODEL_FILE
 from slurm_affinode.base.config import load as load_config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
-from slurm_affinode.cli.options import MODEL_FILE
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.pipeline.prediction import expected_ends
+from slurm_affinode.pipeline import data_checks
+from slurm_affinode.pipeline.prediction import drift, expected_ends, read_site, train
 from slurm_affinode.prediction import model_file
 from slurm_affinode.slurm.accounting.schema import JOBS, STEPS, conform
+from slurm_affinode.traces import site_trace
 
 SINCE = datetime(2026, 10, 1, tzinfo=UTC)
 SITE = ("--since", "2026-10-01T00:00:00Z", "--until", "2026-11-01T00:00:00Z")
@@ -104,6 +107,85 @@ def test_evaluation_of_the_site_simulates_its_gpus(site: Path) -> None:
     assert (found["capacity"], found["unit"]) == (2, "GPU")
     assert {one["estimates"] for one in found["schedules"]} >= {"requested", "last-two", "median", "actual"}
     assert all(one["all_jobs"]["mean_wait_s"] == 0 for one in found["schedules"])
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A data set of three users: jobs of the first are idle for 80 % of an hour, of the second for 30 %, else never."""
+    rows, idle = [], []
+    for number in range(360):
+        start = int(SINCE.timestamp()) + 7200 * number
+        user = number % 3
+        rows.append({"run": number, "user": f"u{user}", "account": "a", "job_name": "fit", "partition": "gpu",
+                     "gpu_type": "a100", "gpus": 1, "timelimit_s": 86_400, "state": "completed", "submit_s": start,
+                     "start_s": start, "end_s": start + 3600, "measured": number % 10 > 0})  # fmt: skip
+        if user < 2:
+            idle.append((number, start, start + (2880, 1080)[user]))
+    trace = site_trace.anonymized(
+        pl.DataFrame(rows, schema=site_trace.RAW), pl.DataFrame(idle, schema=site_trace.IDLE, orient="row"), 2,
+        site_trace.ExportOptions(b"0123456789abcdef", 60, 3),
+    )  # fmt: skip
+    directory = tmp_path / "trace"
+    directory.mkdir()
+    for name, data in site_trace.files(trace, "synthetic").items():
+        (directory / name).write_bytes(data)
+    return directory
+
+
+def test_idle_time_is_predicted_by_user_and_name(exported: Path) -> None:
+    """Only measured jobs count; what repeats without a difference is predicted without an error."""
+    found = run("evaluate", "--trace", f"site:{exported}", "--no-schedule")
+    target = next(one for one in found["targets"] if one["target"] == "idle_pct")
+    assert (target["unit"], target["fitted_jobs"]) == ("%", 162)
+    losses = {one["predictor"]: one["pinball"] for one in target["qualities"]}
+    assert losses["median"] == 0
+    assert target["choice"]["predictor"] != "lightgbm"
+
+
+def test_advice_has_the_idle_time(exported: Path, tmp_path: Path) -> None:
+    words = ("--trace", f"site:{exported}", "--model", str(tmp_path / "model.json"))
+    run("train", *words)
+    rows = json.loads((tmp_path / "model.json").read_text())
+    assert "idle_pct" in {one["target"] for one in rows["targets"]}
+    done = {user: run("advise", *words, "--user", user)["targets"][-1] for user in ("1", "2", "3")}
+    assert {one["target"] for one in done.values()} == {"idle_pct"}
+    assert sorted(one["predicted"] for one in done.values()) == [1, 30, 80]  # below 1 % counts as 1 %
+    assert all(one["suggested"] is None and one["requested"] is None for one in done.values())
+    text = CliRunner().invoke(cli, ["predict", "advise", *words, "--user", "1"], catch_exceptions=False).stdout
+    assert " %" in text
+
+
+def test_drift_of_a_model(site: Path) -> None:
+    """Jobs that ended since the training ran as before, or each for 4 % longer than the one before."""
+    config = load_config(None, state_dir=site)
+    trained = train(read_site(config, SINCE, SINCE + timedelta(days=15)))
+    source = read_site(config, SINCE, SINCE + timedelta(days=31))
+    (time, memory) = drift(source, trained)
+    assert (time.target, time.coverage, memory.target, memory.coverage) == ("run_s", 1.0, "mem_bytes", 1.0)
+    assert 70 < time.jobs < 90
+    later = (pl.col("submit_s") > trained.last_s).cum_sum()
+    drifted = replace(source, submissions=source.submissions.with_columns(pl.col("run_s") * 1.04**later))
+    first = drift(drifted, trained)[0]
+    assert first.coverage < 0.3
+    assert drift(read_site(config, SINCE, SINCE + timedelta(days=15)), trained) == ()
+
+
+def test_doctor_reports_drift(site: Path) -> None:
+    config = load_config(None, state_dir=site)
+    now = SINCE + timedelta(days=31)
+    assert "prediction" not in {check.name for check in data_checks.examine(config, now)}
+    model_file.write(site / MODEL_FILE, train(read_site(config, SINCE, SINCE + timedelta(days=15))))
+    checks = {check.name: check for check in data_checks.examine(config, now)}
+    assert checks["prediction"].status == "ok"
+    assert "run_s 100 % of" in checks["prediction"].detail
+    with Repository.open(config.db_url) as store:
+        rows = store.jobs(SINCE + timedelta(days=16), now).sort("submit").with_row_index("at")
+        run_s = (3600 * 1.04 ** pl.col("at")).round().cast(pl.Int64)
+        store.upsert(rows.with_columns((pl.col("start") + pl.duration(seconds=run_s)).alias("end"),
+                                       run_s.alias("elapsed_s")).drop("at"))  # fmt: skip
+    check = {check.name: check for check in data_checks.examine(config, now)}["prediction"]
+    assert (check.status, check.hint) == ("problem", "slurm-affinode predict train")
+    assert "the model has drifted" in check.detail
 
 
 def test_evaluation_of_a_log_has_losses_and_schedules(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from agent_stand_ins import NODE
 from agent_stand_ins import job as slurm_job
 from click.testing import CliRunner, Result
 
-from slurm_affinode.base.config import Config
+from slurm_affinode.base.config import MODEL_FILE, Config
 from slurm_affinode.cli import usage
 from slurm_affinode.cli.main import cli
-from slurm_affinode.cli.options import MODEL_FILE
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cluster import GpuCount, Job, Node
 from slurm_affinode.model.finding import JobAttempt

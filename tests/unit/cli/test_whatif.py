@@ -14,11 +14,13 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.base.config import load as load_config
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
+from slurm_affinode.pipeline import idle_shares
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
 from slurm_affinode.traces import site_trace
 
@@ -260,6 +262,43 @@ def test_idle_windows_of_an_exported_trace(exported: Path, tmp_path: Path) -> No
     assert "would have returned" in page.read_text()
     with pytest.raises(click.UsageError, match="no meaning for idle windows"):
         run(*words, "--suspend-idle", "15m", "--limit-interactive", "1h")
+
+
+def test_idle_shares_of_ended_jobs(site: Path) -> None:
+    """Job 1 is idle for two of four hours, job 2 never; jobs without samples are not in the table."""
+    found = idle_shares.collect(
+        load_config(None, state_dir=site), SINCE, SINCE + timedelta(days=1), now=SINCE + timedelta(days=2)
+    )
+    assert sorted(found.select("job_id", "idle_pct").rows()) == [(1, pytest.approx(50, abs=1)), (2, 0)]
+
+
+def test_returned_hours_by_predicted_idle_time(tmp_path: Path) -> None:
+    """Jobs of one user are idle for most of their time. Predictions of the first jobs are unknown or of all users."""
+    start_s = int(SINCE.timestamp())
+    rows, idle = [], []
+    for number in range(300):
+        begin = start_s + 4000 * number
+        rows.append({"run": number, "user": f"u{number % 2}", "account": "a", "job_name": "fit", "partition": "gpu",
+                     "gpu_type": "a100", "gpus": 1, "timelimit_s": 86_400, "state": "completed", "submit_s": begin,
+                     "start_s": begin, "end_s": begin + 3600, "measured": True})  # fmt: skip
+        if number % 2:
+            idle.append((number, begin + 600, begin + 3600))
+    trace = site_trace.anonymized(
+        pl.DataFrame(rows, schema=site_trace.RAW), pl.DataFrame(idle, schema=site_trace.IDLE, orient="row"), 2,
+        site_trace.ExportOptions(b"0123456789abcdef", 60, 2),
+    )  # fmt: skip
+    for name, data in site_trace.files(trace, "synthetic").items():
+        (tmp_path / name).write_bytes(data)
+    words = ("--trace", f"site:{tmp_path}", "--suspend-idle", "10m", "--idle-risk")
+    (cluster,) = run(*words)[0]["clusters"]
+    classes = {row["least_pct"]: row for row in cluster["idle_risk"]}
+    assert sum(row["jobs"] for row in classes.values()) == 300
+    assert classes[50.0]["jobs"] > 140
+    assert classes[50.0]["gpu_hours_returned"] > 0.95 * cluster["gpu_hours_returned"]
+    assert classes[0.0]["gpu_hours_returned"] < 0.05 * cluster["gpu_hours_returned"]
+    text = CliRunner().invoke(cli, ["whatif", *words], catch_exceptions=False).stdout
+    assert "50 % or more" in text
+    assert "below 10 %" in text
 
 
 def test_job_in_place_returns_no_gpus_to_the_queue(site: Path) -> None:
