@@ -22,18 +22,19 @@ help: ## Show the targets.
 	python3 -m venv .uv
 	.uv/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.6'
 
-# Built with the package, which uv does not install again if only this file is missing.
-LIBRARY := slurm_affinode/analysis/join/libjoin.so
-rebuild = $(if $(wildcard $(LIBRARY)),,--reinstall-package slurm-affinode)
+# Built with the package, which uv does not install again if only these files are missing.
+LIBRARIES := slurm_affinode/analysis/join/libjoin.so slurm_affinode/base/columns/libcolumns.so
+C_FILES := $(wildcard $(addsuffix *.[ch],$(dir $(LIBRARIES))))
+rebuild = $(if $(filter-out $(wildcard $(LIBRARIES)),$(LIBRARIES)),--reinstall-package slurm-affinode)
 
 install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime dependencies into .venv.
 	@$(UV) sync --quiet --frozen --no-default-groups --extra analysis --inexact $(rebuild)
 
-.venv/.dev: pyproject.toml uv.lock hatch_build.py $(wildcard slurm_affinode/analysis/join/*.[ch]) $(LIBRARY) $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
+.venv/.dev: pyproject.toml uv.lock hatch_build.py $(C_FILES) $(LIBRARIES) $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
 	$(UV) sync --quiet --frozen --all-extras --group dev $(rebuild)
 	@touch $@
 
-$(LIBRARY):  # without it, the rule above runs
+$(LIBRARIES):  # without them, the rule above runs
 	@:
 
 demo: install ## Analyze recorded jobs and GPU metrics, write out/demo/report.html.

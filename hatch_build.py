@@ -1,7 +1,7 @@
-"""Compile the C part of the package: a shared library without dependencies, for any Python.
+"""Compile the C part of the package: shared libraries without dependencies, for any Python.
 
 Without a working C compiler on the machine, that of the package ``ziglang`` is used. ``python hatch_build.py`` compiles
-the library of a checkout without installing the package.
+the libraries of a checkout without installing the package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ try:
 except ImportError:  # run as a program
     BuildHookInterface = object  # type: ignore[assignment, misc]
 
-SOURCES = Path("slurm_affinode/analysis/join")
+PACKAGE = Path("slurm_affinode")
 FLAGS = (
     "-std=c11", "-O3", "-g0", "-s", "-fPIC", "-shared", "-fwrapv", "-ffp-contract=off",
     # Sums may be reordered, so that they are vectorized, but NaN keeps its meaning.
@@ -48,18 +48,25 @@ def _works(command: str) -> bool:
         return subprocess.run(argv, input=_PROBE, text=True, capture_output=True, check=False).returncode == 0
 
 
-def build(root: Path) -> Path:
-    """Compile the library in the checkout ``root``; return its path. Ends the process if that fails."""
-    sources = root / SOURCES
-    names = runpy.run_path(str(sources / "sources.py"))
-    library = sources / names["LIBRARY"]
+def build(root: Path) -> list[Path]:
+    """Compile the libraries in the checkout ``root``; return their paths. Ends the process if that fails."""
+    names = runpy.run_path(str(root / PACKAGE / "base" / "compiled.py"))
     command = compiler() or list(_ZIG)
-    text = f'-D{names["SYMBOL"].upper()}="{names["digest"](sources)}"'
+    made: list[Path] = []
+    for directory, name in names["LIBRARIES"].items():
+        sources = root / PACKAGE / directory
+        text = f'-D{names["SYMBOL"].upper()}="{names["digest"](sources)}"'
+        made.append(sources / name)
+        _compile([*command, *FLAGS, text], sources, made[-1])
+    return made
+
+
+def _compile(command: list[str], sources: Path, library: Path) -> None:
     # Renamed when complete: a process may be using the file that it replaces.
     partial = library.with_suffix(f".{os.getpid()}.so")
     files = [str(path) for path in sorted(sources.glob("*.c"))]
     try:
-        subprocess.run([*command, *FLAGS, text, "-o", str(partial), *files], check=True)
+        subprocess.run([*command, "-o", str(partial), *files], check=True)
         partial.replace(library)
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(
@@ -68,7 +75,6 @@ def build(root: Path) -> Path:
         ) from None
     finally:
         partial.unlink(missing_ok=True)
-    return library
 
 
 class Compile(BuildHookInterface):  # type: ignore[type-arg]
@@ -79,12 +85,12 @@ class Compile(BuildHookInterface):  # type: ignore[type-arg]
         return [] if compiler() else ["ziglang"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the library and add it to the wheel, which then fits this platform alone."""
-        library = build(Path(self.root))
+        """Build the libraries and add them to the wheel, which then fits this platform alone."""
+        libraries = build(Path(self.root))
         build_data["pure_python"] = False
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{system}"
-        build_data["artifacts"].append(str(SOURCES / library.name))
+        build_data["artifacts"] += [str(library.relative_to(self.root)) for library in libraries]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The C code of plugin, shepherd and join under sanitizers, and the grammar of the option in both languages."""
+"""The C code of plugin, shepherd and libraries under sanitizers, and the grammar of the option in both languages."""
 
 from __future__ import annotations
 
@@ -48,23 +48,24 @@ def _program() -> Path:
     return BUILD / "sanitized" / "fuzz"
 
 
-JOIN = SPANK.parent / "slurm_affinode" / "analysis" / "join"
+PACKAGE = SPANK.parent / "slurm_affinode"
 _WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 _SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
 @functools.cache
-def _join_program() -> Path:
-    """Build the fuzzer of the join and return its path. Raises ``Wrong``.
+def _library_program(name: str, directory: str) -> Path:
+    """Build the fuzzer ``name`` of the C files in a directory of the package; return its path. Raises ``Wrong``.
 
     Overflow of integers, which wraps in the library, ends it.
     """
-    program = SPANK.parent / "out" / "fuzz-join" / "join"
+    program = SPANK.parent / "out" / f"fuzz-{name}" / name
     program.parent.mkdir(parents=True, exist_ok=True)
     with (program.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        sources = (str(Path(__file__).with_name("join.c")), *map(str, sorted(JOIN.glob("*.c"))))
-        argv = ("gcc", "-std=c11", *_WARNINGS, *_SANITIZE, f"-I{JOIN}", "-o", str(program), *sources)
+        library = PACKAGE / directory
+        sources = (str(Path(__file__).with_name(f"{name}.c")), *map(str, sorted(library.glob("*.c"))))
+        argv = ("gcc", "-std=c11", *_WARNINGS, *_SANITIZE, f"-I{library}", "-o", str(program), *sources)
         built = subprocess.run(argv, check=False, capture_output=True, text=True)
     if built.returncode != 0:
         raise Wrong(built.stderr[-2000:])
@@ -235,7 +236,16 @@ TARGETS = (
         "samples and cells in the fold of reports, under ASan and UBSan",
         lambda rng: b"",
         contextlib.nullcontext,
-        whole=functools.partial(_run, "join", program=_join_program),
+        whole=functools.partial(_run, "join", program=functools.partial(_library_program, "join", "analysis/join")),
+    ),  # type: ignore[arg-type]
+    Target(
+        "c-columns",
+        "lines and columns of text, under ASan and UBSan",
+        lambda rng: b"",
+        contextlib.nullcontext,
+        whole=functools.partial(
+            _run, "columns", program=functools.partial(_library_program, "columns", "base/columns")
+        ),
     ),  # type: ignore[arg-type]
     Target("option-parity", "--gpu-suspend-idle in C, and what the agent reads of it", _value, _parity, fed=_missing),
 )

@@ -66,6 +66,7 @@ OWNERS = {
     "distributed": ("pipeline.dask_workers",),
     "prometheus_client": ("gpu", "pipeline.exporter"),
     "polars": (
+        "base.columns",
         "slurm",
         "metrics",
         "db",
@@ -280,7 +281,7 @@ def test_headings_of_tables_are_in_one_style() -> None:
 SMALL = 80
 """Lines below which a module needs two importers."""
 PROGRAMS = {
-    "analysis.join.sources", "api", "checkpoint.cuda.helper", "metrics.spool", "pipeline.suspension_mail",
+    "api", "checkpoint.cuda.helper", "metrics.spool", "pipeline.suspension_mail",
     "slurm.pyslurm_worker", "suspension.job.memory_pressure",
 }  # fmt: skip
 """Modules that are run or imported from outside of the package."""

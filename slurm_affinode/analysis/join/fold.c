@@ -32,11 +32,11 @@ enum { CELL, BEGIN, END, TAKEN };
 #define FB_PARTS 1.0
 #define POWER_PARTS 256.0
 
-// The digest of the sources, which native.py compares (sources.py).
-#ifndef JOIN_SOURCES
-#define JOIN_SOURCES ""
+// The digest of the sources, which native.py compares (base/compiled.py).
+#ifndef LIBRARY_SOURCES
+#define LIBRARY_SOURCES ""
 #endif
-const char join_sources[] = JOIN_SOURCES;
+const char library_sources[] = LIBRARY_SOURCES;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

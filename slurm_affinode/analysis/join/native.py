@@ -14,11 +14,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from slurm_affinode.analysis.join import sources
+from slurm_affinode.base import compiled
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.text import one_line
 
-LIBRARY = Path(__file__).with_name(sources.LIBRARY)
+LIBRARY = Path(__file__).with_name(compiled.LIBRARIES["analysis/join"])
 MISSING, PARTIAL, COMPLETE = 0, 1, 2
 """Whether no, some or all rows of a block have a value of a metric."""
 CHUNK = 4096
@@ -145,10 +145,10 @@ def library() -> ctypes.CDLL:
     """Load the library. Raises ``UnreachableError``. Its functions run without the interpreter lock."""
     try:
         loaded = ctypes.CDLL(str(LIBRARY))
-        expected, built = sources.digest(Path(__file__).parent), _sources(loaded)
+        current = compiled.is_current(loaded, Path(__file__).parent)
     except OSError as error:
         raise _unusable(f"cannot be loaded: {one_line(error)}") from error
-    if built != expected:
+    if not current:
         raise _unusable("was compiled from another version of its sources")
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for name, parameters in {
@@ -162,14 +162,6 @@ def library() -> ctypes.CDLL:
     for name in ("give_idle", "end_all_windows"):
         getattr(loaded, name).restype = None
     return loaded
-
-
-def _sources(loaded: ctypes.CDLL) -> str | None:
-    try:
-        text = ctypes.c_char_p(ctypes.addressof(ctypes.c_char.in_dll(loaded, sources.SYMBOL)))
-    except ValueError:
-        return None
-    return None if text.value is None else text.value.decode("ascii", "replace")
 
 
 def _unusable(why: str) -> UnreachableError:

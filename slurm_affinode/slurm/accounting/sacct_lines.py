@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import polars as pl
 
+from slurm_affinode.base.columns import native
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import count_byte, whole_lines
 from slurm_affinode.base.limits import ACCOUNTING_LINE_BYTES
@@ -373,6 +374,8 @@ class CellBlock:
     """Number of bytes that were not UTF-8, now ``\\xNN``."""
     unfinished: int | None = None
     """First line of the last record if the last line has no newline."""
+    longest: int | None = None
+    """Size of the longest cell in bytes; None: not known."""
 
 
 def read_blocks(
@@ -475,13 +478,10 @@ def _lines(data: bytes) -> pl.Series:
     """Return the lines of ``data``, empty ones as empty strings. The separator is NUL, which the input never has."""
     if data.count(b"\n") == len(data):
         return pl.Series("lines", [""] * len(data), dtype=pl.String)
-    return _csv(data, "\0", ["lines"])["lines"].fill_null("")
-
-
-def _csv(data: bytes, separator: str, names: list[str]) -> pl.DataFrame:
-    return pl.read_csv(
-        data, separator=separator, quote_char=None, has_header=False, new_columns=names, infer_schema=False
+    lines = pl.read_csv(
+        data, separator="\0", quote_char=None, has_header=False, new_columns=["lines"], infer_schema=False
     )
+    return lines["lines"].fill_null("")
 
 
 def _header_lines(lines: pl.Series, delimiter: str | None) -> list[tuple[int, Header]]:
@@ -505,12 +505,13 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     """Split at headers within the text (concatenated files); also return the header in force at the end."""
     if not buffer:
         return [], header
-    quick = _regular(buffer, header)
-    if quick is not None:
+    if (split := _regular(buffer, header)) is not None:
+        quick, longest = split
         count = quick.height
         numbers = pl.int_range(first_line, first_line + count, eager=True, dtype=pl.Int64).alias(LINE)
         unfinished = None if buffer.endswith(b"\n") else first_line + count - 1
-        return [CellBlock(quick.insert_column(0, numbers), header, unfinished=unfinished)], header
+        block = CellBlock(quick.insert_column(0, numbers), header, unfinished=unfinished, longest=longest)
+        return [block], header
     data, wrong = _utf8(buffer)
     lines = _lines(data)
     headers = _header_lines(lines, delimiter)
@@ -529,28 +530,22 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     return blocks, headers[-1][1]
 
 
-def _regular(data: bytes, header: Header) -> pl.DataFrame | None:
-    """Return the cells if all text is UTF-8 and every line has the right number of delimiters, else ``None``.
+def _regular(data: bytes, header: Header) -> tuple[pl.DataFrame, int] | None:
+    """Return the cells, and the size of the longest one in bytes, if the library can split all lines.
 
-    Polars refuses invalid UTF-8 and lines with more fields than the first, and pads lines with fewer. So if the total
-    number of delimiters is right, it is right in each line.
+    All text is UTF-8, and each line has the right number of delimiters.
     """
     if header.delimiter is None or len(header.delimiter.encode()) != 1:
         return None
-    lines = count_byte(data, b"\n") + (not data.endswith(b"\n"))
-    if count_byte(data, header.delimiter.encode()) != lines * header.delimiters:
-        return None
     names = [*header.names, "#trailing"] if header.trailing else list(header.names)
-    try:
-        cells = _csv(data, header.delimiter, names)
-    except pl.exceptions.PolarsError:
+    lines = count_byte(data, b"\n") + (not data.endswith(b"\n"))
+    if (split := native.split(data, header.delimiter, names, lines)) is None or _names_an_id(data, header.delimiter):
         return None
-    if cells.width != len(names) or cells.height != lines or _names_an_id(data, header.delimiter):
-        return None
+    cells, longest = split
     ids = cells[header.names[header.id_column]]
     if ids.str.len_bytes().is_in([5, 8]).any() and ids.str.to_lowercase().is_in(["jobid", "jobidraw"]).any():
         return None
-    return cells.select(header.names)
+    return cells.select(header.names), longest
 
 
 def _names_an_id(data: bytes, delimiter: str) -> bool:

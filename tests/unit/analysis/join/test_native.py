@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from slurm_affinode.analysis.join import native
+from slurm_affinode.base import compiled
 from slurm_affinode.base.errors import UnreachableError
 
 SOURCES = Path(native.__file__).parent
@@ -59,10 +60,12 @@ def test_missing_or_damaged_library_is_one_error(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the files from which the library is built."""
-    target = tmp_path / SOURCES.relative_to(REPOSITORY)
-    target.mkdir(parents=True)
-    for path in (*SOURCES.glob("*.[ch]"), SOURCES / "sources.py"):
+    """A copy of the files from which the libraries are built."""
+    package = REPOSITORY / "slurm_affinode"
+    directories = [package / name for name in compiled.LIBRARIES]
+    for path in (*(path for one in directories for path in one.glob("*.[ch]")), package / "base" / "compiled.py"):
+        target = tmp_path / path.relative_to(REPOSITORY)
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
     shutil.copy(REPOSITORY / "hatch_build.py", tmp_path)
     return tmp_path

@@ -1,0 +1,1 @@
+"""Quick conversion of columns of text, in compiled C."""
