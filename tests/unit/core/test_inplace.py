@@ -313,3 +313,83 @@ def test_repeated_request_keeps_its_place() -> None:
     for ask in ([1], [2], [3, 1], [3, 1], [1, 3], *([[1]] * 4), *([[]] * 12)):
         world.step(ask)
     assert world.begun_epoch[:3] == [1, 2, 3]
+
+
+def test_woken_job_uses_up_free_memory() -> None:
+    """Also if the site's limit leaves room for two."""
+    assert plan([card(free_gib=81, limit_gib=200)], [], [], [Waiter(1, held(48)), Waiter(2, held(48))]).wakes == (1,)
+
+
+def test_restored_bytes_of_an_arriving_job_are_counted_once() -> None:
+    cards = [card(free_gib=60, limit_gib=200)]
+    assert plan(cards, [], [Arriving(1, held(40), held(30))], [Waiter(2, held(48))]).wakes == (2,)
+
+
+def test_job_waits_in_turn_for_jobs_that_leave_or_are_idle() -> None:
+    for other in (Awake(1, held(60), leaving=True), Awake(1, held(60), idle_s=100)):
+        assert plan([card(free_gib=20)], [other], [], [Waiter(2, held(60))]).in_turn == {2}
+
+
+def test_leaving_job_is_not_chosen_again() -> None:
+    """Its memory counts, and only the rest is freed by others."""
+    awake = [Awake(1, held(30), idle_s=900, leaving=True), Awake(2, held(30), idle_s=100)]
+    found = plan([card(free_gib=10)], awake, [], [Waiter(7, held(60))])
+    assert (found.make_room, found.waits) == ({2: 7}, {7: "each of the jobs 1, 2 makes room"})
+
+
+def test_job_makes_room_for_one_waiter() -> None:
+    """The first one, though its memory on another GPU would help the next."""
+    both = Awake(1, held(60) | held(60, B), idle_s=100)
+    found = plan([card(A, 10), card(B, 10)], [both], [], [Waiter(7, held(60)), Waiter(8, held(60, B))])
+    assert found.make_room == {1: 7}
+
+
+def test_reason_names_the_gpu_that_lacks_most() -> None:
+    """What is left there does not include the margin, and is never negative."""
+    needs = held(48) | held(48, B)
+    rest = "left there: other processes hold the rest"
+    waits = plan([card(A, 40), card(B, 10)], [], [], [Waiter(7, needs)]).waits
+    assert waits == {7: f"it needs 48 GiB on GPU 1, and 9.94 GiB is {rest}"}
+    waits = plan([card(A, 40), card(B, 0.01)], [], [], [Waiter(7, needs)]).waits
+    assert waits == {7: f"it needs 48 GiB on GPU 1, and 0 B is {rest}"}
+
+
+def test_reason_names_only_busy_jobs_on_the_gpu() -> None:
+    """Jobs on other GPUs, and those that leave already, are none of them."""
+    cards = [card(A, 10), card(B, 10)]
+    for other in (Awake(3, held(20, B)), Awake(3, held(10), leaving=True)):
+        assert plan(cards, [other], [], [Waiter(7, held(60))]).waits[7].endswith("other processes hold the rest")
+    pair = [Awake(3, held(10), turn_left_s=9), Awake(4, held(10))]
+    assert plan(cards, pair, [], [Waiter(7, held(60))]).waits[7].endswith("there: each of the jobs 3, 4 is busy")
+
+
+def test_job_may_need_as_much_as_the_limit() -> None:
+    cards = [card(free_gib=81, limit_gib=60)]
+    assert plan(cards, [], [], [Waiter(1, held(60))]).wakes == (1,)
+    too_much = "it needs 61 GiB on GPU 0, and the site lets jobs in place hold 60 GiB there at once"
+    assert plan(cards, [], [], [Waiter(1, held(61))]).waits == {1: too_much}
+
+
+def test_job_without_gpu_memory_can_always_wake() -> None:
+    assert sleeps_forever({}, [card(free_gib=0)], {}) is None
+
+
+def test_price_is_bytes_by_idle_seconds() -> None:
+    """At least one second; of a busy job, those since its turn was over."""
+    assert [price(Awake(1, {A: 8}, idle_s=seconds)) for seconds in (0.0, 1.0, 2.0)] == [8, 8, 4]
+    assert price(Awake(1, {A: 8}, turn_left_s=-4.0)) == 2
+
+
+def priced(number: int, gib: int, gib_per_s: float) -> Awake:
+    return Awake(number, held(gib), idle_s=gib / gib_per_s)
+
+
+def test_up_to_ten_jobs_give_the_cheapest_set() -> None:
+    """Adding jobs in order of price would choose the first two."""
+    jobs = [priced(1, 6, 2e-3), priced(2, 5, 2.1e-3), priced(3, 10, 3e-3), *(priced(9 + i, 1, 1.0) for i in range(7))]
+    assert [one.job_id for one in cheapest(held(10), jobs)] == [3]
+
+
+def test_more_than_ten_jobs_give_a_set_without_redundant_expensive_ones() -> None:
+    jobs = [priced(1, 6, 2e-3), priced(2, 5, 2.1e-3), priced(3, 10, 3e-3), *(priced(9 + i, 1, 1.0) for i in range(8))]
+    assert {one.job_id for one in cheapest(held(12), jobs)} == {1, 3}
