@@ -18,11 +18,11 @@ from slurm_affinode.analysis import squatters
 from slurm_affinode.analysis.samples import naming_damage, read_by_groups
 from slurm_affinode.analysis.squatters import MIB_PER_GIB, HeldGpus
 from slurm_affinode.base.spread import Spread
-from slurm_affinode.base.text import span
 from slurm_affinode.base.times import epoch_ms
+from slurm_affinode.core.finding_texts import advice, evidence, xid
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import busiest
-from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, NodeRef
+from slurm_affinode.model.finding import Finding, GpuEvidence, NodeRef
 
 SETTLE_MS = 120_000
 """Time allowed for the driver and the epilog to free a GPU after its job."""
@@ -38,8 +38,6 @@ class LeftoverSearch:
     window_s: float
     known_until: datetime
     """Time up to which accounting is known."""
-    xids: Mapping[int, str]
-    """XID -> meaning."""
     nodes: Collection[str] = ()
     """Names of further nodes of the cluster, besides those on which jobs ran."""
 
@@ -137,29 +135,21 @@ def _seen(history: SampleStore, free: pl.DataFrame, given: _SampleRange) -> pl.D
 
 
 def _finding(row: dict[str, Any], rule: LeftoverSearch) -> Finding:
-    window_s, gib, xid = (row["to_ms"] - row["since_ms"]) / 1000, row["last_fb"] / MIB_PER_GIB, row["xid"]
-    said = (
-        "no XID was reported" if xid == 0 else f"XID {xid}: {rule.xids.get(xid, 'see the documentation of the driver')}"
+    window_s, gib = (row["to_ms"] - row["since_ms"]) / 1000, row["last_fb"] / MIB_PER_GIB
+    proof = (
+        evidence("orphan-memory.memory", gib, 0.4, least=rule.free_mib / MIB_PER_GIB),
+        evidence("orphan-memory.job", "none", 0.2),
+        evidence("orphan-memory.time", window_s, 0.2, least=rule.window_s),
+        evidence("orphan-memory.processes", None, 0.2),
+        xid(row["xid"]),
     )
-    evidence = (
-        Evidence("memory", gib, "GiB", f"above {rule.free_mib / MIB_PER_GIB:.1f} GiB", 0.4,
-                 f"{gib:.1f} GiB of GPU memory held", met=True),
-        Evidence("job", "none", "", "none", 0.2, "no job has the GPU", met=True),
-        Evidence("time", window_s, "s", f"at least {span(rule.window_s)}", 0.2, f"for {span(window_s)}", met=True),
-        Evidence("processes", None, "", "none", 0.2, "recorded GPU metrics do not show processes", unknown=True),
-        Evidence("xid", None if xid is None else float(xid), "", None, 0.0,
-                 "no XID can be read" if xid is None else said, unknown=xid is None),
-    )  # fmt: skip
     total = None if row["fb_total_mib"] is None else row["fb_total_mib"] / MIB_PER_GIB
     name = squatters.name_of(row)
     gpu = GpuEvidence(row["node"], name, row["uuid"], row["model"], gib, total, row["activity"], row["peak"],
-                      row["power_w"], xid, measured=row["activity"] is not None, flagged=True)  # fmt: skip
+                      row["power_w"], row["xid"], measured=row["activity"] is not None, flagged=True)  # fmt: skip
     since, to = (datetime.fromtimestamp(row[key] / 1000, UTC) for key in ("since_ms", "to_ms"))
     return Finding(
         "orphan-memory", row["cluster"], NodeRef(row["node"], row["uuid"] or name), None, None, None, None,
-        (row["node"],), (gpu,), since, window_s, sum(one.points for one in evidence), evidence, None,
-        gib * window_s / 3600, None, "history", to, advice=ADVICE, allocated_gpus=1,
+        (row["node"],), (gpu,), since, window_s, sum(one.points for one in proof), proof, None,
+        gib * window_s / 3600, None, "history", to, advice=advice("orphan-memory.advice-history"), allocated_gpus=1,
     )  # fmt: skip
-
-
-ADVICE = "Look for its process: slurm-affinode zombies list --live shows it, and zombies clean --live ends it."

@@ -20,19 +20,12 @@ from slurm_affinode.analysis import slots
 from slurm_affinode.analysis.prices import normalized
 from slurm_affinode.analysis.squatters import HeldGpus, run_ref
 from slurm_affinode.base.config import MisfitConfig, NodeClass
-from slurm_affinode.base.text import span
+from slurm_affinode.core.finding_texts import advice, evidence
 from slurm_affinode.metrics.parquet.parts import agreed
 from slurm_affinode.model.finding import Evidence, Finding, JobAttempt
 from slurm_affinode.slurm.accounting.schema import TIME
 
 Row = dict[str, Any]
-
-
-def met(  # noqa: PLR0917
-    dimension: str, value: float | str, unit: str, threshold: str, weight: float, text: str
-) -> Evidence:
-    """Return evidence that is met."""
-    return Evidence(dimension, value, unit, threshold, weight, text, met=True)
 
 
 def gpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
@@ -46,13 +39,11 @@ def gpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iter
         mean = row["activity_pct_s"] / row["measured_gpu_s"]
         if mean > config.user_efficiency_pct:
             continue
-        share = f", {row['hours'] / whole:.0%} of all" if whole else ""
         yield _of_user("low-efficiency-user", row, until, (
-            met("compute", mean, "%", f"at most {config.user_efficiency_pct:g} %", 0.6,
-                 f"mean activity {mean:.0f} % in {measured_h:.0f} measured GPU-hours"),
-            met("time", row["hours"], "GPU-hours", f"at least {config.user_min_gpu_hours:g}", 0.4,
-                 f"{row['hours']:.0f} GPU-hours in {_jobs(row)}{share}"),
-        ), "See slurm-affinode report --user for the jobs that weigh most.")  # fmt: skip
+            evidence("low-efficiency-user.compute", mean, 0.6, limit=config.user_efficiency_pct, measured=measured_h),
+            evidence("low-efficiency-user.time", row["hours"], 0.4, limit=config.user_min_gpu_hours, jobs=row["jobs"],
+                     share=row["hours"] / whole if whole else None),
+        ))  # fmt: skip
 
 
 def cpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
@@ -64,15 +55,10 @@ def cpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iter
         if mean > config.cpu_efficiency_pct:
             continue
         yield _of_user("low-cpu-efficiency-user", row, until, (
-            met("cpu", mean, "%", f"at most {config.cpu_efficiency_pct:g} %", 0.6,
-                 f"{mean:.0f} % of the core time used"),
-            met("time", row["hours"], "core-hours", f"at least {config.cpu_user_min_core_hours:g}", 0.4,
-                 f"{row['hours']:.0f} core-hours in {_jobs(row)}"),
-        ), "Fewer cores, or a program that uses them.")  # fmt: skip
-
-
-def _jobs(row: Row) -> str:
-    return "1 job" if row["jobs"] == 1 else f"{row['jobs']} jobs"
+            evidence("low-cpu-efficiency-user.cpu", mean, 0.6, limit=config.cpu_efficiency_pct),
+            evidence("low-cpu-efficiency-user.time", row["hours"], 0.4, limit=config.cpu_user_min_core_hours,
+                     jobs=row["jobs"]),
+        ))  # fmt: skip
 
 
 def _largest(
@@ -95,12 +81,12 @@ def _largest(
             yield row, whole
 
 
-def _of_user(kind: str, row: Row, until: datetime, evidence: tuple[Evidence, ...], advice: str) -> Finding:
+def _of_user(kind: str, row: Row, until: datetime, proof: tuple[Evidence, ...]) -> Finding:
     return Finding(
         kind=kind, cluster=row["cluster"], subject=JobAttempt(row["job_id"], str(row["job_id"]), row["submit"]),
         user=row["user"], account=row["account"], partition=None, qos=None, nodes=(), gpus=(), since=row["first"],
-        window_s=(until - row["first"]).total_seconds(), score=1.0, evidence=evidence, held_gpu_hours=None,
-        held_gib_hours=None, impact=None, source="history", observed_at=until, advice=advice,
+        window_s=(until - row["first"]).total_seconds(), score=1.0, evidence=proof, held_gpu_hours=None,
+        held_gib_hours=None, impact=None, source="history", observed_at=until, advice=advice(f"{kind}.advice"),
     )  # fmt: skip
 
 
@@ -293,25 +279,21 @@ def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig, by_nodes: frozense
 
 
 def _finding(  # noqa: PLR0917
-    kind: str, row: Row, evidence: tuple[Evidence, ...], advice: str, until: datetime, nodes: Sequence[str]
+    kind: str, row: Row, proof: tuple[Evidence, ...], text: str, until: datetime, nodes: Sequence[str]
 ) -> Finding:
     ref: JobAttempt = run_ref(row, until)
     return Finding(
         kind=kind, cluster=row["cluster"], subject=ref, user=row["user"], account=row["account"],
         partition=row["partition"], qos=row["qos"], nodes=tuple(nodes), gpus=(), since=row["start"],
-        window_s=row["ran_s"], score=min(1.0, sum(one.points for one in evidence)), evidence=evidence,
+        window_s=row["ran_s"], score=min(1.0, sum(one.points for one in proof)), evidence=proof,
         held_gpu_hours=None, held_gib_hours=None, impact=None, source="history", observed_at=row["finish"],
-        advice=advice, allocated_gpus=row["gpus"],
+        advice=text, allocated_gpus=row["gpus"],
     )  # fmt: skip
 
 
 def _uses_all(row: Row) -> bool:
     """Return whether every GPU was measured and active at some time."""
     return bool(row["measured"]) and row["least_peak"] is not None and row["least_peak"] > IDLE_PCT
-
-
-def _gpus(row: Row) -> str:
-    return "1 GPU" if row["gpus"] == 1 else f"{row['gpus']} GPUs"
 
 
 def _cores(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
@@ -325,12 +307,10 @@ def _cores(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] |
     # Cores in use are justified; without CPU time it is unknown whether they are in use.
     if each <= limit or used is None or used > limit * row["gpus"]:
         return None
-    text = f"{row['cpus']} cores for {_gpus(row)}: {each:g} per GPU, {limit:g} are there for each"
-    rows = (
-        met("allocation", each, "cores", f"above {limit:g} per GPU", 0.6, text),
-        met("cpu", used, "cores", f"at most {limit:g} per GPU", 0.4, f"{used:.1f} cores used on average"),
-    )
-    return rows, f"--cpus-per-gpu={int(limit)} leaves the other GPUs of the node usable."
+    return (
+        evidence("cpu-cores-per-gpu.allocation", each, 0.6, limit=limit, cpus=row["cpus"], gpus=row["gpus"]),
+        evidence("cpu-cores-per-gpu.cpu", used, 0.4, limit=limit),
+    ), advice("cpu-cores-per-gpu.advice", cores=int(limit))
 
 
 def _memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
@@ -344,11 +324,9 @@ def _memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] 
     if each <= limit or peak is None or peak / bytes_ * (row["nodes"] or 1) >= config.memory_used_share:
         return None
     return (
-        met("allocation", each, "GiB", f"above {limit:.0f} GiB per GPU", 0.6,
-             f"{bytes_ / GIB:.0f} GiB of host memory for {_gpus(row)}: {each:.0f} GiB each"),
-        met("memory", peak / GIB, "GiB", f"below {config.memory_used_share:.0%} of it", 0.4,
-             f"at most {peak / GIB:.1f} GiB used on a node"),
-    ), f"--mem-per-gpu={max(1, round(peak * 1.2 / GIB / row['gpus']))}G would have been enough."  # fmt: skip
+        evidence("memory-per-gpu.allocation", each, 0.6, limit=limit, whole=bytes_ / GIB, gpus=row["gpus"]),
+        evidence("memory-per-gpu.memory", peak / GIB, 0.4, share=config.memory_used_share),
+    ), advice("memory-per-gpu.advice", gib=max(1, round(peak * 1.2 / GIB / row["gpus"])))
 
 
 def _powerful(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
@@ -362,16 +340,11 @@ def _powerful(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str
         return None
     if (row["cpus"] or 0) > config.small_cores or (host is not None and host >= config.small_host_gib):
         return None
-    rows = [
-        met("compute", row["util_pct"], "%", f"at most {config.small_util_pct:g} %", 0.5,
-             f"mean utilization {row['util_pct']:.0f} %"),
-        met("memory", row["fb_gib"], "GiB", f"below {config.small_gpu_gib:g} GiB", 0.4,
-             f"at most {row['fb_gib']:.1f} GiB of GPU memory"),
-        Evidence("host memory", host, "GiB", f"below {config.small_host_gib:g} GiB", 0.1,
-                 "host memory used is not known" if host is None else f"{host:.1f} GiB of host memory used",
-                 unknown=host is None, met=host is not None),
-    ]  # fmt: skip
-    return tuple(rows), f"A smaller GPU or a MIG instance would do in place of this {model}."
+    return (
+        evidence("gpu-too-powerful.compute", row["util_pct"], 0.5, limit=config.small_util_pct),
+        evidence("gpu-too-powerful.memory", row["fb_gib"], 0.4, limit=config.small_gpu_gib),
+        evidence("gpu-too-powerful.host memory", host, 0.1, limit=config.small_host_gib),
+    ), advice("gpu-too-powerful.advice", model=model)
 
 
 def _fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
@@ -382,9 +355,9 @@ def _fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] |
     if needed >= nodes:
         return None
     return (
-        met("nodes", float(nodes), "nodes", f"above {needed}", 0.6, f"{gpus} GPUs on {nodes} nodes"),
-        met("node", float(each), "GPUs", "GPUs of a node", 0.4, f"a node has {each}: {needed} would do"),
-    ), f"--nodes={needed} --gpus-per-node={min(each, -(-gpus // needed))} keeps whole nodes free for others."
+        evidence("fragmentation.nodes", float(nodes), 0.6, needed=needed, gpus=gpus),
+        evidence("fragmentation.node", float(each), 0.4, needed=needed),
+    ), advice("fragmentation.advice", needed=needed, each=min(each, -(-gpus // needed)))
 
 
 def _time(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
@@ -394,22 +367,21 @@ def _time(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | 
     unused = (limit - row["ran_s"]) * amount / 3600
     if unused < config.time_min_unused_gpu_hours * (1 if row["gpus"] else 32):
         return None
-    what = "GPU-hours" if row["gpus"] else "core-hours"
     share = row["ran_s"] / limit
     return (
-        met("time", 100 * share, "%", f"below {config.time_share:.0%} of the limit", 0.6,
-             f"ran {span(row['ran_s'])} of {span(limit)}: {share:.0%}"),
-        met("unused", unused, what, "", 0.4, f"{unused:.0f} {what} planned and not needed"),
-    ), f"A limit of {span(max(600, row['ran_s'] * 1.5))} would start it sooner."  # fmt: skip
+        evidence("time-limit.time", 100 * share, 0.6, share=config.time_share, ran=row["ran_s"], limit=limit,
+                 used=share),
+        evidence("time-limit.unused-gpu" if row["gpus"] else "time-limit.unused-cpu", unused, 0.4),
+    ), advice("time-limit.advice", limit=max(600, row["ran_s"] * 1.5))  # fmt: skip
 
 
 def _cpu_only(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
     if not row["gpu_partition"] or row["gpus"] is None:
         return None
     return (
-        met("allocation", 0.0, "GPUs", "no GPU", 0.5, f"no GPU, {row['cpus'] or '?'} cores"),
-        met("partition", row["partition"], "", "for GPU jobs", 0.5, f"partition {row['partition']} is for GPU jobs"),
-    ), "A partition without GPUs starts it sooner and leaves the cores to GPU jobs."
+        evidence("cpu-only-in-gpu-partition.allocation", 0.0, 0.5, cores=row["cpus"] or "?"),
+        evidence("cpu-only-in-gpu-partition.partition", row["partition"], 0.5),
+    ), advice("cpu-only-in-gpu-partition.advice")
 
 
 def _cpu_use(row: Row) -> float | None:
@@ -423,9 +395,9 @@ def _cpu_idle(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | N
     if share is None or share >= 0.005 or row["ran_s"] < 3600:
         return None
     return (
-        met("cpu", 100 * share, "%", "below 0.5 %", 0.6, f"{100 * share:.1f} % of {row['cpus']} cores used"),
-        met("time", row["ran_s"], "s", "at least 1h", 0.4, f"for {span(row['ran_s'])}"),
-    ), "Did the program start, or wait for input?"
+        evidence("cpu-idle.cpu", 100 * share, 0.6, cpus=row["cpus"]),
+        evidence("cpu-idle.time", row["ran_s"], 0.4),
+    ), advice("cpu-idle.advice")
 
 
 def _host_memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
@@ -437,9 +409,9 @@ def _host_memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], 
     if used >= 0.35 or unused < config.host_memory_min_gib_hours:
         return None
     return (
-        met("memory", 100 * used, "%", "below 35 %", 0.6, f"{peak / GIB:.1f} of {bytes_ / GIB:.0f} GiB used"),
-        met("unused", unused, "GiB-hours", "", 0.4, f"{unused:.0f} GiB-hours held and not used"),
-    ), f"--mem={max(1, round(peak * 1.2 / GIB))}G would have been enough."
+        evidence("host-memory.memory", 100 * used, 0.6, peak=peak / GIB, given=bytes_ / GIB),
+        evidence("host-memory.unused", unused, 0.4),
+    ), advice("host-memory.advice", gib=max(1, round(peak * 1.2 / GIB)))
 
 
 def _has_its_memory(row: Row, bytes_: int) -> bool:
@@ -458,9 +430,9 @@ def _serial(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | Non
     if share is None or cpus < 2 or row["nodes"] != 1 or not SERIAL[0] <= share * cpus <= SERIAL[1]:
         return None
     return (
-        met("allocation", float(cpus), "cores", "more than 1", 0.5, f"{cpus} cores allocated"),
-        met("cpu", share * cpus, "cores", "1", 0.5, f"{share * cpus:.2f} cores used"),
-    ), "A serial program needs one core: --ntasks=1 --cpus-per-task=1."
+        evidence("serial-job.allocation", float(cpus), 0.5),
+        evidence("serial-job.cpu", share * cpus, 0.5),
+    ), advice("serial-job.advice")
 
 
 def _cpu_fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], str] | None:
@@ -471,9 +443,9 @@ def _cpu_fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], st
     if needed >= nodes:
         return None
     return (
-        met("nodes", float(nodes), "nodes", f"above {needed}", 0.6, f"{cpus} cores on {nodes} nodes"),
-        met("node", float(each), "cores", "cores of a node", 0.4, f"a node has {each}: {needed} would do"),
-    ), f"--nodes={needed} keeps whole nodes free for others."
+        evidence("cpu-fragmentation.nodes", float(nodes), 0.6, needed=needed, cpus=cpus),
+        evidence("cpu-fragmentation.node", float(each), 0.4, needed=needed),
+    ), advice("cpu-fragmentation.advice", needed=needed)
 
 
 def _nodes_for_memory(row: Row) -> int:
@@ -503,4 +475,4 @@ RULES: tuple[MisfitRule, ...] = (
     MisfitRule("cpu-fragmentation", of_gpu_jobs=False, look=_cpu_fragmented),
 )
 OWNER_RULES = (*RULES, MisfitRule("host-memory", of_gpu_jobs=True, look=_host_memory))
-"""Rules for the owner of one job: to cleaners, unused host memory of a GPU job matters only where it blocks GPUs."""
+"""Rules for the owner of one job. In clean-up, unused host memory of a GPU job matters only where it blocks GPUs."""

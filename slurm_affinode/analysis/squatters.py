@@ -27,6 +27,7 @@ from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.idle_windows import NEVER, UNSEEN, USED, FollowInput, Pairs, SampledDays, Trailing
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.spread import Spread, in_turn
+from slurm_affinode.core.finding_texts import advice, evidence
 from slurm_affinode.core.signatures import GpuFacts, RunFacts, Signature, SignatureVerdict, judge
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY
@@ -34,12 +35,6 @@ from slurm_affinode.model.finding import MAPPINGS, Evidence, Finding, GpuEvidenc
 from slurm_affinode.slurm.accounting.schema import JOB_KEY
 
 MIB_PER_GIB = 1024.0
-PARTLY = "Ask for as many GPUs as the program uses."
-SHARED = {
-    "history": "the GPU is shared: no process computed on it, and the holder of its memory is unknown",
-    "live": "the GPU is shared: memory and activity are those of the job's own processes",
-}
-ENDED = "It has ended. Let the program end by itself, or free its GPU memory, when it has nothing to compute."
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +134,9 @@ def _newest(pairs: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
 
 def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
     without = runs.filter(pl.col("gpus").fill_null(0) == 0)["run"]
-    mine = pairs.with_row_index("pair").filter(pl.col("run").is_in(without.implode()))
+    shared_pairs = pairs.with_row_index("pair").filter(pl.col("run").is_in(without.implode()))
     there = all_pairs.select("run", "at").join(runs.select("run", "start_ms", "end_ms"), on="run")
-    met = mine.join(there, on="at", suffix="_other").filter(
+    met = shared_pairs.join(there, on="at", suffix="_other").filter(
         (pl.col("run") != pl.col("run_other"))
         & (pl.col("start_ms") < pl.col("end_ms_other"))
         & (pl.col("start_ms_other") < pl.col("end_ms"))
@@ -376,7 +371,7 @@ def finding(
     share = _measured_share(seen, allocated)
     about = (*_about_gpus(idle, computing, allocated, len(seen), seen), *_about_share(share))
     if shared:
-        about = (*about, Evidence("shared", "yes", "", None, 0.0, SHARED[source]))
+        about = (*about, evidence("idle.shared-live" if source == "live" else "idle.shared-history", "yes", met=False))
     return Finding(
         kind=kind,
         cluster=row["cluster"],
@@ -397,9 +392,15 @@ def finding(
         source=source,
         observed_at=max((one.last for one in idle if one.last is not None), default=datetime.now(UTC)),
         variant=variant,
-        advice=PARTLY if computing else verdict.signature.advice if ref.end is None else ENDED,
+        advice=_advice(verdict.signature, ref, partly=bool(computing)),
         allocated_gpus=allocated,
     )
+
+
+def _advice(signature: Signature, ref: JobAttempt, *, partly: bool) -> str:
+    if partly:
+        return advice("idle.advice-partly")
+    return signature.advice if ref.end is None else advice("idle.advice-ended")
 
 
 def _kind(names: Sequence[str], worst: SignatureVerdict, *, computes: bool) -> tuple[str, str]:
@@ -438,10 +439,7 @@ def _about_share(share: float | None) -> tuple[Evidence, ...]:
     """Return evidence about the measured share of the time. Below 50 %, the score is at most twice that share."""
     if share is None:
         return ()
-    text = f"{100 * share:.0f} % of the examined GPU time was measured"
-    if share < 0.5:
-        text += ": the score is at most twice that share"
-    return (Evidence("measured", 100 * share, "%", None, 0.0, text),)
+    return (evidence("idle.measured", 100 * share, met=False, low=True if share < 0.5 else None),)
 
 
 def _about_gpus(
@@ -451,16 +449,14 @@ def _about_gpus(
     mapped: int,
     seen: Sequence[ObservedGpu],
 ) -> tuple[Evidence, ...]:
-    text = f"{len(flagged)} of {allocated} GPU{'s' if allocated != 1 else ''} idle"
-    text += f", {len(computing)} computing" if computing else ""
-    rows = [Evidence("gpus", float(len(flagged)), "GPUs", None, 0.0, text)]
+    rows = [
+        evidence("idle.gpus", float(len(flagged)), met=False, allocated=allocated, computing=len(computing) or None)
+    ]
     kinds = [kind for kind in MAPPINGS if any(one.gpu.mapping == kind for one in flagged)]
     if kinds:
-        text = f"its GPUs are known from {' and '.join(MAPPINGS[kind] for kind in kinds)}"
-        rows.append(Evidence("mapping", ", ".join(kinds), "", None, 0.0, text))
+        origins = " and ".join(MAPPINGS[kind] for kind in kinds)
+        rows.append(evidence("idle.mapping", ", ".join(kinds), met=False, origins=origins))
     unmeasured = allocated - mapped + sum(not one.gpu.measured for one in seen)
     if unmeasured > 0:
-        what = "GPU was" if unmeasured == 1 else "GPUs were"
-        text = f"{unmeasured} {what} not measured, which does not count against the job"
-        rows.append(Evidence("coverage", None, "", None, 0.0, text, unknown=True))
+        rows.append(evidence("idle.coverage", None, count=unmeasured))
     return tuple(rows)

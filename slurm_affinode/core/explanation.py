@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from slurm_affinode.base.text import span
+from slurm_affinode.core.finding_texts import TEXTS
 from slurm_affinode.core.signatures import SignatureVerdict, lacks_only_time
 from slurm_affinode.model.finding import KINDS, Finding, GpuEvidence, JobAttempt, plain
 
 LOOK_S = 3.0
 """Idle times up to the time just watched, plus this tolerance in seconds, come from watching alone."""
 
-
-ASLEEP = "The job sleeps in place: its processes are frozen, and its GPU memory is in host memory until it wakes."
+ASLEEP = TEXTS.text("explanation.asleep", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +87,25 @@ class Explanation:
             text = "; ".join(texts)
             return f"{text[:1].upper()}{text[1:]}."
         if self.job.running and self.job.state == "SUSPENDED":
-            return "There are no findings for this job: it is SUSPENDED, and cannot compute."
-        dark = sum(not page.gpu.measured for page in self.gpus)
-        if (self.gpus or self.allocated_gpus) and dark == len(self.gpus):
-            return "There are no findings for this job: its GPUs were not measured."
-        short = self._short()
-        if short:
-            return short
-        were = "was" if dark == 1 else "were"
-        more = f" {dark} of its {len(self.gpus)} GPUs {were} not measured." if dark else ""
-        return f"There are no findings for this job.{more}"
+            return TEXTS.text("explanation.suspended", {})
+        unmeasured = sum(not page.gpu.measured for page in self.gpus)
+        if (self.gpus or self.allocated_gpus) and unmeasured == len(self.gpus):
+            return TEXTS.text("explanation.unmeasured", {})
+        values = {"unmeasured": unmeasured or None, "gpus": len(self.gpus)}
+        return self._not_long_enough() or TEXTS.text("explanation.nothing", values)
 
-    def _short(self) -> str:
+    def _not_long_enough(self) -> str:
         """Return the text for a GPU that is idle but not for long enough; empty if there is none."""
-        late = [(page.gpu, one) for page in self.gpus for one in page.verdicts if lacks_only_time(one)]
+        late = [(page.gpu, one.signature) for page in self.gpus for one in page.verdicts if lacks_only_time(one)]
         if not late:
             return ""
-        gpu, verdict = min(late, key=lambda one: one[1].signature.time.longer_than_s)
-        name = f"GPU {gpu.gpu} on {gpu.node or '?'}"
-        needed = f"{span(verdict.signature.time.longer_than_s)} that {verdict.signature.name} requires"
-        looked = self.watched_s
-        if looked is not None and (gpu.idle_s is None or gpu.idle_s <= looked + LOOK_S):
-            seen = "sampled once" if gpu.idle_s is None else f"observed for {span(gpu.idle_s)}"
-            return f"Not observed long enough: {name} is idle now, {seen}, but not for the {needed}."
-        idle = span(gpu.idle_s or 0.0)
-        return f"There are no findings for this job yet: {name} has been idle for {idle} of the {needed}."
+        gpu, signature = min(late, key=lambda pair: pair[1].time.longer_than_s)
+        values = {"gpu": gpu.gpu, "node": gpu.node or "?", "needed": signature.time.longer_than_s,
+                  "signature": signature.name}  # fmt: skip
+        if self.watched_s is not None and (gpu.idle_s is None or gpu.idle_s <= self.watched_s + LOOK_S):
+            once = True if gpu.idle_s is None else None
+            return TEXTS.text("explanation.not-watched", {**values, "once": once, "idle": gpu.idle_s})
+        return TEXTS.text("explanation.not-yet", {**values, "idle": gpu.idle_s or 0.0})
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation as JSON-compatible values."""

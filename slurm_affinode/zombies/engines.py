@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import NoStoreError
-from slurm_affinode.base.text import span
 from slurm_affinode.core.cleanup_policy import ACTION_DIAGNOSES
+from slurm_affinode.core.finding_texts import evidence
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobAttempt
+from slurm_affinode.model.finding import Finding, GpuEvidence, JobAttempt
 from slurm_affinode.model.serving import PROBLEMS, Diagnosis, EngineHealth
 from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline.servers import ServerQuery
@@ -62,15 +62,15 @@ def _asleep(health: EngineHealth) -> bool:
 def _finding(health: EngineHealth, diagnosis: Diagnosis, job: Job, gpus: Sequence[LiveGpu], *, cluster: str) -> Finding:
     since = max(diagnosis.since, job.start or diagnosis.since)
     lasting = max(0.0, (health.until - since).total_seconds())
-    which = f"{health.key.engine} {health.key.model or ''}".strip()
+    engine = f"{health.key.engine} {health.key.model or ''}".strip()
     # A diagnosis counts whole GPUs; the hours of a share are unknown.
     figures = dict(diagnosis.figures) if job.gpus_allocated else {}
     idle = diagnosis.kind in ACTION_DIAGNOSES["suspend"]
-    evidence = (
-        Evidence("server", diagnosis.kind, "", None, 0.0, f"{which} at {health.key.address}: {diagnosis.summary}",
-                 met=True),
+    proof = (
+        evidence("model-server.server", diagnosis.kind, engine=engine, address=health.key.address,
+                 summary=diagnosis.summary),
         *diagnosis.evidence,
-        Evidence("time", lasting, "s", None, 0.0, f"for {span(lasting)}"),
+        evidence("model-server.time", lasting, met=False),
     )  # fmt: skip
     shown = tuple(
         replace(_gpu(uuid, health, job, gpus), flagged=idle, idle_s=lasting if idle else None) for uuid in health.gpus
@@ -78,7 +78,7 @@ def _finding(health: EngineHealth, diagnosis: Diagnosis, job: Job, gpus: Sequenc
     return Finding(
         "model-server", cluster, JobAttempt.of(job), job.user, job.account,
         job.partitions[0] if job.partitions else None, job.qos, tuple(job.nodes), shown, since, lasting,
-        diagnosis.confidence, evidence, figures.get("gpu_hours"), figures.get("gib_hours"), None, "live", health.until,
+        diagnosis.confidence, proof, figures.get("gpu_hours"), figures.get("gib_hours"), None, "live", health.until,
         variant=diagnosis.kind, advice=diagnosis.advice,
         allocated_gpus=len(shown) if job.gpus_allocated is None else job.gpus_allocated.count,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
+from slurm_affinode.core.finding_texts import TEXTS, advice
 from slurm_affinode.core.signatures import Signature
 from slurm_affinode.core.signatures import judge as judge_gpu
 from slurm_affinode.db.repository import Repository
@@ -46,11 +47,7 @@ from slurm_affinode.zombies.sampling import LOOK_S, NodeSampler
 
 SLOTS = 60
 """Columns of a timeline."""
-_ADVICE_ASLEEP = (
-    "It sleeps in place (mode=inplace) and wakes on a request, or with slurm-affinode wake. A whole GPU stays allocated"
-    " to it: request shares of a GPU (--gres=shard:N), so that other jobs can use its memory, or mode=requeue."
-)
-WHICH_UNKNOWN = "the GPUs of the job are not known, so there can be no findings"
+WHICH_UNKNOWN = TEXTS.text("explanation.which-unknown", {})
 
 
 class NoAttemptError(AffinodeError):
@@ -132,7 +129,9 @@ def _sleeps(entries: Iterable[LedgerEntry], row: Mapping[str, Any]) -> bool:
 
 def _asleep(page: Explanation) -> Explanation:
     """Return the page of a job that sleeps in place: that its GPUs are idle is no fault of its program."""
-    findings = [replace(one, advice=_ADVICE_ASLEEP) if one.kind in IDLE_KINDS else one for one in page.findings]
+    findings = [
+        replace(one, advice=advice("idle.advice-asleep")) if one.kind in IDLE_KINDS else one for one in page.findings
+    ]
     return replace(page, findings=tuple(findings), asleep=True)
 
 

@@ -48,7 +48,6 @@ from slurm_affinode.slurm import identifiers, units
 from slurm_affinode.slurm.accounting.schema import JOB_KEY, JOBS, conform
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.times import site_zone
-from slurm_affinode.zombies.orphans import XIDS
 
 History = Callable[[], AbstractContextManager[SampleStore]]
 Slurm = Callable[[], SlurmClient]
@@ -177,7 +176,7 @@ def find(
         nodes, trouble = slurm_nodes(slurm)
         names = frozenset(node.name for node in nodes)
         rule = leftover_memory.LeftoverSearch(
-            FREE_MIB, request.window_s or HELD_S, min(map(query.end_of, jobs["cluster"].unique())), XIDS, names
+            FREE_MIB, request.window_s or HELD_S, min(map(query.end_of, jobs["cluster"].unique())), names
         )
         left = leftover_memory.find(held, samples, rule, spread) if "orphan-memory" in request.requested_kinds else []
     found = judge(config, request, held, file.signatures, waiting_jobs(jobs, pending, query), nodes,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from slurm_affinode.base.text import span
+from slurm_affinode.core.finding_texts import advice, evidence, xid
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import EPILOG, Evidence, Finding, JobAttempt, NodeRef, ProcessRef
 from slurm_affinode.model.gpu import FREE_MIB, total_mib
@@ -16,18 +16,6 @@ from slurm_affinode.zombies.nodes import EndedServer, LiveGpu, LiveProcess, Node
 KINDS = ("orphan-process", "orphan-memory")
 """Kinds of findings with no known start time."""
 KILL_FAILED = "kill task failed"
-_ADVICE_KILL = "Once its processes have ended: slurm-affinode zombies clean resumes it, or scontrol update."
-_ADVICE_EPILOG = (
-    "Once its GPUs are free (nvidia-smi; a reset if no process holds them): scontrol update NodeName=... State=RESUME."
-)
-XIDS = {
-    13: "an error of the program", 31: "an access to memory that is not its own", 43: "the GPU stopped processing",
-    45: "a clean-up after earlier errors", 48: "a double-bit error of the memory", 61: "the microcontroller halted",
-    62: "the microcontroller halted", 63: "a row of memory was remapped", 64: "a row of memory could not be remapped",
-    74: "an error of NVLink", 79: "the GPU has fallen off the bus", 94: "a contained memory error",
-    95: "an uncontained memory error", 119: "the GPU's system processor does not respond",
-}  # fmt: skip
-"""Short forms of NVIDIA's "XID Errors"."""
 
 
 def find(  # noqa: PLR0917
@@ -70,29 +58,30 @@ def _engines(
 def _engine(
     process: LiveProcess, server: EndedServer, job: Job, gpus: Sequence[LiveGpu], *, cluster: str, now: datetime
 ) -> Finding:
-    used, node = process.used_mib, gpus[0].node
+    used_gib, node = _gib(process.used_mib), gpus[0].node
     lasting = max(0.0, (now - server.ended).total_seconds())
-    which = f"{', '.join(server.engines) or 'the engine'} at {server.address}"
-    evidence = (
-        Evidence("server", "ended", "", "none listens", 0.6,
-                 f"the server of {which} has ended (PID {', '.join(map(str, server.pids))}), and nothing listens there",
-                 met=True),
-        Evidence("memory", None if used is None else used / 1024, "GiB", "above 0", 0.4,
-                 "its GPU memory is not known" if used is None else f"it holds {used / 1024:.1f} GiB of GPU memory",
-                 unknown=used is None, met=bool(used)),
-        Evidence("job", job.id, "", "RUNNING", 0.0, f"its job {job.id} runs", met=True),
-        Evidence("time", lasting, "s", None, 0.0, f"for {span(lasting)}"),
+    proof = (
+        evidence(
+            "orphaned-engine.server", "ended", 0.6, engines=", ".join(server.engines) or None,
+            unnamed=None if server.engines else True, address=server.address, pids=", ".join(map(str, server.pids)),
+        ),
+        evidence("orphaned-engine.memory", used_gib, 0.4, met=bool(used_gib)),
+        evidence("orphaned-engine.job", job.id),
+        evidence("orphaned-engine.time", lasting, met=False),
     )  # fmt: skip
     subject = ProcessRef(node, process.pid, process.start_ticks, process.command, process.uid, str(job.job_id),
                          JobAttempt.of(job))  # fmt: skip
-    advice = "No request can reach it: end the process, restart the server, or end the job."
-    made = _made("orphaned-engine", cluster, subject, evidence, now, user=job.user, node=node, gpus=gpus, advice=advice)
+    made = _made("orphaned-engine", cluster, subject, proof, now, user=job.user, node=node, gpus=gpus)
     return replace(
         made, account=job.account, partition=job.partitions[0] if job.partitions else None, qos=job.qos,
         since=server.ended, window_s=lasting,  # the GPU-hours are unknown: the job may compute on the GPU
-        held_gib_hours=None if used is None else used / 1024 * lasting / 3600,
+        held_gib_hours=None if used_gib is None else used_gib * lasting / 3600,
         allocated_gpus=len(gpus) if job.gpus_allocated is None else job.gpus_allocated.count,
     )  # fmt: skip
+
+
+def _gib(mib: float | None) -> float | None:
+    return None if mib is None else mib / 1024
 
 
 def _by_process(answer: NodeAnswer) -> list[tuple[LiveProcess, list[LiveGpu]]]:
@@ -135,20 +124,20 @@ def _known(jobs: Iterable[Job]) -> _Known:
 
 def orphan(process: LiveProcess, jobs: Iterable[Job], node: str) -> str | None:
     """Return why a process on ``node`` belongs to no job; ``None`` if it does or may."""
-    return _orphan(process, _known(jobs), node)
+    code = _orphan(process, _known(jobs), node)
+    return None if code is None else evidence(code, "none", job=process.job).text
 
 
 def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
-    """As ``orphan``. When in doubt, the process is not an orphan."""
+    """Return the code of the evidence that a process belongs to no job. When in doubt, it is not an orphan."""
     if process.system or process.source == "slurmstepd":
         return None
     over = process.job is not None and process.job not in known.alive
-    why = f"it is of job {process.job}, which no longer runs"
     # The environment names any job: that it is one of its user's must be known.
     if over and process.job is not None:
         owner = known.ended.get(process.job)
         if process.source != "environment" or (owner is not None and owner == process.uid):
-            return why
+            return "orphan-process.job-ended"
     # UIDs without a name may be a container's, and then belong to any user.
     named = process.user is not None and process.user != str(process.uid)
     # The job in the environment does not count if it is another user's.
@@ -161,10 +150,8 @@ def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
     if any(job.uid in (None, process.uid) or not named for job in known.on.get(node, ())):
         return None
     if over:
-        return why
-    if process.job is not None:
-        return f"it names job {process.job}, which is another user's, and its user has none on this node"
-    return "it names no job, and its user has none on this node"
+        return "orphan-process.job-ended"
+    return "orphan-process.job-none" if process.job is None else "orphan-process.job-foreign"
 
 
 def seem(jobs: Iterable[Job], first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer]) -> bool:
@@ -195,26 +182,23 @@ def _processes(
 ) -> list[Finding]:
     found = []
     for process, gpus in _by_process(answer):
-        why = _orphan(process, known, answer.node)
-        if why is None or (answer.node, process.pid, process.start_ticks) not in there:
+        code = _orphan(process, known, answer.node)
+        if code is None or (answer.node, process.pid, process.start_ticks) not in there:
             continue
-        used = process.used_mib
-        evidence = (
-            Evidence("job", "none", "", "a job that runs", 0.5, why, met=True),
-            Evidence("processes", float(process.pid), "", "on a GPU", 0.3,
-                     f"process {process.pid} ({process.command or '?'}) is on GPU "
-                     + ", ".join(str(gpu.index) for gpu in gpus), met=True),
-            Evidence("memory", None if used is None else used / 1024, "GiB", "above 0", 0.2,
-                     "its GPU memory is not known" if used is None else f"it holds {used / 1024:.1f} GiB",
-                     unknown=used is None, met=bool(used)),
+        used_gib = _gib(process.used_mib)
+        proof = (
+            evidence(code, "none", 0.5, job=process.job),
+            evidence(
+                "orphan-process.processes", float(process.pid), 0.3, command=process.command or "?",
+                gpus=", ".join(str(gpu.index) for gpu in gpus),
+            ),
+            evidence("orphan-process.memory", used_gib, 0.2, met=bool(used_gib)),
         )  # fmt: skip
         claims = None if process.job is None else str(process.job)
         subject = ProcessRef(answer.node, process.pid, process.start_ticks, process.command, process.uid, claims)
-        advice = "slurm-affinode zombies clean ends it; with the epilog hook it would not have stayed."
         found.append(
-            _made("orphan-process", cluster, subject, evidence, now, user=process.user, node=answer.node, gpus=gpus,
-                  advice=advice)
-        )  # fmt: skip
+            _made("orphan-process", cluster, subject, proof, now, user=process.user, node=answer.node, gpus=gpus)
+        )
     return found
 
 
@@ -224,22 +208,14 @@ def _unowned(gpu: LiveGpu) -> bool:
 
 
 def _memory(cluster: str, gpu: LiveGpu, now: datetime) -> Finding:
-    used_gib, xid = (gpu.used_mib or 0.0) / 1024, gpu.xid
-    hint = ""
-    if xid:
-        hint = f"XID {xid}: {XIDS.get(xid, 'see the documentation of the driver')}"
-    evidence = (
-        Evidence("memory", used_gib, "GiB", f"above {FREE_MIB / 1024:.1f} GiB", 0.4,
-                 f"{used_gib:.1f} GiB of GPU memory held", met=True),
-        Evidence("processes", 0.0, "", "none", 0.4, "the driver shows no process on it", met=True),
-        Evidence("job", "none", "", "none", 0.2, "no job has the GPU", met=True),
-        Evidence("xid", None if xid is None else float(xid), "", None, 0.0,
-                 "no XID can be read" if xid is None else hint or "no XID was reported", unknown=xid is None),
-    )  # fmt: skip
-    advice = "A process that the driver does not show (another container, one that hangs in the driver) holds it; "
-    advice += "if no process does, the GPU needs a reset: nvidia-smi --gpu-reset."
-    return _made("orphan-memory", cluster, NodeRef(gpu.node, gpu.uuid or str(gpu.index)), evidence, now,
-                 node=gpu.node, gpus=[gpu], advice=advice)  # fmt: skip
+    proof = (
+        evidence("orphan-memory.memory", (gpu.used_mib or 0.0) / 1024, 0.4, least=FREE_MIB / 1024),
+        evidence("orphan-memory.processes", 0.0, 0.4),
+        evidence("orphan-memory.job", "none", 0.2),
+        xid(gpu.xid),
+    )
+    subject = NodeRef(gpu.node, gpu.uuid or str(gpu.index))
+    return _made("orphan-memory", cluster, subject, proof, now, node=gpu.node, gpus=[gpu])
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +252,16 @@ def _completing(cluster: str, job: Job, now: datetime, longer_s: float) -> Findi
     lasting = (now - job.end).total_seconds()
     if lasting < longer_s:
         return None
-    evidence = (
-        Evidence("state", "COMPLETING", "", "COMPLETING", 0.5, "the job is COMPLETING", met=True),
-        Evidence("time", lasting, "s", f"at least {span(longer_s)}", 0.5, f"for {span(lasting)}", met=True),
+    proof = (
+        evidence("completing.state", "COMPLETING", 0.5),
+        evidence("completing.time", lasting, 0.5, least=longer_s),
     )
     count = None if job.gpus_allocated is None else job.gpus_allocated.count
     return Finding(
         "completing", cluster, JobAttempt.of(job), job.user, job.account,
-        job.partitions[0] if job.partitions else None, job.qos, job.nodes, (), job.end, lasting, 1.0, evidence,
+        job.partitions[0] if job.partitions else None, job.qos, job.nodes, (), job.end, lasting, 1.0, proof,
         None if count is None else count * lasting / 3600, None, None, "live", now,
-        advice="Look for processes that cannot be ended (state D) and at the epilog of the node.",
+        advice=advice("completing.advice"),
         allocated_gpus=count,
     )  # fmt: skip
 
@@ -294,21 +270,21 @@ def _drained(cluster: str, node: Node, now: datetime) -> Finding | None:
     """Return a finding if a process that did not end, or a GPU that was still held, has drained the node."""
     reason = node.reason or ""
     by_epilog = reason.startswith(EPILOG)
-    kind, begins = ("drained-by-epilog", EPILOG) if by_epilog else ("drained-kill-failed", "Kill task failed")
+    kind, begin = ("drained-by-epilog", EPILOG) if by_epilog else ("drained-kill-failed", "Kill task failed")
     if not node.draining or not (by_epilog or KILL_FAILED in reason.lower()):
         return None
     lasting = 0.0 if node.reason_time is None else max(0.0, (now - node.reason_time).total_seconds())
     count = None if node.gpus is None else node.gpus.count
-    evidence = (
-        Evidence("state", "DRAIN", "", "drained", 0.5, f"the node is drained for {span(lasting)}", met=True),
-        Evidence("reason", node.reason, "", begins, 0.5, f"reason: {node.reason}", met=True),
+    proof = (
+        evidence("drained.state", "DRAIN", 0.5, lasting=lasting),
+        evidence("drained.reason", node.reason, 0.5, begin=begin),
     )
     subject = NodeRef(node.name, None, node.reason, node.reason_user, node.reason_time)
     return Finding(
         kind, cluster, subject, None, None, ",".join(node.partitions) or None, None,
-        (node.name,), (), node.reason_time, lasting, 1.0, evidence,
+        (node.name,), (), node.reason_time, lasting, 1.0, proof,
         None if count is None else count * lasting / 3600, None, None, "live", now,
-        advice=_ADVICE_EPILOG if by_epilog else _ADVICE_KILL,
+        advice=advice(f"{kind}.advice"),
         allocated_gpus=count,
     )  # fmt: skip
 
@@ -317,17 +293,16 @@ def _made(
     kind: str,
     cluster: str,
     subject: ProcessRef | NodeRef,
-    evidence: tuple[Evidence, ...],
+    proof: tuple[Evidence, ...],
     now: datetime,
     *,
     node: str,
     gpus: Sequence[LiveGpu],
-    advice: str,
     user: str | None = None,
 ) -> Finding:
     shown = tuple(replace(gpu.evidence(), flagged=True) for gpu in gpus)
     return Finding(
         kind, cluster, subject, user, None, None, None, (node,), shown, None, 0.0,
-        min(1.0, sum(one.points for one in evidence)), evidence, None, None, None, "live", now, advice=advice,
-        allocated_gpus=len(gpus),
+        min(1.0, sum(one.points for one in proof)), proof, None, None, None, "live", now,
+        advice=advice(f"{kind}.advice"), allocated_gpus=len(gpus),
     )  # fmt: skip

@@ -6,11 +6,12 @@ import ast
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurm_affinode.base.text_templates import TextTable
-from slurm_affinode.core import signatures
+from slurm_affinode.base.text_templates import TextTable, placeholders
+from slurm_affinode.core import finding_texts, signatures
 from slurm_affinode.engines import tuning
 from slurm_affinode.engines.crashes import crash_log, triage
 from slurm_affinode.engines.diagnosis import rules
@@ -43,9 +44,12 @@ class Texts:
 ALL = (
     Texts("diagnoses", rules.TEXTS, ("engines/diagnosis/*.py",)),
     Texts("signatures", signatures.TEXTS, ("core/signatures.py",)),
+    Texts("findings", finding_texts.TEXTS, (
+        "core/finding_texts.py", "core/explanation.py", "analysis/*.py", "zombies/*.py",
+    ), ("xid",)),
     Texts("tuning", tuning.TEXTS, ("engines/tuning.py",)),
     Texts("triage", triage.TEXTS, ("engines/crashes/triage.py",), ("memory",)),
-)
+)  # fmt: skip
 each = pytest.mark.parametrize("texts", ALL, ids=lambda texts: texts.name)
 
 
@@ -65,6 +69,19 @@ def test_every_text_is_used(texts: Texts) -> None:
         and not any(other.startswith(f"{code}-") for other in texts.named)
     }  # fmt: skip
     assert unused == set()
+
+
+def values(entry: Any) -> set[str]:
+    """Return the names of all values in an entry."""
+    parts = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else None
+    return placeholders(entry) if parts is None else set().union(*(values(part) for part in parts))
+
+
+@each
+def test_values_are_no_parameters_of_evidence(texts: Texts) -> None:
+    """``sources`` in a text would get no value."""
+    parameters = {"code", "weight", "met", "sources"}
+    assert {code for code in texts.table.codes() if values(texts.table.entry(code)) & parameters} == set()
 
 
 def test_every_kind_of_failure_has_a_meaning() -> None:
