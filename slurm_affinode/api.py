@@ -52,6 +52,8 @@ class Waste:
     """One row per GPU."""
     over_time: pd.DataFrame
     """One row per time bucket."""
+    working_hours: pd.DataFrame
+    """Hours inside and outside of working hours."""
     idle_windows: pd.DataFrame
     """Idle windows of single GPUs by their length."""
     idle_fractions: pd.DataFrame
@@ -172,6 +174,7 @@ def waste(
         _moment("since", since, zone), _moment("until", until, zone),
         _names("clusters", clusters), _names("partitions", partitions), _names("accounts", accounts),
         _names("users", users), thresholds=report.thresholds(loaded, idle_pct=idle_pct, low_pct=low_pct), zone=zone,
+        working=report.working_time(loaded),
     )  # fmt: skip
     result = report.analyse_stored(loaded, query, top_runs=_count("top", top), engines=True)
     if _count("trend", trend):
@@ -224,6 +227,7 @@ def _frames(result: WasteResult) -> Waste:
         "jobs": result.jobs,
         "gpus": result.gpus,
         "over_time": result.over_time,
+        "working_hours": result.working_hours,
         "idle_windows": result.window_histogram,
         "idle_fractions": result.idle_fraction_histogram,
         "timelines": result.timelines,

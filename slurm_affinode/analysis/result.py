@@ -15,6 +15,7 @@ import polars as pl
 
 from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.segments import Floats, Ints
+from slurm_affinode.analysis.working_hours import WorkingTime
 from slurm_affinode.model.gpu import FLOORS_PCT, floor_of
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ class WasteQuery:
     known_until: Mapping[str, datetime] = field(default_factory=dict)
     """Cluster -> time up to which accounting is known; jobs last seen running are counted up to it. A cluster that is
     not listed has no such limit."""
+    working: WorkingTime | None = None
+    """Working hours of the site; ``None``: hours are not divided by them."""
 
     @property
     def filters(self) -> Mapping[str, tuple[str, ...]]:
@@ -265,6 +268,8 @@ class WasteResult:
     """GPU model -> price per GPU-hour; None if the table has none."""
     waits: StartedWaits | None = None
     """``None`` if no wait is known."""
+    working_hours: pl.DataFrame | None = None
+    """``analysis.working_hours.HOURS``: hours inside and outside of working hours; ``None`` if not divided."""
     demand: UnmetDemand | None = None
     """``None`` if no wait is known, and if the query filters by user or account."""
     gpus: pl.DataFrame | None = None

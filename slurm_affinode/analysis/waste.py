@@ -23,6 +23,7 @@ from slurm_affinode.analysis import (
     samples,
     segments,
     slots,
+    working_hours,
 )
 from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.data_quality import Ingest
@@ -197,6 +198,8 @@ class _Joined:
     taking_part: Flags
     """The devices that the report counts."""
     buckets: over_time.Buckets
+    working: tuple[Ints, list[bool]] | None
+    """``working_hours.edges``; ``None``: hours are not divided by working hours."""
     cells: segments.Cells
     totals: result.Totals
 
@@ -267,6 +270,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         price_note=prices.note,
         accounting_note=job_runs.caution(query, jobs, now),
         waits=_waits(query, about),
+        working_hours=_working_hours(joined, about, kept),
         gpus=measures.gpu_hours(shares, about, joined.devices, joined.taking_part),
         demand=_demand(query, joined, about, kept, known=total["gpu_hours_idle"] is not None),
     )
@@ -280,6 +284,15 @@ def _demand(
     models = joined.devices.select(measures.model_name().alias("model")).to_series()
     idle = demand.IdleTime(joined.totals, joined.cells, joined.allocations, kept, models)
     return demand.unmet(about, epoch_ms(query.since), epoch_ms(query.until), idle if known else None)
+
+
+def _working_hours(joined: _Joined, about: pl.DataFrame, kept: Floats) -> pl.DataFrame | None:
+    if joined.working is None:
+        return None
+    times, inside = joined.working
+    parts = over_time.Buckets(0, times)  # of several lengths
+    hours = over_time.over_time(parts, joined.totals, joined.cells, joined.allocations, about, kept)
+    return working_hours.divided(hours, times, inside)
 
 
 def _waits(query: WasteQuery, about: pl.DataFrame) -> StartedWaits | None:
@@ -313,14 +326,18 @@ def _join(  # noqa: PLR0917
     part = taking_part(devices, mapped, allocations, query.clusters)
     allocations = allocations.take(part[allocations.device])
     buckets = _buckets(query, runs)
+    working = None
+    if query.working is not None:
+        working = working_hours.edges(query.working, query.since, query.until, query.zone)
+    cuts = buckets.starts if working is None else np.union1d(buckets.starts, working[0][:-1])
     active = np.flatnonzero(part)
     cells = segments.build(
         allocations,
         taking_part=part,
         since=epoch_ms(query.since),
         until=epoch_ms(query.until),
-        cut_device=np.repeat(active, buckets.count),
-        cut_time=np.tile(buckets.starts, len(active)),
+        cut_device=np.repeat(active, len(cuts)),
+        cut_time=np.tile(cuts, len(active)),
     )
     done = 0
 
@@ -332,7 +349,7 @@ def _join(  # noqa: PLR0917
 
     summed = fold(index, allocations, cells, query.thresholds, report)
     gpu_runs = find_gpu_runs(runs, mapped)
-    return _Joined(runs, nodes, index, devices, mapped, gpu_runs, allocations, part, buckets, cells, summed)
+    return _Joined(runs, nodes, index, devices, mapped, gpu_runs, allocations, part, buckets, working, cells, summed)
 
 
 def _buckets(query: WasteQuery, runs: pl.DataFrame) -> over_time.Buckets:

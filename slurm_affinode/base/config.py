@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
 from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, SuspendConfig
 from slurm_affinode.base.text import size
+from slurm_affinode.base.times import WEEKDAYS, parse_hours
 from slurm_affinode.base.toml_schema import (
     AbsolutePath,
     Amount,
@@ -289,6 +290,34 @@ class PriceConfig:
     """A TOML price table that replaces the built-in one."""
 
 
+def _working_hours(text: str) -> None:
+    parse_hours(text)
+
+
+_DAYS = tuple(day[:3] for day in WEEKDAYS)
+
+
+def _working_days(days: tuple[str, ...]) -> None:
+    for day in days:
+        if day not in _DAYS:
+            raise AffinodeError(f"{day!r} is not a day", hint=f"known: {', '.join(_DAYS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportConfig:
+    """Assumptions of reports."""
+
+    working_hours: Annotated[str, _working_hours] = "08:00-18:00"
+    """Begin and end of the working hours, by the clock of ``cluster.timezone``."""
+    working_days: Annotated[tuple[str, ...], _working_days] = _DAYS[:5]
+    """Days with working hours; empty: reports do not divide idle time by working hours."""
+
+    @property
+    def weekdays(self) -> tuple[int, ...]:
+        """The days as numbers, 0: Monday."""
+        return tuple(sorted({_DAYS.index(day) for day in self.working_days}))
+
+
 @dataclass(frozen=True, slots=True)
 class EmissionsConfig:
     """Greenhouse gases of the electricity: either ``grams_per_kwh``, or ``country`` and ``table``."""
@@ -402,6 +431,7 @@ class Config:
     prometheus: PrometheusConfig = PrometheusConfig()
     price: PriceConfig = PriceConfig()
     emissions: EmissionsConfig = EmissionsConfig()
+    report: ReportConfig = ReportConfig()
     nightly: NightlyConfig = NightlyConfig()
     agent: AgentConfig = field(default_factory=AgentConfig)
     suspend: SuspendConfig = field(default_factory=SuspendConfig)

@@ -16,6 +16,9 @@ _FIRST_YEAR, _LAST_YEAR = 1900, 2999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
+_HOURS = re.compile(r"([0-9]{1,2}):([0-5][0-9])-([0-9]{1,2}):([0-5][0-9])")
+_DAY_MIN = 1440
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
@@ -64,6 +67,19 @@ def _when(clean: str, now: datetime, zone: tzinfo | None) -> datetime:
 
 def _utc(naive: datetime, zone: tzinfo | None) -> datetime:
     return (naive if zone is None else naive.replace(tzinfo=zone)).astimezone(UTC)
+
+
+def parse_hours(text: str) -> tuple[int, int]:
+    """Return begin and end of ``08:00-18:00`` in minutes after midnight; the end may be ``24:00``.
+
+    Raises ``AffinodeError`` unless the begin is before the end.
+    """
+    match = _HOURS.fullmatch(text.strip())
+    if match is not None:
+        begin, end = (60 * int(match[hour]) + int(match[hour + 1]) for hour in (1, 3))
+        if begin < end <= _DAY_MIN:
+            return begin, end
+    raise AffinodeError(f"{text!r} is not a part of a day", hint="write for example 08:00-18:00, or 00:00-24:00")
 
 
 _HOUR_S, _DAY_S = 3600, 86400

@@ -114,7 +114,8 @@ def page(
     if dask and with_prometheus:
         raise click.UsageError("--dask is for stored GPU metrics, and --prometheus replaces them")
     thresholds = report_pipeline.thresholds(config, idle_pct=idle_pct, low_pct=low_pct)
-    query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds, zone())
+    working = report_pipeline.working_time(config)
+    query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds, zone(), working=working)
     options = report_pipeline.ReportOptions(title=title, top=top, csv=as_csv, computed_periods=trend)
     names = pseudonyms(config, anonymous=anonymous, anonymous_nodes=anonymous_nodes, pseudonym_key=pseudonym_key)
     with stages() as step, folding(dask, config) as fold:

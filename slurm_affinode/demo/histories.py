@@ -169,7 +169,9 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
         if history.engine_origin:
             say("ingesting engine metrics")
             ingest.ingest_engine_samples(config, repository, options, paths=[out / "input" / "serving"])
-    query = WasteQuery(history.since, history.until, thresholds=report.thresholds(config))
+    query = WasteQuery(
+        history.since, history.until, thresholds=report.thresholds(config), working=report.working_time(config)
+    )
     presented = report.ReportOptions(title=history.title, csv=True, engine_origin=history.engine_origin)
     return report.build_report(config, query, out, options=presented, now=history.until, step=say)
 

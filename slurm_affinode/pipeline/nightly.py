@@ -399,7 +399,8 @@ class _Keep:
 
 def _query(config: Config, period: Period | ReportRecord) -> WasteQuery:
     zone = site_zone(config.cluster.timezone)
-    return WasteQuery(period.since, period.until, thresholds=report.thresholds(config), zone=zone)
+    thresholds, working = report.thresholds(config), report.working_time(config)
+    return WasteQuery(period.since, period.until, thresholds=thresholds, zone=zone, working=working)
 
 
 def render(
@@ -592,7 +593,7 @@ class _Night:
         anonymous = None if self.pseudonyms is None else self.pseudonyms.fingerprint
         settings = (
             self.config.idle, floors, self.config.price, self.config.emissions, self.config.cluster.timezone, pages,
-            anonymous,
+            anonymous, self.config.report,
         )  # fmt: skip
         content = repr((facts, parts, ends, settings, __version__))
         return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -18,9 +18,11 @@ import polars as pl
 from slurm_affinode.analysis import emissions, prices, suspensions, waste
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import PeriodHours, Thresholds, Trend, WasteQuery, WasteResult
+from slurm_affinode.analysis.working_hours import WorkingTime
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
 from slurm_affinode.base.text import visible
+from slurm_affinode.base.times import parse_hours
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -75,6 +77,12 @@ def thresholds(config: Config, *, idle_pct: float | None = None, low_pct: float 
             hint="choose --idle-pct at most as large as --low-pct",
         )
     return Thresholds(idle, low, config.idle.max_gap_steps, config.agent.floors_pct)
+
+
+def working_time(config: Config) -> WorkingTime | None:
+    """Return the configured working hours; ``None`` if there are none."""
+    days = config.report.weekdays
+    return WorkingTime(days, *parse_hours(config.report.working_hours)) if days else None
 
 
 def build_report(
@@ -206,7 +214,7 @@ def earlier_periods(
     for period in intervals:
         if step:
             step(f"computing the trend: {period.label}")
-        earlier = replace(query, since=period.since, until=period.until, known_until={})
+        earlier = replace(query, since=period.since, until=period.until, known_until={}, working=None)
         try:
             total = analyse_stored(config, earlier, now=now, top_runs=0, fold=fold).total
         except NoAccountingError:

@@ -251,6 +251,8 @@ class ReportContext:
     """Title of a cause, and what its hours are."""
     trend: TrendSection | None
     """``None`` omits the section: no earlier period is known."""
+    working_hours: str
+    """Idle time inside and outside of working hours; empty if it is unknown."""
     over_time: Markup
     week_map: Markup
     gpu_map: Markup

@@ -8,6 +8,8 @@ from markupsafe import Markup
 
 from slurm_affinode.analysis import actions
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.analysis.working_hours import WorkingTime
+from slurm_affinode.base.times import WEEKDAYS
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import ActionCard, Answer, Card
@@ -75,6 +77,44 @@ def findings(result: WasteResult) -> tuple[str, ...]:
         found.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
     found.append(_unknown(result))
     return tuple(text for text in found if text)
+
+
+def working_hours(result: WasteResult) -> str:
+    """Return how much idle time fell in working hours and outside of them; empty if it is unknown."""
+    outside = idle_outside(result)
+    if outside is None or result.working_hours is None or result.query.working is None or has_averages(result):
+        return ""
+    hours, share = outside
+    inside, other = result.working_hours.iter_rows(named=True)
+    span = fmt.percent(inside["hours"] / (inside["hours"] + other["hours"]))
+    held = [row["gpu_hours_allocated"] for row in (inside, other)]
+    shares = [row["gpu_hours_idle"] / row["gpu_hours_allocated"] for row in (inside, other) if all(held)]
+    rates = "" if not shares else (
+        f" Of the allocated GPU-hours, {fmt.percent(shares[0])} were idle in working hours, and "
+        f"{fmt.percent(shares[1])} outside of them."
+    )  # fmt: skip
+    return (
+        f"{fmt.percent(share)} of the idle GPU-hours ({fmt.hours(hours, 'GPU-h')}) were outside of working hours "
+        f"({_working_time(result.query.working)}), which are {span} of the time.{rates}"
+    )
+
+
+def idle_outside(result: WasteResult) -> tuple[float, float] | None:
+    """Return the idle GPU-hours outside of working hours, and their share of all idle ones; ``None`` if unknown."""
+    if result.working_hours is None:
+        return None
+    inside, other = (known(row, "gpu_hours_idle") for row in result.working_hours.iter_rows(named=True))
+    if inside is None or other is None or not inside + other:
+        return None
+    return other, other / (inside + other)
+
+
+def _working_time(working: WorkingTime) -> str:
+    """Return ``Monday to Friday, 08:00 to 18:00``."""
+    days = [WEEKDAYS[day] for day in working.days]
+    together = len(days) > 2 and working.days[-1] - working.days[0] == len(days) - 1
+    listed = f"{days[0]} to {days[-1]}" if together else ", ".join(days)
+    return f"{listed}, {' to '.join(working.clock)}"
 
 
 def _suspensions(result: WasteResult, idle: float) -> str:

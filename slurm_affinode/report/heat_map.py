@@ -10,6 +10,7 @@ import polars as pl
 from markupsafe import Markup
 
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.base.times import WEEKDAYS
 from slurm_affinode.report import charts, tables
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Words
@@ -20,7 +21,6 @@ NODES = 60
 """Nodes on the map; more would be a page of their own."""
 _LEVELS = 5
 _HOUR_S, _DAY_S = 3600, 86400
-_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _LEGEND = (
     "Idle time in percent of the allocated time; the stronger the color, the more. A question mark is unknown, "
     "an empty field was not allocated."
@@ -157,7 +157,7 @@ def week_map(result: WasteResult) -> Markup:
     cells = {(row["weekday"], row["column"]): row for row in sums.iter_rows(named=True)}
     rows = [
         (name, [_time(cells.get((day, column))) for column in names])
-        for day, name in enumerate(_WEEKDAYS)
+        for day, name in enumerate(WEEKDAYS)
         if any((day, column) in cells for column in names)
     ]
     return heat_map(words, "Day", names, rows)

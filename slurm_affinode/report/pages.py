@@ -59,6 +59,7 @@ def build_context(
         action_cards=headline.action_cards(result, links),
         advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
         trend=trend_section.section(result),
+        working_hours=headline.working_hours(result),
         over_time=waste_charts.hours_over_time(result),
         week_map=heat_map.week_map(result),
         gpu_map=heat_map.gpu_map(result, links, 0 if jobs is None else len(jobs.rows)),

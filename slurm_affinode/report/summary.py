@@ -17,7 +17,7 @@ from slurm_affinode import __version__
 from slurm_affinode.analysis import actions, suspensions
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base import json_values
-from slurm_affinode.base.times import utc
+from slurm_affinode.base.times import WEEKDAYS, utc
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.measures import STATES, known
 
@@ -54,6 +54,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "total": {key: _plain(value) for key, value in result.total.items()},
         "groups": {word: _rows(frame) for word, frame in result.groups.items()},
         "over_time": {"bucket_s": result.bucket_s, "buckets": _rows(result.over_time)},
+        "working_hours": _working_hours(result),
         "idle_fraction_histogram": _rows(result.idle_fraction_histogram),
         "window_histogram": _rows(result.window_histogram),
         "trend": _trend(result),
@@ -77,6 +78,15 @@ TREND_KEYS = (
     "gpu_hours_capacity", "gpu_hours_allocated", "gpu_hours_busy", "gpu_hours_low", "gpu_hours_idle",
     "gpu_hours_unknown",
 )  # fmt: skip
+
+
+def _working_hours(result: WasteResult) -> Summary | None:
+    working, frame = result.query.working, result.working_hours
+    if working is None or frame is None:
+        return None
+    begin, end = working.clock
+    days = [WEEKDAYS[day] for day in working.days]
+    return {"days": days, "begin": begin, "end": end, "hours": _rows(frame)}
 
 
 def _trend(result: WasteResult) -> Summary | None:

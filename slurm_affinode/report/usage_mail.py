@@ -14,6 +14,7 @@ from slurm_affinode.analysis import actions
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.model.cleanup import MailPolicy
 from slurm_affinode.report import format as fmt
+from slurm_affinode.report import headline
 from slurm_affinode.report.mail import COLORS, Digest, Reader, Texts, clock, composed, shown
 from slurm_affinode.report.measures import STATES, Row, known
 
@@ -134,6 +135,9 @@ def _facts(result: WasteResult, row: Row, scope: UsageScope, texts: Texts) -> li
         facts.append((texts.say("usage_cost"), fmt.money(cost, result.currency)))
     if scope.kind == "user" and (rank := _rank(result, scope.name)):
         facts.append((texts.say("usage_rank"), texts.say("usage_rank_value", rank=rank[0], users=rank[1])))
+    if scope.kind == "site" and (outside := headline.idle_outside(result)) is not None:
+        value = f"{fmt.hours(outside[0], 'GPU-h')} ({fmt.percent(outside[1])})"
+        facts.append((texts.say("usage_outside"), value))
     if scope.kind == "site" and result.waits is not None:
         waits = result.waits
         value = texts.say("usage_waits_value", waited=fmt.count(waits.waited), jobs=fmt.count(waits.jobs))

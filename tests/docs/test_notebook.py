@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from slurm_affinode.cli.demo import DAYS, SEED
@@ -32,9 +31,10 @@ def run(source: str, names: dict[str, Any]) -> Any:
 def test_cells_answer_their_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each cell shows a table, with the figures of the report that the demo writes."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TZ", "UTC")  # the zone of the demo
     summary = build_demo(Path("out/demo"), synthetic(days=DAYS, seed=SEED)).summary
     names: dict[str, Any] = {}
-    quality, states, users, actions, demand, days, small = [run("".join(c["source"]), names) for c in cells("code")]
+    quality, states, users, actions, demand, when, small = [run("".join(c["source"]), names) for c in cells("code")]
     assert len(quality) == len(summary["quality"]["issues"])
     assert states["GPU-hours"].to_dict() == {
         state: round(summary["total"][f"gpu_hours_{state}"], 1) for state in ("busy", "low", "idle", "unknown")
@@ -46,8 +46,9 @@ def test_cells_answer_their_questions(tmp_path: Path, monkeypatch: pytest.Monkey
     assert demand["gpu_hours_unmet"].to_dict() == {
         row["partition"]: round(row["gpu_hours_unmet"], 1) for row in summary["unmet_demand"]["partitions"]
     }
-    assert isinstance(days, pd.Series)
-    assert (24 * days).sum() == pytest.approx(summary["total"]["gpu_hours_idle"], abs=24 * 0.05 * len(days))
+    rows = {row["when"]: row for row in summary["working_hours"]["hours"]}
+    assert when["gpu_hours_idle"].to_dict() == {kind: round(row["gpu_hours_idle"], 1) for kind, row in rows.items()}
+    assert when["idle_gpus"]["other"] == round(rows["other"]["gpu_hours_idle"] / rows["other"]["hours"], 1)
     assert (small["fb_peak_gib"] <= 10).all()
     assert len(small) > 0
 

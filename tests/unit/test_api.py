@@ -37,6 +37,12 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 ONE_ROW = {"waits": "waits", "suspension_bound": "suspension_bound", "emissions": "emissions"}
 
 
+@pytest.fixture(autouse=True)
+def site_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the time zone of the demo."""
+    monkeypatch.setenv("TZ", "UTC")
+
+
 def frames(waste: api.Waste) -> dict[str, pd.DataFrame]:
     return {name: frame for name in api.descriptions() if isinstance(frame := getattr(waste, name), pd.DataFrame)}
 
@@ -66,7 +72,7 @@ def assert_same_rows(frame: pd.DataFrame, rows: Sequence[Mapping[str, Any]], *, 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return the state directory and the summary of the recorded demo, with emissions and an earlier period."""
+    """Return the state directory and the summary of the recorded demo."""
     out = tmp_path_factory.mktemp("recording")
     build_demo(out, recorded())
     return out / "state", json.loads((out / "summary.json").read_text())
@@ -132,6 +138,7 @@ def test_columns_and_types_are_those_described(
     other = api.waste(DAY.since, DAY.until, state_dir=invented[0])
     assert len(full.servers) == 1
     assert other.servers.empty
+    assert len(other.working_hours) == 2
     for waste in (full, other):
         described = {**frames(waste), **{f"groups {name}": frame for name, frame in waste.groups.items()}}
         assert len(described) == len(api.descriptions()) - 1 + len(waste.groups)
@@ -156,11 +163,12 @@ def test_unknown_is_missing(invented: tuple[Path, dict[str, Any]], tmp_path: Pat
 
 
 def test_sums_of_frames_are_the_total(invented: tuple[Path, dict[str, Any]]) -> None:
-    """Jobs, groups and buckets add up to the total of the report's summary."""
+    """Jobs, groups, buckets, and working hours with all other time add up to the total of the report's summary."""
     state, summary = invented
     waste = api.waste(DAY.since, DAY.until, state_dir=state)
+    assert_same_rows(waste.working_hours, summary["working_hours"]["hours"])
     expected = summary["total"]["gpu_hours_allocated"]
-    for frame in (waste.jobs, waste.over_time, *waste.groups.values()):
+    for frame in (waste.jobs, waste.over_time, waste.working_hours, *waste.groups.values()):
         assert frame["gpu_hours_allocated"].sum() == pytest.approx(expected, abs=1e-3)
 
 

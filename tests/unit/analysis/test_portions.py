@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 from waste_samples import make_result
 
 from slurm_affinode.analysis.portions import LEAST_USERS, portions, ranks, without_runs
+from slurm_affinode.analysis.working_hours import HOURS
 
 
 @pytest.mark.parametrize("by", ["user", "account"])
@@ -25,7 +28,9 @@ def test_parts_add_up_to_the_whole(by: str) -> None:
 
 
 def test_part_has_nothing_of_the_whole_cluster() -> None:
-    part = dict(portions(make_result(), "user"))["user00"]
+    whole = replace(make_result(), working_hours=pl.DataFrame(schema=HOURS))
+    part = dict(portions(whole, "user"))["user00"]
+    assert part.working_hours is None
     assert (part.waits, part.demand, part.gpus, part.trend, part.servers) == (None,) * 5
     assert (part.total["gpu_hours_capacity"], part.total["users"], part.query.users) == (None, 1, ("user00",))
     assert (part.groups, part.quality.issues, part.over_time.height) == ({}, (), 0)

@@ -64,6 +64,8 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
         ("[zombies.nodes]\na = {cores = 1, gpus = 4, memory_gib = 0}\n", r"a\.memory_gib: 0 is not above 0"),
         ("[zombies]\nexporter_port = 70000\n", r"zombies\.exporter_port: 70000 is not from 1 to 65535"),
         ("[zombies]\nexporter_url = 'n1:9400'\n", r"zombies\.exporter_url: 'n1:9400' is neither http nor https"),
+        ("[report]\nworking_hours = '18:00-08:00'\n", r"report\.working_hours: '18:00-08:00' is not a part of a day"),
+        ("[report]\nworking_days = ['Mon', 'Fry']\n", r"report\.working_days: 'Fry' is not a day"),
         ("[zombies]\nlook_back = '0s'\n", r"zombies\.look_back: 0s is not above 0"),
         ("[zombies.misfits]\ntime_share = 20\n", r"zombies\.misfits\.time_share: 20 is not from 0 to 1"),
         ("[zombies.misfits]\nsmall_util_pct = 150\n", r"misfits\.small_util_pct: 150 is not from 0 to 100"),

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.times import epoch_ms, parse_span_s, parse_when
+from slurm_affinode.base.times import epoch_ms, parse_hours, parse_span_s, parse_when
 from slurm_affinode.cli.options import When
 
 NOW = datetime(2026, 11, 9, 12, 30, tzinfo=UTC)
@@ -30,6 +30,20 @@ def test_invalid_duration_is_refused(text: str) -> None:
     """A number without a unit is refused rather than guessed."""
     with pytest.raises(AffinodeError, match="not a span"):
         parse_span_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("08:00-18:00", (480, 1080)), ("0:00-24:00", (0, 1440)), (" 7:30-7:31 ", (450, 451))]
+)
+def test_parts_of_a_day_are_parsed(text: str, minutes: tuple[int, int]) -> None:
+    assert parse_hours(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "8-18", "08:00", "18:00-08:00", "08:00-08:00", "08:60-09:00", "08:00-24:01"])
+def test_invalid_part_of_a_day_is_refused(text: str) -> None:
+    """Hours beyond midnight are refused rather than guessed."""
+    with pytest.raises(AffinodeError, match="not a part of a day"):
+        parse_hours(text)
 
 
 @pytest.mark.parametrize(

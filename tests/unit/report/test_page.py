@@ -17,6 +17,7 @@ import pytest
 
 from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.result import QualityIssue, WasteResult
+from slurm_affinode.analysis.working_hours import HOURS, WorkingTime
 from slurm_affinode.report import headline, render
 from slurm_affinode.report.format import NBSP
 from slurm_affinode.report.measures import known
@@ -271,6 +272,31 @@ def test_emissions_are_shown_with_their_rule(result: WasteResult) -> None:
     unknown = {**total, "energy_kwh": None, "idle_energy_kwh": None}
     page = Page(render_plain(dataclasses.replace(result, total=unknown, emissions=factor)))
     assert "Emissions while idle unknown" in page.text
+
+
+def working(inside: float | None, outside: float | None) -> pl.DataFrame:
+    """Return idle hours of 50 GPU-hours in working hours, and of 100 outside of them."""
+    rows = [("working", 50.0, 50.0, inside, 0.0, 50.0 - (inside or 0), 0.0),
+            ("other", 118.0, 100.0, outside, 0.0, 100.0 - (outside or 0), 0.0)]  # fmt: skip
+    return pl.DataFrame(rows, schema=HOURS, orient="row")
+
+
+@pytest.mark.parametrize(
+    ("days", "shown"),
+    [
+        ((0, 1, 2, 3, 4), "Monday to Friday"), ((0, 1), "Monday, Tuesday"), ((0, 1, 2, 3, 6), "Thursday, Sunday"),
+    ],
+)  # fmt: skip
+def test_idle_time_is_divided_by_working_hours(result: WasteResult, days: tuple[int, ...], shown: str) -> None:
+    """The assumption is named; nothing is shown without a division, and without a measurement."""
+    query = dataclasses.replace(result.query, working=WorkingTime(days, 480, 1080))
+    divided = dataclasses.replace(result, query=query, working_hours=working(10.0, 30.0))
+    page = Page(render_plain(divided))
+    assert "75 % of the idle GPU-hours (30 GPU-h) were outside of working hours (" in page.text
+    assert f"{shown}, 08:00 to 18:00), which are 30 % of the time." in page.text
+    assert "20 % were idle in working hours, and 30 % outside of them." in page.text
+    for other in (None, working(None, None), working(None, 30.0), working(0.0, 0.0)):
+        assert "outside of working hours" not in render_plain(dataclasses.replace(divided, working_hours=other))
 
 
 @pytest.mark.parametrize(

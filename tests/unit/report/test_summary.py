@@ -19,6 +19,7 @@ from server_samples import server_report
 
 from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.result import GROUPINGS, WasteResult
+from slurm_affinode.analysis.working_hours import HOURS, WorkingTime
 from slurm_affinode.base.text import visible
 from slurm_affinode.report import output
 from slurm_affinode.report.summary import build_summary, headline_rows, to_json
@@ -45,6 +46,21 @@ def test_summary_matches_its_schema(
 ) -> None:
     """With and without GPU metrics, and with hostile names."""
     validator.validate(summary_of(request.getfixturevalue(kind)))
+
+
+def test_working_hours_are_named_with_their_figures(
+    result: WasteResult, validator: jsonschema.Draft202012Validator
+) -> None:
+    """``null`` if hours are not divided by them."""
+    assert summary_of(result)["working_hours"] is None
+    rows = [("working", 10.0, 5.0, None, None, None, 5.0), ("other", 14.0, 2.0, 1.0, 0.0, 1.0, 0.0)]
+    frame = pl.DataFrame(rows, schema=HOURS, orient="row")
+    query = replace(result.query, working=WorkingTime((0, 6), 510, 1440))
+    summary = summary_of(replace(result, query=query, working_hours=frame))
+    validator.validate(summary)
+    made = summary["working_hours"]
+    assert (made["days"], made["begin"], made["end"]) == (["Monday", "Sunday"], "08:30", "24:00")
+    assert [(row["when"], row["gpu_hours_idle"]) for row in made["hours"]] == [("working", None), ("other", 1.0)]
 
 
 def test_emissions_follow_the_energy(result: WasteResult, validator: jsonschema.Draft202012Validator) -> None:

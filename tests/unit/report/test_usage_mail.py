@@ -14,6 +14,7 @@ import pytest
 
 from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.analysis.working_hours import HOURS
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.model.cleanup import MailPolicy
 from slurm_affinode.report.mail import MAX_LINES, Digest
@@ -85,7 +86,11 @@ def test_mail_has_at_most_forty_lines_in_every_language(result: WasteResult, kin
         word: frame.with_columns(idle_energy_kwh=pl.lit(2.0), idle_cost=pl.lit(3.0))
         for word, frame in result.groups.items()
     }
-    full = dataclasses.replace(result, emissions=EmissionFactor(30.0, "test"), total=total, groups=groups)
+    rows = [("working", 50.0, 50.0, 10.0, 0.0, 40.0, 0.0), ("other", 118.0, 100.0, 30.0, 0.0, 70.0, 0.0)]
+    full = dataclasses.replace(
+        result, emissions=EmissionFactor(30.0, "test"), total=total, groups=groups,
+        working_hours=pl.DataFrame(rows, schema=HOURS, orient="row"),
+    )  # fmt: skip
     made = mail(
         full, UsageScope(kind, names[kind]), MailPolicy(language=language, help_url="https://example.org"),
         user=names["user"] if kind == "user" else None, can_opt_out=True, page="https://example.org/page",
@@ -94,6 +99,7 @@ def test_mail_has_at_most_forty_lines_in_every_language(result: WasteResult, kin
     assert "{" not in made.text + made.html.partition("<body")[2].partition(">")[2]
     assert f'lang="{language}"' in made.html
     assert "CO2e" in made.text
+    assert ("30 GPU-h (75 %)" in made.text) == (kind == "site")
     if language == "de":
         english = [row["title"] for row in tomllib.loads((asset_dir("reports") / "actions.toml").read_text()).values()]
         assert [title for title in english if title in made.text] == []
