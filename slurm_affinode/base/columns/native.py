@@ -25,7 +25,7 @@ from slurm_affinode.base import compiled
 LIBRARY = Path(__file__).with_name(compiled.LIBRARIES["base/columns"])
 _NEWEST = pl.CompatLevel.newest()
 _SEED = int.from_bytes(os.urandom(8), "little")
-"""Nobody can choose texts whose hashes are equal."""
+"""Of the hashes, so that no input can have many equal ones."""
 Ints = npt.NDArray[np.int64]
 
 
