@@ -3,7 +3,7 @@
 Accounting has jobs that started, so the waits are those of jobs that started in the interval, from the time at which
 they were eligible. The interval is divided into slots of equal length, at most ``SLOTS`` and no shorter than a minute.
 In a slot, idle time is spread evenly over the time for which a run held a GPU, up to the next bucket of the report
-(``analysis.over_time``). Unmet are the lesser of
+(``analysis.over_time``) or change of working hours. Unmet are the lesser of
 
 - the GPU-hours that the waiting jobs requested, and
 - the idle GPU-hours of the runs in their partition, for the part of the slot in which a job waited.
