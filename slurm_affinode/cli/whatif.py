@@ -385,7 +385,7 @@ def _show_tiers(path: Path, capacity: int | None, window_s: float | None, warm: 
     if as_json:
         print_json(dataclasses.asdict(found))
         return
-    headings = ("warm servers", "eviction", "hot", "warm", "cold", "mean wait for a wake", "p95 of those that wait",
+    headings = ("warm servers", "eviction", "hot", "warm", "cold", "wake wait mean", "wake wait p95",
                 "wait mean", "wakes a day")  # fmt: skip
     slept = "only for others" if found.window_s is None else f"after {span(found.window_s)}"
     print_table(
@@ -395,7 +395,7 @@ def _show_tiers(path: Path, capacity: int | None, window_s: float | None, warm: 
           f"{row.wakes_per_day:,.1f}") for row in found.tiers],
         title=f"{counted(found.servers, 'server')} on {counted(found.gpus, 'GPU')}, "
         f"{counted(found.requests, 'request')} in {span(found.span_s)}; servers sleep {slept}",
-        right=(headings[0], *headings[2:]),
+        right=(headings[0], *headings[2:]), minor=("wait mean", "wake wait p95", "wakes a day"),
     )  # fmt: skip
     echo()
     echo(
@@ -442,6 +442,7 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
         title=f"{counted(sum(one.requests for one in found.services), 'request')} in {span(span_s)}: the fewest "
         f"engines that serve {percent(found.quantile)} of them within the limits",
         right=(*headings[:2], *headings[3:]),
+        minor=("most waiting", "queued mean", "busy", "busy: prefill, decode", "engines"),
     )  # fmt: skip
     model = found.engine
     echo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -10,18 +11,23 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from slurm_affinode.analysis import idle_periods, squatters
+from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.times import utc
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.pipeline import idle_shares
+from slurm_affinode.pipeline import report, stored_accounting
 from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.prediction import evaluation, features, intervals, quantile_model, submissions
 from slurm_affinode.prediction.evaluation import MEDIAN, MODEL, PreparedTarget, TargetEvaluation
 from slurm_affinode.prediction.features import FeatureTable
 from slurm_affinode.prediction.history import Floats, Ints
 from slurm_affinode.prediction.model_file import ModelFile, TargetModel, target_model
+from slurm_affinode.slurm.accounting.schema import JOBS
+from slurm_affinode.slurm.times import site_zone
 from slurm_affinode.traces import queue_logs
 from slurm_affinode.traces.job_log import JOBS as LOG_JOBS
 from slurm_affinode.traces.job_log import UNKNOWN, JobLog, LeftOut
@@ -41,6 +47,13 @@ _COLUMNS = (
 _KEY = ("cluster", "job_id", "submit")
 IDLE_HISTORY = timedelta(days=90)
 """Before the end of the jobs that are read: GPU metrics of which idle shares are computed."""
+SHARES: dict[str, pl.DataType] = {
+    "cluster": pl.String(),
+    "job_id": pl.Int64(),
+    "submit": JOBS["submit"],
+    "idle_pct": pl.Float64(),
+}
+_RUN_COLUMNS = tuple(name for name in JOBS if name not in {"comment", "admin_comment", "work_dir", "submit_line"})
 _IDS = 20_000
 """Jobs whose steps are read at a time."""
 
@@ -96,11 +109,46 @@ def read_site(
     shares = None
     if idle:
         step("searching idle periods")
-        shares = idle_shares.collect(config, max(since, until - IDLE_HISTORY), until, clusters)
+        shares = idle_shares(config, max(since, until - IDLE_HISTORY), until, clusters)
     rows = submissions.from_accounting(jobs.select(_COLUMNS), pl.concat(parts), shares)
     log, positions = _pool(rows, jobs["cluster"].n_unique())
     return SubmissionSource(
         ", ".join(jobs["cluster"].drop_nulls().unique().sort()) or "accounting", rows, log, positions, True
+    )
+
+
+def idle_shares(
+    config: Config, since: datetime, until: datetime, clusters: tuple[str, ...] = (), *, now: datetime | None = None
+) -> pl.DataFrame:
+    """Return ``SHARES`` of the GPU jobs that started and ended in the interval and whose GPUs all have samples.
+
+    Time without samples counts as not idle. Raises ``AffinodeError``.
+    """
+    moment = now or datetime.now(UTC)
+    query = WasteQuery(since, until, thresholds=report.thresholds(config), zone=site_zone(config.cluster.timezone))
+    with contextlib.closing(SampleStore(config.history_dir)) as samples:
+        if samples.span() is None:
+            return pl.DataFrame(schema=SHARES)
+        with Repository.open(config.db_url, create=False) as store:
+            jobs = store.jobs(since, until, columns=_RUN_COLUMNS, clusters=clusters)
+            gpus = store.allocation_gpus(since, until)
+            query = stored_accounting.with_known(query, store, moment)
+        limit_pct = query.thresholds.idle_pct
+        held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment)
+        periods = idle_periods.find(samples, held, limit_pct)
+    measured = held.pairs.group_by("run").agg(pl.col("at").n_unique().cast(pl.Int64).alias("devices"))
+    idle = periods.group_by("run").agg((pl.col("end_ms") - pl.col("begin_ms")).sum().alias("idle_ms"))
+    runs = held.runs.filter(
+        (pl.col("gpus") > 0) & pl.col("end").is_not_null() & (pl.col("start") >= since) & (pl.col("end") <= until)
+    )
+    share = 100.0 * pl.col("idle_ms").fill_null(0) / (pl.col("end") - pl.col("start")).dt.total_milliseconds()
+    return (
+        runs.filter(pl.col("end") > pl.col("start"))
+        .join(measured, on="run")
+        .filter(pl.col("devices") >= pl.col("gpus"))
+        .join(idle, on="run", how="left")
+        .select("cluster", "job_id", "submit", share.clip(0.0, 100.0).alias("idle_pct"))
+        .cast(SHARES)  # type: ignore[arg-type]
     )
 
 

@@ -20,7 +20,7 @@ from slurm_affinode.cli.main import cli
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
-from slurm_affinode.pipeline import idle_shares
+from slurm_affinode.pipeline.prediction import idle_shares
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
 from slurm_affinode.traces import site_trace
 
@@ -266,7 +266,7 @@ def test_idle_windows_of_an_exported_trace(exported: Path, tmp_path: Path) -> No
 
 def test_idle_shares_of_ended_jobs(site: Path) -> None:
     """Job 1 is idle for two of four hours, job 2 never; jobs without samples are not in the table."""
-    found = idle_shares.collect(
+    found = idle_shares(
         load_config(None, state_dir=site), SINCE, SINCE + timedelta(days=1), now=SINCE + timedelta(days=2)
     )
     assert sorted(found.select("job_id", "idle_pct").rows()) == [(1, pytest.approx(50, abs=1)), (2, 0)]
