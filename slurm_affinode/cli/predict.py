@@ -262,7 +262,7 @@ def advise(
     print_table(
         headings, [_advice_row(one) for one in found.targets],
         title=f"Next job of {found.user}, as job {found.last_number}" + (f" ({found.name})" if found.name else ""),
-        right=headings[1:6],
+        right=headings[1:6], minor=("similar jobs",),
     )  # fmt: skip
     for one in found.targets:
         if one.requested is not None and one.high is not None and one.requested < one.high:

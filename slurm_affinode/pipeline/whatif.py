@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -337,7 +338,8 @@ def replay_trace(
     last = max(start + job.run for start, job in zip(starts, jobs, strict=True))
     capacity = max(trace.capacity_gpus, most_concurrent(jobs, starts))
     subject = _Subject(
-        trace.name, left_out, share, policy, None if predicted is None else predicted.predictor,
+        Path(trace.name).name or trace.name, left_out, share, policy,
+        None if predicted is None else predicted.predictor,
         (DUMP_S, RESTORE_S, "docs/hardware.md"), (jobs[0].submit, last),
         pl.DataFrame(schema={"node": pl.String(), "model": pl.String()}), None if risk is None else risk.predictor,
     )  # fmt: skip

@@ -252,6 +252,7 @@ def test_idle_windows_of_an_exported_trace(exported: Path, tmp_path: Path) -> No
     assert waits["after_mean_s"] == (45 * 60 + 17) / 3
     assert cluster["gpu_hours_returned"] == pytest.approx(2 * (105 * 60 - 17) / 3600)
     assert (cluster["suspended_jobs"], cluster["costs_from"]) == (1, "docs/hardware.md")
+    assert cluster["cluster"] == "trace"
     assert [gain["suspended_jobs"] for gain in cluster["sweep"]] == [1, 0]
     assert (found["measured_jobs"], found["unknown_gpu_hours"]) == (2, 2.0)
     assert "1 job with 2 GPU-hours without samples" in messages

@@ -45,14 +45,21 @@ def test_every_field_set_and_delimiter_gives_the_same_jobs(slurm: Path, name: st
 
 
 def test_text_and_json_agree(slurm: Path) -> None:
-    """All fields agree, except those that only one format has."""
+    """All fields agree, except those that only one format has, and priorities, which were not requested."""
     key = ["cluster", "job_id", "submit"]
     text, other = (parse(slurm / name).jobs.sort(key) for name in ("unit-separator.txt", "sacct-v0.0.42.json"))
     only_text = {"uid", "cancelled_by", "array_spec", "total_cpu_s"}
     different = {name for name in text.columns if not text[name].equals(other[name])}
-    assert different <= only_text
+    assert different <= only_text | {"priority"}
     assert (text["total_cpu_s"] - other["total_cpu_s"]).abs().max() < 0.001
     assert other.filter(pl.col("job_id") == 27)["array_spec"].to_list() == ["1,4,7,10,13,16,19%2"]
+
+
+def test_priorities_of_text_and_json_agree(slurm: Path) -> None:
+    key = ["cluster", "job_id", "submit"]
+    text, other = (parse(slurm / name).jobs.sort(key)["priority"] for name in ("all-fields.txt", "sacct-v0.0.42.json"))
+    assert text.null_count() == 0
+    assert text.equals(other)
 
 
 @pytest.mark.parametrize("version", ["v0.0.40", "v0.0.41"])
