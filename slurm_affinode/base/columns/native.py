@@ -25,7 +25,7 @@ from slurm_affinode.base import compiled
 LIBRARY = Path(__file__).with_name(compiled.LIBRARIES["base/columns"])
 _NEWEST = pl.CompatLevel.newest()
 _SEED = int.from_bytes(os.urandom(8), "little")
-"""Of the hashes, so that no input can have many equal ones."""
+"""Unknown to authors of texts, who could otherwise choose those whose hashes are equal."""
 Ints = npt.NDArray[np.int64]
 
 
@@ -154,7 +154,7 @@ def _series(result: Converted, name: str, kind: pa.DataType) -> pl.Series:
 
 
 def _quick(function: str, cells: pl.Series, kind: pa.DataType, *arguments: object) -> Quick | None:
-    if (code := library()) is None:
+    if (code := library()) is None or cells.dtype != pl.String:
         return None
     column, result = _column(cells), _result(len(cells), np.float64 if kind == pa.float64() else np.int64)
     getattr(code, function)(byref(column), byref(result), *arguments)

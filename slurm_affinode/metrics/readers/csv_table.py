@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from slurm_affinode.base.columns import native
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import count_byte
 from slurm_affinode.metrics.aliases import VALUES, Aliases, folded
@@ -90,34 +91,21 @@ def _even_lines(block: LineBlock, delimiter: str, count: int) -> pl.DataFrame | 
     text = block.text
     if b'"' in text or b"\r" in text or text.startswith((b"\n", codecs.BOM_UTF8)):
         return None
-    indented = False
-    if b" " in text:  # a search for one byte takes a tenth of the time
-        # csv.reader skips spaces at the beginning of a cell; nvidia-smi writes one.
-        text = text.replace(f"{delimiter} ".encode(), delimiter.encode())
-        indented = any(mark in text for mark in (f"{delimiter} ".encode(), b"\n ")) or text.startswith(b" ")
-    cells = even_cells(text, delimiter, count)
-    if cells is None:
+    if (cells := even_cells(text, delimiter, count)) is None:
         return None
-    number = pl.int_range(block.first, block.first + len(cells), eager=True).alias("number")
-    filled = (cell.fill_null("") if cell.null_count() else cell for cell in cells.get_columns())
-    return pl.DataFrame([*(cell.str.strip_chars_start(" ") if indented else cell for cell in filled), number])
+    return cells.with_columns(pl.int_range(block.first, block.first + len(cells), eager=True).alias("number"))
 
 
 def even_cells(text: bytes, delimiter: str, count: int) -> pl.DataFrame | None:
-    """Return ``c0``, ``c1``, ... of lines with LF at their ends; None if not each of them has ``count`` cells.
+    """Return ``c0``, ``c1``, ... of lines with LF at their ends, without spaces before a cell, as ``csv.reader`` does.
 
-    An empty cell may be null.
+    None if not each of them has ``count`` cells, or without the compiled library.
     """
     lines = count_byte(text, b"\n")
-    if not lines or count < 2 or count_byte(text, delimiter.encode()) != lines * (count - 1):
+    if not lines or count < 2:
         return None
-    schema = {f"c{at}": pl.String() for at in range(count)}
-    try:
-        # A line with more cells is an error, so that none has fewer if their total is right.
-        cells = pl.read_csv(text, has_header=False, separator=delimiter, quote_char=None, schema=schema)
-    except pl.exceptions.PolarsError:
-        return None
-    return cells.rechunk() if len(cells) == lines else None
+    split = native.split(text, delimiter, [f"c{at}" for at in range(count)], lines, skip_spaces=True)
+    return None if split is None else split[0]
 
 
 def columns(lines: pl.DataFrame, delimiter: str, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:

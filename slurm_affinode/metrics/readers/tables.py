@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from slurm_affinode.base.columns import native
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.limits import most_bytes
 from slurm_affinode.metrics.aliases import VALUES, Alias, bracket_unit, folded
@@ -222,6 +223,10 @@ class TableReader:
         factor = self._factor(number, position, field, alias)
         if unit.null_count() == len(unit):
             return frame.with_columns((scaled if factor == 1.0 else scaled * factor).alias(field))
+        common: str | None = unit[0]
+        if common is not None and (unit == common).all(ignore_nulls=False):
+            factor = _SCALE.get(common, factor)
+            return frame.with_columns((scaled if factor == 1.0 else scaled * factor).alias(field))
         given = unit.replace_strict(list(_SCALE), list(_SCALE.values()), default=None, return_dtype=pl.Float64)
         return frame.with_columns((scaled * given.fill_null(factor)).alias(field))
 
@@ -274,6 +279,13 @@ def numbers(texts: pl.Series, *, decimal_comma: bool = False) -> tuple[pl.Series
     sound = pl.Series([False]).new_from_index(0, len(texts))
     if texts.dtype.is_numeric():
         return texts.cast(pl.Float64), nothing, sound
+    match = _COMMON_UNIT.search(next(iter(texts.drop_nulls().head(1)), ""))
+    suffix = "" if match is None else match[0]
+    quick = native.decimals(texts, suffix)
+    if quick is not None and not len(quick.odd):
+        common = suffix.strip().lower()
+        units = nothing if common in ("", "%") else pl.Series([common]).new_from_index(0, len(texts))
+        return quick.values, units, sound
     if (unit := _common_unit(texts)) is None:
         number = texts.cast(pl.Float64, strict=False)
         if number.null_count() == texts.null_count():

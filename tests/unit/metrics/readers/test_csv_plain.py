@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_affinode.base.columns import native
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.readers import csv_table
@@ -63,6 +64,29 @@ def test_split_lines_agree_with_csv_reader(
         assert outcome(path, 1 << 20, strict=strict) == quick
         patch.setattr(csv_table, "split_lines", lambda block, delimiter, count: None)
         assert outcome(path, 1 << 20, strict=strict) == quick
+
+
+TIMES = ("2026-10-25 0{}:30:00", "2026/10/25 0{}:30:00.12", "2026-10-25T0{}:30:00Z", "179352000{}", "2026-02-30 0{}:00")
+VALUES = ("{}", "{}.25", "{} %", "{} MiB", "{} GiB", "{}.5 W", "1e{}", "-{}", "[N/A]", "{}x")
+FORMS = st.tuples(st.sampled_from(TIMES), st.sampled_from(VALUES), st.sampled_from(VALUES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(FORMS, st.lists(st.tuples(st.none() | FORMS, st.integers(0, 9)), min_size=1, max_size=8))
+def test_samples_do_not_depend_on_the_compiled_library(
+    tmp_path_factory: pytest.TempPathFactory, usual: tuple[str, str, str], rows: list[tuple[Any, int]]
+) -> None:
+    """Columns in a single form, and those with other cells among them."""
+    path = tmp_path_factory.mktemp("csv") / "s.csv"
+    lines = [
+        f"{form[0]},n1,{UUID},{form[1]},{form[2]}".format(*[at] * 3) for rest, at in rows if (form := rest or usual)
+    ]
+    path.write_text("\n".join(["time,node,uuid,util,fb_used", *lines]) + "\n")
+    quick = outcome(path, 1 << 20)
+    assert native.library() is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        assert outcome(path, 1 << 20) == quick
 
 
 def test_block_size_does_not_affect_clock_change(tmp_path: Path) -> None:
