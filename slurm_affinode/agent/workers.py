@@ -187,7 +187,7 @@ class Work:
     def _promised(self, job: WatchedJob, act: Callable[[], WorkOutcome], promising: Promising) -> WorkOutcome:
         promised = promising()
         if promised is None:
-            return WorkOutcome(self._now(), False, "not suspended: those who wait for its GPUs get others", PROMISED)
+            return WorkOutcome(self._now(), False, "not suspended: waiting jobs get other GPUs", PROMISED)
         freed = False
         try:
             outcome = self._attempt(job, act)

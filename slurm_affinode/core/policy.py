@@ -463,7 +463,7 @@ def _pressure(
             nodes = sorted({one.node for one in surroundings.promises if one.job_id in ids})
             names = ", ".join(one.shown_id for one in served[:3]) + (", ..." if len(served) > 3 else "")
             yield Refusal(
-                RefusalCode.PROMISED, f"the jobs that wait for its GPUs ({names}) get others, of {', '.join(nodes)}"
+                RefusalCode.PROMISED, f"the jobs that wait for its GPUs ({names}) get GPUs of {', '.join(nodes)}"
             )
         else:
             yield Refusal(RefusalCode.NO_PRESSURE, "no pending job could use its GPUs")

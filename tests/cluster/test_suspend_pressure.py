@@ -69,7 +69,7 @@ def test_one_of_two_idle_jobs_is_suspended(cluster: Cluster, paused: None) -> No
     other = "c2" if first == "c1" else "c1"
     wait_until("the other has no promise", lambda: next_code(cluster, jobs[other]), lambda code: code == "promised")
     text = cluster.exec("login", "slurm-affinode", "status", jobs[other], user="alice")
-    assert f"({waiting}) get others, of {first}" in text
+    assert f"({waiting}) get GPUs of {first}" in text
     continue_criu(cluster, first)
     cluster.wait_for_state(waiting, "COMPLETED")
     assert cluster.runs(waiting)[0].nodes == first

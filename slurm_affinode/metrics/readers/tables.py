@@ -328,7 +328,7 @@ def _check_time(header: Sequence[str], notes: ReadingNotes, options: ReadOptions
     unknown = [name for name in header if name in notes.unknown]
     if options.start is None and unknown:
         raise InputError(
-            f"no column is known as a time; not known: {', '.join(unknown)[:200]}",
+            f"no column is known to be the time; unknown: {', '.join(unknown)[:200]}",
             where=notes.name,
             hint="name the time column in gpu_history.columns of the configuration, or give --start and --interval",
         )

@@ -231,7 +231,7 @@ def _scontrol(
 ) -> int:
     """Parse jobs as scontrol prints them, on several lines or one. It shows GPU indices only of running jobs."""
     matches = list(_JOB.finditer(text))
-    untold = 0
+    unindexed = 0
     for match, following in zip(matches, [*matches[1:], None], strict=True):
         block = text[match.start() : following.start() if following is not None else len(text)]
         line = text.count("\n", 0, match.start()) + 1
@@ -241,9 +241,9 @@ def _scontrol(
             problems.append(Problem(line, match[1], None, str(error)))
             continue
         rows.extend(found)
-        untold += not told
-    if untold:
-        notes.append(f"{untold:,} jobs with GPUs without their indexes: scontrol shows those of running jobs alone")
+        unindexed += not told
+    if unindexed:
+        notes.append(f"{unindexed:,} jobs with GPUs without their indexes: scontrol shows them for running jobs only")
     return len(matches)
 
 

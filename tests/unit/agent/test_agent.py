@@ -313,7 +313,7 @@ def test_pending_job_promised_by_another_node_creates_no_pressure(tmp_path: Path
             "its window is full", lambda: ask(node, verb="status", job=7)["jobs"][0],
             lambda one: one["next"] is not None and one["next"]["code"] == "promised",
         )  # fmt: skip
-        assert "(99) get others, of c2" in row["next"]["text"]
+        assert "(99) get GPUs of c2" in row["next"]["text"]
         assert not node.acts.suspended_jobs
         other.leave("test.99.0", 1, freed=False)
         wait_until("it is suspended", lambda: node.acts.suspended_jobs)

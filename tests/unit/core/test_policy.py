@@ -170,7 +170,7 @@ def test_pending_job_with_a_promise_causes_no_pressure() -> None:
         promised = replace(PRESSED, promises=(Promise(131, node, 1),))
         decision = decide(POLICY, JOB, promised)
         assert (decision.act, decision.code) == (False, "promised")
-        assert decision.text.endswith(f"the jobs that wait for its GPUs (131) get others, of {node}")
+        assert decision.text.endswith(f"the jobs that wait for its GPUs (131) get GPUs of {node}")
         second = replace(WAITING, job_id=132, shown_id="132")
         decision = decide(POLICY, JOB, replace(promised, waiting=(WAITING, second)))
         assert decision.act

@@ -266,7 +266,7 @@ def test_table_without_times_needs_start_and_interval(read: Reader, tmp_path: Pa
         read(path, start=EIGHT)
     other = tmp_path / "gpu02.csv"
     other.write_text("when,index,util\n2026-11-01,0,1\n")
-    with pytest.raises(InputError, match="no column is known as a time; not known: when"):
+    with pytest.raises(InputError, match="no column is known to be the time; unknown: when"):
         read(other)
     rows = read(path, start=EIGHT, interval_s=10).rows
     assert [(row["index"], (row["time"] - EIGHT).seconds) for row in rows] == [(0, 0), (0, 10), (1, 0), (1, 10)]

@@ -122,7 +122,7 @@ def test_scontrol_has_the_gpus_of_running_jobs(slurm: Path, name: str) -> None:
         (26, "gpu-02", "0"),
     ]
     assert found.gpus["start"].null_count() == 0
-    assert "scontrol shows those of running jobs alone" in found.notes[0]
+    assert "scontrol shows them for running jobs only" in found.notes[0]
 
 
 damage = st.lists(
