@@ -349,8 +349,8 @@ class Orphans:
         alive = next((job for job in queue.jobs if job.job_id == orphan.job and not job.ended), None)
         ended = next((job for job in queue.jobs if job.job_id == orphan.job and job.ended), None)
         # The environment names any job: that it is one of the user's own must be known.
-        theirs = ended is None or ended.uid != orphan.uid if alive is None else not self._may_be(orphan.uid, alive.uid)
-        false = orphan.job is not None and orphan.source == "environment" and theirs
+        foreign = ended is None or ended.uid != orphan.uid if alive is None else not self._may_be(orphan.uid, alive.uid)
+        false = orphan.job is not None and orphan.source == "environment" and foreign
         if alive is not None and not false:
             return NotAnOrphanError("has-job", f"process {orphan.pid} is of job {alive.id}, which is {alive.state}")
         if (orphan.job is None or false) and any(self._may_be(orphan.uid, job.uid) for job in here):

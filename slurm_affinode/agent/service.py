@@ -173,14 +173,14 @@ class Service:
         admin = self.is_admin(caller)
         sleepers = self.orchestration.in_place
         if request.get("job") is None:
-            mine = [job for job in self.registry.jobs() if admin or job.uid == caller.uid]
+            own_jobs = [job for job in self.registry.jobs() if admin or job.uid == caller.uid]
             asleep = [suspended for suspended in self._asleep() if admin or suspended.uid == caller.uid]
-            running = {job.job_id for job in mine}
+            running = {job.job_id for job in own_jobs}
             asleep = [suspended for suspended in asleep if suspended.key.job_id not in running]
         else:
             job_id = _job_of(request)
             match = self._find(job_id, caller)
-            mine, asleep = ([match], []) if isinstance(match, WatchedJob) else ([], [match])
+            own_jobs, asleep = ([match], []) if isinstance(match, WatchedJob) else ([], [match])
         now: Job | None = None
         if asleep and request.get("job") is not None:
             try:
@@ -188,16 +188,16 @@ class Service:
             except RequestError as error:
                 if error.code != "too-often":
                     raise
-        elif mine or asleep:
+        elif own_jobs or asleep:
             self.slurm_calls(self._refresh_queue)
         compatible: list[Compatibility] = []
-        if mine:
-            self.local_calls(lambda: self._refresh_refusals(mine))
+        if own_jobs:
+            self.local_calls(lambda: self._refresh_refusals(own_jobs))
             if request.get("job") is not None:
-                watched = mine[0] = self._reported_if_possible(mine[0], caller)
+                watched = own_jobs[0] = self._reported_if_possible(own_jobs[0], caller)
                 self.local_calls(lambda: compatible.extend(self._compatibility(watched)))
         queue = self.loop.queue.latest()
-        decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if mine else {}
+        decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if own_jobs else {}
         rows = [
             status_rows.watched(
                 job, self.loop.states.get(job.job_id), decisions.get(job.job_id), self.work.outcome(job.job_id),
@@ -206,7 +206,7 @@ class Service:
                 asleep=None if sleepers is None else sleepers.view(job.job_id),
                 compatibility=compatible[0] if compatible else None,
             )
-            for job in mine
+            for job in own_jobs
         ]  # fmt: skip
         for suspended in asleep:
             slurm = now or (None if queue is None else queue.job(suspended.key.job_id))

@@ -1,4 +1,4 @@
-"""What the agent reports to systemd: its state, see sd_notify(3), and log lines for the journal."""
+"""Reports of the agent to systemd: its state, see sd_notify(3), and log lines for the journal."""
 
 from __future__ import annotations
 

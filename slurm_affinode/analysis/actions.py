@@ -1,4 +1,4 @@
-"""What to do about idle GPU-hours, and what it would bring: one row per owner and cause. Pure.
+"""Actions against idle GPU-hours, and their gain: one row per owner and cause. Pure.
 
 The hours are lower bounds of what following the advice would have returned, from the idle time of the runs themselves:
 
@@ -34,7 +34,7 @@ _LEAST_HOURS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ReturnAction:
-    """What one owner can do. Hours are GPU-hours."""
+    """Action of one owner. Hours are GPU-hours."""
 
     kind: str
     """``empty``, ``loaded`` or ``pauses``."""

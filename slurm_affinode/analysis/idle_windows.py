@@ -150,7 +150,7 @@ class SampledDays:
 
 @dataclass(frozen=True, slots=True)
 class FollowInput:
-    """What all pairs are followed with."""
+    """Parameters that all pairs share."""
 
     root: Path
     """Root of the sample store."""

@@ -365,11 +365,11 @@ def blocks_of(index: Index, selected: Ints) -> Iterator[Block]:
     pieces = index.pieces
     for source in index.sources:
         low, high = np.searchsorted(selected, np.searchsorted(pieces.row, (source.row, source.row + source.rows)))
-        mine = selected[low:high]
-        if not len(mine):
+        positions = selected[low:high]
+        if not len(positions):
             continue
         rows = _rows_by_number(index.store, source)
-        for start, stop in joined(pieces.row[mine], pieces.end[mine], BLOCK_ROWS):
+        for start, stop in joined(pieces.row[positions], pieces.end[positions], BLOCK_ROWS):
             yield block(start, rows(start - source.row, stop - start), next_time=FAR)
 
 

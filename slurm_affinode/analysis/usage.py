@@ -31,12 +31,12 @@ def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: dat
     (of jobs without a GPU), ``gpus_now``, ``cores_now``, ``running`` (at the end of the interval), ``waiting``, numbers
     of ended jobs by state, ``partitions``, ``users``.
     """
-    mine = runs.prepare(jobs, query, now).filter(pl.col("wanted")).with_columns(_shown())
+    selected = runs.prepare(jobs, query, now).filter(pl.col("wanted")).with_columns(_shown())
     pending = pending.with_columns(_shown())
     gpus, cores = pl.col("gpus"), pl.col("cpus")
     hours = (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6
     ends = pl.col("end").is_not_null() & (pl.col("end") <= query.until)
-    rows = mine.group_by(group).agg(
+    rows = selected.group_by(group).agg(
         pl.len().cast(pl.Int64).alias("jobs"),
         _sum((gpus > 0).cast(pl.Int64)).alias("gpu_jobs"),
         _sum(gpus * hours).alias("gpu_hours"),

@@ -26,7 +26,7 @@ class AffinodeError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What the command line prints: more than the message if a file has several errors."""
+        """Lines for the terminal: more than the message if a file has several errors."""
         return (str(self),)
 
 

@@ -58,8 +58,8 @@ def replacing(path: Path, *, mode: int = 0o644, owner: int | None = None, durabl
         except BaseException as error:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)
-            ours = isinstance(error, OSError) and error.filename in (None, str(temporary), name)
-            if isinstance(error, OSError) and ours and error.errno is not None:
+            of_this_file = isinstance(error, OSError) and error.filename in (None, str(temporary), name)
+            if isinstance(error, OSError) and of_this_file and error.errno is not None:
                 raise OSError(error.errno, error.strerror, str(path)) from error
             raise
         finally:

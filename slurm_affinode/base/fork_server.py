@@ -34,10 +34,10 @@ class Starter:
         """Start the process while no file is open that may block. Raises ``UnreachableError``."""
         self._lock = threading.Lock()
         """Guards the control socket: one request at a time."""
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            argv = process.of_module("slurm_affinode.base.fork_server", str(theirs.fileno()))
-            self._child = process.Child(argv, pass_fds=(theirs.fileno(),))
+        self._control, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far_end:
+            argv = process.of_module("slurm_affinode.base.fork_server", str(far_end.fileno()))
+            self._child = process.Child(argv, pass_fds=(far_end.fileno(),))
 
     def close(self) -> None:
         """End the process; programs that it started continue to run."""
@@ -60,21 +60,21 @@ class Starter:
             "argv": list(argv), "timeout_s": timeout_s, "env": None if env is None else dict(env), "check": check,
             "stdin": None if stdin is None else stdin.decode("latin-1"), "group": group, "fds": list(pass_fds),
         }  # fmt: skip
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with ours:
-            with theirs, self._lock:
-                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
-            ours.settimeout(timeout_s + _LATE_S)
+        near_end, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with near_end:
+            with far_end, self._lock:
+                socket.send_fds(self._control, [b"\0"], [far_end.fileno()])
+            near_end.settimeout(timeout_s + _LATE_S)
             try:
                 left = list(pass_fds)
                 while True:
                     batch, left = left[:_MOST_FDS], left[_MOST_FDS:]
-                    socket.send_fds(ours, [_MORE if left else _LAST], batch)
+                    socket.send_fds(near_end, [_MORE if left else _LAST], batch)
                     if not left:
                         break
-                ours.sendall(json.dumps(request).encode())
-                ours.shutdown(socket.SHUT_WR)
-                answer = b"".join(iter(lambda: ours.recv(1 << 20), b""))
+                near_end.sendall(json.dumps(request).encode())
+                near_end.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda: near_end.recv(1 << 20), b""))
             except TimeoutError:
                 raise UnreachableError(f"{argv[0]}: timed out after {timeout_s:g} s") from None
             except OSError as error:  # it may be running already and must not run twice

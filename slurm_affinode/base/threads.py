@@ -252,8 +252,8 @@ class WorkQueue:
                 return
 
     def _may(self, user: int) -> bool:
-        mine, all_ = self._running[user], self._running.total()
-        return (mine < self._each and all_ < self._limit) or (mine == 0 and all_ < self._most)
+        of_user, all_ = self._running[user], self._running.total()
+        return (of_user < self._each and all_ < self._limit) or (of_user == 0 and all_ < self._most)
 
     def _left(self, user: int) -> None:
         self._running[user] -= 1

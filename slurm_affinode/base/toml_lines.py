@@ -26,7 +26,7 @@ class TomlFault:
     """From 1."""
     message: str
     hint: str | None = None
-    """What to do."""
+    """Remedy."""
 
     def line_of(self, where: str) -> str:
         """Return the error of a file as one line."""

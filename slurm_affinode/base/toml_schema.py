@@ -229,7 +229,7 @@ class TomlList(KindStructure):
     single: bool = False
     """A string is a list of one."""
     whole_set: str | None = None
-    """What the absence of the key means, if the list must not be empty."""
+    """Meaning of an absent key, if the list must not be empty."""
 
     def read(self, file: TomlFile, value: Any, path: Key) -> Any:
         """See ``KindStructure``."""

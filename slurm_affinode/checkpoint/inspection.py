@@ -349,7 +349,7 @@ def memory_facts(pid: int, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/c
     """Return the host memory available to a process of the job."""
     directories = {
         directory: None
-        for file in cgroup_files(pid, cgroups, proc=proc, also_ours=True)
+        for file in cgroup_files(pid, cgroups, proc=proc, also_own=True)
         for directory in (file.parent, *file.parent.parents)
         if cgroups in directory.parents
     }
@@ -452,10 +452,10 @@ def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
     The kernel does not record which process created an object, so those of the user's other jobs are included.
     """
     try:
-        ours = str((proc / "self" / "ns" / "ipc").readlink())
+        own_namespace = str((proc / "self" / "ns" / "ipc").readlink())
     except OSError:
-        ours = None
-    if _namespaces(init).get("ipc") != ours:
+        own_namespace = None
+    if _namespaces(init).get("ipc") != own_namespace:
         return ()  # the tables below are those of another IPC namespace
     rows = (row.partition(" ") for row in _lines(proc / "stat"))
     booted = next((kernel_text.number(value) for key, _, value in rows if key == "btime"), None)

@@ -29,7 +29,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class InputOutcome:
-    """What was read from one input, and stored."""
+    """Records read from one input, and stored."""
 
     source: str
     figures: Sequence[int | None]

@@ -145,14 +145,14 @@ def judge(rule: IdleRule, sample: Sample) -> tuple[Verdict, str, tuple[Signal, .
     busy: list[str] = []
     unknown: list[str] = []
     for gpu in sample.gpus:
-        ours = [
+        readings = [
             Signal(gpu.name, name, gpu.signals.get(name), rule.limit(name))
             for name in GPU_SIGNALS
             if name in gpu.signals
         ]
-        signals += ours
-        busy += [str(signal) for signal in ours if signal.verdict is Verdict.BUSY]
-        known = sum(signal.value is not None for signal in ours)
+        signals += readings
+        busy += [str(signal) for signal in readings if signal.verdict is Verdict.BUSY]
+        known = sum(signal.value is not None for signal in readings)
         if gpu.fault is not None:
             unknown.append(f"{gpu.name}: {gpu.fault}")
         elif known < rule.min_signals:

@@ -97,7 +97,7 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class WakePlan:
-    """What to do now."""
+    """Decisions for the jobs that are awake or wait."""
 
     wakes: tuple[int, ...] = ()
     """Jobs that may get their memory now."""

@@ -216,7 +216,7 @@ def of_this_run(manifest: Manifest, run: LiveRun) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AfterLossVerdict:
-    """What the attempt after a lost one does, and why."""
+    """Action of the attempt after a lost one, and its reason."""
 
     action: AfterLoss
     why: str

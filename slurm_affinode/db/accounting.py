@@ -320,13 +320,13 @@ def upsert_runs(connection: Connection, jobs: pl.DataFrame, steps: pl.DataFrame 
         pairs = _pairs(coming, there)
         if pairs.is_empty():
             return coming, there
-        ours = pairs.filter(pl.col("submit") != pl.col("known_as")).select(*_NAMES)
-        theirs = pairs.filter(pl.col("old") != pl.col("known_as")).select(
+        incoming_names = pairs.filter(pl.col("submit") != pl.col("known_as")).select(*_NAMES)
+        stored_names = pairs.filter(pl.col("old") != pl.col("known_as")).select(
             "cluster", "job_id", pl.col("old").alias("submit"), "known_as"
         )
-        _move(connection, theirs, revision)
-        renamed.append(ours)
-        return collapse(_apply(coming, ours), _KEY), _apply(there, theirs)
+        _move(connection, stored_names, revision)
+        renamed.append(incoming_names)
+        return collapse(_apply(coming, incoming_names), _KEY), _apply(there, stored_names)
 
     job_counts = upsert_stored(connection, tables.jobs, JOBS, _apply(stored, names), revision, align=align)
     if steps is None:

@@ -174,12 +174,12 @@ class ZombieLog:
                     gone = and_(table.finding == key, table.number == SEEN)
                     connection.execute(delete(zombie_warnings).where(gone))
             for key in there:
-                mine = and_(table.finding == key, table.number == SEEN)
-                row = connection.execute(select(table.recipient).where(mine)).scalar()
+                condition = and_(table.finding == key, table.number == SEEN)
+                row = connection.execute(select(table.recipient).where(condition)).scalar()
                 if row is not None and epoch_ms(now) - int(row) < UNSEEN_MS:
-                    connection.execute(update(zombie_warnings).where(mine).values(recipient=str(epoch_ms(now))))
+                    connection.execute(update(zombie_warnings).where(condition).values(recipient=str(epoch_ms(now))))
                     continue
-                connection.execute(delete(zombie_warnings).where(mine))
+                connection.execute(delete(zombie_warnings).where(condition))
                 first = {"finding": key, "number": SEEN, "at_ms": epoch_ms(now), "recipient": str(epoch_ms(now))}
                 connection.execute(insert(zombie_warnings).values(**first))
 
@@ -197,8 +197,8 @@ class ZombieLog:
         """Claim a warning. ``False`` also if it was sent since the decision; ``seen``: last time known to it."""
 
         def work(connection: Connection) -> bool:
-            mine = and_(zombie_warnings.c.finding == bounded(key), zombie_warnings.c.number == number)
-            sent = connection.execute(select(zombie_warnings.c.at_ms).where(mine)).scalar()
+            condition = and_(zombie_warnings.c.finding == bounded(key), zombie_warnings.c.number == number)
+            sent = connection.execute(select(zombie_warnings.c.at_ms).where(condition)).scalar()
             if sent is not None and (seen is None or int(sent) > epoch_ms(seen)):
                 return False
             return _take(connection, warning_claim(key, number), run, now, hold)
@@ -208,30 +208,30 @@ class ZombieLog:
     def settle(self, claim: str, run: str, now: datetime, until: datetime | None) -> None:
         """Mark an action as done: no repetition before ``until`` (``None``: before ``prune`` deletes it)."""
         until_ms = FOREVER_MS + epoch_ms(now) if until is None else epoch_ms(until)
-        mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
-        write(self._engine, lambda c: c.execute(update(zombie_claims).where(mine).values(until_ms=until_ms)))
+        condition = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
+        write(self._engine, lambda c: c.execute(update(zombie_claims).where(condition).values(until_ms=until_ms)))
 
     def settled(self, claim: str) -> bool:
         """Return whether the action was done for good, by any run."""
-        mine = zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH)
+        condition = zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH)
         with reading(self._engine) as connection:
-            until = connection.execute(select(zombie_claims.c.until_ms).where(mine)).scalar()
+            until = connection.execute(select(zombie_claims.c.until_ms).where(condition)).scalar()
         return until is not None and int(until) >= FOREVER_MS
 
     def release(self, claim: str, run: str) -> None:
         """Release the claim on an action that was not done; the next run may do it."""
-        mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
-        write(self._engine, lambda c: c.execute(delete(zombie_claims).where(mine)))
+        condition = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
+        write(self._engine, lambda c: c.execute(delete(zombie_claims).where(condition)))
 
     def warned(self, key: str, number: int, at: datetime, recipient: str, run: str) -> None:
         """Record that a warning was sent, and release its claim."""
 
         def work(connection: Connection) -> None:
             finding = bounded(key)
-            mine = and_(zombie_warnings.c.finding == finding, zombie_warnings.c.number == number)
+            condition = and_(zombie_warnings.c.finding == finding, zombie_warnings.c.number == number)
             # After a repeated warning, the later ones are counted anew.
             later = and_(zombie_warnings.c.finding == finding, zombie_warnings.c.number > number)
-            connection.execute(delete(zombie_warnings).where(or_(mine, later) if number > 0 else mine))
+            connection.execute(delete(zombie_warnings).where(or_(condition, later) if number > 0 else condition))
             row = {"finding": finding, "number": number, "at_ms": epoch_ms(at), "recipient": storable(recipient)}
             connection.execute(insert(zombie_warnings).values(**row))
             claim = bounded(warning_claim(key, number), CLAIM_LENGTH)
@@ -246,11 +246,11 @@ class ZombieLog:
         table = zombie_keeps.c
 
         def work(connection: Connection) -> Keep | None:
-            mine = and_(
+            condition = and_(
                 table.cluster == storable(keep.cluster), table.job_id == keep.job_id,
                 table.submit == int(keep.submit.timestamp()),
             )  # fmt: skip
-            there = connection.execute(select(zombie_keeps).where(mine)).mappings().one_or_none()
+            there = connection.execute(select(zombie_keeps).where(condition)).mappings().one_or_none()
             if there is not None:
                 return _keep(dict(there))
             connection.execute(

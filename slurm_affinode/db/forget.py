@@ -168,8 +168,8 @@ def _replace_word(connection: Connection, table: Table, columns: Iterable[str], 
         column = table.c[name]
         for *key, text in connection.execute(select(*keys, column).where(column.contains(user, autoescape=True))).all():
             if word.search(text):
-                mine = and_(*(one == value for one, value in zip(keys, key, strict=True)))
-                connection.execute(update(table).where(mine).values({name: word.sub(pseudonym, text)}))
+                of_row = and_(*(one == value for one, value in zip(keys, key, strict=True)))
+                connection.execute(update(table).where(of_row).values({name: word.sub(pseudonym, text)}))
                 count += 1
     return count
 

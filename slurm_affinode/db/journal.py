@@ -192,5 +192,5 @@ class IngestJournal:
 
 def _delete_reports(connection: Connection, records: Collection[ReportRecord]) -> None:
     table = reports_table.c
-    mine = (and_(table.period == record.period, table.label == record.label) for record in records)
-    connection.execute(delete(reports_table).where(or_(*mine)))
+    same_period = (and_(table.period == record.period, table.label == record.label) for record in records)
+    connection.execute(delete(reports_table).where(or_(*same_period)))

@@ -75,12 +75,12 @@ def migrations(dialect: str, directory: Path | None = None) -> tuple[Migration, 
         match = _FILE.fullmatch(path.name)
         if match is None:
             raise AffinodeError(f"{path}: not a name of a migration (NNNN_name.sql)")
-        found = special if match[3] else common
+        migrations = special if match[3] else common
         if match[3] not in (None, dialect):
             continue
-        if int(match[1]) in found:
-            raise AffinodeError(f"{path}: its number is taken by {found[int(match[1])].name}")
-        found[int(match[1])] = path
+        if int(match[1]) in migrations:
+            raise AffinodeError(f"{path}: its number is taken by {migrations[int(match[1])].name}")
+        migrations[int(match[1])] = path
     chosen = {**common, **special}
     if sorted(chosen) != list(range(1, len(chosen) + 1)):
         raise AffinodeError(f"{folder}: the migrations are not numbered 1, 2, 3, ...")

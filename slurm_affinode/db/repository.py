@@ -53,8 +53,8 @@ def _merge(connection: Connection, entries: Iterable[LedgerEntry], revision: int
         coming[entry.key] = entry if known is None else known.merged(entry)
     new = updated = 0
     for key, entry in coming.items():
-        mine = and_(*(table.c[name] == value for name, value in zip(KEY, key, strict=True)))
-        row = connection.execute(select(*(table.c[name] for name in COLUMNS)).where(mine)).one_or_none()
+        condition = and_(*(table.c[name] == value for name, value in zip(KEY, key, strict=True)))
+        row = connection.execute(select(*(table.c[name] for name in COLUMNS)).where(condition)).one_or_none()
         if row is None:
             connection.execute(insert(table).values(**_values(entry), revision=revision))
             new += 1
@@ -62,7 +62,7 @@ def _merge(connection: Connection, entries: Iterable[LedgerEntry], revision: int
         before = LedgerEntry(*row)
         after = _values(before.merged(entry))
         if after != _values(before):
-            connection.execute(update(table).where(mine).values(**after, revision=revision))
+            connection.execute(update(table).where(condition).values(**after, revision=revision))
             updated += 1
     return Counts(new, updated, given - new - updated)
 
@@ -244,12 +244,12 @@ class Repository(AccountingQueries, IngestJournal):
 
         def work(connection: Connection, revision: int) -> tuple[None, bool]:
             for each in (tables.steps, tables.jobs) if rows else ():
-                mine = (
+                condition = (
                     each.c.cluster == bindparam("a_cluster"),
                     each.c.job_id == bindparam("a_job"),
                     each.c.submit == bindparam("a_submit"),
                 )
-                connection.execute(delete(each).where(*mine), rows)
+                connection.execute(delete(each).where(*condition), rows)
             return None, bool(keys)
 
         self._change(work)

@@ -209,9 +209,9 @@ def owners(keys: Iterable[EngineLabels], makers: Iterable[EngineLabels]) -> dict
     covered = _by_pattern(makers)
     whole = [key for key in makers if len(covered[key]) == 1]
     engines_of = _by_pattern(whole)
-    mine = {*whole}
+    whole_keys = {*whole}
     return {
-        key: [key] if key in mine else whole if key[0] == PROCESS else engines_of.get(key, []) for key in keys
+        key: [key] if key in whole_keys else whole if key[0] == PROCESS else engines_of.get(key, []) for key in keys
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ _PLACES = ("/usr/local/nvidia/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu",
 
 
 class ErrorKind(Enum):
-    """What an error code of NVML means for the caller."""
+    """Meaning of an error code of NVML for the caller."""
 
     DRIVER_GONE = auto()
     GPU_LOST = auto()

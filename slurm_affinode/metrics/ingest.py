@@ -86,7 +86,7 @@ class FileReader:
     checked: Callable[[pl.DataFrame, ReadingNotes], pl.DataFrame]
     """Set impossible values to not measured, and note them."""
     item: str
-    """What a file without any sample lacks, for its error."""
+    """Name of a sample, for the error of a file without any."""
     hint: str
     table: SampleTable = GPU
     read_small: Callable[[Sequence[Path], ReadOptions, str | None], Mapping[Path, FileSamples]] = (
@@ -507,8 +507,8 @@ def sampling_steps(
     if first is None or last is None:
         return ()
     known = store.devices(first, last + timedelta(milliseconds=1))
-    mine = known.filter(pl.col("device").is_in(list(devices)))
-    counts = Counter(round(step / 1000, 1) for step in mine["step_ms"].drop_nulls())
+    of_devices = known.filter(pl.col("device").is_in(list(devices)))
+    counts = Counter(round(step / 1000, 1) for step in of_devices["step_ms"].drop_nulls())
     return tuple(counts.most_common())
 
 

@@ -41,7 +41,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """What the job used of one resource."""
+    """Use of one resource by the job."""
 
     key: str
     """A key of ``USES``."""
@@ -143,7 +143,7 @@ class JobFinding:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to change in the next job."""
+    """A change for the next job."""
 
     code: str
     """Kind of the finding behind it, or ``request-fewer-gpus``, ``suspend-idle``."""

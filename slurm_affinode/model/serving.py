@@ -95,12 +95,12 @@ class Diagnosis:
     rule: str
     """The rule in one or two sentences, for users."""
     summary: str
-    """What was found, with its figures, in one sentence."""
+    """The result with its figures, in one sentence."""
     advice: str = ""
     figures: tuple[tuple[str, float], ...] = ()
     """Named figures, e.g. ``overload``, ``gpu_hours``, ``lost_tokens_per_s``."""
     doubt: str = ""
-    """What contradicts the diagnosis, or limits it."""
+    """Doubts: facts that contradict the diagnosis, or limit it."""
 
     def __post_init__(self) -> None:
         if self.kind not in DIAGNOSES:

@@ -104,7 +104,7 @@ class Steps(StrEnum):
 
 
 class AfterLoss(StrEnum):
-    """What a job does that was preempted or requeued, or has lost its node, after it was restored."""
+    """Action for a restored job that is preempted or requeued, or loses its node."""
 
     IMAGE = "image"
     """It is restored from the same checkpoint image again."""
@@ -368,7 +368,7 @@ class Refusal:
     text: str
     """One line for the owner, with the relevant numbers."""
     remedy: str | None = None
-    """What the owner can do, where the code does not say it."""
+    """Remedy for the owner, where the code does not name it."""
 
     def __str__(self) -> str:
         """Return the text."""

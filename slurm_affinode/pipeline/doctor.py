@@ -154,11 +154,11 @@ def _controller(run: Runner, version: str | None) -> Check:
     client = CommandsClient(run, timeout_s=_TIMEOUT_S)
     try:
         client.ping()
-        theirs = client.config().get("SLURM_VERSION")
+        server_release = client.config().get("SLURM_VERSION")
     except AffinodeError as error:
         return Check("slurmctld", UNREACHABLE, str(error), error.hint)
-    if theirs and scontrol.release(theirs) != scontrol.release(version):
-        return Check("slurmctld", OK, f"responds; it runs Slurm {theirs}, the commands here are of {version}")
+    if server_release and scontrol.release(server_release) != scontrol.release(version):
+        return Check("slurmctld", OK, f"responds; it runs Slurm {server_release}, the commands here are of {version}")
     return Check("slurmctld", OK, "answers")
 
 

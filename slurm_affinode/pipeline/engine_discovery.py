@@ -173,7 +173,7 @@ def _of_process(
 
 @dataclass(frozen=True, slots=True)
 class _Announcement:
-    """What a process announces about its ports."""
+    """Ports that a process announces."""
 
     named: frozenset[int]
     """Ports that the job names."""

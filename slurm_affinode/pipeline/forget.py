@@ -27,7 +27,7 @@ _TEXT = {".csv", ".html", ".json", ".txt", ".jsonl"}
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was, or without ``apply`` would be, changed."""
+    """Changes made, or without ``apply`` only planned."""
 
     pseudonym: str | None
     """``None``: nothing was changed."""
@@ -89,8 +89,8 @@ def _summaries(config: Config, user: str, uids: Sequence[int]) -> list[Path]:
     places = [config.job_summaries_dir]
     if config.nightly.jobs.directory is not None:
         places.append(config.nightly.jobs.directory)
-    mine = [uid for uid in uids if name_of_user(uid) in (user, str(uid))]
-    return [path for place in places for uid in mine if (path := place / f"{uid}.jsonl").is_file()]
+    user_uids = [uid for uid in uids if name_of_user(uid) in (user, str(uid))]
+    return [path for place in places for uid in user_uids if (path := place / f"{uid}.jsonl").is_file()]
 
 
 def _pages(config: Config, user: str) -> list[Path]:

@@ -45,7 +45,7 @@ _LONGEST = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class FoldKey:
-    """What the sums of a fold depend on."""
+    """The inputs that determine the sums of a fold."""
 
     version: str
     """Of the program."""

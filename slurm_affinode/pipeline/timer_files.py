@@ -60,9 +60,14 @@ def search_path(config: Config, quote: Callable[[str], str], *, here: bool) -> d
     program's directory if the default ``PATH`` lacks it.
     """
     places = [] if config.slurm.bin_dir is None else [absolute(config.slurm.bin_dir)]
-    ours, given = Path(sys.executable).parent, _PATH.partition("=")[2]
-    if here and not shutil.which(_PROGRAM, path=given) and (ours / _PROGRAM).exists() and ":" not in str(ours):
-        places.append(str(ours))
+    interpreter_dir, given = Path(sys.executable).parent, _PATH.partition("=")[2]
+    if (
+        here
+        and not shutil.which(_PROGRAM, path=given)
+        and (interpreter_dir / _PROGRAM).exists()
+        and ":" not in str(interpreter_dir)
+    ):
+        places.append(str(interpreter_dir))
     return {f"{_PATH}\n": quote("PATH=" + ":".join((*places, given))) + "\n"} if places else {}
 
 

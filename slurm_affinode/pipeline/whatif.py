@@ -77,7 +77,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class SuspensionGain:
-    """What a change returns and saves, against the first replay."""
+    """Gains of a change, relative to the first replay."""
 
     suspend_idle_s: float | None
     saved_wait_mean_s: float

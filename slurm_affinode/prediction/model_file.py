@@ -24,7 +24,7 @@ _LARGEST = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """What is used for a target."""
+    """The predictor of one target."""
 
     target: str
     predictor: str

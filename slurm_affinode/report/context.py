@@ -169,7 +169,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ActionCard:
-    """What one owner can do, and what it would have returned."""
+    """Actions of one owner, and the GPU-hours that they would have returned."""
 
     user: str
     scope: str
@@ -246,7 +246,7 @@ class ReportContext:
     cards: tuple[Card, ...]
     money_note: str
     action_cards: tuple[ActionCard, ...]
-    """What to do, most hours first."""
+    """Actions, most hours first."""
     advice_help: tuple[tuple[str, str], ...]
     """Title of a cause, and what its hours are."""
     trend: TrendSection | None

@@ -36,7 +36,7 @@ class Field:
     tip: str
     empty: bool = False
     href: str = ""
-    """What the field links to."""
+    """Target of the field's link."""
 
 
 def heat_map(

@@ -148,10 +148,10 @@ def _facts(result: WasteResult, row: Row, scope: UsageScope, texts: Texts) -> li
 def _rank(result: WasteResult, user: str) -> tuple[int, int] | None:
     """Return the place of the user by idle GPU-hours, 1 for the most, and the number of users with any."""
     users = result.groups["user"].filter((pl.col("gpu_hours_idle") > 0) & pl.col("name").is_not_null())
-    mine = users.filter(pl.col("name") == user)
-    if mine.is_empty():
+    own_row = users.filter(pl.col("name") == user)
+    if own_row.is_empty():
         return None
-    return int((users["gpu_hours_idle"] > mine["gpu_hours_idle"][0]).sum()) + 1, users.height
+    return int((users["gpu_hours_idle"] > own_row["gpu_hours_idle"][0]).sum()) + 1, users.height
 
 
 def _todo(result: WasteResult, scope: UsageScope, texts: Texts) -> list[str]:

@@ -169,8 +169,10 @@ class Watch:
         except GpuError:
             return None
         memory.seen(device, used)
-        mine = [usage for usage in used if usage.pid in job_pids]
-        busy, moved = (max((getattr(usage, of) for usage in mine), default=0.0) for of in ("sm_pct", "memory_pct"))
+        job_usages = [usage for usage in used if usage.pid in job_pids]
+        busy, moved = (
+            max((getattr(usage, of) for usage in job_usages), default=0.0) for of in ("sm_pct", "memory_pct")
+        )
         signals: dict[str, float | None] = {"utilization": busy, "memory": moved, "processes": max(busy, moved)}
         held = sum(process.used_mib or 0.0 for process in there if process.pid in job_pids)
         return GpuActivity(name_of(device), signals, int(held * MIB), self._xid(device, reading, memory))

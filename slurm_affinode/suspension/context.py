@@ -180,7 +180,7 @@ class SuspendSettings:
     fresh: bool = False
     """Start the job afresh after a failed restore; otherwise it is held."""
     after_loss: AfterLoss = AfterLoss.IMAGE
-    """What a job without ``after_loss`` does if its attempt is lost after a restore."""
+    """Action for a job without ``after_loss`` whose attempt is lost after a restore."""
     discard_image_after_s: float = 86400.0
     """With ``image``: run time since the restore after which the image is discarded; 0: never."""
     alive_s: float = 5.0
@@ -248,7 +248,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What is recorded about suspensions: on this node, and for all nodes."""
+    """Records of suspensions: those of this node, and those of all nodes."""
 
     journal: Journal
     ledger: SuspensionLedger

@@ -78,8 +78,8 @@ def cuda_users(cuda: CudaDriver, pids: Iterable[int]) -> frozenset[int]:
 
 def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Iterable[int]) -> dict[str, int]:
     """Return UUID -> bytes of these processes. ``by_uuid``: UUID -> PID -> bytes."""
-    mine = frozenset(pids)
-    by_gpu = {uuid: sum(count for pid, count in value.items() if pid in mine) for uuid, value in by_uuid.items()}
+    pid_set = frozenset(pids)
+    by_gpu = {uuid: sum(count for pid, count in value.items() if pid in pid_set) for uuid, value in by_uuid.items()}
     return {uuid: count for uuid, count in by_gpu.items() if count}
 
 
@@ -96,13 +96,13 @@ def visible_gpus(
     ``allocated``: the GPUs of the job; ``held``: UUID -> bytes that it holds.
     """
     known = {device.uuid: device for device in gpus.devices() if device.mig is None}
-    mine = {device.uuid for device in allocated}
+    allocated_uuids = {device.uuid for device in allocated}
     return tuple(
         GpuFact(
             uuid,
             (known[uuid].model if uuid in known else None) or "unknown",
             round((known[uuid].memory_mib or 0) * MIB) if uuid in known else 0,
-            allocated=uuid in mine,
+            allocated=uuid in allocated_uuids,
             held_bytes=(held or {}).get(uuid, 0),
         )
         for uuid in cuda.devices()

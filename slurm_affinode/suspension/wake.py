@@ -160,10 +160,10 @@ class JobWaker:
         self._next = now + self._settings.wake_every_s
         with surviving(LOG, "waking failed, by a fault of the agent"):
             try:
-                mine = self._lease.held(self._now(), _LEASE_FACTOR * self._settings.wake_every_s)
-                if mine:
+                holds_lease = self._lease.held(self._now(), _LEASE_FACTOR * self._settings.wake_every_s)
+                if holds_lease:
                     self._wake_due()
-                self._tidy(mine)
+                self._tidy(holds_lease)
             except AffinodeError as error:
                 LOG.warning("cannot wake jobs: %s", error)
 
@@ -247,14 +247,14 @@ class JobWaker:
         return self._due(note) and self._now() - note.since_epoch >= least_s
 
     def _auto(
-        self, candidates: Sequence[tuple[Note, Job]], jobs: Sequence[Job], nodes: Sequence[Node], ours: set[int]
+        self, candidates: Sequence[tuple[Note, Job]], jobs: Sequence[Job], nodes: Sequence[Node], own_jobs: set[int]
     ) -> None:
         free = Free(nodes)
         for job in jobs:  # released jobs take their GPUs first
-            if job.job_id in ours and job.pending and not job.held:
+            if job.job_id in own_jobs and job.pending and not job.held:
                 free.take(job)
         for note, job in candidates:
-            if waited_for(job, jobs, ours) or not free.take(job):
+            if waited_for(job, jobs, own_jobs) or not free.take(job):
                 continue
             self._try_release(note, job)
 
@@ -369,12 +369,12 @@ def why_unavailable(name: str, nodes: Sequence[Node]) -> str | None:
     return f"is drained{why}" if node.draining else None
 
 
-def waited_for(job: Job, jobs: Sequence[Job], ours: set[int]) -> bool:
+def waited_for(job: Job, jobs: Sequence[Job], own_jobs: set[int]) -> bool:
     """Return whether another job waits for GPUs that this one would take: that job has precedence."""
     return any(
         other.pending
         and not other.held
-        and other.job_id not in ours
+        and other.job_id not in own_jobs
         and other.gpus_requested is not None
         and (other.reason is None or other.reason in WAITS_FOR_ROOM)
         and bool(set(other.partitions) & set(job.partitions))

@@ -45,7 +45,7 @@ class EngineModel:
 
 @dataclass(frozen=True, slots=True)
 class ModeledRequests:
-    """What the requests experience in the model; one element per request, NaN where it did not happen."""
+    """Latencies of the requests in the model; one element per request, NaN for events that did not happen."""
 
     ttft_s: NDArray[np.float64]
     """Time to first token."""
@@ -297,9 +297,9 @@ def _in_turn(
     preemptions = np.zeros(count, np.int64)
     parts = []
     for which in range(min(engines, count)):
-        mine = slice(which, None, engines)
-        part = simulate(arrival[mine], prompt[mine], output[mine], engine)
-        ttft[mine], e2e[mine], preemptions[mine] = part.ttft_s, part.e2e_s, part.preemptions
+        positions = slice(which, None, engines)
+        part = simulate(arrival[positions], prompt[positions], output[positions], engine)
+        ttft[positions], e2e[positions], preemptions[positions] = part.ttft_s, part.e2e_s, part.preemptions
         parts.append(part)
     busy = sum(part.busy_s for part in parts)
     return ModeledRequests(

@@ -24,7 +24,7 @@ _share = partial(fmt.percent, digits=1)
 
 @dataclass(frozen=True, slots=True)
 class InstanceTrace:
-    """What the page calls a trace and its instances."""
+    """The page's names of a trace and its instances."""
 
     title: str
     lead: str

@@ -43,7 +43,7 @@ DESCRIBED: dict[str, pl.DataType] = {
     "executable": pl.String(),
     "queue": pl.String(),
 }
-"""What further columns of a log say of its jobs; null is unknown."""
+"""Further columns of a log about its jobs; null is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

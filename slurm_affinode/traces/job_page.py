@@ -25,7 +25,7 @@ _SPREAD_HEAD = ("Mean", "Median", "p90", "p99", "Maximum")
 
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """What the page calls a log and its users."""
+    """The page's names of a log and its users."""
 
     title: str
     lead: str

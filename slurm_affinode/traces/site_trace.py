@@ -93,7 +93,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """What the anonymity of rare requests has cost."""
+    """Data omitted to keep rare requests anonymous."""
 
     generalized: Mapping[str, int]
     """Column -> jobs in which it was replaced."""
@@ -422,10 +422,10 @@ def read(directory: Path) -> SiteTrace:
         manifest: Any = json.loads(text)
         version, digests = manifest["version"], dict(manifest["files"])
         capacity, round_s, least = (int(manifest[name]) for name in ("capacity_gpus", "round_s", "least_users"))
-        is_ours = manifest["format"] == FORMAT
+        is_known = manifest["format"] == FORMAT
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError("is not the manifest of an exported trace", where=where) from None
-    if not is_ours or version != VERSION:
+    if not is_known or version != VERSION:
         raise InputError(
             f"is in version {one_line(version, 20)} of the format, which is unknown",
             where=where,

@@ -61,7 +61,7 @@ class TracePage:
     recipes: tuple[tuple[str, str], ...]
     sources: tuple[str, ...]
     absent: tuple[str, ...] = ()
-    """What the data does not contain, so that nothing can be said about it."""
+    """Facts that the data does not contain."""
 
 
 def html(title: str, page: TracePage, zone: tzinfo = UTC) -> str:

@@ -52,7 +52,7 @@ class ServerPool:
 
 @dataclass(frozen=True, slots=True)
 class ServedRequests:
-    """What requests experience; one element per request, in the order of arrival."""
+    """Latencies of requests; one element per request, in the order of arrival."""
 
     wait_s: Floats
     """From the arrival to the start of the execution."""

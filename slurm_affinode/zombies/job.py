@@ -225,10 +225,10 @@ class _Work:
 
     def _steps(self, key: Key) -> list[dict[str, Any]]:
         cluster, job_id, submit = key
-        mine = self.steps.get((job_id,))
-        if mine is None:
+        steps = self.steps.get((job_id,))
+        if steps is None:
             return []
-        return mine.filter(pl.col("cluster") == cluster, pl.col("submit") == submit).rows(named=True)
+        return steps.filter(pl.col("cluster") == cluster, pl.col("submit") == submit).rows(named=True)
 
     def _gpus(self, row: dict[str, Any], run: int | None) -> tuple[tuple[GpuUse, ...], list[GpuTrack], int]:
         """Return the GPUs of an attempt in order of node and index, their tracks, and twice their sampling interval."""
@@ -248,11 +248,11 @@ class _Work:
 
     def _suspensions(self, row: dict[str, Any]) -> tuple[JobSuspension, ...]:
         entries = self.ledger.get((row["cluster"], row["job_id"]), [])
-        mine = [one for one in entries if one.began_ms >= row["start"].timestamp() * 1000]
-        if not mine:
+        own_entries = [one for one in entries if one.began_ms >= row["start"].timestamp() * 1000]
+        if not own_entries:
             return ()
         query = WasteQuery(row["start"], self.now)
-        frame = suspensions.given_back(mine, query, now=self.now).sort("began")
+        frame = suspensions.given_back(own_entries, query, now=self.now).sort("began")
         return tuple(
             JobSuspension(one["began"], one["mode"], one["outcome"], one["why"], one["node"], one["restored_node"],
                           one["asleep_s"], one["gpu_hours_given_back"], one["failure"])

@@ -549,7 +549,7 @@ def _cgroups() -> Iterator[Check]:
                 put(f"{there}/{name}", knob.encode("latin-1"))
             finder = JobFinder(root, cgroups=cgroups)
             ref = finder.find(PID)
-            files = criu.cgroup_files(PID, cgroups, proc=root, also_ours=True)
+            files = criu.cgroup_files(PID, cgroups, proc=root, also_own=True)
             knobs_of = [Path(str(group)) for group in LinuxFreezer(root, cgroups)._cgroups_of((PID,))]
             for path in (*files, *knobs_of):
                 if ".." in path.parts or not path.is_relative_to(cgroups):

@@ -190,7 +190,7 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class FoldInput:
-    """What all ranges of an index are folded with."""
+    """Parameters that all ranges of an index share."""
 
     root: Path
     """Root of the sample store."""

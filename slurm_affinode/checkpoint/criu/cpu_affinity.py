@@ -31,9 +31,9 @@ def record(directory_fd: int, space: Namespace) -> None:
     for _, process in space.processes():
         for inner, outer in _threads(process):
             with suppress(OSError, KeyError, ValueError):
-                theirs = _cpus(process.status(f"task/{outer}/status"))
-                if theirs != set(given):
-                    affinities[str(inner)] = sorted(positions[cpu] for cpu in theirs)
+                thread_cpus = _cpus(process.status(f"task/{outer}/status"))
+                if thread_cpus != set(given):
+                    affinities[str(inner)] = sorted(positions[cpu] for cpu in thread_cpus)
     if affinities:
         root_directory.write(directory_fd, INDEX, json.dumps(affinities).encode())
 

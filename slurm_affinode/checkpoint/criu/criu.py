@@ -501,31 +501,31 @@ def _refuse_users_cgroups(files: Iterable[Path], root: Path) -> None:
                 raise RestoreFailed(f"users other than root may change a cgroup of its shepherd: {place}")
 
 
-def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_ours: bool = False) -> list[Path]:
+def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_own: bool = False) -> list[Path]:
     """Return the ``cgroup.procs`` files of a process's cgroups.
 
-    Cgroups that this process is in as well are left out unless ``also_ours`` is set.
+    Cgroups that this process is in as well are left out unless ``also_own`` is set.
     """
     try:
         with Process(pid, proc=proc) as held:
-            return _cgroup_files(held, root, proc=proc, also_ours=also_ours)
+            return _cgroup_files(held, root, proc=proc, also_own=also_own)
     except OSError:
         return []
 
 
 def _cgroup_files(
-    held: Process, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_ours: bool = False
+    held: Process, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_own: bool = False
 ) -> list[Path]:
     try:
-        theirs = os.fsdecode(held.read("cgroup")).split("\n")
-        ours = set(kernel_text.lines(proc / "self" / "cgroup"))
+        job_lines = os.fsdecode(held.read("cgroup")).split("\n")
+        own_lines = set(kernel_text.lines(proc / "self" / "cgroup"))
     except OSError:
         return []
     paths = []
-    for line in theirs:
+    for line in job_lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if (line in ours and not also_ours) or ".." in path.split("/") or not path.startswith("/"):
+        if (line in own_lines and not also_own) or ".." in path.split("/") or not path.startswith("/"):
             continue
         base = root / controllers.removeprefix("name=") if controllers else root
         if not controllers and (root / "unified").is_dir():

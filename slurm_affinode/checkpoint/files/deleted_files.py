@@ -348,14 +348,14 @@ def _listed_in(process: Process, directory: str) -> list[str]:
 def _names(process: Process, file: _Nameless, check: Callable[[], None]) -> list[str]:
     """Return the names of a file in its directory that a dump may have created. Raises the error of ``check``."""
     check()
-    ours = {file.own} if file.own.endswith(_DELETED) else set()
+    own_names = {file.own} if file.own.endswith(_DELETED) else set()
     names = []
     with suppress(OSError):
         root = process.open("root", os.O_PATH | os.O_DIRECTORY)
         try:
             with _opened(root, file.directory) as parent:
                 for name in root_directory.names(parent):
-                    if name.startswith((REMAP, ASIDE)) or name in ours:
+                    if name.startswith((REMAP, ASIDE)) or name in own_names:
                         with suppress(FileNotFoundError):
                             if os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), file.facts):
                                 names.append(name)

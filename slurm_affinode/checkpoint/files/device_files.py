@@ -61,12 +61,12 @@ def inherited(process: Process, ancestor: Process) -> bool:
     Each descriptor shares its open file description with one of the ancestor, and each mapping is part of a mapping of
     the ancestor. Raises ``ProcessGoneError``, ``OSError``.
     """
-    theirs: dict[str, list[int]] = {}
+    numbers_by_name: dict[str, list[int]] = {}
     for number, name in _descriptors(ancestor):
-        theirs.setdefault(name, []).append(number)
+        numbers_by_name.setdefault(name, []).append(number)
     for number, name in _descriptors(process):
         # A fork keeps the numbers, so the first comparison is nearly always the last.
-        same = theirs.get(name, ())
+        same = numbers_by_name.get(name, ())
         if not any(process.shares(number, ancestor, fd) for fd in [*filter(number.__eq__, same), *same]):
             return False
     above = list(_mappings(ancestor))

@@ -123,7 +123,7 @@ def _address(text: str) -> str:
 def refuse_shared(requested: Collection[BoundPort], exempt: Collection[str] = (), *, proc: Path = PROC) -> None:
     """Raise ``RestoreFailed`` if one of the ports is in use by root. ``exempt``: inodes of sockets not to count."""
     for protocol in {request.protocol for request in requested}:
-        theirs: dict[int, set[str]] = {}
+        foreign_addresses: dict[int, set[str]] = {}
         for name in _TABLES[protocol]:
             with suppress(FileNotFoundError):  # a kernel without IPv6
                 for line in kernel_text.lines(proc / "self" / "net" / name):
@@ -131,9 +131,11 @@ def refuse_shared(requested: Collection[BoundPort], exempt: Collection[str] = ()
                     if len(words) > 9 and words[7] == "0" and words[9] not in exempt:
                         address, _, port = words[1].partition(":")
                         if protocol != _TCP or words[3] == _LISTENING:
-                            theirs.setdefault(kernel_text.number(port, 16) or 0, set()).add(_address(address))
+                            foreign_addresses.setdefault(kernel_text.number(port, 16) or 0, set()).add(
+                                _address(address)
+                            )
         for inet_request in requested:
-            there = theirs.get(inet_request.number, set()) if inet_request.protocol == protocol else set()
+            there = foreign_addresses.get(inet_request.number, set()) if inet_request.protocol == protocol else set()
             if there and (not inet_request.address or there & {"", inet_request.address}):
                 raise RestoreInterrupted(
                     f"its port {inet_request.number} is in use on this node by root or by another restored job"

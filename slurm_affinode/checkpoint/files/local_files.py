@@ -325,8 +325,8 @@ def _sockets(tree: Sequence[Process], places: Sequence[str]) -> list[str]:
         text = tree[0].read("net/unix")
         # Any user may choose a name that looks like a line of this file.
         rows = (row.split(None, 7) for row in text.split(b"\n"))
-        theirs = (os.fsdecode(row[7]) for row in rows if len(row) == 8 and b"socket:[%s]" % row[6] in inodes)
-        return [path for path in theirs if _is_below(path, places)]
+        socket_paths = (os.fsdecode(row[7]) for row in rows if len(row) == 8 and b"socket:[%s]" % row[6] in inodes)
+        return [path for path in socket_paths if _is_below(path, places)]
     return []
 
 

@@ -637,7 +637,7 @@ class OpenFiles:
         """
         for file in _files(process):
             if file.key is None or file.key not in self._known:
-                if not self._is_right(process, file):
+                if not self._is_permitted(process, file):
                     return process.link(file.name)
                 if file.key is not None:
                     self._known.add(file.key)
@@ -648,7 +648,7 @@ class OpenFiles:
                         return f"inode {inode}, which it watches"
         return None
 
-    def _is_right(self, process: Process, gpu: _Open) -> bool:
+    def _is_permitted(self, process: Process, gpu: _Open) -> bool:
         facts = process.facts(gpu.name)  # the process is stopped, so the name still refers to the same file
         inode = facts.st_dev, facts.st_ino
         if inode in self._rights and not gpu.how & ~self._rights[inode]:

@@ -52,7 +52,7 @@ class ScratchRules:
 
 @dataclass(frozen=True, slots=True)
 class ScratchOutcome:
-    """What a suspension does about closed node-local files."""
+    """Treatment of closed node-local files by a suspension."""
 
     kind: Literal["none", "copied", "tied", "lost"]
     """``lost``: they cannot be copied, and end with the attempt."""

@@ -1,4 +1,4 @@
-"""What a node knows about the closed node-local files of a job (``scratch_files.py``), one file for each job.
+"""Record of a node about the closed node-local files of a job (``scratch_files.py``), one file for each job.
 
 The files that restores have created there, and when attempts ran there whose files have stayed on the node.
 """

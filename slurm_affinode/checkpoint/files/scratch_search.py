@@ -60,7 +60,7 @@ class ScratchSearchResult:
 
 @dataclass(frozen=True, slots=True)
 class ScratchSearch:
-    """What to search for, and where."""
+    """Names to search for, and the places."""
 
     directories: Sequence[str]
     most: int

@@ -52,9 +52,9 @@ def beside(pid: int, *, nodes: Path = _NODES) -> set[int]:
     Empty if not known.
     """
     with contextlib.suppress(OSError, ValueError):
-        theirs = os.sched_getaffinity(pid)
+        allowed = os.sched_getaffinity(pid)
         each = [_numbers(file.read_text(encoding="ascii")) for file in nodes.glob("node[0-9]*/cpulist")]
-        return set().union(*(cpus for cpus in each if cpus & theirs))
+        return set().union(*(cpus for cpus in each if cpus & allowed))
     return set()
 
 

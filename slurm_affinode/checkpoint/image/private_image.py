@@ -37,7 +37,7 @@ from slurm_affinode.checkpoint.interface import (
 from slurm_affinode.checkpoint.work_directory import work_directory
 
 _PAGES = re.compile(r"pages-[^/]+\.img")
-_OURS = ("ghost-file-", "local-")
+_CONTENT_PREFIXES = ("ghost-file-", "local-")
 """Files of a size chosen by the job, which CRIU does not read."""
 _LARGE = 4 << 20
 _CHUNK = 1 << 20
@@ -196,7 +196,7 @@ def private_image(source_fd: int, pages: Pages, *, shared: bool) -> Iterator[Pri
     and ``BadImage`` if one cannot be read.
     """
     sizes = _sizes(source_fd)
-    large = [name for name, size in sizes.items() if name.startswith(_OURS) and size > _LARGE]
+    large = [name for name, size in sizes.items() if name.startswith(_CONTENT_PREFIXES) and size > _LARGE]
     small = [name for name in sizes if name not in large and not _PAGES.fullmatch(name)]
     with ExitStack() as stack:
         place = _place(sum(sizes[name] for name in small))

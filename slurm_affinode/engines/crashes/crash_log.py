@@ -144,7 +144,7 @@ class LogFailure:
 
 @dataclass(frozen=True, slots=True)
 class StartupFacts:
-    """What an engine logs at its start: memory figures, model and options. ``None``: not logged."""
+    """Memory figures, model and options that an engine logs at its start. ``None``: not logged."""
 
     kv_tokens: int | None = None
     """Capacity of the KV cache, in tokens."""
@@ -164,7 +164,7 @@ class StartupFacts:
 
 @dataclass(frozen=True, slots=True)
 class LogFindings:
-    """What a log says."""
+    """Failures and startup facts of one log."""
 
     log: str
     bytes: int
@@ -435,7 +435,7 @@ class LogScanner:
         self._limit: tuple[int, float] | None = None
         """Line and size of the last memory limit that the kernel reported."""
         self._noted: list[Callable[[], None]] = []
-        """What the lines of the last traceback say, to be called in their order."""
+        """Notes on the lines of the last traceback, to be called in their order."""
 
     def feed(self, block: bytes) -> None:
         """Examine the next bytes of the log."""

@@ -36,7 +36,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What accounting knows about a run of a job. ``None`` is unknown."""
+    """Accounting of one attempt of a job. ``None`` is unknown."""
 
     job_id: int
     state: str | None

@@ -1,1 +1,1 @@
-"""What the samples of an engine say about its health."""
+"""Health of an engine, from its samples."""

@@ -132,7 +132,7 @@ class DiagnosisCost:
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """Advice for the owner."""
         return ADVICE.get(self.kind, "")
 
 

@@ -32,14 +32,14 @@ class NoSamplesError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class ServerReader:
-    """What is read from a server, and into which table."""
+    """The series read from a server, and their table."""
 
     discover: Callable[[Client, Question, ReadOptions], ServerMetrics]
     collector: Callable[[ReadingNotes, ReadOptions], Callable[[], SeriesCollector]] | None
     """Return the factory of the collectors of windows; ``None``: those of GPUs."""
     checked: Callable[[pl.DataFrame, ReadingNotes], pl.DataFrame]
     item: str
-    """What a server without any sample lacks, in the singular."""
+    """Name of a sample, in the singular, for the error of a server without any."""
     samples: str
     hint: str
     absent: str

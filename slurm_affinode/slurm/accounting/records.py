@@ -262,12 +262,12 @@ def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     runs_of: dict[tuple[str, int], list[tuple[int, datetime, datetime | None, datetime | None]]] = {}
     for cluster, job, *run in runs.select(*_RUN, "line", "submit", "start", "end").sort("line").iter_rows():
         runs_of.setdefault((cluster, job), []).append((run[0], run[1], run[2], run[3]))
-    mine = steps.select(pl.int_range(pl.len()).alias("at"), *_RUN, "line", "start", "run").filter(
+    unassigned = steps.select(pl.int_range(pl.len()).alias("at"), *_RUN, "line", "start", "run").filter(
         pl.col("run").is_null()
     )
     positions: list[int] = []
     found: list[datetime] = []
-    for at, cluster, job, line, start, _ in mine.iter_rows():
+    for at, cluster, job, line, start, _ in unassigned.iter_rows():
         candidates = runs_of.get((cluster, job))
         if not candidates:
             continue

@@ -174,10 +174,10 @@ def unheard(
     """
     identify = identify or Inspector(proc).identify
     by_job: dict[int, tuple[int, ...]] = {}
-    ours = str((proc / "self" / "ns" / "pid").readlink())
+    own_namespace = str((proc / "self" / "ns" / "pid").readlink())
     for process in processes(pids, proc=proc):
         with suppress(OSError):
-            if process.link("ns/pid") == ours:
+            if process.link("ns/pid") == own_namespace:
                 continue  # it has no shepherd
             job = _job_above(process, proc, identify)
             if job is not None:

@@ -182,7 +182,7 @@ class QueuedJob(Holder, Protocol):
 
     @property
     def verb(self) -> str:
-        """What it waits for: to ``wake`` or to ``start``."""
+        """The event that it waits for: ``wake`` or ``start``."""
         ...
 
 

@@ -35,7 +35,7 @@ _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class SleepFacts:
-    """What the journal of a sleep records; it does not change while the job sleeps."""
+    """Facts in the journal of a sleep, which do not change while the job sleeps."""
 
     job_id: int
     shown: str

@@ -189,7 +189,7 @@ class MemoryLimits:
             known.update({(limit.device, limit.inode, limit.name): limit for limit in record.limits})
         limits: dict[tuple[int, int], int] = {}
         unused = raised = 0
-        ours = place.own[0] if place.own else None
+        own_group = place.own[0] if place.own else None
         for group in place.jobs():
             with contextlib.suppress(OSError), group:
                 limit = next((limit for limit in _limits(group) if limit.name in _MEMORY_LIMITS), None)
@@ -198,7 +198,7 @@ class MemoryLimits:
                 prior = known.get((*_identity(group), limit.name))
                 slurms = limit.value if prior is None or limit.value not in prior.written else prior.before
                 limits[_identity(group)] = slurms
-                if ours is None or _identity(group) != _identity(ours):
+                if own_group is None or _identity(group) != _identity(own_group):
                     left = max(0, limit.left)
                     unused += left
                     raised += min(left, max(0, limit.value - slurms))

@@ -229,12 +229,12 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Ca
         now = _wait(lambda: os.fstat(file)).st_size
         if now >= size and _same(source, file, size, check):
             tail = _wait(lambda: os.pread(file, _TAIL_LIMIT, size)) if now - size <= _TAIL_LIMIT else b""
-            if again or (tail and _ours(tail)):
+            if again or (tail and _is_own_message(tail)):
                 _truncate(file, size, user)
             return
         rest = _wait(lambda: os.pread(file, _TAIL_LIMIT, 0))
         # An interrupted restore has written a part of it.
-        if _ours(rest) or (again and now < size and _same(source, file, now, check)):
+        if _is_own_message(rest) or (again and now < size and _same(source, file, now, check)):
             rest = b""
         _truncate(file, 0, user)
         at = 0
@@ -251,7 +251,7 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Ca
         close([file], user.uid)
 
 
-def _ours(text: bytes) -> bool:
+def _is_own_message(text: bytes) -> bool:
     """Return whether the text consists of lines that Slurm and the agent write between a dump and the next start."""
     *lines, rest = text.split(b"\n")
     return not rest and all(line.startswith(b"slurm-affinode: ") or _of_requeue(line) for line in lines)

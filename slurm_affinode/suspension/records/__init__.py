@@ -1,1 +1,1 @@
-"""What a suspension writes down: journal, ledger, and the state that all nodes share."""
+"""Records of suspensions: journal, ledger, and the state that all nodes share."""

@@ -111,9 +111,9 @@ class Note:
 
     def describes(self, manifest: Manifest) -> bool:
         """Return whether the note agrees with the manifest of its image."""
-        mine = (self.key, self.restarts, self.seq, self.uid, self.node, self.began_ms)
-        its = (manifest.key, manifest.restarts, manifest.seq, manifest.uid, manifest.node)
-        return mine == (*its, round(manifest.started_epoch * 1000))
+        own_facts = (self.key, self.restarts, self.seq, self.uid, self.node, self.began_ms)
+        image_facts = (manifest.key, manifest.restarts, manifest.seq, manifest.uid, manifest.node)
+        return own_facts == (*image_facts, round(manifest.started_epoch * 1000))
 
     @property
     def waits_for_request(self) -> bool:

@@ -24,7 +24,7 @@ def node(tmp_path: Path) -> Iterator[Node1]:
 
 
 def test_changed_keys_are_effective_or_pending() -> None:
-    """What needs a restart keeps its previous value, and is named again by the next reload."""
+    """A setting that needs a restart keeps its previous value, and is named again by the next reload."""
     before = Config()
     after = parse(
         """

@@ -24,7 +24,7 @@ ADMISSION = (
     "suspension.dump:RequeueEnding.begin",
     "checkpoint.inspection:collect",  # JobSuspender(inspect=...)
 )
-"""What ``status`` and a suspension call before anything is changed."""
+"""Checks that ``status`` and a suspension make before anything is changed."""
 IN_DUMP = ("checkpoint.criu.criu:Criu.dump",)
 ROWS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))[
     "refusal"
@@ -78,7 +78,7 @@ def test_dump_calls_the_check_of_its_image(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_refusal_is_retried_as_its_error_permits(row: dict[str, Any]) -> None:
-    """One that is not retried says why it would happen again."""
+    """One that is not retried has the reason why it would happen again."""
     assert row["retry"] in RETRIES[row["by"]]
     assert ("why" in row) == (row["retry"] == "request")
 

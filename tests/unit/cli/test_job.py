@@ -78,7 +78,7 @@ def test_page_is_written(state: Path, tmp_path: Path) -> None:
     ],
 )
 def test_error_is_one_line(state: Path, words: list[str], status: int, line: str) -> None:
-    """What failed, with the exit status of its kind; no traceback."""
+    """The error, with the exit status of its kind; no traceback."""
     result = run(state, *words)
     if isinstance(result.exception, AffinodeError):
         assert (f"slurm-affinode: {result.exception}", result.exception.exit_code) == (

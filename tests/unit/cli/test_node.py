@@ -232,7 +232,7 @@ def test_status_lists_tiers_that_were_passed_over(run: Any) -> None:
 
 
 def test_status_shows_failed_restores_and_next_try(run: Any) -> None:
-    """What failed, how often, when the next try is, and how many are left."""
+    """The failure, its count, the time of the next try, and the number of tries left."""
     row = SUSPENDED | {
         "failure": "Unable to detach", "failures": 2, "failed": 1790000000.0, "retry": 1790000120.0, "retries_left": 7,
     }  # fmt: skip

@@ -279,7 +279,7 @@ def test_reason_names_the_signal(rule: IdleRule, sample: Sample, why: str) -> No
     assert judge(rule, sample)[1] == why
 
 
-def test_signal_within_its_limit_says_so() -> None:
+def test_signal_within_its_limit_is_described() -> None:
     assert str(Signal("GPU 0", "dram", 0.0005, 0.01)) == "GPU 0: dram 0.0005 is within 0.01"
 
 

@@ -54,7 +54,7 @@ def test_recordings_have_the_documented_figures(
 
 
 def test_llamacpp_has_no_kv_usage_and_no_preemptions(read: Read, recordings: Path) -> None:
-    """What an engine does not export is unknown, never 0."""
+    """A metric that an engine does not export is unknown, never 0."""
     found, _ = read(recordings / "llamacpp-episode.prom.gz")
     assert found.select(pl.col("kv_usage", "preemptions", "asleep", "finished").count()).row(0) == (0, 0, 0, 0)
 

@@ -37,7 +37,7 @@ def test_median_prefers_jobs_with_the_same_request() -> None:
 
 
 def test_feature_of_a_submission_does_not_change_with_later_ends() -> None:
-    """What had not ended is not known: shifting ends of running jobs and values of later ones changes nothing."""
+    """Jobs that had not ended are unknown: shifting ends of running jobs and values of later ones changes nothing."""
     rows = submissions(300)
     moment = rows["submit_s"][200]
     later = (pl.col("end_s") >= moment) | (pl.col("submit_s") >= moment)

@@ -175,7 +175,7 @@ def _killed_while_it_watches(agent: Agent) -> None:
 
 
 def test_processes_run_on_if_the_agent_ends_while_it_watches_them(world: World) -> None:
-    """What they have done since their restore is neither undone nor repeated by the next agent."""
+    """Their work since the restore is neither undone nor repeated by the next agent."""
     _killed_while_it_watches(begun_at_c2(world))
     machine = world.nodes["c2"]
     before = list(machine.processes)

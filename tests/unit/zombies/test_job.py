@@ -295,7 +295,7 @@ def test_nightly_publishes_what_is_new(site: Site, tmp_path: Path) -> None:
 
 
 def test_live_summary_needs_no_database(tmp_path: Path) -> None:
-    """What slurmctld and the nodes know of the present: no hours, and no advice."""
+    """State from slurmctld and the nodes: no hours, and no advice."""
     config = replace(Config(), store=StoreConfig(state_dir=tmp_path / "none"))
     slurm = Slurm((slurm_job(1), slurm_job(2)), (slurm_node(),))
     made = job.summarize_live(config, "1", eyes([[live_gpu(util=80.0)]]), slurm=client(slurm))

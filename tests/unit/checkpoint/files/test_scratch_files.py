@@ -277,7 +277,7 @@ def test_unreadable_file_ties_the_job(site: Site) -> None:
 
 @needs_root
 def test_unreadable_directory_ties_the_job(site: Site) -> None:
-    """What is in it is unknown, not nothing."""
+    """Its contents are unknown, not empty."""
     (site.tmp / "closed").mkdir()
     (site.tmp / "closed").chmod(0)
     outcome = site.save()

@@ -144,7 +144,7 @@ def test_comment_of_owner_is_kept_at_the_end(world):
 
 
 def test_job_waits_for_unavailable_driver(world, node):
-    """The reason is shown; nothing is restored without knowing the free memory."""
+    """The reason is shown; nothing is restored while the free memory is unknown."""
     node.sleep()
     node.connection()
     node.cards.lost = True

@@ -69,7 +69,7 @@ def test_thread_that_has_read_data_has_moved(server: tuple[subprocess.Popen[byte
         for number in (signal.SIGSTOP, signal.SIGCONT):
             os.kill(running.pid, number)
             time.sleep(0.05)
-            wait_until("they are where they were", lambda: not went_on(before, waits([running.pid])))
+            wait_until("the threads have not moved", lambda: not went_on(before, waits([running.pid])))
         client.sendall(b"nothing")
         time.sleep(0.2)
         assert not went_on(before, resting(running.pid))

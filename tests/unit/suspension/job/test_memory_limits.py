@@ -210,7 +210,7 @@ def test_unreadable_record_is_kept(site: CgroupSite, monkeypatch: pytest.MonkeyP
 
 
 def test_promise_is_the_memory_that_jobs_may_still_use(site: CgroupSite) -> None:
-    """What Slurm has allocated itself does not count, nor what is in use."""
+    """Memory that Slurm has allocated itself does not count, nor does memory in use."""
     site.add(7, PID, 4 * GIB, GIB)
     limits = site.limits()
     assert limits.promised() == 0
