@@ -433,7 +433,8 @@ class AccountingQueries:
         while pending.
         """
         job = tables.jobs.c
-        waits, ends = and_(job.state == "PENDING", job.start.is_(None)), job.end.is_(None)
+        waits = and_(job.state == "PENDING", job.start.is_(None))
+        ends: ColumnElement[bool] = job.end.is_(None)
         if since is not None:
             gave_up = and_(job.start.is_(None), job.end > floor_s(since))
             waits, ends = or_(waits, job.start >= ceil_s(before), gave_up), _ends_from(min(since, before))
@@ -471,6 +472,7 @@ class AccountingQueries:
         runs = and_(selected, _ends_from(since))
         names = self._clusters(job.cluster)
         only = names[0] if len(names) == 1 else None
+        of_these: ColumnElement[bool]
         if only is None:
             same = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
             of_these = tuple_(gpu.cluster, gpu.job_id).in_(select(job.cluster, job.job_id).where(runs))

@@ -26,10 +26,11 @@ from distributed.scheduler import KilledWorker
 from distributed.security import Security
 
 from slurm_affinode import __version__
-from slurm_affinode.analysis.join import kernel, native, sources
+from slurm_affinode.analysis.join import kernel, native
 from slurm_affinode.analysis.result import Thresholds, Totals
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, Cells
+from slurm_affinode.base import compiled
 from slurm_affinode.base.config import DaskConfig
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.text import one_line
@@ -288,7 +289,7 @@ class DaskWorkers:
 
 def identity() -> str:
     """Return version and build of this program: those of a worker must be the same."""
-    return f"{__version__}, {sources.digest(native.LIBRARY.parent)[:12]}"
+    return f"{__version__}, {compiled.digest(native.LIBRARY.parent)[:12]}"
 
 
 def _task(function: Callable[[Item, Shared], Result], item: Item, shared: Shared, started_with: str) -> Result:
