@@ -128,7 +128,10 @@ def whole_lines(
                 continue
             data, skipping = data[end:], False
         end = data.rfind(b"\n") + 1
-        piece = b"".join((tail, memoryview(data)[:end])) if end else b""  # copies once
+        if end == len(data):
+            piece = tail + data if tail else data  # without a tail, nothing is copied
+        else:
+            piece = b"".join((tail, memoryview(data)[:end])) if end else b""  # copies once
         tail = data[end:] if end else tail + data
         if piece:
             yield cleaned(piece)
