@@ -323,6 +323,7 @@ def test_woken_job_uses_up_free_memory() -> None:
 def test_restored_bytes_of_an_arriving_job_are_counted_once() -> None:
     cards = [card(free_gib=60, limit_gib=200)]
     assert plan(cards, [], [Arriving(1, held(40), held(30))], [Waiter(2, held(48))]).wakes == (2,)
+    assert plan(cards, [], [Arriving(1, held(40))], [Waiter(2, held(48))]).wakes == ()
 
 
 def test_job_waits_in_turn_for_jobs_that_leave_or_are_idle() -> None:
