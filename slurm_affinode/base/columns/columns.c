@@ -139,8 +139,7 @@ static inline bool passes(const char **at, const char *end, char byte) {
   return there;
 }
 
-enum { DIGITS = 15, PART = 9 };  // of a number that a double represents; of a part of a span of time
-#define LONGEST_S 1e11
+enum { DIGITS = 15 };  // of a number that a double represents
 
 static const double POWERS[DIGITS + 1] = {1,   1e1, 1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                           1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
@@ -160,62 +159,6 @@ static inline bool decimal(const char **at, const char *end, double *value) {
 
 // Each conversion returns a sum of these.
 enum { VALUE = 1, ODD = 2 };
-
-static inline int of_integer(struct text t, int64_t *value) {
-  const char *at = t.at, *end = t.at + t.length;
-  return digits(&at, end, 18, value) && at == end ? VALUE : ODD;
-}
-
-// Bytes, with a suffix K, M, G, T or P (powers of 1024); `bare`: factor of a number without one.
-static inline int of_size(struct text t, int64_t *value, int64_t bare) {
-  static const char suffixes[] = "KMGTP";
-  const char *at = t.at, *end = t.at + t.length;
-  int64_t factor = bare, number;
-  if (!digits(&at, end, 18, &number))
-    return ODD;
-  if (at + 1 == end) {
-    const char *suffix = memchr(suffixes, *at, sizeof suffixes - 1);
-    if (suffix == NULL)
-      return ODD;
-    factor = INT64_C(1024) << 10 * (suffix - suffixes);
-  } else if (at != end)
-    return ODD;
-  if (number >= (INT64_C(1) << 62) / factor)
-    return ODD;
-  *value = number * factor;
-  return VALUE;
-}
-
-// Seconds of [DAYS-]HOURS:MINUTES:SECONDS or MINUTES:SECONDS, with a fraction or without.
-static inline int of_span(struct text t, double *value) {
-  const char *at = t.at, *end = t.at + t.length;
-  int64_t first, second, third = 0, days = 0;
-  double seconds;
-  if (!digits(&at, end, PART, &first))
-    return ODD;
-  bool has_days = passes(&at, end, '-');
-  if (has_days) {
-    days = first;
-    if (!digits(&at, end, PART, &first))
-      return ODD;
-  }
-  if (!passes(&at, end, ':'))
-    return ODD;
-  const char *before = at;
-  if (!digits(&at, end, PART, &second))
-    return ODD;
-  if (passes(&at, end, ':'))
-    before = at, third = second;
-  else if (has_days)
-    return ODD;
-  else
-    third = first, first = 0;
-  at = before;
-  if (!decimal(&at, end, &seconds) || at != end)
-    return ODD;
-  *value = (double)(days * 86400 + first * 3600 + third * 60) + seconds;
-  return *value <= LONGEST_S ? VALUE : ODD;
-}
 
 // A number with a fraction or without, and the text `suffix` after it.
 static inline int of_decimal(struct text t, double *value, const char *suffix, int64_t length) {
@@ -242,53 +185,34 @@ static int64_t days_of(int64_t year, int64_t month, int64_t day) {  // since 197
 
 enum { DATED = 10, CLOCKED = 19 };  // lengths of a date, and of a date and a time of day
 
-// Milliseconds since 1970 of a date and time of day as in 2026-11-30T12:30:00. If `loose` is set, also with slashes, a space, and
-// up to three digits of a fraction; and with a Z at its end, of which `zone` is set.
-static inline int of_clock(struct text t, int64_t *value, bool loose, uint8_t *zone) {
+// Milliseconds since 1970 of a date and time of day as in 2026-11-30T12:30:00, also with slashes, a space, up to three digits of a
+// fraction, and a Z at its end, of which `zone` is set.
+static inline int of_clock(struct text t, int64_t *value, uint8_t *zone) {
   const char *at = t.at, *end = t.at + t.length;
   if (t.length < CLOCKED)
     return ODD;
   int64_t century = two(at), year = two(at + 2), month = two(at + 5), day = two(at + 8);
   int64_t hour = two(at + DATED + 1), minute = two(at + DATED + 4), second = two(at + DATED + 7), ms = 0;
   for (int k = 4; k < DATED; k += 3)
-    if (at[k] != '-' && !(loose && at[k] == '/'))
+    if (at[k] != '-' && at[k] != '/')
       return ODD;
-  if ((at[DATED] != 'T' && !(loose && at[DATED] == ' ')) || at[DATED + 3] != ':' || at[DATED + 6] != ':')
+  if ((at[DATED] != 'T' && at[DATED] != ' ') || at[DATED + 3] != ':' || at[DATED + 6] != ':')
     return ODD;
   if (century < 0 || year < 0 || hour < 0 || hour > 23 || minute < 0 || minute > 59 || second < 0 || second > 59)
     return ODD;
   at += CLOCKED;
-  if (loose && passes(&at, end, '.')) {
+  if (passes(&at, end, '.')) {
     int64_t count = digits(&at, end, 3, &ms);
     if (!count)
       return ODD;
     ms *= count == 1 ? 100 : count == 2 ? 10 : 1;
   }
-  *zone = loose && passes(&at, end, 'Z');
+  *zone = passes(&at, end, 'Z');
   int64_t days = days_of(100 * century + year, month, day);
   if (at != end || days < 0)
     return ODD;
   *value = ((days * 24 + hour) * 60 + minute) * 60000 + second * 1000 + ms;
   return VALUE;
-}
-
-// The job ID of JOB[_TASK][.STEP], the task (-1 without one), and the step; a step without a text if there is none.
-static inline int of_id(struct text t, int64_t *job, int64_t *task, struct text *step) {
-  const char *at = t.at, *end = t.at + t.length;
-  *task = -1, *step = (struct text){end, 0};
-  if (!digits(&at, end, 11, job))
-    return ODD;
-  if (passes(&at, end, '_') && (!digits(&at, end, 7, task) || *task >= 1 << 24))
-    return ODD;
-  if (passes(&at, end, '.')) {
-    *step = (struct text){at, (uint32_t)(end - at)};
-    if (at == end)
-      return ODD;
-    for (; at < end; at++)
-      if ((uint8_t)(*at - '0') >= 10 && (uint8_t)((*at | 32) - 'a') >= 26)
-        return ODD;
-  }
-  return at == end ? VALUE : ODD;
 }
 
 // Put the value of a row, for which the conversion returned `found`.
@@ -310,82 +234,11 @@ static inline void put(struct converted *r, int64_t row, int found) {
     put(r, row, found);                                                                                                            \
   }
 
-void integers(const struct column *c, struct converted *r) { CONVERT(int64_t, of_integer) }
-
-void sizes(const struct column *c, struct converted *r, int64_t bare) { CONVERT(int64_t, of_size, bare) }
-
-void spans(const struct column *c, struct converted *r) { CONVERT(double, of_span) }
-
 void decimals(const struct column *c, struct converted *r, const char *suffix, int64_t length) {
   CONVERT(double, of_decimal, suffix, length)
 }
 
-// `zones`: whether a time ends in Z; NULL if only the strict form is simple.
+// `zones`: whether a time ends in Z.
 void clocks(const struct column *c, struct converted *r, uint8_t *zones) {
-  uint8_t none;
-  CONVERT(int64_t, of_clock, zones != NULL, zones == NULL ? &none : &zones[row])
-}
-
-// Job IDs, tasks and steps. `tasks` has a validity of its own, `steps` an empty text for none.
-void identifiers(const struct column *c, struct converted *r, struct converted *tasks, struct view *steps) {
-  int64_t *jobs = r->values, *numbers = tasks->values;
-  for (int64_t row = 0; row < c->count; row++) {
-    prefetch(c, row + AHEAD);
-    struct text t = is_valid(c, row) ? cell(c, row) : (struct text){NULL, 0}, step = {NULL, 0};
-    int64_t job = 0, task = -1;
-    int found = t.length ? of_id(t, &job, &task, &step) : ODD;
-    if (found == ODD || step.length > INLINE)
-      found = ODD, job = 0, task = -1, step.length = 0;
-    jobs[row] = job, numbers[row] = task < 0 ? 0 : task;
-    struct view v = {.length = step.length};
-    memcpy(v.text, step.length ? step.at : "", step.length);
-    steps[row] = v;
-    put(r, row, found), put(tasks, row, task < 0 ? 0 : VALUE);
-  }
-}
-
-static inline uint64_t mixed(uint64_t a, uint64_t b) {
-  a ^= b * UINT64_C(0x9E3779B97F4A7C15);
-  a *= UINT64_C(0xD6E8FEB86659FD93);
-  return a ^ a >> 32;
-}
-
-static inline uint64_t hash_of(struct text t, uint64_t seed) {
-  uint64_t hash = mixed(seed, t.length), word;
-  uint32_t at = 0;
-  for (; at + 8 <= t.length; at += 8)
-    hash = mixed(hash, load64(t.at + at));
-  word = 0, memcpy(&word, t.at + at, t.length - at);
-  return mixed(hash, word);
-}
-
-static inline bool same(const struct column *c, int64_t a, int64_t b) {
-  bool valid = is_valid(c, a);
-  if (valid != is_valid(c, b))
-    return false;
-  const struct view *v = &c->views[a], *w = &c->views[b];
-  if (!valid || memcmp(v, w, 8) != 0)  // length and start
-    return !valid;
-  return memcmp(cell(c, a).at, cell(c, b).at, v->length) == 0;
-}
-
-// Number the distinct texts in the order of their first rows, which are written to `first`; null is a text of its own. `table`:
-// 2**bits entries, all -1, more than there are rows. Return the number of texts.
-int64_t encode(const struct column *c, uint32_t *codes, int64_t *first, int32_t *table, int64_t bits, uint64_t seed) {
-  int64_t count = 0;
-  uint64_t mask = (UINT64_C(1) << bits) - 1;
-  for (int64_t row = 0; row < c->count; row++) {
-    prefetch(c, row + AHEAD);
-    if (row && same(c, row, row - 1)) {
-      codes[row] = codes[row - 1];
-      continue;
-    }
-    uint64_t place = is_valid(c, row) ? hash_of(cell(c, row), seed) & mask : 0;
-    while (table[place] >= 0 && !same(c, row, first[table[place]]))
-      place = (place + 1) & mask;
-    if (table[place] < 0)
-      first[count] = row, table[place] = (int32_t)count++;
-    codes[row] = (uint32_t)table[place];
-  }
-  return count;
+  CONVERT(int64_t, of_clock, &zones[row])
 }

@@ -7,7 +7,6 @@ the callers then convert all cells as they convert the odd ones, with the same r
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ from slurm_affinode.base import compiled
 
 LIBRARY = Path(__file__).with_name(compiled.LIBRARIES["base/columns"])
 _NEWEST = pl.CompatLevel.newest()
-_SEED = int.from_bytes(os.urandom(8), "little")
-"""Unknown to authors of texts, who could otherwise choose those whose hashes are equal."""
 Ints = npt.NDArray[np.int64]
 
 
@@ -62,17 +59,12 @@ def library() -> ctypes.CDLL | None:
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for name, parameters in {
         "split": (ctypes.c_char_p, integer, ctypes.c_char, ctypes.c_char, integer, pointer, integer, integer, pointer),
-        "integers": (pointer, pointer),
-        "sizes": (pointer, pointer, integer),
-        "spans": (pointer, pointer),
         "decimals": (pointer, pointer, ctypes.c_char_p, integer),
         "clocks": (pointer, pointer, pointer),
-        "identifiers": (pointer, pointer, pointer, pointer),
-        "encode": (pointer, pointer, pointer, pointer, integer, ctypes.c_uint64),
     }.items():
         getattr(loaded, name).argtypes = parameters
         getattr(loaded, name).restype = None
-    loaded.split.restype = loaded.encode.restype = integer
+    loaded.split.restype = integer
     return loaded
 
 
@@ -161,59 +153,17 @@ def _quick(function: str, cells: pl.Series, kind: pa.DataType, *arguments: objec
     return Quick(_series(result, cells.name, kind), result.kept[2][: result.odds])
 
 
-def integers(cells: pl.Series) -> Quick | None:
-    """Convert digits to Int64."""
-    return _quick("integers", cells, pa.int64())
-
-
-def sizes(cells: pl.Series, bare: int) -> Quick | None:
-    """Convert sizes to bytes (Int64): digits with a suffix K, M, G, T or P; without one in units of ``bare`` bytes."""
-    return _quick("sizes", cells, pa.int64(), bare)
-
-
-def spans(cells: pl.Series) -> Quick | None:
-    """Convert ``[DAYS-]HOURS:MINUTES:SECONDS`` and ``MINUTES:SECONDS`` to seconds (Float64)."""
-    return _quick("spans", cells, pa.float64())
-
-
 def decimals(cells: pl.Series, suffix: str = "") -> Quick | None:
     """Convert numbers that ``suffix`` follows to Float64."""
     text = suffix.encode()
     return _quick("decimals", cells, pa.float64(), text, len(text))
 
 
-def clocks(cells: pl.Series) -> Quick | None:
-    """Convert times in the form ``2026-11-30T12:30:00`` to Datetime without a zone."""
-    return _quick("clocks", cells, pa.timestamp("ms"), None)
+def clocks(cells: pl.Series) -> tuple[Quick, pl.Series] | None:
+    """Convert times as ``2026-11-30T12:30:00`` and ``2026/11/30 12:30:00.123Z`` to Datetime without a zone.
 
-
-def clocks_with_zone(cells: pl.Series) -> tuple[Quick, pl.Series] | None:
-    """Convert such times, also in the form ``2026/11/30 12:30:00.123Z``; also return which of them end in ``Z``."""
+    Also return which of them end in ``Z``.
+    """
     zones = np.zeros(len(cells), np.bool_)
     quick = _quick("clocks", cells, pa.timestamp("ms"), zones.ctypes.data)
     return None if quick is None else (quick, pl.Series(zones))
-
-
-def identifiers(cells: pl.Series) -> tuple[Quick, pl.Series, pl.Series] | None:
-    """Convert ``JOB[_TASK][.STEP]`` to the job ID, the task (Int64), and the step (String), null if there is none."""
-    if (code := library()) is None:
-        return None
-    count = len(cells)
-    column, jobs, tasks = _column(cells), _result(count, np.int64), _result(count, np.int64)
-    steps = np.empty((count, 2), np.int64)
-    code.identifiers(byref(column), byref(jobs), byref(tasks), steps.ctypes.data)
-    step = _text(steps, count)
-    quick = Quick(_series(jobs, "job", pa.int64()), jobs.kept[2][: jobs.odds])
-    return quick, _series(tasks, "task", pa.int64()), step.set(step == "", None)
-
-
-def encode(cells: pl.Series) -> tuple[pl.Series, pl.Series] | None:
-    """Return the distinct cells in the order of their first rows, and for each row its place (UInt32) among them."""
-    if (code := library()) is None:
-        return None
-    count = len(cells)
-    bits = (2 * count + 1).bit_length()
-    codes, first, table = np.empty(count, np.uint32), np.empty(count, np.int64), np.full(1 << bits, -1, np.int32)
-    column = _column(cells)
-    found = code.encode(byref(column), codes.ctypes.data, first.ctypes.data, table.ctypes.data, bits, _SEED)
-    return cells.gather(first[:found]), pl.Series(codes)

@@ -57,7 +57,7 @@ def parse(
     them, the clock went back before its start. A time that does not exist is read with the offset valid before.
     The first ``known`` texts were read before and are not counted again.
     """
-    if (quick := native.clocks_with_zone(texts)) is not None and not quick[0].values.has_nulls():
+    if (quick := native.clocks(texts)) is not None and not quick[0].values.has_nulls():
         naive, zoned = quick[0].values, quick[1]
         utc = naive.dt.replace_time_zone("UTC").alias("time")
         if zoned.all():

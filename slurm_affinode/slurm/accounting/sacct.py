@@ -13,7 +13,6 @@ from typing import BinaryIO, cast
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.garbage import without_collection
 from slurm_affinode.base.input_files import (
     DAMAGED,
     MAGIC_BYTES,
@@ -56,7 +55,6 @@ class SacctReading:
     """Size of the chunks of text that are converted at a time."""
 
 
-@without_collection()
 def read(
     source: Path | bytes | BinaryIO,
     *,

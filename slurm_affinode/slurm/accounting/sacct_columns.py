@@ -15,11 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import numpy as np
 import polars as pl
 
-from slurm_affinode.base.columns import native
-from slurm_affinode.base.limits import NAME_BYTES, most_bytes, too_long
+from slurm_affinode.base.limits import most_bytes, too_long
 from slurm_affinode.slurm import hostlist, identifiers, times, units
 from slurm_affinode.slurm.accounting import records
 from slurm_affinode.slurm.accounting.records import RECORDS, settle
@@ -44,9 +42,8 @@ class Known:
     """Values of the cells of a column that earlier blocks had: most blocks have few new ones."""
 
     def __init__(self) -> None:
-        self.values: pl.Series | None = None
-        self.places: dict[str | None, int] = {}
-        """Cell -> its place in ``values``."""
+        self.table: pl.DataFrame | None = None
+        """Columns ``key``, ``value`` and ``listed``, which is true: a value may be null."""
         self.wrong: dict[str, str] = {}
         """Unreadable cell -> error."""
 
@@ -59,32 +56,33 @@ def mapped(
     ``known``: the results of earlier calls with the same function, to which those of this call are added.
     """
     known = known or Known()
-    if known.values is None or len(known.values) > _MOST_KNOWN:
-        known.values, known.places, known.wrong = pl.Series([None], dtype=dtype), {None: 0}, {}
-    distinct, place = native.encode(cells) or _encode(cells)
-    keys = distinct.to_list()
-    if new := [key for key in keys if key not in known.places]:
+    if known.table is None or known.table.height > _MOST_KNOWN:
+        known.table, known.wrong = _table(pl.Series([], dtype=pl.String), pl.Series([], dtype=dtype)), {}
+    if known.table.height == 1 and (cells == known.table["key"][0]).all(ignore_nulls=False):
+        values = known.table["value"].new_from_index(0, len(cells))
+        return Typed(values.rename(cells.name), _positions(cells, known.wrong))
+    found = _look_up(cells, known.table)
+    if found["listed"].null_count() > cells.null_count():
+        distinct = cells.filter(found["listed"].is_null()).drop_nulls().unique()
         out: list[Any] = []
-        for key in new:
-            known.places[key] = len(known.places)
+        for key in distinct.to_list():
             try:
                 out.append(function(key))
             except (ValueError, OverflowError) as error:
                 out.append(None)
                 known.wrong[key] = str(error)
-        known.values = pl.concat([known.values, pl.Series(out, dtype=dtype, strict=False)])
-    values = known.values.gather([known.places[key] for key in keys])
-    values = values.new_from_index(0, len(cells)) if len(keys) == 1 else values.gather(place)
+        known.table = pl.concat([known.table, _table(distinct, pl.Series(out, dtype=dtype, strict=False))])
+        found = _look_up(cells, known.table)
+    values = found["value"]
     return Typed(values.rename(cells.name), _positions(cells, known.wrong))
 
 
-def _encode(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Return the result of ``native.encode`` without the library."""
-    distinct = cells.unique(maintain_order=True)
-    places = distinct.to_frame("cell").with_row_index("place")
-    return distinct, cells.to_frame("cell").join(
-        places, on="cell", how="left", maintain_order="left", nulls_equal=True
-    )["place"]  # fmt: skip
+def _table(keys: pl.Series, values: pl.Series) -> pl.DataFrame:
+    return pl.DataFrame({"key": keys, "value": values}).with_columns(listed=True)
+
+
+def _look_up(cells: pl.Series, table: pl.DataFrame) -> pl.DataFrame:
+    return cells.to_frame("key").join(table, on="key", how="left", maintain_order="left")
 
 
 def _positions(cells: pl.Series, wrong: dict[str, str]) -> dict[int, str]:
@@ -123,44 +121,20 @@ def _once(convert: Callable[[pl.Series], Typed]) -> Callable[[pl.Series], Typed]
     return of_column
 
 
-def _quickly(
-    quick: Callable[[pl.Series], native.Quick | None],
-) -> Callable[[Callable[[pl.Series], Typed]], Callable[[pl.Series], Typed]]:
-    """Return a decorator of a conversion, which then is used only for cells that ``quick`` cannot convert."""
-
-    def decorator(convert: Callable[[pl.Series], Typed]) -> Callable[[pl.Series], Typed]:
-        careful = _once(convert)
-
-        @functools.wraps(convert)
-        def of_column(cells: pl.Series) -> Typed:
-            if (found := quick(cells)) is None:
-                return careful(cells)
-            if not len(found.odd):
-                return Typed(found.values, {})
-            typed = careful(cells.gather(found.odd))
-            bad = {int(found.odd[at]): why for at, why in typed.bad.items()}
-            return Typed(found.values.scatter(found.odd, typed.values), bad)
-
-        return of_column
-
-    return decorator
-
-
-@_quickly(native.integers)
+@_once
 def whole(cells: pl.Series) -> Typed:
     """Convert counts: ``12``, also ``1.5K`` (1024-based)."""
     quick = cells.cast(pl.Int64, strict=False)
     return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_count)
 
 
-@_quickly(native.integers)
 def joules(cells: pl.Series) -> Typed:
     """Convert ConsumedEnergy to joules: ``4217``, also ``1.5K`` (1000-based)."""
     quick = cells.cast(pl.Int64, strict=False)
     return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_joules)
 
 
-@_quickly(native.spans)
+@_once
 def seconds(cells: pl.Series) -> Typed:
     """Convert time spans such as ``[DD-]HH:MM:SS[.frac]`` to seconds, with the fraction."""
     plain = cells.str.contains(r"^\d+:\d+(?::\d+)?(?:\.\d+)?$").fill_null(value=False)
@@ -185,11 +159,6 @@ def _with_days(cells: pl.Series) -> pl.Series:
 
 def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
     """Convert sizes to bytes; a number without a suffix is in ``bare`` (see ``units.parse_memory``)."""
-    quickly = _quickly(functools.partial(native.sizes, bare=units.SCALE[bare]))
-    return quickly(functools.partial(_bytes, bare=bare))(cells)
-
-
-def _bytes(cells: pl.Series, *, bare: str) -> Typed:
     factor: int | pl.Series
     suffix = next(iter(cells.drop_nulls().head(1).str.slice(-1)), "")
     if suffix in _FACTORS and cells.str.ends_with(suffix).all():
@@ -223,38 +192,29 @@ class Times:
 
 def moments(cells: pl.Series, zone: str) -> Times:
     """Convert times in any form that ``times.parse`` accepts; those without an offset are local in ``zone``."""
-    quick = native.clocks(cells)
-    odd = np.arange(len(cells)) if quick is None else quick.odd
-    if quick is not None and not len(odd):
-        local, open_ = _local(quick.values, zone)
-        return Times(local.rename(cells.name), {}, open_)
-    naive, utc, bad = _careful(cells if quick is None else cells.gather(odd))
-    if quick is not None:
-        naive = quick.values.scatter(odd, naive)
-        utc = utc.clear(len(cells)).scatter(odd, utc)
-        bad = {int(odd[at]): why for at, why in bad.items()}
-    local, open_ = _local(naive, zone)
-    return Times(utc.zip_with(utc.is_not_null(), local).rename(cells.name), bad, open_)
-
-
-def _careful(cells: pl.Series) -> tuple[pl.Series, pl.Series, dict[int, str]]:
-    """Return local times and times in UTC, and the unreadable cells."""
     naive = cells.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False, exact=True)
-    naive = naive.set(~naive.is_between(*times.POSSIBLE, closed="left"), None)
+    possible = naive.is_between(*times.POSSIBLE, closed="left")
+    if not possible.all():
+        naive = naive.set(~possible, None)
+    if naive.null_count() == cells.null_count():  # of a null cell, naive is null
+        local, open_ = _local(naive, zone)
+        return Times(local.rename(cells.name), {}, open_)
     utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
     if (cells.str.len_bytes() > 19).any():
         utc = _with_offset(cells, utc)
     left = naive.is_null() & utc.is_null() & cells.is_not_null()
-    if not left.any():
-        return naive, utc, {}
-    slow = mapped(cells.filter(left), times.normalise, pl.String())
-    where = left.arg_true()
-    positions = where.to_list() if slow.bad else []
-    ends_z = slow.values.str.ends_with("Z").fill_null(value=False)
-    parsed = slow.values.str.strip_suffix("Z").str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms")
-    naive = naive.scatter(where.filter(~ends_z), parsed.filter(~ends_z))
-    utc = utc.scatter(where.filter(ends_z), parsed.filter(ends_z).dt.replace_time_zone("UTC"))
-    return naive, utc, {positions[at]: why for at, why in slow.bad.items()}
+    slow = mapped(cells.filter(left), times.normalise, pl.String()) if left.any() else None
+    bad: dict[int, str] = {}
+    if slow is not None:
+        where = left.arg_true()
+        positions = where.to_list()
+        bad = {positions[at]: why for at, why in slow.bad.items()}
+        ends_z = slow.values.str.ends_with("Z").fill_null(value=False)
+        parsed = slow.values.str.strip_suffix("Z").str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms")
+        naive = naive.scatter(where.filter(~ends_z), parsed.filter(~ends_z))
+        utc = utc.scatter(where.filter(ends_z), parsed.filter(ends_z).dt.replace_time_zone("UTC"))
+    local, open_ = _local(naive, zone)
+    return Times(utc.zip_with(utc.is_not_null(), local).rename(cells.name), bad, open_)
 
 
 def _with_offset(cells: pl.Series, utc: pl.Series) -> pl.Series:
@@ -352,7 +312,6 @@ class Converter:
 
     def __init__(self, block: CellBlock, *, zone: str, cluster: str, shared: Shared | None = None) -> None:
         self._cells = block.cells
-        self._longest = block.longest
         self._zone = zone
         self._cluster = cluster
         self._out: dict[str, pl.Series] = {}
@@ -392,7 +351,7 @@ class Converter:
 
     def _limit(self) -> None:
         """Report cells that are too long, and set them to unknown."""
-        if self._cells.is_empty() or (self._longest is not None and self._longest <= NAME_BYTES):
+        if self._cells.is_empty():
             return
         longest = self._cells.select(pl.exclude(LINE).str.len_bytes().max()).row(0, named=True)
         for name, longest_bytes in longest.items():
@@ -685,14 +644,6 @@ def _id_parts(cells: pl.Series, *, arrays: bool = False) -> pl.DataFrame:
     Most IDs are a number with or without a step, and many others array tasks (``arrays``): both are parsed without a
     regular expression.
     """
-    if not arrays and (found := native.identifiers(cells)) is not None:
-        quick, tasks, steps = found
-        none = pl.Series([None], dtype=pl.String).new_from_index(0, len(cells))
-        parts = pl.DataFrame(
-            {"job": quick.values, "task": tasks, "spec": none, "het": tasks.clear(len(cells)), "step": steps}
-        )
-        odd = pl.Series(quick.odd)
-        return parts if odd.is_empty() else _replaced(parts, odd, _id_parts(cells.gather(odd), arrays=True))
     head, step = cells.str.split_exact(".", 1).struct.unnest().get_columns()
     nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
     task = index = nothing

@@ -17,7 +17,6 @@ from typing import BinaryIO
 
 import polars as pl
 
-from slurm_affinode.base.columns import native
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import count_byte, whole_lines
 from slurm_affinode.base.limits import ACCOUNTING_LINE_BYTES
@@ -374,8 +373,6 @@ class CellBlock:
     """Number of bytes that were not UTF-8, now ``\\xNN``."""
     unfinished: int | None = None
     """First line of the last record if the last line has no newline."""
-    longest: int | None = None
-    """Size of the longest cell in bytes; None: not known."""
 
 
 def read_blocks(
@@ -478,10 +475,13 @@ def _lines(data: bytes) -> pl.Series:
     """Return the lines of ``data``, empty ones as empty strings. The separator is NUL, which the input never has."""
     if data.count(b"\n") == len(data):
         return pl.Series("lines", [""] * len(data), dtype=pl.String)
-    lines = pl.read_csv(
-        data, separator="\0", quote_char=None, has_header=False, new_columns=["lines"], infer_schema=False
+    return _csv(data, "\0", ["lines"])["lines"].fill_null("")
+
+
+def _csv(data: bytes, separator: str, names: list[str]) -> pl.DataFrame:
+    return pl.read_csv(
+        data, separator=separator, quote_char=None, has_header=False, new_columns=names, infer_schema=False
     )
-    return lines["lines"].fill_null("")
 
 
 def _header_lines(lines: pl.Series, delimiter: str | None) -> list[tuple[int, Header]]:
@@ -505,13 +505,12 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     """Split at headers within the text (concatenated files); also return the header in force at the end."""
     if not buffer:
         return [], header
-    if (split := _regular(buffer, header)) is not None:
-        quick, longest = split
+    quick = _regular(buffer, header)
+    if quick is not None:
         count = quick.height
         numbers = pl.int_range(first_line, first_line + count, eager=True, dtype=pl.Int64).alias(LINE)
         unfinished = None if buffer.endswith(b"\n") else first_line + count - 1
-        block = CellBlock(quick.insert_column(0, numbers), header, unfinished=unfinished, longest=longest)
-        return [block], header
+        return [CellBlock(quick.insert_column(0, numbers), header, unfinished=unfinished)], header
     data, wrong = _utf8(buffer)
     lines = _lines(data)
     headers = _header_lines(lines, delimiter)
@@ -530,22 +529,28 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     return blocks, headers[-1][1]
 
 
-def _regular(data: bytes, header: Header) -> tuple[pl.DataFrame, int] | None:
-    """Return the cells, and the size of the longest one in bytes, if the library can split all lines.
+def _regular(data: bytes, header: Header) -> pl.DataFrame | None:
+    """Return the cells if all text is UTF-8 and every line has the right number of delimiters, else ``None``.
 
-    All text is UTF-8, and each line has the right number of delimiters.
+    Polars refuses invalid UTF-8 and lines with more fields than the first, and pads lines with fewer. So if the total
+    number of delimiters is right, it is right in each line.
     """
     if header.delimiter is None or len(header.delimiter.encode()) != 1:
         return None
-    names = [*header.names, "#trailing"] if header.trailing else list(header.names)
     lines = count_byte(data, b"\n") + (not data.endswith(b"\n"))
-    if (split := native.split(data, header.delimiter, names, lines)) is None or _names_an_id(data, header.delimiter):
+    if count_byte(data, header.delimiter.encode()) != lines * header.delimiters:
         return None
-    cells, longest = split
+    names = [*header.names, "#trailing"] if header.trailing else list(header.names)
+    try:
+        cells = _csv(data, header.delimiter, names)
+    except pl.exceptions.PolarsError:
+        return None
+    if cells.width != len(names) or cells.height != lines or _names_an_id(data, header.delimiter):
+        return None
     ids = cells[header.names[header.id_column]]
     if ids.str.len_bytes().is_in([5, 8]).any() and ids.str.to_lowercase().is_in(["jobid", "jobidraw"]).any():
         return None
-    return cells.select(header.names), longest
+    return cells.select(header.names)
 
 
 def _names_an_id(data: bytes, delimiter: str) -> bool:
