@@ -51,7 +51,7 @@ def init_gpus(cluster: Cluster, *options: str) -> None:
 def restart_exporter(cluster: Cluster, node: str) -> None:
     """End the exporter of a node, and wait until the next one responds."""
     before = cluster.exec(node, "cat", EXPORTER_PID)
-    cluster.run(node, "kill", before.strip())
+    cluster.shell(node, 'kill "$1"; kill -CONT "$1"', before.strip())  # it may be stopped (Cluster.scrape)
     responds = 'cat "$1"; curl --silent --fail --output /dev/null http://localhost:9402/metrics'
     wait_until(
         f"another exporter responds on {node}",
