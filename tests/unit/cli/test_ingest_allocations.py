@@ -53,7 +53,7 @@ def test_dry_run_and_omitted_problems_are_reported(tmp_path: Path) -> None:
 def test_missing_gpus_of_ended_jobs_are_reported(tmp_path: Path, recorded: Path) -> None:
     """``scontrol`` shows only the GPUs of running jobs."""
     result = run(tmp_path, recorded / "slurm-24.11" / "scontrol-show-job-d.txt")
-    assert "of running jobs alone" in result.stderr
+    assert "for running jobs only" in result.stderr
 
 
 @pytest.mark.parametrize(("name", "message"), [("none", "no such file"), ("", "directory")])

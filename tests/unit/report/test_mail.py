@@ -192,14 +192,7 @@ def test_address_comes_from_pattern_or_override() -> None:
 def test_phrases_of_findings_are_translated(tmp_path: Path) -> None:
     """Every phrase of the sources has a translation; a site can add phrases; unknown phrases are kept as they are."""
     source = Path(mail_module.__file__).parents[1]
-    files = (
-        "core/signatures.py",
-        "analysis/squatters.py",
-        "analysis/misfits.py",
-        "analysis/misfits.py",
-        "analysis/leftover_memory.py",
-        "zombies/orphans.py",
-    )
+    files = ("core/finding_texts.toml", "core/signature_texts.toml", "analysis/squatters.py", "zombies/orphans.py")
     german = mail_module.Texts("de", None)
     for said, instead in (
         ("96 % of the GPU memory held (76.8 of 80.0 GiB)", "96 % des GPU-Speichers belegt (76.8 von 80.0 GiB)"),

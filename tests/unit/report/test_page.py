@@ -296,7 +296,7 @@ def test_idle_time_is_divided_by_working_hours(result: WasteResult, days: tuple[
     assert f"{shown}, 08:00 to 18:00), which are 30 % of the time." in page.text
     assert "20 % were idle in working hours, and 30 % outside of them." in page.text
     for other in (None, working(None, None), working(None, 30.0), working(0.0, 0.0)):
-        assert "outside of working hours" not in render_plain(dataclasses.replace(divided, working_hours=other))
+        assert "were outside of working hours" not in render_plain(dataclasses.replace(divided, working_hours=other))
 
 
 @pytest.mark.parametrize(
