@@ -25,6 +25,7 @@ from slurm_affinode.checkpoint.image.writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver, Image, Imager, NoRoom, Tree
 from slurm_affinode.checkpoint.store.tiers import Tiers
+from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import (
     GpuFact,
     LiveRun,
@@ -36,6 +37,7 @@ from slurm_affinode.model.suspension import (
     Versions,
 )
 from slurm_affinode.suspension import messages
+from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.context import LOG, GpuAllocations, Gpus, LocalFiles, Streams, SuspendSettings
 from slurm_affinode.suspension.interface import AbortedError, Refused, cause
 from slurm_affinode.suspension.job.memory_limits import MemoryLimits
@@ -157,9 +159,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         if root is None:
             raise Refused(Refusal(RefusalCode.NOT_STARTED, "its script has ended"))
         cuda = tuple(sorted(cuda_users(self._cuda, (member.pid for member in members))))
-        if cuda and job.slurm is not None and not self._allocations.of(job.slurm):
-            text = "its GPUs are unknown, so it could not be restored: is the prolog set up?"
-            raise Refused(Refusal(RefusalCode.GPU_NUMBERS, text))
+        allocated = self._allocated(job) if cuda else ()
         # A courtesy: it saves moving the GPU memory of a job that is refused by the same look at the stopped job.
         with suppress(NotStoppedError):
             try:
@@ -168,7 +168,7 @@ class RequeueEnding(Ending[DumpAttempt]):
             except AbortedError as error:
                 raise Refused(Refusal(RefusalCode.KERNEL_STATE, str(error))) from None
         held = gpu_memory(self._gpus, cuda)
-        gpus = visible_gpus(self._cuda, self._gpus, job.devices or (), held) if cuda else ()
+        gpus = visible_gpus(self._cuda, self._gpus, allocated, held) if cuda else ()
         facts = replace(
             first_facts(job, why, members, cuda, self._now()),
             root_pid=root.pid, gpus=_gpu_count(job), gpu_model=gpus[0].model if gpus else None,
@@ -179,6 +179,21 @@ class RequeueEnding(Ending[DumpAttempt]):
             stop=StoppedJob(self._processes, job.init),
             forked=forked_workers(self._inspect(job.init_pid, root.pid), cuda),
         )  # fmt: skip
+
+    def _allocated(self, job: WatchedJob) -> Sequence[Device]:
+        """Return the GPUs of the job on this node by Slurm's record, as a restore does.
+
+        An agent that has just started may not know them, or only those that processes use. Raises ``Refused`` and
+        ``GpuError``.
+        """
+        if job.slurm is None:
+            return job.devices or ()
+        indices = self._allocations.of(job.slurm)
+        devices = by_index(self._gpus.devices(), indices) if indices else None
+        if devices is None:
+            text = "its GPUs are unknown, so it could not be restored: is the prolog set up?"
+            raise Refused(Refusal(RefusalCode.GPU_NUMBERS, text))
+        return devices
 
     def finish(self, attempt: DumpAttempt) -> None:
         """See ``Ending``."""

@@ -345,6 +345,16 @@ def test_job_with_shards_is_restored_on_gpu_from_prolog(world, monkeypatch):
     assert agent.restore() == Restored(2)
 
 
+@pytest.mark.parametrize("devices", [None, ()])
+def test_image_has_gpus_of_slurm_although_agent_knows_none_yet(world, devices):
+    """An agent that has just started does not; the image could not be restored without them."""
+    agent = Agent(world, "c1")
+    assert agent.suspend(devices=devices).phase is Phase.QUEUED
+    agent.settle()
+    (image,) = agent.shared.images()
+    assert [gpu.allocated for gpu in image.manifest.gpus] == [True]
+
+
 @pytest.mark.parametrize("gpus", [None, ()])
 def test_job_with_unknown_gpus_is_not_suspended(world, monkeypatch, gpus):
     """It could not be restored, for example with shards and no prolog. It is refused before anything is changed."""
