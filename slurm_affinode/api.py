@@ -5,7 +5,7 @@
 >>> week.groups["user"].nlargest(10, "gpu_hours_idle")                       # doctest: +SKIP
 >>> api.columns("unmet_demand")                                              # doctest: +SKIP
 
-Importing the module is cheap: the libraries of the extra ``analysis`` are imported with the first call.
+The libraries of the extra ``analysis`` are imported with the first call, not with the module.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FrameText:
     """The description of a frame."""
 
     rows: str
-    """What a row is."""
+    """Meaning of a row."""
     columns: Mapping[str, tuple[str, str]]
     """Column -> unit and meaning, in the order of the frame."""
 

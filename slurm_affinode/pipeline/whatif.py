@@ -366,7 +366,7 @@ def _check_left_out(where: str, jobs: int, left_out: Mapping[str, int], share: f
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A cluster and what is known of its jobs, for both replays."""
+    """A cluster and its jobs, for both replays."""
 
     name: str
     left_out: dict[str, int]

@@ -115,7 +115,7 @@ def test_unmeasured_hours_are_unknown(analysed: Analysed, jobs: Jobs) -> None:
 
 
 def test_kind_without_a_measurement_is_unknown() -> None:
-    """Hours of one kind are unknown if none of its parts was measured."""
+    """Hours of a kind are unknown if no part of it was measured."""
     states = ("idle", "low", "busy")
     # The first part has no allocated time, and so no idle time; the third one was not measured.
     hours = pl.DataFrame(

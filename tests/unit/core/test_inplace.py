@@ -346,7 +346,7 @@ def test_job_makes_room_for_one_waiter() -> None:
 
 
 def test_reason_names_the_gpu_that_lacks_most() -> None:
-    """What is left there does not include the margin, and is never negative."""
+    """The memory left there does not include the margin, and is never negative."""
     needs = held(48) | held(48, B)
     rest = "left there: other processes hold the rest"
     waits = plan([card(A, 40), card(B, 10)], [], [], [Waiter(7, needs)]).waits
