@@ -472,8 +472,8 @@ def _deployment_cells(name: str, one: Deployment | None, gpus: int) -> tuple[str
     )  # fmt: skip
 
 
-def _milliseconds(value: float) -> str:
-    return f"{value * 1e3:,.0f} ms"
+def _milliseconds(value: float | None) -> str:
+    return "unknown" if value is None else f"{value * 1e3:,.0f} ms"
 
 
 def _warn_left_out(verb: str, reasons: Iterable[LeftOut], unit: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.text import counted
+from slurm_affinode.base.text import counted, percent
 from slurm_affinode.pipeline.server_pool import PUBLISHED
 from slurm_affinode.traces import azure_llm
 from slurm_affinode.traces.engine_model import EngineModel
@@ -70,8 +70,8 @@ def compare(
     """Return the fewest engines that serve the hour with the most tokens of a trace within each target.
 
     Each file of a directory is a service. ``apart``: also with engines for each service. ``split``: also with engines
-    that only prefill or only decode. Raises ``InputError`` for a trace that cannot be read, and for ``apart`` if there
-    is a single service.
+    that only prefill or only decode. Raises ``InputError`` for a trace that cannot be read, for ``apart`` if there
+    is a single service, and if more requests than a target may miss fit into no engine.
     """
     traces = [azure_llm.read(file) for file in azure_llm.files([path])]
     merged = pl.concat(
@@ -88,6 +88,8 @@ def compare(
         )  # fmt: skip
     whole = _arrays(part, origin)
     services = [_arrays(table, origin) for _, table in present]
+    for each in (whole, *(services if apart else ())):
+        _require_room(each, engine, path)
     alone = [fewest_mixed(service, engine, targets) for service in services] if apart else []
     mixed = fewest_mixed(whole, engine, targets)
     by_phase = fewest_split(whole, engine, targets, transfer_token_s) if split else [None] * len(targets)
@@ -95,7 +97,7 @@ def compare(
         f"{trace.name} has no request in the busiest hour" for number, trace in enumerate(traces)
         if (number,) not in tables
     ]  # fmt: skip
-    large = max((one.never_fits for one in mixed if one is not None), default=0)
+    large = _too_large(whole, engine)
     if large:
         absent.append(f"{counted(large, 'request')} that need more than the KV cache of an engine")
     return PhaseComparison(
@@ -113,6 +115,20 @@ def compare(
         published=PUBLISHED,
         notes=(*(problem for trace in traces for problem in trace.problems), *absent),
     )
+
+
+def _too_large(requests: RequestArrays, engine: EngineModel) -> int:
+    return int((~engine.fits(requests.context + requests.generated)).sum())
+
+
+def _require_room(requests: RequestArrays, engine: EngineModel, path: Path) -> None:
+    count, large = len(requests.arrival_s), _too_large(requests, engine)
+    if large > (1 - QUANTILE) * count:
+        raise InputError(
+            f"{large:,} of {counted(count, 'request')} need more than the KV cache of an engine "
+            f"({engine.kv_tokens:,} tokens), so that no number of engines serves {percent(QUANTILE)} of them",
+            where=str(path), hint="set the cache of a larger engine: --kv-tokens N",
+        )  # fmt: skip
 
 
 def _all_known(deployments: Sequence[Deployment | None]) -> tuple[Deployment, ...] | None:

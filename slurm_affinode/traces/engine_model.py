@@ -42,6 +42,10 @@ class EngineModel:
     max_batched_tokens: int = 8192
     """Most tokens that an iteration prefills; a longer prompt takes an iteration of its own."""
 
+    def fits(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether the KV cache has room for requests with these numbers of tokens, prompt and output."""
+        return -(-tokens // self.block_size) <= self.kv_tokens // self.block_size
+
 
 @dataclass(frozen=True, slots=True)
 class ModeledRequests:
@@ -100,7 +104,7 @@ class _Run:
     ) -> None:
         self._arrival, self._prompt, self._output, self._engine = arrival, prompt, output, engine
         self._pool = engine.kv_tokens // engine.block_size
-        self._fits = self._blocks(prompt + output) <= self._pool
+        self._fits = engine.fits(prompt + output)
         count = len(arrival)
         self._ttft, self._e2e = np.full(count, np.nan), np.full(count, np.nan)
         self._preemptions = np.zeros(count, np.int64)

@@ -67,8 +67,9 @@ class Deployment:
     """Of ``engines``, those that only prefill; ``None``: each does both."""
     first_token_mean_s: float
     first_token_p99_s: float
-    between_tokens_mean_s: float
-    between_tokens_p99_s: float
+    between_tokens_mean_s: float | None
+    """``None``: no request has a second token."""
+    between_tokens_p99_s: float | None
     queued_mean_s: float
     """Mean time to first token beyond that of the request alone on an engine."""
     waiting_max: int
@@ -165,7 +166,8 @@ def _in_time(one: tuple[int, float], target: LatencyTarget) -> bool:
 
 
 def _meets(one: Deployment, target: LatencyTarget) -> bool:
-    return one.first_token_p99_s <= target.first_token_s and one.between_tokens_p99_s <= target.between_tokens_s
+    in_time = one.between_tokens_p99_s is None or one.between_tokens_p99_s <= target.between_tokens_s
+    return in_time and one.first_token_p99_s <= target.first_token_s
 
 
 def _deployment(
@@ -184,8 +186,8 @@ def _deployment(
         prefill_engines=prefill,
         first_token_mean_s=float(ttft_s[known].mean()),
         first_token_p99_s=float(np.quantile(ttft_s[known], QUANTILE)),
-        between_tokens_mean_s=float(token_s.mean()) if len(token_s) else 0.0,
-        between_tokens_p99_s=float(np.quantile(token_s, QUANTILE)) if len(token_s) else 0.0,
+        between_tokens_mean_s=float(token_s.mean()) if len(token_s) else None,
+        between_tokens_p99_s=float(np.quantile(token_s, QUANTILE)) if len(token_s) else None,
         queued_mean_s=max(0.0, float((ttft_s - alone)[known].mean())),
         waiting_max=modeled.waiting_max,
         busy=busy_s / (span_s * engines),

@@ -603,6 +603,25 @@ def test_engines_are_sized_for_a_latency_target(services: Path) -> None:
         run("--trace", f"azure:{services / 'chat.csv'}", "--pool-servers")
 
 
+@pytest.mark.parametrize("option", [(), ("--split-phases",), ("--pool-servers",)])
+def test_requests_that_fit_no_engine_are_an_error(services: Path, option: tuple[str, ...]) -> None:
+    """No number of engines serves 99 % of the requests then."""
+    with pytest.raises(AffinodeError, match=r"10 of [12]0 requests need more than the KV cache of an engine"):
+        run("--trace", f"azure:{services}", *_SLOW_ENGINE, "--kv-tokens", "64", *option)
+
+
+def test_time_between_tokens_of_single_tokens_is_unknown(services: Path) -> None:
+    text = (services / "chat.csv").read_text().replace(",10,5", ",10,1")
+    (services / "chat.csv").write_text(text)
+    words = ("--trace", f"azure:{services / 'chat.csv'}", *_SLOW_ENGINE, "--split-phases",
+             "--between-tokens", "0.5", "--first-token", "2")  # fmt: skip
+    found, _ = run(*words)
+    for one in found["targets"]:
+        assert (one["mixed"]["between_tokens_p99_s"], one["split"]["between_tokens_mean_s"]) == (None, None)
+    done = CliRunner().invoke(cli, ["whatif", *words], catch_exceptions=False, env={"COLUMNS": "200"})
+    assert done.stdout.count("unknown") == 2 * len(found["targets"])
+
+
 def test_defaults_of_the_engine_are_those_of_the_model() -> None:
     from slurm_affinode.cli.engine_options import default_texts
     from slurm_affinode.cli.whatif import _ENGINE_DEFAULTS
