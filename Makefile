@@ -138,7 +138,7 @@ gpu-bundle: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Pack what test-gpu and 
 
 bench: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Run the benchmarks, print ratios (takes some minutes).
 	$(UV) sync --quiet --frozen --all-extras --group dev --group bench
-	$(VENV)/python -m benchmarks
+	$(VENV)/python -m benchmarks $(ARGS)
 
 lock: ## Resolve the dependencies again.
 	$(UV) lock --upgrade

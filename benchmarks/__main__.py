@@ -1,8 +1,9 @@
-"""Run all benchmarks: ``python -m benchmarks [--quick] [--accept]``. Ratios come from one run on this machine.
+"""Run benchmarks, all by default: ``python -m benchmarks [PROGRAM]...``. Ratios come from one run on this machine.
 
 A full run compares its ratios with those in ``benchmarks/results``, and replaces them. A ratio that is 1.3 times as
 large is a failure, and the kept ones stay unless ``--accept`` is given. ``--quick`` uses little data: it shows that the
-benchmarks work, and measures nothing; only errors count.
+benchmarks work, and measures nothing; only errors count. With ``--cluster NAME``, programs that need CRIU run in a
+compute container of that cluster.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ QUICK = {
     "bench_storage.py": ("--samples", "100000", "--stores", "ours"),
 }
 
+WITH_CRIU = ("bench_checkpoint.py", "bench_restore.py")
+
 
 def run(program: str, arguments: tuple[str, ...], *, quick: bool, accept: bool) -> list[str]:
     """Run a benchmark; return its failures."""
@@ -73,12 +76,21 @@ def run(program: str, arguments: tuple[str, ...], *, quick: bool, accept: bool) 
 def main() -> int:
     """Run the benchmarks; the exit status is 1 if one failed, missed its target or has become worse."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--accept", action="store_true")
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help="such as bench_join.py (default: all)")
+    parser.add_argument("--quick", action="store_true", help="use little data, measure nothing")
+    parser.add_argument("--accept", action="store_true", help="keep ratios that have become worse")
+    parser.add_argument("--cluster", metavar="NAME", help="container cluster for programs that need CRIU")
     options = parser.parse_args()
+    every = QUICK if options.quick else FULL
+    if unknown := [name for name in options.programs if name not in every]:
+        parser.error(f"no such program: {', '.join(unknown)}; there are {', '.join(every)}")
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
     failures = []
-    for program, arguments in (QUICK if options.quick else FULL).items():
+    for program, arguments in every.items():
+        if options.programs and program not in options.programs:
+            continue
+        if options.cluster and program in WITH_CRIU:
+            arguments = (*arguments, "--cluster", options.cluster)  # noqa: PLW2901 - the same for all below
         print(f"\n== {program} {' '.join(arguments)}", flush=True)
         failures += run(program, arguments, quick=options.quick, accept=options.accept)
     print("".join(f"\n{failure}" for failure in failures))

@@ -7,6 +7,7 @@ Shared by `bench_checkpoint.py` and `bench_restore.py`, which run on a node, as 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from ratios import VARIABLE, report
 
 from slurm_affinode.base.pidfd import Namespace, Process, ProcessGoneError
 from slurm_affinode.checkpoint.criu.criu import Criu
@@ -250,5 +253,11 @@ def in_container(cluster: str, script: str, arguments: Sequence[str]) -> int:
     )
     unpack = f"rm -rf {target} && mkdir {target} && tar -C {target} -xf -"
     subprocess.run(["docker", "exec", "-i", container, "sh", "-c", unpack], stdin=pack.stdout, check=True)
+    ratios = f"{target}/ratios.json"
     command = ["/opt/slurm-affinode/bin/python", f"{target}/benchmarks/{script}", *arguments]
-    return subprocess.run(["docker", "exec", f"--env=PYTHONPATH={target}", container, *command], check=False).returncode
+    environment = [f"--env=PYTHONPATH={target}", f"--env={VARIABLE}={ratios}"]
+    status = subprocess.run(["docker", "exec", *environment, container, *command], check=False).returncode
+    measured = subprocess.run(["docker", "exec", container, "cat", ratios], check=False, capture_output=True).stdout
+    if measured:
+        report(**json.loads(measured))
+    return status
