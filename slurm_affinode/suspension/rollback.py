@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurm_affinode.base.pidfd import ExhaustedError, Id
-from slurm_affinode.checkpoint.files import deleted_files
+from slurm_affinode.checkpoint.files import deleted_files, inet_sockets
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaDriver, CudaState
 from slurm_affinode.checkpoint.store.tiers import Tiers
 from slurm_affinode.suspension.context import LOG
@@ -46,9 +46,9 @@ class Rollback:
             deleted_files.forget_lost(record.removed or (), record.owner)
             return True
         if record.seq is not None:
-            deleted_files.forget(
-                Id(record.init_pid, record.init_started), [member.id for member in members], record.owner
-            )
+            tree = [member.id for member in members]
+            inet_sockets.end_repair(tree)
+            deleted_files.forget(Id(record.init_pid, record.init_started), tree, record.owner)
         # Continue first: a stopped process cannot restore its GPU memory. Its CUDA calls block until it is unlocked.
         stopped = set(record.stopped_pids or ())
         self._processes.resume(member for member in members if member.pid not in stopped)

@@ -189,6 +189,7 @@ class Criu:
             *inet_sockets.options(process for _, process in space.processes()),
         ]  # fmt: skip
         processes = [Id(member.pid, member.started) for member in space.numbers()]
+        reusable = inet_sockets.reusable(processes)
         deleted_files.give_names(tree.init, processes, tree.owner)
         try:
             with ExitStack() as stack:
@@ -208,6 +209,7 @@ class Criu:
                     )  # fmt: skip
                 finally:
                     stop.hold()
+                    inet_sockets.end_repair(processes, reusable)
         except (UnreachableError, OSError) as error:
             raise DumpFailed(f"the dump was aborted: {error}") from None
         if done.returncode != 0:

@@ -11,6 +11,11 @@ restores either all connections or none, so the image of a job with connections 
 (``--tcp-established``), and a restore replaces those with an end elsewhere by closed sockets. For a job without any,
 CRIU need not look into connections that will be closed (``--tcp-close``).
 
+CRIU reads a connection in the kernel's repair mode (``TCP_REPAIR`` in ``net/ipv4/tcp.c``), and leaves it there if the
+dump is complete and the tree stays stopped (``cr_dump_finish`` in ``criu/cr-dump.c``). In that mode, receiving fails
+(EPERM), nothing is sent, and the other end is not notified when the process ends. So each dump ends the mode, and so
+does a rollback, for an agent that was killed during a dump.
+
 CRIU creates the sockets as root, and sets ``SO_REUSEPORT`` until it has bound them. The kernel lets sockets with that
 option share a port if they belong to the same user, and distributes connections among them. So a restore is refused if
 one of its ports is in use by root, or by another restored job.
@@ -31,7 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_affinode.base import json_values, kernel_text
-from slurm_affinode.base.pidfd import PROC, Process
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.pidfd import PROC, Id, Process
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.files.file_table import FILES, Type
 from slurm_affinode.checkpoint.image.criu_images import (
@@ -67,6 +73,8 @@ _STREAM = "tcp-stream-"
 _MAPPED = "0000000000000000FFFF0000"
 """Prefix of an IPv4 address in ``/proc/net/tcp6``."""
 _LIMIT = 1 << 20
+_REPAIR = 19
+"""``TCP_REPAIR`` in ``linux/tcp.h``."""
 _SIOCGIFCONF, _SIOCGIFCONF_BYTES = 0x8912, 40
 """An entry of ``struct ifconf`` on 64-bit machines: the name (16 bytes) and a ``struct sockaddr``."""
 _NAME, _ADDRESS = slice(0, 16), slice(20, 24)
@@ -166,14 +174,55 @@ def connected(members: Iterable[Process]) -> bool:
 
 def sockets_of(process: Process) -> set[str]:
     """Return the inodes of the sockets that a process has open."""
-    inodes = set()
+    return set(_socket_fds(process))
+
+
+def _socket_fds(process: Process) -> dict[str, int]:
+    """Return the inodes of the sockets that a process has open, and a descriptor of each."""
+    fds = {}
     with suppress(OSError):
         for name in process.names("fd"):
             with suppress(OSError):
                 target = process.link(f"fd/{name}")
                 if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
-    return inodes
+                    fds[target[8:-1]] = int(name)
+    return fds
+
+
+def reusable(tree: Iterable[Id]) -> frozenset[str]:
+    """Return the inodes of the TCP sockets of these processes that have ``SO_REUSEADDR``. Never raises."""
+    return frozenset(
+        inode for inode, tcp in _tcp_sockets(tree) if tcp.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+    )
+
+
+def end_repair(tree: Iterable[Id], reusable: Collection[str] | None = None) -> None:
+    """End the repair mode of TCP connections, in which a dump leaves them. Never raises.
+
+    ``reusable``: the inodes of those that had ``SO_REUSEADDR`` before the dump; ``None``: not known. The mode replaces
+    that option. Without it, a server that is started again cannot bind the port of its last connections for a minute.
+    """
+    for inode, tcp in _tcp_sockets(tree):
+        with suppress(OSError):
+            in_repair = tcp.getsockopt(_TCP, _REPAIR)
+            if in_repair:
+                tcp.setsockopt(_TCP, _REPAIR, 0)
+            if inode in reusable if reusable is not None else in_repair:
+                tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+def _tcp_sockets(tree: Iterable[Id]) -> Iterator[tuple[str, socket.socket]]:
+    """Yield each TCP socket of these processes with its inode, as a descriptor that is open until the next one."""
+    seen: set[str] = set()
+    for pid, started in tree:
+        with suppress(OSError, UnreachableError), Process(pid, started=started) as process:
+            for inode, fd in _socket_fds(process).items():
+                if inode in seen:
+                    continue
+                with suppress(OSError, UnreachableError), socket.socket(fileno=process.descriptor(fd)) as opened:
+                    seen.add(inode)
+                    if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.proto == _TCP:
+                        yield inode, opened
 
 
 def restored(image: PrivateImage) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from job_owner import OWNER
 
 from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.checkpoint.criu.restore_gate import of_owner
+from slurm_affinode.checkpoint.files import inet_sockets
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, CudaUnavailable, HelperLost, ImageUnanswered
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
 from slurm_affinode.slurm.interface import NotPermittedError
@@ -145,6 +146,23 @@ def test_image_is_deleted_before_job_is_resumed(world, monkeypatch):
     assert agent.suspend().phase is Phase.RUNNING
     assert found
     assert found[0] == []
+
+
+def test_connections_leave_repair_mode_before_job_is_resumed(world, monkeypatch):
+    """The dump may have been that of an agent that was killed."""
+
+    def refuse(self, job, **_):
+        raise NotPermittedError("not permitted")
+
+    def end_repair(tree):
+        ended.extend(pid for pid, _ in tree)
+        assert all(process.stopped for process in world.nodes["c1"].processes)
+
+    ended = []
+    monkeypatch.setattr(Slurm, "requeue", refuse)
+    monkeypatch.setattr(inet_sockets, "end_repair", end_repair)
+    assert Agent(world, "c1").suspend().phase is Phase.RUNNING
+    assert set(ended) == {process.pid for process in world.nodes["c1"].processes}
 
 
 def test_refused_requeue_rolls_back_suspension(world, monkeypatch):

@@ -227,6 +227,72 @@ def test_connection_within_the_job_is_found(family: socket.AddressFamily) -> Non
                     child.stdin.close()
 
 
+TCP_REPAIR = 19
+"""``linux/tcp.h``."""
+
+
+@pytest.fixture
+def in_repair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield both ends of a TCP connection; that of the server is in repair mode, as after a dump."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+    with client, server:
+        client.sendall(b"before")
+        try:
+            server.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+        except PermissionError:
+            pytest.skip("the repair mode of TCP requires CAP_NET_ADMIN")
+        yield client, server
+
+
+def test_connection_continues_after_a_dump(in_repair: tuple[socket.socket, socket.socket]) -> None:
+    client, server = in_repair
+    with pytest.raises(PermissionError):
+        server.recv(100)
+    others = (*socket.socketpair(), socket.socket(type=socket.SOCK_DGRAM))
+    with Process(os.getpid()) as own:
+        inet_sockets.end_repair([own.id])
+    for other in others:
+        other.close()
+    assert server.recv(100) == b"before"
+    server.sendall(b"after")
+    client.settimeout(10)
+    assert client.recv(100) == b"after"
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_port_can_be_bound_again_after_a_dump(in_repair: tuple[socket.socket, socket.socket], failed: bool) -> None:
+    """A dump that fails ends the mode itself, and leaves the socket without the option too."""
+    client, server = in_repair
+    address = server.getsockname()
+    with Process(os.getpid()) as own:
+        reusable = inet_sockets.reusable([own.id])
+        if failed:
+            server.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
+        inet_sockets.end_repair([own.id], reusable)
+    server.recv(100)
+    server.close()  # first: its end waits for a minute
+    client.close()
+    socket.create_server(address).close()
+
+
+def test_option_of_a_client_is_unchanged_after_a_dump() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client, Process(os.getpid()) as own:
+        client.connect(listener.getsockname())
+        inet_sockets.end_repair([own.id], inet_sockets.reusable([own.id]))
+        assert not client.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+
+
+def test_connection_of_another_process_is_left_alone(in_repair: tuple[socket.socket, socket.socket]) -> None:
+    _, server = in_repair
+    with Process(os.getpid()) as own:
+        inet_sockets.end_repair([own.id._replace(started=own.started + 1)])  # its PID was used again
+    assert server.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR) == 1
+    server.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
+
+
 def port_entry(source: str, port: int, *, protocol: int = 6, peer_port: int = 0) -> bytes:
     """Return a network socket with a local port in the file table."""
     fields = [(1, 1), (2, 101), (3, 2), (4, 1), (5, protocol), (6, 10), (7, port), (8, peer_port)]
