@@ -298,7 +298,7 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
     )
     with naming_damage(store, query.since, query.until):
         seen = rows.collect().join(never.select("device", "model"), on="device")
-    found: list[tuple[int, str]] = []
+    suspicious: list[tuple[int, str]] = []
     for name in ACTIVITY:
         scale, floor = FIELDS[name][1], query.thresholds.floor(name)
         # Higher values are not noise but computation that needs little memory.
@@ -309,12 +309,12 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
         least = noisy.group_by("model", maintain_order=True).agg(
             pl.len().alias("gpus"), pl.col(name).min() * scale, pl.col(f"{name}_free").max() * scale
         )
-        found += [
+        suspicious += [
             (gpus, f"{model or 'unknown model'} ({counted(gpus, 'GPU')}): {FIELDS[name][0]} reads at least {low:.3g} "
                    f"%, and up to {high:.3g} % while no memory is held")
             for model, gpus, low, high in least.sort("gpus", "model", descending=[True, False]).iter_rows()
         ]  # fmt: skip
-    if not found:
+    if not suspicious:
         return None
     return QualityIssue(
         code="never-zero",
@@ -322,8 +322,8 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
         detail="These GPUs hold next to no memory at times, and never count as idle. If this is noise of the "
         "counter, set its floor in the configuration, for example [agent] floors_pct = {dram = 0.05}: values up to "
         "the floor count as 0.",
-        count=len(found),
-        examples=tuple(text for _, text in found[:EXAMPLES]),
+        count=len(suspicious),
+        examples=tuple(text for _, text in suspicious[:EXAMPLES]),
     )
 
 
@@ -486,17 +486,17 @@ def _clock_skew(evidence: Coverage) -> QualityIssue | None:
     ended = spans.filter(pl.col("finish_ms") == pl.col("end_ms"))
     early = (begun["begin_ms"] - begun["first_ms"]).median()
     late = (ended["last_ms"] - ended["finish_ms"]).median()
-    found: list[str] = []
+    shifts: list[str] = []
     if isinstance(early, float) and len(begun) >= LEAST_PAIRS and early > SKEW_S * 1000:
-        found.append(f"labels begin {early / 1000:.0f} s before their runs start, in the median")
+        shifts.append(f"labels begin {early / 1000:.0f} s before their runs start, in the median")
     if isinstance(late, float) and len(ended) >= LEAST_PAIRS and late > SKEW_S * 1000:
-        found.append(f"labels end {late / 1000:.0f} s after their runs end, in the median")
-    if not found:
+        shifts.append(f"labels end {late / 1000:.0f} s after their runs end, in the median")
+    if not shifts:
         return None
     return QualityIssue(
         code="clock-skew",
         title="Clocks of history and accounting seem to differ",
-        detail="; ".join(found) + ". Check the time synchronization of nodes and controller, and the time zone that "
+        detail="; ".join(shifts) + ". Check the time synchronization of nodes and controller, and the time zone that "
         "accounting was ingested with.",
         count=len(spans),
     )

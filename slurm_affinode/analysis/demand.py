@@ -175,7 +175,7 @@ def _behind_larger(waits: pl.DataFrame, span: float) -> Floats:
     is_head = front < end
     head_start, head_end, head_gpus = (origin + front)[is_head], (origin + end)[is_head], gpus[is_head]
     behind_end = np.minimum(front, end)
-    found = np.zeros(len(begin))
+    waited = np.zeros(len(begin))
     for size in np.unique(gpus):
         rows = np.flatnonzero((gpus == size) & (behind_end > begin))
         if not len(rows):
@@ -190,8 +190,8 @@ def _behind_larger(waits: pl.DataFrame, span: float) -> Floats:
             )
             return inside
 
-        found[rows] = until(origin[rows] + behind_end[rows]) - until(origin[rows] + begin[rows])
-    return found
+        waited[rows] = until(origin[rows] + behind_end[rows]) - until(origin[rows] + begin[rows])
+    return waited
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ def settle(  # noqa: PLR0917 - the kinds of evidence
     good = open_.filter(~_in(still)).join(_disputed(open_, recorded), on="claim", how="anti", maintain_order="left")
     kept = pl.concat([usable.filter(~_in(undecided)), good])
     lost = open_.join(good, on="claim", how="anti", maintain_order="left")["run"]
-    found = pl.concat([kept, recorded], how="diagonal").group_by("run").agg(pl.col("slot").n_unique())
-    short = about.filter(_in(undecided), pl.col("limit") < _UNLIMITED).join(found, on="run", how="left")
+    measured = pl.concat([kept, recorded], how="diagonal").group_by("run").agg(pl.col("slot").n_unique())
+    short = about.filter(_in(undecided), pl.col("limit") < _UNLIMITED).join(measured, on="run", how="left")
     lost = pl.concat([lost, short.filter(pl.col("slot").fill_null(0) < pl.col("limit"))["run"]])
     doubtful = pl.concat(
         [

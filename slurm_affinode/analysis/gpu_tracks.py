@@ -96,14 +96,14 @@ class GpuTrack:
 
     def _windows(self, rows: TrackRows, idle: npt.NDArray[np.bool_]) -> None:
         _, begins, ends = idle_windows.idle_spans(np.zeros_like(rows.time), rows.time, rows.until, idle)
-        found = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        windows = list(zip(begins.tolist(), ends.tolist(), strict=True))
         if self._open is not None:
-            if found and found[0][0] == self._open[1]:
-                found[0] = (self._open[0], found[0][1])
+            if windows and windows[0][0] == self._open[1]:
+                windows[0] = (self._open[0], windows[0][1])
             else:
-                found.insert(0, self._open)
-        self._open = found.pop() if found and idle[-1] else None
-        for one in found:
+                windows.insert(0, self._open)
+        self._open = windows.pop() if windows and idle[-1] else None
+        for one in windows:
             self._keep(one)
 
     def _keep(self, window: tuple[int, int]) -> None:

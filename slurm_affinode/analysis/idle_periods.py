@@ -75,7 +75,7 @@ def _windows(store: SampleStore, pairs: pl.DataFrame, given: _IdleSamples) -> pl
     keys = Pairs(
         pairs["device"].to_numpy(), pairs["start_ms"].to_numpy(), end, pairs["step_ms"].to_numpy()
     )  # fmt: skip
-    found = [pl.DataFrame(schema=_WINDOWS)]
+    windows = [pl.DataFrame(schema=_WINDOWS)]
     for rows, which, low, high in idle_windows.counted_rows(store, keys, query.since, query.until, query.thresholds):
         pair, taken = np.repeat(which, high - low), ranges(low, high - low)
         busiest = np.full(len(taken), np.nan, np.float32)
@@ -85,8 +85,8 @@ def _windows(store: SampleStore, pairs: pl.DataFrame, given: _IdleSamples) -> pl
         until = np.minimum(rows.reach[taken], end[pair])
         idle = busiest <= given.limit_pct  # NaN is not idle
         at, begin, finish = idle_windows.idle_spans(pair, rows.ms[taken], until, idle)
-        found.append(pl.DataFrame(dict(zip(_WINDOWS, (numbers[at], begin, finish), strict=True)), schema=_WINDOWS))
-    joined = pl.concat(found).sort("pair", "low_ms")
+        windows.append(pl.DataFrame(dict(zip(_WINDOWS, (numbers[at], begin, finish), strict=True)), schema=_WINDOWS))
+    joined = pl.concat(windows).sort("pair", "low_ms")
     # A window that continues on the next day was cut at midnight.
     new = (pl.col("low_ms") != pl.col("high_ms").shift().over("pair")).fill_null(value=True)
     return joined.group_by("pair", new.cum_sum().alias("part")).agg(

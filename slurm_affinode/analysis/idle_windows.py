@@ -218,12 +218,12 @@ def follow(  # noqa: PLR0917
     A GPU above ``limit_pct`` is active. Only the gap and the floors of ``thresholds`` are used. ``sampled``: that of
     the index of this interval, if already read.
     """
-    found = Trailing.empty(len(pairs.device))
+    trailing = Trailing.empty(len(pairs.device))
     for rows, which, low, high in counted_rows(store, pairs, since, until, thresholds, sampled):
         filled = np.cumsum(high - low) // FOLD_ROWS
         for some in np.split(np.arange(len(which)), np.flatnonzero(filled[1:] > filled[:-1]) + 1):
-            _fold(rows, pairs, found, which[some], low[some], high[some], limit_pct)
-    return found
+            _fold(rows, pairs, trailing, which[some], low[some], high[some], limit_pct)
+    return trailing
 
 
 def counted_rows(  # noqa: PLR0917
@@ -344,16 +344,16 @@ def used_before(  # noqa: PLR0917
     slack = np.maximum((keys.step * thresholds.max_gap_steps).astype(np.int64), UNSEEN_MS)
     since_ms = epoch_ms(since)
     still = (seen.since != NEVER) & (seen.last_active == NEVER)
-    found = np.where(still & (seen.since - np.maximum(begins, since_ms) <= slack), UNUSED, UNSEEN)
+    uses = np.where(still & (seen.since - np.maximum(begins, since_ms) <= slack), UNUSED, UNSEEN)
     older = np.flatnonzero(still & (begins < since_ms))
     if len(older):
         past = Pairs(keys.device[older], begins[older], keys.end[older], keys.step[older])
         active, whole = active_before(
             store, past, since, limit_pct=limit_pct, thresholds=thresholds, slack_ms=slack[older]
         )
-        found[older] = np.where(active, USED, np.where(whole, found[older], UNSEEN))
-    found[seen.last_active != NEVER] = USED
-    return found
+        uses[older] = np.where(active, USED, np.where(whole, uses[older], UNSEEN))
+    uses[seen.last_active != NEVER] = USED
+    return uses
 
 
 def _batches(store: SampleStore, selected: pl.Series, begin: datetime, finish: datetime) -> list[slice]:
@@ -444,7 +444,7 @@ def _of_pairs(rows: CountedRows, pairs: Pairs, at: Ints, begin: datetime, until:
 
 
 def _fold(  # noqa: PLR0917 - one pass over the same arrays
-    rows: CountedRows, pairs: Pairs, found: Trailing, which: Ints, low: Ints, high: Ints, limit_pct: float
+    rows: CountedRows, pairs: Pairs, trailing: Trailing, which: Ints, low: Ints, high: Ints, limit_pct: float
 ) -> None:
     """Fold the rows ``low[i]:high[i]`` of the pairs ``which[i]``."""
     count = high - low
@@ -462,17 +462,17 @@ def _fold(  # noqa: PLR0917 - one pass over the same arrays
     seen = _Seen(
         which, count, start, end, time, reach, until, until - time, signals, busiest, rows.fb[taken], rows.power[taken]
     )
-    found.rows[which] += count
-    _keep_max(found.fb_peak, which, np.fmax.reduceat(seen.fb, start))
-    _keep_max(found.fb_total, which, np.fmax.reduceat(rows.fb_total[taken], start))
+    trailing.rows[which] += count
+    _keep_max(trailing.fb_peak, which, np.fmax.reduceat(seen.fb, start))
+    _keep_max(trailing.fb_total, which, np.fmax.reduceat(rows.fb_total[taken], start))
     if rows.xid is not None:
         xid = rows.xid[taken]
         known = np.flatnonzero(xid != NEVER)
         # With repeated indices the last assignment wins: that of the latest sample.
-        found.xid[np.repeat(which, count)[known]] = xid[known]
-    _fold_idle(seen, found, limit_pct)
-    _fold_all(seen, found)
-    found.newest[which], found.reach[which] = time[end], reach[end]
+        trailing.xid[np.repeat(which, count)[known]] = xid[known]
+    _fold_idle(seen, trailing, limit_pct)
+    _fold_all(seen, trailing)
+    trailing.newest[which], trailing.reach[which] = time[end], reach[end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,58 +504,58 @@ class _Seen:
     power: Floats
 
 
-def _fold_idle(rows: _Seen, found: Trailing, limit_pct: float) -> None:
+def _fold_idle(rows: _Seen, trailing: Trailing, limit_pct: float) -> None:
     """Update the trailing idle window and the last activity of each pair."""
     pair, starts = rows.pair, rows.start
     position = np.arange(len(rows.time))
     before = np.append(NEVER, rows.reach[:-1])
-    before[starts] = found.reach[pair]
+    before[starts] = trailing.reach[pair]
     # NaN is not idle.
     broken = ~(rows.busiest <= limit_pct)
     gap = (before != NEVER) & (before != rows.time)
     last_broken = np.maximum.reduceat(np.where(broken, position, NEVER), starts)
     last_gap = np.maximum.reduceat(np.where(gap, position, NEVER), starts)
     anew = (last_broken >= 0) | (last_gap >= 0)
-    _reset(found, pair[anew])
+    _reset(trailing, pair[anew])
     begins = np.where(anew, np.maximum(last_broken + 1, last_gap), starts)
     idle = begins <= rows.end
-    new = idle & (found.since[pair] == NEVER)
-    found.since[pair[new]] = rows.time[begins[new]]
-    found.until[pair[idle]] = rows.until[rows.end[idle]]
+    new = idle & (trailing.since[pair] == NEVER)
+    trailing.since[pair[new]] = rows.time[begins[new]]
+    trailing.until[pair[idle]] = rows.until[rows.end[idle]]
     tail = position >= np.repeat(begins, rows.count)
     for number, signal in rows.signals.items():
         values = np.where(tail, signal, np.nan)
-        found.peaks[pair, number] = np.fmax(found.peaks[pair, number], np.fmax.reduceat(values, starts))
-    _add(found.fb_ms, found.fb_known_ms, rows, np.where(tail, rows.fb, np.nan))
-    _add(found.power_ms, found.power_known_ms, rows, np.where(tail, rows.power, np.nan))
+        trailing.peaks[pair, number] = np.fmax(trailing.peaks[pair, number], np.fmax.reduceat(values, starts))
+    _add(trailing.fb_ms, trailing.fb_known_ms, rows, np.where(tail, rows.fb, np.nan))
+    _add(trailing.power_ms, trailing.power_known_ms, rows, np.where(tail, rows.power, np.nan))
     last_active = np.maximum.reduceat(np.where(rows.busiest > limit_pct, position, NEVER), starts)
     was = last_active >= 0
-    found.last_active[pair[was]] = rows.time[last_active[was]]
+    trailing.last_active[pair[was]] = rows.time[last_active[was]]
 
 
-def _fold_all(rows: _Seen, found: Trailing) -> None:
+def _fold_all(rows: _Seen, trailing: Trailing) -> None:
     """Update the figures that cover the whole run of each pair."""
     pair, starts = rows.pair, rows.start
     if (util := rows.signals.get(ACTIVITY.index("util_pct"))) is not None:
-        _add(found.util_ms, found.util_known_ms, rows, util.astype(np.float64))
-    _add(found.activity_ms, found.measured_ms, rows, rows.busiest.astype(np.float64))
+        _add(trailing.util_ms, trailing.util_known_ms, rows, util.astype(np.float64))
+    _add(trailing.activity_ms, trailing.measured_ms, rows, rows.busiest.astype(np.float64))
     known = ~np.isnan(rows.busiest)
-    found.samples[pair] += np.add.reduceat(known.astype(np.int64), starts)
-    _keep_max(found.peak_all, pair, np.fmax.reduceat(rows.busiest, starts))
+    trailing.samples[pair] += np.add.reduceat(known.astype(np.int64), starts)
+    _keep_max(trailing.peak_all, pair, np.fmax.reduceat(rows.busiest, starts))
     position = np.arange(len(known))
     last = np.maximum.reduceat(np.where(known, position, NEVER), starts)
     first = np.minimum.reduceat(np.where(known, position, len(known)), starts)
     some = last >= 0
-    fresh = some & (found.first[pair] == NEVER)
-    found.first[pair[fresh]] = rows.time[first[fresh]]
-    found.last[pair[some]] = rows.time[last[some]]
+    fresh = some & (trailing.first[pair] == NEVER)
+    trailing.first[pair[fresh]] = rows.time[first[fresh]]
+    trailing.last[pair[some]] = rows.time[last[some]]
 
 
-def _reset(found: Trailing, pair: Ints) -> None:
-    found.since[pair] = found.until[pair] = NEVER
-    found.peaks[pair] = np.nan
-    found.fb_ms[pair] = found.power_ms[pair] = 0.0
-    found.fb_known_ms[pair] = found.power_known_ms[pair] = 0
+def _reset(trailing: Trailing, pair: Ints) -> None:
+    trailing.since[pair] = trailing.until[pair] = NEVER
+    trailing.peaks[pair] = np.nan
+    trailing.fb_ms[pair] = trailing.power_ms[pair] = 0.0
+    trailing.fb_known_ms[pair] = trailing.power_known_ms[pair] = 0
 
 
 def _add(total: Floats, known_ms: Ints, rows: _Seen, values: Floats) -> None:

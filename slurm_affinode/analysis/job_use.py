@@ -111,10 +111,10 @@ def _moment(ms: int) -> datetime:
 
 def uses(row: Row, facts: RunFacts, steps: Sequence[Row], gpus: Sequence[GpuUse]) -> tuple[ResourceUse, ...]:
     """Return what an attempt (a row of ``JOBS``) used; GPU uses only if it had or may have had GPUs."""
-    found = [_time_limit(row, facts), _cpu(row, facts), _memory(row, facts, steps)]
+    resource_uses = [_time_limit(row, facts), _cpu(row, facts), _memory(row, facts, steps)]
     if row["gpus"] != 0 or gpus:
-        found += _gpu_uses(row, gpus)
-    return tuple(found)
+        resource_uses += _gpu_uses(row, gpus)
+    return tuple(resource_uses)
 
 
 def ran_s(row: Row, facts: RunFacts) -> float:

@@ -108,7 +108,7 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     mismatches = pl.concat([mismatches, _as_mismatches(settled.unused, runs, table)], how="diagonal")
     known = _with_twins(settled.pairs, runs, twins).sort("run", "at")
     open_ = records.open.select("run", pl.lit("records").alias("why")).join(
-        _all_found(known, runs, about), on="run", how="anti"
+        _fully_mapped(known, runs, about), on="run", how="anti"
     )
     doubtful = pl.concat([settled.doubtful, open_]).unique("run", keep="first", maintain_order=True).sort("run")
     sure = runs.join(doubtful, on="run", how="anti", maintain_order="left")
@@ -154,23 +154,23 @@ def _with_twins(pairs: pl.DataFrame, runs: pl.DataFrame, twins: pl.DataFrame) ->
     return pl.concat([pairs, more]).unique(["run", "at"], keep="first", maintain_order=True)
 
 
-def _all_found(pairs: pl.DataFrame, runs: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
+def _fully_mapped(pairs: pl.DataFrame, runs: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
     """Return the runs with all of their GPUs in ``pairs``."""
-    found = pairs.join(devices, on="at").group_by("run").agg(pl.col("slot").n_unique())
-    return found.join(runs.select("run", "gpus"), on="run").filter(pl.col("slot") >= pl.col("gpus"))
+    counts = pairs.join(devices, on="at").group_by("run").agg(pl.col("slot").n_unique())
+    return counts.join(runs.select("run", "gpus"), on="run").filter(pl.col("slot") >= pl.col("gpus"))
 
 
 def _parents(table: pl.DataFrame) -> pl.DataFrame:
     """Return ``at``, ``from``, ``to``: whole-GPU series of GPUs that had MIG instances, and when they had them."""
     children = table.filter(pl.col("mig").is_not_null())
     wholes = table.filter(pl.col("mig").is_null())
-    found = [
+    spans = [
         wholes.filter(pl.col(mark).is_not_null())
         .join(children.select("cluster", "node", mark, "first", "last"), on=["cluster", "node", mark], nulls_equal=True)
         .select("at", pl.col("first_right").alias("from"), pl.col("last_right").alias("to"))
         for mark in ("uuid", "pci", "index")
     ]
-    return pl.concat(found).group_by("at").agg(pl.col("from").min(), pl.col("to").max())
+    return pl.concat(spans).group_by("at").agg(pl.col("from").min(), pl.col("to").max())
 
 
 def _without(pairs: pl.DataFrame, runs: pl.DataFrame, parents: pl.DataFrame) -> pl.DataFrame:
@@ -218,7 +218,7 @@ def by_labels(
     ]
     rest = plain.join(exact[0], on="label", how="anti", maintain_order="left")
     led = [_fits(rest, runs, nodes, ["id"], [leader]) for leader in ("array_job_id", "het_job_id")]
-    found = pl.concat(
+    fitting = pl.concat(
         [
             frame.with_columns(pl.lit(leader).alias("leader"))
             for part, leader in ((exact, False), (led, True))
@@ -227,7 +227,7 @@ def by_labels(
     ).unique(["label", "run"])
     # A job that accounting saw running may have been requeued since: a later label says nothing about this run.
     pairs = (
-        found.filter(pl.col("counted"))
+        fitting.filter(pl.col("counted"))
         .group_by("run", "at")
         .agg(
             pl.col("rows").sum().alias("weight"),
@@ -236,7 +236,7 @@ def by_labels(
             pl.col("last_ms").max(),
         )
     )
-    unfit = said.join(found, on="label", how="anti", maintain_order="left")
+    unfit = said.join(fitting, on="label", how="anti", maintain_order="left")
     return pairs.sort("run", "at"), unfit.select("job", "node", "first", "last", "rows")
 
 
@@ -303,7 +303,7 @@ class _Records:
 
 def records_of(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
     """Return ``recorded`` with the ``mark`` and the ``run`` of each record, and the times of the run."""
-    found = (
+    records = (
         recorded.join(_marks(recorded), on="gpu")
         .with_columns(pl.col("node").str.split(".").list.first())
         .join(
@@ -315,7 +315,7 @@ def records_of(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) 
             & (pl.col("start").is_null() | (pl.col("start") == pl.col("run_start")))
         )
     )  # fmt: skip
-    return _on_its_nodes(found, nodes)
+    return _on_its_nodes(records, nodes)
 
 
 def by_record(  # noqa: PLR0917
@@ -496,8 +496,8 @@ def by_whole_node(  # noqa: PLR0917
     everywhere = (pl.col("all") == pl.col("missing")) & pl.col("alone")
     share = (pl.col("there") * pl.col("on") == pl.col("missing")) & pl.col("certain") & ~pl.col("crowded")
     good = places.filter(pl.col("seen") & (everywhere | share)).select("run", "node")
-    found = there.filter("seen").join(good, on=["run", "node"], how="semi")
-    return found.select("run", "at", pl.lit(0, dtype=pl.Int64).alias("weight")).sort("run", "at")
+    pairs = there.filter("seen").join(good, on=["run", "node"], how="semi")
+    return pairs.select("run", "at", pl.lit(0, dtype=pl.Int64).alias("weight")).sort("run", "at")
 
 
 def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
@@ -539,18 +539,18 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame, ever
     # At equal times, ends sort before starts. The changes of each node add up to 0: the sum needs no groups.
     held = changes.sort("place", "ms", "change").with_columns(pl.col("change").cum_sum().alias("least"))
     most = held.group_by("place").agg(pl.col("least").max())
-    found = [most.join(places, on="place").select("cluster", "node", "least")]
+    bounds = [most.join(places, on="place").select("cluster", "node", "least")]
     if not recorded.is_empty():
         named = _of_known_jobs(recorded.drop_nulls("node"), runs)
         index = pl.col("mark").str.extract(r"^([0-9]{1,4})$").cast(pl.Int64)
-        found += [
+        bounds += [
             named.select("cluster", "node", (index + 1).alias("least")),
             named.join(_slots_by_mark(every), on=["node", "mark"], how="left")
             .with_columns(pl.coalesce("slot", "mark").alias("gpu"))
             .group_by("cluster", "node")
             .agg(pl.col("gpu").n_unique().cast(pl.Int64).alias("least")),
         ]
-    return pl.concat(found).group_by("cluster", "node").agg(pl.col("least").max())
+    return pl.concat(bounds).group_by("cluster", "node").agg(pl.col("least").max())
 
 
 def _of_known_jobs(recorded: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:

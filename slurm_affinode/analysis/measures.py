@@ -145,7 +145,7 @@ def breakdown(  # noqa: PLR0917
     # The devices of one slot are one GPU: each allocation counts for its part.
     own, gpu = pl.col("to_ms") - pl.col("from_ms"), ("run", "slot")
     all_own, held = own.sum().over(gpu), pl.col("to_ms").max().over(gpu) - pl.col("from_ms").min().over(gpu)
-    found = (
+    per_device = (
         shares.join(about, on="run", how="inner", maintain_order="left")
         .join(where, on="at", how="left", maintain_order="left")
         .join(pairs.select("run", "at", "mapping"), on=["run", "at"], how="left", maintain_order="left")
@@ -159,13 +159,13 @@ def breakdown(  # noqa: PLR0917
             for word, name in _BY_MAPPING.items()
         )
     )
-    grouped = found.group_by("run", "node", "gpu_model", maintain_order=True).agg(
+    grouped = per_device.group_by("run", "node", "gpu_model", maintain_order=True).agg(
         pl.col("part").sum().alias("devices"),
         *(pl.col(name).sum() for name in _ADDED),
         pl.col("fb_peak").max(),
         pl.col("longest_ms").max(),
     )
-    every = pl.concat([grouped, _not_found(grouped, about, nodes, _models_of_nodes(devices))], how="diagonal")
+    every = pl.concat([grouped, _unmeasured(grouped, about, nodes, _models_of_nodes(devices))], how="diagonal")
     every = every.with_columns(pl.col(name).fill_null(0) for name in _ADDED)
     return _priced(every, prices)
 
@@ -224,21 +224,21 @@ def _models_of_nodes(devices: pl.DataFrame) -> pl.DataFrame:
     return models.filter(pl.col("model").list.len() == 1).with_columns(pl.col("model").list.first())
 
 
-def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, models: pl.DataFrame) -> pl.DataFrame:
+def _unmeasured(measured: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, models: pl.DataFrame) -> pl.DataFrame:
     """Distribute the GPUs of runs that are mapped to no device over the run's nodes.
 
     Each node is assigned its shortfall from an equal share of the run's GPUs; the shortfalls are scaled to the number
     of GPUs that the run lacks.
     """
-    have = found.group_by("run").agg(pl.col("devices").sum())
+    have = measured.group_by("run").agg(pl.col("devices").sum())
     lacking = (
         about.filter(pl.col("gpus").fill_null(0) > 0)
         .join(have, on="run", how="left", maintain_order="left")
         .with_columns((pl.col("gpus") - pl.col("devices").fill_null(0)).alias("lacking"))
         .filter(pl.col("lacking") > _NEGLIGIBLE)
-        .join(_joined_models(found), on="run", how="left", maintain_order="left")
+        .join(_joined_models(measured), on="run", how="left", maintain_order="left")
     )
-    on_node = found.group_by("run", "node").agg(pl.col("devices").sum().alias("here"))
+    on_node = measured.group_by("run", "node").agg(pl.col("devices").sum().alias("here"))
     spread = (
         lacking.join(nodes, on="run", how="left", maintain_order="left")
         .join(on_node, on=["run", "node"], how="left", maintain_order="left")

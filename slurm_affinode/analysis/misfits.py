@@ -197,12 +197,12 @@ def find(
     long = rows.filter(pl.col("ran_s") >= min_run_s)
     mostly_gpu = _gpu_partitions(held.runs, config, gpu_partitions)
     chosen = [rule for rule in (RULES if rules is None else rules) if rule.kind in kinds]
-    found = _worth_it(_by_rule(held, long, config, mostly_gpu, chosen), config)
+    misfits = _worth_it(_by_rule(held, long, config, mostly_gpu, chosen), config)
     if "low-efficiency-user" in kinds:
-        found += gpu_users(long, config, held.query.until)
+        misfits += gpu_users(long, config, held.query.until)
     if "low-cpu-efficiency-user" in kinds:
-        found += cpu_users(long, config, held.query.until)
-    return found
+        misfits += cpu_users(long, config, held.query.until)
+    return misfits
 
 
 def _by_rule(

@@ -211,7 +211,7 @@ def _pieces_during(selected: Allocations, pieces: Pieces) -> Ints:
     order = np.argsort(selected.device, kind="stable")
     device, start, end = selected.device[order], selected.start[order], selected.end[order]
     low, high = np.searchsorted(device, pieces.device), np.searchsorted(device, pieces.device, side="right")
-    found = [
+    overlapping = [
         piece
         for piece in np.flatnonzero(high > low).tolist()
         if (
@@ -219,7 +219,7 @@ def _pieces_during(selected: Allocations, pieces: Pieces) -> Ints:
             & (end[low[piece] : high[piece]] > pieces.first_time[piece])
         ).any()
     ]
-    return np.array(found, np.int64)
+    return np.array(overlapping, np.int64)
 
 
 def timelines(

@@ -61,8 +61,8 @@ class PriceTable:
         if model is None:
             return self.default
         if len(models := _BETWEEN_MODELS.split(model)) > 1:
-            found = {self.of(one) for one in models}
-            return found.pop() if len(found) == 1 else None
+            prices = {self.of(one) for one in models}
+            return prices.pop() if len(prices) == 1 else None
         text = normalized(model)
         instance = _INSTANCE.search(text)
         if instance is None:

@@ -208,13 +208,13 @@ def blockers(
 ) -> dict[str, list[Finding]]:  # fmt: skip
     """Return, by the ID of a pending job, the findings of jobs that hold idle GPUs which it could use."""
     known = {node.name: node for node in nodes}
-    found: dict[str, list[Finding]] = {}
+    by_job: dict[str, list[Finding]] = {}
     for one in findings:
         if _holds_gpus(one) and isinstance(one.subject, JobAttempt):
             features, both = _nodes_of(one, known)
             for waiting in queue.could_use(one, gpu_type=gpu_type(one), features=features, partitions=both):
-                found.setdefault(waiting, []).append(one)
-    return found
+                by_job.setdefault(waiting, []).append(one)
+    return by_job
 
 
 def idle_gpus(finding: Finding) -> int:

@@ -45,7 +45,7 @@ def outlooks(
     no predictions. A job without one, or that has outrun it, is expected to end at its limit.
     """
     places: dict[tuple[frozenset[str], str | None], _Place] = {}
-    found = []
+    estimates = []
     for job in jobs:
         if not job.pending or not job.gpus_requested:
             continue
@@ -57,8 +57,8 @@ def outlooks(
         by_predictions = None
         if expected is not None:
             by_predictions = _enough(place.free, needed, [(gpus, end) for gpus, _, end in place.releases], now)
-        found.append(GpuOutlook(job.job_id, place.free, by_limits, by_predictions))
-    return found
+        estimates.append(GpuOutlook(job.job_id, place.free, by_limits, by_predictions))
+    return estimates
 
 
 def _place(

@@ -92,8 +92,8 @@ def uncertain(runs: pl.DataFrame) -> pl.DataFrame:
 def lost_time(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the runs with time that is not credible, with its start as ``lost_ms``; they end at ``end_ms``."""
     known = credible(runs).select("run", pl.col("end_ms").alias("lost_ms"))
-    found = runs.join(known, on="run", how="left", maintain_order="left")
-    return found.with_columns(pl.col("lost_ms").fill_null(pl.col("start_ms"))).filter(
+    joined = runs.join(known, on="run", how="left", maintain_order="left")
+    return joined.with_columns(pl.col("lost_ms").fill_null(pl.col("start_ms"))).filter(
         pl.col("lost_ms") < pl.col("end_ms")
     )
 
@@ -108,10 +108,10 @@ def behind(query: WasteQuery, clusters: Iterable[str | None], now: datetime) -> 
 
 def caution(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> str:
     """Return a note if accounting ends before the interval, else ``""``. ``jobs``: jobs of the interval."""
-    found = behind(query, jobs["cluster"].unique(), now)
-    if not found:
+    latest = behind(query, jobs["cluster"].unique(), now)
+    if not latest:
         return ""
-    where = [f"{named(moment, query.zone)}{f' ({name})' if len(found) > 1 else ''}" for name, moment in found.items()]
+    where = [f"{named(moment, query.zone)}{f' ({name})' if len(latest) > 1 else ''}" for name, moment in latest.items()]
     rest = "jobs are counted until then, and later jobs are missing"
     return f"accounting is known up to {', '.join(where)}: {rest}"
 

@@ -75,8 +75,8 @@ def without(excluded: pl.DataFrame) -> pl.DataFrame:
     after = excluded.group_by("at", maintain_order=True).agg(
         pl.col("to_ms").max().alias("from_ms"), pl.lit(FAR).alias("to_ms")
     )
-    found = pl.concat([frame.cast(PERIODS) for frame in (between, after)])  # type: ignore[arg-type]
-    return found.filter(pl.col("from_ms") < pl.col("to_ms")).sort("at", "from_ms")
+    periods = pl.concat([frame.cast(PERIODS) for frame in (between, after)])  # type: ignore[arg-type]
+    return periods.filter(pl.col("from_ms") < pl.col("to_ms")).sort("at", "from_ms")
 
 
 def clipped(spans: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:

@@ -141,9 +141,9 @@ def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) ->
         & (pl.col("start_ms") < pl.col("end_ms_other"))
         & (pl.col("start_ms_other") < pl.col("end_ms"))
     )
-    found = np.zeros(pairs.height, np.bool_)
-    found[met["pair"].to_numpy()] = True
-    return found
+    shared = np.zeros(pairs.height, np.bool_)
+    shared[met["pair"].to_numpy()] = True
+    return shared
 
 
 def of_part(facts: GpuFacts) -> GpuFacts:
@@ -173,7 +173,7 @@ def find(held: HeldGpus, signatures: Sequence[Signature], *, source: Source = "h
     places = np.unique(at[np.isin(run_of, wanted)])
     devices = dict(zip(places.tolist(), held.devices[places.tolist()].rows(named=True), strict=True))
     nodes = dict(held.nodes.filter(pl.col("run").is_in(wanted)).group_by("run").agg("node").iter_rows())
-    found: list[Finding] = []
+    squatters: list[Finding] = []
     for row, first, last in zip(rows, low, high, strict=True):
         if row["state"] == "SUSPENDED" and run_facts(row, held.query.end_of(row["cluster"])).running:
             continue
@@ -182,8 +182,8 @@ def find(held: HeldGpus, signatures: Sequence[Signature], *, source: Source = "h
             run_ref(row, held.query.end_of(row["cluster"])), row, tuple(nodes.get(row["run"], ())), seen, source
         )
         if made is not None:
-            found.append(made)
-    return found
+            squatters.append(made)
+    return squatters
 
 
 def _may_fit(held: HeldGpus, one: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:

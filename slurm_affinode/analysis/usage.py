@@ -125,8 +125,8 @@ def _stored(row: dict[str, Any], now: datetime) -> Waits:
 
 
 def _requested(row: dict[str, Any], name: str) -> int | None:
-    found = units.parse_tres(row["req_tres"] or "").get(name, "")
-    return int(found) if found.isdecimal() else None
+    amount = units.parse_tres(row["req_tres"] or "").get(name, "")
+    return int(amount) if amount.isdecimal() else None
 
 
 def waits_now(jobs: Iterable[Job], query: WasteQuery, now: datetime) -> list[Waits]:

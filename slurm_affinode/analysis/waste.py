@@ -362,8 +362,8 @@ def _buckets(query: WasteQuery, runs: pl.DataFrame) -> over_time.Buckets:
 
 
 def _jobs(about: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
-    found = measures.per_run(parts)
-    rows = found.join(about.drop("gpu_type"), on="run", how="inner", maintain_order="left")
+    measured = measures.per_run(parts)
+    rows = measured.join(about.drop("gpu_type"), on="run", how="inner", maintain_order="left")
     return rows.sort(
         "gpu_hours_idle", "gpu_hours_allocated", "cluster", "job_id", "submit",
         descending=[True, True, False, False, False], nulls_last=True,

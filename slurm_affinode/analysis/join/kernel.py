@@ -243,13 +243,13 @@ class _Worker:
         if len(self._idle) < room:
             # Untouched memory gets no pages from the system.
             self._idle = np.empty((room, 4), np.int64)
-        found = self._code.fold(
+        count = self._code.fold(
             byref(values), byref(stretches), byref(line), byref(limits), byref(self.state.record),
             self._idle.ctypes.data, len(self._idle),
         )  # fmt: skip
-        if found > len(self._idle):
+        if count > len(self._idle):
             raise OutOfOrderError(block.row)
-        return self._idle[:found].copy()
+        return self._idle[:count].copy()
 
 
 def _block_record(block: Block) -> native.BlockRecord:
