@@ -17,12 +17,12 @@ SYMBOL = "library_sources"
 
 def digest(directory: Path) -> str:
     """Return a digest of the C files in ``directory``. Raises ``OSError``."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sorted(directory.glob("*.[ch]")):
         content = path.read_bytes()
-        found.update(f"{path.name} {len(content)}\n".encode())
-        found.update(content)
-    return found.hexdigest()
+        hashed.update(f"{path.name} {len(content)}\n".encode())
+        hashed.update(content)
+    return hashed.hexdigest()
 
 
 def is_current(loaded: ctypes.CDLL, directory: Path) -> bool:

@@ -65,14 +65,14 @@ class Counters:
     def families(self) -> list[dict[str, Any]]:
         """Return the metrics with values, as plain data: ``name``, ``kind``, ``help``, ``samples``."""
         with self._lock:
-            values = {name: dict(found) for name, found in self._values.items()}
+            values = {name: dict(samples) for name, samples in self._values.items()}
         return [
             {
                 "name": metric.name, "kind": metric.kind, "help": metric.help,
-                "samples": [[dict(zip(metric.labels, key, strict=True)), value] for key, value in found.items()],
+                "samples": [[dict(zip(metric.labels, key, strict=True)), value] for key, value in samples.items()],
             }
             for metric in self._metrics.values()
-            if (found := values[metric.name])
+            if (samples := values[metric.name])
         ]  # fmt: skip
 
     def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:

@@ -130,10 +130,10 @@ def _faults() -> Iterator[None]:
 
 def _origin(error: BaseException) -> BaseException:
     """Return the error of the socket behind an error of httpx, which hides it in its context; else ``error``."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, OSError):
-        found = found.__cause__ or found.__context__
-    return found or error
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return cause or error
 
 
 def _message(reason: BaseException) -> str:

@@ -41,27 +41,27 @@ def shown(text: str) -> str:
 
 def table(value: Any) -> dict[str, Any]:
     """Return a JSON object. Raises ``ValueError``."""
-    found: dict[str, Any] = typed(dict, value)
-    return found
+    entries: dict[str, Any] = typed(dict, value)
+    return entries
 
 
 def number(value: Any) -> float:
     """Return a finite number. Raises ``ValueError``."""
     try:
-        found = float(typed((int, float), value))
+        converted = float(typed((int, float), value))
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
+        converted = math.inf
+    if not math.isfinite(converted):
         raise ValueError("a number is far too large")
-    return found
+    return converted
 
 
 def whole(value: Any, most: int = (1 << 63) - 1) -> int:
     """Return an integer from 0 to ``most``. Raises ``ValueError``."""
-    found: int = typed(int, value)
-    if not 0 <= found <= most:
+    integer: int = typed(int, value)
+    if not 0 <= integer <= most:
         raise ValueError(f"a number is not from 0 to {most}")
-    return found
+    return integer
 
 
 def typed(kind: Any, value: Any) -> Any:
@@ -82,9 +82,9 @@ def record(
     given, hints = table(value), _hints(typing.cast(Any, kind))
     if strict and (unknown := given.keys() - hints.keys()):
         raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
-    found = {name: _built(hints[name], one, parsers) for name, one in given.items() if name in hints}
+    members = {name: _built(hints[name], one, parsers) for name, one in given.items() if name in hints}
     try:
-        return kind(**found)
+        return kind(**members)
     except TypeError as error:  # a field is missing
         raise ValueError(str(error)) from None
 
@@ -126,8 +126,8 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 @cache
 def _hints(kind: Any) -> Mapping[str, Any]:
     """Return the types of the fields, cached: a store has many images with many files each."""
-    found = typing.get_type_hints(kind)
-    return {field.name: found[field.name] for field in fields(kind)} if is_dataclass(kind) else found
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else hints
 
 
 def _refuse(constant: str) -> None:

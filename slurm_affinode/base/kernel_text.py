@@ -22,12 +22,12 @@ def lines(path: Path | str) -> list[str]:
 
 def table(rows: Iterable[str]) -> dict[str, str]:
     """Return lines of the form ``key: value`` as a mapping; of a repeated key, the first."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for row in rows:
         key, colon, value = row.partition(":")
         if colon:
-            found.setdefault(key, value.strip())
-    return found
+            values.setdefault(key, value.strip())
+    return values
 
 
 def number(word: str | bytes | None, base: int = 10) -> int | None:
@@ -42,10 +42,10 @@ def number(word: str | bytes | None, base: int = 10) -> int | None:
 
 def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers in a line, without other words."""
-    return tuple(found for word in text.split() if (found := number(word)) is not None)
+    return tuple(value for word in text.split() if (value := number(word)) is not None)
 
 
 def kib(text: str | None) -> int | None:
     """Return the bytes of a size such as ``12 kB``; ``None``: it is not a size."""
-    found = number(next(iter((text or "").split()), None))
-    return None if found is None else found * 1024
+    value = number(next(iter((text or "").split()), None))
+    return None if value is None else value * 1024

@@ -214,12 +214,12 @@ class Process:
         The process chooses its name, which comes first. The kernel escapes newlines in it, and only newlines end a
         line. Raises ``ProcessGoneError``, ``OSError``.
         """
-        found = {}
+        fields = {}
         for row in self.text(name or "status").split("\n"):
             key, colon, value = row.partition(":")
             if colon:
-                found[key] = value.strip()
-        return found
+                fields[key] = value.strip()
+        return fields
 
     def stat(self) -> Stat:
         """Return its ``/proc/PID/stat``. Raises ``ProcessGoneError``, ``OSError``."""
@@ -297,12 +297,12 @@ class Process:
         Requires the right to trace the process. Raises ``ProcessGoneError``, ``OSError``.
         """
         libc = ctypes.CDLL(None, use_errno=True)
-        found = int(libc.syscall(_SYS_PIDFD_GETFD, self.pidfd, number, 0))
-        if found < 0:
+        fd = int(libc.syscall(_SYS_PIDFD_GETFD, self.pidfd, number, 0))
+        if fd < 0:
             code = ctypes.get_errno()
             with _gone(self.pid):
                 raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
-        return found
+        return fd
 
     def shares(self, number: int, other: Process, other_fd: int) -> bool:
         """Return whether a descriptor has the open file description of a descriptor of another process (``kcmp(2)``).
@@ -313,13 +313,13 @@ class Process:
         if call is None:
             raise OSError(errno.ENOSYS, "the number of kcmp(2) on this machine is not known")
         libc = ctypes.CDLL(None, use_errno=True)
-        found = int(libc.syscall(call, self.pid, other.pid, _KCMP_FILE, number, other_fd))
+        order = int(libc.syscall(call, self.pid, other.pid, _KCMP_FILE, number, other_fd))
         code = ctypes.get_errno()
         for process in (self, other):
             process.check()  # not ended, so the PIDs were theirs during the call
-        if found < 0 and code != errno.EBADF:
+        if order < 0 and code != errno.EBADF:
             raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
-        return found == 0
+        return order == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,20 +531,20 @@ class Namespace:
                     # EPERM: the parent is the parent of our own namespace, and not visible from here.
                     fd = fcntl.ioctl(fd, _NS_GET_PARENT)
                     stack.callback(os.close, fd)
-                    found = known.get(f"pid:[{os.fstat(fd).st_ino}]")
-                    if found is not None:
-                        return found
+                    below = known.get(f"pid:[{os.fstat(fd).st_ino}]")
+                    if below is not None:
+                        return below
             except OSError as error:
                 _check_exhausted(error, f"the namespaces of process {process.pid}")
                 return False
 
     def numbers(self) -> list[Number]:
         """Return the processes except PID 1, sorted by PID in the namespace, including zombies."""
-        found = []
+        members = []
         for inner, process in self.processes():
             with contextlib.suppress(ProcessGoneError):  # since its status was read
-                found.append(Number(inner, process.pid, process.started))
-        return sorted(found)
+                members.append(Number(inner, process.pid, process.started))
+        return sorted(members)
 
     def members(self) -> dict[int, int]:
         """Return PID in the namespace -> PID here, for all but PID 1."""
@@ -614,9 +614,9 @@ def namespace(init: Id, *, process: Process | None = None, proc: Path = PROC) ->
     with _held_lock:
         for known in [one for one, held in _held.items() if held.init.ended()]:
             del _held[known]  # its users still hold it
-        found = _held.get(init)
-    if found is None:
+        kept = _held.get(init)
+    if kept is None:
         made = Namespace(process or Process(init.pid, started=init.started))
         with _held_lock:
-            found = _held.setdefault(init, made)
-    return found
+            kept = _held.setdefault(init, made)
+    return kept

@@ -104,9 +104,9 @@ def find(name: str) -> str:
     paths = [Path(name)] if name.startswith("/") else [Path(place) / name for place in PLACES]
     for path in paths:
         with contextlib.suppress(OSError):
-            found = path.resolve(strict=True)
+            program = path.resolve(strict=True)
             _refuse_others(path)
-            return str(found)
+            return str(program)
     raise UnreachableError(f"{name}: no such program", hint=f"install the package that contains {name}")
 
 

@@ -16,12 +16,12 @@ def machine_of(address: str) -> str:
     A machine may use the whole /64 network of an IPv6 address, and every local user any loopback address as the source
     of a connection.
     """
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        found = found.ipv4_mapped or found
-    if found.is_loopback:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        parsed = parsed.ipv4_mapped or parsed
+    if parsed.is_loopback:
         return LOOPBACK
-    return str(found if found.version == 4 else ipaddress.ip_network((found, 64), strict=False))
+    return str(parsed if parsed.version == 4 else ipaddress.ip_network((parsed, 64), strict=False))
 
 
 class Seated(Protocol):

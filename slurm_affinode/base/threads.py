@@ -77,11 +77,11 @@ class _Call(Generic[T]):
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            found = self._call()
+            value = self._call()
         except BaseException as error:
             self.future.set_exception(error)
         else:
-            self.future.set_result(found)
+            self.future.set_result(value)
 
 
 class Workers:

@@ -71,7 +71,7 @@ class FileSystemCalls:
                 LOG.info("%s: responds again", self._path)
             return bool(self._behind)
 
-    def __call__(self, call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
+    def __call__(self, call: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:
         """Return the result of ``call``, or raise its error. Raises ``NoAnswerError``.
 
         An abandoned call continues when the file system responds again: it must not use a descriptor that may have been
@@ -151,9 +151,9 @@ class FileSystemCalls:
 class _Call:
     """A call in another thread, which does not delay the end of the process."""
 
-    def __init__(self, call: Callable[[], Any], late: Callable[[Any], object] = lambda found: None) -> None:
+    def __init__(self, call: Callable[[], Any], late: Callable[[Any], object] = lambda _: None) -> None:
         self._call, self._late = call, late
-        self._found: Any = None
+        self._value: Any = None
         self._error: BaseException | None = None
         self._left = False
         self._lock = threading.Lock()
@@ -162,7 +162,7 @@ class _Call:
     def run(self, free: Callable[[], object] = lambda: None) -> None:
         """Make the call. ``free`` is called before the caller continues, unless the call was abandoned."""
         try:
-            self._found = self._call()
+            self._value = self._call()
         except BaseException as error:
             self._error = error
         with self._lock:
@@ -171,7 +171,7 @@ class _Call:
                 free()
             self.over.set()
         if left and self._error is None:
-            self._late(self._found)
+            self._late(self._value)
 
     def leave(self) -> bool:
         """Abandon the call; ``False``: it has returned already."""
@@ -183,4 +183,4 @@ class _Call:
         """Return the result of a finished call, or raise its error."""
         if self._error is not None:
             raise self._error
-        return self._found
+        return self._value

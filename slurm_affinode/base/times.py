@@ -129,15 +129,15 @@ def edges(since: datetime, until: datetime, width_s: int, zone: tzinfo) -> list[
     elif width_s < _DAY_S:
         wall += (first - _MOST_CHANGE - wall) // width * width
     folds = (0, 1) if width_s <= _HOUR_S else (0,)
-    found: set[datetime] = set()
+    moments: set[datetime] = set()
     while wall <= last + _MOST_CHANGE + width:
         for fold in folds:
             moment = wall.replace(tzinfo=zone, fold=fold).astimezone(UTC)
             # A skipped local time is the moment of the change, by the offset before it.
             if fold == 0 or moment.astimezone(zone).replace(tzinfo=None) == wall:
-                found.add(moment)
+                moments.add(moment)
         wall += width
-    ordered = sorted(found)
+    ordered = sorted(moments)
     begin = max(at for at in ordered if at <= since)
     end = min(at for at in ordered if at >= until)
     return [at for at in ordered if begin <= at <= end]

@@ -44,9 +44,9 @@ class Lines:
     def of(self, *path: str | int) -> int:
         """Return the line of a key, else of its parent (for a key of an inline table: that table); at least 1."""
         for length in range(len(path), 0, -1):
-            found = self._lines.get(path[:length])
-            if found is not None:
-                return found
+            line = self._lines.get(path[:length])
+            if line is not None:
+                return line
         return 1
 
 

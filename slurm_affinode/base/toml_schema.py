@@ -105,13 +105,13 @@ class TomlFile:
 
     def table(self, data: Any, path: Key, keys: Mapping[str, Kind]) -> dict[str, Any]:
         """Return the valid values of a table."""
-        found = self.value(TomlTable(keys), data, path)
-        return {} if found is INVALID else found
+        values = self.value(TomlTable(keys), data, path)
+        return {} if values is INVALID else values
 
     def section(self, cls: type[T], data: Any, path: Key = ()) -> T:
         """Return a dataclass, with defaults for invalid values. Its fields have defaults."""
-        found = self.value(TomlSection(cls), data, path)
-        return cls() if found is INVALID else found
+        built = self.value(TomlSection(cls), data, path)
+        return cls() if built is INVALID else built
 
     def tables(self, key: str) -> list[Any]:
         """Return the list of tables at the top of the file, ``[[key]]``; empty if there is none."""
@@ -185,8 +185,8 @@ class TomlTable(KindStructure):
         if not _is_table(file, value, path):
             return INVALID
         known = [key for key in value if file.known(key, self.keys, path)]
-        found = {key: file.value(self.keys[key], value[key], (*path, key)) for key in known}
-        return {key: item for key, item in found.items() if item is not INVALID}
+        values = {key: file.value(self.keys[key], value[key], (*path, key)) for key in known}
+        return {key: item for key, item in values.items() if item is not INVALID}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +197,11 @@ class TomlSection(KindStructure):
 
     def read(self, file: TomlFile, value: Any, path: Key) -> Any:
         """See ``KindStructure``."""
-        found = TomlTable(_kinds(self.cls)).read(file, value, path)
+        values = TomlTable(_kinds(self.cls)).read(file, value, path)
         needed = [one.name for one in fields(self.cls) if one.default is MISSING and one.default_factory is MISSING]
-        if found is INVALID or not file.required(value, path, needed) or not all(name in found for name in needed):
+        if values is INVALID or not file.required(value, path, needed) or not all(name in values for name in needed):
             return INVALID
-        return self.cls(**found)
+        return self.cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,8 @@ class TomlEntries(KindStructure):
         if not _is_table(file, value, path):
             return INVALID
         known = [name for name in value if self.names is None or file.known(name, self.names, path)]
-        found = {name: file.value(self.kind, value[name], (*path, name)) for name in known}
-        return {name: item for name, item in found.items() if item is not INVALID}
+        entries = {name: file.value(self.kind, value[name], (*path, name)) for name in known}
+        return {name: item for name, item in entries.items() if item is not INVALID}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ class TomlList(KindStructure):
         if not all(item.strip() for item in items):
             file.fault(path, "has an empty text in it")
             return INVALID
-        found = tuple(file.value(self.kind, item, path) for item in items)
-        return INVALID if INVALID in found else found
+        elements = tuple(file.value(self.kind, item, path) for item in items)
+        return INVALID if INVALID in elements else elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,16 +256,16 @@ class CheckedKind(KindStructure):
 
     def read(self, file: TomlFile, value: Any, path: Key) -> Any:
         """See ``KindStructure``."""
-        found = file.value(self.kind, value, path)
-        if found is INVALID:
+        item = file.value(self.kind, value, path)
+        if item is INVALID:
             return INVALID
         try:
             for check in self.checks:
-                check(found)
+                check(item)
         except AffinodeError as error:
             file.fault(path, str(error), error.hint)
             return INVALID
-        return found
+        return item
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,12 +353,12 @@ def number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise AffinodeError(f"{value!r} is not a number")
     try:
-        found = float(value)
+        converted = float(value)
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
+        converted = math.inf
+    if not math.isfinite(converted):
         raise AffinodeError(f"{value} is not a finite number")
-    return found
+    return converted
 
 
 def whole(value: Any) -> int:
@@ -379,12 +379,12 @@ def seconds(value: Any) -> float:
     """Return the seconds of a span of time (``"15m"``, ``"2h30m"``) or of a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise AffinodeError(f"{value!r} is not a span of time", hint="write for example 15m, 2h30m, 7d or 4w")
-    found = parse_span_s(value) if isinstance(value, str) else number(value)
-    if found < 0:
+    span_s = parse_span_s(value) if isinstance(value, str) else number(value)
+    if span_s < 0:
         raise AffinodeError(f"{value!r} is below 0")
-    if found > LONGEST_S:
+    if span_s > LONGEST_S:
         raise AffinodeError(f"{value} is more than 100 years", hint=f"write at most {_LONGEST_DAYS}d")
-    return found
+    return span_s
 
 
 def checked(kind: Kind, *checks: Check) -> CheckedKind:
@@ -410,10 +410,10 @@ def span(*, least_s: float = 0.0, above: bool = False) -> Check:
     """Check that a text is a span of time from ``least_s`` seconds (``above``: excluding 0) to 100 years."""
 
     def check(value: str) -> None:
-        found = seconds(value)
-        if above and found <= 0:
+        span_s = seconds(value)
+        if above and span_s <= 0:
             raise AffinodeError(f"{value} is not above 0")
-        if found < least_s:
+        if span_s < least_s:
             raise AffinodeError(f"{value} is less than {least_s / 86400:g}d")
 
     return check

@@ -9,11 +9,11 @@ from contextlib import suppress
 
 def uids(names: Iterable[str]) -> frozenset[int]:
     """Return the UIDs of users; names that do not exist are ignored."""
-    found = set()
+    numbers = set()
     for name in names:
         with suppress(KeyError):
-            found.add(pwd.getpwnam(name).pw_uid)
-    return frozenset(found)
+            numbers.add(pwd.getpwnam(name).pw_uid)
+    return frozenset(numbers)
 
 
 def uid_of_user(name: str) -> int | None:

@@ -80,13 +80,13 @@ def matches(match: Match, finding: Finding) -> bool:
         "jobs": () if job is None else (job.id, str(job.job_id), *_WHOLE.findall(job.id)),
         "diagnoses": (finding.diagnosis,),
     }
-    return all(_fits(getattr(match, key), found) for key, found in given.items())
+    return all(_fits(getattr(match, key), candidates) for key, candidates in given.items())
 
 
-def _fits(patterns: tuple[str, ...], found: Iterable[str | None]) -> bool:
+def _fits(patterns: tuple[str, ...], candidates: Iterable[str | None]) -> bool:
     if not patterns:
         return True
-    return any(fnmatch.fnmatchcase(one, pattern) for one in found if one for pattern in patterns)
+    return any(fnmatch.fnmatchcase(one, pattern) for one in candidates if one for pattern in patterns)
 
 
 def specificity(match: Match) -> tuple[bool, ...]:

@@ -129,17 +129,17 @@ def _settings(
     file: TomlFile, data: Any, path: Key, base: Settings, extra: Mapping[str, Kind]
 ) -> tuple[Settings, dict[str, Any]]:
     """Return the settings of a table, and all its values, including those of the ``extra`` keys."""
-    found = file.table(data, path, {**_SETTINGS, **extra})
+    entries = file.table(data, path, {**_SETTINGS, **extra})
     changes: dict[str, Any] = {}
     for key in ("fixed", "sliding"):
-        if key in found:
-            changes[key] = Stages(**{f"{name}_s": value for name, value in found[key].items()})
+        if key in entries:
+            changes[key] = Stages(**{f"{name}_s": value for name, value in entries[key].items()})
             _check_stages(file, (*path, key), changes[key])
-    if "interactive" in found:
-        changes["interactive"] = Interactive(**_suffixed(found["interactive"]))
-    plain = {key: value for key, value in found.items() if key in _SETTINGS and key not in changes}
+    if "interactive" in entries:
+        changes["interactive"] = Interactive(**_suffixed(entries["interactive"]))
+    plain = {key: value for key, value in entries.items() if key in _SETTINGS and key not in changes}
     changes |= _suffixed(plain)
-    return replace(base, **changes), found
+    return replace(base, **changes), entries
 
 
 def _suffixed(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,16 +165,16 @@ def _rules(file: TomlFile, expand: Expand | None) -> tuple[Rule, ...]:
     rules = []
     for index, table in enumerate(file.tables("rule")):
         path = ("rule", index)
-        settings, found = _settings(file, table, path, Settings(), {**_MATCH, "name": text})
-        sets = frozenset(key for key in found if key in _SETTINGS)
-        match = _match(file, expand, found, path)
-        action = found.get("action")
+        settings, entries = _settings(file, table, path, Settings(), {**_MATCH, "name": text})
+        sets = frozenset(key for key in entries if key in _SETTINGS)
+        match = _match(file, expand, entries, path)
+        action = entries.get("action")
         kinds = ACTION_KINDS.get(action or "")
-        unread = isinstance(table, dict) and any(key in table and key not in found for key in ("kinds", "diagnoses"))
+        unread = isinstance(table, dict) and any(key in table and key not in entries for key in ("kinds", "diagnoses"))
         wrong = None if kinds is None or unread else _fault_of_action(str(action), kinds, match)
         if wrong is not None:
             file.fault((*path, "action"), *wrong)
-        rules.append(Rule(found.get("name", f"rule {index + 1}"), match, settings, sets, file.line(path)))
+        rules.append(Rule(entries.get("name", f"rule {index + 1}"), match, settings, sets, file.line(path)))
     return tuple(rules)
 
 
@@ -195,7 +195,7 @@ def _fault_of_action(action: str, kinds: frozenset[str], match: Match) -> tuple[
 
 
 def _exemptions(file: TomlFile, expand: Expand | None) -> tuple[Exemption, ...]:
-    found = []
+    exemptions = []
     for index, table in enumerate(file.tables("exempt")):
         path = ("exempt", index)
         known = {**_MATCH, "until": values.day, "reason": text, "warnings": yes_no}
@@ -207,13 +207,13 @@ def _exemptions(file: TomlFile, expand: Expand | None) -> tuple[Exemption, ...]:
             file.fault(path, "until is missing", 'write until = 2027-03-31, or until = "never"')
         if isinstance(table, dict) and "reason" not in table:
             file.fault(path, "reason is missing", "give a reason, which is recorded in the audit")
-        found.append(
+        exemptions.append(
             Exemption(
                 match, row.get("until", NEVER), row.get("reason", ""), row.get("warnings", False),
                 file.line(path),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(exemptions)
 
 
 def _match(file: TomlFile, expand: Expand | None, row: Mapping[str, Any], path: Key) -> Match:
@@ -222,13 +222,13 @@ def _match(file: TomlFile, expand: Expand | None, row: Mapping[str, Any], path: 
         nodes: list[str] = []
         for hosts in fields["nodes"]:
             try:
-                found = expand(hosts)
+                members = expand(hosts)
             except InputError as error:
                 file.fault((*path, "nodes"), str(error))
                 continue
-            if not found:
+            if not members:
                 file.fault((*path, "nodes"), f"{hosts!r} names no node")
-            nodes += found
+            nodes += members
         fields["nodes"] = tuple(nodes)
     return Match(**fields)
 
@@ -237,20 +237,22 @@ def _calendar(file: TomlFile, data: Any) -> Calendar:
     known: dict[str, Kind] = {
         "timezone": values.zone, "working_days": values.weekdays, "hours": values.hours, "holidays": values.holidays,
     }  # fmt: skip
-    found = file.table(data, ("calendar",), known)
-    calendar = Calendar(found.get("timezone"))
-    if "working_days" in found:
-        calendar = replace(calendar, working_days=frozenset(found["working_days"]))
-    if "hours" in found:
-        calendar = replace(calendar, begin=found["hours"][0], end=found["hours"][1])
-    once, yearly = found.get("holidays", (frozenset(), frozenset()))
+    entries = file.table(data, ("calendar",), known)
+    calendar = Calendar(entries.get("timezone"))
+    if "working_days" in entries:
+        calendar = replace(calendar, working_days=frozenset(entries["working_days"]))
+    if "hours" in entries:
+        calendar = replace(calendar, begin=entries["hours"][0], end=entries["hours"][1])
+    once, yearly = entries.get("holidays", (frozenset(), frozenset()))
     return replace(calendar, holidays=once, yearly=yearly)
 
 
 def _keep(file: TomlFile, data: Any) -> KeepPolicy:
-    found = file.table(data, ("keep",), {"allow": yes_no, "max": seconds, "min_why": _from(0)})
+    entries = file.table(data, ("keep",), {"allow": yes_no, "max": seconds, "min_why": _from(0)})
     base = KeepPolicy()
-    return KeepPolicy(found.get("allow", base.allow), found.get("max", base.max_s), found.get("min_why", base.min_why))
+    return KeepPolicy(
+        entries.get("allow", base.allow), entries.get("max", base.max_s), entries.get("min_why", base.min_why)
+    )
 
 
 EPILOG_WAIT_S = 10.0
@@ -259,9 +261,11 @@ EPILOG_WAIT_S = 10.0
 
 def _epilog(file: TomlFile, data: Any) -> EpilogPolicy:
     wait = checked(seconds, values.up_to(EPILOG_WAIT_S))
-    found = file.table(data, ("epilog",), {"dirty": _word("report", "drain"), "kill": yes_no, "wait": wait})
+    entries = file.table(data, ("epilog",), {"dirty": _word("report", "drain"), "kill": yes_no, "wait": wait})
     base = EpilogPolicy()
-    return EpilogPolicy(found.get("dirty", base.dirty), found.get("kill", base.kill), found.get("wait", base.wait_s))
+    return EpilogPolicy(
+        entries.get("dirty", base.dirty), entries.get("kill", base.kill), entries.get("wait", base.wait_s)
+    )
 
 
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -279,17 +283,17 @@ def _mail(file: TomlFile, data: Any) -> MailPolicy:
         "templates": text, "smtp": TomlTable(_SMTP), "command": values.texts, "webhook": values.url,
         "webhook_token_file": text, "help_url": values.url,
     }  # fmt: skip
-    found = file.table(data, ("mail",), known)
-    if "smtp" in found:
-        table = found["smtp"]
+    entries = file.table(data, ("mail",), known)
+    if "smtp" in entries:
+        table = entries["smtp"]
         if table.get("user") and table.get("tls", "none") == "none" and table.get("host", "localhost") not in _HERE:
             file.fault(("mail", "smtp", "user"), "its password would go over the network in the clear",
                          hint='tls = "starttls" or "tls"')  # fmt: skip
-        found["smtp"] = Smtp(**{"timeout_s" if key == "timeout" else key: value for key, value in table.items()})
-    via = found.get("via", "none")
-    if via in ("command", "webhook") and not found.get(via):
+        entries["smtp"] = Smtp(**{"timeout_s" if key == "timeout" else key: value for key, value in table.items()})
+    via = entries.get("via", "none")
+    if via in ("command", "webhook") and not entries.get(via):
         file.fault(("mail", "via"), f"is {via}, and mail.{via} is missing")
-    return MailPolicy(**found)
+    return MailPolicy(**entries)
 
 
 def working_now(calendar: Calendar, now: datetime) -> bool:

@@ -242,16 +242,16 @@ def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
                 [one.job_id for one in chosen],
             ),
         )
-    found: list[Awake] = []
-    while not _enough(lack, found):
-        found.append(ordered.pop(0))
+    selection: list[Awake] = []
+    while not _enough(lack, selection):
+        selection.append(ordered.pop(0))
     for one in sorted(
-        found, key=lambda one: (one.idle_s is None, price(one)), reverse=True
+        selection, key=lambda one: (one.idle_s is None, price(one)), reverse=True
     ):  # drop jobs that more expensive ones made redundant
-        rest = [other for other in found if other is not one]
+        rest = [other for other in selection if other is not one]
         if _enough(lack, rest):
-            found = rest
-    return tuple(found)
+            selection = rest
+    return tuple(selection)
 
 
 def price(one: Awake) -> float:

@@ -241,7 +241,7 @@ def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[
     node = surroundings.node
     if node is None or surroundings.waiting is None or candidate.in_place:
         return ()
-    found: list[Waiting] = []
+    waiting_jobs: list[Waiting] = []
     gpus, cpus, memory = node.free_gpus, node.free_cpus, node.free_memory_mib
     for waiting in sorted(surroundings.waiting, key=lambda one: (-one.priority, one.job_id)):
         if waiting.job_id == candidate.job_id or not _fits(waiting, node):
@@ -260,9 +260,9 @@ def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[
                 max(0, cpus) + sum(one.cpus for one in part),
                 max(0, memory) + sum(one.memory_mib for one in part),
             ):
-                found.append(waiting)
+                waiting_jobs.append(waiting)
                 break
-    return tuple(found)
+    return tuple(waiting_jobs)
 
 
 def _unserved(waiting: Waiting, node: str, promises: Sequence[Promise]) -> bool:

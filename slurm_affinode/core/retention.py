@@ -90,21 +90,21 @@ def make_room(
     """
     excess = max(0, -free)
     need = incoming.size - incoming.held + excess
-    found = min(need, max(0, free))
-    if found == need:
+    freed = min(need, max(0, free))
+    if freed == need:
         return EvictionPlan((), need)
     limit = math.inf if must else incoming.density
     others = [image for image in there if image.held > 0 and image.name != incoming.name]
     cuts = []
     for image in sorted(others, key=lambda image: (image.density, image.name)):
-        if image.density >= limit or found >= need:
+        if image.density >= limit or freed >= need:
             break
-        take = min(image.held, -(-(need - found) // grain) * grain)
+        take = min(image.held, -(-(need - freed) // grain) * grain)
         # The kept part consists of whole grains from the beginning.
         keep = (image.held - take) // grain * grain
-        found += image.held - keep
+        freed += image.held - keep
         cuts.append(Cut(image.name, keep))
-    return EvictionPlan(tuple(cuts), max(0, min(need, found) - excess))
+    return EvictionPlan(tuple(cuts), max(0, min(need, freed) - excess))
 
 
 HANDFUL = 5

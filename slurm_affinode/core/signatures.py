@@ -492,13 +492,13 @@ def _examples(file: TomlFile, row: Mapping[str, Any], path: Key) -> list[Example
     if not isinstance(rows, list):
         file.fault((*path, "example"), "is a list of tables: write [[signature.example]]")
         return []
-    found = []
+    examples = []
     for index, example in enumerate(rows):
         at: Key = (*path, "example", index)
         values = file.table(example, at, _EXAMPLE)
         if file.required(example, at, ("says", "fits")) and file.valid(*at):
-            found.append(_example(values, str(row.get("name")), file.line(at)))
-    return found
+            examples.append(_example(values, str(row.get("name")), file.line(at)))
+    return examples
 
 
 def _example(values: Mapping[str, Any], name: str, line: int) -> Example:

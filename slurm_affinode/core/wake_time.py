@@ -35,8 +35,8 @@ def wake_time(text: str, since: float, zone: tzinfo | None = None) -> float:
     if clock is None and re.fullmatch(r"\d?\d:\d\d(?::\d\d)?", text):
         clock = time.fromisoformat(_full_hour(text))
     if clock is not None:
-        found = _at(today, clock, zone)
-        return found if found > since else _at(today + timedelta(days=1), clock, zone)
+        moment = _at(today, clock, zone)
+        return moment if moment > since else _at(today + timedelta(days=1), clock, zone)
     if re.fullmatch(r"\d{4}-\d\d-\d\d(?:T\d?\d:\d\d(?::\d\d)?)?", text):
         day, at, clock_text = text.partition("T")
         return _at(date.fromisoformat(day), time.fromisoformat(_full_hour(clock_text)) if at else time(0), zone)

@@ -284,13 +284,13 @@ def _existing(
 ) -> pl.DataFrame:
     """Return the rows of ``table`` with the clusters and job IDs of ``frame``: they may be the same runs."""
     columns = [table.c[name] for name in schema]
-    found = [frame.clear()]
+    frames = [frame.clear()]
     for cluster, condition in _conditions(table, frame):
         query = select(*columns).where(table.c.cluster == cluster, condition)
         rows = connection.execute(query).all()
         if rows:
-            found.append(from_rows([tuple(row) for row in rows], schema))
-    return pl.concat(found)
+            frames.append(from_rows([tuple(row) for row in rows], schema))
+    return pl.concat(frames)
 
 
 def _conditions(table: Table, frame: pl.DataFrame) -> Iterator[tuple[str, ColumnElement[bool]]]:
@@ -518,11 +518,15 @@ class AccountingQueries:
         cluster = job.cluster.concat("")
         going = select(cluster, *times).where(job.end.is_(None)).group_by(cluster)
         with reading(self._engine) as connection:
-            found = {name: [one for one in latest if one is not None] for name, *latest in connection.execute(going)}
+            latest_times = {
+                name: [one for one in latest if one is not None] for name, *latest in connection.execute(going)
+            }
             for name in _distinct(connection, job.cluster):
                 ended = select(job.end).where(cluster == name, job.end.is_not(None)).order_by(job.end.desc()).limit(1)
-                found.setdefault(name, []).extend(connection.execute(ended).scalars())
-        return {name: datetime.fromtimestamp(max(int(one) for one in latest), UTC) for name, latest in found.items()}
+                latest_times.setdefault(name, []).extend(connection.execute(ended).scalars())
+        return {
+            name: datetime.fromtimestamp(max(int(one) for one in latest), UTC) for name, latest in latest_times.items()
+        }
 
     def _clusters(self, column: ColumnElement[str]) -> list[str]:
         """Return the values of a column of cluster names, in order."""

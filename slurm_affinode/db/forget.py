@@ -61,9 +61,9 @@ def forget_again(connection: Connection, revision: int) -> bool:
     for table in (tables.jobs, tables.suspensions):
         recent = select(table.c.user).where(table.c.revision == revision, table.c.user.is_not(None)).distinct()
         for (name,) in connection.execute(recent).all():
-            found = known["users"].get(_digest(known["salt"], name))
-            if found is not None:
-                changed += _clear(connection, _Person(name, *found), revision).total()
+            record = known["users"].get(_digest(known["salt"], name))
+            if record is not None:
+                changed += _clear(connection, _Person(name, *record), revision).total()
     # Records that were completed keep the pseudonym, and may have got their texts again.
     for pseudonym, until_s in known["users"].values():
         changed += _clear(connection, _Person(pseudonym, pseudonym, until_s), revision, only=revision).total()
@@ -177,5 +177,5 @@ def _replace_word(connection: Connection, table: Table, columns: Iterable[str], 
 def uids_of(connection: Connection, user: str) -> list[int]:
     """Return the UIDs that accounting has for a user."""
     job = tables.jobs.c
-    found = select(job.uid).where(job.user == user, job.uid.is_not(None)).distinct()
-    return sorted(int(uid) for (uid,) in connection.execute(found).all())
+    query = select(job.uid).where(job.user == user, job.uid.is_not(None)).distinct()
+    return sorted(int(uid) for (uid,) in connection.execute(query).all())

@@ -215,7 +215,7 @@ class JobSummary:
 
 
 def _moment(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
         raise ValueError(f"{text!r:.40} has no time zone")
-    return found
+    return moment
