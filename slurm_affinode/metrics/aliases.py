@@ -110,11 +110,11 @@ class Aliases:
     def column(self, header: str) -> Alias | None:
         """Return the field and unit of the column ``header``; a unit in brackets overrides that of the table."""
         key = folded(header)
-        found = self.columns.get(key) or self.metrics.get(key)
+        alias = self.columns.get(key) or self.metrics.get(key)
         unit = bracket_unit(header)
-        if found is None or unit is None or found.field not in VALUES:
-            return found
-        return Alias(found.field, unit, found.rank)
+        if alias is None or unit is None or alias.field not in VALUES:
+            return alias
+        return Alias(alias.field, unit, alias.rank)
 
 
 def load(extra: Path | None = None, columns: Mapping[str, str] | None = None) -> Aliases:

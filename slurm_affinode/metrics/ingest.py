@@ -410,19 +410,19 @@ class SourceRun:
                 with contextlib.suppress(AffinodeError):  # reported when the file is read alone
                     digests[path] = self._reader.fingerprint(path, str(path), self._options, self._format)
         new = [path for path, digest in digests.items() if digest not in self._known]
-        found = self._reader.read_small(new, self._options, self._format)
-        if not found:
+        samples_by_path = self._reader.read_small(new, self._options, self._format)
+        if not samples_by_path:
             return {}
         notes = ReadingNotes("")
-        frame = self._reader.checked(pl.concat([samples.frame for samples in found.values()]), notes)
+        frame = self._reader.checked(pl.concat([samples.frame for samples in samples_by_path.values()]), notes)
         if notes.decisions:
             return {}
-        ends = list(accumulate(len(samples.frame) for samples in found.values()))
+        ends = list(accumulate(len(samples.frame) for samples in samples_by_path.values()))
         frames = [frame[start:end] for start, end in pairwise([0, *ends])]
         parts = prepared_parts(frames, self._reader.table)
         return {
             path: _Ready(part, samples.unknown, digests[path])
-            for part, (path, samples) in zip(parts, found.items(), strict=True)
+            for part, (path, samples) in zip(parts, samples_by_path.items(), strict=True)
         }
 
     def take_from(
@@ -524,9 +524,9 @@ def _not_empty(frames: Iterator[Prepared], notes: ReadingNotes, reader: FileRead
         first = notes.problems[0]
         where = notes.name if first.line is None else f"{notes.name}:{first.line}"
         raise InputError(f"none of its {notes.problem_count} samples can be used: {first.reason}", where=where)
-    found = ", ".join(name for name, _ in notes.unknown.most_common(5))
+    unknown = ", ".join(name for name, _ in notes.unknown.most_common(5))
     raise InputError(
-        f"has no {reader.item} that is known{f' (it has {found})' if found else ''}",
+        f"has no {reader.item} that is known{f' (it has {unknown})' if unknown else ''}",
         where=notes.name,
         hint=reader.hint,
     )

@@ -133,14 +133,14 @@ def _values(
 
 def _texts(devices: pl.DataFrame, extra: Mapping[str, str]) -> pl.DataFrame:
     """Return the labels of each device as text, without braces."""
-    found = []
+    rows = []
     for row in devices.select("device", *IDENTITY).iter_rows(named=True):
         labels = dict(extra)
         labels |= {label: str(row[column]) for label, column in _LABELS.items() if row[column] is not None}
         if row["index"] is not None:
             labels["device"] = f"nvidia{row['index']}"
-        found.append((row["device"], ",".join(f'{name}="{escaped(text)}"' for name, text in labels.items())))
-    return pl.DataFrame(found, schema={"device": pl.UInt64(), "labels": pl.String()}, orient="row")
+        rows.append((row["device"], ",".join(f'{name}="{escaped(text)}"' for name, text in labels.items())))
+    return pl.DataFrame(rows, schema={"device": pl.UInt64(), "labels": pl.String()}, orient="row")
 
 
 def _lines(values: pl.DataFrame, name: str, texts: pl.DataFrame) -> pl.DataFrame:

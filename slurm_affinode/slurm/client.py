@@ -45,11 +45,11 @@ def examine(run: Runner = process.run, start: Callable[[], Helper] = start_worke
     """Return the availability of the commands and of pyslurm. Raises nothing."""
     commands = CommandsClient(run)
     try:
-        found = Availability("commands", commands.version())
+        with_commands = Availability("commands", commands.version())
     except AffinodeError as error:
-        found = Availability("commands", None, str(error), error.hint)
+        with_commands = Availability("commands", None, str(error), error.hint)
     with PyslurmClient(commands, start) as client:
-        return found, _pyslurm(client, commands, scontrol.release(found.version))
+        return with_commands, _pyslurm(client, commands, scontrol.release(with_commands.version))
 
 
 _BUILD = re.compile(r"(\d+)\.(\d+)")
@@ -130,12 +130,12 @@ def open_client(
         return commands
     site = scontrol.release(commands.version())
     client = PyslurmClient(commands, start)
-    found = _pyslurm(client, commands, site)
-    if found.usable:
+    availability = _pyslurm(client, commands, site)
+    if availability.usable:
         return client
     client.close()
     if backend == "auto":
-        if found.version is not None:
-            warned(f"pyslurm is not used: {found.reason}; Slurm's commands are used in its place")
+        if availability.version is not None:
+            warned(f"pyslurm is not used: {availability.reason}; Slurm's commands are used in its place")
         return commands
-    raise BackendUnusableError(f"pyslurm cannot be used: {found.reason}", hint=found.hint)
+    raise BackendUnusableError(f"pyslurm cannot be used: {availability.reason}", hint=availability.hint)

@@ -57,8 +57,8 @@ class CommandsClient:
 
     def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
         """See ``SlurmClient``. The GPU indices are always included, at no extra cost."""
-        found = scontrol.jobs(self._json("jobs", "list jobs", "show", "jobs"))
-        return with_steps(found, self.steps()) if steps else found
+        records = scontrol.jobs(self._json("jobs", "list jobs", "show", "jobs"))
+        return with_steps(records, self.steps()) if steps else records
 
     def overview(self) -> tuple[Job, ...]:
         """See ``SlurmClient``. Uses squeue, and scontrol for the GPU indices."""
@@ -100,19 +100,19 @@ class CommandsClient:
     def _complete(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the jobs; look up the first ``MOST_SINGLE`` of those whose GPU indices are uncertain."""
         with without_collection():
-            found = list(jobs)
-        uncertain = [place for place, job in enumerate(found) if job.node_gpus is None]
+            listed = list(jobs)
+        uncertain = [place for place, job in enumerate(listed) if job.node_gpus is None]
         for place in uncertain[:MOST_SINGLE]:
             with contextlib.suppress(interface.SlurmError):  # the job has ended meanwhile
-                found[place] = replace(found[place], node_gpus=self.job(found[place].job_id).node_gpus or ())
-        return tuple(found)
+                listed[place] = replace(listed[place], node_gpus=self.job(listed[place].job_id).node_gpus or ())
+        return tuple(listed)
 
     def job(self, job: int | str) -> Job:
         """See ``SlurmClient``."""
         target = identifiers.job(job)
         doing = f"show job {target}"
-        found = pick(scontrol.jobs(self._json("jobs", doing, "show", "job", str(target))), target)
-        return with_steps((found,), self.steps(target.job))[0]
+        record = pick(scontrol.jobs(self._json("jobs", doing, "show", "job", str(target))), target)
+        return with_steps((record,), self.steps(target.job))[0]
 
     def steps(self, job: int | str | None = None) -> tuple[Step, ...]:
         """See ``SlurmClient``."""
@@ -136,10 +136,10 @@ class CommandsClient:
     def version(self) -> str:
         """See ``SlurmClient``."""
         said = self._text("read the version", "scontrol", "--version")
-        found = scontrol.version(said)
-        if found is None:
+        release = scontrol.version(said)
+        if release is None:
             raise UnreachableError(f"scontrol --version says {said.strip()[:80]!r}: this is not Slurm's scontrol")
-        return found
+        return release
 
     def ping(self) -> None:
         """See ``SlurmClient``."""
@@ -190,9 +190,9 @@ class CommandsClient:
 
     def _signal(self, doing: str, target: Target, number: int, to: SignalTo) -> None:
         # scancel waits without limit for a pending job to start, and reports no error for an unknown step: check first.
-        found = self._records(doing, target)
+        jobs = self._records(doing, target)
         steps = self.steps(target.job) if target.step is not None else ()
-        demand_running(doing, found, steps, target)
+        demand_running(doing, jobs, steps, target)
         if target.step in NAMED_STEPS:
             to = "batch"
         options = [f"--signal={number}", *({"batch": ["--batch"], "all": ["--full"]}.get(to, []))]
@@ -266,10 +266,10 @@ class CommandsClient:
         """
         if not isinstance(job, int):
             return target
-        found = pick(self._records(f"show job {job}", target), target)
-        if found.job_id != job or found.array_job_id is None or found.array_task_id is None:
+        record = pick(self._records(f"show job {job}", target), target)
+        if record.job_id != job or record.array_job_id is None or record.array_task_id is None:
             return target
-        return Target(found.array_job_id, task=found.array_task_id)
+        return Target(record.array_job_id, task=record.array_task_id)
 
     def _update(self, job: int | str, doing: str, *changes: str) -> None:
         target = self._exactly(identifiers.job(job), job)
@@ -339,7 +339,7 @@ def with_steps(jobs: Sequence[Job], steps: Sequence[Step]) -> tuple[Job, ...]:
     return tuple(replace(job, steps=tuple(of.get(job.job_id, ()))) for job in jobs)
 
 
-def pick(found: Sequence[Job], target: Target) -> Job:
+def pick(jobs: Sequence[Job], target: Target) -> Job:
     """Return the job of ``target``: of an array, its task or its first record. Raises ``UnknownJobError``."""
 
     def fits(job: Job) -> int | None:
@@ -353,7 +353,7 @@ def pick(found: Sequence[Job], target: Target) -> Job:
             return 0
         return 1 if target.job_id in (job.array_job_id, job.het_job_id) else None
 
-    ranked = [(rank, job.array_task_id or 0, job) for job in found if (rank := fits(job)) is not None]
+    ranked = [(rank, job.array_task_id or 0, job) for job in jobs if (rank := fits(job)) is not None]
     if not ranked:
         raise interface.UnknownJobError(
             f"show job {target}: slurmctld has no such job", target=str(target), hint="see: squeue"
@@ -370,10 +370,10 @@ def _has(job: Job, task: int) -> bool:
     return False
 
 
-def demand_running(doing: str, found: Sequence[Job], steps: Sequence[Step], target: Target) -> None:
+def demand_running(doing: str, jobs: Sequence[Job], steps: Sequence[Step], target: Target) -> None:
     """Raise ``AlreadyDoneError``, ``InvalidStateError`` or ``UnknownJobError`` if a signal would reach no process."""
-    job = next((one for one in found if one.allocated), None) if target.task is None else None
-    job = job or pick(found, target)
+    job = next((one for one in jobs if one.allocated), None) if target.task is None else None
+    job = job or pick(jobs, target)
     if job.ended:
         raise interface.AlreadyDoneError(f"{doing}: it has ended ({job.state})", target=str(target))
     if not job.allocated:

@@ -145,10 +145,10 @@ def target(text: int | str) -> Target:
 
 def job(text: int | str) -> Target:
     """Parse a job; steps are refused. Raises ``BadIdentifierError``."""
-    found = target(text)
-    if found.step is not None:
-        raise BadIdentifierError(f"{found} is a step, and a job is needed", hint=f"write {found.job}")
-    return found
+    parsed = target(text)
+    if parsed.step is not None:
+        raise BadIdentifierError(f"{parsed} is a step, and a job is needed", hint=f"write {parsed.job}")
+    return parsed
 
 
 def node(text: str) -> str:
@@ -177,10 +177,10 @@ def signal(value: int | str) -> int:
     if re.fullmatch(r"[0-9]{1,2}", word) and 1 <= int(word) <= signals.SIGRTMAX:
         return int(word)
     name = word if word.startswith("SIG") else f"SIG{word}"
-    found = getattr(signals, name, None)
-    if not isinstance(found, signals.Signals):
+    member = getattr(signals, name, None)
+    if not isinstance(member, signals.Signals):
         raise InputError(f"{_shown(str(value))} is not a signal", hint="write USR1, SIGUSR1 or 10")
-    return int(found)
+    return int(member)
 
 
 def _shown(value: str) -> str:

@@ -103,19 +103,19 @@ def tres(text: object) -> dict[str, str]:
 def gpus(amounts: Mapping[str, str]) -> GpuCount | None:
     """Return the GPUs of a TRES mapping: the untyped count if there is one, else the sum of the typed ones."""
     try:
-        found = units.gpus_of_tres(amounts)
+        counts = units.gpus_of_tres(amounts)
     except ValueError:
         return None
-    return None if found.count is None else GpuCount(found.count, found.kind)
+    return None if counts.count is None else GpuCount(counts.count, counts.kind)
 
 
 def gpus_of_gres(text: object) -> GpuCount | None:
     """Return the GPUs of a GRES string such as ``gpu:h100:2(S:0-1)``; ``None`` if it names none."""
     try:
-        found = units.parse_gres(text) if isinstance(text, str) and word(text) else units.GpuCounts(None)
+        counts = units.parse_gres(text) if isinstance(text, str) and word(text) else units.GpuCounts(None)
     except ValueError:
         return None
-    return None if found.count is None else GpuCount(found.count, found.kind)
+    return None if counts.count is None else GpuCount(counts.count, counts.kind)
 
 
 def requests_share(*requests: object) -> bool:
@@ -138,8 +138,8 @@ def node_gpus(names: Sequence[str], details: Sequence[str]) -> tuple[NodeGpus, .
 @lru_cache(maxsize=4096)  # thousands of jobs have the same GPUs of their node
 def _detail(text: str) -> tuple[tuple[int, str | None, tuple[int, ...]], ...]:
     """Return count, type and indices of each type of GPU."""
-    found = (match.groups() for match in _DETAIL.finditer(text))
-    return tuple((int(count), kind, tuple(_numbers(indices or ""))) for kind, count, indices in found if int(count))
+    groups = (match.groups() for match in _DETAIL.finditer(text))
+    return tuple((int(count), kind, tuple(_numbers(indices or ""))) for kind, count, indices in groups if int(count))
 
 
 def _numbers(text: str) -> Iterable[int]:

@@ -46,7 +46,7 @@ def _job(job: Mapping[str, Any]) -> Job:
     tasks = live_records.word(job["array_tasks_waiting"]) if array else None
     limit = _minutes(job["time_limit"])
     requested, allocated = _tres(job["tres_requested"]), _tres(job["tres_allocated"])
-    found = job.get("steps")
+    step_records = job.get("steps")
     return live_records.job(
         job_id=job["id"],
         array_job_id=array,
@@ -91,7 +91,7 @@ def _job(job: Mapping[str, Any]) -> Job:
         stdout=None if tasks else job["standard_output"] or None,
         stderr=None if tasks else job["standard_error"] or None,
         batch=bool(job["is_batch_job"]),
-        steps=steps(found) if found is not None else None,
+        steps=steps(step_records) if step_records is not None else None,
     )
 
 
@@ -193,11 +193,11 @@ class PyslurmClient:
 
     def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
         """See ``SlurmClient``. ``gpu_detail`` takes one more request, with Slurm's commands."""
-        found = jobs(self._look("list jobs", "jobs", steps=steps))
+        records = jobs(self._look("list jobs", "jobs", steps=steps))
         if not gpu_detail:
-            return found
+            return records
         detail = {job.job_id: job.node_gpus for job in self._commands.jobs()}
-        return tuple(replace(job, node_gpus=detail.get(job.job_id, ())) for job in found)
+        return tuple(replace(job, node_gpus=detail.get(job.job_id, ())) for job in records)
 
     def overview(self) -> tuple[Job, ...]:
         """See ``SlurmClient``. The GPU indices come from Slurm's commands."""
@@ -206,12 +206,12 @@ class PyslurmClient:
     def job(self, job: int | str) -> Job:
         """See ``SlurmClient``. Uses Slurm's commands for arrays, heterogeneous jobs and held jobs."""
         target = identifiers.job(job)
-        found = self._plain(target, f"show job {target}")
-        if found is None or found.held:  # pyslurm has a description in place of who holds the job
+        record = self._plain(target, f"show job {target}")
+        if record is None or record.held:  # pyslurm has a description in place of who holds the job
             return self._commands.job(str(target))
-        if found.gpus_allocated is None or not found.allocated:
-            return replace(found, node_gpus=())
-        return replace(found, node_gpus=self._commands.job(str(target)).node_gpus)
+        if record.gpus_allocated is None or not record.allocated:
+            return replace(record, node_gpus=())
+        return replace(record, node_gpus=self._commands.job(str(target)).node_gpus)
 
     def steps(self, job: int | str | None = None) -> tuple[Step, ...]:
         """See ``SlurmClient``."""
@@ -219,10 +219,10 @@ class PyslurmClient:
             return steps(self._look("list steps", "steps"))
         target = identifiers.job(job)
         try:
-            found = self._plain(target, f"show steps of {target}")
+            record = self._plain(target, f"show steps of {target}")
         except interface.UnknownJobError:
             return ()
-        return self._commands.steps(str(target)) if found is None else found.steps or ()
+        return self._commands.steps(str(target)) if record is None else record.steps or ()
 
     def nodes(self) -> tuple[Node, ...]:
         """See ``SlurmClient``."""
@@ -343,8 +343,8 @@ class PyslurmClient:
         """Return the job, or ``None`` if it is part of an array or a heterogeneous job."""
         if target.task is not None or target.het_offset is not None:
             return None
-        (found,) = jobs([self._look(doing, "job", job=target.job_id)])
-        return None if found.array_job_id is not None or found.het_job_id is not None else found
+        (record,) = jobs([self._look(doing, "job", job=target.job_id)])
+        return None if record.array_job_id is not None or record.het_job_id is not None else record
 
     def _act_on_plain(self, doing: str, job: int | str, call: str, **args: Any) -> bool:
         target = identifiers.job(job)

@@ -86,8 +86,8 @@ def _error(kind: str, error: Exception) -> dict[str, Any]:
 
 def _hello(pyslurm: Any) -> dict[str, Any]:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - no path of ours
-        found = _LIBRARY.search(maps.read())
-    library = found[0] if found else None
+        match = _LIBRARY.search(maps.read())
+    library = match[0] if match else None
     return {"pyslurm": pyslurm.__version__, "library": library, "api": _api(library)}
 
 
@@ -113,13 +113,13 @@ def _one(pyslurm: Any, job: int) -> dict[str, Any]:
 
 
 def _job(job: Any, steps: bool) -> dict[str, Any]:
-    found = {name: getattr(job, name) for name in JOB}
-    found |= {name: getattr(job, name, None) for name in JOB_NODES}
-    found["gres_per_node"] = list(getattr(job, "gres_per_node", None) or ())
-    found["tres_requested"], found["tres_allocated"] = _tres(job.requested_tres), _tres(job.allocated_tres)
+    values = {name: getattr(job, name) for name in JOB}
+    values |= {name: getattr(job, name, None) for name in JOB_NODES}
+    values["gres_per_node"] = list(getattr(job, "gres_per_node", None) or ())
+    values["tres_requested"], values["tres_allocated"] = _tres(job.requested_tres), _tres(job.allocated_tres)
     if steps:
-        found["steps"] = [_step(step) for step in job.steps.values()]
-    return found
+        values["steps"] = [_step(step) for step in job.steps.values()]
+    return values
 
 
 def _step(step: Any) -> dict[str, Any]:
@@ -131,13 +131,13 @@ def _tres(tres: Any) -> dict[str, int]:
     if tres is None:
         return {}
     values = tres.to_dict(recursive=True)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, value in values.items():
         if not isinstance(value, dict):
             continue
         many = value.values() if "count" not in value else [value]
-        found.update((one.get("type_and_name") or name, one["count"]) for one in many if isinstance(one, dict))
-    return found
+        counts.update((one.get("type_and_name") or name, one["count"]) for one in many if isinstance(one, dict))
+    return counts
 
 
 def _steps(pyslurm: Any) -> list[dict[str, Any]]:

@@ -94,15 +94,15 @@ def parser(listed: bytes) -> str:
     the plugins.
     """
     there = {line.strip().rpartition("/")[2] for line in listed.decode("utf-8", "replace").splitlines()}
-    found = next((name for name in PARSERS if name in there), None)
-    if found is None:
+    newest = next((name for name in PARSERS if name in there), None)
+    if newest is None:
         names = sorted(name for name in there if re.fullmatch(r"v[\d.]+", name))
         raise UnreachableError(
             f"scontrol has no data parser of {PARSERS[-1]} to {PARSERS[0]} (it has {', '.join(names) or 'none'})",
             hint="it needs Slurm's plugins serializer/json and data_parser (Debian: slurm-wlm-basic-plugins); for a "
             "newer Slurm, update slurm-affinode",
         )
-    return found
+    return newest
 
 
 def document(data: bytes, key: str) -> tuple[list[Mapping[str, Any]], bool]:
@@ -113,16 +113,16 @@ def document(data: bytes, key: str) -> tuple[list[Mapping[str, Any]], bool]:
     """
     text = data.decode("utf-8", "backslashreplace").replace("\\x", "\\\\x") if not _is_utf8(data) else data.decode()
     try:
-        found = json.loads(text, strict=False)
+        parsed = json.loads(text, strict=False)
     except (ValueError, RecursionError):
-        found = None
-    records = found.get(key) if isinstance(found, dict) else None
+        parsed = None
+    records = parsed.get(key) if isinstance(parsed, dict) else None
     if not isinstance(records, list):
         raise UnreachableError(
             "scontrol --json returned no JSON",
             hint="it needs Slurm's plugins serializer/json and data_parser (Debian: slurm-wlm-basic-plugins)",
         )
-    updated = found.get("last_update") if isinstance(found, dict) else None
+    updated = parsed.get("last_update") if isinstance(parsed, dict) else None
     answered = bool(records) or updated is None or _number(updated) != 0
     return [record for record in records if isinstance(record, dict)], answered
 
@@ -276,12 +276,12 @@ _VERSION = re.compile(r"\b(\d{2}\.\d{2})(?:\.(\d+))?")
 
 def config(text: str) -> dict[str, str]:
     """Return the settings of ``scontrol show config``, those of the cgroup, MPI and plugin sections included."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for line in text.splitlines():
         if match := _SETTING.match(line.strip()):
             value = match[2].strip()
-            found.setdefault(match[1], "" if value == "(null)" else value)
-    return found
+            settings.setdefault(match[1], "" if value == "(null)" else value)
+    return settings
 
 
 def partitions(text: str) -> tuple[Partition, ...]:

@@ -103,7 +103,7 @@ def _best(
 ) -> list[dict[str, datetime]]:
     """Return the readings of a record that fit best, those with the offset before the change first."""
     names = [name for name in ORDER if name in candidates]
-    found: list[tuple[tuple[int, float], dict[str, datetime]]] = []
+    ranked: list[tuple[tuple[int, float], dict[str, datetime]]] = []
     for readings_ in itertools.product(*(candidates[name] for name in names)):
         chosen = dict(zip(names, readings_, strict=True))
         in_order = list(chosen.values())
@@ -114,16 +114,16 @@ def _best(
         if elapsed_s is not None and "start" in chosen and "end" in chosen:
             # Minutes of suspension or of step bookkeeping do not justify a reading that is an hour off.
             miss = abs((chosen["end"] - chosen["start"]).total_seconds() - elapsed_s) // 900
-        found.append(((wrong, miss), chosen))
-    least = min(rank for rank, _ in found)
-    return [chosen for rank, chosen in found if rank == least and chosen]
+        ranked.append(((wrong, miss), chosen))
+    least = min(rank for rank, _ in ranked)
+    return [chosen for rank, chosen in ranked if rank == least and chosen]
 
 
 def site_zone(name: str | None, *, localtime: Path = Path("/etc/localtime")) -> ZoneInfo:
     """Return the time zone of the site: the configured one, else this machine's."""
     try:
-        found = zone_name(name, localtime=localtime)
-        return ZoneInfo("UTC" if found == "Etc/UTC" else found)  # Debian's name for UTC is Etc/UTC
+        zone = zone_name(name, localtime=localtime)
+        return ZoneInfo("UTC" if zone == "Etc/UTC" else zone)  # Debian's name for UTC is Etc/UTC
     except AffinodeError:
         if name is not None or not localtime.is_file():
             raise
@@ -149,8 +149,8 @@ def zone_name(
         target = str(localtime.resolve(strict=True))
     except OSError:
         return "UTC"
-    _, found, name = target.partition("/zoneinfo/")
-    if not found:
+    _, marker, name = target.partition("/zoneinfo/")
+    if not marker:
         raise AffinodeError(
             f"{localtime} does not contain the name of a time zone", hint="name the zone of the input: --timezone"
         )

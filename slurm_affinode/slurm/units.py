@@ -115,10 +115,10 @@ def parse_count(text: str) -> int | None:
     if _FRACTION.fullmatch(text.strip()):
         raise ValueError(f"{text!r} is not a whole number")
     try:
-        found = parse_memory(text)
+        memory = parse_memory(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a count") from None
-    return None if found is None else found.size_bytes
+    return None if memory is None else memory.size_bytes
 
 
 def parse_joules(text: str) -> int | None:
@@ -148,13 +148,13 @@ def parse_tres(text: str) -> dict[str, str]:
     clean = text.strip()
     if is_unknown(clean):
         return {}
-    found: dict[str, str] = {}
+    amounts: dict[str, str] = {}
     for part in clean.split(","):
         name, equals, amount = part.strip().partition("=")
         if not equals or not name or not amount:
             raise ValueError(f"{part!r} is not NAME=AMOUNT")
-        found[name] = amount
-    return found
+        amounts[name] = amount
+    return amounts
 
 
 def format_tres(amounts: Mapping[str, object]) -> str:

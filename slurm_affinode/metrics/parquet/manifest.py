@@ -113,10 +113,10 @@ def load(root: Path) -> StoreManifest:
 
 def begin(root: Path) -> StoreManifest:
     """Load the manifest, or create it in a new store, so that no part exists without one; write lock held."""
-    found = load(root)
+    manifest = load(root)
     if not (root / FILE).exists():
-        save(root, found)
-    return found
+        save(root, manifest)
+    return manifest
 
 
 def _entry(data: Mapping[str, object]) -> PartEntry:

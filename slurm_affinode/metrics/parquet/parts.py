@@ -163,12 +163,12 @@ NAMES_SEEN: dict[str, pl.DataType] = {**NAMES, "first": TIME, "last": TIME}
 
 def seen_names(tables: Sequence[pl.DataFrame], parts: Sequence[PartFiles]) -> pl.DataFrame:
     """Return ``NAMES_SEEN`` of ``parts``, of which ``tables`` are the tables of devices."""
-    found = []
+    frames = []
     for devices, files in zip(tables, parts, strict=True):
-        found.append(names_of(devices, files.table, "first", "last"))
+        frames.append(names_of(devices, files.table, "first", "last"))
         if files.names:
-            found.append(files.several().join(devices.select("device", "first", "last"), on="device"))
-    return united_names(found)
+            frames.append(files.several().join(devices.select("device", "first", "last"), on="device"))
+    return united_names(frames)
 
 
 def united_names(names: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -311,16 +311,16 @@ def _table_of(content: bytes, path: Path, table: SampleTable) -> pl.DataFrame:
 
 
 def _checked(
-    found: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType], table: SampleTable
+    frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType], table: SampleTable
 ) -> pl.DataFrame:  # fmt: skip
-    """Return ``found`` if its columns and values are consistent. Raises ``UnreachableError``."""
-    if dict(found.schema) != schema:
+    """Return ``frame`` if its columns and values are consistent. Raises ``UnreachableError``."""
+    if dict(frame.schema) != schema:
         raise damaged(path, "its columns are not those of such a table", table)
-    if any(found[name].has_nulls() for name in ("device", "first", "last", "rows")) or (found["rows"] < 1).any():
+    if any(frame[name].has_nulls() for name in ("device", "first", "last", "rows")) or (frame["rows"] < 1).any():
         raise damaged(path, "one of its rows is empty", table)
-    if schema is table.devices and (found["device"].is_duplicated().any() or (found["step_ms"] < 0).any()):
+    if schema is table.devices and (frame["device"].is_duplicated().any() or (frame["step_ms"] < 0).any()):
         raise damaged(path, "its rows contradict each other", table)
-    return found
+    return frame
 
 
 def write(table: pl.DataFrame, path: Path) -> str:

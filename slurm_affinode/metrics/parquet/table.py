@@ -93,9 +93,9 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 def _arrow(dtype: pl.DataType) -> pa.DataType:
     if dtype == pl.String():
         return _TEXT
-    found = pl.Series([], dtype=dtype).to_arrow().type
+    arrow_type = pl.Series([], dtype=dtype).to_arrow().type
     # Polars writes large lists, whose offsets need twice the space.
-    return pa.list_(found.value_type) if pa.types.is_large_list(found) else found
+    return pa.list_(arrow_type.value_type) if pa.types.is_large_list(arrow_type) else arrow_type
 
 
 GPU = SampleTable(

@@ -58,18 +58,18 @@ def fingerprints(root: Path) -> frozenset[str]:
 
 def _read_log(root: Path) -> dict[str, str]:
     """Return fingerprint -> name; lines truncated by a crash are skipped."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     try:
         text = (root / FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return found
+        return names
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-            found[str(entry["fingerprint"])] = str(entry["name"])
+            names[str(entry["fingerprint"])] = str(entry["name"])
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return names
 
 
 def remember(root: Path, entries: Iterable[tuple[str, str | None]]) -> None:
@@ -160,17 +160,17 @@ def adoptions(identities: pl.DataFrame, several: pl.DataFrame) -> dict[int, int]
     by_index = _unique(with_uuid, _index)
     pci_by_index = _unique((row for row in nameless if row["pci"] is not None), _index)
     claimed = {_index(row) for row in with_uuid}
-    found: dict[int, int] = {}
+    targets: dict[int, int] = {}
     for row in nameless:
         target = by_pci.get(_pci(row)) if row["pci"] is not None else by_index.get(_index(row))
         if target is not None:
-            found[row["device"]] = target
+            targets[row["device"]] = target
     for row in nameless:
-        if row["pci"] is None and row["device"] not in found and _index(row) not in claimed:
+        if row["pci"] is None and row["device"] not in targets and _index(row) not in claimed:
             target = pci_by_index.get(_index(row))
             if target is not None:
-                found[row["device"]] = found.get(target, target)
-    return found
+                targets[row["device"]] = targets.get(target, target)
+    return targets
 
 
 def _described(identities: pl.DataFrame, several: pl.DataFrame) -> pl.DataFrame:

@@ -83,19 +83,19 @@ def ingest(
     """
     started = now()
     run = _Run(client, question, options, ReadingNotes(client.server.url), advance, reader=reader)
-    found = reader.discover(client, question, options)
+    metrics = reader.discover(client, question, options)
     totals: WrittenTotals | None = None
     if dry_run:
-        for window in run.windows(found):
+        for window in run.windows(metrics):
             run.take(window, count)
     else:
         with store.writer() as writer:
-            for window in run.windows(found):
+            for window in run.windows(metrics):
                 run.take(window, writer.add)
         totals = writer.totals
     if run.failure is not None and run.at == question.since_ms:
         raise run.failure
-    return ImportOutcome(run.summary(started, now(), found, totals, store), _moment(run.at), run.failure)
+    return ImportOutcome(run.summary(started, now(), metrics, totals, store), _moment(run.at), run.failure)
 
 
 class _Run:
@@ -122,10 +122,10 @@ class _Run:
         self.at = question.since_ms
         self.failure: AffinodeError | None = None
 
-    def windows(self, found: ServerMetrics) -> Iterator[Window]:
+    def windows(self, metrics: ServerMetrics) -> Iterator[Window]:
         """Yield the windows up to the end or the first failure."""
         try:
-            for window in self._reader.windows(found):
+            for window in self._reader.windows(metrics):
                 yield window
                 self.at = window.until_ms
                 self._advance(window.until_ms - window.since_ms)
@@ -143,14 +143,14 @@ class _Run:
         self,
         started: datetime,
         finished: datetime,
-        found: ServerMetrics,
+        metrics: ServerMetrics,
         totals: WrittenTotals | None,
         store: SampleStore,
     ) -> IngestSummary:
         """Summarize the ingest. Raises ``NoSamplesError`` without samples, ``InputError`` if no series can be used."""
         samples = sum(one.samples for one in self._taken)
         if not samples and self.failure is None:
-            raise self._nothing(found)
+            raise self._nothing(metrics)
         first = min((one.first_ms for one in self._taken if one.first_ms is not None), default=None)
         last = max((one.last_ms for one in self._taken if one.last_ms is not None), default=None)
         notes = self._notes
@@ -183,7 +183,7 @@ class _Run:
             dry_run=totals is None,
         )
 
-    def _nothing(self, found: ServerMetrics) -> AffinodeError:
+    def _nothing(self, metrics: ServerMetrics) -> AffinodeError:
         notes, question = self._notes, self._reader.question
         span = f"from {utc(_moment(question.since_ms))} to {utc(_moment(question.until_ms))}"
         if notes.problem_count:
@@ -191,8 +191,8 @@ class _Run:
                 f"none of its {notes.problem_count} series can be used: {notes.problems[0].reason}", where=notes.name
             )
         matching = _shown(question.matchers)
-        if found.other:
-            has = f" (it has {', '.join(found.other[:5])})"
+        if metrics.other:
+            has = f" (it has {', '.join(metrics.other[:5])})"
             lacks = f"has no {self._of.item} that is known {span}{matching}{has}"
             return NoSamplesError(lacks, where=notes.name, hint=self._of.hint)
         lacks = f"has no {self._of.samples} {span}{matching}"

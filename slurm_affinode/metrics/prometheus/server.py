@@ -66,13 +66,13 @@ class Server:
 
     def headers(self) -> dict[str, str]:
         """Return the request headers, with credentials."""
-        found = dict(self.extra)
+        headers = dict(self.extra)
         if self.token is not None:
-            found["Authorization"] = f"Bearer {self.token}"
+            headers["Authorization"] = f"Bearer {self.token}"
         elif self.username is not None:
             pair = f"{self.username}:{self.password or ''}".encode()
-            found["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-        return found
+            headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        return headers
 
     @property
     def exposed(self) -> bool:

@@ -101,11 +101,12 @@ def _locate(path: Path) -> tuple[Path, list[Path]]:
             raise InputError("no such file or directory", where=str(path), hint=_HINT)
         database = path
         if path.is_dir():
-            found = sorted(p for p in path.iterdir() if p.suffix.lower() in DATABASE_ENDINGS and p.is_file())
-            if len(found) != 1:
-                what = "no database" if not found else f"{len(found)} databases ({', '.join(p.name for p in found)})"
+            databases = sorted(p for p in path.iterdir() if p.suffix.lower() in DATABASE_ENDINGS and p.is_file())
+            if len(databases) != 1:
+                listed = ", ".join(p.name for p in databases)
+                what = "no database" if not databases else f"{len(databases)} databases ({listed})"
                 raise InputError(f"{what} in this directory", where=str(path), hint=_HINT)
-            database = found[0]
+            database = databases[0]
         with database.open("rb") as file:
             head = file.read(len(_MAGIC))
     except OSError as error:
@@ -205,14 +206,14 @@ def _json(value: object, kind: type) -> Any:
     if not isinstance(value, str | bytes):
         raise TypeError(f"{value!r:.40} is not JSON text")
     try:
-        found = json.loads(value)
+        parsed = json.loads(value)
     except (ValueError, RecursionError):
         raise ValueError(f"{value!r:.40} is not JSON text") from None
-    if found is None:
+    if parsed is None:
         return kind()
-    if not isinstance(found, kind):
-        raise TypeError(f"{found!r:.40} is not JSON {'object' if kind is dict else 'list'}")
-    return found
+    if not isinstance(parsed, kind):
+        raise TypeError(f"{parsed!r:.40} is not JSON {'object' if kind is dict else 'list'}")
+    return parsed
 
 
 def _amount(value: object) -> float | None:
@@ -277,7 +278,7 @@ def _counts(jobs: Sequence[_Job]) -> list[str]:
 
 def _accounting(job: _Job, models: Mapping[_ModelKey, str]) -> dict[str, Any]:
     row = job.row
-    found = {models[key] for _, gpu in job.gpus if (key := (job.cluster, str(row.get("subcluster")), gpu)) in models}
+    types = {models[key] for _, gpu in job.gpus if (key := (job.cluster, str(row.get("subcluster")), gpu)) in models}
     submitted = row.get("submit_time")
     energy = _amount(row.get("energy"))
     return {
@@ -291,14 +292,14 @@ def _accounting(job: _Job, models: Mapping[_ModelKey, str]) -> dict[str, Any]:
         "elapsed_s": int((job.end - job.start).total_seconds()), "timelimit_s": row.get("walltime") or None,
         "nodes": len(job.nodes) or row.get("num_nodes"), "node_list": ",".join(job.nodes) or None,
         "cpus": row.get("num_hwthreads"), "gpus": len(job.gpus),
-        "gpu_type": "+".join(sorted(name.split()[-1].lower() for name in found)) or None,
+        "gpu_type": "+".join(sorted(name.split()[-1].lower() for name in types)) or None,
         "energy_j": energy * 3.6e6 if energy else None,
     }  # fmt: skip
 
 
 def _models(configs: Sequence[Path]) -> dict[_ModelKey, str]:
     """Return the models of GPUs from every ``cluster.json`` that can be read; a GPU with several is left out."""
-    found: dict[_ModelKey, set[str]] = {}
+    names_by_key: dict[_ModelKey, set[str]] = {}
     for config in configs:
         try:
             clusters = json.loads(config.read_bytes())
@@ -307,7 +308,7 @@ def _models(configs: Sequence[Path]) -> dict[_ModelKey, str]:
                     maker = gpu.get("type", "").replace(" GPU", "").replace("Nvidia", "NVIDIA")
                     name = f"{maker} {gpu['model']}".strip()
                     key = clusters["name"], part["name"], pci_address(gpu["id"]) or gpu["id"]
-                    found.setdefault(key, set()).add(name)
+                    names_by_key.setdefault(key, set()).add(name)
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             continue  # a description of the hardware is optional
-    return {key: next(iter(names)) for key, names in found.items() if len(names) == 1}
+    return {key: next(iter(names)) for key, names in names_by_key.items() if len(names) == 1}

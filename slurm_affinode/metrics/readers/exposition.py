@@ -357,32 +357,32 @@ class ExpositionReader:
 
     def _known(self, frame: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         """Return the entries of lines with a metric of the alias table."""
-        found = self._aliases(frame, block)
-        if not found:
+        aliases = self._aliases(frame, block)
+        if not aliases:
             return pl.DataFrame(schema={**{name: frame.schema[name] for name in self._kept}, **ENTRIES})
-        known = frame.filter(pl.col("name").is_in(list(found)))
+        known = frame.filter(pl.col("name").is_in(list(aliases)))
         known = split_samples(known)
         self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
         known = known.filter(pl.col("raw").is_not_null())
         known = self._timed(self._numbered(known, block), block)
         known = self._identified(known, block)
-        return self._scaled(known, found)
+        return self._scaled(known, aliases)
 
     def _aliases(self, frame: pl.DataFrame, block: LineBlock) -> dict[str, Alias]:
         """Return the metrics of the alias table, and note the other ones."""
         names = frame.group_by("name", maintain_order=True).agg(
             pl.len(), pl.col("line").first(), pl.col("number").first()
         )  # fmt: skip
-        found = {}
+        aliases = {}
         for name, count, line, number in names.iter_rows():
             alias = self._options.aliases.metric(name)
             if alias is not None:
-                found[name] = alias
+                aliases[name] = alias
             elif is_sample(line):
                 self._unknown_names.append((number, name, count))
             else:
                 self._reject(frame.filter(pl.col("name") == name), block, "cannot be read as labels, value and time")
-        return found
+        return aliases
 
     def _numbered(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         value = pl.col("raw").cast(pl.Float64, strict=False)
@@ -411,9 +411,9 @@ class ExpositionReader:
         for text in texts:
             if text not in self._series:
                 self._series[text] = self._number(text)
-        found = [(text, self._series[text]) for text in texts]
-        good = [(text, *what) for text, what in found if not isinstance(what, str)]
-        reasons = {text: what for text, what in found if isinstance(what, str)}
+        entries = [(text, self._series[text]) for text in texts]
+        good = [(text, *what) for text, what in entries if not isinstance(what, str)]
+        reasons = {text: what for text, what in entries if isinstance(what, str)}
         known = known.with_columns(pl.col("labels").fill_null(""))
         if reasons:
             rejected = known.filter(pl.col("labels").is_in(list(reasons)))
@@ -518,19 +518,19 @@ class SmallFilesReader(ExpositionReader):
         }
 
     def _aliases(self, frame: pl.DataFrame, block: LineBlock) -> dict[str, Alias]:
-        found = {}
+        known = {}
         names = frame.group_by("file", "name", maintain_order=True).agg(
             pl.len(), pl.col("line").first(), pl.col("number").first()
         )  # fmt: skip
         aliases = {name: self._options.aliases.metric(name) for name in names["name"].unique(maintain_order=True)}
         for file, name, count, line, number in names.iter_rows():
             if (alias := aliases[name]) is not None:
-                found[name] = alias
+                known[name] = alias
             elif is_sample(line):
                 self._unknown_names.append((number, name, count))
             else:
                 self._left_out.add(file)
-        return found
+        return known
 
     def _quick_lines(self, block: LineBlock) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         quick, unknown, odd = super()._quick_lines(block)

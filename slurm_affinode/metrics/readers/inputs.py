@@ -153,9 +153,9 @@ def node_from_path(path: str) -> str | None:
     if not parts:
         return None
     name = _DATE.sub("", parts[-1].split(".", 1)[0])
-    found = [host for part in name.split("_") if (host := _host(part)) is not None]
+    candidates = [host for part in name.split("_") if (host := _host(part)) is not None]
     # A device after the node ("gpu01_gpu0") is not a second host.
-    hosts = [host for host in found if not re.fullmatch(r"gpu\d", host.lower())] or found
+    hosts = [host for host in candidates if not re.fullmatch(r"gpu\d", host.lower())] or candidates
     if len(hosts) == 1:
         return hosts[0]
     # Directories have all kinds of names: one counts only if it is a host name and nothing else.
@@ -203,7 +203,7 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
     that are obviously no data (``*.md``, ``README``, ``*.tmp``). A file found again by links to directories counts
     once.
     """
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     missing: list[tuple[str, str]] = []
     for given in paths:
         path = Path(given)
@@ -217,9 +217,9 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
             missing += refused
             if not inside and not refused:
                 missing.append((str(given), "the directory has no files"))
-            _add(found, inside)
+            _add(files, inside)
         elif file:
-            _add(found, [path])
+            _add(files, [path])
         elif exists:
             missing.append((str(given), "is no regular file; pipe it to standard input and give -"))
         elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
@@ -228,17 +228,17 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
             missing += refused
             if not inner and not refused:
                 missing.append((str(given), "no file matches"))
-            _add(found, inner)
+            _add(files, inner)
         else:
             what = "no file matches" if glob.has_magic(str(given)) else "no such file or directory"
             missing.append((str(given), what))
-    return list(found.values()), missing
+    return list(files.values()), missing
 
 
-def _add(found: dict[Path, Path], paths: Sequence[Path]) -> None:
+def _add(files: dict[Path, Path], paths: Sequence[Path]) -> None:
     """Add ``paths`` by their real directory. A link to a file keeps its own name, which may have the node."""
     for path in paths:
-        found.setdefault(Path(os.path.realpath(path.parent), path.name), path)
+        files.setdefault(Path(os.path.realpath(path.parent), path.name), path)
 
 
 def _below(directory: Path) -> tuple[list[Path], list[tuple[str, str]]]:
@@ -315,8 +315,8 @@ def read_small(paths: Sequence[Path], options: ReadOptions, format: str | None) 
             texts[path] = text
     if len(texts) < 2 or options.start is not None:
         return {}
-    found = exposition.SmallFilesReader(options).read_together(list(texts.values()))
-    return {path: found[at] for at, path in enumerate(texts) if at in found}
+    samples = exposition.SmallFilesReader(options).read_together(list(texts.values()))
+    return {path: samples[at] for at, path in enumerate(texts) if at in samples}
 
 
 def _small_text(path: Path, options: ReadOptions, format: str | None) -> str | None:
@@ -356,9 +356,9 @@ def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None)
 def digest(path: Path, name: str, how: tuple[object, ...]) -> str:
     """Return a digest of a file's content and of ``how`` it is read. Raises ``InputError``."""
     with reading(name), path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-    found.update(repr(how).encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+        hashed = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+    hashed.update(repr(how).encode("utf-8", "surrogatepass"))
+    return hashed.hexdigest()
 
 
 def size(path: Path) -> int:

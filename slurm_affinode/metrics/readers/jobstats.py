@@ -107,12 +107,12 @@ def _gpus(summary: object) -> tuple[GpuSummary, ...]:
     nodes = summary.get("nodes") if isinstance(summary, dict) else None
     if not isinstance(nodes, dict):
         raise SummaryError("has no nodes")
-    found = []
+    gpus = []
     for node, values in nodes.items():
         if not isinstance(values, dict):
             raise SummaryError(f"node {node} has no values")
         util, used, total = (_by_gpu(values, key) for key in ("gpu_utilization", "gpu_used_memory", "gpu_total_memory"))
-        found += [
+        gpus += [
             GpuSummary(
                 node=node_name(str(node)) or str(node),
                 gpu=gpu,
@@ -122,7 +122,7 @@ def _gpus(summary: object) -> tuple[GpuSummary, ...]:
             )
             for gpu in sorted({*util, *used, *total}, key=lambda name: (len(name), name))
         ]
-    return tuple(found)
+    return tuple(gpus)
 
 
 def _by_gpu(values: Mapping[str, Any], key: str) -> dict[str, float]:

@@ -45,9 +45,9 @@ def opened(path: Path, where: str) -> Iterator[pq.ParquetFile]:
 
 def _checked(file: pq.ParquetFile, size: int, where: str) -> list[pq.ColumnSchema]:
     """Return the columns of a file. Raises ``InputError`` if it is larger than its size explains."""
-    found, columns = file.metadata, [file.schema.column(at) for at in range(len(file.schema))]
-    groups = [found.row_group(at) for at in range(found.num_row_groups)]
-    count, most = found.num_rows, max(FEW_VALUES, UNPACKED_RATIO * size)
+    metadata, columns = file.metadata, [file.schema.column(at) for at in range(len(file.schema))]
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    count, most = metadata.num_rows, max(FEW_VALUES, UNPACKED_RATIO * size)
     unpacked = 0
     for at in range(len(columns)):
         chunks = [group.column(at) for group in groups]

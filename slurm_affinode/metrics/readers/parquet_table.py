@@ -27,11 +27,11 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
     try:
         with reading(notes.name), parquet_batches.opened(path, notes.name) as file:
             header = file.schema_arrow.names
-            found = layout(header, notes, options)
+            places = layout(header, notes, options)
             if not file.metadata.num_rows:
                 raise InputError("has columns and no rows", where=notes.name)
-            expected = sorted({*(at for at, _ in found.values.values()), *found.parts.values()}
-                            | {at for at in (found.time, found.metric, found.value) if at is not None})  # fmt: skip
+            expected = sorted({*(at for at, _ in places.values.values()), *places.parts.values()}
+                            | {at for at in (places.time, places.metric, places.value) if at is not None})  # fmt: skip
             quiet = ReadingNotes(notes.name, notes.problems, notes.problem_count, decisions=notes.decisions)
             columns = [header[at] for at in expected]
             table = TableReader(columns, quiet, options, fallback_node)

@@ -134,9 +134,9 @@ class SeriesReader:
 
     def entries_of(self, batch: Sequence[tuple[int, Result]], long: LongForm) -> Iterator[pl.DataFrame]:
         """Yield the ``ENTRIES`` of numbered series, in their order; those of sound series are converted together."""
-        found = [labels_and_points(result) for _, result in batch]
-        sound = [one for one in found if one is not None]
-        points = _sound_points([one[1] for one in sound]) if len(sound) == len(found) else None
+        parsed = [labels_and_points(result) for _, result in batch]
+        sound = [one for one in parsed if one is not None]
+        points = _sound_points([one[1] for one in sound]) if len(sound) == len(parsed) else None
         if points is None:
             single = (self.entries(result, number, long) for number, result in batch)
             yield from (entries for entries in single if entries is not None)
@@ -158,11 +158,11 @@ class SeriesReader:
     def entries(self, result: Mapping[str, Any], number: int, long: LongForm) -> pl.DataFrame | None:
         """Return the ``ENTRIES`` of a series, numbered by ``long``; None, with a note, if it cannot be used."""
         options, notes = self._options, self._notes
-        found = labels_and_points(result)
-        if found is None:
+        parsed = labels_and_points(result)
+        if parsed is None:
             notes.problem(None, f"series {number}: is not a series with labels and points", strict=options.strict)
             return None
-        labels, points = found
+        labels, points = parsed
         known = self._known(number, labels, len(points), long)
         if known is None:
             return None

@@ -84,7 +84,7 @@ def layout(header: Sequence[str], notes: ReadingNotes, options: ReadOptions) -> 
     for position, alias in known:
         if alias.field == "uuid" and position != best["uuid"][0]:
             best.setdefault("index", (position, alias))
-    values = {field: found for field, found in best.items() if field in VALUES}
+    values = {field: column for field, column in best.items() if field in VALUES}
     parts = {field: best[field][0] for field in (*_PARTS, "job") if field in best}
     time, metric, value = (best[name][0] if name in best else None for name in ("time", "metric", "value"))
     if not values and (metric is None or value is None):
@@ -161,12 +161,13 @@ class TableReader:
         cleaned = texts.select(
             _known(pl.col(column)).alias(name) for column, name in zip(texts.columns, names, strict=True)
         )
-        found = [self._identify(dict(zip(names, row, strict=True))) for row in cleaned.iter_rows()]
-        numbers_ = pl.Series("at", [one if isinstance(one, int) else None for one in found], pl.UInt32)
+        numbers_or_reasons = [self._identify(dict(zip(names, row, strict=True))) for row in cleaned.iter_rows()]
+        numbers_ = pl.Series("at", [one if isinstance(one, int) else None for one in numbers_or_reasons], pl.UInt32)
         frame = frame.with_columns(numbers_.gather(place))
         if not numbers_.has_nulls():
             return frame
-        why = pl.Series("why", [None if isinstance(one, int) else one for one in found], pl.String).gather(place)
+        reasons = [None if isinstance(one, int) else one for one in numbers_or_reasons]
+        why = pl.Series("why", reasons, pl.String).gather(place)
         bad = frame.with_columns(why).filter(pl.col("at").is_null())
         for (reason,), lines in bad.group_by("why", maintain_order=True):
             self.reject(lines, str(reason))
@@ -253,7 +254,7 @@ class TableReader:
         numbers_ = [self._long.series(devices[at], job) for at, job in series.iter_rows()]
         numbered = series.with_columns(pl.Series("series", numbers_, pl.UInt32))
         frame = frame.join(numbered, on=["at", "job"], nulls_equal=True, maintain_order="left")
-        found: list[pl.DataFrame] = []
+        frames: list[pl.DataFrame] = []
         for (name,), rows in frame.group_by(f"c{metric}", maintain_order=True):
             alias = self._options.aliases.metric(str(name)) if name is not None else None
             if alias is None:
@@ -261,8 +262,8 @@ class TableReader:
                 continue
             ready = self._number(rows, value, "value", Alias(alias.field, alias.unit))
             code = pl.lit(code_of(alias), pl.UInt16).alias("code")
-            found.append(ready.select("series", code, pl.col("value").cast(pl.Float64), "time"))
-        return pl.concat(found) if found else pl.DataFrame(schema=ENTRIES)
+            frames.append(ready.select("series", code, pl.col("value").cast(pl.Float64), "time"))
+        return pl.concat(frames) if frames else pl.DataFrame(schema=ENTRIES)
 
 
 def _known(text: pl.Expr) -> pl.Expr:
@@ -410,19 +411,19 @@ class _Clock:
         return times[held:].alias("time")
 
 
-def _check_identity(found: Layout, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None) -> None:
-    if not {"uuid", "pci", "index", "mig"} & set(found.parts):
+def _check_identity(table_layout: Layout, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None) -> None:
+    if not {"uuid", "pci", "index", "mig"} & set(table_layout.parts):
         raise InputError(
             "no column names the GPU",
             where=notes.name,
             hint="a column with the UUID, the PCI address or the index is needed (nvidia-smi: uuid, pci.bus_id, index)",
         )
-    if "node" not in found.parts and options.node is None and fallback_node is None:
+    if "node" not in table_layout.parts and options.node is None and fallback_node is None:
         raise InputError(
             "does not name its node",
             where=notes.name,
             hint="give --node NAME, name the file after the node, or add a column",
         )
     taken = f"node name taken from the path: {fallback_node}"
-    if "node" not in found.parts and options.node is None and taken not in notes.decisions:
+    if "node" not in table_layout.parts and options.node is None and taken not in notes.decisions:
         notes.decide(taken)

@@ -236,11 +236,11 @@ def _scontrol(
         block = text[match.start() : following.start() if following is not None else len(text)]
         line = text.count("\n", 0, match.start()) + 1
         try:
-            found, told = _scontrol_job(block, int(match[1]), cluster, zone)
+            gpu_rows, told = _scontrol_job(block, int(match[1]), cluster, zone)
         except ValueError as error:
             problems.append(Problem(line, match[1], None, str(error)))
             continue
-        rows.extend(found)
+        rows.extend(gpu_rows)
         unindexed += not told
     if unindexed:
         notes.append(f"{unindexed:,} jobs with GPUs without their indexes: scontrol shows them for running jobs only")

@@ -266,7 +266,7 @@ def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
         pl.col("run").is_null()
     )
     positions: list[int] = []
-    found: list[datetime] = []
+    starts: list[datetime] = []
     for at, cluster, job, line, start, _ in unassigned.iter_rows():
         candidates = runs_of.get((cluster, job))
         if not candidates:
@@ -279,10 +279,10 @@ def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
         if chosen is None:
             continue
         positions.append(at)
-        found.append(chosen[1])
+        starts.append(chosen[1])
     if not positions:
         return steps
-    return steps.with_columns(steps["run"].scatter(positions, pl.Series(found, dtype=TIME)))
+    return steps.with_columns(steps["run"].scatter(positions, pl.Series(starts, dtype=TIME)))
 
 
 def _contains(run: tuple[int, datetime, datetime | None, datetime | None], moment: datetime) -> bool:
@@ -297,9 +297,9 @@ def _fill_from_steps(jobs: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     largest = _largest(steps.filter(pl.col("max_rss_bytes").is_not_null()), on, "max_rss_bytes")
     without = jobs.filter(pl.col("start").is_not_null() & (pl.col("gpus").fill_null(0) == 0)).select(on)
     with_gpus = steps.filter(pl.col("gpus") > 0).join(without, on=on, how="semi")
-    for found, name in ((largest, "max_rss_bytes"), (_largest(with_gpus, on, "gpus"), "gpus")):
-        if found.height:
-            of_steps = jobs.select(on).join(found, on=on, how="left", maintain_order="left")["of_steps"]
+    for largest_of_steps, name in ((largest, "max_rss_bytes"), (_largest(with_gpus, on, "gpus"), "gpus")):
+        if largest_of_steps.height:
+            of_steps = jobs.select(on).join(largest_of_steps, on=on, how="left", maintain_order="left")["of_steps"]
             jobs = jobs.with_columns(pl.max_horizontal(name, of_steps).alias(name))
     return jobs
 

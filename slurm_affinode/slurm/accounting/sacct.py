@@ -140,17 +140,17 @@ def _read_text(
     for block in _ahead(read_):
         converter = Converter(block, zone=options.zone, cluster=options.cluster, shared=shared)
         divided.append(divide(converter.convert()))  # by block: all records at once would need twice the memory
-        found = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
+        block_problems = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
         unfinished = block.unfinished
-        if unfinished is not None and (_cut_name(block) or any((p.line or 0) >= unfinished for p in found)):
+        if unfinished is not None and (_cut_name(block) or any((p.line or 0) >= unfinished for p in block_problems)):
             raise InputError(
                 "the file ends within a record: it was cut",
                 where=f"{name}:{unfinished}",
                 hint="make or copy the file again",
             )
-        if options.strict and found:
-            raise _first_problem(found[0], name, "line")
-        problems.extend(found)
+        if options.strict and block_problems:
+            raise _first_problem(block_problems[0], name, "line")
+        problems.extend(block_problems)
         decisions.extend(converter.decisions)
         blocks.append(replace(block, cells=block.cells.clear()))
         if advance is not None:
@@ -158,8 +158,8 @@ def _read_text(
     records = joined(divided)
     divided.clear()
     count = records.height + sum(problem.dropped for problem in problems)
-    found_all = _assembled(records, problems, name, options, unit="line")
-    return replace(found_all, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))
+    complete = _assembled(records, problems, name, options, unit="line")
+    return replace(complete, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))
 
 
 def _ahead(blocks: Iterator[CellBlock]) -> Iterator[CellBlock]:

@@ -61,9 +61,9 @@ def mapped(
     if known.table.height == 1 and (cells == known.table["key"][0]).all(ignore_nulls=False):
         values = known.table["value"].new_from_index(0, len(cells))
         return Typed(values.rename(cells.name), _positions(cells, known.wrong))
-    found = _look_up(cells, known.table)
-    if found["listed"].null_count() > cells.null_count():
-        distinct = cells.filter(found["listed"].is_null()).drop_nulls().unique()
+    looked_up = _look_up(cells, known.table)
+    if looked_up["listed"].null_count() > cells.null_count():
+        distinct = cells.filter(looked_up["listed"].is_null()).drop_nulls().unique()
         out: list[Any] = []
         for key in distinct.to_list():
             try:
@@ -72,8 +72,8 @@ def mapped(
                 out.append(None)
                 known.wrong[key] = str(error)
         known.table = pl.concat([known.table, _table(distinct, pl.Series(out, dtype=dtype, strict=False))])
-        found = _look_up(cells, known.table)
-    values = found["value"]
+        looked_up = _look_up(cells, known.table)
+    values = looked_up["value"]
     return Typed(values.rename(cells.name), _positions(cells, known.wrong))
 
 
@@ -113,9 +113,9 @@ def _once(convert: Callable[[pl.Series], Typed]) -> Callable[[pl.Series], Typed]
     def of_column(cells: pl.Series) -> Typed:
         first = cells[0] if len(cells) > 1 else None
         if first is not None and (cells == first).all(ignore_nulls=False):
-            found = convert(cells.head(1))
-            bad = dict.fromkeys(range(len(cells)), found.bad[0]) if found.bad else {}
-            return Typed(found.values.new_from_index(0, len(cells)), bad)
+            typed = convert(cells.head(1))
+            bad = dict.fromkeys(range(len(cells)), typed.bad[0]) if typed.bad else {}
+            return Typed(typed.values.new_from_index(0, len(cells)), bad)
         return convert(cells)
 
     return of_column
@@ -172,8 +172,8 @@ def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
     quick = number.set(number >= units.NO_VALUE // factor, None) * factor
 
     def slow(text: str) -> int | None:
-        found = units.parse_memory(text, bare=bare)
-        return None if found is None else found.size_bytes
+        memory = units.parse_memory(text, bare=bare)
+        return None if memory is None else memory.size_bytes
 
     return _fallback(cells, quick.rename(cells.name), slow)
 
@@ -277,8 +277,8 @@ def tres_columns(cells: pl.Series, known: Known | None = None) -> tuple[pl.DataF
             "gpus_bad": bad,
         }
 
-    found = mapped(cells, parts, pl.Struct(TRES), known)
-    return found.values.struct.unnest(), found.bad
+    typed = mapped(cells, parts, pl.Struct(TRES), known)
+    return typed.values.struct.unnest(), typed.bad
 
 
 _NEEDED = frozenset({"jobidraw", "jobid", "submit", "start", "end", "alloctres", "allocgres"})
@@ -421,26 +421,26 @@ class Converter:
     def _state(self) -> None:
         if (cells := self._column("state")) is not None:
             kind = pl.Struct({"state": pl.String, "by": pl.String})
-            found = mapped(
+            typed = mapped(
                 cells,
                 lambda text: dict(zip(("state", "by"), records.parse(text), strict=True)),
                 kind,
                 self._known["state"],
             )
-            self._out["state"] = found.values.struct.field("state")
-            self._out["cancelled_by"] = found.values.struct.field("by")
-            self._note(found.bad, "state")
+            self._out["state"] = typed.values.struct.field("state")
+            self._out["cancelled_by"] = typed.values.struct.field("by")
+            self._note(typed.bad, "state")
         if (cells := self._column("exitcode")) is not None:
             kind = pl.Struct({"code": pl.Int64, "signal": pl.Int64})
-            found = mapped(
+            typed = mapped(
                 cells,
                 lambda text: dict(zip(("code", "signal"), units.parse_exit_code(text), strict=True)),
                 kind,
                 self._known["exitcode"],
             )
-            self._out["exit_code"] = found.values.struct.field("code")
-            self._out["exit_signal"] = found.values.struct.field("signal")
-            self._note(found.bad, "exitcode")
+            self._out["exit_code"] = typed.values.struct.field("code")
+            self._out["exit_signal"] = typed.values.struct.field("signal")
+            self._note(typed.bad, "exitcode")
         if (cells := self._column("uid")) is not None:
             self._take(whole(cells), "uid", "uid")
 
@@ -468,10 +468,10 @@ class Converter:
         for name in times.ORDER:
             if (cells := self._column(name)) is None:
                 continue
-            found = moments(cells, self._zone)
-            self._out[name] = found.values
-            self._note(found.bad, name)
-            for at, local in found.open.items():
+            typed = moments(cells, self._zone)
+            self._out[name] = typed.values
+            self._note(typed.bad, name)
+            for at, local in typed.open.items():
                 open_.setdefault(at, {})[name] = local
         doubt = self._decide(open_) if open_ else {}
         none = pl.repeat(0, self._cells.height, dtype=pl.Int64, eager=True)
@@ -531,8 +531,8 @@ class Converter:
         nothing = pl.DataFrame(schema=TRES).clear(height)
         alloc, req = tres.get("alloctres", nothing), tres.get("reqtres", nothing)
         if (cells := self._column("nodelist")) is not None:
-            found = mapped(cells, _node_list, pl.String(), self._known["nodelist"])
-            self._take(found, "nodelist", "node_list")
+            typed = mapped(cells, _node_list, pl.String(), self._known["nodelist"])
+            self._take(typed, "nodelist", "node_list")
         self._first(("allocnodes", whole), ("nnodes", whole), target="nodes")
         self._out["nodes"] = _coalesce(self._out.get("nodes"), alloc["node"], self._node_counts())
         self._first(("alloccpus", whole), ("ncpus", whole), target="cpus")
@@ -552,9 +552,9 @@ class Converter:
             self._out["req_mem_bytes"] = from_tres
             return
         kind = pl.Struct({"size": pl.Int64, "per": pl.String})
-        found = mapped(cells, _req_mem, kind, self._known["reqmem"])
-        self._note(found.bad, "reqmem")
-        size, per = found.values.struct.field("size"), found.values.struct.field("per")
+        typed = mapped(cells, _req_mem, kind, self._known["reqmem"])
+        self._note(typed.bad, "reqmem")
+        size, per = typed.values.struct.field("size"), typed.values.struct.field("per")
         if (per != "").any():
             nodes = self._counts("reqnodes", self._out["nodes"])
             cpus = self._counts("reqcpus", self._out["cpus"])
@@ -593,12 +593,12 @@ class Converter:
 
     def _gres(self, cells: pl.Series, name: str) -> pl.DataFrame:
         def parts(text: str) -> dict[str, Any]:
-            found = units.parse_gres(text)
-            return {"gpus": found.count, "kind": found.kind}
+            counts = units.parse_gres(text)
+            return {"gpus": counts.count, "kind": counts.kind}
 
-        found = mapped(cells, parts, pl.Struct({"gpus": pl.Int64, "kind": pl.String}), self._known[name])
-        self._note(found.bad, name)
-        return found.values.struct.unnest()
+        typed = mapped(cells, parts, pl.Struct({"gpus": pl.Int64, "kind": pl.String}), self._known[name])
+        self._note(typed.bad, name)
+        return typed.values.struct.unnest()
 
     def _usage(self) -> None:
         if (cells := self._column("ntasks")) is not None:
@@ -684,9 +684,9 @@ def _replaced(frame: pl.DataFrame, where: pl.Series, rows: pl.DataFrame) -> pl.D
 
 
 def _coalesce(*series: pl.Series | None) -> pl.Series:
-    found = [one for one in series if one is not None]
-    first = found[0]
-    for other in found[1:]:
+    columns = [one for one in series if one is not None]
+    first = columns[0]
+    for other in columns[1:]:
         if not first.has_nulls():
             break
         first = first.zip_with(first.is_not_null(), other.cast(first.dtype))
@@ -707,5 +707,5 @@ def _node_list(text: str) -> str | None:
 
 
 def _req_mem(text: str) -> dict[str, Any]:
-    found = units.parse_memory(text, bare="M")
-    return {"size": None if found is None else found.size_bytes, "per": None if found is None else found.per}
+    memory = units.parse_memory(text, bare="M")
+    return {"size": None if memory is None else memory.size_bytes, "per": None if memory is None else memory.per}

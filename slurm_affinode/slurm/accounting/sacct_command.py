@@ -29,10 +29,10 @@ def sacct_fields(run: Runner = process.run, *, env: Mapping[str, str] | None = N
     """Return the fields of ``sacct_header.WANTED`` that this sacct has, in that order. Raises ``UnreachableError``."""
     done = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env)
     there = {word.lower() for word in done.stdout.decode("utf-8", "replace").split()}
-    found = tuple(name for name in READ_COLUMNS if name.lower() in there)
-    if not {"jobid", "jobidraw"} & {name.lower() for name in found}:
+    columns = tuple(name for name in READ_COLUMNS if name.lower() in there)
+    if not {"jobid", "jobidraw"} & {name.lower() for name in columns}:
         raise UnreachableError("sacct --helpformat lists no JobID: this is not Slurm's sacct")
-    return found
+    return columns
 
 
 def run_sacct(

@@ -119,7 +119,7 @@ def find_header(line: str, delimiter: str | None) -> Header | None:
         return None
     if delimiter is not None:
         return _header(line, delimiter)
-    return next((found for d in _delimiters(line) if (found := _header(line, d)) is not None), None)
+    return next((header for d in _delimiters(line) if (header := _header(line, d)) is not None), None)
 
 
 def _delimiters(line: str) -> list[str | None]:

@@ -59,9 +59,9 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
         rows.append(record)
         for step in _list(job.get("steps")):
             try:
-                found = _sized(_step(step, record))
-                problems += _field_problems(found, number)
-                rows.append(found)
+                row = _sized(_step(step, record))
+                problems += _field_problems(row, number)
+                rows.append(row)
             except _BAD as error:
                 problems.append(Problem(number, record["printed"], "steps", _why(error)))
     return settle(pl.DataFrame(rows, schema=RECORDS, orient="row")), problems, notes
@@ -69,16 +69,16 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
 
 def _field_problems(record: dict[str, Any], number: int) -> list[Problem]:
     """Return the problems with single fields of ``record``, and set these to unknown. Raises ``ValueError``."""
-    found = [(field, record.pop(f"{kind}_bad", None)) for kind, field in _TRES_FIELDS.items()]
+    faults = [(field, record.pop(f"{kind}_bad", None)) for kind, field in _TRES_FIELDS.items()]
     for name, value in record.items():
         if isinstance(value, str) and (why := excess(name, value)):
             if name in ("cluster", "printed", "step_id"):
                 raise ValueError(f"{name} {why}")
             record[name] = None
-            found.append((name, why))
+            faults.append((name, why))
     return [
         Problem(number, record["printed"], field, f"{why}, so it is unknown", dropped=False)
-        for field, why in found
+        for field, why in faults
         if why
     ]
 
@@ -270,9 +270,9 @@ def _step(step: Any, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _step_id(value: Any) -> str:
     if isinstance(value, Mapping):
-        found = value.get("step_id")
-        number = None if isinstance(found, str) else _number(found)
-        text = str(found or "") if number is None else str(int(number))
+        number_or_name = value.get("step_id")
+        number = None if isinstance(number_or_name, str) else _number(number_or_name)
+        text = str(number_or_name or "") if number is None else str(int(number))
         het = _number(value.get("step_het_component"))
         text = f"{text}+{int(het)}" if het is not None else text
     else:

@@ -86,24 +86,24 @@ def repair(pieces: list[str], header: Header) -> list[str] | None:
         pieces = pieces[:-1]
     if len(pieces) < len(header.names):
         return None
-    found: list[list[str]] = []
+    readings: list[list[str]] = []
     for cells in _readings(pieces, header):
-        found.append(cells)
-        if len(found) >= _MAX_READINGS:
+        readings.append(cells)
+        if len(readings) >= _MAX_READINGS:
             break
-    if not found:
+    if not readings:
         return None
-    found = _longest_lists(found, header)
+    readings = _longest_lists(readings, header)
     fixed = [i for i, name in enumerate(header.names) if name in USED and name not in FREE_TEXT]
-    if any([cells[i] for i in fixed] != [found[0][i] for i in fixed] for cells in found[1:]):
+    if any([cells[i] for i in fixed] != [readings[0][i] for i in fixed] for cells in readings[1:]):
         return None
     if "submitline" in header.names:
         at = header.names.index("submitline")
-        found = [cells for cells in found if _COMMAND.match(cells[at])] or found
-    return found[0]
+        readings = [cells for cells in readings if _COMMAND.match(cells[at])] or readings
+    return readings[0]
 
 
-def _longest_lists(found: list[list[str]], header: Header) -> list[list[str]]:
+def _longest_lists(readings: list[list[str]], header: Header) -> list[list[str]]:
     """Return the readings with the most TRES lists in order, and of these the ones with the most resources."""
     lists = [i for i, name in enumerate(header.names) if name in ("alloctres", "reqtres")]
 
@@ -111,8 +111,8 @@ def _longest_lists(found: list[list[str]], header: Header) -> list[list[str]]:
         named = [[re.split("[:=]", part)[0] for part in cells[i].split(",")] for i in lists]
         return sum(map(_in_order, named)), sum(map(len, named))
 
-    worths = [worth(cells) for cells in found]
-    return [cells for cells, value in zip(found, worths, strict=True) if value == max(worths)]
+    worths = [worth(cells) for cells in readings]
+    return [cells for cells, value in zip(readings, worths, strict=True) if value == max(worths)]
 
 
 def _in_order(names: list[str]) -> bool:
@@ -137,7 +137,7 @@ def _readings(pieces: list[str], header: Header) -> Iterator[list[str]]:
             return
         if (column, piece) in dead:
             return
-        any_found = False
+        any_reading = False
         spare = total - piece - (columns - column)
         widths = [spare + 1] if column == columns - 1 else range(1, spare + 2)
         for width in widths:
@@ -147,9 +147,9 @@ def _readings(pieces: list[str], header: Header) -> Iterator[list[str]]:
             if not fits(names[column], cell):
                 continue
             for rest in walk(column + 1, piece + width):
-                any_found = True
+                any_reading = True
                 yield [cell, *rest]
-        if not any_found:
+        if not any_reading:
             dead.add((column, piece))
 
     yield from walk(0, 0)
@@ -395,7 +395,7 @@ def read_blocks(
         chunk_bytes,
         where=where,
         longest=ACCOUNTING_LINE_BYTES,
-        reject=lambda *found: unread.append(found),
+        reject=lambda *rejected: unread.append(rejected),
     )
     while True:
         data = next(pieces, b"")
@@ -486,8 +486,8 @@ def _csv(data: bytes, separator: str, names: list[str]) -> pl.DataFrame:
 
 def _header_lines(lines: pl.Series, delimiter: str | None) -> list[tuple[int, Header]]:
     likely = lines.str.contains("(?i)jobid").arg_true().to_list()
-    found = ((i, find_header(lines[i], delimiter)) for i in likely)
-    return [(i, header) for i, header in found if header is not None]
+    headers = ((i, find_header(lines[i], delimiter)) for i in likely)
+    return [(i, header) for i, header in headers if header is not None]
 
 
 def _utf8(data: bytes) -> tuple[bytes, int]:
