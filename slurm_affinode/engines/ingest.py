@@ -122,29 +122,31 @@ def scrape(url: str, *, now: Callable[[], datetime] = lambda: datetime.now(UTC))
     return Scrape(whole, parts.netloc.rpartition("@")[2], at, time.monotonic() - started, body, error)
 
 
-def samples_of(found: Scrape, store: SampleStore, options: ReadOptions, notes: ReadingNotes) -> Iterator[pl.DataFrame]:
+def samples_of(
+    scraped: Scrape, store: SampleStore, options: ReadOptions, notes: ReadingNotes
+) -> Iterator[pl.DataFrame]:
     """Yield the samples of a scrape. One that failed is a sample of each engine seen at the address within a day.
 
     Raises ``InputError`` if it failed and no engine is known there.
     """
-    if found.error is not None:
-        known = store.devices(found.time - _REMEMBERED, found.time).filter(pl.col("address") == found.address)
+    if scraped.error is not None:
+        known = store.devices(scraped.time - _REMEMBERED, scraped.time).filter(pl.col("address") == scraped.address)
         if known.is_empty():
-            raise InputError(found.error, where=found.url, hint=_HINT)
-        notes.problem(None, f"the scrape failed: {found.error}", strict=False)
+            raise InputError(scraped.error, where=scraped.url, hint=_HINT)
+        notes.problem(None, f"the scrape failed: {scraped.error}", strict=False)
         row = known.select(*IDENTITY).with_columns(
-            time=pl.lit(found.time), scrape_s=pl.lit(found.took_s), error=pl.lit(found.error)
+            time=pl.lit(scraped.time), scrape_s=pl.lit(scraped.took_s), error=pl.lit(scraped.error)
         )
         yield row.select(
             (pl.col(name) if name in row.columns else pl.lit(None)).cast(dtype).alias(name)
             for name, dtype in SAMPLES.items()
         )
         return
-    timed = replace(options, start=found.time, node=options.node or host_of(found.address))
-    builder = SampleBuilder(notes, SeriesIdentifier(timed, found.address))
-    lines = blocks_of(found.body, notes.name, reject=lambda line, why, _: notes.problem(line, why, strict=False))
+    timed = replace(options, start=scraped.time, node=options.node or host_of(scraped.address))
+    builder = SampleBuilder(notes, SeriesIdentifier(timed, scraped.address))
+    lines = blocks_of(scraped.body, notes.name, reject=lambda line, why, _: notes.problem(line, why, strict=False))
     for frame in EngineReader(notes, timed, builder).read(lines):
-        yield frame.with_columns(pl.col("scrape_s").fill_null(found.took_s))
+        yield frame.with_columns(pl.col("scrape_s").fill_null(scraped.took_s))
 
 
 def ingest_scrapes(

@@ -115,7 +115,7 @@ def parse(data: Mapping[str, Mapping[str, Any]]) -> EngineTable:
             for prefix in engines[engine].prefixes:
                 for spelled in _spellings(prefix + name):
                     by_name.setdefault(spelled, []).append(source)
-    return EngineTable(engines, {name: tuple(found) for name, found in by_name.items()}, tuple(sources))
+    return EngineTable(engines, {name: tuple(same_named) for name, same_named in by_name.items()}, tuple(sources))
 
 
 def _entries(engine: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -217,8 +217,8 @@ def owners(keys: Iterable[EngineLabels], makers: Iterable[EngineLabels]) -> dict
 
 def _by_pattern(keys: Iterable[EngineLabels]) -> dict[EngineLabels, list[EngineLabels]]:
     """Return labels, complete or not -> the keys that agree with them."""
-    found: dict[EngineLabels, list[EngineLabels]] = {}
+    by_pattern: dict[EngineLabels, list[EngineLabels]] = {}
     for engine, model, rank in keys:
         for pattern in {(engine, one, two) for one in (model, None) for two in (rank, None)}:
-            found.setdefault(pattern, []).append((engine, model, rank))
-    return found
+            by_pattern.setdefault(pattern, []).append((engine, model, rank))
+    return by_pattern

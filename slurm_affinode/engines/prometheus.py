@@ -62,7 +62,7 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
 def _instances(client: Client, question: Question, names: Sequence[str]) -> set[str]:
     """Return the label ``instance`` of all engines."""
     span = duration(question.until_ms - question.since_ms)
-    found: set[str] = set()
+    instances: set[str] = set()
     table = metric_table.load()
     for name in names:
         if not any(one.field in ("running", "waiting") for one in table.by_name.get(name, ())):
@@ -72,8 +72,8 @@ def _instances(client: Client, question: Question, names: Sequence[str]) -> set[
             answer = client.instant(query, question.until_ms)
         except (RefusedError, TooMuchError):
             continue
-        found |= {str(one["metric"]["instance"]) for one in answer if (one.get("metric") or {}).get("instance")}
-    return found
+        instances |= {str(one["metric"]["instance"]) for one in answer if (one.get("metric") or {}).get("instance")}
+    return instances
 
 
 class EngineCollector:
@@ -99,14 +99,14 @@ class EngineCollector:
 
     def frames(self, inside: pl.Expr) -> list[pl.DataFrame]:
         """Return the samples of the window."""
-        found: list[pl.DataFrame] = []
+        frames: list[pl.DataFrame] = []
         for labels, points in self._down:
             times: list[datetime] = points.filter(inside)["time"].to_list()
             self._builder.failed(labels, times, "the scrape of Prometheus failed (up is 0)")
         if self._held:
-            found += self._builder.add(pl.concat(self._held).filter(inside))
-        found += self._builder.rest()
-        return found
+            frames += self._builder.add(pl.concat(self._held).filter(inside))
+        frames += self._builder.rest()
+        return frames
 
 
 def server_reader(totals: EngineTotals) -> ServerReader:

@@ -182,17 +182,17 @@ class EngineReader:
         parts = frame["line"].str.extract_groups(_SCRAPE).struct.unnest()
         at, how, took, why = parts.columns
         frame = frame.with_columns(parts[at].cast(pl.Int64).alias("scraped"))
-        found = parts.filter(pl.col(at).is_not_null())
-        if len(found):
-            times = found[at].cast(pl.Int64)
+        durations = parts.filter(pl.col(at).is_not_null())
+        if len(durations):
+            times = durations[at].cast(pl.Int64)
             before = times if self._scraped_ms is None else pl.concat([pl.Series([self._scraped_ms]), times])
             self._notes.decide(_SET_BACK, int((before.diff() < 0).sum()))
         carried = pl.coalesce(pl.col("scraped").forward_fill(), pl.lit(self._scraped_ms, pl.Int64))
         frame = frame.with_columns(carried.alias("scraped"))
-        if len(found):
-            self._scraped_ms = int(found[at].cast(pl.Int64)[-1])
+        if len(durations):
+            self._scraped_ms = int(durations[at].cast(pl.Int64)[-1])
         reason = pl.coalesce(pl.col(why), pl.lit("the scrape failed")).str.slice(0, _LONGEST_REASON)
-        scrapes = found.select(
+        scrapes = durations.select(
             pl.col(at).cast(pl.Int64).cast(TIME).alias("time"),
             pl.col(took).cast(pl.Float64, strict=False).alias("scrape_s"),
             pl.when(pl.col(how) == "failed after").then(reason).alias("error"),
@@ -237,11 +237,11 @@ class EngineReader:
         for key in distinct.iter_rows():
             if key not in self._known:
                 self._known[key] = self._series(*key)
-            found = self._known[key]
-            if isinstance(found, str):
-                rejected.append((*key, found))
+            numbers_or_reason = self._known[key]
+            if isinstance(numbers_or_reason, str):
+                rejected.append((*key, numbers_or_reason))
             else:
-                numbers += [(*key, one) for one in found]
+                numbers += [(*key, one) for one in numbers_or_reason]
         if rejected:
             why = pl.DataFrame(rejected, schema=["name", "labels", "why"], orient="row")
             lines = known.join(why, on=["name", "labels"], maintain_order="left")
@@ -291,12 +291,12 @@ def response_entries(
     if not builder.knows(name):
         notes.unknown[name or "(a series without a name)"] += len(points)
         return none
-    found = builder.series(name, labels)
-    if isinstance(found, str):
-        notes.problem(None, f"series {number}: {found}", strict=options.strict)
+    numbers_or_reason = builder.series(name, labels)
+    if isinstance(numbers_or_reason, str):
+        notes.problem(None, f"series {number}: {numbers_or_reason}", strict=options.strict)
         return none
     frame = prometheus_json.points_of(points, notes, options, number)
-    each = [frame.select(pl.lit(one, pl.UInt32).alias("series"), "value", "time") for one in found]
+    each = [frame.select(pl.lit(one, pl.UInt32).alias("series"), "value", "time") for one in numbers_or_reason]
     return pl.concat(each) if each else none
 
 

@@ -145,14 +145,14 @@ class SampleBuilder:
             return f"is skipped: there are more than {MOST_SERIES:,} series, or their labels are too long"
         if name.startswith(EXPORTED):
             return self._of_exporter(name, labels)
-        found: list[int] = []
+        numbers: list[int] = []
         for source in self._table.by_name[name]:
             if source.matches(labels):
                 number = self._one(source, source.number, labels)
                 if isinstance(number, str):
                     return number
-                found.append(number)
-        return found
+                numbers.append(number)
+        return numbers
 
     def _of_exporter(self, name: str, labels: Mapping[str, str]) -> list[int] | str:
         engine = labels.get("engine", "")
@@ -343,7 +343,7 @@ class SampleBuilder:
         for number in numbers:
             source = self._sources[number]
             columns.setdefault(source.field, []).append(pl.col(str(number)) * source.scale)
-        wide = wide.select("at", "time", *(pl.coalesce(found).alias(field) for field, found in columns.items()))
+        wide = wide.select("at", "time", *(pl.coalesce(sources).alias(field) for field, sources in columns.items()))
         blank = [pl.lit(None, pl.Float64).alias(name) for name in (*METRICS, *metric_table.HELPERS)
                  if name not in wide.columns and name not in BUCKETS]  # fmt: skip
         wide = wide.with_columns(blank)
@@ -434,11 +434,11 @@ class SampleBuilder:
 def _dense(groups: pl.DataFrame) -> pl.Series:
     """Return a number for each distinct pair of endpoint and members, from 1."""
     numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-    found = [
+    dense = [
         numbers.setdefault((endpoint, tuple(members)), len(numbers) + 1)
         for endpoint, members in groups.select("endpoint", "members").iter_rows()
     ]
-    return pl.Series("set", found, dtype=pl.UInt32)
+    return pl.Series("set", dense, dtype=pl.UInt32)
 
 
 def _histograms(entries: pl.DataFrame, field: str) -> pl.DataFrame:

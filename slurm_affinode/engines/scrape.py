@@ -72,7 +72,7 @@ class NoMetricsError(ValueError):
 def readings(text: str) -> list[EngineReading]:
     """Return the engines in exposition text. Lines that are no samples are skipped; no text raises an exception."""
     table = metric_table.load()
-    found: dict[EngineLabels, dict[int, list[float]]] = {}
+    engines: dict[EngineLabels, dict[int, list[float]]] = {}
     counts: dict[EngineLabels, dict[str, dict[float, float]]] = {}
     makers: set[EngineLabels] = set()
     seen: dict[tuple[str, str], float] = {}
@@ -96,14 +96,14 @@ def readings(text: str) -> list[EngineReading]:
                 if bound is not None:
                     of_field = counts.setdefault(key, {}).setdefault(source.field, {})
                     of_field[bound] = of_field.get(bound, 0.0) + number
-                found.setdefault(key, {})
+                engines.setdefault(key, {})
             else:
-                found.setdefault(key, {}).setdefault(source.number, []).append(number)
+                engines.setdefault(key, {}).setdefault(source.number, []).append(number)
             if not source.attached and source.engine != PROCESS:
                 makers.add(key)
-    owners = metric_table.owners(found, (key for key in found if key in makers))
-    chosen = {key: dict[int, list[float]]() for key in [key for key in found if owners[key] == [key]][:MOST_ENGINES]}
-    for key, numbers in found.items():
+    owners = metric_table.owners(engines, (key for key in engines if key in makers))
+    chosen = {key: dict[int, list[float]]() for key in [key for key in engines if owners[key] == [key]][:MOST_ENGINES]}
+    for key, numbers in engines.items():
         of_key = owners[key]
         for number, values in numbers.items():
             source = table.sources[number]
@@ -120,13 +120,13 @@ def readings(text: str) -> list[EngineReading]:
 
 
 def _reading(
-    key: EngineLabels, found: Mapping[int, list[float]], histograms: Mapping[str, Mapping[float, float]]
+    key: EngineLabels, numbers: Mapping[int, list[float]], histograms: Mapping[str, Mapping[float, float]]
 ) -> EngineReading:
     sources = metric_table.load().sources
     fields: dict[str, float] = {}
-    for number in sorted(found):
+    for number in sorted(numbers):
         source = sources[number]
-        total = sum(found[number]) if source.summed else max(found[number])
+        total = sum(numbers[number]) if source.summed else max(numbers[number])
         if math.isfinite(total):
             fields.setdefault(source.field, total * source.scale)
     blocks, size, used = (fields.get(name) for name in ("kv_blocks", "block_size", "kv_blocks_used"))
@@ -183,7 +183,7 @@ def _labels(text: str) -> dict[str, str] | None:
         match = _LABEL.match(text, at)
         if match is None:
             return None
-        labels[match[1]] = _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], match[2])
+        labels[match[1]] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], match[2])
         at = match.end()
     return labels
 
@@ -285,14 +285,14 @@ def drop_privileges(uid: int, gid: int, groups: Sequence[int]) -> None:
         raise ValueError("the privileges could not be dropped")
 
 
-def report(found: Sequence[EngineReading]) -> str:
+def report(engine_readings: Sequence[EngineReading]) -> str:
     """Return readings as one line of JSON. The bound of the last bucket, which is infinite, is null."""
     return json.dumps([
         [one.engine, one.model, one.rank, dict(one.values), {
             name: [[None if bound == math.inf else bound, count] for bound, count in counts]
             for name, counts in one.buckets.items()
         }]
-        for one in found
+        for one in engine_readings
     ])  # fmt: skip
 
 
@@ -305,7 +305,7 @@ def decode(line: bytes) -> list[EngineReading]:
     data = json.loads(line)
     if not isinstance(data, list) or len(data) > MOST_ENGINES:
         raise ValueError("is no list of engines")
-    found = []
+    engine_readings = []
     for one in data:
         if not isinstance(one, list) or len(one) != 5:
             raise ValueError("is no engine")
@@ -325,8 +325,8 @@ def decode(line: bytes) -> list[EngineReading]:
         if not all(type(value) is float and math.isfinite(value) for value in values.values()):
             raise ValueError("has a value that is not a number")
         buckets = {name: _decoded_buckets(counts) for name, counts in histograms.items()}
-        found.append(EngineReading(engine, model, rank, values, buckets))
-    return found
+        engine_readings.append(EngineReading(engine, model, rank, values, buckets))
+    return engine_readings
 
 
 def _decoded_buckets(counts: object) -> tuple[tuple[float, float], ...]:
@@ -354,10 +354,10 @@ def main(arguments: Sequence[str]) -> int:
         if os.geteuid() == 0:
             drop_privileges(int(uid), int(gid), [int(one) for one in groups.split(",") if one])
         try:
-            found = readings(fetch(host, int(port)))
+            engine_readings = readings(fetch(host, int(port)))
         except NoMetricsError:
-            found = []
-        print(report(found))
+            engine_readings = []
+        print(report(engine_readings))
     except (OSError, ValueError, MemoryError) as error:
         print(getattr(error, "strerror", None) or str(error) or type(error).__name__, file=sys.stderr)
         return 1

@@ -240,7 +240,7 @@ def _longest(series: EngineSeries, name: str) -> float | None:
     """
     longest = None
     for first, end in series.segments:
-        buckets = next((found for at in range(end - 1, first - 1, -1) if (found := series.buckets(name, at))), None)
+        buckets = next((counts for at in range(end - 1, first - 1, -1) if (counts := series.buckets(name, at))), None)
         if buckets and buckets[-1]["count"] > 0:
             bound = next(one["le"] for one in buckets if one["count"] >= buckets[-1]["count"])
             longest = max(longest or 0.0, bound)

@@ -202,12 +202,12 @@ _JOB = re.compile(r"(?:StepId=|JobId=|/job_|job |JOB |STEP |step )(\d{1,10})\b")
 
 
 def _sizes(text: str, **patterns: str) -> dict[str, float]:
-    found = {}
+    sizes = {}
     for name, pattern in patterns.items():
         match = re.search(pattern, text, re.IGNORECASE)
         if match is not None:
-            found[name] = in_bytes(match[1], match[2])
-    return found
+            sizes[name] = in_bytes(match[1], match[2])
+    return sizes
 
 
 def _torch(text: str) -> dict[str, object]:
@@ -259,8 +259,8 @@ def _kv_cache(text: str) -> dict[str, object]:
     )
     sizes = _sizes(text, requested=rf"\({_SIZE} KV cache is needed", free=rf"available KV cache memory \({_SIZE}\)")
     # Rounded to two decimals of a GiB at most: 0.0 is a small amount, not none.
-    found: dict[str, object] = {name: value for name, value in sizes.items() if value > 0}
-    return {**found, **({"max_length": int(length[1])} if length else {})}
+    positive: dict[str, object] = {name: value for name, value in sizes.items() if value > 0}
+    return {**positive, **({"max_length": int(length[1])} if length else {})}
 
 
 def _workspace(text: str) -> dict[str, object]:
@@ -496,9 +496,9 @@ class LogScanner:
         self._note_startup(line.text)
         self._note_figures(line.text, number)
         text = line.text.strip()
-        found = classify(text)
-        if found is not None:
-            self._add(found[0], text, {**line.facts, **found[1]}, number)
+        failure = classify(text)
+        if failure is not None:
+            self._add(failure[0], text, {**line.facts, **failure[1]}, number)
 
     def _tracebacks(self, data: bytes, start: int, end: int, hits: Sequence[int]) -> int | None:
         """Collect the exceptions of a traceback and of those that other processes log before it ends, and other lines.
@@ -530,9 +530,9 @@ class LogScanner:
         return None if at >= end and end - start < _TRACEBACK_BYTES else at
 
     def _raised(self, text: str, traceback: _Traceback) -> None:
-        found = classify(text)
-        if found is not None:
-            self._add(found[0], text, {**traceback.facts, **found[1]}, traceback.number)
+        failure = classify(text)
+        if failure is not None:
+            self._add(failure[0], text, {**traceback.facts, **failure[1]}, traceback.number)
         elif (match := _RAISED.match(text)) is not None and match[1] not in ("KeyboardInterrupt", "SystemExit"):
             self._add("exception", text, traceback.facts, traceback.number)
 

@@ -157,8 +157,8 @@ def _cause(failures: Sequence[LogFailure], job: JobOutcome | None) -> tuple[LogF
         return (before, before.kind) if before is not None else (None, recorded)
     if job is not None and job.state == "COMPLETED" and not _ended(failures, job):
         return None, None
-    found = _first([one for one in failures if one.kind != "retraction"])
-    return (None, None) if found is None else (found, found.kind)
+    cause = _first([one for one in failures if one.kind != "retraction"])
+    return (None, None) if cause is None else (cause, cause.kind)
 
 
 def _ended(failures: Sequence[LogFailure], job: JobOutcome) -> bool:
@@ -233,15 +233,15 @@ def _confidence(
 
 
 def _holders(cause: LogFailure | None, job: JobOutcome | None) -> tuple[tuple[str, float], ...]:
-    found: list[tuple[str, float]] = []
+    holders: list[tuple[str, float]] = []
     if cause is not None:
-        found += [(f"PID {pid}", held) for pid, held in cause.holders]
+        holders += [(f"PID {pid}", held) for pid, held in cause.holders]
         if cause.used is not None:
             who = TEXTS.entry("holder.job" if cause.memory == "job" else "holder.process")
-            found.append((_process(cause) if cause.pid or cause.process else who, cause.used))
-    if not found and job is not None and job.max_rss_bytes is not None and (cause is None or cause.memory == "job"):
-        found.append((TEXTS.entry("holder.task"), float(job.max_rss_bytes)))
-    return tuple(sorted(found, key=lambda one: -one[1]))
+            holders.append((_process(cause) if cause.pid or cause.process else who, cause.used))
+    if not holders and job is not None and job.max_rss_bytes is not None and (cause is None or cause.memory == "job"):
+        holders.append((TEXTS.entry("holder.task"), float(job.max_rss_bytes)))
+    return tuple(sorted(holders, key=lambda one: -one[1]))
 
 
 def _doubts(

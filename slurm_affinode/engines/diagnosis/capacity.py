@@ -95,11 +95,11 @@ def _batch_limit(series: EngineSeries, running: Floats, queued: Bools) -> tuple[
 
 def saturation(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     """Return the episodes in which the KV cache, or the batch, is full."""
-    found = [_kv_saturated(series, capacity, *one) for one in lasting(series, capacity.kv_full)]
-    found += [
+    diagnoses = [_kv_saturated(series, capacity, *one) for one in lasting(series, capacity.kv_full)]
+    diagnoses += [
         _batch_saturated(series, capacity, *one) for one in lasting(series, capacity.batch_full & ~capacity.kv_full)
     ]
-    return found
+    return diagnoses
 
 
 def _kv_saturated(series: EngineSeries, capacity: Capacity, first: int, last: int) -> Diagnosis:
@@ -148,7 +148,7 @@ def preemption_storms(series: EngineSeries) -> list[Diagnosis]:
     grown = series.change("preemptions")
     if not (grown > 0).any():
         return []
-    found, prompt, calm = [], _prompt_tokens(series), _CalmIntervals.of(series)
+    diagnoses, prompt, calm = [], _prompt_tokens(series), _CalmIntervals.of(series)
     for first, last in lasting(series, grown > 0):
         before = max(first - 1, 0)
         spans = series.interval[before + 1 : last + 1]
@@ -157,8 +157,8 @@ def preemption_storms(series: EngineSeries) -> list[Diagnosis]:
         if length < STORM_S or count < 10 or active < 0.5:
             continue
         if (one := _storm(series, before, last, count, length, prompt, calm)) is not None:
-            found.append(one)
-    return found
+            diagnoses.append(one)
+    return diagnoses
 
 
 def _storm(  # noqa: PLR0917
@@ -251,7 +251,7 @@ def swapping(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     """Return the episodes in which requests are swapped to host memory and return, again and again."""
     swapped, host = series.value("swapped"), series.value("host_kv_usage")
     out = (swapped > 0) | (host > 0)
-    found = []
+    diagnoses = []
     for first, last in runs(series, out):
         moved = swapped if np.isfinite(swapped[first : last + 1]).any() else host
         lead = max(first - 1, 0)
@@ -266,8 +266,8 @@ def swapping(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
             evidence("swap-thrashing.swaps", float(rises + falls), 0.6, rises=rises, falls=falls, length=length),
             evidence("swap-thrashing.kv", full * 100, 0.4, share=full, met=full >= 0.5),
         ]
-        found.append(diagnosis(
+        diagnoses.append(diagnosis(
             "swap-thrashing.moves", moment(series.time[first]), moment(series.time[last]), proof,
             figures={"moves": float(rises + falls), "swapped_max": peak}, moves=rises + falls, length=length,
         ))  # fmt: skip
-    return found
+    return diagnoses

@@ -31,7 +31,7 @@ def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> li
     short = SHORT_STEPS * series.step_s if close is None else 0.0
     longest = close_s(series)
     time = series.time
-    found: list[tuple[int, int]] = []
+    intervals: list[tuple[int, int]] = []
     for first, end in series.segments:
         part = mask[first:end]
         if not part.any():
@@ -52,8 +52,8 @@ def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> li
                 now = (before[0], now[1], before[2] + now[2], before[3], now[4])
                 merged.pop()
             merged.append(now)
-        found += [one[:2] for one in merged]
-    return found
+        intervals += [one[:2] for one in merged]
+    return intervals
 
 
 WINDOW = 12
@@ -67,7 +67,7 @@ def lasting(series: EngineSeries, mask: Bools) -> list[tuple[int, int]]:
     An episode begins where the condition holds in half of the samples of a window, and extends to where it holds in a
     quarter, so that a condition that flickers gives one episode, and a short one none.
     """
-    found: list[tuple[int, int]] = []
+    intervals: list[tuple[int, int]] = []
     for first, end in series.segments:
         part = mask[first:end]
         if not part.any():
@@ -85,8 +85,8 @@ def lasting(series: EngineSeries, mask: Bools) -> list[tuple[int, int]]:
         low, high = np.searchsorted(held, begins), np.searchsorted(held, ends)
         long = (high - low >= 2) & (peak >= ENTER)
         pairs = zip(held[low[long]].tolist(), held[high[long] - 1].tolist(), strict=True)
-        found += [(first + begin, first + last) for begin, last in pairs]
-    return found
+        intervals += [(first + begin, first + last) for begin, last in pairs]
+    return intervals
 
 
 @dataclass(frozen=True, slots=True)

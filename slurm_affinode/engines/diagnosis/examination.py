@@ -87,31 +87,32 @@ def examine(
 
 def _health(series: EngineSeries, around: EngineContext, options: Options) -> EngineHealth:
     gpus = memory.gpu_state(series, around.gpus)
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     if len(series):
         with np.errstate(invalid="ignore", divide="ignore"):
             limits = capacity.estimate(series)
-            found += memory.unused(series, gpus, options.idle_s)
-            found += capacity.saturation(series, limits)
-            found += capacity.preemption_storms(series)
-            found += capacity.swapping(series, limits)
-            found += queue.instabilities(series, limits)
-            found += liveness.without_progress(series, limits)
-            found += memory.signature(series, gpus, options.idle_s, around.job_running)
-            found += memory.leaks(series)
-        found += _healthy(series, found)
+            diagnoses += memory.unused(series, gpus, options.idle_s)
+            diagnoses += capacity.saturation(series, limits)
+            diagnoses += capacity.preemption_storms(series)
+            diagnoses += capacity.swapping(series, limits)
+            diagnoses += queue.instabilities(series, limits)
+            diagnoses += liveness.without_progress(series, limits)
+            diagnoses += memory.signature(series, gpus, options.idle_s, around.job_running)
+            diagnoses += memory.leaks(series)
+        diagnoses += _healthy(series, diagnoses)
     share = None
     if gpus is not None and np.isfinite(gpus.share).any():
         share = float(np.nanmax(gpus.share[-5:])) if np.isfinite(gpus.share[-5:]).any() else None
-    found += liveness.endings(series, around.events, share)
+    diagnoses += liveness.endings(series, around.events, share)
     left = liveness.orphans(series)
     # The end of a server that left processes is one condition.
-    found = [one for one in found if one.kind != "ended" or not any(_within(one, orphan) for orphan in left)] + left
-    found.sort(key=lambda one: (one.since, one.kind))
+    diagnoses = [one for one in diagnoses if one.kind != "ended" or not any(_within(one, orphan) for orphan in left)]
+    diagnoses += left
+    diagnoses.sort(key=lambda one: (one.since, one.kind))
     return EngineHealth(
         series.key, series.job, series.user, series.gpus, moment(series.all_times[0]), moment(series.all_times[-1]),
-        len(series.all_times), int(series.failed.sum()), tuple(found), moment(series.time[-1]) if len(series) else None,
-        series.step_s or None,
+        len(series.all_times), int(series.failed.sum()), tuple(diagnoses),
+        moment(series.time[-1]) if len(series) else None, series.step_s or None,
     )  # fmt: skip
 
 
@@ -119,13 +120,13 @@ def _within(one: Diagnosis, other: Diagnosis) -> bool:
     return other.since <= one.since and one.until <= other.until
 
 
-def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+def _healthy(series: EngineSeries, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Return the times in which no diagnosis of the load holds."""
     times = series.time
     if series.disordered:
         return []  # several processes respond, and cannot be distinguished
     free = np.isfinite(series.value("running")) | np.isfinite(series.progress)
-    for one in found:
+    for one in diagnoses:
         if one.kind in _NOT_HEALTHY:
             begin, end = one.since.timestamp() - 0.001, one.until.timestamp() + 0.001
             free[np.searchsorted(times, begin) : np.searchsorted(times, end, side="right")] = False
@@ -274,8 +275,8 @@ class _Work:
 
     def counts(self) -> pl.DataFrame:
         """Return the engines, and the number of samples of each (``len``)."""
-        found = self.whole.select(self.by).group_by(self.by).len().sort(self.by, nulls_last=True)
-        return found.collect(engine="streaming")
+        counted = self.whole.select(self.by).group_by(self.by).len().sort(self.by, nulls_last=True)
+        return counted.collect(engine="streaming")
 
     def examine(self, engines: pl.DataFrame) -> Iterator[ExaminedEngine]:
         """Yield some engines (rows of ``counts``)."""
@@ -326,12 +327,12 @@ def _one(  # noqa: PLR0917
     whole: dict[str | None, pl.DataFrame] | None = None
     for job, own in _by_job(samples).items():
         around = _around(key, job, own, gpus, fleet)
-        found = list(examine(key, own, around, options))
-        overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
+        engines = list(examine(key, own, around, options))
+        overloaded = any(one.kind == "queue-unstable" for engine in engines for one in engine.health.diagnoses)
         if overloaded and (whole is not None or _have_lengths(gpu_samples)):
             whole = whole or _by_job(gpu_samples.collect(engine="streaming"))
-            found = list(examine(key, whole[job], around, options))
-        yield from found
+            engines = list(examine(key, whole[job], around, options))
+        yield from engines
 
 
 def _have_lengths(samples: pl.LazyFrame) -> bool:

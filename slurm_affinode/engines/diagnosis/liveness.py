@@ -42,7 +42,7 @@ def without_progress(series: EngineSeries, capacity: Capacity) -> list[Diagnosis
     candidates = still | looping
     if not candidates.any():
         return []
-    found = []
+    diagnoses = []
     stuck = runs(series, candidates, close=0.0)
     pauses = [_length(series, first, last) for first, last in stuck]
     for number, (first, last) in enumerate(stuck):
@@ -53,8 +53,8 @@ def without_progress(series: EngineSeries, capacity: Capacity) -> list[Diagnosis
         length = float(series.time[last] - series.time[first])
         if length < limit or last - first < 3:
             continue
-        found.append(_stuck(series, capacity, first, last, limit))
-    return found
+        diagnoses.append(_stuck(series, capacity, first, last, limit))
+    return diagnoses
 
 
 def _none_ends(series: EngineSeries) -> Bools:
@@ -133,7 +133,7 @@ def outages(series: EngineSeries) -> list[Outage]:
     slowest = float(np.nanmax(series.value("scrape_s"))) if series.known("scrape_s") else 0.0
     restarted = set(series.reached[series.restarts].tolist())
     times = series.all_times
-    found = []
+    interruptions = []
     for first, last in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
         refused = sum(bool(REFUSED.search(one or "")) for one in series.errors[first : last + 1])
         length = float(times[last] - times[first]) + series.step_s
@@ -146,13 +146,13 @@ def outages(series: EngineSeries) -> list[Outage]:
             continue
         if gone or (last - first + 1 >= REFUSED_SCRAPES and length >= patience):
             listening = sum(one == NO_RESPONSE for one in series.errors[first : last + 1])
-            found.append(Outage(first, last, refused, after in restarted, listening))
-    return found
+            interruptions.append(Outage(first, last, refused, after in restarted, listening))
+    return interruptions
 
 
 def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: float | None) -> list[Diagnosis]:
     """Return the ends of the engine, and those due to lack of memory. ``gpu_share``: of GPU memory held before, 0-1."""
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     memory = [one for one in events if one.kind in ("gpu-out-of-memory", "host-out-of-memory")]
     told: set[int] = set()
     gone = outages(series)
@@ -169,7 +169,7 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
             proof.append(evidence("ended.process", float(one.listening), 0.5, met=False))
             doubts = ["ended.doubt-listening"]
         running, waiting = _load_before(series, one.first)
-        found.append(diagnosis(
+        diagnoses.append(diagnosis(
             "ended.restarted" if one.restarted else "ended.lost", moment(begin), moment(end), proof,
             figures={"failed_scrapes": float(count)}, advice="" if one.restarted else None, doubts=doubts,
             scrapes=count, running=running, waiting=waiting,
@@ -180,13 +180,13 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
         ]  # fmt: skip
         told |= set(near)
         of_kind = {memory[i].kind: memory[i] for i in reversed(near)}
-        found += [_out_of_memory(series, begin, end, event) for event in of_kind.values()]
+        diagnoses += [_out_of_memory(series, begin, end, event) for event in of_kind.values()]
         if not near and gpu_share is not None and gpu_share >= 0.97 and not one.restarted and running is not None:
             proof = [
                 evidence("out-of-memory.log", None, 0.6),
                 evidence("out-of-memory.memory", gpu_share * 100, 0.4, share=gpu_share),
             ]
-            found.append(diagnosis("out-of-memory.load", moment(begin), moment(end), proof, certainty=0.6,
+            diagnoses.append(diagnosis("out-of-memory.load", moment(begin), moment(end), proof, certainty=0.6,
                                    doubts=["out-of-memory.doubt-reserved"], share=gpu_share))  # fmt: skip
     # An error is logged on many lines: one diagnosis of a kind.
     others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in told}
@@ -194,9 +194,9 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
     edges = (series.all_times[gone[0].first], series.all_times[gone[-1].last]) if gone else (series.all_times[-1],) * 2
     for event in others.values():
         begin, end = edges if event.time is None else (event.time.timestamp(),) * 2
-        found.append(_out_of_memory(series, begin, end, event))
+        diagnoses.append(_out_of_memory(series, begin, end, event))
     refused = {one.time: one for one in events if one.kind == "request-too-large"}
-    return found + [_refused_start(series, one) for one in refused.values()]
+    return diagnoses + [_refused_start(series, one) for one in refused.values()]
 
 
 def _load_before(series: EngineSeries, position: int) -> tuple[float | None, float | None]:
@@ -233,7 +233,7 @@ def orphans(series: EngineSeries) -> list[Diagnosis]:
     The exporter of the node reports them. Processes without a running job are orphans of another kind, which are found
     on nodes without regard to engines.
     """
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     episodes: list[list[tuple[float, float, float | None]]] = []
     for row in series.orphaned:
         served = episodes and ((series.time > episodes[-1][-1][0]) & (series.time < row[0])).any()
@@ -249,10 +249,10 @@ def orphans(series: EngineSeries) -> list[Diagnosis]:
         ]
         gib = None if memory is None else memory / 1024
         hours = None if gib is None else gib * (end - begin) / 3600
-        found.append(diagnosis(
+        diagnoses.append(diagnosis(
             "orphaned-engine.left", moment(begin), moment(end), proof, count=count, job=series.job or "?",
             memory_gib=gib,
             figures={"processes": count, "gpu_memory_mib": memory, "gib_hours": hours},
             doubts=[] if memory else ["orphaned-engine.doubt-memory"],
         ))  # fmt: skip
-    return found
+    return diagnoses

@@ -58,10 +58,10 @@ def gpu_state(series: EngineSeries, gpus: pl.DataFrame | None) -> GpuState | Non
     for (_,), part in table.group_by(["device"], maintain_order=True):
         at = part["at"].to_numpy()
         # Also a sample shortly after the scrape, as clocks differ.
-        found = np.clip(np.searchsorted(at, series.time + 1.0, side="right") - 1, 0, None)
-        near = np.abs(at[found] - series.time) <= tolerance
+        nearest = np.clip(np.searchsorted(at, series.time + 1.0, side="right") - 1, 0, None)
+        near = np.abs(at[nearest] - series.time) <= tolerance
         for name in names:
-            value = part[name].fill_null(np.nan).to_numpy()[found]
+            value = part[name].fill_null(np.nan).to_numpy()[nearest]
             columns[name].append(np.where(near, value, np.nan))
     stacked = {name: np.vstack(values) for name, values in columns.items()}
     held = stacked["fb_used_mib"]
@@ -86,13 +86,13 @@ def resting(series: EngineSeries) -> tuple[Bools, Bools]:
 def unused(series: EngineSeries, gpus: GpuState | None, idle_s: float) -> list[Diagnosis]:
     """Return the times in which the engine is idle or asleep."""
     idle, asleep = resting(series)
-    found = []
+    diagnoses = []
     for kind, mask in (("idle", idle), ("asleep", asleep)):
         for first, last in runs(series, mask, close=0.0):
             length = float(series.time[last] - series.time[first])
             if length >= idle_s if kind == "idle" else last > first:
-                found.append(_unused(kind, series, gpus, first, last, idle_s))
-    return found
+                diagnoses.append(_unused(kind, series, gpus, first, last, idle_s))
+    return diagnoses
 
 
 def _unused(  # noqa: PLR0917
@@ -129,7 +129,7 @@ def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, runnin
         return []
     _, asleep = resting(series)
     mask = (gpus.share >= SIGNATURE_MEMORY) & (gpus.utilization < SIGNATURE_UTILIZATION) & ~asleep
-    found = []
+    diagnoses = []
     for first, last in runs(series, mask, close=0.0):
         length = float(series.time[last] - series.time[first])
         if length < idle_s:
@@ -157,13 +157,13 @@ def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, runnin
             doubts.append("squatter-signature.doubt-power")
         if served:
             doubts.append("squatter-signature.doubt-tokens")
-        found.append(diagnosis(
+        diagnoses.append(diagnosis(
             "squatter-signature.held", moment(series.time[first]), moment(series.time[last]), proof,
             share=share, use=use, length=length, hours=hours, power=power, served=served,
             figures={"gpu_hours": hours, "gib_hours": None if held is None else held * length / 3600, "power_w": power},
             doubts=doubts, certainty=0.5 if served else 1.0,
         ))  # fmt: skip
-    return found
+    return diagnoses
 
 
 def leaks(series: EngineSeries) -> list[Diagnosis]:

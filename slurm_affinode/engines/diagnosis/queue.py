@@ -79,7 +79,7 @@ def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     if not (backlog >= _LEAST).any():
         return []
     dispersion = _dispersion(series, backlog)
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for first, last in runs(series, backlog > 0):
         if backlog[first : last + 1].max() < _LEAST:
             continue
@@ -88,8 +88,8 @@ def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
         at = at[np.isfinite(backlog[at])]
         if len(at) < 3 or float(backlog[at].max()) < _LEAST:
             continue
-        found += _of_episode(series, capacity, at, backlog[at], dispersion)
-    return found
+        diagnoses += _of_episode(series, capacity, at, backlog[at], dispersion)
+    return diagnoses
 
 
 def _backlog(series: EngineSeries) -> Floats:
@@ -150,15 +150,16 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
     scale = max(1, steps // _PARTS)
     spans, change = np.diff(time[::scale]), np.diff(queue[::scale])
     squares = np.sort(np.diff(change / spans) ** 2 / (1 / spans[1:] + 1 / spans[:-1]))
-    found = [float(squares[: math.ceil(0.75 * len(squares))].mean()) / _SMALLEST_SQUARES]
+    variances = [float(squares[: math.ceil(0.75 * len(squares))].mean()) / _SMALLEST_SQUARES]
     at = 2 * (time - time[0]) / length - 1
     line = queue[0] + (queue[-1] - queue[0]) * (at + 1) / 2
-    found.append(6 * float(np.mean((queue - line) ** 2)) / length)  # mean square of a Brownian bridge: V T / 6
-    if steps >= _PARTS and min(found) > max(rate, 1e-9):  # otherwise the third one makes no difference
+    variances.append(6 * float(np.mean((queue - line) ** 2)) / length)  # mean square of a Brownian bridge: V T / 6
+    if steps >= _PARTS and min(variances) > max(rate, 1e-9):  # otherwise the third one makes no difference
         basis = np.vander(at, 3)
         left = queue - basis @ np.linalg.lstsq(basis, queue, rcond=None)[0]
-        found.append(70 / 3 * float(np.mean(left**2)) / length)  # of Brownian motion without its parabola: 3 V T / 70
-    return max(min(found), rate, 1e-9)
+        # Mean square of Brownian motion without its parabola: 3 V T / 70.
+        variances.append(70 / 3 * float(np.mean(left**2)) / length)
+    return max(min(variances), rate, 1e-9)
 
 
 def _of_episode(
@@ -173,14 +174,14 @@ def _of_episode(
             growth = _growth(series, at, queue, steeper, dispersion)
         if growth is not None:
             growths.append(growth)
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for number, growth in enumerate(growths):
         until = growths[number + 1].first if number + 1 < len(growths) else int(at[-1])
         recovery = _recovery(series, at, queue, growth, until)
         end = growth.last if recovery else _persistence(series, at, queue, growth, until)
-        found.append(_unstable(series, capacity, growth, end))
-        found += recovery
-    return found
+        diagnoses.append(_unstable(series, capacity, growth, end))
+        diagnoses += recovery
+    return diagnoses
 
 
 def _persistence(series: EngineSeries, at: Integers, queue: Floats, growth: Growth, until: int) -> int:

@@ -113,9 +113,9 @@ class EngineSeries:
         if name not in self._values:
             column = np.full(len(self), np.nan)
             if name in self._rows.columns and METRICS[name] in (pl.Float64(), pl.Boolean()):
-                found = self._rows[name]
-                if found.null_count() < len(found):
-                    column = (found.cast(pl.Float64) if found.dtype != pl.Float64 else found).to_numpy()
+                values = self._rows[name]
+                if values.null_count() < len(values):
+                    column = (values.cast(pl.Float64) if values.dtype != pl.Float64 else values).to_numpy()
             self._values[name] = np.where(np.isfinite(column), column, np.nan)
         return self._values[name]
 
@@ -127,8 +127,8 @@ class EngineSeries:
         """Return a histogram at one sample."""
         if name not in self.histograms:
             return None
-        found: list[dict[str, float]] | None = self._rows[name][position : position + 1].to_list()[0]
-        return found
+        row: list[dict[str, float]] | None = self._rows[name][position : position + 1].to_list()[0]
+        return row
 
     @cached_property
     def interval(self) -> Floats:
@@ -178,11 +178,11 @@ class EngineSeries:
     @cached_property
     def progress(self) -> Floats:
         """1 where a request made progress since the previous scrape, 0 where none did, NaN where that is unknown."""
-        found = np.full(len(self), np.nan)
+        progressing = np.full(len(self), np.nan)
         for name in PROGRESS:
             grown = self.change(name)
-            found = np.fmax(found, np.where(np.isfinite(grown), (grown > 0).astype(np.float64), np.nan))
-        return found
+            progressing = np.fmax(progressing, np.where(np.isfinite(grown), (grown > 0).astype(np.float64), np.nan))
+        return progressing
 
     @cached_property
     def segments(self) -> tuple[tuple[int, int], ...]:
@@ -311,23 +311,23 @@ def _by_counters(series: EngineSeries) -> Integers | None:
     if not series.disordered or not known:
         return None
     counts = np.log1p(np.vstack(known).T)
-    found: list[list[int]] = []
+    chains: list[list[int]] = []
     for place, now in enumerate(counts):
-        fitting = [one for one in found if not (now < counts[one[-1]]).any()]
+        fitting = [one for one in chains if not (now < counts[one[-1]]).any()]
         if fitting:
             min(fitting, key=lambda one: float(np.nansum(now - counts[one[-1]]))).append(place)
             continue
-        if len(found) == _MOST_PROCESSES:
+        if len(chains) == _MOST_PROCESSES:
             return None
-        before = [_jump(counts, one, now) for one in found]
+        before = [_jump(counts, one, now) for one in chains]
         which = next((index for index, cut in enumerate(before) if cut), None)
-        found.append([place])
+        chains.append([place])
         if which is not None:
-            found[-1], found[which] = [*found[which][: before[which]], place], found[which][before[which] :]
+            chains[-1], chains[which] = [*chains[which][: before[which]], place], chains[which][before[which] :]
     numbers = np.empty(len(counts), np.int64)
-    for number, one in enumerate(sorted(found)):
+    for number, one in enumerate(sorted(chains)):
         numbers[one] = number
-    return numbers if np.count_nonzero(np.diff(numbers)) > len(found) >= 2 else None
+    return numbers if np.count_nonzero(np.diff(numbers)) > len(chains) >= 2 else None
 
 
 def _jump(counts: Floats, places: list[int], now: Floats) -> int:

@@ -40,9 +40,9 @@ def timeline(
     slot = (((pl.col("time") - pl.lit(since)).dt.total_microseconds()) // step_us).alias("slot")
     known = samples.filter(pl.col("error").is_null()).sort("time")
     gauges = known.group_by(slot).agg(expression.alias(name) for name, expression in _GAUGES.items())
-    found = _held(axis, gauges, _reach(known["time"], step_us))
+    table = _held(axis, gauges, _reach(known["time"], step_us))
     for name, rate in _RATES.items():
-        found = found.with_columns(_rates(known, name, since, step_us, count).alias(rate))
+        table = table.with_columns(_rates(known, name, since, step_us, count).alias(rate))
     if gpus is not None and gpus.height:
         each = [
             _held(axis, gpu.group_by(slot).agg(pl.col("util_pct").mean(), pl.col("fb_used_mib").mean() / 1024),
@@ -60,10 +60,10 @@ def timeline(
                 .alias("gpu_memory_gib"),
             )
         )
-        found = found.join(both, on="slot", how="left")
-    missing = [pl.lit(None, pl.Float64).alias(name) for name in COLUMNS if name not in found.columns]
+        table = table.join(both, on="slot", how="left")
+    missing = [pl.lit(None, pl.Float64).alias(name) for name in COLUMNS if name not in table.columns]
     times = [since + timedelta(microseconds=step_us * index) for index in range(count)]
-    return found.sort("slot").with_columns(*missing, pl.Series("time", times)).select("time", *COLUMNS)
+    return table.sort("slot").with_columns(*missing, pl.Series("time", times)).select("time", *COLUMNS)
 
 
 _REACH = 2.5
@@ -78,8 +78,8 @@ def _reach(times: pl.Series, step_us: int) -> int:
 
 def _held(axis: pl.DataFrame, values: pl.DataFrame, reach: int) -> pl.DataFrame:
     """Return the values on the axis; steps without a sample have the last value, for at most ``reach`` steps."""
-    found = axis.join(values, on="slot", how="left", maintain_order="left")
-    return found.with_columns(pl.exclude("slot").forward_fill(limit=reach)) if reach else found
+    joined = axis.join(values, on="slot", how="left", maintain_order="left")
+    return joined.with_columns(pl.exclude("slot").forward_fill(limit=reach)) if reach else joined
 
 
 def _rates(known: pl.DataFrame, name: str, since: datetime, step_us: int, count: int) -> pl.Series:

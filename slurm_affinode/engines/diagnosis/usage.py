@@ -138,11 +138,11 @@ class DiagnosisCost:
 
 def costs(engines: Iterable[EngineUsage]) -> tuple[DiagnosisCost, ...]:
     """Return the diagnoses by kind, most severe first, then those with the most GPU-hours and the longest."""
-    found: dict[str, list[tuple[EngineUsage, Diagnosis]]] = {}
+    by_kind: dict[str, list[tuple[EngineUsage, Diagnosis]]] = {}
     for engine in engines:
         for one in engine.health.diagnoses:
-            found.setdefault(one.kind, []).append((engine, one))
-    made = [_cost(kind, cases) for kind, cases in found.items()]
+            by_kind.setdefault(one.kind, []).append((engine, one))
+    made = [_cost(kind, cases) for kind, cases in by_kind.items()]
     return tuple(sorted(made, key=lambda one: (BY_SEVERITY.index(one.severity), -(one.gpu_hours or 0.0), -one.seconds)))
 
 
