@@ -93,13 +93,13 @@ class PreparedTarget:
 
 def targets(submissions: pl.DataFrame) -> list[PredictionTarget]:
     """Return the targets that enough of the submissions have. Raises ``InputError`` if there is none."""
-    found = [target for target in TARGETS if submissions[target.name].count() >= LEAST_JOBS]
-    if not found:
+    usable = [target for target in TARGETS if submissions[target.name].count() >= LEAST_JOBS]
+    if not usable:
         raise InputError(
             f"{submissions['run_s'].count():,} jobs have ended, fewer than the {LEAST_JOBS} that a prediction needs",
             hint="choose an earlier --since",
         )
-    return found
+    return usable
 
 
 def prepare(submissions: pl.DataFrame, target: PredictionTarget, *, tested: bool = True) -> PreparedTarget:

@@ -137,15 +137,15 @@ def build(submissions: pl.DataFrame, target: PredictionTarget, *, cut: bool = Tr
 def key_codes(submissions: pl.DataFrame, columns: Sequence[str]) -> Ints:
     """Return a number for each combination of ``columns``; -1 where the first of them is null."""
     code = pl.struct(columns).rank("dense").cast(pl.Int64)
-    found: Ints = (
+    codes: Ints = (
         submissions.select(pl.when(pl.col(columns[0]).is_null()).then(-1).otherwise(code)).to_series().to_numpy()
     )
-    return found
+    return codes
 
 
 def _floats(values: pl.Series) -> Floats:
-    found: Floats = values.cast(pl.Float64).fill_null(float("nan")).to_numpy()
-    return found
+    floats: Floats = values.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    return floats
 
 
 def _baselines(
@@ -161,24 +161,24 @@ def _baselines(
     last_two = np.broadcast_to((columns["user_last"] + columns["user_second"]) / 2, requested.shape)
     narrow = np.where(columns["similar_count"] >= _FEW, quantiles["similar"], np.nan)
     same = np.where(columns["job_count"] >= _FEW, quantiles["job"], np.nan)
-    found = {
+    baselines = {
         "last-two": first_known(last_two, requested, overall),
         "median": first_known(narrow, same, quantiles["user"], requested, overall),
     }
     if np.isnan(limit).mean() <= FEW_WITHOUT:
-        found = {"limit": requested, **found}
-    return found
+        baselines = {"limit": requested, **baselines}
+    return baselines
 
 
 def first_known(*choices: Floats) -> Floats:
     """Return for each element the first of ``choices`` that is not NaN."""
-    found = choices[-1]
+    known = choices[-1]
     for values in reversed(choices[:-1]):
-        found = np.where(np.isnan(values), found, values)
-    return found
+        known = np.where(np.isnan(values), known, values)
+    return known
 
 
 def within(values: Floats, limit: Floats) -> Floats:
     """Return ``values`` from ``LEAST`` to ``limit``, where this is known."""
-    found: Floats = np.fmin(np.maximum(values, LEAST), limit)  # fmin: NaN counts as missing
-    return np.where(np.isnan(values), np.nan, found)
+    limited: Floats = np.fmin(np.maximum(values, LEAST), limit)  # fmin: NaN counts as missing
+    return np.where(np.isnan(values), np.nan, limited)

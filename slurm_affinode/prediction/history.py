@@ -53,9 +53,9 @@ class History:
     def quantiles(self, keys: Ints, moments: Ints, window: int, levels: Sequence[float]) -> Floats:
         """Return quantiles of the last ``window`` values, one row per level; NaN: there is none."""
         first, after = self.positions(keys, moments)
-        found = np.full((len(levels), len(keys)), np.nan)
+        estimates = np.full((len(levels), len(keys)), np.nan)
         if not len(self._values):
-            return found
+            return estimates
         size = max(1, _CHUNK // window)
         for begin in range(0, len(keys), size):
             part = slice(begin, begin + size)
@@ -69,5 +69,5 @@ class History:
                 low = np.floor(place).astype(np.int64)
                 high = np.minimum(low + 1, most)
                 below, above = values[rows, low], values[rows, high]
-                found[number, part] = below + (above - below) * (place - low)
-        return found
+                estimates[number, part] = below + (above - below) * (place - low)
+        return estimates

@@ -56,15 +56,15 @@ def predict(models: tuple[str, ...], table: FeatureTable) -> Floats:
     Raises ``PredictExtraMissingError``, and ``InputError`` if a model cannot be read.
     """
     library = _library()
-    found = np.empty((len(LEVELS), len(table)))
+    quantiles = np.empty((len(LEVELS), len(table)))
     for number, text in enumerate(models):
         try:
             model = library.Booster(model_str=text)
         except library.basic.LightGBMError as error:
             raise InputError(f"LightGBM cannot read the model: {one_line(error, 120)}") from error
-        found[number] = model.predict(table.matrix, num_threads=1)
-    found.sort(axis=0)  # quantiles of separate models may cross
-    return within(np.maximum(found, 0.0) ** 2, table.limit)
+        quantiles[number] = model.predict(table.matrix, num_threads=1)
+    quantiles.sort(axis=0)  # quantiles of separate models may cross
+    return within(np.maximum(quantiles, 0.0) ** 2, table.limit)
 
 
 def _library() -> Any:

@@ -220,8 +220,8 @@ def time_ticks(since: datetime, until: datetime, zone: tzinfo) -> tuple[TimeTick
     span_s = (until - since).total_seconds()
     # Labels with seconds are longer.
     step = next((s for s in _STEPS_S if span_s / s <= (_MAX_TICKS if s % 60 == 0 else _MAX_TICKS - 3)), None)
-    found = _months(since, until, zone) if step is None else times.edges(since, until, step, zone)
-    moments = [at for at in found if since <= at < until] or [since]
+    ticks = _months(since, until, zone) if step is None else times.edges(since, until, step, zone)
+    moments = [at for at in ticks if since <= at < until] or [since]
     every = max(1, -(-len(moments) // 4))
     return tuple(TimeTick(at, _label(at.astimezone(zone), step), i % every == 0) for i, at in enumerate(moments))
 

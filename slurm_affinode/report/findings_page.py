@@ -176,9 +176,9 @@ def _times(slots: Sequence[Slot], zone: tzinfo) -> Markup:
     """Return the time axis below a strip; a third of the page has room for four labels."""
     first, count = slots[0].start, len(slots)
     step = slots[1].start - first if count > 1 else timedelta(minutes=1)
-    found = time_ticks(first, first + step * count, zone)
-    days = [one for one in found if one.at.astimezone(zone).time() == time.min]
-    ticks = days[:: -(-len(days) // 4)] if len(days) > 1 else [one for one in found if one.major]
+    all_ticks = time_ticks(first, first + step * count, zone)
+    days = [one for one in all_ticks if one.at.astimezone(zone).time() == time.min]
+    ticks = days[:: -(-len(days) // 4)] if len(days) > 1 else [one for one in all_ticks if one.major]
     texts = []
     for tick in ticks:
         x = 100 * (tick.at - first) / (step * count)

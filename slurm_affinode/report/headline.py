@@ -64,19 +64,19 @@ def findings(result: WasteResult) -> tuple[str, ...]:
     idle = known(total, "gpu_hours_idle")
     if not idle:
         return ()
-    found = [_suspensions(result, idle), _waited(result)]
-    found += [_users_concentration(result, idle), _jobs_concentration(result, idle)]
+    sentences = [_suspensions(result, idle), _waited(result)]
+    sentences += [_users_concentration(result, idle), _jobs_concentration(result, idle)]
     held, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
     if held and idle_held:
-        found.append(
+        sentences.append(
             f"{fmt.percent(idle_held / held)} of the GPU memory-time held by jobs was held while the GPU was idle "
             f"({fmt.gib_hours(idle_held)} of {fmt.gib_hours(held)})."
         )
     longest = known(total, "longest_idle_s")
     if longest:
-        found.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
-    found.append(_unknown(result))
-    return tuple(text for text in found if text)
+        sentences.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
+    sentences.append(_unknown(result))
+    return tuple(text for text in sentences if text)
 
 
 def working_hours(result: WasteResult) -> str:

@@ -90,19 +90,19 @@ class Texts:
         except (OSError, ValueError) as error:
             raise InputError(f"cannot be read: {error}", where=str(path)) from error
         # Templates of the site may use texts of its own, so that any key is known.
-        found = file.table(
+        values = file.table(
             file.data, (), {**dict.fromkeys(file.data, string), **dict.fromkeys(_TABLES, TomlEntries(string))}
         )
         phrases = []
-        for phrase, text in found.pop("phrases", {}).items():
+        for phrase, text in values.pop("phrases", {}).items():
             try:
                 phrases.append((_pattern(phrase), text))
             except re.error as error:
                 file.fault(("phrases", phrase), str(error))
         file.check(str(path))
-        tables = {name: {**self._texts.get(name, {}), **found.pop(name, {})} for name in ("kinds", "kinds_ended")}
+        tables = {name: {**self._texts.get(name, {}), **values.pop(name, {})} for name in ("kinds", "kinds_ended")}
         self._phrases = phrases + self._phrases
-        self._texts = {**self._texts, **found, **tables}
+        self._texts = {**self._texts, **values, **tables}
 
     def say(self, key: str, **values: object) -> str:
         """Return a sentence with its values. Unknown placeholders are left unchanged."""
@@ -546,24 +546,24 @@ def clock(moment: datetime, timezone: str | None) -> str:
     return named(moment, zone_of(timezone))
 
 
-def message(found: Digest, mail: MailPolicy, now: datetime) -> EmailMessage:
+def message(summary: Digest, mail: MailPolicy, now: datetime) -> EmailMessage:
     """Return the mail message with text and HTML. Raises ``InputError`` for an invalid address."""
     made = EmailMessage()
     try:
-        if not found.recipient:
+        if not summary.recipient:
             raise ValueError("it is empty")  # noqa: TRY301
         made["From"] = mail.sender
-        made["To"] = Address(addr_spec=found.recipient) if "@" in found.recipient else found.recipient
+        made["To"] = Address(addr_spec=summary.recipient) if "@" in summary.recipient else summary.recipient
         if mail.reply_to:
             made["Reply-To"] = mail.reply_to
-        made["Subject"] = shown(found.subject, 200)
+        made["Subject"] = shown(summary.subject, 200)
     except (ValueError, IndexError, MessageError) as error:
-        raise InputError(f"{shown(found.recipient)!r} is not a mail address: {error}") from error
+        raise InputError(f"{shown(summary.recipient)!r} is not a mail address: {error}") from error
     made["Date"] = format_datetime(now)
     made["Message-ID"] = make_msgid("slurm-affinode", "localhost")
     made["Auto-Submitted"] = "auto-generated"
-    made.set_content(found.text)
-    made.add_alternative(found.html, subtype="html")
+    made.set_content(summary.text)
+    made.add_alternative(summary.html, subtype="html")
     return made
 
 

@@ -64,7 +64,7 @@ def mapping(result: WasteResult) -> Markup:
 
 def issues(result: WasteResult) -> tuple[Issue, ...]:
     """Return the data quality issues, those with the most GPU-hours first."""
-    found = sorted(result.quality.issues, key=lambda issue: (-(issue.gpu_hours or 0.0), -issue.count))
+    ordered = sorted(result.quality.issues, key=lambda issue: (-(issue.gpu_hours or 0.0), -issue.count))
     return tuple(
         Issue(
             visible(issue.code),
@@ -74,7 +74,7 @@ def issues(result: WasteResult) -> tuple[Issue, ...]:
             visible(issue.detail),
             tuple(fmt.clip(visible(example), 200) for example in issue.examples[:10]),
         )
-        for issue in found
+        for issue in ordered
     )
 
 

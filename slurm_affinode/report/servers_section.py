@@ -40,11 +40,11 @@ def _lead(engines: Sequence[EngineUsage]) -> str:
     of = f" of {_several(len(users), 'user')}" if users else ""
     worst = [one.problems[0].severity for one in engines if one.problems]
     critical, warning = worst.count("critical"), worst.count("warning")
-    found = [f"{_several(critical, 'engine')} had a critical diagnosis"] if critical else []
-    found += [f"{_several(warning, 'engine')} had a warning"] if warning else []
+    problems = [f"{_several(critical, 'engine')} had a critical diagnosis"] if critical else []
+    problems += [f"{_several(warning, 'engine')} had a warning"] if warning else []
     idle = [one.idle_gpu_hours for one in engines if one.idle_gpu_hours]
     held = [one.idle_gib_hours for one in engines if one.idle_gib_hours]
-    text = f"{_several(len(engines), 'inference engine')}{of}: {', '.join(found) or 'no problem was diagnosed'}."
+    text = f"{_several(len(engines), 'inference engine')}{of}: {', '.join(problems) or 'no problem was diagnosed'}."
     if idle:
         text += f" {fmt.hours(sum(idle), 'GPU-hours')} passed without requests"
         text += f", holding {fmt.gib_hours(sum(held))} of GPU memory." if held else "."
@@ -128,7 +128,7 @@ def _day(at: datetime, zone: tzinfo, *, ends: bool = False) -> object:
     return (local - local.resolution if ends else local).date()
 
 
-def _diagnoses(found: Sequence[DiagnosisCost]) -> Table:
+def _diagnoses(kinds: Sequence[DiagnosisCost]) -> Table:
     columns = (
         Column("Diagnosis"), Column("Engines", "number"), Column("Time", "number", "episodes"),
         Column("GPU-hours", "number", "in that time"), Column("Observed"), Column("What to do"),
@@ -142,7 +142,7 @@ def _diagnoses(found: Sequence[DiagnosisCost]) -> Table:
             Cell("", "observed", items=tuple(_observed(one))),
             Cell(one.advice, "advice"),
         )
-        for one in found
+        for one in kinds
     )
     return Table("server-diagnoses", "Diagnoses by kind, with costs and remedies", columns, rows)
 

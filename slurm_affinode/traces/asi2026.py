@@ -144,7 +144,7 @@ def _order(path: Path) -> tuple[int, str]:
 
 
 def _day(path: Path) -> int | None:
-    match = next((found for part in path.parts if (found := _DAY.match(part))), None)
+    match = next((day_match for part in path.parts if (day_match := _DAY.match(part))), None)
     return int(match.group(1)) if match else None
 
 

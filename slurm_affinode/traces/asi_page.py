@@ -90,7 +90,7 @@ def _cards(s: AsiSummary) -> tuple[Card, ...]:
 
 
 def _findings(s: AsiSummary) -> list[TraceFinding]:
-    found = []
+    findings = []
     if s.pods_by_type is not None and s.pods is not None:
         labels = [name.replace("_", " ") for name in s.pods_by_type]
         shares = [None if part.idle_share is None else 100 * part.idle_share for part in s.pods_by_type.values()]
@@ -106,18 +106,18 @@ def _findings(s: AsiSummary) -> list[TraceFinding]:
             value=lambda value: quantity(value, "%", 1),
         )
         table = _pods({**s.pods_by_type, "all": s.pods})
-        found.append(TraceFinding("pods", "Requested and idle GPU-hours", _coverage(s), (chart,), tables=(table,)))
+        findings.append(TraceFinding("pods", "Requested and idle GPU-hours", _coverage(s), (chart,), tables=(table,)))
     if s.job_types is not None and s.total is not None and s.priorities is not None:
         tables = (
             _executions("types", "Executions by type of job", {**s.job_types, "all": s.total}),
             _executions("priorities", "Executions by priority", s.priorities),
         )
-        found.append(TraceFinding("executions", "Executions", (), tables=tables))
+        findings.append(TraceFinding("executions", "Executions", (), tables=tables))
     if s.capacity is not None:
         rows = {name: (fmt.count(gpus),) for name, gpus in s.capacity.items()}
         table = trace_page.numbers("capacity", "GPUs by model, mean over the hours", ("Model", "GPUs"), rows)
-        found.append(TraceFinding("gpus", "GPUs of the servers", (), tables=(table,)))
-    return found
+        findings.append(TraceFinding("gpus", "GPUs of the servers", (), tables=(table,)))
+    return findings
 
 
 def _coverage(s: AsiSummary) -> tuple[str, ...]:

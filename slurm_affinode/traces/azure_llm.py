@@ -57,19 +57,19 @@ def files(paths: Iterable[Path]) -> list[Path]:
 
     Raises ``InputError`` for a directory without such a file, or that cannot be read.
     """
-    found: list[Path] = []
+    tables: list[Path] = []
     for path in paths:
         try:
             if not path.is_dir():
-                found.append(path)
+                tables.append(path)
                 continue
             there = sorted(file for file in path.rglob("*") if _FILE.fullmatch(file.name) and file.is_file())
         except OSError as error:
             raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
         if not there:
             raise InputError("no CSV file in this directory", where=str(path))
-        found += there
-    return found
+        tables += there
+    return tables
 
 
 def read(path: Path) -> RequestTrace:
@@ -95,10 +95,10 @@ def read(path: Path) -> RequestTrace:
         if header is None:
             continue
         cells, others = columns(lines, ",", len(header))
-        found = cells.select("number", *(one.alias(name) for name, one in _values(header).items()))
+        rows = cells.select("number", *(one.alias(name) for name, one in _values(header).items()))
         usable = pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
-        skip(*others["number"], *found.filter(~usable)["number"])
-        frames.append(found.filter(usable).select(*REQUESTS))
+        skip(*others["number"], *rows.filter(~usable)["number"])
+        frames.append(rows.filter(usable).select(*REQUESTS))
     good = pl.concat(frames).sort("time", maintain_order=True)
     if header is None:
         raise InputError("is empty", where=where)

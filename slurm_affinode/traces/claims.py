@@ -44,11 +44,11 @@ class Claim:
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of ``summary.json``."""
         keys = ("id", "text", "source", "measure", "unit", "published", "computed", "verdict", "note")
-        found = {key: getattr(self, key) for key in keys}
+        values = {key: getattr(self, key) for key in keys}
         if self.other_recipe is not None:
-            found |= {"other_recipe": self.other_recipe, "other_computed": self.other_computed}
-        found |= {key: value for key in ("published_to", "reason") if (value := getattr(self, key)) is not None}
-        return found
+            values |= {"other_recipe": self.other_recipe, "other_computed": self.other_computed}
+        values |= {key: value for key in ("published_to", "reason") if (value := getattr(self, key)) is not None}
+        return values
 
 
 def load(name: str) -> Mapping[str, Any]:

@@ -94,10 +94,10 @@ def located(path: Path, *names: str, trace: str) -> Path:
     """Return ``path``, or the first of ``names`` in it if it is a directory. Raises ``InputError`` if there is none."""
     if not path.is_dir():
         return path
-    found = inside(path, *names)
-    if found is None:
+    file = inside(path, *names)
+    if file is None:
         raise InputError(f"has no {names[0]}, the file of {trace}", where=str(path))
-    return found
+    return file
 
 
 def inside(directory: Path, *names: str) -> Path | None:

@@ -66,10 +66,10 @@ def lorenz(amounts: Sequence[float]) -> list[tuple[float, float]]:
 
 def percentile(values: pl.Series, q: float) -> float | None:
     """Return the quantile q (0-1), with linear interpolation. Nulls are ignored; None if there is no value."""
-    found = values.drop_nulls()
-    if found.is_empty():
+    known = values.drop_nulls()
+    if known.is_empty():
         return None
-    result = found.quantile(q, interpolation="linear")
+    result = known.quantile(q, interpolation="linear")
     return None if result is None else float(result)
 
 

@@ -73,8 +73,8 @@ def device_percentiles(result: ServingResult) -> Markup:
     fractions = sorted(result.devices["idle_fraction"].to_list())
     n = len(fractions)
     xs = [100 * (i + 1) / n for i in range(n)]
-    found = result.summary.device_idle_fraction_percentiles or {}
-    told = ", ".join(f"{key} {_percent(None if v is None else 100 * v)}" for key, v in found.items())
+    percentiles = result.summary.device_idle_fraction_percentiles or {}
+    told = ", ".join(f"{key} {_percent(None if v is None else 100 * v)}" for key, v in percentiles.items())
     words = Words(
         "device-percentiles", "Idle share of the pods, ordered", f"Percentiles over pods: {told or 'unknown'}.",
         "Pods from the least to the most idle. At 50 on the lower axis, the curve shows the idle share that half of "
@@ -169,10 +169,10 @@ def most_requested(result: ServingResult) -> Markup:
 def load_latency(result: ServingResult) -> Markup:
     """Draw the mean load time of each component."""
     rows = {row["name"]: row for row in result.latency.iter_rows(named=True)}
-    found = [rows[name] for name in LOADS if name in rows]
+    loads = [rows[name] for name in LOADS if name in rows]
     words = Words(
         "load", "Time to load, mean",
-        ", ".join(f"{_LOAD_WORDS[r['name']]} {fmt.number(r['mean_s'], digits=2)} s" for r in found) + ".",
+        ", ".join(f"{_LOAD_WORDS[r['name']]} {fmt.number(r['mean_s'], digits=2)} s" for r in loads) + ".",
     )  # fmt: skip
     bars = [
         Bar(
@@ -181,7 +181,7 @@ def load_latency(result: ServingResult) -> Markup:
             f"99 % within {fmt.number(r['p99_s'], digits=0)} s; {fmt.count(r['count'])} loads)",
             [r["mean_s"]],
         )
-        for r in found
+        for r in loads
     ]
     return stacked_bars(words, bars, [Series("Mean, s", [], "1")], unit="s")
 

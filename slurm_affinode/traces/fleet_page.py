@@ -139,12 +139,12 @@ def _memory(s: ServingSummary) -> list[str]:
 
 
 def _devices(s: ServingSummary) -> list[str]:
-    found = s.device_idle_fraction_percentiles
-    if found is None:
+    shares = s.device_idle_fraction_percentiles
+    if shares is None:
         return ["The distribution over pods is unknown without the duty-cycle table."]
     return [
-        f"Half of the pods are idle for at least {_share(found['p50'])} of their samples, and a tenth for at least "
-        f"{_share(found['p90'])}. {fmt.count(s.devices_mostly_below_5pct)} of {fmt.count(s.devices)} pods spend more "
+        f"Half of the pods are idle for at least {_share(shares['p50'])} of their samples, and a tenth for at least "
+        f"{_share(shares['p90'])}. {fmt.count(s.devices_mostly_below_5pct)} of {fmt.count(s.devices)} pods spend more "
         f"than half of their samples below 5 %; the mean duty cycle is below 20 % for "
         f"{_share(s.devices_mean_below_20pct_fraction)} of them."
     ]

@@ -101,10 +101,10 @@ def _files(path: Path) -> list[Path]:
             if _kind(path.name) is None:
                 raise InputError("neither a CSV file nor an archive of them", where=str(path))
             return [path]
-        found = [file for file in path.rglob("*") if _kind(file.name) and not _is_sidecar(file.name) and file.is_file()]
+        files = [file for file in path.rglob("*") if _kind(file.name) and not _is_sidecar(file.name) and file.is_file()]
     except OSError as error:
         raise InputError(f"cannot read it: {error.strerror}", where=str(path)) from error
-    return sorted(found)
+    return sorted(files)
 
 
 def _kind(name: str) -> str | None:
@@ -276,31 +276,31 @@ def read(paths: Iterable[Path], *, on_file: Callable[[Path], None] = lambda _: N
     table is found, a file is damaged, a header or a value is wrong, or two sources of a table differ.
     """
     paths = list(paths)
-    found: dict[str, tuple[TraceTable, str]] = {}
+    tables: dict[str, tuple[TraceTable, str]] = {}
     for table in find_tables(paths, lambda name: name.lower() in _NAMES, on_file=on_file):
         name = _NAMES[table.name.lower()]
         digest = hashlib.sha256(table.data).hexdigest()
-        if name not in found:
-            found[name] = (table, digest)
-        elif found[name][1] != digest:
+        if name not in tables:
+            tables[name] = (table, digest)
+        elif tables[name][1] != digest:
             raise InputError(
-                f"differs from {found[name][0].where}, which has the same table",
+                f"differs from {tables[name][0].where}, which has the same table",
                 where=table.where,
                 hint="keep one of the two",
             )
-    if not found:
+    if not tables:
         raise InputError(
             "no table of GenTD26 here",
             where=", ".join(map(str, paths)),
             hint="give the directory with pod_gpu_duty_cycle_anon.tar.gz and the other archives, or the CSV files",
         )
     notes: list[str] = []
-    metrics = {name: _metric(found[name][0], notes) for name in METRIC_TABLES if name in found}
-    requests = _requests(found[REQUESTS][0], notes) if REQUESTS in found else None
+    metrics = {name: _metric(tables[name][0], notes) for name in METRIC_TABLES if name in tables}
+    requests = _requests(tables[REQUESTS][0], notes) if REQUESTS in tables else None
     notes += [
-        f"{_published(name)} does not exist: {what} unknown" for name, what in NEEDED_FOR.items() if name not in found
+        f"{_published(name)} does not exist: {what} unknown" for name, what in NEEDED_FOR.items() if name not in tables
     ]
-    return GenTrace(metrics, requests, {name: table.where for name, (table, _) in found.items()}, tuple(notes))
+    return GenTrace(metrics, requests, {name: table.where for name, (table, _) in tables.items()}, tuple(notes))
 
 
 def _published(name: str) -> str:

@@ -132,12 +132,12 @@ def spread(values: pl.Series) -> Spread | None:
     known = values.drop_nulls().cast(pl.Float64)
     if known.is_empty():
         return None
-    found = known.to_frame("v").select(
+    figures = known.to_frame("v").select(
         pl.col("v").mean().alias("mean"), pl.col("v").median().alias("median"),
         *(pl.col("v").quantile(q, "linear").alias(f"p{q * 100:.0f}") for q in (0.9, 0.99)),
         pl.col("v").max().alias("max"),
     )  # fmt: skip
-    return Spread(**found.row(0, named=True))
+    return Spread(**figures.row(0, named=True))
 
 
 BINS_S = {"under 1 min": 60, "1-10 min": 600, "10-60 min": 3600, "1-4 h": 4 * 3600, "4-24 h": 86400, "1-7 d": 7 * 86400,

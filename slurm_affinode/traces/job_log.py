@@ -122,14 +122,14 @@ def divide(
         (pl.max_horizontal("units", 0) * pl.max_horizontal("run_s", 0) / 3600 / parts).alias("hours"),
     )
     whole = float(rows["hours"].sum())
-    found = []
+    left_out = []
     for text in reasons:
         some = rows.filter(pl.col("reason") == text)
         if some.height:
             hours = float(some["hours"].sum())
             places = tuple(f"{where}:{line}" for line in some["line"].head(EXAMPLES))
-            found.append(LeftOut(text, some.height, hours, hours / whole if whole else 0.0, places))
-    return rows.filter(pl.col("reason").is_null()).drop("reason", "hours"), found
+            left_out.append(LeftOut(text, some.height, hours, hours / whole if whole else 0.0, places))
+    return rows.filter(pl.col("reason").is_null()).drop("reason", "hours"), left_out
 
 
 def check_complete(log: JobLog, left_out: Iterable[LeftOut], *, partial: bool) -> None:

@@ -143,7 +143,7 @@ def _findings(s: JobLogSummary) -> list[TraceFinding]:
         f"Half of the jobs run for at most {fmt.duration(s.run_s.median)}, 99 % for at most {fmt.duration(s.run_s.p99)}"
         f"; the mean is {fmt.duration(s.run_s.mean)}.",
     )
-    found = [
+    findings = [
         TraceFinding("sizes", "Sizes of jobs", (), (_size_chart(s),), tables=(_size_table(s),)),
         TraceFinding("run-times", "Run times", run, (bins_chart("run-times", "Jobs by run time", s.run_bins, s.unit),)),
     ]
@@ -153,9 +153,9 @@ def _findings(s: JobLogSummary) -> list[TraceFinding]:
             f"half of them at most {fmt.duration(s.wait_s.median)}, 99 % at most {fmt.duration(s.wait_s.p99)}.",
         )
         chart = bins_chart("waits", "Jobs by recorded wait", s.wait_bins, s.unit)
-        found.append(TraceFinding("wait", "Recorded waits", wait, (chart,)))
+        findings.append(TraceFinding("wait", "Recorded waits", wait, (chart,)))
     if s.final_states is not None:
-        found.append(_final_states(s))
+        findings.append(_final_states(s))
     if s.requested is not None:
         r = s.requested
         text = (
@@ -164,12 +164,12 @@ def _findings(s: JobLogSummary) -> list[TraceFinding]:
             f"much as they used. Half of them used at most {_share(r.used_share_median)} of their time. "
             f"{counted(r.jobs_beyond, 'job')} ran longer than requested.",
         )
-        found.append(TraceFinding("requested", "Requested and used time", text))
+        findings.append(TraceFinding("requested", "Requested and used time", text))
     if s.arrivals is not None:
-        found.append(_arrivals(s))
+        findings.append(_arrivals(s))
     rows = {"Run time, s": s.run_s, "Wait, s": s.wait_s, f"{s.unit[0].upper()}{s.unit[1:]}s": s.size}
-    found.append(TraceFinding("numbers", "Distributions", (), tables=(spreads("spreads", "Per job", rows),)))
-    return found
+    findings.append(TraceFinding("numbers", "Distributions", (), tables=(spreads("spreads", "Per job", rows),)))
+    return findings
 
 
 def _final_states(s: JobLogSummary) -> TraceFinding:

@@ -116,13 +116,13 @@ def _cards(s: PaiSummary) -> tuple[Card, ...]:
 
 
 def _findings(s: PaiSummary) -> list[TraceFinding]:
-    found = []
+    findings = []
     if s.sensor_records is not None:
         text = (
             f"{counted(s.sensor_records, 'record')}: {_share(s.util_zero_share)} at exactly 0 %, "
             f"{_share(s.util_below_10_share)} below 10 %, {_share(s.util_from_50_share)} at 50 % or more.",
         )
-        found.append(
+        findings.append(
             TraceFinding("utilization", "Average utilization of instances", text, (_chart(s),), tables=(_buckets(s),))
         )
     if s.plan_use is not None:
@@ -132,20 +132,20 @@ def _findings(s: PaiSummary) -> list[TraceFinding]:
             f"{quantity(use.planned_gpu_hours, 'GPU-hours', 0)} planned, {fmt.count(use.used_gpu_hours)} used. "
             f"{_share(use.below_plan_share)} of them use less than planned.",
         )
-        found.append(TraceFinding("plan", "Planned and used GPUs", text))
+        findings.append(TraceFinding("plan", "Planned and used GPUs", text))
     if s.tasks is not None:
         rows = {"Wait, s": s.wait_s, "Run time, s": s.run_s, "GPUs": s.size}
         text = (
             f"{counted(s.gpu_jobs or 0, 'job')} plan a GPU. {fmt.count(s.tasks_without_times)} of "
             f"{counted(s.gpu_tasks or 0, 'GPU task')} have no start or no end.",
         )
-        found.append(TraceFinding("jobs", "Jobs with GPUs", text, tables=(spreads("jobs-table", "Per job", rows),)))
+        findings.append(TraceFinding("jobs", "Jobs with GPUs", text, tables=(spreads("jobs-table", "Per job", rows),)))
     if s.capacity is not None:
         whole = s.capacity_gpus or 1
         rows_ = {name: (fmt.count(gpus), _share(gpus / whole)) for name, gpus in s.capacity.items()}
         table = trace_page.numbers("capacity", "GPUs of the cluster", ("Type", "GPUs", "of all"), rows_)
-        found.append(TraceFinding("gpus", "GPUs of the cluster", (), tables=(table,)))
-    return found
+        findings.append(TraceFinding("gpus", "GPUs of the cluster", (), tables=(table,)))
+    return findings
 
 
 def _chart(s: PaiSummary) -> Markup:

@@ -181,9 +181,9 @@ def _model_lead(s: RequestSummary) -> tuple[str, ...]:
 
 def _model(key: str, s: RequestSummary) -> Table:
     m = s.modeled
-    found: list[tuple[str, Experience]] = [(f"Prefill and decode together: {m.monolithic.engines}", m.monolithic)]
+    deployments: list[tuple[str, Experience]] = [(f"Prefill and decode together: {m.monolithic.engines}", m.monolithic)]
     if m.phase_split is not None:
-        found.append((f"Phase splitting: {m.phase_split.engines}", m.phase_split))
+        deployments.append((f"Phase splitting: {m.phase_split.engines}", m.phase_split))
     return Table(
         f"model-{key}",
         "Expected latency and queueing of the requests (model)",
@@ -208,7 +208,7 @@ def _model(key: str, s: RequestSummary) -> Table:
                     )
                 ),
             )
-            for label, one in found
+            for label, one in deployments
         ),
         sortable=False,
         note="" if m.phase_split is not None else "With one engine there is nothing to split; see --engines.",

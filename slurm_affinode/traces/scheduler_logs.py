@@ -125,10 +125,10 @@ def _seconds(column: str) -> pl.Expr:
 
 def _offsets(rows: pl.DataFrame, where: str) -> list[str | None]:
     """Return the offsets of the times. Raises ``InputError`` if some have one and others have none."""
-    found = rows.select(pl.col("submit_time").str.extract(_TIME, 2).alias("offset"), "line")
-    offsets: list[str | None] = found["offset"].unique().to_list()
+    times = rows.select(pl.col("submit_time").str.extract(_TIME, 2).alias("offset"), "line")
+    offsets: list[str | None] = times["offset"].unique().to_list()
     if None in offsets and len(offsets) > 1:
-        line = found.filter(pl.col("offset").is_null())["line"][0]
+        line = times.filter(pl.col("offset").is_null())["line"][0]
         raise InputError("has a time without an offset, and others have one", where=f"{where}:{line}")
     return offsets
 

@@ -39,13 +39,13 @@ def html(trace: SiteTrace, jobs: JobLogSummary, idle: IdleFigures) -> str:
         ),
         card("Idle while waited for", quantity(idle.idle_while_waiting_gpu_hours, "GPU-h", 0), known=known),
     )
-    found = replace(
+    completed = replace(
         page,
         cards=(*page.cards[:2], *cards, *page.cards[2:]),
         findings=(_idle(idle), _queue(trace, idle), *page.findings),
         recipes=(*RECIPES, *page.recipes),
     )
-    return trace_page.html(kind.title, found)
+    return trace_page.html(kind.title, completed)
 
 
 def _idle(idle: IdleFigures) -> TraceFinding:

@@ -434,8 +434,8 @@ def read(directory: Path) -> SiteTrace:
     for name in FILES:
         path = directory / name
         with reading(str(path)):
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if found != digests.get(name):
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if digest != digests.get(name):
             raise InputError("is cut off or was changed: its digest is not that of the manifest", where=str(path))
     jobs, idle, queue = (
         _read(directory / name, columns)

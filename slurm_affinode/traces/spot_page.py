@@ -98,7 +98,7 @@ def _cards(s: SpotSummary) -> tuple[Card, ...]:
 
 def _findings(result: SpotResult) -> list[TraceFinding]:
     s = result.summary
-    found = [
+    findings = [
         TraceFinding(
             "models",
             "GPUs and demand by model",
@@ -108,8 +108,8 @@ def _findings(result: SpotResult) -> list[TraceFinding]:
         )
     ]
     if s.jobs is not None:
-        found.append(TraceFinding("time", "Demand over time", (), (_over_time(result),)))
-    return found
+        findings.append(TraceFinding("time", "Demand over time", (), (_over_time(result),)))
+    return findings
 
 
 def _sentences(s: SpotSummary) -> tuple[str, ...]:

@@ -118,15 +118,15 @@ def fewest_split(
         )  # fmt: skip
         return _deployment(requests, engine, modeled, prefill + decode, prefill)
 
-    found = []
+    deployments = []
     for target in targets:
         result = None
         if _reachable(requests, engine, target):
             first = _fewest(first_token_s, partial(_in_time, target=target))
             if first is not None:
                 result = _fewest(partial(deploy, first[0]), partial(_meets, target=target))
-        found.append(result)
-    return found
+        deployments.append(result)
+    return deployments
 
 
 def _fewest(deploy: Callable[[int], _Result], meets: Callable[[_Result], bool]) -> _Result | None:
@@ -135,7 +135,7 @@ def _fewest(deploy: Callable[[int], _Result], meets: Callable[[_Result], bool]) 
     A smaller number may meet it too, as latencies of requests in turn do not fall with each engine.
     """
     low, high = 0, 1
-    while not meets(found := deploy(high)):
+    while not meets(fewest := deploy(high)):
         if high == MOST_ENGINES:
             return None
         low, high = high, min(MOST_ENGINES, 2 * high)
@@ -143,10 +143,10 @@ def _fewest(deploy: Callable[[int], _Result], meets: Callable[[_Result], bool]) 
         middle = (low + high) // 2
         result = deploy(middle)
         if meets(result):
-            high, found = middle, result
+            high, fewest = middle, result
         else:
             low = middle
-    return found
+    return fewest
 
 
 def _alone_s(requests: RequestArrays, engine: EngineModel) -> Floats:

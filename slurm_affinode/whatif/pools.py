@@ -71,11 +71,11 @@ def divide(placements: Sequence[Placement], models: Mapping[str, str | None]) ->
     nodes: dict[str, list[str]] = {}
     for node in parent:
         nodes.setdefault(root(node), []).append(node)
-    found = [
+    pools = [
         Pool(tuple(sorted(nodes.get(key, ()))) if isinstance(key, str) else (), tuple(sorted(rows)))
         for key, rows in members.items()
     ]
-    return sorted(found, key=lambda pool: -len(pool.jobs))
+    return sorted(pools, key=lambda pool: -len(pool.jobs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,14 @@ class Compared:
 def cases() -> list[tuple[str, int, SchedulingPolicy, Selection, dict[str, float]]]:
     """Return the rows of ``validation.toml``: log, capacity, policy, selection, published figures."""
     rows = tomllib.loads((Path(__file__).parent / "validation.toml").read_text(encoding="utf-8"))["row"]
-    found = []
+    published_cases = []
     for row in rows:
         longest_s = philly.LONGEST_S if row["log"] == "philly" else None
         selection = Selection(longest_s, row.get("sample"), arrivals=row.get("arrivals"))
         published = {name: float(row[name]) for name in _HEADINGS if name in row}
         policy = SchedulingPolicy(row["order"], row["backfill"], row["times"])
-        found.append((row["log"], row["capacity"], policy, selection, published))
-    return found
+        published_cases.append((row["log"], row["capacity"], policy, selection, published))
+    return published_cases
 
 
 def validate(directory: Path) -> Iterator[Compared]:
@@ -60,9 +60,9 @@ def validate(directory: Path) -> Iterator[Compared]:
     for name, capacity, policy, selection, published in cases():
         prepared = prepare(logs[name], capacity, policy, selection)
         starts = simulate(prepared.workload, prepared.capacity, policy)
-        found: Figures = figures(prepared.workload, starts, prepared.capacity)
-        computed = {key: float(getattr(found, key)) for key in published}
-        yield Compared(name, found.jobs, capacity, policy, selection, published, computed)
+        replayed: Figures = figures(prepared.workload, starts, prepared.capacity)
+        computed = {key: float(getattr(replayed, key)) for key in published}
+        yield Compared(name, replayed.jobs, capacity, policy, selection, published, computed)
 
 
 def table(rows: Sequence[Compared]) -> tuple[list[str], list[tuple[str, ...]]]:
@@ -86,9 +86,9 @@ def _shown(row: Compared, name: str, value: float) -> str:
 
 
 def _find(directory: Path, name: str) -> Path:
-    found = sorted(directory.rglob(name))
-    if not found:
+    files = sorted(directory.rglob(name))
+    if not files:
         raise InputError(
             f"has no {name}", where=str(directory), hint="docs/whatif.md says where the logs are published"
         )
-    return found[0]
+    return files[0]
