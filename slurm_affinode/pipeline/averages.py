@@ -69,7 +69,7 @@ def _span(jobs: pl.DataFrame, now: datetime) -> tuple[datetime, datetime]:
 
 def _issues(per_run: pl.DataFrame, notes: Sequence[str], problems: Sequence[str]) -> list[QualityIssue]:
     runs = per_run.select("cluster", "job_id", "start").n_unique()
-    found = [
+    issues = [
         QualityIssue(
             "per-run-averages",
             "Averages per run, not samples",
@@ -78,7 +78,7 @@ def _issues(per_run: pl.DataFrame, notes: Sequence[str], problems: Sequence[str]
         )
     ]
     if problems:
-        found.append(
+        issues.append(
             QualityIssue(
                 "bad-records",
                 "Records that could not be used as they are",
@@ -87,4 +87,4 @@ def _issues(per_run: pl.DataFrame, notes: Sequence[str], problems: Sequence[str]
                 examples=tuple(problems[:5]),
             )
         )
-    return found
+    return issues

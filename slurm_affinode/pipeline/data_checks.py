@@ -71,10 +71,10 @@ def _store(config: Config, now: datetime) -> list[Check]:
             detail = f"{store.where}: migrations are pending: {names}"
             return [Check("store", PROBLEM, detail, "slurm-affinode db upgrade")]
         counts = store.counts()
-        found = Check("store", OK, f"{store.where}: schema {schema.version}, {counts.jobs:,} job runs")
+        schema_check = Check("store", OK, f"{store.where}: schema {schema.version}, {counts.jobs:,} job runs")
     if counts.last is None:
         return [
-            found,
+            schema_check,
             Check("accounting", PROBLEM, "no job run was ingested", "slurm-affinode ingest sacct --since 7d"),
         ]
     said = (
@@ -82,10 +82,10 @@ def _store(config: Config, now: datetime) -> list[Check]:
     )
     if counts.gpu_jobs == 0:
         hint = "does Slurm count GPUs? AccountingStorageTRES=gres/gpu"
-        return [found, Check("accounting", PROBLEM, said, hint)]
+        return [schema_check, Check("accounting", PROBLEM, said, hint)]
     if now - counts.last > STALE:
-        return [found, Check("accounting", PROBLEM, said, "slurm-affinode ingest sacct, or does nightly run?")]
-    return [found, Check("accounting", OK, said)]
+        return [schema_check, Check("accounting", PROBLEM, said, "slurm-affinode ingest sacct, or does nightly run?")]
+    return [schema_check, Check("accounting", OK, said)]
 
 
 def _history(config: Config, now: datetime) -> Check:
@@ -111,12 +111,12 @@ def _prediction(config: Config, now: datetime) -> Check:
     if source.name != model.source:
         detail = f"{trained}, and not with the jobs of {source.name}: its drift is unknown"
         return Check("prediction", SKIPPED, detail, "slurm-affinode predict train")
-    found = prediction.drift(source, model)
-    if not found:
+    drifts = prediction.drift(source, model)
+    if not drifts:
         return Check("prediction", OK, f"{trained}; fewer than {intervals.LEAST_JOBS} jobs have ended since")
-    shown = ", ".join(f"{one.target} {percent(one.coverage)} of {one.jobs:,}" for one in found)
+    shown = ", ".join(f"{one.target} {percent(one.coverage)} of {one.jobs:,}" for one in drifts)
     detail = f"{trained}; jobs since then within the intervals for {percent(intervals.COVERAGE)} of them: {shown}"
-    if min(one.coverage for one in found) < intervals.COVERAGE - MOST_DRIFT:
+    if min(one.coverage for one in drifts) < intervals.COVERAGE - MOST_DRIFT:
         return Check("prediction", PROBLEM, f"the model has drifted: {detail}", "slurm-affinode predict train")
     return Check("prediction", OK, detail)
 

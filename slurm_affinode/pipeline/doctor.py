@@ -57,13 +57,13 @@ def known_hole_checks(program: str, version: str) -> list[Check]:
     ``version``: three numbers, as in ``26.05.5``; empty if the program is not here.
     """
     table = known_holes.load()
-    found = table.of(program, version) if version else []
+    verdicts = table.of(program, version) if version else []
     checks = []
     for verdict, status, what in (
         (HoleFinding.AFFECTED, PROBLEM, "has known security holes"),
         (HoleFinding.UNKNOWN, SKIPPED, "may have known security holes"),
     ):
-        holes = [hole for hole, one in found if one is verdict]
+        holes = [hole for hole, one in verdicts if one is verdict]
         if not holes:
             continue
         listed = "; ".join(f"{hole.name} ({hole.date}): {hole.about}" for hole in holes)
@@ -99,13 +99,13 @@ def services(bin_dir: Path | None, etc: Path = Path("/etc")) -> Check:
     missing: dict[str, list[str]] = {}
     for file, places in _service_paths(etc):
         for command in process.SLURM_COMMANDS:
-            if not _found(command, [*([] if bin_dir is None else [str(bin_dir)]), *places.split(":")]):
+            if not _on_path(command, [*([] if bin_dir is None else [str(bin_dir)]), *places.split(":")]):
                 missing.setdefault(command, []).append(file.name)
     if not missing:
         return Check("services", OK, "Slurm's commands are found with the PATH of the services")
-    files = sorted({file for found in missing.values() for file in found})
+    files = sorted({file for files_of_command in missing.values() for file in files_of_command})
     detail = f"not found with the PATH of {', '.join(files)}: {', '.join(missing)}"
-    here = next((Path(found) for command in missing if (found := shutil.which(command))), None)
+    here = next((Path(program) for command in missing if (program := shutil.which(command))), None)
     if here is not None and (loose := process.replaceable(here)) is not None:
         return Check("services", PROBLEM, detail, f"root does not run {here}: others may write to {loose}")
     if here is not None:
@@ -120,15 +120,15 @@ def _service_paths(etc: Path) -> Iterator[tuple[Path, str]]:
     installed = [place for place in places if place.is_file()]
     for file in installed or [asset_dir("reports") / name for name in _FILES]:
         texts = [one.read_text(encoding="utf-8", errors="replace") for one in (file, *_drop_ins(file))]
-        found = [path for text in texts for path in _PATH.findall(text)]
-        yield file, found[-1].strip() if found else "/usr/bin:/bin"
+        values = [path for text in texts for path in _PATH.findall(text)]
+        yield file, values[-1].strip() if values else "/usr/bin:/bin"
 
 
 def _drop_ins(file: Path) -> list[Path]:
     return sorted(file.with_name(f"{file.name}.d").glob("*.conf"))
 
 
-def _found(command: str, places: Sequence[str]) -> bool:
+def _on_path(command: str, places: Sequence[str]) -> bool:
     """Return whether one of the directories has the program, and root would run it."""
     for place in places:
         with contextlib.suppress(OSError):

@@ -91,7 +91,7 @@ class ListeningPort:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundEngine:
+class DiscoveredEngine:
     """An engine of a job, at one scrape."""
 
     reading: EngineReading
@@ -119,7 +119,7 @@ def ports(
 
     Raises ``ExhaustedError``.
     """
-    found: dict[int, ListeningPort] = {}
+    by_inode: dict[int, ListeningPort] = {}
     spent_s: defaultdict[int, float] = defaultdict(float)
     with contextlib.suppress(OSError):
         sockets, here = listening(proc=proc), own_namespace("net", proc=proc)
@@ -132,16 +132,16 @@ def ports(
             began_s = time.thread_time()
             for port in _of_process(one, str(job.job_id), sockets, here, programs):
                 # Workers of a server share its socket.
-                if port.inode not in found or port.rank < found[port.inode].rank:
-                    found[port.inode] = port
+                if port.inode not in by_inode or port.rank < by_inode[port.inode].rank:
+                    by_inode[port.inode] = port
             spent_s[job.job_id] += time.thread_time() - began_s
     of_job: Counter[str] = Counter()
     bounded: list[ListeningPort] = []
-    for port in sorted(found.values(), key=lambda port: port.rank):
+    for port in sorted(by_inode.values(), key=lambda port: port.rank):
         of_job[port.job] += 1
         if of_job[port.job] <= MOST_PORTS_OF_JOB and len(bounded) < MOST_PORTS:
             bounded.append(port)
-    left = {port.job for port in found.values()} if len(found) > len(bounded) else set()
+    left = {port.job for port in by_inode.values()} if len(by_inode) > len(bounded) else set()
     for job_id in sorted(left):
         count = sum(port.job == job_id for port in bounded)
         if count < of_job[job_id]:
@@ -248,24 +248,24 @@ def request(port: ListeningPort) -> list[EngineReading]:
         raise UnreachableError(f"{port.host}:{port.port}: the result of the scrape {error}") from error
 
 
-def orphaned(trees: ServerTrees, on_gpu: Iterable[GpuHolder]) -> list[FoundEngine]:
+def orphaned(trees: ServerTrees, on_gpu: Iterable[GpuHolder]) -> list[DiscoveredEngine]:
     """Return the engines whose server has ended, with the number of their processes and the GPU memory they hold."""
     left: dict[ServerPort, list[GpuHolder]] = {}
     for holder in on_gpu:
         lost = trees.lost(holder.process, holder.job)
         if lost is not None:
             left.setdefault(lost.port, []).append(holder)
-    found = []
+    engines = []
     for port, holders in left.items():
         values = {"orphaned_processes": float(len(holders))}
         used = total_mib(holder.used_mib for holder in holders)
         if used is not None:
             values["orphaned_memory_mib"] = used
-        found += [
-            FoundEngine(EngineReading(*name, values), port.address, str(port.job), port.user, None, up=None)
+        engines += [
+            DiscoveredEngine(EngineReading(*name, values), port.address, str(port.job), port.user, None, up=None)
             for name in port.engines
         ]
-    return found
+    return engines
 
 
 class EngineScraper:
@@ -298,30 +298,30 @@ class EngineScraper:
         """Port -> time from which it is scraped again, and how long it was left alone."""
         self._refusals: dict[Id, tuple[float, int]] = {}
         """Process -> time from which ports that are no known engines are probed, and the number of refusals."""
-        self._known: dict[tuple[Id, int], tuple[float, ListeningPort, list[FoundEngine]]] = {}
+        self._known: dict[tuple[Id, int], tuple[float, ListeningPort, list[DiscoveredEngine]]] = {}
         """Port -> time of its last good scrape, and its engines then."""
         self._proven: set[tuple[Id, int]] = set()
         """Ports that have responded as engines at any time."""
         self._failing = False
 
-    def round(self) -> list[FoundEngine]:
+    def round(self) -> list[DiscoveredEngine]:
         """Scrape the ports of all processes that run once; return the engines."""
         try:
-            found = self._found(self._look())
+            engines = self._scrape(self._look())
         except AffinodeError as error:
             if not self._failing:
                 self._say(f"engines are not searched for: {error}")
             self._failing = True
             return []
         self._failing = False
-        return found
+        return engines
 
     def _say_once(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
             self._say(text)
 
-    def _found(self, there: Sequence[ListeningPort]) -> list[FoundEngine]:
+    def _scrape(self, there: Sequence[ListeningPort]) -> list[DiscoveredEngine]:
         """Scrape these ports. Raises ``ExhaustedError``."""
         keys = {port.key for port in there}
         self._quiet = {key: one for key, one in self._quiet.items() if key in keys}
@@ -330,8 +330,8 @@ class EngineScraper:
         self._refusals = {process: one for process, one in self._refusals.items() if self._lives(process)}
         due, waiting = self._due(there)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
-            found = [engine for found in pool.map(self._one, due) for engine in found]
-        return found + [engine for port in waiting for engine in self._down(port, None)]
+            engines = [engine for of_port in pool.map(self._one, due) for engine in of_port]
+        return engines + [engine for port in waiting for engine in self._down(port, None)]
 
     def _due(self, there: Sequence[ListeningPort]) -> tuple[list[ListeningPort], list[ListeningPort]]:
         """Return the ports to scrape now, at most one of a process that is no engine, and failing engines to wait for.
@@ -368,7 +368,7 @@ class EngineScraper:
             for _, port, engines in self._known.values()
         ]  # fmt: skip
 
-    def _one(self, port: ListeningPort) -> list[FoundEngine]:
+    def _one(self, port: ListeningPort) -> list[DiscoveredEngine]:
         if int(port.job) in self._suspending() or not self._runs(port.process):
             return []
         started = time.monotonic()
@@ -386,25 +386,26 @@ class EngineScraper:
             return []
         if readings:
             name = f"[{port.host}]" if ":" in port.host else port.host
-            found = [FoundEngine(one, f"{name}:{port.port}", port.job, _name_of(port.uid), took_s) for one in readings]
-            self._known[port.key] = self._now(), port, found
+            address, user = f"{name}:{port.port}", _name_of(port.uid)
+            engines = [DiscoveredEngine(one, address, port.job, user, took_s) for one in readings]
+            self._known[port.key] = self._now(), port, engines
             self._proven.add(port.key)
             self._quiet.pop(port.key, None)
-            return found
+            return engines
         _, pause_s = self._quiet.get(port.key, (0.0, 0.0))
         pause_s = min(LONGEST_RETRY_S, max(FIRST_RETRY_S, 2 * pause_s))
         self._quiet[port.key] = self._now() + pause_s, pause_s
         return self._down(port, took_s)
 
-    def _down(self, port: ListeningPort, took_s: float | None) -> list[FoundEngine]:
+    def _down(self, port: ListeningPort, took_s: float | None) -> list[DiscoveredEngine]:
         """Return the engines of a port that does not respond; none once that has lasted for ``RETRY_S``."""
-        last, _, found = self._known.get(port.key, (float("-inf"), port, []))
+        last, _, engines = self._known.get(port.key, (float("-inf"), port, []))
         if self._now() - last > RETRY_S:
             self._known.pop(port.key, None)
             return []
         return [
             replace(one, reading=replace(one.reading, values={}, buckets={}), took_s=took_s, up=False)
-            for one in found
+            for one in engines
         ]  # fmt: skip
 
     def _lives(self, process: Id) -> bool:
@@ -433,7 +434,7 @@ class EngineScraper:
         except OSError:
             return False
 
-    def run(self, put: Callable[[list[FoundEngine]], None], *, period_s: float, stop: threading.Event) -> None:
+    def run(self, put: Callable[[list[DiscoveredEngine]], None], *, period_s: float, stop: threading.Event) -> None:
         """Pass the engines of a round to ``put`` every ``period_s`` seconds until ``stop`` is set."""
         while not stop.is_set():
             started = time.monotonic()

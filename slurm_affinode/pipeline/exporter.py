@@ -27,7 +27,7 @@ from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.sampler import Spool
 from slurm_affinode.gpu.server_trees import GpuHolder, ServerTrees, holders
 from slurm_affinode.model.gpu import Sweep
-from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, orphaned
+from slurm_affinode.pipeline.engine_discovery import DiscoveredEngine, EngineScraper, orphaned
 from slurm_affinode.suspension.records.journal import Journal
 
 Say = Callable[[str], None]
@@ -71,21 +71,21 @@ class LastEngines(Collector):
     ) -> None:  # fmt: skip
         """``gpus`` returns the UUIDs of the GPUs of each job."""
         self._node, self._cluster, self._stale_s, self._gpus, self._now = node, cluster, stale_s, gpus, now
-        self._last: tuple[float, list[FoundEngine]] = (float("-inf"), [])
+        self._last: tuple[float, list[DiscoveredEngine]] = (float("-inf"), [])
 
-    def put(self, found: list[FoundEngine]) -> None:
+    def put(self, engines: list[DiscoveredEngine]) -> None:
         """Replace the engines."""
-        self._last = (self._now(), found)
+        self._last = (self._now(), engines)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
-        at, found = self._last
+        at, engines = self._last
         if self._now() - at > self._stale_s:
             return
         gpus = self._gpus()
         # A user may serve two engines with the same labels: each series may occur once.
         labelled = {
-            tuple(sorted(labels.items())): (one, labels) for one in found if (labels := self._labels(one, gpus))
+            tuple(sorted(labels.items())): (one, labels) for one in engines if (labels := self._labels(one, gpus))
         }
         up = Metric(metric_table.EXPORTED_UP, "Whether the last scrape of the engine succeeded.", "gauge")
         fields: dict[str, Metric] = {}
@@ -111,7 +111,7 @@ class LastEngines(Collector):
             yield up
         yield from fields.values()
 
-    def _labels(self, one: FoundEngine, gpus: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    def _labels(self, one: DiscoveredEngine, gpus: Mapping[str, Sequence[str]]) -> dict[str, str]:
         labels = {
             "engine": one.reading.engine, "model": one.reading.model, "rank": one.reading.rank,
             "address": one.address, "Hostname": self._node, "cluster": self._cluster, "hpc_job": one.job,
@@ -322,15 +322,15 @@ def _search_engines(  # noqa: PLR0917
     scraper = EngineScraper(finder, say=say, suspending=suspending, programs=options.server_programs)
     trees = ServerTrees(finder)
 
-    def put(found: list[FoundEngine]) -> None:
+    def put(engines: list[DiscoveredEngine]) -> None:
         there = on_gpus.last
         if there is not None:
             try:
                 trees.update(scraper.servers(), there)
-                found = [*found, *orphaned(trees, there)]
+                engines = [*engines, *orphaned(trees, there)]
             except ExhaustedError as error:
                 say(f"orphaned engines are not searched for: {error}")
-        last.put(found)
+        last.put(engines)
 
     thread = threading.Thread(
         target=scraper.run, args=(put,), kwargs={"period_s": period_s, "stop": signals.stop}, name="engines",

@@ -103,17 +103,17 @@ def _pages(config: Config, user: str) -> list[Path]:
 
 
 def _remaining(config: Config, user: str) -> list[str]:
-    found = ["slurmdbd: accounting of the cluster, which this program only reads; newer jobs are ingested from there"]
+    places = ["slurmdbd: accounting of the cluster, which this program only reads; newer jobs are ingested from there"]
     ledgers = config.ledger_dir
     if ledgers is not None and ledgers.is_dir():
         count = sum(f'"user":"{user}"' in path.read_text("utf-8", "replace") for path in ledgers.glob("*.jsonl"))
         if count:
-            found.append(f"{ledgers}: {counted(count, 'ledger')} of agents; entries ingested again get the pseudonym")
+            places.append(f"{ledgers}: {counted(count, 'ledger')} of agents; entries ingested again get the pseudonym")
     if config.serving_dir.is_dir():
         with closing(engine_store(config.serving_dir)) as engines:
             rows = engines.scan(datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC))
             count = rows.filter(pl.col("user") == user).select(pl.len()).collect().item()
         if count:
             kept = config.nightly.keep_samples
-            found.append(f"{config.serving_dir}: {counted(count, 'engine sample')}, which are deleted after {kept}")
-    return [*found, "backups, logs, and mails that were sent"]
+            places.append(f"{config.serving_dir}: {counted(count, 'engine sample')}, which are deleted after {kept}")
+    return [*places, "backups, logs, and mails that were sent"]

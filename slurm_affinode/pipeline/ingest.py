@@ -132,17 +132,17 @@ def ingest_engine_samples(
 
     with closing(engine_store(config.serving_dir)) as store:
         if not paths:
-            found = serving.ingest_scrapes(store, urls, options, dry_run=dry_run, now=now)
+            summary_and_totals = serving.ingest_scrapes(store, urls, options, dry_run=dry_run, now=now)
             if not dry_run:
-                landed(found[0].files)
-            return found
-        found = serving.ingest_files(
+                landed(summary_and_totals[0].files)
+            return summary_and_totals
+        summary_and_totals = serving.ingest_files(
             store, paths, options, format=format, address=address, again=again, dry_run=dry_run, advance=advance,
             on_landed=landed,
         )  # fmt: skip
     if not dry_run:
-        landed(found[0].failed)
-    return found
+        landed(summary_and_totals[0].failed)
+    return summary_and_totals
 
 
 def journal_entry(outcome: FileOutcome, moment: datetime, *, kind: str = "gpu") -> IngestRecord:

@@ -211,24 +211,24 @@ def read(
         asked = identifiers.parse(job)
     except ValueError as error:
         raise AffinodeError(str(error), hint="a job ID is 123, 123_4 or 123+1") from None
-    found, damaged = _matching(path, user, asked, cluster)
-    if not found:
+    attempts, damaged = _matching(path, user, asked, cluster)
+    if not attempts:
         if damaged:
             raise InputError("is damaged", where=f"{path}:{damaged}", hint="the next nightly run writes it again")
         raise NoSummaryError(
             f"no summary of a job {job} of yours is published in {directory}",
             hint="summaries appear after the next night, and only the owner of a job may read its summary",
         )
-    clusters = sorted({one.cluster for one in found})
+    clusters = sorted({one.cluster for one in attempts})
     if len(clusters) > 1:
         raise AffinodeError(f"several clusters have a job {job}: {', '.join(clusters)}", hint="choose one: --cluster")
-    if (count := len({one.job.job_id for one in found})) > 1:
-        raise AffinodeError(f"{job} is {count} jobs", hint=f"name one of them, such as {found[0].job.id}")
-    found.sort(key=lambda one: one.job.start or one.until)
-    number = len(found) if attempt is None else attempt if attempt > 0 else len(found) + 1 + attempt
-    if not 1 <= number <= len(found):
-        raise NoSummaryError(f"{counted(len(found), 'attempt')} of job {job} published, and no attempt {attempt}")
-    return replace(found[number - 1], source="published", attempt=number, attempts=len(found))
+    if (count := len({one.job.job_id for one in attempts})) > 1:
+        raise AffinodeError(f"{job} is {count} jobs", hint=f"name one of them, such as {attempts[0].job.id}")
+    attempts.sort(key=lambda one: one.job.start or one.until)
+    number = len(attempts) if attempt is None else attempt if attempt > 0 else len(attempts) + 1 + attempt
+    if not 1 <= number <= len(attempts):
+        raise NoSummaryError(f"{counted(len(attempts), 'attempt')} of job {job} published, and no attempt {attempt}")
+    return replace(attempts[number - 1], source="published", attempt=number, attempts=len(attempts))
 
 
 def _matching(path: Path, user: int, job_id: identifiers.JobId, cluster: str | None) -> tuple[list[JobSummary], int]:

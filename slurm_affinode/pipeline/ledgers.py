@@ -35,8 +35,8 @@ def ledgers(path: Path) -> list[Path]:
         if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
         # glob() returns nothing, without an error, for an unreadable directory.
-        found = (path / name for name in os.listdir(path) if name.endswith(".jsonl"))  # noqa: PTH208
-        return sorted(one for one in found if one.is_file())
+        files = (path / name for name in os.listdir(path) if name.endswith(".jsonl"))  # noqa: PTH208
+        return sorted(one for one in files if one.is_file())
     except FileNotFoundError as error:
         raise InputError(
             "no such file or directory", where=str(path), hint="give the directory of the ledgers"
@@ -105,15 +105,15 @@ def configured(
     Ledgers that this user may not read are reported to ``unread`` and skipped: agents write as root, by default into a
     directory of root's, and reports are possible without them. Raises ``InputError`` for other errors.
     """
-    found: list[LedgerIntake] = []
+    intakes: list[LedgerIntake] = []
     paths: list[Path] = []
     if config.ledger_dir is not None:
         with _allowed(unread):
             paths = ledgers(config.ledger_dir)
     for path in paths:
         with _allowed(unread):
-            found.append(_take_in(store, path))
-    return found
+            intakes.append(_take_in(store, path))
+    return intakes
 
 
 @contextlib.contextmanager

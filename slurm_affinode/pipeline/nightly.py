@@ -312,10 +312,10 @@ def expand(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.exists():
         return [path]
-    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - keeps the pattern's own root
-    if not found:
+    paths = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - keeps the pattern's own root
+    if not paths:
         raise InputError("no such file, and no file has a name like that", where=pattern)
-    return found
+    return paths
 
 
 Say = Callable[[str], None]

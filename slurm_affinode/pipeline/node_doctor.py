@@ -77,9 +77,9 @@ def examine(
     """Return the checks of the nodes, in their order. ``report`` is called with each node that is done."""
 
     def one(node: str) -> NodeChecks:
-        found = _examine(node, via, run)
+        checks = _examine(node, via, run)
         report(node)
-        return found
+        return checks
 
     with pool("doctor", AT_ONCE) as threads:
         return list(threads.map(one, nodes))
@@ -113,19 +113,19 @@ def _check(value: Any) -> Check:
     return Check(name, str(status), detail, hint if isinstance(hint, str) else None)
 
 
-def rows(found: Sequence[NodeChecks]) -> list[tuple[str, str, str, str]]:
+def rows(of_nodes: Sequence[NodeChecks]) -> list[tuple[str, str, str, str]]:
     """Return the problems of all nodes, most nodes first: nodes, check, status, finding."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for one in found:
+    for one in of_nodes:
         for check in one.problems:
             groups.setdefault((check.name, check.status, check.detail), []).append(one.node)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     return [(_names(nodes), *check) for check, nodes in ordered]
 
 
-def hints(found: Sequence[NodeChecks]) -> Mapping[str, str]:
+def hints(of_nodes: Sequence[NodeChecks]) -> Mapping[str, str]:
     """Return the remedies of the problems, by check."""
-    return {check.name: check.hint for one in found for check in one.problems if check.hint}
+    return {check.name: check.hint for one in of_nodes for check in one.problems if check.hint}
 
 
 def _names(nodes: Sequence[str]) -> str:
@@ -133,7 +133,7 @@ def _names(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:_SEEN]) + (f" and {more} more" if more > 0 else "")
 
 
-def exit_code(found: Sequence[NodeChecks]) -> int:
+def exit_code(of_nodes: Sequence[NodeChecks]) -> int:
     """Return 0 if all checks of all nodes passed, 1 for problems, 3 if a node or a service does not respond."""
-    statuses = {check.status for one in found for check in one.problems}
+    statuses = {check.status for one in of_nodes for check in one.problems}
     return 3 if UNREACHABLE in statuses else 1 if statuses else 0

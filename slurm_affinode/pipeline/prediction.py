@@ -258,10 +258,10 @@ def evaluate(
     if reason is not None or run is None or log is None or capacity is None:
         return Evaluation(source.name, source.submissions.height, source.recorded_waits, tuple(targets), None, None, (),
                           reason, () if log is None else log.left_out)  # fmt: skip
-    found = list(_schedules(source, log, capacity, run, step))
+    simulated = list(_schedules(source, log, capacity, run, step))
     return Evaluation(
-        source.name, source.submissions.height, source.recorded_waits, tuple(targets), capacity, log.unit, tuple(found),
-        None, _left_out(log, capacity),
+        source.name, source.submissions.height, source.recorded_waits, tuple(targets), capacity, log.unit,
+        tuple(simulated), None, _left_out(log, capacity),
     )  # fmt: skip
 
 
@@ -341,7 +341,7 @@ class TargetDrift:
 
 def drift(source: SubmissionSource, model: ModelFile) -> tuple[TargetDrift, ...]:
     """Return the drift of each target for which at least ``intervals.LEAST_JOBS`` jobs have ended since."""
-    found = []
+    drifts = []
     for trained in model.targets:
         target = next(one for one in features.TARGETS if one.name == trained.target)
         if trained.factors is None:
@@ -354,8 +354,8 @@ def drift(source: SubmissionSource, model: ModelFile) -> tuple[TargetDrift, ...]
         if len(rows) >= intervals.LEAST_JOBS:
             low, high = intervals.apply(trained.factors, values[:, rows], table.limit[rows])
             actual = table.actual[rows]
-            found.append(TargetDrift(target.name, len(rows), float(((actual >= low) & (actual <= high)).mean())))
-    return tuple(found)
+            drifts.append(TargetDrift(target.name, len(rows), float(((actual >= low) & (actual <= high)).mean())))
+    return tuple(drifts)
 
 
 def _predictions(trained: TargetModel, table: FeatureTable) -> Floats:
@@ -379,15 +379,15 @@ def expected_ends(
     table = features.build(rows, features.TARGETS[0])
     values = _predictions(trained, table)[MEDIAN]
     run_s = dict(zip(rows.select("number", "submit_s").iter_rows(), _whole(values).tolist(), strict=True))
-    found = {}
+    ends = {}
     for job in jobs:
         begun = job.eligible or job.submit
         if job.start is None or begun is None or not job.allocated:
             continue
         predicted = run_s.get((job.job_id, int(min(begun, job.start).timestamp())), UNKNOWN)
         if predicted != UNKNOWN:
-            found[job.job_id] = job.start + timedelta(seconds=predicted)
-    return found
+            ends[job.job_id] = job.start + timedelta(seconds=predicted)
+    return ends
 
 
 def _whole(values: Floats) -> Ints:
@@ -413,7 +413,7 @@ def _schedules(
         cases.append(("none", "fcfs", "first-fit", "actual"))
         cases += [(name, "sjf", "first-fit", "predicted") for name in ("last-two", *names)]
         cases.append(("actual", "sjf", "first-fit", "actual"))
-    found = []
+    simulated = []
     for name, order, backfill, times in cases:
         step(f"simulating {order}, {backfill} with {name} times")
         policy = SchedulingPolicy(order, backfill, times)
@@ -425,11 +425,11 @@ def _schedules(
             )
         starts = simulate(workload, prepared.capacity, policy)
         tested = source.positions[workload.place] >= run.selected
-        found.append(ScheduleFigures(
+        simulated.append(ScheduleFigures(
             name, order, backfill, figures(workload, starts, prepared.capacity),
             figures(_rows(workload, tested), starts[tested], prepared.capacity) if tested.any() else None,
         ))  # fmt: skip
-    return found
+    return simulated
 
 
 def _rows(workload: Workload, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Workload:

@@ -72,12 +72,12 @@ def _period(kind: str, label: str, first: date, after: date, zone: ZoneInfo) -> 
 
 def complete(kind: str, now: datetime, zone: ZoneInfo, count: int) -> list[Period]:
     """Return the last ``count`` periods of ``kind`` that are complete at ``now``, newest first."""
-    found: list[Period] = []
+    periods: list[Period] = []
     current = containing(kind, now.astimezone(zone).date(), zone)
-    while len(found) < count:
+    while len(periods) < count:
         current = containing(kind, current.since.astimezone(zone).date() - timedelta(days=1), zone)
-        found.append(current)
-    return found
+        periods.append(current)
+    return periods
 
 
 def _complete_since(kind: str, now: datetime, zone: ZoneInfo, since: datetime) -> Iterator[Period]:
@@ -97,7 +97,7 @@ def candidates(
     all without a report that begin at that time or later.
     """
     there = set(rendered)
-    found: list[Period] = []
+    periods: list[Period] = []
     for kind in KINDS:
         last = complete(kind, now, zone, max(CATCH_UP[kind], RECHECK[kind]))
         missed: list[Period] = []
@@ -112,8 +112,8 @@ def candidates(
                 period for period in _complete_since(kind, now, zone, since) if (kind, period.label) not in there
             ]
         again = [period for period in last[: RECHECK[kind]] if (kind, period.label) in there]
-        found += sorted({*missed, *again}, key=lambda period: period.since)
-    return found
+        periods += sorted({*missed, *again}, key=lambda period: period.since)
+    return periods
 
 
 REPORT = "report.html"

@@ -131,14 +131,14 @@ def find(
     unless the query says otherwise. Raises ``NoStoreError`` without stored samples of engines.
     """
     with _selected(config, query) as (since, until, samples, gpus):
-        found, charts = [], []
+        examined, charts = [], []
         take = _with_timeline if timelines else _without_timeline
         for health, chart in of_each(samples, take, _fleet(config, since, until, gpus, logs), spread=spread):
-            found.append(replace(health, period_end=until))
+            examined.append(replace(health, period_end=until))
             if chart is not None:
                 charts.append(chart)
             advance(1)
-        return Servers(since, until, tuple(found), tuple(charts))
+        return Servers(since, until, tuple(examined), tuple(charts))
 
 
 def _with_timeline(one: ExaminedEngine) -> tuple[EngineHealth, pl.DataFrame | None]:
@@ -211,17 +211,17 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
         samples = store.scan(query.since, query.until)
         if query.clusters:
             samples = samples.filter(pl.col("cluster").is_in(query.clusters))
-        found: list[EngineUsage] = []
+        engines: list[EngineUsage] = []
         with _gpu_samples(config, query.since, query.until) as gpus:
             for used in of_each(samples, _used, _fleet(config, query.since, query.until, gpus)):
                 health = used.health
                 owner = owners.get((health.key.cluster, health.job), {})
                 known = used if health.user else replace(used, health=replace(health, user=owner.get("user")))
                 if _matches(query, {**owner, "user": known.health.user}):
-                    found.append(known)
-            found.sort(key=lambda one: one.urgency)
-            charts = tuple(_chart(one.health, samples, gpus) for one in found[:timelines])
-    return ServerReport(tuple(found), charts) if found else None
+                    engines.append(known)
+            engines.sort(key=lambda one: one.urgency)
+            charts = tuple(_chart(one.health, samples, gpus) for one in engines[:timelines])
+    return ServerReport(tuple(engines), charts) if engines else None
 
 
 def _used(one: ExaminedEngine) -> EngineUsage:
@@ -242,13 +242,13 @@ def _owners(jobs: pl.DataFrame) -> dict[tuple[str | None, str | None], _Owner]:
     """Return user, account and partition of each job by cluster and job ID; unknown if its attempts differ in it."""
     names = ("cluster", "job_id", "user", "account", "partition")
     alone = jobs["cluster"].n_unique() == 1
-    found: dict[tuple[str | None, str | None], _Owner] = {}
+    owners: dict[tuple[str | None, str | None], _Owner] = {}
     for cluster, job, user, account, partition in jobs.select(names).iter_rows():
         owner = {"user": user, "account": account, "partition": partition}
         for key in _keys(cluster, job, alone=alone):
-            before = found.setdefault(key, owner)
-            found[key] = {name: text if before[name] == text else None for name, text in owner.items()}
-    return found
+            before = owners.setdefault(key, owner)
+            owners[key] = {name: text if before[name] == text else None for name, text in owner.items()}
+    return owners
 
 
 def _matches(query: WasteQuery, owner: _Owner) -> bool:
@@ -309,9 +309,9 @@ _DIFFERENT_STARTS = "a part of what engines log at startup (the logs differ in i
 
 def _agreed(startups: Sequence[StartupFacts]) -> tuple[StartupFacts, bool]:
     """Return the facts in which ``startups`` agree, as far as they have them, and whether they differ in others."""
-    found = {field.name: {getattr(one, field.name) for one in startups} - {None} for field in fields(StartupFacts)}
-    agreed = {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
-    return StartupFacts(**agreed), any(len(values) > 1 for values in found.values())
+    by_field = {field.name: {getattr(one, field.name) for one in startups} - {None} for field in fields(StartupFacts)}
+    agreed = {name: next(iter(values)) for name, values in by_field.items() if len(values) == 1}
+    return StartupFacts(**agreed), any(len(values) > 1 for values in by_field.values())
 
 
 def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -> list[TunedEngine]:
@@ -324,7 +324,7 @@ def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -
     """
     startup, differ = _agreed([log.startup for log in logs])
     with _selected(config, query) as (_, _, samples, gpus):
-        found = []
+        tuned = []
         engines = list(diagnose_all(samples, Fleet(gpus=gpus)))
         failures = [one for log in logs for one in log.failures] if logs and len(engines) == 1 else None
         for health in engines:
@@ -340,8 +340,8 @@ def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -
                 advice = replace(advice, unknown=(*advice.unknown, _SEVERAL_ENGINES))
             if differ:
                 advice = replace(advice, unknown=(*advice.unknown, _DIFFERENT_STARTS))
-            found.append(TunedEngine(health, advice))
-        return found
+            tuned.append(TunedEngine(health, advice))
+        return tuned
 
 
 def _room(gpus: pl.DataFrame | None) -> tuple[float | None, float | None]:
@@ -372,8 +372,8 @@ def _same(health: EngineHealth) -> list[pl.Expr]:
 
 def _series(health: EngineHealth, samples: pl.LazyFrame) -> EngineSeries | None:
     rank = None if responds_in_turn(health.key) else health.key.rank
-    found = streams(replace(health.key, rank=rank), _own(health, samples))
-    return next((one for one in found if one.key == health.key and len(one)), None)
+    ranks = streams(replace(health.key, rank=rank), _own(health, samples))
+    return next((one for one in ranks if one.key == health.key and len(one)), None)
 
 
 def _gpus_of(health: EngineHealth, gpus: pl.LazyFrame | None) -> pl.DataFrame | None:

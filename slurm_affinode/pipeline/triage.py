@@ -78,14 +78,14 @@ def examine(
     problems: list[str] = []
     outcome: JobOutcome | None = None
     owner: User | None = None
-    found: list[str] = []
+    paths: list[str] = []
     if jobs:
         try:
-            outcome, owner, found = _accounting(jobs[0], run)
+            outcome, owner, paths = _accounting(jobs[0], run)
             if outcome is None:
                 problems.append(f"{jobs[0]} is several jobs in accounting: name one of them to use its outcome")
-            if found and owner is None and os.geteuid() == 0:
-                found = []
+            if paths and owner is None and os.geteuid() == 0:
+                paths = []
                 problems.append(
                     "accounting does not know the job's owner, with whose rights its output is read: "
                     "name the logs after the job"
@@ -95,7 +95,7 @@ def examine(
                 raise
             problems.append(str(error))
     findings = scan_logs(logs, advance=advance)
-    for path in found:
+    for path in paths:
         try:
             findings.append(_scan(path, path, owner=owner, advance=advance))
         except InputError as error:

@@ -215,7 +215,7 @@ def replay_site(
     costs = suspensions.totals(suspensions.given_back(entries, query, now=moment))
     known = costs["suspend_s"] is not None and costs["restore_s"] is not None
     dump_s, restore_s = float(costs["suspend_s"] or DUMP_S), float(costs["restore_s"] or RESTORE_S)
-    found = []
+    replays = []
     for cluster in sorted(held.runs.filter(pl.col("gpus").fill_null(1) > 0)["cluster"].drop_nulls().unique()):
         step(f"replaying {cluster}")
         uncertain = lost.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0)).height
@@ -227,13 +227,13 @@ def replay_site(
         if change.idle_risk:
             step(f"predicting idle time of {cluster}")
             risk = _idle_risk(config, query, cluster, step)
-        found.append(_replay(
+        replays.append(_replay(
             cluster, held, idle, change, (dump_s, restore_s, "the ledger" if known else "docs/hardware.md"), uncertain,
             predicted, risk, spread or in_turn,
         ))  # fmt: skip
-    if not found:
+    if not replays:
         raise NoAccountingError("no GPU job ran in this interval", hint="choose an earlier --since, or ingest sacct")
-    return found
+    return replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +256,9 @@ def _idle_risk(config: Config, query: WasteQuery, cluster: str, step: Callable[[
     source = prediction.read_site(
         config, query.since - prediction.HISTORY, query.until, clusters=(cluster,), idle=True, step=step
     )
-    found = prediction.idle_risk(source)
+    risk = prediction.idle_risk(source)
     keys = source.submissions.select("number", "submit_s").iter_rows()
-    return _Risk(found.predictor, dict(zip(keys, found.predicted_pct.tolist(), strict=True)))
+    return _Risk(risk.predictor, dict(zip(keys, risk.predicted_pct.tolist(), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,12 +489,12 @@ def _pools(
             of_run.setdefault(run, []).append(node)
         places = [Placement(job.partition, tuple(of_run.get(row, ()))) for job, row in zip(jobs, rows, strict=True)]
         pools = divide(places, dict(devices.select("node", "model").drop_nulls("node").iter_rows()))
-    found = []
+    sized = []
     for pool in pools:
         measured = devices if one_pool else devices.filter(pl.col("node").is_in(list(pool.nodes)))
         held = most_concurrent([jobs[number] for number in pool.jobs], [starts[number] for number in pool.jobs])
-        found.append((pool, max(measured.height, held)))
-    return found
+        sized.append((pool, max(measured.height, held)))
+    return sized
 
 
 def _with_more(pools: list[tuple[Pool, int]], jobs: list[GpuJob], more: int) -> list[tuple[Pool, int]]:
@@ -509,17 +509,17 @@ def _pool_figures(  # noqa: PLR0917
     counted: Flags,
 ) -> tuple[PoolReplay, ...]:  # fmt: skip
     recorded = np.array([job.recorded_wait for job in jobs], np.int64)
-    found = []
+    replays = []
     for pool, gpus in pools:
         rows = np.array(pool.jobs, np.int64)
         rows = rows[counted[rows]]
         means = [float(wait[rows].mean()) if len(rows) else None for wait in (recorded, before.wait, after.wait)]
         models = devices.filter(pl.col("node").is_in(list(pool.nodes)))["model"].drop_nulls().unique().sort()
         partitions = sorted({jobs[number].partition or "" for number in pool.jobs})
-        found.append(PoolReplay(
+        replays.append(PoolReplay(
             tuple(partitions), tuple(models), len(pool.nodes), gpus, len(pool.jobs), *means
         ))  # fmt: skip
-    return tuple(found)
+    return tuple(replays)
 
 
 def _jobs(
@@ -601,7 +601,7 @@ def _waits(jobs: list[GpuJob], before: Replay, after: Replay, counted: Flags) ->
         return ()
     names = np.array([job.partition or "" for job in jobs])
     recorded = np.array([job.recorded_wait for job in jobs], np.float64)
-    found = []
+    waits = []
     for name in (None, *sorted(set(names[counted].tolist()))):
         some = counted if name is None else counted & (names == name)
         figures = [
@@ -609,5 +609,5 @@ def _waits(jobs: list[GpuJob], before: Replay, after: Replay, counted: Flags) ->
             for wait in (before.wait[some], after.wait[some])
             for value in (wait.mean(), np.median(wait), np.percentile(wait, 95))
         ]
-        found.append(PartitionWaits(name, int(some.sum()), float(recorded[some].mean()), *figures))
-    return tuple(found)
+        waits.append(PartitionWaits(name, int(some.sum()), float(recorded[some].mean()), *figures))
+    return tuple(waits)

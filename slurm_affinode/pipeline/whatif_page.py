@@ -23,21 +23,21 @@ _FAR = (0.5, 2.0)
 """Replayed by recorded wait outside of which the replay explains little of the waits."""
 
 
-def html(found: Sequence[ClusterReplay], change: Change, since: datetime, until: datetime, zone: tzinfo) -> str:
-    """Return the self-contained page; ``found`` has at least one cluster."""
-    first = max(found, key=lambda one: one.gpu_hours_returned)
+def html(replays: Sequence[ClusterReplay], change: Change, since: datetime, until: datetime, zone: tzinfo) -> str:
+    """Return the self-contained page; ``replays`` has at least one cluster."""
+    first = max(replays, key=lambda one: one.gpu_hours_returned)
     page = TracePage(
         answer=answer(first, change, since, until),
         lead=f"GPU jobs from {fmt.period(since, until, zone)}, replayed as they were and with the change.",
         cards=_cards(first),
         findings=tuple(
-            finding for number, one in enumerate(found, 1)
-            for finding in _findings(one, str(number), several=len(found) > 1)
+            finding for number, one in enumerate(replays, 1)
+            for finding in _findings(one, str(number), several=len(replays) > 1)
         ),
         verdict_counts=_caution(first),
         notes=tuple(
             f"{one.cluster}: {counted(number, 'job')} {reason}"
-            for one in found for reason, number in one.left_out.items()
+            for one in replays for reason, number in one.left_out.items()
         ),
         recipes=_recipes(first),
         sources=(),
@@ -127,10 +127,10 @@ def _cards(one: ClusterReplay) -> tuple[Card, ...]:
 def _findings(one: ClusterReplay, key: str, *, several: bool) -> list[TraceFinding]:
     """``key``: letters and digits for the names of charts, unlike the name of a cluster."""
     suffix = f": {one.cluster}" if several else ""
-    found = []
+    findings = []
     if one.sweep:
         charts = (_by_window(one, key), _by_wakes(one, key))
-        found.append(TraceFinding(
+        findings.append(TraceFinding(
             f"sweep-{key}", f"Idle time before a suspension{suffix}", (_sweep_text(one),), charts,
             tables=(_sweep_table(one, key),), paired=True,
         ))  # fmt: skip
@@ -139,8 +139,9 @@ def _findings(one: ClusterReplay, key: str, *, several: bool) -> list[TraceFindi
         f"{fmt.number(one.throughput_before_per_day, digits=1)} jobs end per day, with the change "
         f"{fmt.number(one.throughput_after_per_day, digits=1)}."
     )
-    found.append(TraceFinding(f"waits-{key}", f"Waits by partition{suffix}", (text,), tables=(_wait_table(one, key),)))
-    return found
+    tables = (_wait_table(one, key),)
+    findings.append(TraceFinding(f"waits-{key}", f"Waits by partition{suffix}", (text,), tables=tables))
+    return findings
 
 
 def _sweep_text(one: ClusterReplay) -> str:

@@ -27,7 +27,7 @@ from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import GpuHolder, LostServer, ServerPort, ServerTrees
 from slurm_affinode.model.gpu import JobRef, Sweep
 from slurm_affinode.pipeline import engine_discovery
-from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, ListeningPort
+from slurm_affinode.pipeline.engine_discovery import DiscoveredEngine, EngineScraper, ListeningPort
 from slurm_affinode.pipeline.exporter import LastEngines, ProcessesOnGpus
 from slurm_affinode.suspension.records.journal import Journal
 
@@ -514,7 +514,7 @@ def test_unreadable_list_of_sockets_is_an_error(tmp_path: Path) -> None:
     assert engine_discovery.ports(JobFinder(), proc=tmp_path) == []
 
 
-def exported(*found: FoundEngine) -> list[str]:
+def exported(*found: DiscoveredEngine) -> list[str]:
     last = LastEngines(
         node="gpu01", cluster="alpha", stale_s=60, gpus=lambda: {"7": ("GPU-1", "GPU-2")}, now=lambda: 0.0
     )
@@ -524,7 +524,7 @@ def exported(*found: FoundEngine) -> list[str]:
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 
-ENGINE = FoundEngine(
+ENGINE = DiscoveredEngine(
     EngineReading("vllm", "m", "0", {"running": 2.0, "preemptions": 5.0}), "127.0.0.1:8000", "7", "ada", 0.5
 )
 LABELS = (
