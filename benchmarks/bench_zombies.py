@@ -208,7 +208,7 @@ def split(root: Path) -> float:
     return time.monotonic() - began
 
 
-def shown(what: str, found: find.Found, took: float, summary: str, count: int) -> int:
+def shown(what: str, found: find.Assessment, took: float, summary: str, count: int) -> int:
     """Print a result; return 1 if it is not as expected, ``MISSED`` above the limit."""
     squatters = sum(one.kind == "squatter" for one in found.findings)
     waited = sum(one.impact.jobs for one in found.findings if one.impact is not None)

@@ -112,7 +112,7 @@ class LazyGroup(SectionGroup):
         module, _, attribute = place.partition(":")
         try:
             with without_collection():
-                found = getattr(importlib.import_module(module), attribute)
+                loaded = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             shown = extras.explained(error, f"{ctx.command_path} {cmd_name}".partition(" ")[2])
             if shown is None:
@@ -121,9 +121,9 @@ class LazyGroup(SectionGroup):
                 return None
             raise shown from None
         gc.freeze()  # modules last as long as the process: no collection has to look at them
-        if not isinstance(found, click.Command):
+        if not isinstance(loaded, click.Command):
             raise TypeError(f"{place} is not a command")
-        return found
+        return loaded
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, without importing any."""

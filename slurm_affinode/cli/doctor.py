@@ -123,17 +123,17 @@ def _of_nodes(config: Config, listed: str | None, via: Via, *, as_json: bool) ->
         with open_client(config.slurm.backend, warned=warn) as client:  # type: ignore[arg-type]
             nodes = client.nodes()
     names = node_doctor.chosen(nodes, listed)
-    found = node_doctor.examine(names, via, run=run_program)
-    code = node_doctor.exit_code(found)
+    of_nodes = node_doctor.examine(names, via, run=run_program)
+    code = node_doctor.exit_code(of_nodes)
     if as_json:
-        values = {one.node: {"error": one.error, "checks": [asdict(check) for check in one.checks]} for one in found}
+        values = {one.node: {"error": one.error, "checks": [asdict(check) for check in one.checks]} for one in of_nodes}
         print_json({"ok": code == 0, "nodes": values})
         return code
-    sound = sum(not one.problems for one in found)
-    echo(f"{sound} of {counted(len(found), 'node')} passed all checks")
-    if rows := node_doctor.rows(found):
+    sound = sum(not one.problems for one in of_nodes)
+    echo(f"{sound} of {counted(len(of_nodes), 'node')} passed all checks")
+    if rows := node_doctor.rows(of_nodes):
         print_table(("nodes", "check", "", "finding"), rows)
-    if hints := node_doctor.hints(found):
+    if hints := node_doctor.hints(of_nodes):
         echo("", "What to do:", *(f"  {name}: {hint}" for name, hint in hints.items()))
     return code
 

@@ -96,8 +96,8 @@ class _Listed:
 
 def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
     selected = _JobSelection.of(jobs)
-    found = [(tier, one) for tier in tiers.tiers for one in _chosen(tier.store, selected)]
-    damaged = [f"{one}, in {tier.store.path}" for tier, one in found if isinstance(one, ImageDamaged)]
+    chosen = [(tier, one) for tier in tiers.tiers for one in _chosen(tier.store, selected)]
+    damaged = [f"{one}, in {tier.store.path}" for tier, one in chosen if isinstance(one, ImageDamaged)]
     damaged += [
         f"{name}: set aside, in {tier.store.path}"
         for tier in tiers.tiers
@@ -105,7 +105,7 @@ def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
         if selected.has(name.partition("/")[0])
     ]
     return _Listed(
-        sound=[(tier, one) for tier, one in found if isinstance(one, Image)],
+        sound=[(tier, one) for tier, one in chosen if isinstance(one, Image)],
         begun=[
             (tier, facts, held)
             for tier in tiers.tiers
@@ -122,8 +122,8 @@ def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
 def _as_json(listed: _Listed) -> dict[str, Any]:
     return {
         "images": [
-            {"store": str(tier.store.path), "tier": tier.name, **summary(found.manifest)}
-            for tier, found in listed.sound
+            {"store": str(tier.store.path), "tier": tier.name, **summary(image.manifest)}
+            for tier, image in listed.sound
         ],
         "partial": [
             {"store": str(tier.store.path), "tier": tier.name, "held": held, **summary(facts)}
@@ -183,8 +183,8 @@ def _rows(
 ) -> Iterator[tuple[object, ...]]:
     """Yield a row per checkpoint image, with the tiers that have it."""
     images: dict[tuple[str, int], tuple[Manifest, list[str]]] = {}
-    for tier, found in sound:
-        facts = found.manifest
+    for tier, image in sound:
+        facts = image.manifest
         images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(tier.name)
     for tier, facts, held in begun:
         where = f"{tier.name} {min(99, 100 * held // max(1, facts.size))}%"  # held includes the manifest
@@ -209,10 +209,10 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
     """
     with _tiers(config) as tiers:
         selected = _JobSelection.of(jobs)
-        chosen = [(store, found) for store in tiers.stores for found in _chosen(store, selected)]
-        total = sum(found.manifest.size for _, found in chosen if isinstance(found, Image))
+        chosen = [(store, image) for store in tiers.stores for image in _chosen(store, selected)]
+        total = sum(image.manifest.size for _, image in chosen if isinstance(image, Image))
         with progress("verify", total, quiet=quiet or as_json, of_bytes=True) as advance:
-            looked_at = [_verified(store, found, advance) for store, found in chosen]
+            looked_at = [_verified(store, image, advance) for store, image in chosen]
         results = [one for one in looked_at if one is not None]
         not_used = tiers.missing
     if as_json:
@@ -228,17 +228,17 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
 
 
 def _verified(
-    store: DirectoryStore, found: Image | ImageDamaged, advance: Callable[[int], None]
+    store: DirectoryStore, image: Image | ImageDamaged, advance: Callable[[int], None]
 ) -> dict[str, Any] | None:
     """Verify an image and return the result; ``None`` if it was deleted meanwhile because its job ended."""
     name = problem = None
     try:
-        if isinstance(found, ImageDamaged):
-            raise found
-        name = f"{found.job}/{found.entry}"
-        store.verify(found, progress=advance)
+        if isinstance(image, ImageDamaged):
+            raise image
+        name = f"{image.job}/{image.entry}"
+        store.verify(image, progress=advance)
     except CheckpointError as error:  # damaged, or this machine cannot compute its digests
-        if isinstance(found, Image) and not store.has(found):
+        if isinstance(image, Image) and not store.has(image):
             return None
         problem = str(error) + (f" ({error.hint})" if error.hint else "")
     return {"store": str(store.path), "image": name, "problem": problem}
@@ -294,10 +294,10 @@ def prune(
         removed = [{"store": str(store.path), "image": name} for store, name in swept.removed]
         if unknown and dry_run:
             removed += [
-                {"store": str(store.path), "image": f"{found.job}/{found.entry}"}
+                {"store": str(store.path), "image": f"{image.job}/{image.entry}"}
                 for store in tiers.stores
-                for found in store.images()
-                if isinstance(found, Image) and found.job in swept.unknown and found.job not in swept.gone
+                for image in store.images()
+                if isinstance(image, Image) and image.job in swept.unknown and image.job not in swept.gone
             ]
         missing = tiers.missing
     waiting = [name for name, one in sorted(swept.unknown.items()) if name not in swept.gone]
@@ -318,20 +318,20 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
         images: list[tuple[DirectoryStore, Image | ImageDamaged]] = []
         for store in tiers.stores:
             begun = [Image(facts, str(store.path)) for facts, _ in store.begun() if selected.has(facts.key.name)]
-            images += [(store, found) for found in (*_chosen(store, selected), *begun)]
+            images += [(store, image) for image in (*_chosen(store, selected), *begun)]
         notes = notes_of(config, signer_of(config), tiers)  # none without a shared store
         noted = [note for note in notes.all() if selected.has(note.key.name)]
-        names = {found.job for _, found in images if isinstance(found, Image)}
+        names = {image.job for _, image in images if isinstance(image, Image)}
         selected.check(names | {note.key.name for note in noted})
-        for store, found in images:
-            if isinstance(found, ImageDamaged):
-                warn(f"kept, because it is damaged, and the next restore of its job reports that: {found}")
+        for store, image in images:
+            if isinstance(image, ImageDamaged):
+                warn(f"kept, because it is damaged, and the next restore of its job reports that: {image}")
                 continue
             with _trouble(store, failed):
                 if not dry_run:
-                    deleted_files.gone(store, found)
-                    store.discard(found.manifest.key, found.manifest.seq)
-                removed.append({"store": str(store.path), "image": f"{found.job}/{found.entry}"})
+                    deleted_files.gone(store, image)
+                    store.discard(image.manifest.key, image.manifest.seq)
+                removed.append({"store": str(store.path), "image": f"{image.job}/{image.entry}"})
         missing = tiers.missing
     if not dry_run:
         # Other nodes have copies as well, and the job is still held: their agents read the note.
@@ -471,11 +471,11 @@ class _JobSelection:
 
 def _chosen(store: DirectoryStore, selected: _JobSelection) -> list[Image | ImageDamaged]:
     """Return the images of the selected jobs, sorted by job and sequence number."""
-    return [found for found in store.images() if not selected.jobs or selected.has(_job_of(found) or "?.-1")]
+    return [image for image in store.images() if not selected.jobs or selected.has(_job_of(image) or "?.-1")]
 
 
-def _job_of(found: Image | ImageDamaged) -> str | None:
-    if isinstance(found, Image):
-        return found.job
-    match = re.match(r"[A-Za-z0-9_-]+\.\d+", str(found))
+def _job_of(image: Image | ImageDamaged) -> str | None:
+    if isinstance(image, Image):
+        return image.job
+    match = re.match(r"[A-Za-z0-9_-]+\.\d+", str(image))
     return match[0] if match else None

@@ -68,15 +68,15 @@ def ingest_allocations(
         for path in files:
             started = datetime.now(UTC)
             data = _content(path)
-            found = allocations.read(data, where=str(path), cluster=name, zone=zone, strict=strict)
-            if name == UNNAMED_CLUSTER and len(known) > 1 and name in found.gpus["cluster"]:
+            recorded = allocations.read(data, where=str(path), cluster=name, zone=zone, strict=strict)
+            if name == UNNAMED_CLUSTER and len(known) > 1 and name in recorded.gpus["cluster"]:
                 raise InputError(
                     f"its records name no cluster, and accounting has {len(known)}: {', '.join(known)}",
                     where=str(path),
                     hint="give --cluster NAME, or set cluster.name in the configuration",
                 )
-            counts = None if repository is None else _store_allocations(repository, str(path), data, found, started)
-            results.append((str(path), found, counts))
+            counts = None if repository is None else _store_allocations(repository, str(path), data, recorded, started)
+            results.append((str(path), recorded, counts))
     _report_allocations(results, run)
     return 0
 
@@ -95,22 +95,22 @@ def _content(path: Path) -> bytes:
 
 
 def _store_allocations(
-    repository: Repository, source: str, data: bytes, found: RecordedAllocations, started: datetime
+    repository: Repository, source: str, data: bytes, recorded: RecordedAllocations, started: datetime
 ) -> Counts:
-    counts = repository.upsert_allocation_gpus(found.gpus)
+    counts = repository.upsert_allocation_gpus(recorded.gpus)
     repository.record_ingest(
         IngestRecord(
             kind="allocations",
             source=source,
             started=started,
             finished=datetime.now(UTC),
-            records=found.records - len(found.problems),
+            records=recorded.records - len(recorded.problems),
             new=counts.new,
             updated=counts.updated,
             unchanged=counts.unchanged,
-            bad=len(found.problems),
-            problems=tuple(IngestProblem(str(problem), problem.line) for problem in found.problems),
-            notes=found.notes,
+            bad=len(recorded.problems),
+            problems=tuple(IngestProblem(str(problem), problem.line) for problem in recorded.problems),
+            notes=recorded.notes,
             fingerprint=hashlib.sha256(data).hexdigest(),
         )
     )
@@ -122,31 +122,31 @@ def _report_allocations(results: list[tuple[str, RecordedAllocations, Counts | N
     rows = [
         (
             source,
-            found.records,
-            found.gpus.select("cluster", "job_id").n_unique(),
-            found.gpus.height,
+            recorded.records,
+            recorded.gpus.select("cluster", "job_id").n_unique(),
+            recorded.gpus.height,
             counts.new if counts is not None else None,
             counts.unchanged if counts is not None else None,
-            len(found.problems),
+            len(recorded.problems),
         )
-        for source, found, counts in results
+        for source, recorded, counts in results
     ]
     if run.as_json:
         keys = [name.replace(" ", "_") for name in columns]
         sources = [
             {
                 **dict(zip(keys, row, strict=True)),
-                "problems": [{"line": p.line, "job": p.job, "reason": p.reason} for p in found.problems],
-                "notes": list(found.notes),
+                "problems": [{"line": p.line, "job": p.job, "reason": p.reason} for p in recorded.problems],
+                "notes": list(recorded.notes),
             }
-            for row, (_, found, _) in zip(rows, results, strict=True)
+            for row, (_, recorded, _) in zip(rows, results, strict=True)
         ]
         print_json({"dry_run": run.dry_run, "sources": sources})
         return
     run.print_outcomes(columns, [
         InputOutcome(
-            source, row[1:], [f"{source}:{problem.line}: {problem}" for problem in found.problems],
-            len(found.problems), [f"{source}: {note}" for note in found.notes],
+            source, row[1:], [f"{source}:{problem.line}: {problem}" for problem in recorded.problems],
+            len(recorded.problems), [f"{source}: {note}" for note in recorded.notes],
         )
-        for row, (source, found, _) in zip(rows, results, strict=True)
+        for row, (source, recorded, _) in zip(rows, results, strict=True)
     ])  # fmt: skip

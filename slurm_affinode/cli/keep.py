@@ -53,11 +53,11 @@ def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> 
     The exemption is written into the job's comment, where the clean-up finds it.
     """
     now = datetime.now(UTC)
-    found = site_policy.load(config)
+    policy = site_policy.load(config)
     exemption = exemptions.ExemptionRequest(now + timedelta(seconds=for_s), " ".join(why.split()))
     with open_client(config.slurm.backend, warned=warn) as slurm:  # type: ignore[arg-type]
         there = slurm.job(job)
-        problem = _against(there, exemption, found, now)
+        problem = _against(there, exemption, policy, now)
         if problem is not None:
             warn(f"job {there.id}: {problem}")
             return 1
@@ -72,7 +72,7 @@ def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> 
     return 0
 
 
-def _against(job: Job, exemption: exemptions.ExemptionRequest, found: Policy, now: datetime) -> str | None:
+def _against(job: Job, exemption: exemptions.ExemptionRequest, policy: Policy, now: datetime) -> str | None:
     uid = os.getuid()
     if uid not in (0, job.uid):
         return "it is not yours"
@@ -81,7 +81,7 @@ def _against(job: Job, exemption: exemptions.ExemptionRequest, found: Policy, no
     if exemptions.has_request(job):
         return "an exemption was requested before; only one is allowed for each attempt"
     try:
-        exemptions.check(exemption, found.keep, now)
+        exemptions.check(exemption, policy.keep, now)
     except AffinodeError as error:
         return str(error)
     return None

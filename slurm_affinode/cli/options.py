@@ -188,8 +188,8 @@ def zone(ctx: click.Context | None = None) -> ZoneInfo:
         path = ctx.params.get("config_path")  # click's sentinel, not a path, if not given
         config = configuration.load(path if isinstance(path, Path) else None)
         ctx.meta[_ZONE] = site_zone(config.cluster.timezone)
-    found: ZoneInfo = ctx.meta[_ZONE]
-    return found
+    configured: ZoneInfo = ctx.meta[_ZONE]
+    return configured
 
 
 def clock(moment: datetime, *, seconds: bool = False) -> str:

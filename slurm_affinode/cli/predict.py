@@ -174,19 +174,19 @@ def evaluate(
 
     with stages(quiet=as_json) as step:
         source = _read(config, trace, (since, until), cluster, step)
-        found = prediction.evaluate(source, capacity=capacity, schedules=not no_schedule, step=step)
+        evaluation = prediction.evaluate(source, capacity=capacity, schedules=not no_schedule, step=step)
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(evaluation))
         return
-    for target in found.targets:
+    for target in evaluation.targets:
         _show_target(target)
-    if found.schedules:
-        _show_schedules(found)
+    if evaluation.schedules:
+        _show_schedules(evaluation)
     elif not no_schedule:
-        warn(f"no schedule is simulated: {found.no_schedules}")
-    for one in found.left_out:
+        warn(f"no schedule is simulated: {evaluation.no_schedules}")
+    for one in evaluation.left_out:
         warn(f"left out: {counted(one.jobs, 'job')} {one.reason}")
-    if not found.recorded_waits:
+    if not evaluation.recorded_waits:
         warn("the log has no waits: jobs count as ended at their submission plus their run time")
 
 
@@ -207,11 +207,11 @@ def _show_target(target: TargetEvaluation) -> None:
     echo()
 
 
-def _show_schedules(found: Evaluation) -> None:
+def _show_schedules(evaluation: Evaluation) -> None:
     headings = ("estimates", "order", "backfill", "mean wait", "bounded slowdown", "total completion", "max stretch",
                 "makespan", "mean wait (test)", "slowdown (test)")  # fmt: skip
     rows = []
-    for one in found.schedules:
+    for one in evaluation.schedules:
         whole, test = one.all_jobs, one.tested
         rows.append((
             one.estimates, one.order, one.backfill, f"{whole.mean_wait_s:,.1f} s",
@@ -220,7 +220,8 @@ def _show_schedules(found: Evaluation) -> None:
             *(("", "") if test is None else (f"{test.mean_wait_s:,.1f} s", f"{test.mean_bounded_slowdown:,.4f}")),
         ))  # fmt: skip
     print_table(
-        headings, rows, title=f"Schedules on {counted(found.capacity or 0, found.unit or 'unit')}", right=headings[3:],
+        headings, rows, title=f"Schedules on {counted(evaluation.capacity or 0, evaluation.unit or 'unit')}",
+        right=headings[3:],
         minor=("makespan", "max stretch", "total completion", "slowdown (test)", "mean wait (test)"),
     )  # fmt: skip
 
@@ -252,19 +253,20 @@ def advise(
     with stages(quiet=as_json) as step:
         source = _read(config, trace, (since, until), cluster, step)
         moment = source.last_s + 1 if trace is not None else int(until.timestamp())
-        found = advice.advise(
+        advised = advice.advise(
             source.submissions, trained, user, name, moment_s=moment, request_s=limit, request_mem_bytes=memory
         )  # fmt: skip
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(advised))
         return
     headings = ("target", "predicted", "90 % interval", "requested", "suggested", "similar jobs", "predictor")
     print_table(
-        headings, [_advice_row(one) for one in found.targets],
-        title=f"Next job of {found.user}, as job {found.last_number}" + (f" ({found.name})" if found.name else ""),
+        headings, [_advice_row(one) for one in advised.targets],
+        title=f"Next job of {advised.user}, as job {advised.last_number}"
+        + (f" ({advised.name})" if advised.name else ""),
         right=headings[1:6], minor=("similar jobs",),
     )  # fmt: skip
-    for one in found.targets:
+    for one in advised.targets:
         if one.requested is not None and one.high is not None and one.requested < one.high:
             warn(f"{one.target}: the request is below the upper bound, which 5 % of such jobs exceed")
 

@@ -131,19 +131,19 @@ def list_(*, config: Config, live: bool, with_prometheus: bool, as_json: bool, d
         progress("diagnose engines", total=None, quiet=as_json) as advance,
         spreading(dask, config) as spread,
     ):
-        found = servers.find(store, period, advance=advance, spread=spread)
-    engines = sorted(found.engines, key=_urgency)
+        examined = servers.find(store, period, advance=advance, spread=spread)
+    engines = sorted(examined.engines, key=_urgency)
     if as_json:
-        print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in engines]})
+        print_json({"since": examined.since, "until": examined.until, "engines": [_as_json(one) for one in engines]})
     else:
-        rows = [_row(one, found.until) for one in engines]
+        rows = [_row(one, examined.until) for one in engines]
         if rows:
             print_table(
                 ("engine", "model", "address", "job", "user", "now", "since", "worst"), rows, whole=("now", "worst")
             )
         else:
             echo("no engine matches")
-        echo("", f"Examined: {clock(found.since)} to {clock(found.until)}")
+        echo("", f"Examined: {clock(examined.since)} to {clock(examined.until)}")
         echo("Evidence: slurm-affinode serving explain ADDRESS")
     return 1 if any(_problem(one) for one in engines) else 0
 
@@ -193,19 +193,20 @@ def explain(
     """
     selection = _query_of(target, query)
     with _samples(config, selection, live=live or with_prometheus) as (store, period):
-        found = servers.find(store, period, timelines=page is not None, logs=scan_logs(logs))
-    if page is not None and found.engines:
+        examined = servers.find(store, period, timelines=page is not None, logs=scan_logs(logs))
+    if page is not None and examined.engines:
         from slurm_affinode.report import servers_page  # noqa: PLC0415 - most calls need no page
 
-        text = servers_page.html(list(zip(found.engines, found.timelines, strict=True)), zone())
+        text = servers_page.html(list(zip(examined.engines, examined.timelines, strict=True)), zone())
         write_files(page.parent, {page.name: text.encode()})
     if as_json:
-        print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in found.engines]})
-        return 0 if found.engines else 1
-    if not found.engines:
-        warn(f"slurm-affinode: no samples of {target} between {clock(found.since)} and {clock(found.until)}")
+        engines = [_as_json(one) for one in examined.engines]
+        print_json({"since": examined.since, "until": examined.until, "engines": engines})
+        return 0 if examined.engines else 1
+    if not examined.engines:
+        warn(f"slurm-affinode: no samples of {target} between {clock(examined.since)} and {clock(examined.until)}")
         return 1
-    for place, one in enumerate(found.engines):
+    for place, one in enumerate(examined.engines):
         if place:
             echo()
         _explain_engine(one, everything=everything)
@@ -350,9 +351,9 @@ def tune(
     """
     selection = _query_of(target, query)
     if watch_s is None:
-        found = _tuned(config, selection, logs, live=live or with_prometheus)
-        _show_tuning(found, target, write=write, as_json=as_json)
-        return 0 if found else 1
+        tuned = _tuned(config, selection, logs, live=live or with_prometheus)
+        _show_tuning(tuned, target, write=write, as_json=as_json)
+        return 0 if tuned else 1
     if "-" in logs:
         raise click.UsageError("--watch reads the logs again for each evaluation: give a file in place of -")
     warn(f"slurm-affinode: evaluated every {span(watch_s)}; printed when {_STABLE} evaluations in a row agree")
@@ -360,19 +361,19 @@ def tune(
     seen: list[list[TunedEngine]] = []
     while True:
         try:
-            found = _tuned(config, selection, logs, live=live or with_prometheus)
+            tuned = _tuned(config, selection, logs, live=live or with_prometheus)
         except UnreachableError as error:  # the server may be restarted, and responds again then
             if not seen:
                 raise
             warn(f"slurm-affinode: {error}")
         else:
-            seen = [*seen[-_STABLE + 1 :], found]
-            stable = len(seen) == _STABLE and all(_agree(one, found) for one in seen)
-            if stable and (shown is None or not _agree(shown, found)):
-                shown = found
+            seen = [*seen[-_STABLE + 1 :], tuned]
+            stable = len(seen) == _STABLE and all(_agree(one, tuned) for one in seen)
+            if stable and (shown is None or not _agree(shown, tuned)):
+                shown = tuned
                 if not write and not as_json:
                     echo(f"{clock(datetime.now(UTC), seconds=True)}")
-                _show_tuning(found, target, write=write, as_json=as_json)
+                _show_tuning(tuned, target, write=write, as_json=as_json)
         time.sleep(watch_s)
 
 
@@ -388,17 +389,17 @@ def _agree(one: Sequence[TunedEngine], two: Sequence[TunedEngine]) -> bool:
     )
 
 
-def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_json: bool) -> None:
+def _show_tuning(tuned: Sequence[TunedEngine], target: str, *, write: bool, as_json: bool) -> None:
     if as_json:
         print_json([
             {"key": plain(one.health.key), "job": one.health.job, **one.tuning.as_json(),
              "command": one.tuning.command(one.health.key.model)}
-            for one in found
+            for one in tuned
         ])  # fmt: skip
         return
-    if not found:
+    if not tuned:
         warn(f"slurm-affinode: no samples of {target} in the period")
-    for place, one in enumerate(found):
+    for place, one in enumerate(tuned):
         tuning, facts = one.tuning, one.tuning.facts
         line = tuning.command(one.health.key.model)
         if write:
@@ -483,12 +484,12 @@ def triage(*, config: Config, targets: tuple[str, ...], all_lines: bool, as_json
     """
     with progress("log", total=None, quiet=as_json, of_bytes=True) as advance:
         last = functools.partial(pipeline.last_metrics, config)
-        found = pipeline.examine(targets, run=process.run, metrics=last, advance=advance)
-    for problem in found.problems:
+        examination = pipeline.examine(targets, run=process.run, metrics=last, advance=advance)
+    for problem in examination.problems:
         warn(f"slurm-affinode: {problem}")
-    result = found.result
+    result = examination.result
     if as_json:
-        print_json({**result.as_json(), "problems": list(found.problems)})
+        print_json({**result.as_json(), "problems": list(examination.problems)})
     else:
         _show(result, all_lines=all_lines)
     return 1 if result.kind is None else 0

@@ -77,12 +77,12 @@ def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
             # Every agent reports suspended jobs; for a running job, the response of its own node is preferred.
             if row["job_id"] not in rows or row["state"] != "suspended":
                 rows[row["job_id"]] = row
-    found = [rows[job_id] for job_id in sorted(rows)]
+    listed = [rows[job_id] for job_id in sorted(rows)]
     if as_json:
-        print_json({"jobs": found, "problems": problems})
-    elif found:
+        print_json({"jobs": listed, "problems": problems})
+    elif listed:
         print_table(
-            ("job", "user", "node", "state", "idle", "GPU memory", "next"), (_line(row) for row in found),
+            ("job", "user", "node", "state", "idle", "GPU memory", "next"), (_line(row) for row in listed),
             right=("job", "GPU memory"),
         )  # fmt: skip
     elif not problems:
@@ -181,10 +181,10 @@ def _point(restored: Mapping[str, Any]) -> str:
     return f"{point}; {lost} was lost with the attempt before"
 
 
-def _compatibility(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _compatibility(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the compatibility table that apply to a job, and its refusals in each mode."""
-    pairs = [("started as", "; ".join(found["kinds"]))]
-    for mode, result in found["modes"].items():
+    pairs = [("started as", "; ".join(facts["kinds"]))]
+    for mode, result in facts["modes"].items():
         name = mode
         if result["possible"]:
             pairs.append((name, "can be suspended"))

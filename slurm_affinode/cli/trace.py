@@ -80,8 +80,8 @@ def gentd26(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     from slurm_affinode.traces import gentd26 as reader  # noqa: PLC0415
 
     with progress("files", total=None) as advance:
-        found = reader.read(paths, on_file=lambda _: advance(1))
-        result = fleet.analyse(found)
+        tables = reader.read(paths, on_file=lambda _: advance(1))
+        result = fleet.analyse(tables)
     judged = claims.judge(claims.load("gentd26"), result.summary.as_dict())
     summary: dict[str, Any] = {
         "trace": "gentd26",
@@ -418,9 +418,9 @@ def azure(
     files = azure_llm.files(paths)
     with progress("files", total=len(files), quiet=as_json) as advance:
         for path in files:
-            found = azure_llm.read(path)
-            problems += found.problems
-            results.append(requests.analyse(found.name, found.requests, engine, engines))
+            requests_read = azure_llm.read(path)
+            problems += requests_read.problems
+            results.append(requests.analyse(requests_read.name, requests_read.requests, engine, engines))
             advance(1)
     for problem in problems:
         warn(f"slurm-affinode: {problem}")
@@ -471,16 +471,16 @@ def clustercockpit(path: Path, out: Path | None, config_path: Path | None, as_js
     Example:
       slurm-affinode trace clustercockpit /var/lib/cc-backend/job.db --out out/cc
     """
-    found = cockpit.read(path)
-    jobs = conform(pl.DataFrame(found.jobs, schema_overrides=_overrides(), infer_schema_length=None), JOBS)
+    archive = cockpit.read(path)
+    jobs = conform(pl.DataFrame(archive.jobs, schema_overrides=_overrides(), infer_schema_length=None), JOBS)
     counts = {
         "trace": "clustercockpit",
         "jobs": jobs.height,
         "gpu_jobs": int((jobs["gpus"] > 0).sum()),
-        "zero_utilization_gpu_jobs": found.zero_utilization_jobs,
+        "zero_utilization_gpu_jobs": archive.zero_utilization_jobs,
     }
     settings = config.load(config_path)
-    result = _analyse(jobs, found.averages, settings, notes=found.notes, problems=found.problems)
+    result = _analyse(jobs, archive.averages, settings, notes=archive.notes, problems=archive.problems)
     _show(
         result,
         counts,
@@ -525,21 +525,21 @@ def jobstats(
     )
     content = sys.stdin.buffer.read() if str(file) == "-" else file
     accounting = sacct.read(content, where=str(file), how=how)
-    found = summaries.find(accounting.jobs)
-    if not found.summaries and not found.without:
+    stored = summaries.find(accounting.jobs)
+    if not stored.summaries and not stored.without:
         raise InputError(
             f"no jobstats summary (JS1:...) in the AdminComment of {accounting.jobs.height} runs",
             where=str(file),
-            hint=found.problems[0] if found.problems else "add AdminComment, Start and End to the fields of sacct",
+            hint=stored.problems[0] if stored.problems else "add AdminComment, Start and End to the fields of sacct",
         )
     counts = {
         "trace": "jobstats",
         "jobs": accounting.jobs.height,
-        "summaries": found.summaries,
-        "without_summary": found.without,
+        "summaries": stored.summaries,
+        "without_summary": stored.without,
     }
-    problems = (*map(str, accounting.problems), *found.problems)
-    result = _analyse(accounting.jobs, found.averages, settings, notes=(summaries.NOTE,), problems=problems)
+    problems = (*map(str, accounting.problems), *stored.problems)
+    result = _analyse(accounting.jobs, stored.averages, settings, notes=(summaries.NOTE,), problems=problems)
     _show(result, counts, title="jobstats: averages per run (idle: the whole run averaged 0)", out=out, as_json=as_json)
 
 

@@ -170,24 +170,24 @@ def queue(
     outlook = _Outlook({}, None, None, ())
     if now:
         seen, outlook = _outlook(config, moment, idle=idle)
-        found = usage.waits_now(seen.jobs, query, moment)
+        waits = usage.waits_now(seen.jobs, query, moment)
     else:
         with Repository.open(config.db_url, create=False) as store:
             pending = store.pending(moment, columns=tuple(JOBS))
             query = stored_accounting.with_known(query, store, moment)
-        found = usage.waits_of(pending, query, moment)
+        waits = usage.waits_of(pending, query, moment)
         late = runs.caution(query, pending, moment)
         if late and not as_json:
             warn(f"{late}; --live queries Slurm")
-    found = [one for one in found if one.gpus or not gpu_only]
+    waits = [one for one in waits if one.gpus or not gpu_only]
     if as_json:
-        print_json({"source": "live" if now else "history", "at": moment, "waiting": len(found),
+        print_json({"source": "live" if now else "history", "at": moment, "waiting": len(waits),
                     "notes": [*([late] if late else []), *outlook.notes], "predictor": outlook.predictor,
-                    "jobs": [{**dataclasses.asdict(one), **outlook.of(one.id)} for one in found[:top]]})  # fmt: skip
+                    "jobs": [{**dataclasses.asdict(one), **outlook.of(one.id)} for one in waits[:top]]})  # fmt: skip
         return 0
     for note in outlook.notes:
         warn(note)
-    if not found:
+    if not waits:
         echo("No pending jobs")
         return 0
     columns = outlook.columns(moment)
@@ -196,12 +196,12 @@ def queue(
          *columns),
         [(one.id, one.user, one.partition, one.qos, one.gpus, one.cores, one.nodes, span(one.waited_s),
           "" if one.submitted is None else clock(one.submitted), one.reason,
-          *(texts.get(one.id, "") for texts in columns.values())) for one in found[:top]],
+          *(texts.get(one.id, "") for texts in columns.values())) for one in waits[:top]],
         right=("GPUs", "cores", "nodes", "waits"),
         minor=("qos", "nodes", "cores", f"submitted ({zone()})", "partition"),
     )  # fmt: skip
-    if len(found) > top:
-        echo(f"{len(found) - top} more: --top {len(found)}")
+    if len(waits) > top:
+        echo(f"{len(waits) - top} more: --top {len(waits)}")
     return 0
 
 
@@ -219,30 +219,30 @@ class _Outlook:
     def of(self, shown_id: str) -> dict[str, Any]:
         """Return the keys of a job in the JSON output."""
         gpus = self.gpus.get(shown_id)
-        found: dict[str, Any] = {} if gpus is None else dataclasses.asdict(gpus)
-        found.pop("job_id", None)
+        entry: dict[str, Any] = {} if gpus is None else dataclasses.asdict(gpus)
+        entry.pop("job_id", None)
         if self.idle is not None:
-            found["idle_jobs"] = [
+            entry["idle_jobs"] = [
                 {"job": _job_id(one), "user": one.user, "idle_gpus": queue_impact.idle_gpus(one), "since": one.since}
                 for one in self.idle.get(shown_id, ())
             ]
-        return found
+        return entry
 
     def columns(self, now: datetime) -> dict[str, dict[str, str]]:
         """Return the columns of the table: heading -> shown ID -> text."""
-        found: dict[str, dict[str, str]] = {}
+        texts: dict[str, dict[str, str]] = {}
         if self.gpus:
-            found["GPUs free in"] = {name: _in(one.enough_by_limits, now) for name, one in self.gpus.items()}
+            texts["GPUs free in"] = {name: _in(one.enough_by_limits, now) for name, one in self.gpus.items()}
         if self.gpus and self.predictor is not None:
-            found["predicted"] = {name: _in(one.enough_by_predictions, now) for name, one in self.gpus.items()}
+            texts["predicted"] = {name: _in(one.enough_by_predictions, now) for name, one in self.gpus.items()}
         if self.idle is not None:
-            found["behind idle jobs"] = {
+            texts["behind idle jobs"] = {
                 name: ", ".join(f"{_job_id(one)} ({one.user or '?'}, {counted(queue_impact.idle_gpus(one), 'GPU')})"
                                 for one in findings[:_SHOWN])
                 + (f", {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else "")
                 for name, findings in self.idle.items()
             }  # fmt: skip
-        return found
+        return texts
 
 
 _SHOWN = 3
@@ -260,16 +260,17 @@ def _in(moment: datetime | None, now: datetime) -> str:
 
 def _outlook(config: Config, now: datetime, *, idle: bool) -> tuple[Snapshot, _Outlook]:
     notes: list[str] = []
-    found_idle: Mapping[str, Sequence[Finding]] | None = None
+    idle_jobs: Mapping[str, Sequence[Finding]] | None = None
     with open_client(config.slurm.backend, warned=warn) as client:  # type: ignore[arg-type]
         seen = Snapshot(_cluster(config, client), client.overview(), client.nodes())
     if idle:
         request = Request(kinds=("squatter", "idle-allocation"))
-        found = live.find_live(config, request, slurm=functools.partial(open_client, config.slurm.backend))  # type: ignore[arg-type]
-        notes += found.notes
+        assessment = live.find_live(config, request, slurm=functools.partial(open_client, config.slurm.backend))  # type: ignore[arg-type]
+        notes += assessment.notes
         types = {job.job_id: job.gpus_allocated.kind for job in seen.jobs if job.gpus_allocated}
-        found_idle = queue_impact.blockers(
-            found.findings, queue_impact.PendingQueue(live.waiting(seen.jobs, seen.cluster, now)), nodes=seen.nodes,
+        idle_jobs = queue_impact.blockers(
+            assessment.findings, queue_impact.PendingQueue(live.waiting(seen.jobs, seen.cluster, now)),
+            nodes=seen.nodes,
             gpu_type=lambda one: None if one.job is None else types.get(one.job.job_id),
         )  # fmt: skip
     expected, predictor, problem = _expected(config, seen, now)
@@ -277,7 +278,7 @@ def _outlook(config: Config, now: datetime, *, idle: bool) -> tuple[Snapshot, _O
         notes.append(problem)
     shown = {job.job_id: job.id for job in seen.jobs}
     rows = {shown[one.job_id]: one for one in queue_outlook.outlooks(seen.jobs, seen.nodes, now, expected)}
-    return seen, _Outlook(rows, found_idle, predictor, tuple(notes))
+    return seen, _Outlook(rows, idle_jobs, predictor, tuple(notes))
 
 
 def _expected(config: Config, seen: Snapshot, now: datetime) -> tuple[dict[int, datetime] | None, str | None, str]:

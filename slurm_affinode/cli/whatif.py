@@ -312,14 +312,14 @@ def _simulate_log(
         workload = dataclasses.replace(workload, predicted=run_times.predicted[workload.place])
     with progress("jobs", total=len(workload), quiet=as_json) as advance:
         starts = simulate(workload, prepared.capacity, policy, advance)
-    found = figures(workload, starts, prepared.capacity)
+    result = figures(workload, starts, prepared.capacity)
     blocked_s = float(head_of_line_wait(workload, starts, prepared.capacity).mean())
     known = prepared.recorded_wait != UNKNOWN
     recorded = float(prepared.recorded_wait[known].mean()) if known.all() and arrivals is None else None
     if as_json:
         print_json({
-            **dataclasses.asdict(found), "mean_head_of_line_wait_s": blocked_s, "recorded_mean_wait_s": recorded,
-            "replayed_to_recorded": found.mean_wait_s / recorded if recorded else None, "trace": str(path),
+            **dataclasses.asdict(result), "mean_head_of_line_wait_s": blocked_s, "recorded_mean_wait_s": recorded,
+            "replayed_to_recorded": result.mean_wait_s / recorded if recorded else None, "trace": str(path),
             "capacity": capacity, "unit": log.unit, "order": order, "backfill": backfill, "times": times,
             "predictor": predictor,
             "sampled_from": prepared.sampled_from, "seed": None if sample is None else seed, "arrivals": arrivals,
@@ -330,21 +330,21 @@ def _simulate_log(
     rows = [
         ("policy", str(policy) + (f" ({predictor})" if predictor else "")),
         ("capacity", counted(capacity, log.unit)),
-        ("jobs", f"{found.jobs:,}"),
-        ("mean wait", _seconds(found.mean_wait_s)),
-        ("median wait", _seconds(found.median_wait_s)),
-        ("95th percentile of the wait", _seconds(found.p95_wait_s)),
+        ("jobs", f"{result.jobs:,}"),
+        ("mean wait", _seconds(result.mean_wait_s)),
+        ("median wait", _seconds(result.median_wait_s)),
+        ("95th percentile of the wait", _seconds(result.p95_wait_s)),
         ("of the mean wait behind others, with enough free", _seconds(blocked_s)),
-        ("mean time to completion", _seconds(found.mean_jct_s)),
-        ("mean bounded slowdown (10 s)", f"{found.mean_bounded_slowdown:,.4f}"),
-        ("utilization", percent(found.utilization)),
-        ("makespan", span(found.makespan_s)),
-        ("total completion time", f"{found.total_completion_s / 3600:,.0f} h"),
-        ("largest stretch", f"{found.max_stretch:,.1f}"),
+        ("mean time to completion", _seconds(result.mean_jct_s)),
+        ("mean bounded slowdown (10 s)", f"{result.mean_bounded_slowdown:,.4f}"),
+        ("utilization", percent(result.utilization)),
+        ("makespan", span(result.makespan_s)),
+        ("total completion time", f"{result.total_completion_s / 3600:,.0f} h"),
+        ("largest stretch", f"{result.max_stretch:,.1f}"),
     ]
     if recorded is not None:
         rows.append(("recorded mean wait", _seconds(recorded)))
-        rows.append(("replayed / recorded", figure(found.mean_wait_s / recorded) if recorded else "unknown"))
+        rows.append(("replayed / recorded", figure(result.mean_wait_s / recorded) if recorded else "unknown"))
     print_table(("figure", "value"), rows, right=("value",))
     _warn_left_out("left out", prepared.left_out, log.unit)
     _warn_left_out("excluded", prepared.excluded, log.unit)
@@ -355,9 +355,9 @@ def _pool_servers(
 ) -> None:  # fmt: skip
     from slurm_affinode.pipeline import server_pool  # noqa: PLC0415 - --help stays quick
 
-    found = server_pool.compare(path, capacity, window_s, warm)
+    comparison = server_pool.compare(path, capacity, window_s, warm)
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(comparison))
         return
     headings = ("GPUs", "sleep after", "most awake", "GPU-hours awake", "wait mean", "wait p95", "hot", "warm", "cold",
                 "wait for a wake", "wakes a day")  # fmt: skip
@@ -366,44 +366,45 @@ def _pool_servers(
         [(f"{row.gpus:,}", "" if row.window_s is None else span(row.window_s), f"{row.most_awake:,}",
           f"{row.gpu_hours_awake:,.0f}", _seconds(row.wait_mean_s), _seconds(row.wait_p95_s),
           percent(row.hot_share), percent(row.warm_share), percent(row.cold_share), percent(1 - row.hot_share),
-          f"{row.wakes_per_day:,.1f}") for row in found.pools],
-        title=f"{counted(found.servers, 'server')}, {counted(found.requests, 'request')} in {span(found.span_s)}",
+          f"{row.wakes_per_day:,.1f}") for row in comparison.pools],
+        title=f"{counted(comparison.servers, 'server')}, {counted(comparison.requests, 'request')} in "
+        f"{span(comparison.span_s)}",
         right=headings,
     )  # fmt: skip
     echo()
-    echo(f"A GPU for each server: {found.gpu_hours:,.0f} GPU-hours.")
-    echo(f"A wake takes {span(found.wake_s)} from host memory, {span(found.load_s)} from storage.")
-    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in found.published))
-    for note in found.notes:
+    echo(f"A GPU for each server: {comparison.gpu_hours:,.0f} GPU-hours.")
+    echo(f"A wake takes {span(comparison.wake_s)} from host memory, {span(comparison.load_s)} from storage.")
+    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in comparison.published))
+    for note in comparison.notes:
         warn(f"left out: {note}")
 
 
 def _show_tiers(path: Path, capacity: int | None, window_s: float | None, warm: int | None, *, as_json: bool) -> None:
     from slurm_affinode.pipeline import server_pool  # noqa: PLC0415 - --help stays quick
 
-    found = server_pool.compare_tiers(path, capacity, window_s, warm)
+    comparison = server_pool.compare_tiers(path, capacity, window_s, warm)
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(comparison))
         return
     headings = ("warm servers", "eviction", "hot", "warm", "cold", "wake wait mean", "wake wait p95",
                 "wait mean", "wakes a day")  # fmt: skip
-    slept = "only for others" if found.window_s is None else f"after {span(found.window_s)}"
+    slept = "only for others" if comparison.window_s is None else f"after {span(comparison.window_s)}"
     print_table(
         headings,
         [(f"{row.warm:,}", row.eviction, percent(row.hot_share), percent(row.warm_share), percent(row.cold_share),
           f"{row.wake_wait_mean_s:.2f} s", _seconds(row.wake_wait_p95_s), _seconds(row.wait_mean_s),
-          f"{row.wakes_per_day:,.1f}") for row in found.tiers],
-        title=f"{counted(found.servers, 'server')} on {counted(found.gpus, 'GPU')}, "
-        f"{counted(found.requests, 'request')} in {span(found.span_s)}; servers sleep {slept}",
+          f"{row.wakes_per_day:,.1f}") for row in comparison.tiers],
+        title=f"{counted(comparison.servers, 'server')} on {counted(comparison.gpus, 'GPU')}, "
+        f"{counted(comparison.requests, 'request')} in {span(comparison.span_s)}; servers sleep {slept}",
         right=(headings[0], *headings[2:]), minor=("wait mean", "wake wait p95", "wakes a day"),
     )  # fmt: skip
     echo()
     echo(
-        f"A wake takes {span(found.wake_s)} from host memory, {found.load_p5_s:.1f} to {found.load_p95_s:.1f} s "
-        f"(mean {found.load_mean_s:.1f} s) from storage, by model."
+        f"A wake takes {span(comparison.wake_s)} from host memory, {comparison.load_p5_s:.1f} to "
+        f"{comparison.load_p95_s:.1f} s (mean {comparison.load_mean_s:.1f} s) from storage, by model."
     )
-    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in found.published))
-    for note in found.notes:
+    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in comparison.published))
+    for note in comparison.notes:
         warn(f"left out: {note}")
 
 
@@ -414,7 +415,7 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
     first_s = options["first_token"] or _FIRST_TOKEN_S
     between = options["between_tokens"] or Spans().convert(_BETWEEN_TOKENS_S, None, None)
     moved_us = options["transfer_us"]
-    found = phase_split.compare(
+    comparison = phase_split.compare(
         path, engine_of(LLAMA2_70B, options),
         [LatencyTarget(first_s, limit) for limit in sorted(between, reverse=True)],
         gpus_per_engine=options["engine_gpus"] or GPUS,
@@ -422,39 +423,39 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
         split=options["split_phases"],
     )  # fmt: skip
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(comparison))
         return
     rows = []
-    for one in found.targets:
+    for one in comparison.targets:
         limits = (_seconds(one.target.first_token_s), _milliseconds(one.target.between_tokens_s))
         deployments = [(f"own, {service.name}", deployment)
-                       for service, deployment in zip(found.services, one.apart or (), strict=False)]  # fmt: skip
+                       for service, deployment in zip(comparison.services, one.apart or (), strict=False)]  # fmt: skip
         if apart and one.apart is None:
             rows.append((*limits, "own", *["not reached"] * 2, *[""] * 6))
-        rows += [(*limits, *_deployment_cells(name, deployment, found.gpus_per_engine))
+        rows += [(*limits, *_deployment_cells(name, deployment, comparison.gpus_per_engine))
                  for name, deployment in (*deployments, ("mixed", one.mixed),
                                           *([("split", one.split)] if options["split_phases"] else []))]  # fmt: skip
     headings = ("first token", "between tokens", "engines for", "engines", "GPUs", "first token p99",
                 "between tokens p99", "queued mean", "most waiting", "busy", "busy: prefill, decode")  # fmt: skip
-    span_s = (found.until - found.since).total_seconds()
+    span_s = (comparison.until - comparison.since).total_seconds()
     print_table(
         headings, rows,
-        title=f"{counted(sum(one.requests for one in found.services), 'request')} in {span(span_s)}: the fewest "
-        f"engines that serve {percent(found.quantile)} of them within the limits",
+        title=f"{counted(sum(one.requests for one in comparison.services), 'request')} in {span(span_s)}: the fewest "
+        f"engines that serve {percent(comparison.quantile)} of them within the limits",
         right=(*headings[:2], *headings[3:]),
         minor=("most waiting", "queued mean", "busy", "busy: prefill, decode", "engines"),
     )  # fmt: skip
-    model = found.engine
+    model = comparison.engine
     echo()
     echo(
-        f"Modeled engine: {counted(found.gpus_per_engine, 'GPU')}, {model.kv_tokens:,} KV tokens; an iteration takes "
-        f"{model.base_s * 1e3:g} ms, {model.per_request_s * 1e6:g} us per request in the batch and "
+        f"Modeled engine: {counted(comparison.gpus_per_engine, 'GPU')}, {model.kv_tokens:,} KV tokens; an iteration "
+        f"takes {model.base_s * 1e3:g} ms, {model.per_request_s * 1e6:g} us per request in the batch and "
         f"{model.per_prefill_token_s * 1e6:g} us per token of a prompt."
     )
     if options["split_phases"]:
-        echo(f"A KV cache moves in {found.transfer_token_s * 1e6:.3g} us per token.")
-    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in found.published))
-    for note in found.notes:
+        echo(f"A KV cache moves in {comparison.transfer_token_s * 1e6:.3g} us per token.")
+    echo("Published, of other systems and not computed here:", *(f"  {text}" for text in comparison.published))
+    for note in comparison.notes:
         warn(f"left out: {note}")
 
 
@@ -491,20 +492,20 @@ def _validate(directory: Path, *, as_json: bool) -> int:
     from slurm_affinode.whatif import validation  # noqa: PLC0415 - --help stays quick
 
     with progress("simulations", total=len(validation.cases()), quiet=as_json) as advance:
-        found = []
+        compared = []
         for one in validation.validate(directory):
-            found.append(one)
+            compared.append(one)
             advance(1)
-    missed = sum(one.difference > validation.TOLERANCE for one in found)
+    missed = sum(one.difference > validation.TOLERANCE for one in compared)
     if as_json:
-        print_json({"rows": [{**dataclasses.asdict(one), "difference": one.difference} for one in found],
+        print_json({"rows": [{**dataclasses.asdict(one), "difference": one.difference} for one in compared],
                     "tolerance": validation.TOLERANCE, "missed": missed})  # fmt: skip
         return int(missed > 0)
     for log, title in (("kth", "KTH-SP2"), ("philly", "Philly")):
-        headings, cells = validation.table([one for one in found if one.log == log])
+        headings, cells = validation.table([one for one in compared if one.log == log])
         print_table(headings, cells, title=title, right=[name for name in headings if name not in _WORDS])
         echo()
-    worst = max(one.difference for one in found)
+    worst = max(one.difference for one in compared)
     echo(f"Largest difference: {worst:.1e}" + (f"; {missed} above {validation.TOLERANCE:.0%}" if missed else ""))
     return int(missed > 0)
 
@@ -523,8 +524,8 @@ def _replay_site(
     query = WasteQuery(since, until, thresholds=report.thresholds(config), zone=zone())
     with stages(quiet=as_json) as step, spreading(dask, config) as spread:
         change = Change(**changes)
-        found = replay_site(config, query, change, step=step, spread=spread)
-    _show_replays(found, change, (since, until), html, {}, as_json=as_json)
+        replays = replay_site(config, query, change, step=step, spread=spread)
+    _show_replays(replays, change, (since, until), html, {}, as_json=as_json)
 
 
 def _replay_trace(path: Path, changes: Mapping[str, Any], *, html: Path | None, as_json: bool) -> None:
@@ -542,28 +543,28 @@ def _replay_trace(path: Path, changes: Mapping[str, Any], *, html: Path | None, 
             source = prediction.read_trace("site", path)
             predicted = prediction.run_times(source) if change.times == "predicted" else None
             if change.idle_risk:
-                found_risk = prediction.idle_risk(source)
-                risk = dataclasses.replace(found_risk, predicted_pct=found_risk.predicted_pct[source.positions])
+                idle_risk = prediction.idle_risk(source)
+                risk = dataclasses.replace(idle_risk, predicted_pct=idle_risk.predicted_pct[source.positions])
         step("replaying")
-        found = replay_trace(trace, change, predicted, risk)
+        replay = replay_trace(trace, change, predicted, risk)
     idle = site_trace.idle_figures(trace)
     known = {"measured_jobs": idle.measured_jobs, "unknown_gpu_hours": idle.unknown_gpu_hours}
     interval = trace.interval
-    _show_replays([found], change, interval, html, known, as_json=as_json)
+    _show_replays([replay], change, interval, html, known, as_json=as_json)
     if idle.measured_jobs < trace.jobs.height:
         warn(f"{counted(trace.jobs.height - idle.measured_jobs, 'job')} with {idle.unknown_gpu_hours:,.0f} GPU-hours "
              "without samples of all GPUs: their idle time is unknown, and they are never suspended")  # fmt: skip
 
 
 def _show_replays(
-    found: list[ClusterReplay], change: Change, interval: tuple[datetime, datetime], html: Path | None,
+    replays: list[ClusterReplay], change: Change, interval: tuple[datetime, datetime], html: Path | None,
     more: Mapping[str, Any], *, as_json: bool,
 ) -> None:  # fmt: skip
     since, until = interval
     if html is not None:
         from slurm_affinode.pipeline import whatif_page  # noqa: PLC0415
 
-        page = whatif_page.html(found, change, since, until, zone())
+        page = whatif_page.html(replays, change, since, until, zone())
         try:
             with delivering(html) as target:
                 target.write_text(page, encoding="utf-8")
@@ -573,10 +574,10 @@ def _show_replays(
         print_json({
             "since": since, "until": until, "suspend_idle_s": change.suspend_idle_s, "more_gpus": change.more_gpus,
             "limit_interactive_s": change.limit_interactive_s, **more,
-            "clusters": [dataclasses.asdict(one) for one in found],
+            "clusters": [dataclasses.asdict(one) for one in replays],
         })  # fmt: skip
         return
-    for one in found:
+    for one in replays:
         _show_replay(one, change.more_gpus)
     if html is not None:
         echo("", f"page  {html}")

@@ -64,36 +64,37 @@ from slurm_affinode.zombies import explain as explanations
 from slurm_affinode.zombies import find
 from slurm_affinode.zombies import live as live_findings
 from slurm_affinode.zombies.audit import note_look
-from slurm_affinode.zombies.find import Found
+from slurm_affinode.zombies.find import Assessment
 from slurm_affinode.zombies.nodes import asker
 from slurm_affinode.zombies.sampling import NodeSampler
 
 NO_FINDINGS = "There are no findings for this job."
 
 
-def found_json(found: Found) -> dict[str, Any]:
+def assessment_json(assessment: Assessment) -> dict[str, Any]:
     """Return the findings for JSON output."""
     return {
-        "source": found.source, "since": found.since, "until": found.until, "jobs": found.jobs, "gpus": found.gpus,
-        "unmeasured_gpus": found.unmeasured, "counts": dict(found.counts), "notes": list(found.notes),
-        "findings": [one.as_json() for one in found.findings],
+        "source": assessment.source, "since": assessment.since, "until": assessment.until,
+        "jobs": assessment.jobs, "gpus": assessment.gpus, "unmeasured_gpus": assessment.unmeasured,
+        "counts": dict(assessment.counts), "notes": list(assessment.notes),
+        "findings": [one.as_json() for one in assessment.findings],
     }  # fmt: skip
 
 
-def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -> None:
+def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str | None = "") -> None:
     """Print a table with a row per finding; with ``wide``, also all evidence.
 
     ``explain``: options with which ``zombies explain`` uses the same data; ``None``: there are none.
     """
     out = console()
-    jobs, gpus = counted(found.jobs, "GPU job"), counted(found.gpus, "GPU")
-    looked = f"{jobs}, {gpus}, {clock(found.since)} to {clock(found.until)} ({zone()})"
-    if not found.findings:
-        out.print(Text(printable(f"Nothing found: {looked} ({found.source}).")))
+    jobs, gpus = counted(assessment.jobs, "GPU job"), counted(assessment.gpus, "GPU")
+    looked = f"{jobs}, {gpus}, {clock(assessment.since)} to {clock(assessment.until)} ({zone()})"
+    if not assessment.findings:
+        out.print(Text(printable(f"Nothing found: {looked} ({assessment.source}).")))
     else:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
         names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
-        rows = [[(printable(cell), style) for cell, style in _row(one)] for one in found.findings]
+        rows = [[(printable(cell), style) for cell, style in _row(one)] for one in assessment.findings]
         widths = _widths(names, [[cell for cell, _ in row] for row in rows], out.width)
         for name, width in zip(names, widths, strict=True):
             right = name in ("idle", "GPU-h", "waits", "score")
@@ -102,7 +103,7 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
         room = 0 if wide else out.width - sum(width + 1 for width in widths)
         if room >= WHY_COLUMNS:
             table.add_column("why", no_wrap=True)
-            for row, one in zip(rows, found.findings, strict=True):
+            for row, one in zip(rows, assessment.findings, strict=True):
                 text = Text(printable(one.summary), style="dim")
                 text.truncate(room, overflow="ellipsis")
                 row.append((text.plain, "dim"))
@@ -110,19 +111,19 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
             table.add_row(*(Text(cell, style=style) for cell, style in row))
         out.print(table)
         if wide:
-            for one in found.findings:
+            for one in assessment.findings:
                 out.print()
                 _print_finding(out, one)
-        held = sum(one.held_gpu_hours or 0.0 for one in without_repeated_hours(found.findings))
+        held = sum(one.held_gpu_hours or 0.0 for one in without_repeated_hours(assessment.findings))
         out.print()
-        out.print(Text(f"{len(found.findings)} found, {held:,.1f} GPU-hours held idle. Examined: {looked}."))
-        first = next((one for one in found.findings if one.job is not None and one.kind not in USER_KINDS), None)
+        out.print(Text(f"{len(assessment.findings)} found, {held:,.1f} GPU-hours held idle. Examined: {looked}."))
+        first = next((one for one in assessment.findings if one.job is not None and one.kind not in USER_KINDS), None)
         if first is not None and first.job is not None and explain is not None and not wide:
             command = f"slurm-affinode zombies explain {first.job.id}{explain}"
             # Not wrapped, so that it can be copied.
             out.print(Text(f"Evidence: --wide, or {printable(command)}", style="dim"), soft_wrap=True)
-    if found.unmeasured:
-        few = "1 GPU was" if found.unmeasured == 1 else f"{found.unmeasured} GPUs were"
+    if assessment.unmeasured:
+        few = "1 GPU was" if assessment.unmeasured == 1 else f"{assessment.unmeasured} GPUs were"
         out.print(Text(f"{few} not measured, so not listed.", style="dim"))
 
 
@@ -433,20 +434,22 @@ def list_(
     with stages(quiet=as_json) as step, spreading(dask, config) as spread:
         history = prometheus_history(config, request, step) if with_prometheus else None
         if cockpit is not None:
-            found = find.clustercockpit(config, request, cockpit)
+            assessment = find.clustercockpit(config, request, cockpit)
         elif live:
-            found = live_findings.find_live(config, request, slurm=slurm, watch_s=watch_s, history=history, step=step)
+            assessment = live_findings.find_live(
+                config, request, slurm=slurm, watch_s=watch_s, history=history, step=step
+            )
         else:
-            found = find.find(config, request, slurm=slurm, history=history, step=step, spread=spread)
+            assessment = find.find(config, request, slurm=slurm, history=history, step=step, spread=spread)
     if as_json:
-        print_json(found_json(found))
+        print_json(assessment_json(assessment))
     else:
-        print_found(found, wide=wide, explain=None if cockpit is not None else _explain_options(live=live))
-        for note in found.notes:
+        print_assessment(assessment, wide=wide, explain=None if cockpit is not None else _explain_options(live=live))
+        for note in assessment.notes:
             warn(note)
     if cockpit is None:
-        note_look(config, "list --live" if live else "list", found.findings)
-    return 1 if found.findings else 0
+        note_look(config, "list --live" if live else "list", assessment.findings)
+    return 1 if assessment.findings else 0
 
 
 def _explain_options(*, live: bool) -> str:

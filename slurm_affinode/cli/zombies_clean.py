@@ -208,7 +208,7 @@ class Session:
     """One run of a command: its findings and dependencies."""
 
     request: CleanUpRequest
-    found: find.Found
+    assessment: find.Assessment
     log: ZombieLog
     tools: Tools
     ledger: Ledger
@@ -220,10 +220,11 @@ class Session:
     def plan(self) -> list[Action]:
         """Return the decision on each finding, using the agents' information on jobs that can be or are suspended."""
         now = self.tools.now()
-        self.log.see([one.key for one in self.found.findings if one.since is None], now, all_of=self._looked_at_all())
+        keys = [one.key for one in self.assessment.findings if one.since is None]
+        self.log.see(keys, now, all_of=self._looked_at_all())
         self.ledger = self.log.ledger(now)
         over = self._over()
-        findings = [one for one in self.found.findings if one.key not in over]
+        findings = [one for one in self.assessment.findings if one.key not in over]
         decided = plan(findings, self.request.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
         known = act.opted_in(decided, self.tools.ask)
@@ -231,15 +232,15 @@ class Session:
                        asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
                        parts=act.parts(self.jobs or ()))  # fmt: skip
         text = "it has ended, or begun anew, since accounting was read"
-        return planned + [Action("none", one, "ended", text) for one in self.found.findings if one.key in over]
+        return planned + [Action("none", one, "ended", text) for one in self.assessment.findings if one.key in over]
 
     def _over(self) -> frozenset[str]:
         """Return the keys of findings about jobs that ran when accounting was read and have ended since."""
-        running = [one for one in self.found.findings if one.job is not None and one.job.running]
+        running = [one for one in self.assessment.findings if one.job is not None and one.job.running]
         if self.jobs is None or not running:
             return frozenset()
         there = {run for job in self.jobs if job.allocated for run in (act.run_of(job), (job.job_id, None))}
-        here = {_cluster(self.request, self.found) or UNNAMED, UNNAMED}
+        here = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
         if any(one.cluster not in here for one in running):
             here.add(self.tools.slurm.config().get("ClusterName", ""))
         return frozenset(
@@ -251,7 +252,7 @@ class Session:
 
         Empty for stored data, with filters, and in a dry run: its user may not be allowed to query the agents.
         """
-        chosen, seen = self.request.selection, self.found.snapshot
+        chosen, seen = self.request.selection, self.assessment.snapshot
         narrow = (chosen.clusters, chosen.partitions, chosen.accounts, chosen.users, chosen.nodes, chosen.min_score)
         if seen is None or any(narrow) or not self.request.acting:
             return []
@@ -259,7 +260,8 @@ class Session:
 
     def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
         """Return the clusters in the findings other than this Slurm's: their job IDs mean other jobs here."""
-        named = {one.cluster for one in self.found.findings} - {_cluster(self.request, self.found) or UNNAMED, UNNAMED}
+        here = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
+        named = {one.cluster for one in self.assessment.findings} - here
         slurm: SlurmClient | None = self.tools.slurm  # None in a dry run if Slurm does not respond
         if not named or slurm is None or not any(one.verb in DESTRUCTIVE for one in decided):
             return frozenset()
@@ -277,12 +279,12 @@ class Session:
         hide = QUIET if self.request.as_json else QUIET | {"stale"}
         shown = [one for one in outcomes if self.request.everything or one.action.code not in hide]
         old = self._too_old(outcomes)
-        notes = (*self.found.notes, *([old] if old else []))
+        notes = (*self.assessment.notes, *([old] if old else []))
         if self.request.as_json:
             print_json({
                 "dry_run": dry_run, "run": self.tools.who.run, "policy": self.request.policy.where,
-                "since": self.found.since, "until": self.found.until, "source": self.found.source,
-                "findings": len(self.found.findings), "actions": [_row(one) for one in shown],
+                "since": self.assessment.since, "until": self.assessment.until, "source": self.assessment.source,
+                "findings": len(self.assessment.findings), "actions": [_row(one) for one in shown],
                 "notes": list(notes),
                 **({} if mails is None else {"mails": [dataclasses.asdict(one) for one in mails]}),
             })  # fmt: skip
@@ -301,7 +303,7 @@ class Session:
             hidden = sum(one.action.code in QUIET for one in outcomes) if not self.request.everything else 0
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
             more += f"; of {untold} users are to be warned (--warn)" if untold else ""
-            echo(f"{counted(len(self.found.findings), 'finding')}, {len(shown)} shown{more}")
+            echo(f"{counted(len(self.assessment.findings), 'finding')}, {len(shown)} shown{more}")
             for note in notes:
                 warn(note)
             if dry_run and any(one.action.verb != "none" for one in outcomes):
@@ -346,7 +348,7 @@ def _session(request: CleanUpRequest) -> Iterator[Session]:
         if request.acting:
             # systemd stops a run on timeout with SIGTERM: record the current action in the audit, as after Ctrl-C.
             stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, signal.default_int_handler))
-        found = _find(request, open_slurm, step)
+        assessment = _find(request, open_slurm, step)
         store = stack.enter_context(Repository.open(config.db_url))
         log = ZombieLog(store.engine)
         slurm: Any = None
@@ -360,21 +362,22 @@ def _session(request: CleanUpRequest) -> Iterator[Session]:
 
         try:
             slurm = stack.enter_context(open_slurm())
-            jobs = _take_in(request, found, slurm, log, who, reach.ask)
+            jobs = _take_in(request, assessment, slurm, log, who, reach.ask)
         except AffinodeError as error:
             # The owners' exemptions are unknown: take no action, but still show the findings.
             if request.acting:
                 raise
-            found = replace(found, notes=(*found.notes, f"new exemptions by owners are unknown: {error}"))
+            note = f"new exemptions by owners are unknown: {error}"
+            assessment = replace(assessment, notes=(*assessment.notes, note))
         tools = Tools(
             slurm=slurm, ask=reach.ask, suspend=lambda job: reach.about(job, {"verb": "suspend"}),
             recheck=Recheck(slurm, reach.ask, config.idle.low_pct, floors_pct=config.agent.floors_pct),
             post=postman(request.policy.mail, now), log=log, policy=request.policy, who=who, now=now, step=step,
         )  # fmt: skip
-        yield Session(request, found, log, tools, log.ledger(now()), began, jobs)
+        yield Session(request, assessment, log, tools, log.ledger(now()), began, jobs)
 
 
-def _find(request: CleanUpRequest, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> find.Found:
+def _find(request: CleanUpRequest, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> find.Assessment:
     history = prometheus_history(request.config, request.selection, step) if request.prometheus else None
     if request.live:
         return live.find_live(
@@ -384,12 +387,12 @@ def _find(request: CleanUpRequest, slurm: Callable[[], SlurmClient], step: Calla
 
 
 def _take_in(  # noqa: PLR0917
-    request: CleanUpRequest, found: find.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
+    request: CleanUpRequest, assessment: find.Assessment, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
 ) -> Sequence[Job]:
     """Store requests for exemption and, with --live, new epilog reports; return the jobs known to Slurm."""
-    now, seen = datetime.now(UTC), found.snapshot
-    named = {one.cluster for one in found.findings}
-    cluster = _cluster(request, found) or (named.pop() if len(named) == 1 else None)
+    now, seen = datetime.now(UTC), assessment.snapshot
+    named = {one.cluster for one in assessment.findings}
+    cluster = _cluster(request, assessment) or (named.pop() if len(named) == 1 else None)
     cluster = cluster or slurm.config().get("ClusterName") or UNNAMED
     jobs = slurm.overview() if seen is None else seen.jobs
     exemption_intake.collect(jobs, cluster, request.policy.keep, log, now=now, run=who.run)
@@ -399,9 +402,9 @@ def _take_in(  # noqa: PLR0917
     return jobs
 
 
-def _cluster(request: CleanUpRequest, found: find.Found) -> str | None:
+def _cluster(request: CleanUpRequest, assessment: find.Assessment) -> str | None:
     """Return the name of this cluster in the database; ``None``: only Slurm knows it."""
-    return found.snapshot.cluster if found.snapshot else request.config.cluster.name
+    return assessment.snapshot.cluster if assessment.snapshot else request.config.cluster.name
 
 
 def _mails(decided: Sequence[Action], policy: Policy) -> Iterator[Digest]:

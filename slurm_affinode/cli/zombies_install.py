@@ -146,8 +146,8 @@ def _say(as_json: bool, **paths: list[Path]) -> None:
     if as_json:
         print_json(paths)
         return
-    for word, found in paths.items():
-        for path in found:
+    for word, written in paths.items():
+        for path in written:
             echo(f"{word} {path!s}")
-        if not found:
+        if not written:
             echo(f"nothing {word}")

@@ -73,20 +73,20 @@ def check(
     FILE is the policy. [default: zombies.policy, /etc/slurm-affinode/zombies.toml, built-in]
     """
     now = datetime.now(UTC)
-    found, faults = site_policy.examine(config, file)
+    site, faults = site_policy.examine(config, file)
     if faults:
         if as_json:
-            print_json({"policy": found.where, "faults": [dataclasses.asdict(one) for one in faults]})
+            print_json({"policy": site.where, "faults": [dataclasses.asdict(one) for one in faults]})
         for fault in () if as_json else faults:
-            echo(f"{found.where}:{fault.line}: {fault.message}")
+            echo(f"{site.where}:{fault.line}: {fault.message}")
             if fault.hint:
                 echo(f"  {fault.hint}")
         return 1
-    done, note = _replay(config, found, since, until, every, look_every) if replay else ([], None)
-    lines = site_policy.explain(found, now)
+    done, note = _replay(config, site, since, until, every, look_every) if replay else ([], None)
+    lines = site_policy.explain(site, now)
     if as_json:
         print_json({
-            "policy": found.where, "faults": [], "says": lines, "note": note,
+            "policy": site.where, "faults": [], "says": lines, "note": note,
             "replay": None if note or not replay else [
                 {"at": one.at, "verb": one.action.verb, "code": one.action.code, "number": one.action.number,
                  "target": one.action.target, "user": one.action.finding.user, "kind": one.action.finding.kind,
@@ -95,7 +95,7 @@ def check(
             ],
         })  # fmt: skip
         return 0
-    echo(f"{found.where}: no mistakes")
+    echo(f"{site.where}: no mistakes")
     for line in lines:
         echo(f"  {line}")
     if note:
@@ -106,13 +106,13 @@ def check(
 
 
 def _replay(  # noqa: PLR0917
-    config: Config, found: Policy, since: datetime, until: datetime, every_s: float, look_s: float
+    config: Config, site: Policy, since: datetime, until: datetime, every_s: float, look_s: float
 ) -> tuple[list[site_policy.Replayed], str | None]:  # fmt: skip
     if extras.missing():
         return [], f"the replay is not possible: it needs the extra analysis; {extras.INSTALL}"
     from slurm_affinode.zombies import find  # noqa: PLC0415
 
-    config = site_policy.reaching(config, found)
+    config = site_policy.reaching(config, site)
     samples, problem = [], None
     # The last one is at the end of the interval, whatever its length.
     count = max(0, math.ceil((until - since).total_seconds() / look_s))
@@ -128,7 +128,7 @@ def _replay(  # noqa: PLR0917
     if not samples:
         return [], f"the replay is not possible: {problem or 'the interval is empty'}"
     past = site_policy.episodes(samples)
-    return site_policy.replay(past, found, since, until, timedelta(seconds=every_s)), None
+    return site_policy.replay(past, site, since, until, timedelta(seconds=every_s)), None
 
 
 def _print_replay(done: list[site_policy.Replayed], since: datetime, until: datetime) -> None:

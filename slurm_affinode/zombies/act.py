@@ -79,8 +79,8 @@ def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
 
     states: dict[int, str] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for found in pool.map(one, sorted(nodes)):
-            states |= found
+        for node_states in pool.map(one, sorted(nodes)):
+            states |= node_states
     return OptedIn(
         frozenset(job for job, state in states.items() if state == "watched"),
         frozenset(job for job, state in states.items() if state in ASLEEP),
@@ -362,7 +362,7 @@ def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *,
             return []
 
     with ThreadPoolExecutor(min(AGENTS_AT_ONCE, len(names))) as pool:
-        reports = [report for found in pool.map(one, names) for report in found]
+        reports = [report for node_reports in pool.map(one, names) for report in node_reports]
     taken = 0
     written: dict[str, list[str]] = {}
     for report in reports:

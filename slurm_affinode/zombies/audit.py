@@ -34,14 +34,14 @@ def note_look(config: Config, command: str, findings: Sequence[Finding], *, job:
 
 def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
     """Return the audit record of a command: its findings, and the decision on each."""
-    found = [
+    evidence = [
         {"finding": one.finding.key, "score": round(one.finding.score, 3), "verb": one.verb, "code": one.code}
         for one in actions
     ]
     count = sum(one.verb != "none" for one in actions)
     return AuditEntry(
         now, who.run, who.actor, "look", "seen",
-        f"{command}: {counted(len(actions), 'finding')}, {count} with something to do", evidence=found,
+        f"{command}: {counted(len(actions), 'finding')}, {count} with something to do", evidence=evidence,
     )  # fmt: skip
 
 

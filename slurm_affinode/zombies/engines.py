@@ -39,7 +39,7 @@ def find(
         known = servers.find(config, query).engines if by_id else ()
     except NoStoreError:
         return []
-    found: dict[str, Finding] = {}
+    by_key: dict[str, Finding] = {}
     for health in known:
         if health.key.cluster not in (None, cluster, config.cluster.name_or_default) or health.until < now - FRESH:
             continue
@@ -49,9 +49,9 @@ def find(
         for diagnosis in health.current if not _asleep(health) else ():
             if diagnosis.kind in KINDS:
                 one = _finding(health, diagnosis, job, gpus.get(job.job_id, ()), cluster=cluster)
-                if one.key not in found or found[one.key].score < one.score:
-                    found[one.key] = one
-    return list(found.values())
+                if one.key not in by_key or by_key[one.key].score < one.score:
+                    by_key[one.key] = one
+    return list(by_key.values())
 
 
 def _asleep(health: EngineHealth) -> bool:

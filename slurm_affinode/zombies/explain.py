@@ -138,8 +138,8 @@ def _asleep(page: Explanation) -> Explanation:
 def _number_of(row: dict[str, Any], held: HeldGpus) -> int | None:
     """Return the number of an attempt in ``held.runs``, or ``None``."""
     key = [pl.col(name) == row[name] for name in ("cluster", "job_id", "submit")]
-    found = held.runs.filter(*key)["run"]
-    return None if found.is_empty() else int(found[0])
+    numbers = held.runs.filter(*key)["run"]
+    return None if numbers.is_empty() else int(numbers[0])
 
 
 def _pages(  # noqa: PLR0917
@@ -179,9 +179,9 @@ def parse(job: str) -> identifiers.JobId:
         raise AffinodeError(str(error), hint="a job ID is 123, 123_4 or 123+1") from None
 
 
-def pick(found: pl.DataFrame, parsed: identifiers.JobId) -> pl.DataFrame:
-    """Return the attempts (``JOBS``) in ``found`` that have started and that a job ID names, oldest first."""
-    started = found.drop_nulls("start").sort("start")
+def pick(attempts: pl.DataFrame, parsed: identifiers.JobId) -> pl.DataFrame:
+    """Return the attempts (``JOBS``) in ``attempts`` that have started and that a job ID names, oldest first."""
+    started = attempts.drop_nulls("start").sort("start")
     if parsed.array_task_id is not None:
         return started.filter(
             (pl.col("array_job_id") == parsed.job_id) & (pl.col("array_task_id") == parsed.array_task_id)
@@ -331,11 +331,13 @@ class SnapshotNodes:
         return self.snapshot.nodes
 
 
-def _with_now(page: Explanation, job: Job, now: Observed, readings: _Readings, found: find.Found) -> Explanation:
+def _with_now(
+    page: Explanation, job: Job, now: Observed, readings: _Readings, assessment: find.Assessment
+) -> Explanation:
     """Replace the outdated parts of a page from stored samples with live readings."""
     on = now.samples.by_job.get(job.job_id, ())
     measured = any(now.samples.watched[gpu.key].gpu.signals_pct for gpu in on)
-    findings = [one for one in found.findings if one.owner is not None and one.owner.job_id == job.job_id]
+    findings = [one for one in assessment.findings if one.owner is not None and one.owner.job_id == job.job_id]
     kinds = {one.kind for one in findings}
     before = [one for one in page.findings if one.kind not in kinds and not (measured and one.kind in IDLE_KINDS)]
     outdated = {WHICH_UNKNOWN} if on else set()
@@ -346,13 +348,13 @@ def _with_now(page: Explanation, job: Job, now: Observed, readings: _Readings, f
     )
     return replace(
         page, findings=(*findings, *before), gpus=pages, watched_s=now.samples.watched_s,
-        notes=tuple(dict.fromkeys((*notes, *found.notes))),
+        notes=tuple(dict.fromkeys((*notes, *assessment.notes))),
         allocated_gpus=page.allocated_gpus or len(on) or page.allocated_gpus,
     )  # fmt: skip
 
 
 def _gpu(  # noqa: PLR0917
-    page: Explanation, job: Job, now: Observed, readings: _Readings, gpu: LiveGpu, found: Sequence[Finding]
+    page: Explanation, job: Job, now: Observed, readings: _Readings, gpu: LiveGpu, findings: Sequence[Finding]
 ) -> GpuPage:
     watched = now.samples.watched[gpu.key]
     sight, verdicts = live.see(job, watched, now, gpu.mapping), live.verdicts(job, watched, now)
@@ -360,7 +362,7 @@ def _gpu(  # noqa: PLR0917
         (one.slots for one in page.gpus if one.gpu.node == gpu.node
          and (one.gpu.uuid == gpu.uuid if one.gpu.uuid and gpu.uuid else one.gpu.gpu == sight.gpu.gpu)), None,
     )  # fmt: skip
-    flagged = any(one.kind in IDLE_KINDS for one in found) and sight.verdict is not None
+    flagged = any(one.kind in IDLE_KINDS for one in findings) and sight.verdict is not None
     # Stored samples of a shared GPU are of all jobs on it.
     before = grid(page.since, page.until, STEP_MS) if known is None or gpu.part_of is not None else known
     slots = _with_samples(before, page.until, readings.rows.get(gpu.key, ()))

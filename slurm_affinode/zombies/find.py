@@ -98,7 +98,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Assessment:
     """Findings, and the coverage of the data behind them."""
 
     findings: tuple[Finding, ...]
@@ -147,7 +147,7 @@ def find(
     now: datetime | None = None,
     step: Callable[[str], None] | None = None,
     spread: Spread | None = None,
-) -> Found:
+) -> Assessment:
     """Return the findings from stored data, ordered by GPU-hours held. ``spread``: to machines that read the samples.
 
     Raises ``AffinodeError`` if no job ran in the interval, ``UnreachableError`` if the database does not respond.
@@ -179,10 +179,10 @@ def find(
             FREE_MIB, request.window_s or HELD_S, min(map(query.end_of, jobs["cluster"].unique())), names
         )
         left = leftover_memory.find(held, samples, rule, spread) if "orphan-memory" in request.requested_kinds else []
-    found = judge(config, request, held, file.signatures, waiting_jobs(jobs, pending, query), nodes,
+    assessment = judge(config, request, held, file.signatures, waiting_jobs(jobs, pending, query), nodes,
                   notes=(*notes, *trouble, *strangers(request, nodes), *_only_live(request)), more=left)  # fmt: skip
     late = job_runs.caution(query, jobs, moment)
-    return replace(found, notes=(*found.notes, late)) if late else found
+    return replace(assessment, notes=(*assessment.notes, late)) if late else assessment
 
 
 def strangers(request: Request, nodes: Sequence[Node]) -> list[str]:
@@ -254,13 +254,13 @@ def judge(  # noqa: PLR0917
     *,
     notes: Iterable[str] = (),
     more: Iterable[Finding] = (),
-) -> Found:
+) -> Assessment:
     """Return the findings among ``held``, and ``more``. ``queue``: ``None`` if the waiting jobs are unknown."""
     requested_kinds = request.requested_kinds
     classes = {**config.zombies.nodes, **node_classes(nodes)}
     rules = config.zombies.misfits
-    found = [*squatters.find(held, chosen), *more]
-    found += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested_kinds,
+    findings = [*squatters.find(held, chosen), *more]
+    findings += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested_kinds,
                           gpu_partitions=gpu_partitions(nodes))  # fmt: skip
     by_run = {tuple(key): kind for *key, kind in held.runs.select(*JOB_KEY, "gpu_type").iter_rows()}
 
@@ -269,24 +269,24 @@ def judge(  # noqa: PLR0917
         return named or types_of(one)
 
     if queue is not None:
-        found = with_impact(found, PendingQueue(queue), gpu_type=gpu_type, nodes=nodes)
+        findings = with_impact(findings, PendingQueue(queue), gpu_type=gpu_type, nodes=nodes)
     about = held.runs.filter(pl.col("wanted") & (pl.col("gpus").fill_null(0) > 0))
     pairs = held.pairs.filter(pl.col("run").is_in(about["run"].implode()))
     measured = int((held.any.samples > 0).sum())
     return select(
-        Found((), held.query.since, held.query.until, "history", about.height, pairs.height,
+        Assessment((), held.query.since, held.query.until, "history", about.height, pairs.height,
               max(0, int(about["gpus"].sum() or 0) - measured), tuple(notes)),
-        found, request,
+        findings, request,
     )  # fmt: skip
 
 
-def select(about: Found, found: Iterable[Finding], request: Request) -> Found:
-    """Return ``about`` with the requested findings, ordered by GPU-hours held; its counts cover all ``found``."""
+def select(about: Assessment, findings: Iterable[Finding], request: Request) -> Assessment:
+    """Return ``about`` with the requested findings, ordered by GPU-hours held; its counts cover all ``findings``."""
     counts: dict[str, int] = {}
     kept: list[Finding] = []
     asked = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
              "users": request.users}  # fmt: skip
-    for one in found:
+    for one in findings:
         counts[one.kind] = counts.get(one.kind, 0) + 1
         if one.kind not in request.requested_kinds or one.score < request.min_score:
             continue
@@ -404,7 +404,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def find_in_averages(config: Config, request: Request, jobs: pl.DataFrame, per_run: pl.DataFrame) -> Found:
+def find_in_averages(config: Config, request: Request, jobs: pl.DataFrame, per_run: pl.DataFrame) -> Assessment:
     """Return the findings among ``jobs`` (``JOBS``) with averages ``per_run`` (``averages.AVERAGES``).
 
     The interval is the whole time span of the jobs.
@@ -431,10 +431,10 @@ def find_in_averages(config: Config, request: Request, jobs: pl.DataFrame, per_r
             history.close()
 
 
-def clustercockpit(config: Config, request: Request, path: Path) -> Found:
+def clustercockpit(config: Config, request: Request, path: Path) -> Assessment:
     """Return the findings in a job database of ClusterCockpit. Raises ``InputError``."""
     read = cockpit.read(path)
     types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in read.jobs)}
     jobs = conform(pl.DataFrame(read.jobs, schema_overrides=types, infer_schema_length=None), JOBS)
-    found = find_in_averages(config, request, jobs, read.averages)
-    return replace(found, notes=(*found.notes, *read.notes, *read.problems))
+    assessment = find_in_averages(config, request, jobs, read.averages)
+    return replace(assessment, notes=(*assessment.notes, *read.notes, *read.problems))

@@ -199,7 +199,7 @@ class _Work:
         ref, facts = squatters.run_ref(row, end), squatters.run_facts(row, end)
         gpus, tracks, slack_ms = self._gpus(row, self.runs.get(key))
         asleep = self._suspensions(row)
-        found = self.findings.get(key, [])
+        findings = self.findings.get(key, [])
         used = job_use.uses(row, facts, self._steps(key), gpus)
         site = self._site()
         memory = row["alloc_mem_bytes"] or row["req_mem_bytes"]
@@ -210,9 +210,9 @@ class _Work:
             memory_gib=memory / job_use.GIB if memory else None, gpu_count=row["gpus"], gpu_models=tuple(models),
             until=end, suspended_s=float(row["suspended_s"] or 0), slot_s=_slot_s(tracks), uses=used, gpus=gpus,
             idle_windows=job_use.idle_windows(gpus, tracks, slack_ms), suspensions=asleep,
-            findings=tuple(JobFinding(one.kind, one.variant, round(one.score, 3), one.summary) for one in found),
+            findings=tuple(JobFinding(one.kind, one.variant, round(one.score, 3), one.summary) for one in findings),
             verdict=job_use.verdict(row, facts, used, gpus, site),
-            advice=job_use.advise(row, facts, gpus, tracks, found, site, batch=ref.batch, suspended=bool(asleep)),
+            advice=job_use.advise(row, facts, gpus, tracks, findings, site, batch=ref.batch, suspended=bool(asleep)),
             notes=(*notes, *_gaps(row, gpus)), source=self.source, generated=self.now,
         )  # fmt: skip
 

@@ -36,7 +36,7 @@ from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, RECORD
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.zombies import engines, find, orphans
 from slurm_affinode.zombies import sampling as looking
-from slurm_affinode.zombies.find import COLUMNS, Found, History, Request, Snapshot, gpu_partitions, node_classes
+from slurm_affinode.zombies.find import COLUMNS, Assessment, History, Request, Snapshot, gpu_partitions, node_classes
 from slurm_affinode.zombies.nodes import Ask, JobUse, LiveGpu, NodeAnswer, asker
 from slurm_affinode.zombies.sampling import NodeSampler, NodeSamples, Past, Watched
 
@@ -73,11 +73,11 @@ def find_live_misfits(
                        thresholds=gaps)  # fmt: skip
     held = squatters.hold(query, jobs, gpus, history, [misfits.IDLE_PCT], seen.at)
     classes = {**config.zombies.nodes, **node_classes(seen.snapshot.nodes)}
-    found = misfits.find(
+    live_misfits = misfits.find(
         held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested,
         gpu_partitions=gpu_partitions(seen.snapshot.nodes),
     )  # fmt: skip
-    return [_live(one, holding) for one in found], [*notes, *_unsampled(seen, uses, requested, history, since)]
+    return [_live(one, holding) for one in live_misfits], [*notes, *_unsampled(seen, uses, requested, history, since)]
 
 
 BY_GPUS = ("gpu-too-powerful", "low-efficiency-user")
@@ -169,24 +169,24 @@ def _columns(cluster: str, jobs: Sequence[Job], uses: Mapping[int, JobUse | None
 @functools.lru_cache(maxsize=4096)  # thousands of jobs have the same amount
 def _bytes(text: str | None) -> int | None:
     try:
-        found = units.parse_memory(text or "", bare="M")
+        memory = units.parse_memory(text or "", bare="M")
     except ValueError:
         return None
-    return None if found is None else found.size_bytes
+    return None if memory is None else memory.size_bytes
 
 
 def _uses(seen: Now) -> dict[int, JobUse | None]:
     """Return total CPU time and the largest memory use on one node, for each job reported by all of its nodes."""
     by_node = {one.node: one.uses for one in seen.answers}
-    found: dict[int, JobUse | None] = {}
+    by_job: dict[int, JobUse | None] = {}
     for job in seen.snapshot.jobs:
         if job.state != "RUNNING" or not job.nodes:
             continue
         shares = [None if (uses := by_node.get(node)) is None else uses.get(job.job_id) for node in job.nodes]
         known = [one for one in shares if one is not None]
         if len(known) == len(shares):
-            found[job.job_id] = JobUse(sum(one.cpu_s for one in known), max(one.memory_mib for one in known))
-    return found
+            by_job[job.job_id] = JobUse(sum(one.cpu_s for one in known), max(one.memory_mib for one in known))
+    return by_job
 
 
 def _allocations(seen: Now) -> pl.DataFrame:
@@ -257,7 +257,7 @@ def find_live(
     step: Callable[[str], None] | None = None,
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> Found:
+) -> Assessment:
     """Return the current findings. Raises ``UnreachableError`` if slurmctld does not respond."""
     sampler = NodeSampler(ask or asker(config), now, sleep, step or (lambda _: None))
     with observe(config, request, sampler, slurm=slurm, watch_s=watch_s, history=history) as seen:
@@ -319,16 +319,16 @@ def observe(
 
 
 @without_collection()
-def judged(config: Config, request: Request, seen: Observed) -> Found:
+def judged(config: Config, request: Request, seen: Observed) -> Assessment:
     """Return the findings of a live observation."""
     (cluster, jobs, nodes), moment, samples = _parts(seen.snapshot), seen.at, seen.samples
-    found = [one for job in jobs if (one := _job(job, seen)) is not None]
+    findings = [one for job in jobs if (one := _job(job, seen)) is not None]
     looked = Now(seen.snapshot, samples.first_answers, looking.timed(samples), moment)
     by_id = {job.job_id: job for job in jobs if job.allocated}
     shapes, unknown = find_live_misfits(config, request, looked, seen.history, by_id)
-    found += shapes
+    findings += shapes
     completing_s = parse_span_s(config.zombies.completing)
-    found += orphans.find(
+    findings += orphans.find(
         cluster,
         jobs,
         nodes,
@@ -342,19 +342,19 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
         running = [
             job for job in jobs if job.state == "RUNNING" and (job.gpus_allocated or samples.by_job.get(job.job_id))
         ]  # fmt: skip
-        found += engines.find(config, cluster, running, samples.by_job, moment)
+        findings += engines.find(config, cluster, running, samples.by_job, moment)
     models = {one.node: {gpu.model for gpu in one.gpus} for one in samples.answers}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 
     def gpu_type(one: Finding) -> str | None:
         return (types.get(one.job.job_id) if one.job else None) or find.types_of(one, models)
 
-    found = with_impact(found, PendingQueue(waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
+    findings = with_impact(findings, PendingQueue(waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
     holding = [job for job in jobs if job.allocated and (job.gpus_allocated or samples.by_job.get(job.job_id))]
     unmeasured = sum(not one.gpu.signals_pct for one in samples.whole)
-    about = Found((), seen.since, moment, "live", len(holding), len(samples.whole), unmeasured,
+    about = Assessment((), seen.since, moment, "live", len(holding), len(samples.whole), unmeasured,
                   (*seen.notes, *unknown, *_unseen(seen)), snapshot=seen.snapshot)  # fmt: skip
-    return find.select(about, found, request)
+    return find.select(about, findings, request)
 
 
 def _parts(snapshot: Snapshot) -> tuple[str, Sequence[Job], Sequence[Node]]:

@@ -292,7 +292,7 @@ def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
     Of several values of a metric for a GPU, for example of two exporters, the largest one counts (of free
     memory, the least). A label with several values is unknown.
     """
-    found: dict[tuple[str | None, str | None], dict[str, Any]] = {}
+    by_gpu: dict[tuple[str | None, str | None], dict[str, Any]] = {}
     for line in text.splitlines():
         name, brace, rest = line.partition("{")
         if not brace or name not in _NAMES:
@@ -305,7 +305,7 @@ def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
         if number != number:  # noqa: PLR0124 - NaN: the GPU cannot say
             continue
         which = labels.get("UUID") or labels.get("pci_bus_id") or labels.get("gpu")
-        one = found.setdefault((which, labels.get("GPU_I_ID")), {"labels": {}, "jobs": {}})
+        one = by_gpu.setdefault((which, labels.get("GPU_I_ID")), {"labels": {}, "jobs": {}})
         for label, text_ in labels.items():
             if one["labels"].setdefault(label, text_) != text_:
                 one["labels"][label] = ""
@@ -315,7 +315,7 @@ def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
         if labels.get("hpc_job"):
             one["jobs"][labels["hpc_job"]] = None
     # dcgm-exporter's label ``device`` has the index of the GPU, not the number of its device file.
-    return tuple(_gpu(node, one, numbered=OWN_METRICS in text) for one in found.values())
+    return tuple(_gpu(node, one, numbered=OWN_METRICS in text) for one in by_gpu.values())
 
 
 OWN_METRICS = "slurm_affinode_exporter_"

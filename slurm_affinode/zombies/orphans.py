@@ -28,11 +28,11 @@ def find(  # noqa: PLR0917
     first and ``jobs`` those after the last. Only what both responses show is reported, and only if it fits neither list
     of jobs: jobs may have started or ended in between.
     """
-    found = _strays(cluster, _known(jobs if before is jobs else (*before, *jobs)), first_answers, answers, now)
-    found += _engines(cluster, jobs, first_answers, answers, now)
-    found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
-    found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
-    return found
+    findings = _strays(cluster, _known(jobs if before is jobs else (*before, *jobs)), first_answers, answers, now)
+    findings += _engines(cluster, jobs, first_answers, answers, now)
+    findings += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
+    findings += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
+    return findings
 
 
 def _engines(
@@ -44,15 +44,15 @@ def _engines(
         (answer.node, one.pid, one.start_ticks)
         for answer in first_answers for gpu in answer.gpus for one in gpu.processes or () if one.server is not None
     }  # fmt: skip
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for answer in answers if first else ():
         for process, gpus in _by_process(answer):
             job = running.get(process.job) if process.job is not None else None
             lasts = (answer.node, process.pid, process.start_ticks) in first
             if process.server is None or process.system or job is None or answer.node not in job.nodes or not lasts:
                 continue
-            found.append(_engine(process, process.server, job, gpus, cluster=cluster, now=now))
-    return found
+            findings.append(_engine(process, process.server, job, gpus, cluster=cluster, now=now))
+    return findings
 
 
 def _engine(
@@ -166,21 +166,21 @@ def _strays(
     first = [gpu for answer in first_answers for gpu in answer.gpus]
     there = {(gpu.node, one.pid, one.start_ticks) for gpu in first for one in gpu.processes or ()}
     held = {gpu.key for gpu in first if _unowned(gpu)}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for answer in answers:
         if answer.by != "agent":
             continue
-        found += _processes(cluster, answer, there, known, now)
+        findings += _processes(cluster, answer, there, known, now)
         lasting = [gpu for gpu in answer.gpus if _unowned(gpu) and gpu.key in held]
         claims = _Claims.of(answer.node, known.on.get(answer.node, ())) if lasting else None
-        found += [_memory(cluster, gpu, now) for gpu in lasting if claims is not None and not claims.may_cover(gpu)]
-    return found
+        findings += [_memory(cluster, gpu, now) for gpu in lasting if claims is not None and not claims.may_cover(gpu)]
+    return findings
 
 
 def _processes(
     cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], known: _Known, now: datetime
 ) -> list[Finding]:
-    found = []
+    findings = []
     for process, gpus in _by_process(answer):
         code = _orphan(process, known, answer.node)
         if code is None or (answer.node, process.pid, process.start_ticks) not in there:
@@ -196,10 +196,10 @@ def _processes(
         )  # fmt: skip
         claims = None if process.job is None else str(process.job)
         subject = ProcessRef(answer.node, process.pid, process.start_ticks, process.command, process.uid, claims)
-        found.append(
+        findings.append(
             _made("orphan-process", cluster, subject, proof, now, user=process.user, node=answer.node, gpus=gpus)
         )
-    return found
+    return findings
 
 
 def _unowned(gpu: LiveGpu) -> bool:

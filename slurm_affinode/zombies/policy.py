@@ -184,7 +184,7 @@ def episodes(samples: Iterable[Sequence[Finding]]) -> list[Episode]:
 
     A job found while it ran and again after its end gives two episodes, so that actions due while it ran are counted.
     """
-    found: dict[tuple[str, datetime | None, bool], Episode] = {}
+    by_subject: dict[tuple[str, datetime | None, bool], Episode] = {}
     for sample in samples:
         for finding in sample:
             end = None if finding.job is None else finding.job.end
@@ -192,13 +192,13 @@ def episodes(samples: Iterable[Sequence[Finding]]) -> list[Episode]:
             over = finding.observed_at if finding.kind in USER_KINDS else end
             until = finding.observed_at if over is None else over + timedelta(days=1)
             which = (finding.key, finding.since, end is not None)
-            if finding.kind in USER_KINDS and which in found:
-                finding = found[which].finding  # noqa: PLW2901 - as it was seen first
-            found[which] = Episode(finding, until)
+            if finding.kind in USER_KINDS and which in by_subject:
+                finding = by_subject[which].finding  # noqa: PLW2901 - as it was seen first
+            by_subject[which] = Episode(finding, until)
             if end is not None and finding.kind in IDLE_KINDS:
                 ran = _while_it_ran(finding, end)
-                found[ran.key, ran.since, False] = Episode(ran, end)
-    return list(found.values())
+                by_subject[ran.key, ran.since, False] = Episode(ran, end)
+    return list(by_subject.values())
 
 
 def _while_it_ran(finding: Finding, end: datetime) -> Finding:
@@ -229,14 +229,14 @@ def _there(past: Iterable[Episode], since: datetime, moment: datetime) -> Iterab
 
     If the look-back is shorter than the job, each listing sees a later start of the same idle time.
     """
-    found: dict[str, Episode] = {}
+    by_subject: dict[str, Episode] = {}
     for one in past:
         subject = _subject(one.finding)
         if _begins(one.finding, since) <= moment <= one.until and (
-            subject not in found or one.until < found[subject].until
+            subject not in by_subject or one.until < by_subject[subject].until
         ):
-            found[subject] = one
-    return [one.finding for one in found.values()]
+            by_subject[subject] = one
+    return [one.finding for one in by_subject.values()]
 
 
 def replay(

@@ -136,18 +136,18 @@ def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> lis
     If all processes on a node's GPUs are known and none belongs to a job with a share, its share is idle.
     """
     by_id = {job.job_id: job for job in jobs}
-    found = []
+    whole_or_parts = []
     for gpu in gpus:
         by_job: dict[int, list[LiveProcess]] = {}
         for one in gpu.processes or ():
             if one.job in by_id and one.source != "environment":
                 by_job.setdefault(one.job, []).append(one)
-        found += [_part(gpu, job, own, limit_pct) for job, own in by_job.items()]
+        whole_or_parts += [_part(gpu, job, own, limit_pct) for job, own in by_job.items()]
     by_node: dict[str, list[LiveGpu]] = {}
     for gpu in gpus:
         by_node.setdefault(gpu.node, []).append(gpu)
-    used = {(one.node, one.part_of) for one in found}
-    return found + [
+    used = {(one.node, one.part_of) for one in whole_or_parts}
+    return whole_or_parts + [
         LiveGpu(node, None, None, signals_pct=dict.fromkeys(PROCESS_SIGNALS, 0.0), used_mib=0.0, processes=(),
                 part_of=number, mapping="processes")
         for number, job in by_id.items() if job.shares_gpus
@@ -225,7 +225,7 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
     and those of MIG instances with several jobs, are ambiguous: dcgm-exporter labels each instance with all jobs of
     its GPU.
     """
-    found: list[LiveGpu] = []
+    gpus: list[LiveGpu] = []
     allocated = {one.node: one for one in job.node_gpus or ()}
     for node in job.nodes:
         here = by_node.get(node, ())
@@ -235,19 +235,19 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
         numbered = given is not None and given.indices and all(gpu.mig is None for gpu in here)
         indexed = of_slurm(here, given.indices) if given is not None and numbered else None
         if indexed is not None and (complete or all(gpu.minor is not None for gpu in here)):
-            found += [gpu.mapped("slurm") for gpu in indexed]
+            gpus += [gpu.mapped("slurm") for gpu in indexed]
         elif given is not None and given.count == len(here) and complete:
-            found += [gpu.mapped("whole-node") for gpu in here]
+            gpus += [gpu.mapped("whole-node") for gpu in here]
         else:
             names = {str(job.job_id), job.id}
             labelled = _unambiguous(job, [gpu for gpu in here if names & set(gpu.jobs)], node)
-            found += [gpu.mapped("labels") for gpu in labelled]
-            found += [
+            gpus += [gpu.mapped("labels") for gpu in labelled]
+            gpus += [
                 gpu.mapped("processes") for gpu in here
                 if gpu not in labelled
                 and any(one.job == job.job_id and one.source != "environment" for one in gpu.processes or ())
             ]  # fmt: skip
-    return found
+    return gpus
 
 
 def _unambiguous(job: Job, labelled: list[LiveGpu], node: str) -> list[LiveGpu]:

@@ -23,7 +23,7 @@ from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cluster import GpuCount, Job, Node
 from slurm_affinode.model.finding import JobAttempt
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
-from slurm_affinode.zombies.find import Found, Request
+from slurm_affinode.zombies.find import Assessment, Request
 
 NOW = datetime.now(UTC)
 
@@ -204,9 +204,9 @@ def test_live_queue_names_the_idle_jobs_in_front(state: Path, monkeypatch: pytes
     )
     asked: list[Request] = []
 
-    def find_live(config: Config, request: Request, **_: Any) -> Found:
+    def find_live(config: Config, request: Request, **_: Any) -> Assessment:
         asked.append(request)
-        return Found((idle,), begun, NOW, "live", 1, 1, 0, ("n9 is unknown",))
+        return Assessment((idle,), begun, NOW, "live", 1, 1, 0, ("n9 is unknown",))
 
     monkeypatch.setattr(usage.live, "find_live", find_live)
     done = run(state, "queue", "--live", "--idle", "--json")

@@ -286,9 +286,9 @@ def test_audit_log_is_pruned_only_with_yes(state: Path) -> None:
 
 def test_only_unfiltered_search_forgets_findings_that_are_gone() -> None:
     """First-seen times are forgotten only for kinds that were searched for on all nodes."""
-    found = find.Found((), NOW, NOW, "live", snapshot=find.Snapshot("alpha", (), ()))
+    found = find.Assessment((), NOW, NOW, "live", snapshot=find.Snapshot("alpha", (), ()))
 
-    def over(about: find.Found, acting: bool = True, **values: Any) -> list[str]:
+    def over(about: find.Assessment, acting: bool = True, **values: Any) -> list[str]:
         request = find.Request(**values)
         asked = CleanUpRequest(Config(), request, True, None, False, Policy(), False, False, acting)
         return Session(asked, about, None, None, None, NOW)._looked_at_all()  # type: ignore[arg-type]
@@ -305,7 +305,7 @@ def test_ended_and_requeued_jobs_are_excluded() -> None:
     jobs = [slurm_job(7, submit=submitted), slurm_job(8, submit=NOW), slurm_job(9, submit=submitted, state="COMPLETED")]
     findings = tuple(squatter(subject=job(job_id=n, id=str(n))) for n in (7, 8, 9, 10))
     other, ended = squatter(cluster="beta"), squatter(kind="time-limit", subject=job(end=NOW, state="TIMEOUT"))
-    found = find.Found((*findings, other, ended), NOW, NOW, "history")
+    found = find.Assessment((*findings, other, ended), NOW, NOW, "history")
     asked = CleanUpRequest(Config(), find.Request(), False, None, False, Policy(), False, False)
 
     class Here:

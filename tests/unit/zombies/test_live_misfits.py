@@ -19,7 +19,7 @@ from slurm_affinode.metrics.schema import SAMPLES
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
 from slurm_affinode.zombies import explain, live
-from slurm_affinode.zombies.find import Found, Request, gpu_partitions
+from slurm_affinode.zombies.find import Assessment, Request, gpu_partitions
 from slurm_affinode.zombies.nodes import JobUse, LiveGpu, NodeAnswer, from_agent
 from slurm_affinode.zombies.sampling import NodeSampler
 
@@ -78,7 +78,7 @@ class Site:
         with Repository.open(self.config.db_url) as store:
             store.upsert(conform(pl.DataFrame([full], schema=types), JOBS))
 
-    def find(self, *kinds: str) -> Found:
+    def find(self, *kinds: str) -> Assessment:
         """Run a live search."""
         site = self
 
@@ -115,7 +115,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def kinds(found: Found) -> set[tuple[int, str]]:
+def kinds(found: Assessment) -> set[tuple[int, str]]:
     return {(one.job.job_id, one.kind) for one in found.findings if one.job}
 
 

@@ -58,7 +58,7 @@ class Site:
                "eligible": END - timedelta(hours=since_h), "partition": "gpu", "req_gpus": 1, **more}  # fmt: skip
         self.jobs.append(row)
 
-    def find(self, **asked: Any) -> find.Found:
+    def find(self, **asked: Any) -> find.Assessment:
         """Return the findings at the end of the history."""
         self.write()
         return find.find(self.config, Request(**asked), now=END)
@@ -108,6 +108,6 @@ def used_once(minute: int) -> dict[str, float | None]:
     return {"util_pct": 90.0 if minute < 60 else 0.0, "fb_used_mib": 500.0}
 
 
-def idle_findings(found: find.Found) -> list[Finding]:
+def idle_findings(found: find.Assessment) -> list[Finding]:
     """Return the findings of kinds for idle jobs."""
     return [one for one in found.findings if one.kind in ("squatter", "idle-allocation")]
