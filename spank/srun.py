@@ -74,7 +74,7 @@ OTHER = """
 """.split()
 NAMES = sorted([*OPTIONS, *SYNONYMS, *OTHER])
 SHORT = {short: name for name, (short, _) in OPTIONS.items() if short}
-ASKED = {"help": "", "usage": "", "version": "", "h": "", "V": ""}  # answered by srun, without a step
+ANSWERED = {"help": "", "usage": "", "version": "", "h": "", "V": ""}  # answered by srun, without a step
 SWITCHES = {name for name, (_, argument) in OPTIONS.items() if argument == ""}
 
 # Variables read as options, in the order in which srun applies them.
@@ -194,11 +194,11 @@ def current(env: dict[str, str], restarts: int, directory: str) -> dict[str, str
     written = {name: value for name, _, value in (word.partition("=") for word in words if word != "export")}
     if written.get("SLURM_RESTART_COUNT") != str(restarts):
         return env
-    found = {name: written[name] for name in FACTS if name in written}
+    facts = {name: written[name] for name in FACTS if name in written}
     for name in GPU_LISTS:
         if name in env and name in written and env[name].count(",") == written[name].count(","):
-            found[name] = written[name]
-    return {**env, **found}
+            facts[name] = written[name]
+    return {**env, **facts}
 
 
 # --- options
@@ -206,11 +206,11 @@ def current(env: dict[str, str], restarts: int, directory: str) -> dict[str, str
 
 def long_name(given: str) -> str:
     """Return the long option for a name or its abbreviation, as getopt_long(3) finds it. Raises ``Elsewhere``."""
-    found = [given] if given in NAMES else [name for name in NAMES if name.startswith(given)]
-    if len(found) != 1:
+    names = [given] if given in NAMES else [name for name in NAMES if name.startswith(given)]
+    if len(names) != 1:
         raise Elsewhere(f"the option --{given}")
-    name = SYNONYMS.get(found[0], found[0])
-    if name in ASKED:
+    name = SYNONYMS.get(names[0], names[0])
+    if name in ANSWERED:
         raise Elsewhere
     if name not in OPTIONS:
         raise Elsewhere(f"the option --{name}")
@@ -240,7 +240,7 @@ def parse(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, str], li
         letters = word[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
-            if letter in ASKED:
+            if letter in ANSWERED:
                 raise Elsewhere
             if letter not in SHORT:
                 raise Elsewhere(f"the option -{letter}")
@@ -260,7 +260,7 @@ def parse(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, str], li
     return merged(given, of_environment(env)), rest
 
 
-def merged(given: list[tuple[str, str]], found: dict[str, str]) -> dict[str, str]:
+def merged(given: list[tuple[str, str]], inherited: dict[str, str]) -> dict[str, str]:
     """Apply the options of the command line, the last of equal ones, on top of those that variables have set.
 
     Raises ``Elsewhere``.
@@ -268,16 +268,17 @@ def merged(given: list[tuple[str, str]], found: dict[str, str]) -> dict[str, str
     options = {name: value or "1" if name == "kill-on-bad-exit" else value for name, value in given}
     if options.keys() & {*GPU_COUNTS}:
         for name in (*GPU_COUNTS, "gpu-bind", "tres-bind"):
-            found.pop(name, None)
+            inherited.pop(name, None)
     if options.keys() & {*CPU_COUNTS} or "cpu" in of_tres(options.get("tres-per-task", "")):
         for name in CPU_COUNTS:
-            found.pop(name, None)
-        parts = found.get("tres-per-task", "").split(",")
-        found["tres-per-task"] = ",".join(part for part in parts if not part.startswith("cpu"))
-    found.update(options)
-    if found.get("cpus-per-gpu") and (found.get("cpus-per-task") or "cpu" in of_tres(found.get("tres-per-task", ""))):
+            inherited.pop(name, None)
+        parts = inherited.get("tres-per-task", "").split(",")
+        inherited["tres-per-task"] = ",".join(part for part in parts if not part.startswith("cpu"))
+    inherited.update(options)
+    cpus = inherited.get("cpus-per-task")
+    if inherited.get("cpus-per-gpu") and (cpus or "cpu" in of_tres(inherited.get("tres-per-task", ""))):
         raise Elsewhere("--cpus-per-gpu with --cpus-per-task")
-    return found
+    return inherited
 
 
 def of_environment(env: dict[str, str]) -> dict[str, str]:
@@ -285,17 +286,17 @@ def of_environment(env: dict[str, str]) -> dict[str, str]:
     for name in OTHER_VARIABLES:
         if env.get(name):
             raise Elsewhere(f"the variable {name}")
-    found = {}
+    options = {}
     for name, option in VARIABLES:
         value = env.get(name)
         if not value or (option in SWITCHES and value in ("0", "no", "false")):
             continue
-        found[option] = value
+        options[option] = value
     if env.get("SLURM_STEP_ID"):
         # A step inside a step: its parent has set these for itself.
         for option in ("distribution", "gpus", "gpu-bind", "tres-bind", "cpu-bind", "overcommit"):
-            found.pop(option, None)
-    return found
+            options.pop(option, None)
+    return options
 
 
 def number(options: dict[str, str], name: str, default: int, least: int = 1) -> int:
@@ -310,7 +311,7 @@ def number(options: dict[str, str], name: str, default: int, least: int = 1) -> 
 
 def of_tres(text: str) -> dict[str, str]:
     """Read ``gres/gpu:1,cpu=2`` as ``{"gpu": "1", "cpu": "2"}``. Raises ``Elsewhere``."""
-    found = {}
+    counts = {}
     for part in filter(None, text.split(",")):
         name, equals, count = part.rpartition("=")
         if not equals:
@@ -318,8 +319,8 @@ def of_tres(text: str) -> dict[str, str]:
         kind = name.split(":")[0]
         if kind not in ("cpu", "gres/gpu") or not count.isdigit():
             raise Elsewhere(f"--tres-per-task={text}")
-        found[kind[-3:]] = count
-    return found
+        counts[kind[-3:]] = count
+    return counts
 
 
 def gpu_count(text: str, name: str) -> int:
@@ -605,8 +606,8 @@ def own_file(name: str) -> int:
                 if error.errno in (errno.EACCES, errno.ELOOP, errno.EISDIR, errno.ENXIO):
                     continue
                 raise
-            found = os.fstat(fd)
-            if found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
+            status = os.fstat(fd)
+            if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
                 return fd
             os.close(fd)
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -632,15 +633,15 @@ def running() -> list[tuple[int, dict[str, str]]]:
         parents[int(entry)] = int(fields[1])
         if head.partition("(")[2] == COMM and int(entry) != os.getpid():
             launchers.add(int(entry))
-    found = []
+    processes = []
     for pid, parent in parents.items():
         if parent in launchers:
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
-                    found.append((parent, pairs_of(file.read())))
+                    processes.append((parent, pairs_of(file.read())))
             except OSError:
                 continue
-    return found
+    return processes
 
 
 def positions(env: dict[str, str]) -> list[int]:
