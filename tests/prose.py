@@ -192,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         text = (ROOT / file).read_text(encoding="utf-8")
         findings += check_text(file, text, rules.banned)
         # The names of the package; those of tests follow as far as they name its parts.
-        if file.endswith(".py") and (options.paths or options.all or file.startswith("slurm_affinode/")):
+        if file.endswith(".py") and (options.paths or options.all or file.startswith(("slurm_affinode/", "spank/"))):
             findings += check_names(file, text, rules.names, rules.all_names(file))
             findings += check_constants(file, text, rules.constants)
     for finding in findings:

@@ -52,7 +52,9 @@ def test_names_of_local_variables_are_checked_below_some_paths() -> None:
     local = RULES.all_names("slurm_affinode/suspension/wake.py")
     found = sorted((one.line, one.phrase) for one in prose.check_names("a.py", text, (), local))
     assert found == [(2, "found"), (2, "one"), (3, "look")]
-    assert RULES.all_names("slurm_affinode/report/pages.py") == ()
+    elsewhere = RULES.all_names("slurm_affinode/report/pages.py")
+    assert [one.phrase for one in prose.check_names("a.py", text, (), elsewhere)] == ["found"]
+    assert RULES.all_names("tests/waiting.py") == ()
 
 
 def test_markdown_code_is_not_checked() -> None:
