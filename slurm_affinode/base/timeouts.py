@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 LOG = logging.getLogger("slurm_affinode.agent")
-LOOK_S = 10.0
+PROBE_S = 10.0
 _KEEP_S = 60.0
 """Time after which an unused thread ends, in seconds."""
 UNRESPONSIVE = "its file system does not respond"
@@ -49,14 +49,14 @@ def time_limit(seconds: float, what: str) -> Callable[[], None]:
 class FileSystemCalls:
     """Makes calls to one file system, and waits for them while it responds. May be used by several threads."""
 
-    def __init__(self, path: Path | None, *, look_s: float = LOOK_S) -> None:
+    def __init__(self, path: Path | None, *, probe_s: float = PROBE_S) -> None:
         """Take the ``path`` of the file system to probe.
 
-        After each ``look_s`` seconds of waiting it is probed, and has as long to respond. ``None``: it is not probed,
-        and a call fails after ``look_s`` seconds.
+        After each ``probe_s`` seconds of waiting it is probed, and has as long to respond. ``None``: it is not probed,
+        and a call fails after ``probe_s`` seconds.
         """
         self._path = path
-        self._look_s = look_s
+        self._probe_s = probe_s
         self._behind: list[_Call] = []
         self._free: SimpleQueue[_Call] | None = None
         """Where the thread that is kept waits for its next call; ``None``: it is busy, or there is none."""
@@ -81,7 +81,7 @@ class FileSystemCalls:
             raise NoAnswerError
         made = _Call(call, late)
         self._start(made)
-        while not made.over.wait(self._look_s):
+        while not made.over.wait(self._probe_s):
             if not self._answers() and self._left(made):
                 raise NoAnswerError
         result: T = made.result()
@@ -93,7 +93,7 @@ class FileSystemCalls:
             return False
         probe = _Call(lambda: os.statvfs(path))
         self._start(probe)
-        return probe.over.wait(self._look_s) or not self._left(probe)
+        return probe.over.wait(self._probe_s) or not self._left(probe)
 
     def _start(self, call: _Call) -> None:
         """Run a call in the thread that is kept, or in a new one.

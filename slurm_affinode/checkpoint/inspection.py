@@ -194,15 +194,13 @@ def collect(init_pid: int, root_pid: int, *, proc: Path = PROC, services: Servic
     Processes are identified by PID and start time throughout. The result has no processes if ``init_pid`` or
     ``root_pid`` has ended, or if the root is not in the namespace.
     """
-    nothing = TreeFacts(init_pid, root_pid, ())
+    empty = TreeFacts(init_pid, root_pid, ())
     try:
         with Process(init_pid, proc=proc) as init, Process(root_pid, proc=proc) as root:
             space = init.link("ns/pid")
-            return (
-                _collect(init, root, space, proc, services or Services()) if root.link("ns/pid") == space else nothing
-            )
+            return _collect(init, root, space, proc, services or Services()) if root.link("ns/pid") == space else empty
     except OSError:
-        return nothing
+        return empty
 
 
 def _collect(init: Process, root: Process, space: str, proc: Path, services: Services) -> TreeFacts:
@@ -265,11 +263,11 @@ def _is_below(identity: Id, above: Collection[Id], init: Id, proc: Path) -> bool
 
 
 def _facts_of_all(ids: Iterable[Id], proc: Path, services: Services) -> tuple[ProcessFacts, ...]:
-    told = []
+    facts = []
     for member in ids:
         with contextlib.suppress(OSError), Process(member.pid, started=member.started, proc=proc) as process:
-            told.append(_facts_of(process, proc, services))
-    return tuple(told)
+            facts.append(_facts_of(process, proc, services))
+    return tuple(facts)
 
 
 def _with_ancestors(facts: ProcessFacts, proc: Path) -> ProcessFacts:
@@ -572,7 +570,7 @@ class TreeInspector:
             return TreeFacts(init_pid, root_pid, ())
         with self._lock:
             self._unresponsive = {known: value for known, value in self._unresponsive.items() if value.unresponsive}
-            calls = self._unresponsive.get(init) or FileSystemCalls(None, look_s=self._limit_s)
+            calls = self._unresponsive.get(init) or FileSystemCalls(None, probe_s=self._limit_s)
         try:
             return calls(lambda: self._inspect(init_pid, root_pid))
         except NoAnswerError:

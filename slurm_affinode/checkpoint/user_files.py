@@ -92,15 +92,15 @@ def _become(user: User, *, effective: bool = False) -> None:
     if _LIBC.syscall(number, len(user.groups), groups) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"setgroups: {os.strerror(error)}")
-    for change, wanted in ((_LIBC.setfsgid, user.gid), (_LIBC.setfsuid, user.uid)):
-        change(ctypes.c_uint32(wanted))
-        if change(ctypes.c_uint32(0xFFFFFFFF)) != ctypes.c_int32(wanted).value:  # only reads the current ID
+    for change, identity in ((_LIBC.setfsgid, user.gid), (_LIBC.setfsuid, user.uid)):
+        change(ctypes.c_uint32(identity))
+        if change(ctypes.c_uint32(0xFFFFFFFF)) != ctypes.c_int32(identity).value:  # only reads the current ID
             raise OSError(1, "setfsuid: the user's rights cannot be taken")
     _apply_quotas()
     if effective:
         setresuid, setresgid = _SYS_SETRESUID[platform.machine()]
-        for call, wanted in ((setresgid, user.gid), (setresuid, user.uid)):
-            if _LIBC.syscall(call, ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(wanted), ctypes.c_uint32(0xFFFFFFFF)):
+        for call, identity in ((setresgid, user.gid), (setresuid, user.uid)):
+            if _LIBC.syscall(call, ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(identity), ctypes.c_uint32(0xFFFFFFFF)):
                 error = ctypes.get_errno()
                 raise OSError(error, f"setresuid: {os.strerror(error)}")
 

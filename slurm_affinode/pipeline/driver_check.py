@@ -77,8 +77,8 @@ def check_cuda(
             version: str | None = driver.version()
         except GpuError as error:
             if isinstance(error, DriverMissing) and not any(path.exists() for path in loaded):
-                return CudaReport(cuda_features.nothing(None, "there is no NVIDIA driver here"))
-            return CudaReport(cuda_features.nothing(None, str(error)), hint=error.hint or "nvidia-smi has to work")
+                return CudaReport(cuda_features.unavailable(None, "there is no NVIDIA driver here"))
+            return CudaReport(cuda_features.unavailable(None, str(error)), hint=error.hint or "nvidia-smi has to work")
     mig = bool(devices) and all(_has_mig(one, devices) for one in devices if one.mig is None)
     with closing(cuda(driver_version=lambda: version, mig=lambda: mig)) as helper:
         can = helper.capabilities()

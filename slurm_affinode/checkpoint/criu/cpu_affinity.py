@@ -45,16 +45,16 @@ def restore(image: PrivateImage, space: Namespace) -> None:
     """
     if INDEX not in image.names():
         return
-    wanted = recorded(image.read(INDEX))
+    masks = recorded(image.read(INDEX))
     given = sorted(_cpus(space.init.status()))
-    if any(positions[-1] >= len(given) for positions in wanted.values()):
+    if any(positions[-1] >= len(given) for positions in masks.values()):
         LOG.warning("its threads run on all CPUs: their affinities need more than the %d CPUs it has now", len(given))
         return
     for _, process in space.processes():
         for inner, outer in _threads(process):
-            if inner in wanted:
+            if inner in masks:
                 with suppress(OSError):
-                    os.sched_setaffinity(outer, {given[at] for at in wanted[inner]})
+                    os.sched_setaffinity(outer, {given[at] for at in masks[inner]})
                 process.check()
 
 

@@ -155,9 +155,9 @@ class Criu:
             if match is None:
                 raise CheckpointError(f"{self._program} --version reports no version", hint="install criu 4.1 or newer")
             if (int(match[1]), int(match[2])) < OLDEST:
-                wanted = ".".join(map(str, OLDEST))
+                oldest = ".".join(map(str, OLDEST))
                 raise CheckpointError(
-                    f"criu {match[1]}.{match[2]} is too old: {wanted} is needed", hint=f"install criu {wanted} or newer"
+                    f"criu {match[1]}.{match[2]} is too old: {oldest} is needed", hint=f"install criu {oldest} or newer"
                 )
             self._version = f"{match[1]}.{match[2]}{match[3]}"
         return self._version

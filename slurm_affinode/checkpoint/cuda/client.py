@@ -146,7 +146,7 @@ class Cuda:
         try:
             facts = self._hello()
         except CudaError as error:
-            return cuda_features.nothing(version, str(error), machine=machine)
+            return cuda_features.unavailable(version, str(error), machine=machine)
         return cuda_features.capabilities_of(
             version, cuda_features.DriverFacts.of(facts), mig=self._mig(), machine=machine
         )
@@ -170,9 +170,9 @@ class Cuda:
         return frozenset(thread for _, thread in self._users(pids))
 
     def _users(self, pids: Iterable[int]) -> list[tuple[int, int]]:
-        asked = sorted(set(pids))
-        deadline = self._deadlines.quick + 0.05 * len(asked)
-        return self._ask("users", "search for CUDA processes", deadline, pids=asked) if asked else []
+        unique = sorted(set(pids))
+        deadline = self._deadlines.quick + 0.05 * len(unique)
+        return self._ask("users", "search for CUDA processes", deadline, pids=unique) if unique else []
 
     def state(self, pid: int) -> CudaState:
         """Return the checkpoint state of a process."""
@@ -243,8 +243,8 @@ class Cuda:
                     self._child, self._initialised = self._start(self._env), False
                 begins = call in _INITIALISE and not self._initialised
                 limit = deadline_s + (fresh + begins) * self._deadlines.start
-                said = json.loads(self._child.ask(line, timeout_s=limit))
-                self._initialised |= begins and "ok" in said
+                reply = json.loads(self._child.ask(line, timeout_s=limit))
+                self._initialised |= begins and "ok" in reply
             except (process.ChildEndedError, UnreachableError, ValueError) as error:
                 if self._child is not None and isinstance(error, ValueError):  # otherwise it has ended
                     self._child.close()
@@ -256,10 +256,10 @@ class Cuda:
                 if child is not None:
                     child.close()
                 raise
-        what = _with_pids(what, [said["pid"]] if "pid" in said else pids)
-        if "cuda" in said:
-            code = str(said["cuda"])
+        what = _with_pids(what, [reply["pid"]] if "pid" in reply else pids)
+        if "cuda" in reply:
+            code = str(reply["cuda"])
             raise CudaError(f"cannot {what}: {_MEANING.get(code, 'the driver failed')} ({code})", code=code)
-        if "unavailable" in said:
-            raise CudaUnavailable(f"cannot {what}: {said['unavailable']}")
-        return said["ok"]
+        if "unavailable" in reply:
+            raise CudaUnavailable(f"cannot {what}: {reply['unavailable']}")
+        return reply["ok"]

@@ -136,7 +136,7 @@ def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool, machi
     )
 
 
-def nothing(version: str | None, why: str, *, machine: str = "") -> Capabilities:
+def unavailable(version: str | None, why: str, *, machine: str = "") -> Capabilities:
     """Return the capabilities if the driver cannot be queried: no features."""
     table = tuple(Ability(need.feature, need.first(machine), available=False, why=why) for need in NEEDS)
     return Capabilities(version, why_not=why, table=table)

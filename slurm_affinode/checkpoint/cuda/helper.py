@@ -149,19 +149,19 @@ def answer(driver: Driver, line: str) -> str:
         if "pid" in request:
             with Process(request["pid"], started=request.pop("started", None)) as process:
                 process.check()
-                said: dict[str, Any] = {"ok": call(driver, **request)}
+                reply: dict[str, Any] = {"ok": call(driver, **request)}
                 process.check()
         else:
-            said = {"ok": call(driver, **request)}
+            reply = {"ok": call(driver, **request)}
     except ProcessGoneError:
-        said = {"cuda": GONE}
+        reply = {"cuda": GONE}
     except DriverCallError as error:
-        said = {"cuda": str(error)} | ({} if error.pid is None else {"pid": error.pid})
+        reply = {"cuda": str(error)} | ({} if error.pid is None else {"pid": error.pid})
     except NotAvailableError as error:
-        said = {"unavailable": str(error)}
+        reply = {"unavailable": str(error)}
     except Exception as error:  # the agent waits for an answer, so always send one
-        said = {"unavailable": f"{type(error).__name__}: {error}"}
-    return json.dumps(said)
+        reply = {"unavailable": f"{type(error).__name__}: {error}"}
+    return json.dumps(reply)
 
 
 def main() -> None:

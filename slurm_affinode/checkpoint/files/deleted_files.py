@@ -388,7 +388,7 @@ def _run_of(process: Process) -> str:
 
 def _patiently(call: Callable[[], T], limit_s: float = _ANSWER_S) -> T:
     """Call with a timeout. Raises ``NoAnswerError``; the call then continues and must use only its own descriptors."""
-    return FileSystemCalls(None, look_s=limit_s)(call)
+    return FileSystemCalls(None, probe_s=limit_s)(call)
 
 
 def _below(init: Id | None, owner: User, call: Callable[[int], None], *, limit_s: float = _ANSWER_S) -> None:

@@ -280,9 +280,9 @@ def addresses(*, proc: Path = PROC) -> dict[Address, str]:
 
 def _version_4() -> dict[Address, str]:
     room = array.array("B", bytes(_SIOCGIFCONF_BYTES * _MOST_INTERFACES))
-    asked = struct.pack("iP", len(room), room.buffer_info()[0])
+    request = struct.pack("iP", len(room), room.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        (length, _) = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, asked))
+        (length, _) = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, request))
     rows = (bytes(room[at : at + _SIOCGIFCONF_BYTES]) for at in range(0, length, _SIOCGIFCONF_BYTES))
     return {ipaddress.IPv4Address(row[_ADDRESS]): os.fsdecode(row[_NAME].split(b"\0")[0]) for row in rows}
 

@@ -120,7 +120,7 @@ def save(
 
     try:
         # A file system that does not respond delays the other jobs of the node no longer than that.
-        return FileSystemCalls(None, look_s=timeout_s + _ANSWER_S)(call)
+        return FileSystemCalls(None, probe_s=timeout_s + _ANSWER_S)(call)
     except NoAnswerError as error:
         raise DumpFailed(f"a temporary file of the job cannot be kept: {error.strerror}") from None
 
@@ -502,7 +502,7 @@ def leave(index: Callable[[], bytes], owner: User, *, places: Sequence[str] = PL
         }
         if originals:
             used = used_files(places, owner.uid, proc)
-            FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(owner, remove))
+            FileSystemCalls(None, probe_s=_ANSWER_S)(lambda: as_user(owner, remove))
     return removed
 
 

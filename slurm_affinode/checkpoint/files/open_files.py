@@ -323,7 +323,7 @@ class Inheritance:
             return fds
 
         try:
-            fds = FileSystemCalls(None, look_s=max(1.0, self._timeout_s))(
+            fds = FileSystemCalls(None, probe_s=max(1.0, self._timeout_s))(
                 lambda: as_user(self.user, open_all), late=_close
             )
         except NoAnswerError as error:
@@ -470,7 +470,7 @@ class Inheritance:
                 fd.close()
 
         try:
-            return FileSystemCalls(None, look_s=_ANSWER_S)(make, late=close)
+            return FileSystemCalls(None, probe_s=_ANSWER_S)(make, late=close)
         except NoAnswerError as error:
             raise restore_failure("its sockets cannot be made", error) from None
 
@@ -498,7 +498,7 @@ class Inheritance:
                 return watches.watched()
 
         try:
-            self.watched |= FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(self.user, read_watches))
+            self.watched |= FileSystemCalls(None, probe_s=_ANSWER_S)(lambda: as_user(self.user, read_watches))
         except NoAnswerError as error:
             raise restore_failure("its files cannot be opened", error) from None
 
@@ -523,7 +523,7 @@ class Inheritance:
         if self._links:
             links, root = list(self._links), os.dup(self._root)
             with suppress(OSError):
-                FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(self.user, remove))
+                FileSystemCalls(None, probe_s=_ANSWER_S)(lambda: as_user(self.user, remove))
 
 
 def _empty() -> int:

@@ -175,7 +175,7 @@ class ScratchFiles:
                         for fd in fds:
                             os.close(fd)
 
-                return FileSystemCalls(None, look_s=timeout_s + _GRACE_S)(call)
+                return FileSystemCalls(None, probe_s=timeout_s + _GRACE_S)(call)
             except OSError as error:
                 kind = DumpNoRoom if error.errno in root_directory.FULL else DumpFailed
                 raise kind(f"node-local files of the job cannot be copied: {error.strerror or error}") from None
@@ -256,7 +256,7 @@ class ScratchFiles:
                 finally:
                     os.close(root)
 
-            count = FileSystemCalls(None, look_s=_GRACE_S)(lambda: as_user(owner, call))
+            count = FileSystemCalls(None, probe_s=_GRACE_S)(lambda: as_user(owner, call))
         return count
 
 

@@ -63,16 +63,16 @@ class ScratchRecord:
 
     def read(self) -> ScratchFacts:
         """Return the facts; none if there is no record, or only of another job. Raises ``RecordError``."""
-        nothing = ScratchFacts(self.uid, self.submit)
+        empty = ScratchFacts(self.uid, self.submit)
         try:
             with self.path.open("rb") as file:
                 facts = _decoded(file.read(_LIMIT + 1))
         except FileNotFoundError:
-            return nothing
+            return empty
         except (OSError, ValueError) as error:
             hint = "remove it if the job needs no files of its earlier attempts on this node"
             raise RecordError(f"{self.path}: cannot be read: {one_line(str(error))}", hint=hint) from None
-        return facts if facts.uid == self.uid and facts.submit <= self.submit else nothing
+        return facts if facts.uid == self.uid and facts.submit <= self.submit else empty
 
     def known(self) -> ScratchFacts:
         """Return the facts as ``read`` does, but none, with a warning, if the record cannot be read."""

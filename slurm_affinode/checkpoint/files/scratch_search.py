@@ -91,7 +91,7 @@ class ScratchSearch:
                         os.close(target)
 
                 # A file system that does not respond delays the other jobs of the node no longer than that.
-                FileSystemCalls(None, look_s=_FIND_S + _GRACE_S)(call)
+                FileSystemCalls(None, probe_s=_FIND_S + _GRACE_S)(call)
             if any(file.place not in walk.private for file in walk.files.values()):
                 ambiguous = self._ambiguous({process.pid for process in tree} | {init.pid})
         except ExhaustedError as error:

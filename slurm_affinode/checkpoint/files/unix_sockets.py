@@ -83,14 +83,14 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
 
     Raises ``RestoreFailed``.
     """
-    wanted = made_before(table)
-    if not wanted:
+    needed = made_before(table)
+    if not needed:
         return {}
     names = {socket.ino: socket for socket in table.sockets}
     made: dict[int, socket.socket] = {}
 
     def call() -> None:
-        for unix_socket in wanted:
+        for unix_socket in needed:
             try:
                 made[unix_socket.id] = _made(unix_socket, names.get(unix_socket.peer) if unix_socket.peer else None)
             except OSError as error:
@@ -99,7 +99,7 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
     try:
         # Peers see the effective IDs at the time of listen or connect, and would trust root's.
         as_user(user, call, namespace_fd=namespace_fd, effective=True)
-        for entry in wanted:
+        for entry in needed:
             _set_options(made[entry.id], entry)  # some need rights that the user does not have
     except BaseException:
         for unix_socket in made.values():

@@ -316,8 +316,8 @@ class Filler:
 
     def _arrived(self, talk: socket.socket) -> _Place | None:
         """Receive a message of CRIU: a process, one without memory (``None``), or the end."""
-        said = talk.recv(_NUMBER.size, socket.MSG_WAITALL)
-        (pid,) = _NUMBER.unpack(said) if len(said) == _NUMBER.size else (_FINISHED,)
+        received = talk.recv(_NUMBER.size, socket.MSG_WAITALL)
+        (pid,) = _NUMBER.unpack(received) if len(received) == _NUMBER.size else (_FINISHED,)
         self._all_announced = pid == _FINISHED
         if self._all_announced and self._missing():
             raise ValueError(f"it did not ask for the memory of process {min(self._missing())}")

@@ -130,10 +130,10 @@ class PrivateImage:
         os.symlink(above + target.lstrip("/"), name, dir_fd=self.fd)
         try:
             there = os.stat(name, dir_fd=self.fd)
-            wanted = os.stat(name, dir_fd=self.source_fd, follow_symlinks=False)
+            status = os.stat(name, dir_fd=self.source_fd, follow_symlinks=False)
         except OSError as error:
             raise restore_failure(f"{name}: cannot be reached", error) from None
-        if not stat.S_ISREG(wanted.st_mode) or not os.path.samestat(there, wanted):
+        if not stat.S_ISREG(status.st_mode) or not os.path.samestat(there, status):
             raise RestoreFailed(f"{name}: is another file than that of the image")
 
     def _copy(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:

@@ -128,7 +128,7 @@ class ImageWriter:
 
         Raises ``NoRoom``, or ``NoAnswerError`` if reading times out.
         """
-        read = FileSystemCalls(None, look_s=_READ_S)
+        read = FileSystemCalls(None, probe_s=_READ_S)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         at, free = 0, os.fstatvfs(self._fd)
         if size > free.f_bavail * free.f_frsize:  # even if sparse: writing zeros could take hours before it fails

@@ -131,18 +131,18 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
         root_directory.directory(target_fd, CRIU, owner=owner) as criu_to,
         pool("copy", _threads()) as executor,
     ):
-        wanted = {fact.path + (compression.SUFFIX if _packs(fact, how) else "") for fact in manifest.files} | {CRIU}
+        expected = {fact.path + (compression.SUFFIX if _packs(fact, how) else "") for fact in manifest.files} | {CRIU}
         for at, prefix in ((target_fd, ""), (criu_to, f"{CRIU}/")):
             for name in root_directory.names(at):
-                if prefix + name not in wanted:
+                if prefix + name not in expected:
                     os.unlink(name, dir_fd=at)
         for name in (MANIFEST, SIGNATURE):
             with _of_source():
                 data = root_directory.read(source_fd, name, owner=owner, limit=_SMALL)
             root_directory.write(target_fd, name, data)
         there = {False: set(root_directory.names(source_fd)), True: set(root_directory.names(criu_from))}
-        crew, asked = _Crew(executor), how.stop
-        how = replace(how, stop=lambda: crew.over.is_set() or asked())
+        crew, stop = _Crew(executor), how.stop
+        how = replace(how, stop=lambda: crew.over.is_set() or stop())
 
         def copy_of(fact: FileFact) -> _Copy:
             inner = fact.path.startswith(f"{CRIU}/")

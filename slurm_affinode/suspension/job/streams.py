@@ -141,12 +141,12 @@ def save(init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
 
 def _ask(call: Callable[[], T], late: Callable[[T], object] = lambda result: None) -> T:
     """Make one call to the file system of a job's output, which its user has chosen. Raises ``NoAnswerError``."""
-    return FileSystemCalls(None, look_s=_ANSWER_S)(call, late)
+    return FileSystemCalls(None, probe_s=_ANSWER_S)(call, late)
 
 
 def _wait(call: Callable[[], T], late: Callable[[T], object] = lambda result: None) -> T:
     """Like ``_ask``, during a restore."""
-    return FileSystemCalls(None, look_s=_RESTORE_S)(call, late)
+    return FileSystemCalls(None, probe_s=_RESTORE_S)(call, late)
 
 
 def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Save) -> SavedOutput:

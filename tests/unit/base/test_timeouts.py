@@ -26,7 +26,7 @@ def stalled() -> Iterator[threading.Event]:
 def test_slow_call_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is, as long as the file system responds to another call."""
     looks = itertools.cycle((0.02, DEADLINE_S))  # the first is the interval of the probes, the second their timeout
-    monkeypatch.setattr(FileSystemCalls, "_look_s", property(lambda _: next(looks), lambda *_: None), raising=False)
+    monkeypatch.setattr(FileSystemCalls, "_probe_s", property(lambda _: next(looks), lambda *_: None), raising=False)
     assert FileSystemCalls(tmp_path)(lambda: time.sleep(0.2) or 7) == 7
 
 
@@ -41,7 +41,7 @@ def test_errors_of_the_call_are_raised(tmp_path: Path) -> None:
 def test_stalled_call_is_abandoned(monkeypatch: pytest.MonkeyPatch, stalled: threading.Event) -> None:
     """Until it returns, the next call fails immediately; its result is only passed to ``late``."""
     monkeypatch.setattr(os, "statvfs", lambda path: stalled.wait())
-    calls, late = FileSystemCalls(Path("/"), look_s=0.05), []
+    calls, late = FileSystemCalls(Path("/"), probe_s=0.05), []
 
     def slow() -> int:
         stalled.wait()
@@ -50,7 +50,7 @@ def test_stalled_call_is_abandoned(monkeypatch: pytest.MonkeyPatch, stalled: thr
     with pytest.raises(NoAnswerError, match="does not respond"):
         calls(slow, late=late.append)
     assert calls.unresponsive
-    calls._look_s = DEADLINE_S
+    calls._probe_s = DEADLINE_S
     began = time.monotonic()
     with pytest.raises(NoAnswerError):
         calls(lambda: 8)
@@ -93,4 +93,4 @@ def test_unused_thread_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_call_without_a_path_has_a_time_limit(stalled: threading.Event) -> None:
     """The file system cannot be probed."""
     with pytest.raises(NoAnswerError):
-        FileSystemCalls(None, look_s=0.05)(stalled.wait)
+        FileSystemCalls(None, probe_s=0.05)(stalled.wait)

@@ -46,7 +46,7 @@ def test_tree_that_does_not_respond_does_not_block_others(pids: tuple[int, int])
     try:
         with pytest.raises(CheckpointError, match="on a file system that does not respond"):
             inspector(hangs, 70)
-        inspector._limit_s = inspector._unresponsive[Process(hangs).id]._look_s = DEADLINE_S
+        inspector._limit_s = inspector._unresponsive[Process(hangs).id]._probe_s = DEADLINE_S
         began = time.monotonic()
         with pytest.raises(CheckpointError, match="on a file system that does not respond"):
             inspector(hangs, 70)

@@ -143,7 +143,7 @@ def test_missing_libcuda_has_hint() -> None:
     class Without(FakeCuda):
         def capabilities(self) -> Capabilities:
             text = str(_not_found())
-            return cuda_features.nothing(self.version(), f"cannot reach the driver: {text}")  # type: ignore[operator]
+            return cuda_features.unavailable(self.version(), f"cannot reach the driver: {text}")  # type: ignore[operator]
 
     found = driver_check.check(driver_check.check_cuda(Versioned, Without))  # type: ignore[arg-type]
     assert (found.status, "libcuda.so.1" in found.detail) == (PROBLEM, True)

@@ -29,7 +29,7 @@ from agent_world import KEY  # isort: skip
 @pytest.fixture
 def shared(world: World, stalling: Callable[..., Stalling], monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalling]:
     """The file system of the shared store."""
-    monkeypatch.setattr(FileSystemCalls.__init__, "__kwdefaults__", {"look_s": 0.2})
+    monkeypatch.setattr(FileSystemCalls.__init__, "__kwdefaults__", {"probe_s": 0.2})
     made, answers_ = stalling(world.root / "shared"), FileSystemCalls._answers
     # On a busy machine it may be slower than the timeout, but it does respond.
     monkeypatch.setattr(FileSystemCalls, "_answers", lambda self: not made.stalled or answers_(self))

@@ -95,7 +95,7 @@ def test_parents_continue_last(world, monkeypatch, works_for, takes_s, pauses):
 
     The wait is short, however long the checks take and whatever the clock does.
     """
-    restore_s, look_s = takes_s
+    restore_s, probe_s = takes_s
     seen: list[tuple[str, list[bool]]] = []
 
     def unlocked(pid: int) -> None:
@@ -104,7 +104,7 @@ def test_parents_continue_last(world, monkeypatch, works_for, takes_s, pauses):
         unlock(pid)
 
     def looked(pids: Iterable[int]) -> bool:
-        world.clock += look_s
+        world.clock += probe_s
         return busy(pids)
 
     def paused(seconds: float) -> None:
