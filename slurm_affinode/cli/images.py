@@ -61,7 +61,7 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
     administrator, or a note beside the shared store is not signed by a node.
     """
     with _tiers(config) as tiers:
-        listed = _look(tiers, jobs)
+        listed = _listed(tiers, jobs)
         signer = signer_of(config)
         absences = absences_of(config, signer)
         notes_of(config, signer, tiers).all()
@@ -94,7 +94,7 @@ class _Listed:
     """Files beside the shared store that are not signed by a node."""
 
 
-def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
+def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
     selected = _JobSelection.of(jobs)
     chosen = [(tier, one) for tier in tiers.tiers for one in _chosen(tier.store, selected)]
     damaged = [f"{one}, in {tier.store.path}" for tier, one in chosen if isinstance(one, ImageDamaged)]

@@ -71,8 +71,8 @@ def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
             problems[node] = answer
             continue
         answered += 1
-        if said := "; ".join(answer[key] for key in ("stopped", "silent") if answer.get(key)):
-            problems[node] = said
+        if causes := "; ".join(answer[key] for key in ("stopped", "silent") if answer.get(key)):
+            problems[node] = causes
         for row in answer["jobs"]:
             # Every agent reports suspended jobs; for a running job, the response of its own node is preferred.
             if row["job_id"] not in rows or row["state"] != "suspended":
@@ -133,10 +133,9 @@ def _signal(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
     option, idle, after = row["option"], row["idle"], row["next"]
-    asked = f"window {span(option['window_s'])}, util {option['util_pct']:g} %, {option['mode']}, wake {option['wake']}"
-    pairs = [
-        ("option", f"{asked}, when {option['when']}" + (f", signal {option['signal']}" if option["signal"] else ""))
-    ]
+    terms = f"window {span(option['window_s'])}, util {option['util_pct']:g} %, {option['mode']}, wake {option['wake']}"
+    signal = f", signal {option['signal']}" if option["signal"] else ""
+    pairs = [("option", f"{terms}, when {option['when']}{signal}")]
     gpus = (
         "not known yet" if row["gpus"] is None else ", ".join(f"{one['name']} ({one['uuid']})" for one in row["gpus"])
     )
@@ -296,13 +295,13 @@ def _settled(row: Mapping[str, Any]) -> bool:
 
 def _wakes(wake: str, since: float) -> str:
     """Return when a job suspended at ``since`` resumes, by its ``wake`` option; ``now``: a wake was requested."""
-    said = {
+    texts = {
         "auto": "when GPUs are free and no job waits",
         "hold": "on request",
         "now": "as soon as Slurm has GPUs for it: it is released",
     }
-    if wake in said:
-        return said[wake]
+    if wake in texts:
+        return texts[wake]
     try:
         at = wake_time(wake, since)
     except ValueError:

@@ -79,8 +79,8 @@ def suspend(*, config: Config, job: str, no_wait: bool, force: bool, timeout: st
     elif answer["job"]["state"] == "watched":
         echo(f"Job {job} slept in place, and runs again: {answer['job']['last']['text']}")
     elif answer["job"]["state"] != "suspended":
-        asked = (answer["job"].get("in_place") or {}).get("wakes_on_request")
-        wakes = "it wakes on a request, or with" if asked else "wake it with"
+        on_request = (answer["job"].get("in_place") or {}).get("wakes_on_request")
+        wakes = "it wakes on a request, or with" if on_request else "wake it with"
         echo(f"Job {job} sleeps in place; {wakes}: slurm-affinode wake {job}")
     else:
         echo(f"Job {job} is suspended; wake it with: slurm-affinode wake {job}")

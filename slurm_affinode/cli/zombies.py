@@ -63,7 +63,7 @@ from slurm_affinode.slurm.client import open_client
 from slurm_affinode.zombies import explain as explanations
 from slurm_affinode.zombies import find
 from slurm_affinode.zombies import live as live_findings
-from slurm_affinode.zombies.audit import note_look
+from slurm_affinode.zombies.audit import record_listing
 from slurm_affinode.zombies.find import Assessment
 from slurm_affinode.zombies.nodes import asker
 from slurm_affinode.zombies.sampling import NodeSampler
@@ -448,7 +448,7 @@ def list_(
         for note in assessment.notes:
             warn(note)
     if cockpit is None:
-        note_look(config, "list --live" if live else "list", assessment.findings)
+        record_listing(config, "list --live" if live else "list", assessment.findings)
     return 1 if assessment.findings else 0
 
 
@@ -542,7 +542,7 @@ def explain(
             except AffinodeError:
                 raise stored from None
     _show_page(page, html, as_json=as_json)
-    note_look(config, f"explain {job}", page.findings, job=job)
+    record_listing(config, f"explain {job}", page.findings, job=job)
     return 0
 
 

@@ -333,7 +333,7 @@ def _row(one: Outcome) -> dict[str, Any]:
         "reason": action.reason, "text": one.text, "rule": action.rule, "number": action.number,
         "kind": finding.kind, "user": finding.user,
         "job": None if finding.owner is None else finding.owner.id, "finding": finding.as_json(),
-        "read_again": None if one.look is None else one.look.verdict,
+        "read_again": None if one.observation is None else one.observation.verdict,
     }  # fmt: skip
 
 
@@ -411,8 +411,8 @@ def _mails(decided: Sequence[Action], policy: Policy) -> Iterator[Digest]:
     """Yield the mails that would be sent."""
     for (_, user, recipients), group in zombie_mail.by_reader(decided, policy).items():
         keep_s = policy.keep.max_s if policy.keep.allow else None
-        told = zombie_mail.readers(user, recipients, group, policy)
-        for recipient in told or ("(no recipient: mail.admins is empty)",):
+        addresses = zombie_mail.readers(user, recipients, group, policy)
+        for recipient in addresses or ("(no recipient: mail.admins is empty)",):
             yield digest(
                 group, policy.mail, recipient=recipient, user=user, now=datetime.now(UTC),
                 timezone=policy.calendar.timezone, keep_s=keep_s,

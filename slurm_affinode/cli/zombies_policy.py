@@ -106,7 +106,7 @@ def check(
 
 
 def _replay(  # noqa: PLR0917
-    config: Config, site: Policy, since: datetime, until: datetime, every_s: float, look_s: float
+    config: Config, site: Policy, since: datetime, until: datetime, every_s: float, sampled_every_s: float
 ) -> tuple[list[site_policy.Replayed], str | None]:  # fmt: skip
     if extras.missing():
         return [], f"the replay is not possible: it needs the extra analysis; {extras.INSTALL}"
@@ -115,10 +115,10 @@ def _replay(  # noqa: PLR0917
     config = site_policy.reaching(config, site)
     samples, problem = [], None
     # The last one is at the end of the interval, whatever its length.
-    count = max(0, math.ceil((until - since).total_seconds() / look_s))
+    count = max(0, math.ceil((until - since).total_seconds() / sampled_every_s))
     with progress("looking at the history", max(1, count)) as advance:
         for number in range(1, count + 1):
-            moment = min(since + timedelta(seconds=number * look_s), until)
+            moment = min(since + timedelta(seconds=number * sampled_every_s), until)
             try:
                 request = find.Request(until=moment, running_only=False)
                 samples.append(find.find(config, request, slurm=None, now=moment).findings)

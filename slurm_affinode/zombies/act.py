@@ -30,7 +30,7 @@ from slurm_affinode.zombies.audit import written
 from slurm_affinode.zombies.mail import mail_done
 from slurm_affinode.zombies.nodes import ASLEEP, AT_ONCE
 from slurm_affinode.zombies.outcomes import HOLD, Outcome, Result, Tools
-from slurm_affinode.zombies.recheck import AskNode, Look
+from slurm_affinode.zombies.recheck import AskNode, Observation
 
 REST = timedelta(hours=1)
 """Minimum time before the same node is drained or resumed, the same job suspended, or its steps canceled again."""
@@ -127,8 +127,8 @@ def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
         if outcomes[-1].result == "spared" and following is not None:
             held.remove(following)
             todo.append(following)
-    told = [one.action for one in outcomes if one.result == "done" and _owned(one.action)]
-    mail_done(told, tools)
+    mailed = [one.action for one in outcomes if one.result == "done" and _owned(one.action)]
+    mail_done(mailed, tools)
     return outcomes
 
 
@@ -177,45 +177,45 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
     kept = _kept(action, tools)
     if kept is not None:
         return kept
-    look = _look(action, tools)
-    if look.job is not None and action.verb in ("cancel", "suspend"):
+    observation = _observe(action, tools)
+    if observation.job is not None and action.verb in ("cancel", "suspend"):
         exemption_intake.collect(
-            [look.job], action.finding.cluster, tools.policy.keep, tools.log, now=tools.now(), run=tools.who.run
+            [observation.job], action.finding.cluster, tools.policy.keep, tools.log, now=tools.now(), run=tools.who.run
         )  # fmt: skip
         kept = _kept(action, tools)
         if kept is not None:
             return kept
-    if look.verdict != "still":
-        result: Result = "gone" if look.verdict == "gone" else "spared"
-        return Outcome(action, result, f"{action.target}: {look.text}", look)
-    longer = _interactive(action, tools, look)
+    if observation.verdict != "still":
+        result: Result = "gone" if observation.verdict == "gone" else "spared"
+        return Outcome(action, result, f"{action.target}: {observation.text}", observation)
+    longer = _interactive(action, tools, observation)
     if longer is not None:
-        return Outcome(action, "spared", f"{action.target}: {longer}", look)
-    if action.verb == "cancel" and action.settings.prefer_suspend and look.job is not None:
+        return Outcome(action, "spared", f"{action.target}: {longer}", observation)
+    if action.verb == "cancel" and action.settings.prefer_suspend and observation.job is not None:
         # Since the decision, the agent may have come back and report that the job opted in, or the job was suspended.
         known = opted_in([action], tools.ask)
-        if look.job.job_id in known.asleep:
-            return Outcome(action, "spared", f"{action.target}: it now sleeps in place", look)
-        if look.job.job_id in known.watched:
+        if observation.job.job_id in known.asleep:
+            return Outcome(action, "spared", f"{action.target}: it now sleeps in place", observation)
+        if observation.job.job_id in known.watched:
             action = replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
     try:
-        return _done(action, tools, look)
+        return _done(action, tools, observation)
     except (UnknownJobError, AlreadyDoneError) as error:
-        return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
+        return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", observation)
     except AnswerError as error:
         cancels = action.settings.action == "cancel"
         if action.verb == "suspend" and cancels and error.code not in _NOT_NOW and tools.instead > 0:
-            return _instead(action, tools, look, str(error))
+            return _instead(action, tools, observation, str(error))
         kind: Result = "gone" if error.code in _GONE else "spared" if error.code in _SPARED else "failed"
-        return Outcome(action, kind, f"{action.target}: {error}", look)
+        return Outcome(action, kind, f"{action.target}: {error}", observation)
     except AffinodeError as error:
-        return Outcome(action, "failed", f"{action.target}: {error}", look)
+        return Outcome(action, "failed", f"{action.target}: {error}", observation)
 
 
-def _interactive(action: Action, tools: Tools, look: Look) -> str | None:
+def _interactive(action: Action, tools: Tools, observation: Observation) -> str | None:
     """Return why a job is exempt as interactive if accounting did not say so and slurmctld does, else ``None``."""
     finding, ref = action.finding, action.finding.job
-    if ref is None or ref.batch is not None or look.job is None or look.job.batch is not False:
+    if ref is None or ref.batch is not None or observation.job is None or observation.job.batch is not False:
         return None
     known, now = replace(finding, subject=replace(ref, batch=False)), tools.now()
     again = decide(known, tools.policy, tools.log.ledger(now), now)
@@ -232,28 +232,28 @@ def _kept(action: Action, tools: Tools) -> Outcome | None:
     return Outcome(action, "spared", f"{action.target}: {keep.user} requested an exemption: {keep.why}")
 
 
-def _instead(action: Action, tools: Tools, look: Look, why: str) -> Outcome:
+def _instead(action: Action, tools: Tools, observation: Observation, why: str) -> Outcome:
     """Cancel a job that cannot be suspended: opting in must not protect it from cancellation."""
     tools.instead -= 1
     action = replace(action, verb="cancel", reason=f"{action.reason}; it cannot be suspended: {why}")
     try:
-        done = _done(action, tools, look)
+        done = _done(action, tools, observation)
         return replace(done, text=f"{done.text}, for it cannot be suspended: {why}")
     except (UnknownJobError, AlreadyDoneError) as error:
-        return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
+        return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", observation)
 
 
-def _look(action: Action, tools: Tools) -> Look:
+def _observe(action: Action, tools: Tools) -> Observation:
     finding = action.finding
     if action.verb == "kill-process":
         # The agent checks the process again right before it kills it.
-        return Look("still", "the agent of the node checks again")
+        return Observation("still", "the agent of the node checks again")
     if action.verb == "resume":
         return tools.recheck.drained(_node(finding, tools))
     if action.verb == "drain":
         return tools.recheck.node(finding, _node(finding, tools))
     if not isinstance(finding.subject, JobAttempt):
-        return Look("unknown", "it is not about a job")
+        return Observation("unknown", "it is not about a job")
     for other in action.parts:
         part = tools.recheck.job(other, other.subject) if isinstance(other.subject, JobAttempt) else None
         if part is not None and part.verdict not in ("still", "gone"):
@@ -274,20 +274,20 @@ def _node(finding: Finding, tools: Tools) -> str:
     return next((name for name in finding.nodes if name not in drained), finding.nodes[0])
 
 
-def _done(action: Action, tools: Tools, look: Look) -> Outcome:
+def _done(action: Action, tools: Tools, observation: Observation) -> Outcome:
     """Execute the action. Raises ``AffinodeError``."""
-    text = _do(action, tools, look)
-    return Outcome(replace(action, steps=bool(_steps(action, look))), "done", text, look)
+    text = _do(action, tools, observation)
+    return Outcome(replace(action, steps=bool(_steps(action, observation))), "done", text, observation)
 
 
-def _steps(action: Action, look: Look) -> list[str]:
+def _steps(action: Action, observation: Observation) -> list[str]:
     """Return the steps to cancel instead of the whole job."""
-    if action.verb != "cancel" or not action.settings.cancel_steps or look.job is None:
+    if action.verb != "cancel" or not action.settings.cancel_steps or observation.job is None:
         return []
-    return [step.step for step in look.job.steps or () if step.step.isdigit()]
+    return [step.step for step in observation.job.steps or () if step.step.isdigit()]
 
 
-def _do(action: Action, tools: Tools, look: Look) -> str:
+def _do(action: Action, tools: Tools, observation: Observation) -> str:
     """Execute the action and return a description of it."""
     finding, subject = action.finding, action.finding.subject
     if action.verb == "kill-process" and isinstance(subject, ProcessRef):
@@ -305,15 +305,15 @@ def _do(action: Action, tools: Tools, look: Look) -> str:
     if action.verb == "resume":
         node = _node(finding, tools)
         tools.slurm.resume(node)
-        return f"{node} is in service again; it was drained: {_why(look)}"
-    job = look.job
+        return f"{node} is in service again; it was drained: {_why(observation)}"
+    job = observation.job
     if job is None:
         raise InputError(f"{action.target}: it is not known")
     if action.verb == "suspend":
         tools.suspend(job.id)
         return f"job {job.id} is being suspended"
     # An array's last task has the raw ID of the array: only its name identifies the task alone.
-    steps = _steps(action, look)
+    steps = _steps(action, observation)
     if steps:
         return _end_steps(job.id, steps, tools)
     tools.slurm.cancel(job.id)
@@ -337,8 +337,8 @@ def _end_steps(job: str, steps: Sequence[str], tools: Tools) -> str:
     return f"job {job}: steps {', '.join(ended)} were canceled; the allocation stays"
 
 
-def _why(look: Look) -> str:
-    return str(look.evidence.get("reason")) if isinstance(look.evidence, Mapping) else ""
+def _why(observation: Observation) -> str:
+    return str(observation.evidence.get("reason")) if isinstance(observation.evidence, Mapping) else ""
 
 
 AGENTS_AT_ONCE = 32

@@ -18,7 +18,7 @@ MOST = 1000
 """Maximum number of findings in the record of a listing."""
 
 
-def note_look(config: Config, command: str, findings: Sequence[Finding], *, job: str | None = None) -> bool:
+def record_listing(config: Config, command: str, findings: Sequence[Finding], *, job: str | None = None) -> bool:
     """Record in the audit that findings were listed; ``False`` if this user may not write or there is no database."""
     who, now = Who.am_i(), datetime.now(UTC)
     evidence = [{"finding": one.key, "score": round(one.score, 3)} for one in findings[:MOST]]
@@ -49,8 +49,8 @@ def entry(outcome: Outcome, who: Who, now: datetime) -> AuditEntry:
     """Return the audit record of an outcome."""
     action, finding = outcome.action, outcome.action.finding
     job, evidence = finding.owner, {"finding": finding.as_json()}
-    if outcome.look is not None:
-        evidence["read_again"] = {"verdict": outcome.look.verdict, "seen": outcome.look.evidence}
+    if outcome.observation is not None:
+        evidence["read_again"] = {"verdict": outcome.observation.verdict, "seen": outcome.observation.evidence}
     return AuditEntry(
         at=now, run=who.run, actor=who.actor, verb=action.verb, result=outcome.result, reason=outcome.text,
         cluster=finding.cluster, kind=finding.kind, finding=finding.key, job_id=None if job is None else job.job_id,

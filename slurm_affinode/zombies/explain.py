@@ -43,7 +43,7 @@ from slurm_affinode.zombies import nodes as zombie_nodes
 from slurm_affinode.zombies.find import COLUMNS, History, Request, Slurm, Snapshot
 from slurm_affinode.zombies.live import Observed
 from slurm_affinode.zombies.nodes import LiveGpu
-from slurm_affinode.zombies.sampling import LOOK_S, NodeSampler
+from slurm_affinode.zombies.sampling import SAMPLING_S, NodeSampler
 
 SLOTS = 60
 """Columns of a timeline."""
@@ -244,7 +244,7 @@ def _filled(slot: Slot, row: dict[str, Any] | None) -> Slot:
     return Slot(slot.start, row["activity"], fb, row["power_w"])
 
 
-STEP_MS = round(LOOK_S * 1000)
+STEP_MS = round(SAMPLING_S * 1000)
 LONGEST_S = 120.0
 """Maximum default observation time, seconds: if the shortest signature window is longer, the GPUs are read once."""
 
@@ -288,7 +288,7 @@ def explain_live(
         shortest = (
             min((one.time.longer_than_s for one in file.signatures), default=0.0) if window_s is None else window_s
         )
-        watch_s = shortest + LOOK_S if shortest <= LONGEST_S else None
+        watch_s = shortest + SAMPLING_S if shortest <= LONGEST_S else None
     readings = _Readings()
 
     def running(jobs: Sequence[Job]) -> list[Job]:

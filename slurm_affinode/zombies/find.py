@@ -284,7 +284,7 @@ def select(about: Assessment, findings: Iterable[Finding], request: Request) -> 
     """Return ``about`` with the requested findings, ordered by GPU-hours held; its counts cover all ``findings``."""
     counts: dict[str, int] = {}
     kept: list[Finding] = []
-    asked = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
+    filters = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
              "users": request.users}  # fmt: skip
     for one in findings:
         counts[one.kind] = counts.get(one.kind, 0) + 1
@@ -297,7 +297,7 @@ def select(about: Assessment, findings: Iterable[Finding], request: Request) -> 
         if request.running_only and one.job is not None and not one.job.running:
             continue
         # A finding about a user has no partition: it is already based on jobs in the requested ones.
-        given = {key: names for key, names in asked.items() if one.kind not in USER_KINDS or key != "partitions"}
+        given = {key: names for key, names in filters.items() if one.kind not in USER_KINDS or key != "partitions"}
         if any(names and not {*(getattr(one, key[:-1]) or "").split(",")} & {*names} for key, names in given.items()):
             continue
         kept.append(one)
@@ -379,8 +379,8 @@ def waiting_jobs(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery) -
 
 def _waiting(row: dict[str, Any], until: datetime) -> PendingJob:
     task = row["array_task_id"]
-    asked = units.parse_tres(row["req_tres"] or "")
-    kinds = {name.split(":")[1] for name in asked if name.startswith("gres/gpu:")}
+    requested = units.parse_tres(row["req_tres"] or "")
+    kinds = {name.split(":")[1] for name in requested if name.startswith("gres/gpu:")}
     together = row["array_spec"] if task is None and row["start"] is None else None
     tasks, most = identifiers.tasks_in(together)
     plain = str(row["job_id"]) if together is None else f"{row['array_job_id'] or row['job_id']}_[{together}]"
@@ -392,7 +392,7 @@ def _waiting(row: dict[str, Any], until: datetime) -> PendingJob:
         eligible=row["eligible"],
         until=min(row["start"] or row["end"] or until, until),
         gpu_type=next(iter(kinds)) if len(kinds) == 1 else None,
-        nodes=row["nodes"] or _number(asked.get("node")) or 1,
+        nodes=row["nodes"] or _number(requested.get("node")) or 1,
         constraint=row["constraints"],
         user=row["user"],
         tasks=tasks,

@@ -62,13 +62,13 @@ def summarize(
     is none, and ``AffinodeError`` if several jobs have this ID.
     """
     moment = now or datetime.now(UTC)
-    asked = explain.parse(job)
+    parsed = explain.parse(job)
     with (
         (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples,
         Repository.open(config.db_url, create=False) as store,
     ):
-        every = store.find_job(asked.job_id, cluster=cluster)
-        stored = explain.pick(every, asked)
+        every = store.find_job(parsed.job_id, cluster=cluster)
+        stored = explain.pick(every, parsed)
         if stored.is_empty():
             raise _missing(job, every, config)
         explain.check_single(job, stored)

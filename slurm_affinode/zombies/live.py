@@ -34,8 +34,7 @@ from slurm_affinode.model.finding import MISFIT_KINDS, USER_KINDS, Finding, JobA
 from slurm_affinode.slurm import identifiers, units
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, RECORDED_GPUS, conform
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.zombies import engines, find, orphans
-from slurm_affinode.zombies import sampling as looking
+from slurm_affinode.zombies import engines, find, orphans, sampling
 from slurm_affinode.zombies.find import COLUMNS, Assessment, History, Request, Snapshot, gpu_partitions, node_classes
 from slurm_affinode.zombies.nodes import Ask, JobUse, LiveGpu, NodeAnswer, asker
 from slurm_affinode.zombies.sampling import NodeSampler, NodeSamples, Past, Watched
@@ -238,7 +237,7 @@ class Observed:
 
     def facts(self, job: Job, one: Watched) -> tuple[GpuFacts, datetime | None]:
         """Return the facts about a GPU of a job, and the time since which it has been idle."""
-        return looking.facts_now(job, one, self.past, self.at, self.samples.watched_s)
+        return sampling.facts_now(job, one, self.past, self.at, self.samples.watched_s)
 
     def run(self, job: Job) -> RunFacts:
         """Return the facts about the current attempt of a job."""
@@ -296,7 +295,7 @@ def observe(
     names = {node.name: node.gpus.count for node in there if node.responding and node.gpus}
     sampler.say(f"asking {counted(len(names), 'node')}")
     limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
-    samples = looking.look(names, jobs, sampler, watch_s=watch_s or 0.0, limit_pct=limit,
+    samples = sampling.observe(names, jobs, sampler, watch_s=watch_s or 0.0, limit_pct=limit,
                          floors_pct=config.agent.floors_pct)  # fmt: skip
     later = jobs
     if watch_s or orphans.seem(jobs, samples.first_answers, samples.answers):
@@ -305,7 +304,7 @@ def observe(
                 later = client.overview()
         except AffinodeError as error:
             notes.append(f"jobs that began or ended during the observation are unknown: {error}")
-        samples = looking.still(samples, jobs, later)
+        samples = sampling.still(samples, jobs, later)
     notes += [f"{one.node} is unknown: {one.problem}" for one in samples.first_answers if not one.by]
     notes += [
         f"{one.node}: processes are unknown: {one.problem}" for one in samples.first_answers if one.by == "exporter"
@@ -313,7 +312,7 @@ def observe(
     moment = datetime.fromtimestamp(sampler.now(), UTC)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as store:
         sampler.say("following the GPUs")
-        since, past = looking.past(config, request, later, looking.timed(samples), limit, moment, store, notes)
+        since, past = sampling.past(config, request, later, sampling.timed(samples), limit, moment, store, notes)
         snapshot = Snapshot(cluster, later, nodes)
         yield Observed(snapshot, jobs, samples, file.signatures, past, since, moment, tuple(notes), store)
 
@@ -323,7 +322,7 @@ def judged(config: Config, request: Request, seen: Observed) -> Assessment:
     """Return the findings of a live observation."""
     (cluster, jobs, nodes), moment, samples = _parts(seen.snapshot), seen.at, seen.samples
     findings = [one for job in jobs if (one := _job(job, seen)) is not None]
-    looked = Now(seen.snapshot, samples.first_answers, looking.timed(samples), moment)
+    looked = Now(seen.snapshot, samples.first_answers, sampling.timed(samples), moment)
     by_id = {job.job_id: job for job in jobs if job.allocated}
     shapes, unknown = find_live_misfits(config, request, looked, seen.history, by_id)
     findings += shapes

@@ -19,10 +19,10 @@ Reader = tuple[str, str | None, tuple[str, ...]]
 
 def notify(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outcome]:
     """Send the due warnings, one mail per recipient. A warning that was not sent is due again in the next run."""
-    wanted = [action for action in actions if action.verb in ("warn-user", "warn-admin")]
+    mailed = [action for action in actions if action.verb in ("warn-user", "warn-admin")]
     outcomes: list[Outcome] = []
     mails = 0
-    for (_, user, recipients), group in by_reader(wanted, tools.policy).items():
+    for (_, user, recipients), group in by_reader(mailed, tools.policy).items():
         tools.step(f"mail: {user or 'administrators'}")
         if mails >= tools.policy.limits.mails:
             text = f"{counted(mails, 'mail')} in this run already: the limit"

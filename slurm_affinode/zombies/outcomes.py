@@ -11,7 +11,7 @@ from slurm_affinode.db.audit import Who, ZombieLog
 from slurm_affinode.model.cleanup import Action, Policy
 from slurm_affinode.pipeline.mail_delivery import Post
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.zombies.recheck import AskNode, Look, Recheck
+from slurm_affinode.zombies.recheck import AskNode, Observation, Recheck
 
 HOLD = timedelta(minutes=10)
 """A claim expires after this time if its holder crashed."""
@@ -26,7 +26,7 @@ class Outcome:
     action: Action
     result: Result
     text: str
-    look: Look | None = None
+    observation: Observation | None = None
 
 
 @dataclass(slots=True)

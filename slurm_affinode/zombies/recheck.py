@@ -32,7 +32,7 @@ AskNode = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observation:
     """The result of a verification."""
 
     verdict: Verdict
@@ -55,53 +55,57 @@ class Recheck:
     floors_pct: Mapping[str, float] = field(default_factory=lambda: dict(FLOORS_PCT))
     """Signal -> floor, percent: values up to it count as 0."""
 
-    def job(self, finding: Finding, ref: JobAttempt) -> Look:
+    def job(self, finding: Finding, ref: JobAttempt) -> Observation:
         """Verify that the same attempt of the same user still runs and its GPUs are still idle."""
         try:
             job = self.slurm.job(ref.id)
         except UnknownJobError:
-            return Look("gone", f"job {ref.id} has ended, and Slurm has forgotten it")
+            return Observation("gone", f"job {ref.id} has ended, and Slurm has forgotten it")
         if job.job_id != ref.job_id or (
             job.submit is not None and ref.submit is not None and _s(job.submit) != _s(ref.submit)
         ):
-            return Look("gone", f"job {ref.id} has started another attempt", job)
+            return Observation("gone", f"job {ref.id} has started another attempt", job)
         if not job.allocated or job.state == "COMPLETING":
-            return Look("gone", f"job {ref.id} is now {job.state}", job)
+            return Observation("gone", f"job {ref.id} is now {job.state}", job)
         if job.state != "RUNNING":
-            return Look("unknown", f"job {ref.id} is {job.state}, so the activity of its GPUs is not its own", job)
+            return Observation(
+                "unknown", f"job {ref.id} is {job.state}, so the activity of its GPUs is not its own", job
+            )
         if finding.user is not None and job.user != finding.user:
-            return Look("unknown", f"job {ref.id} belongs to {job.user}, not to {finding.user}", job)
+            return Observation("unknown", f"job {ref.id} belongs to {job.user}, not to {finding.user}", job)
         return self._idle(finding, job)
 
-    def _idle(self, finding: Finding, job: Job) -> Look:
+    def _idle(self, finding: Finding, job: Job) -> Observation:
         flagged = finding.flagged_gpus
         if not flagged:
-            return Look("unknown", "no GPU is named that could be checked again", job)
+            return Observation("unknown", "no GPU is named that could be checked again", job)
         seen: list[dict[str, Any]] = []
         for number in range(self.samples):
             if number:
                 self.sleep(BETWEEN_S)
             for node in sorted({gpu.node or "" for gpu in flagged}):
                 if not node:
-                    return Look("unknown", "a GPU is on an unknown node", job)
+                    return Observation("unknown", "a GPU is on an unknown node", job)
                 try:
                     answer = self.ask(node, {"verb": "processes", "since": _us(finding.observed_at), "each": True})
                 except AffinodeError as error:
-                    return Look("unknown", f"the evidence cannot be read again: {error}", job, seen)
+                    return Observation("unknown", f"the evidence cannot be read again: {error}", job, seen)
                 for gpu in (one for one in flagged if one.node == node):
-                    look = self._gpu(gpu, answer, job)
-                    seen.append({"node": node, "gpu": gpu.gpu, "reading": look.evidence, "verdict": look.verdict})
-                    if look.verdict != "still":
-                        return Look(look.verdict, look.text, job, seen)
-        return Look("still", f"{counted(len(flagged), 'GPU')} still idle in {self.samples} samples", job, seen)
+                    observation = self._gpu(gpu, answer, job)
+                    seen.append(
+                        {"node": node, "gpu": gpu.gpu, "reading": observation.evidence, "verdict": observation.verdict}
+                    )
+                    if observation.verdict != "still":
+                        return Observation(observation.verdict, observation.text, job, seen)
+        return Observation("still", f"{counted(len(flagged), 'GPU')} still idle in {self.samples} samples", job, seen)
 
-    def _gpu(self, gpu: GpuEvidence, answer: Mapping[str, Any], job: Job) -> Look:
+    def _gpu(self, gpu: GpuEvidence, answer: Mapping[str, Any], job: Job) -> Observation:
         name = f"GPU {gpu.gpu} on {gpu.node}"
         row = _row(gpu, answer)
         reading = None if row is None else row.get("reading")
         if row is None or not isinstance(reading, dict):
             why = "is missing" if row is None else str(row.get("fault") or "cannot be read")
-            return Look("unknown", f"{name} {why}")
+            return Observation("unknown", f"{name} {why}")
         if gpu.shared:
             return self._part(name, row, job)
         signals = {
@@ -115,51 +119,53 @@ class Recheck:
         busy = {key: value for key, value in signals.items() if value > self.idle_pct}
         if busy:
             key = max(busy, key=lambda one: busy[one])
-            return Look("woke", f"{name} computes: {key} is at {busy[key]:.0f} %", evidence=signals)
+            return Observation("woke", f"{name} computes: {key} is at {busy[key]:.0f} %", evidence=signals)
         if measured < MIN_SIGNALS:
-            return Look("unknown", f"{name} shows {counted(measured, 'signal')}: too few to judge", evidence=signals)
-        return Look("still", f"{name} is idle", evidence=signals)
+            return Observation(
+                "unknown", f"{name} shows {counted(measured, 'signal')}: too few to judge", evidence=signals
+            )
+        return Observation("still", f"{name} is idle", evidence=signals)
 
-    def _part(self, name: str, row: Mapping[str, Any], job: Job) -> Look:
+    def _part(self, name: str, row: Mapping[str, Any], job: Job) -> Observation:
         """Verify a job's share of a shared GPU, by the job's own processes only."""
         own = [one for one in row.get("processes") or () if one["job"] == job.job_id and one["source"] != "environment"]
-        told = [one for one in own if one.get("sm_pct") is not None and one.get("memory_pct") is not None]
-        if not own or len(told) < len(own):
-            return Look("unknown", f"the activity of the job on {name}, which is shared, is unknown")
+        measured = [one for one in own if one.get("sm_pct") is not None and one.get("memory_pct") is not None]
+        if not own or len(measured) < len(own):
+            return Observation("unknown", f"the activity of the job on {name}, which is shared, is unknown")
         signals = {key: max(float(one[key]) for one in own) for key in ("sm_pct", "memory_pct")}
         busy = max(signals.values())
         if busy > self.idle_pct:
-            return Look("woke", f"the job computes on {name}: a process is at {busy:.0f} %", evidence=signals)
-        return Look("still", f"the job's part of {name} is idle", evidence=signals)
+            return Observation("woke", f"the job computes on {name}: a process is at {busy:.0f} %", evidence=signals)
+        return Observation("still", f"the job's part of {name} is idle", evidence=signals)
 
     # --- nodes and processes
 
-    def node(self, finding: Finding, name: str) -> Look:
+    def node(self, finding: Finding, name: str) -> Observation:
         """Verify that the reason for draining a node still holds and that it is not yet drained."""
         return self._around(lambda: self._in_service(name), lambda: self._holds(finding, name))
 
-    def drained(self, name: str) -> Look:
+    def drained(self, name: str) -> Observation:
         """Verify that Slurm still drains a node for a failed kill and that no user processes are left there."""
         return self._around(lambda: self._by_slurm(name), lambda: self._clean(name))
 
     @staticmethod
-    def _around(state: Callable[[], Look], matter: Callable[[], Look]) -> Look:
+    def _around(state: Callable[[], Observation], matter: Callable[[], Observation]) -> Observation:
         """Check the node's state in Slurm before and after the agent's slower check; the last result counts."""
-        for look in (state, matter):
-            seen = look()
+        for observe in (state, matter):
+            seen = observe()
             if seen.verdict != "still":
                 return seen
         return state()
 
-    def _in_service(self, name: str) -> Look:
+    def _in_service(self, name: str) -> Observation:
         node = self._node(name)
         if node is None:
-            return Look("unknown", f"Slurm knows no node {name}")
+            return Observation("unknown", f"Slurm knows no node {name}")
         if node.draining:
-            return Look("gone", f"{name} is drained already: {node.reason or 'without a reason'}")
-        return Look("still", f"{name} is in service")
+            return Observation("gone", f"{name} is drained already: {node.reason or 'without a reason'}")
+        return Observation("still", f"{name} is in service")
 
-    def _holds(self, finding: Finding, name: str) -> Look:
+    def _holds(self, finding: Finding, name: str) -> Observation:
         if finding.kind == "completing":
             ref = finding.job
             try:
@@ -167,69 +173,73 @@ class Recheck:
             except UnknownJobError:
                 job = None
             if job is None or job.state != "COMPLETING":
-                return Look("gone", "the job has ended", job)
-            return Look("still", f"job {job.id} is still COMPLETING", job)
+                return Observation("gone", "the job has ended", job)
+            return Observation("still", f"job {job.id} is still COMPLETING", job)
         return self._matter(finding, name)
 
-    def _matter(self, finding: Finding, name: str) -> Look:
+    def _matter(self, finding: Finding, name: str) -> Observation:
         try:
             answer = self.ask(name, {"verb": "processes"})
         except AffinodeError as error:
-            return Look("unknown", f"the evidence cannot be read again: {error}")
+            return Observation("unknown", f"the evidence cannot be read again: {error}")
         subject = finding.subject
         if isinstance(subject, ProcessRef):
             return self._orphan(subject, answer)
         for gpu in finding.gpus:
             row = _row(gpu, answer)
             if row is None or row["processes"] is None or not isinstance(row.get("reading"), dict):
-                return Look("unknown", f"GPU {gpu.gpu} of {name} cannot be read")
+                return Observation("unknown", f"GPU {gpu.gpu} of {name} cannot be read")
             used = row["reading"].get("fb_used_mib")
             if row["processes"] or used is None or used < 0.5 * 1024 * (gpu.held_gib or 1.0):
-                return Look("gone", f"GPU {gpu.gpu} of {name} is free, or a process is on it", evidence=row["reading"])
-        return Look("still", f"memory of GPUs of {name} is still held by no process")
+                return Observation(
+                    "gone", f"GPU {gpu.gpu} of {name} is free, or a process is on it", evidence=row["reading"]
+                )
+        return Observation("still", f"memory of GPUs of {name} is still held by no process")
 
-    def _orphan(self, subject: ProcessRef, answer: Mapping[str, Any]) -> Look:
+    def _orphan(self, subject: ProcessRef, answer: Mapping[str, Any]) -> Observation:
         """Verify that the same process exists and still belongs to no job: its job may run again."""
         there = [one for gpu in from_agent(subject.node, answer).gpus for one in gpu.processes or ()]
         one = next((one for one in there if (one.pid, one.start_ticks) == (subject.pid, subject.start_ticks)), None)
         if one is None:
-            return Look("gone", f"process {subject.pid} is gone")
+            return Observation("gone", f"process {subject.pid} is gone")
         try:
             jobs = self.slurm.overview()
         except AffinodeError as error:
-            return Look("unknown", f"the running jobs are unknown: {error}")
+            return Observation("unknown", f"the running jobs are unknown: {error}")
         if orphan(one, jobs, subject.node) is None:
-            return Look("gone", f"process {subject.pid} belongs, or may belong, to a job now")
-        return Look("still", f"process {subject.pid} is still there")
+            return Observation("gone", f"process {subject.pid} belongs, or may belong, to a job now")
+        return Observation("still", f"process {subject.pid} is still there")
 
-    def _by_slurm(self, name: str) -> Look:
+    def _by_slurm(self, name: str) -> Observation:
         node = self._node(name)
         if node is None:
-            return Look("unknown", f"Slurm knows no node {name}")
+            return Observation("unknown", f"Slurm knows no node {name}")
         if not node.draining:
-            return Look("gone", f"{name} is in service again")
+            return Observation("gone", f"{name} is in service again")
         if KILL_FAILED not in (node.reason or "").lower():
-            return Look("gone", f"{name} is drained for another reason: {node.reason}")
+            return Observation("gone", f"{name} is drained for another reason: {node.reason}")
         if (node.reason or "").strip().lower() != KILL_FAILED or not self._of_slurm(node.reason_user):
-            return Look("unknown", f"{name} is drained by {node.reason_user or 'an unknown user'} for: {node.reason}")
-        return Look("still", f"{name} is clean", evidence={"reason": node.reason})
+            return Observation(
+                "unknown", f"{name} is drained by {node.reason_user or 'an unknown user'} for: {node.reason}"
+            )
+        return Observation("still", f"{name} is clean", evidence={"reason": node.reason})
 
-    def _clean(self, name: str) -> Look:
+    def _clean(self, name: str) -> Observation:
         try:
             answer = self.ask(name, {"verb": "processes", "use": True})
             alive = {job.job_id for job in self.slurm.overview() if not job.ended and job.state != "COMPLETING"}
         except AffinodeError as error:
-            return Look("unknown", f"the node cannot be examined: {error}")
+            return Observation("unknown", f"the node cannot be examined: {error}")
         ended = [row["job"] for row in answer.get("jobs") or () if row["job"] not in alive]
         if ended:
-            return Look("woke", f"processes of job {ended[0]}, which has ended, are still on {name}")
+            return Observation("woke", f"processes of job {ended[0]}, which has ended, are still on {name}")
         for row in answer["gpus"]:
             if row["processes"] is None:
-                return Look("unknown", f"GPU {row['index']} of {name}: {row.get('fault') or 'cannot be read'}")
+                return Observation("unknown", f"GPU {row['index']} of {name}: {row.get('fault') or 'cannot be read'}")
             left = [one for one in row["processes"] if not one["system"]]
             if left:
-                return Look("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
-        return Look("still", f"{name} is clean")
+                return Observation("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
+        return Observation("still", f"{name} is clean")
 
     def _of_slurm(self, user: str | None) -> bool:
         """Return whether Slurm itself may have set a reason, and not an operator under their own name."""

@@ -34,7 +34,7 @@ from slurm_affinode.zombies.nodes import Ask, LiveGpu, LiveProcess, NodeAnswer, 
 
 BRIDGE_S = 600.0
 """Maximum age, seconds, of the newest stored sample for which stored and live samples are combined."""
-LOOK_S = 2.0
+SAMPLING_S = 2.0
 PROCESS_SIGNALS = ("process_sm", "process_memory")
 """SM and memory utilization of a job's processes on a GPU."""
 
@@ -78,7 +78,7 @@ class NodeSampler:
     on_round: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
 
 
-def look(
+def observe(
     names: Mapping[str, int],
     jobs: Sequence[Job],
     sampler: NodeSampler,
@@ -108,7 +108,7 @@ def look(
     watched = {gpu.key: _watched(gpu, first, limit_pct) for gpu in gpus}
     end = first + (watch_s if names else 0.0)
     while sampler.now() < end:
-        sampler.sleep(min(LOOK_S, max(0.1, end - sampler.now())))
+        sampler.sleep(min(SAMPLING_S, max(0.1, end - sampler.now())))
         sampler.say(f"looking for {span(max(0.0, end - sampler.now()))} more")
         answers, gpus = once()
         _again(watched, gpus, sampler.now(), limit_pct)

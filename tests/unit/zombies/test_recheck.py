@@ -94,8 +94,8 @@ def test_job_on_shared_gpu_is_rechecked_by_its_processes(
     world.processes = [*rows, {"job": 8, "source": "cgroup", "sm_pct": 99.0, "memory_pct": 9.0}]  # type: ignore[list-item]
     part = replace(squatter(), gpus=tuple(replace(gpu, shared=True) for gpu in squatter().gpus))
     [outcome] = act(world, due(part))
-    assert outcome.look is not None
-    assert (outcome.look.verdict, outcome.result) == (verdict, "done" if verdict == "still" else "spared")
+    assert outcome.observation is not None
+    assert (outcome.observation.verdict, outcome.result) == (verdict, "done" if verdict == "still" else "spared")
 
 
 @pytest.mark.parametrize(("said", "result"), [(None, "spared"), (True, "done")])
