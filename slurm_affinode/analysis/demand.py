@@ -128,9 +128,9 @@ def unmet(about: pl.DataFrame, since: int, until: int, idle: IdleTime | None) ->
     models = pl.DataFrame(schema=_MODELS)
     holders = about.select(*_HOLDER).clear().with_columns(pl.lit(None, pl.Float64).alias("gpu_hours_unmet"))
     if idle is None:
-        nothing = pl.lit(None, pl.Float64)
+        unknown = pl.lit(None, pl.Float64)
         partitions = partitions.with_columns(
-            nothing.alias("gpu_hours_idle_meanwhile"), nothing.alias("gpu_hours_unmet")
+            unknown.alias("gpu_hours_idle_meanwhile"), unknown.alias("gpu_hours_unmet")
         )
     else:
         held = _Held.of(idle, runs, since)

@@ -42,13 +42,13 @@ def settle(  # noqa: PLR0917 - the kinds of evidence
     ``node``, ``slot``, ``instance`` (of MIG).
     """
     about = _with_limit_of_node(runs.select("run", "start_ms", "end_ms", _limit()), nodes)
-    said = labels.join(devices, on="at", maintain_order="left").join(about, on="run", maintain_order="left")
+    labeled = labels.join(devices, on="at", maintain_order="left").join(about, on="run", maintain_order="left")
     recorded = records.select("run", "at").join(devices, on="at", maintain_order="left")
     recorded = recorded.join(about, on="run", maintain_order="left")
-    many = _beyond(said)
-    contrary = _beyond(pl.concat([said, recorded], how="diagonal").filter(~_in(many)))
+    many = _beyond(labeled)
+    contrary = _beyond(pl.concat([labeled, recorded], how="diagonal").filter(~_in(many)))
     # Labels that contradict records: only GPUs that both name.
-    usable = said.filter(~(_in(many) & _in(complete)))
+    usable = labeled.filter(~(_in(many) & _in(complete)))
     usable = pl.concat([usable.filter(~_in(contrary)), _both(usable.filter(_in(contrary)), recorded)])
     recorded = pl.concat([recorded.filter(~_in(contrary)), _both(recorded.filter(_in(contrary)), usable)])
     usable = usable.with_row_index("claim")
@@ -77,7 +77,7 @@ def settle(  # noqa: PLR0917 - the kinds of evidence
             ),
         ]
     )
-    unused = said.join(kept, on=["run", "at"], how="anti", maintain_order="left").select("run", "at", "weight")
+    unused = labeled.join(kept, on=["run", "at"], how="anti", maintain_order="left").select("run", "at", "weight")
     return Settled(pairs.unique(["run", "at"], keep="first", maintain_order=True), unused, doubtful)
 
 

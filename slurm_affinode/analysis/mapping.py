@@ -50,9 +50,9 @@ def one_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
 
     Exporters rarely know Slurm's name of the cluster. With one cluster on each side the match is unambiguous.
     """
-    seen, said = devices["cluster"].drop_nulls().unique(), runs["cluster"].drop_nulls().unique()
-    if len(seen) == 1 and len(said) == 1 and seen[0] != said[0]:
-        return devices.with_columns(pl.lit(said[0]).alias("cluster"))
+    seen, recorded = devices["cluster"].drop_nulls().unique(), runs["cluster"].drop_nulls().unique()
+    if len(seen) == 1 and len(recorded) == 1 and seen[0] != recorded[0]:
+        return devices.with_columns(pl.lit(recorded[0]).alias("cluster"))
     return devices
 
 
@@ -96,14 +96,14 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     every = every.join(slots.of_devices(every), on="at", maintain_order="left").join(
         _highest(names), on="device", how="left", maintain_order="left"
     )
-    said, mismatches = by_labels(runs, nodes, table, labels)
+    by_label, mismatches = by_labels(runs, nodes, table, labels)
     dated, undated = _dated(recorded, runs)
     records = by_record(runs, nodes, every.head(table.height), names, dated, parents)
     number = pl.struct("cluster", "node", "slot").rank("dense").cast(pl.Int64).alias("slot")
     numbered = every.head(table.height).with_columns(number)
     about = numbered.select("at", "node", "slot", pl.col("mig").is_not_null().alias("instance"))
     twins = slots.twins(numbered)
-    labelled = _without(said.select(*MATCH, "leader"), runs, parents)
+    labelled = _without(by_label.select(*MATCH, "leader"), runs, parents)
     settled = evidence.settle(labelled, records.pairs, records.complete, runs, nodes, about)
     mismatches = pl.concat([mismatches, _as_mismatches(settled.unused, runs, table)], how="diagonal")
     known = _with_twins(settled.pairs, runs, twins).sort("run", "at")
@@ -116,7 +116,7 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     seen = pl.concat([frame.filter(pl.col("first") < until)["device"] for frame in (every, earlier)])
     counted = every.filter(pl.col("device").is_in(seen.implode()))
     # Also those with evidence that is not used: they may have had a GPU.
-    named = pl.concat([said["run"], records.named]).unique()
+    named = pl.concat([by_label["run"], records.named]).unique()
     maybe = None
     if uncertain is not None and not uncertain.is_empty():
         claims = by_labels(uncertain, several, table, labels)[0]["run"], records_of(uncertain, several, dated)["run"]
@@ -125,7 +125,7 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.there, named, maybe)
     pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
     pairs = pairs.join(about.select("at", "slot"), on="at", maintain_order="left").sort("run", "at")
-    spans = said.select("run", "at", "first_ms", "last_ms")
+    spans = by_label.select("run", "at", "first_ms", "last_ms")
     divided = parents.join(numbered.select("at", "step_ms"), on="at").select(
         "at", from_ms=pl.col("from").dt.epoch("ms"), to_ms=pl.col("to").dt.epoch("ms") + pl.col("step_ms")
     )
@@ -202,7 +202,7 @@ def by_labels(
     this ID in the same cluster, on the same node, while the label was present. A plain number that is not a raw job ID
     there is the ID of an array or a heterogeneous job.
     """
-    said = (
+    known = (
         _job_ids(labels.with_row_index("label"))
         .join(table.select("at", "cluster", "node"), on="at", maintain_order="left")
         .with_columns(
@@ -210,11 +210,11 @@ def by_labels(
             pl.col("last").dt.epoch("ms").alias("last_ms"),
         )
     )
-    plain = said.filter(pl.col("task").is_null() & pl.col("het").is_null())
+    plain = known.filter(pl.col("task").is_null() & pl.col("het").is_null())
     exact = [
         _fits(plain, runs, nodes, ["id"], ["job_id"]),
-        _fits(said.drop_nulls("task"), runs, nodes, ["id", "task"], ["array_job_id", "array_task_id"]),
-        _fits(said.drop_nulls("het"), runs, nodes, ["id", "het"], ["het_job_id", "het_offset"]),
+        _fits(known.drop_nulls("task"), runs, nodes, ["id", "task"], ["array_job_id", "array_task_id"]),
+        _fits(known.drop_nulls("het"), runs, nodes, ["id", "het"], ["het_job_id", "het_offset"]),
     ]
     rest = plain.join(exact[0], on="label", how="anti", maintain_order="left")
     led = [_fits(rest, runs, nodes, ["id"], [leader]) for leader in ("array_job_id", "het_job_id")]
@@ -236,7 +236,7 @@ def by_labels(
             pl.col("last_ms").max(),
         )
     )
-    unfit = said.join(fitting, on="label", how="anti", maintain_order="left")
+    unfit = known.join(fitting, on="label", how="anti", maintain_order="left")
     return pairs.sort("run", "at"), unfit.select("job", "node", "first", "last", "rows")
 
 

@@ -104,7 +104,7 @@ class MisfitRule:
 
     kind: str
     of_gpu_jobs: bool
-    look: Callable[[Row, MisfitConfig], tuple[tuple[Evidence, ...], str] | None]
+    judge: Callable[[Row, MisfitConfig], tuple[tuple[Evidence, ...], str] | None]
 
 
 def table(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
@@ -217,10 +217,10 @@ def _by_rule(
         gpu_partitions, on=["cluster", "partition"], how="left", maintain_order="left"
     ).with_columns(pl.col("gpu_partition").fill_null(value=False))  # fmt: skip
     hits = [
-        (place, rule, told)
+        (place, rule, proof)
         for place, row in enumerate(rows.select(_LOOKED_AT).iter_rows(named=True))
         for rule in chosen
-        if rule.of_gpu_jobs == bool(row["gpus"]) and (told := rule.look(row, config)) is not None
+        if rule.of_gpu_jobs == bool(row["gpus"]) and (proof := rule.judge(row, config)) is not None
     ]
     places = sorted({place for place, _, _ in hits})
     whole = dict(zip(places, rows[places].rows(named=True), strict=True))
@@ -229,10 +229,10 @@ def _by_rule(
     return [
         (
             rule,
-            _finding(rule.kind, row, *told, held.query.until, nodes.get(row["run"], ())),
+            _finding(rule.kind, row, *proof, held.query.until, nodes.get(row["run"], ())),
             (row["gpus"] or row["cpus"] or 0) * row["ran_s"] / 3600,
         )
-        for rule, told, row in ((rule, told, whole[place]) for place, rule, told in hits)
+        for rule, proof, row in ((rule, proof, whole[place]) for place, rule, proof in hits)
     ]
 
 
@@ -272,9 +272,9 @@ def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig, by_nodes: frozense
     per = runs.group_by("cluster", "partition").agg(
         (pl.col("gpus").fill_null(0) > 0).mean().alias("share"), pl.len().alias("n")
     )
-    told = pl.col("partition").is_in(sorted(by_nodes)) & (pl.col("n") < FEW_JOBS)
+    certain = pl.col("partition").is_in(sorted(by_nodes)) & (pl.col("n") < FEW_JOBS)
     configured = pl.col("partition").is_in(list(config.cpu_only_partitions))
-    chosen = per.filter(configured if config.cpu_only_partitions else (pl.col("share") > 0.5) | told)
+    chosen = per.filter(configured if config.cpu_only_partitions else (pl.col("share") > 0.5) | certain)
     return chosen.select("cluster", "partition", pl.lit(value=True).alias("gpu_partition"))
 
 
@@ -462,17 +462,17 @@ def _nodes_for_memory(row: Row) -> int:
 
 
 RULES: tuple[MisfitRule, ...] = (
-    MisfitRule("cpu-cores-per-gpu", of_gpu_jobs=True, look=_cores),
-    MisfitRule("memory-per-gpu", of_gpu_jobs=True, look=_memory),
-    MisfitRule("gpu-too-powerful", of_gpu_jobs=True, look=_powerful),
-    MisfitRule("fragmentation", of_gpu_jobs=True, look=_fragmented),
-    MisfitRule("time-limit", of_gpu_jobs=True, look=_time),
-    MisfitRule("cpu-only-in-gpu-partition", of_gpu_jobs=False, look=_cpu_only),
-    MisfitRule("cpu-time-limit", of_gpu_jobs=False, look=_time),
-    MisfitRule("cpu-idle", of_gpu_jobs=False, look=_cpu_idle),
-    MisfitRule("host-memory", of_gpu_jobs=False, look=_host_memory),
-    MisfitRule("serial-job", of_gpu_jobs=False, look=_serial),
-    MisfitRule("cpu-fragmentation", of_gpu_jobs=False, look=_cpu_fragmented),
+    MisfitRule("cpu-cores-per-gpu", of_gpu_jobs=True, judge=_cores),
+    MisfitRule("memory-per-gpu", of_gpu_jobs=True, judge=_memory),
+    MisfitRule("gpu-too-powerful", of_gpu_jobs=True, judge=_powerful),
+    MisfitRule("fragmentation", of_gpu_jobs=True, judge=_fragmented),
+    MisfitRule("time-limit", of_gpu_jobs=True, judge=_time),
+    MisfitRule("cpu-only-in-gpu-partition", of_gpu_jobs=False, judge=_cpu_only),
+    MisfitRule("cpu-time-limit", of_gpu_jobs=False, judge=_time),
+    MisfitRule("cpu-idle", of_gpu_jobs=False, judge=_cpu_idle),
+    MisfitRule("host-memory", of_gpu_jobs=False, judge=_host_memory),
+    MisfitRule("serial-job", of_gpu_jobs=False, judge=_serial),
+    MisfitRule("cpu-fragmentation", of_gpu_jobs=False, judge=_cpu_fragmented),
 )
-OWNER_RULES = (*RULES, MisfitRule("host-memory", of_gpu_jobs=True, look=_host_memory))
+OWNER_RULES = (*RULES, MisfitRule("host-memory", of_gpu_jobs=True, judge=_host_memory))
 """Rules for the owner of one job. In clean-up, unused host memory of a GPU job matters only where it blocks GPUs."""

@@ -135,10 +135,10 @@ class PendingQueue:
             return QueueImpact(0, 0, 0.0, 0.0)
         left, startable = free, 0
         for number in chosen:  # ends after a few jobs, when no GPU is left
-            wanted = int(group.gpus[number])
-            fit = min(left // wanted, int(group.most[number]))
+            gpus = int(group.gpus[number])
+            fit = min(left // gpus, int(group.most[number]))
             startable += fit
-            left -= fit * wanted
+            left -= fit * gpus
             if not left:
                 break
         times, tasks = waited[chosen], group.tasks[chosen]

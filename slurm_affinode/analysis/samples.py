@@ -213,18 +213,18 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     several = several_names(united_names([seen, *names_later]).select(*NAMES))
     names = _same_gpus(tables, [*later, earlier], several)
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
-    said = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
-    table, said, earlier, *later = (_renamed(one, names) for one in (table, said, earlier, *later))
-    said = _across_midnight(said, table)
+    labeled = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
+    table, labeled, earlier, *later = (_renamed(one, names) for one in (table, labeled, earlier, *later))
+    labeled = _across_midnight(labeled, table)
     seen = united_names([_renamed(seen, names)])
     several = several_names(seen)
     devices, earlier = (without_names(one, several) for one in (_devices(table), earlier))
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
     # Parts are whole days; labels outside the interval belong to other runs.
-    said = said.filter((pl.col("last") >= since) & (pl.col("first") < until))
+    labeled = labeled.filter((pl.col("last") >= since) & (pl.col("first") < until))
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
-    said = said.join(at, on="device", how="left", maintain_order="left")
-    return Index(store, tuple(sources), devices, pieces, said, earlier, seen, until)
+    labeled = labeled.join(at, on="device", how="left", maintain_order="left")
+    return Index(store, tuple(sources), devices, pieces, labeled, earlier, seen, until)
 
 
 def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:

@@ -106,8 +106,8 @@ def build(
         (active, np.full(len(active), until)),
     ]
     if cut_device is not None and cut_time is not None:
-        wanted = (cut_time > since) & (cut_time < until) & taking_part[cut_device]
-        times.append((cut_device[wanted], cut_time[wanted]))
+        within = (cut_time > since) & (cut_time < until) & taking_part[cut_device]
+        times.append((cut_device[within], cut_time[within]))
     span = until - since + 3
     key, cell = _cut(np.concatenate([d * span + (t - (since - 1)) for d, t in times]))
     device, offset = np.divmod(key, span)

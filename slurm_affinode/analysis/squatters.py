@@ -164,15 +164,15 @@ def find(held: HeldGpus, signatures: Sequence[Signature], *, source: Source = "h
     for one in signatures:
         chosen |= _may_fit(held, one)
     run_of = held.pairs["run"].to_numpy()
-    wanted = np.unique(run_of[chosen])
-    if not len(wanted):
+    selected = np.unique(run_of[chosen])
+    if not len(selected):
         return []
-    rows = held.runs.filter(pl.col("run").is_in(wanted)).rows(named=True)
-    low, high = np.searchsorted(run_of, wanted), np.searchsorted(run_of, wanted, side="right")
+    rows = held.runs.filter(pl.col("run").is_in(selected)).rows(named=True)
+    low, high = np.searchsorted(run_of, selected), np.searchsorted(run_of, selected, side="right")
     at = held.pairs["at"].to_numpy()
-    places = np.unique(at[np.isin(run_of, wanted)])
+    places = np.unique(at[np.isin(run_of, selected)])
     devices = dict(zip(places.tolist(), held.devices[places.tolist()].rows(named=True), strict=True))
-    nodes = dict(held.nodes.filter(pl.col("run").is_in(wanted)).group_by("run").agg("node").iter_rows())
+    nodes = dict(held.nodes.filter(pl.col("run").is_in(selected)).group_by("run").agg("node").iter_rows())
     squatters: list[Finding] = []
     for row, first, last in zip(rows, low, high, strict=True):
         if row["state"] == "SUSPENDED" and run_facts(row, held.query.end_of(row["cluster"])).running:

@@ -53,13 +53,13 @@ def given_back(entries: Iterable[LedgerEntry], query: WasteQuery, *, now: dateti
 
 
 def _is_selected(entry: LedgerEntry, query: WasteQuery) -> bool:
-    asked = (
+    filters = (
         (entry.cluster, query.clusters),
         (entry.partition, query.partitions),
         (entry.account, query.accounts),
         (entry.user, query.users),
     )
-    return all(not names or value in names for value, names in asked)
+    return all(not names or value in names for value, names in filters)
 
 
 def _row(entry: LedgerEntry, query: WasteQuery, now: datetime) -> tuple[object, ...]:

@@ -74,8 +74,8 @@ def _shown() -> pl.Expr:
 
 
 def _selected(pending: pl.DataFrame, query: WasteQuery) -> pl.DataFrame:
-    asked = {"cluster": query.clusters, "account": query.accounts, "user": query.users}
-    for name, values in asked.items():
+    filters = {"cluster": query.clusters, "account": query.accounts, "user": query.users}
+    for name, values in filters.items():
         if values:
             pending = pending.filter(pl.col(name).is_in(list(values)))
     if query.partitions:

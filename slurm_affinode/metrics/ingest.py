@@ -196,8 +196,8 @@ def ingest_files(
     numbers of bytes read, ``on_landed`` with files when their samples are durable. Raises ``UnreachableError`` or
     ``DiskError`` if the store cannot be written.
     """
-    files, nothing = inputs.expand(paths)
-    missing = [FileOutcome(given, "failed", error=f"{given}: {why}") for given, why in nothing]
+    files, unusable = inputs.expand(paths)
+    missing = [FileOutcome(given, "failed", error=f"{given}: {why}") for given, why in unusable]
     known = frozenset[str]() if again or dry_run else store.sources()
     run = SourceRun(options, format, known, now, advance, reader=reader)
     if dry_run or not files:

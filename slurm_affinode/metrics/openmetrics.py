@@ -118,8 +118,8 @@ def _values(
     """
     value = pl.col(family.field)
     if family is FAMILIES[0]:
-        nothing = pl.all_horizontal(pl.col(one.field).is_null() for one in FAMILIES)
-        value = pl.when(nothing).then(float("nan")).otherwise(value)
+        unmeasured = pl.all_horizontal(pl.col(one.field).is_null() for one in FAMILIES)
+        value = pl.when(unmeasured).then(float("nan")).otherwise(value)
     rows = (
         history.scan(since, until)
         .select("device", pl.col("job").str.split(","), "time", value.alias("value"))

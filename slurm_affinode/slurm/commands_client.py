@@ -135,18 +135,18 @@ class CommandsClient:
 
     def version(self) -> str:
         """See ``SlurmClient``."""
-        said = self._text("read the version", "scontrol", "--version")
-        release = scontrol.version(said)
+        output = self._text("read the version", "scontrol", "--version")
+        release = scontrol.version(output)
         if release is None:
-            raise UnreachableError(f"scontrol --version says {said.strip()[:80]!r}: this is not Slurm's scontrol")
+            raise UnreachableError(f"scontrol --version says {output.strip()[:80]!r}: this is not Slurm's scontrol")
         return release
 
     def ping(self) -> None:
         """See ``SlurmClient``."""
         done = self._call("scontrol", "ping")
-        said = done.stdout.decode("utf-8", "replace")
-        if " is UP" not in said:
-            down = [line.strip() for line in (said + done.stderr).splitlines() if line.strip()]
+        output = done.stdout.decode("utf-8", "replace")
+        if " is UP" not in output:
+            down = [line.strip() for line in (output + done.stderr).splitlines() if line.strip()]
             raise interface.ControllerDownError(
                 f"slurmctld does not respond: {down[0] if down else 'scontrol ping prints nothing'}",
                 hint="is slurmctld running, and does this machine have its slurm.conf? try: scontrol ping",
@@ -277,11 +277,11 @@ class CommandsClient:
 
     def _act(self, doing: str, target: Target | str, *argv: str) -> None:
         done = self._call(*argv)
-        said = done.stderr
+        errors = done.stderr
         if argv[0] == "scancel":  # exits with 0 for unknown and ended jobs; --verbose reports them
-            said = "\n".join(line for line in said.splitlines() if "error:" in line)
-        if done.returncode != 0 or (argv[0] == "scancel" and said.strip()):
-            raise interface.refusal(doing, said or done.stdout.decode("utf-8", "replace"), target=str(target))
+            errors = "\n".join(line for line in errors.splitlines() if "error:" in line)
+        if done.returncode != 0 or (argv[0] == "scancel" and errors.strip()):
+            raise interface.refusal(doing, errors or done.stdout.decode("utf-8", "replace"), target=str(target))
 
     def _json(self, key: str, doing: str, *words: str) -> list[Mapping[str, object]]:
         records, answered = self._ask_json(key, doing, *words)

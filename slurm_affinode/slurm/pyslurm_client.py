@@ -193,7 +193,7 @@ class PyslurmClient:
 
     def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
         """See ``SlurmClient``. ``gpu_detail`` takes one more request, with Slurm's commands."""
-        records = jobs(self._look("list jobs", "jobs", steps=steps))
+        records = jobs(self._query("list jobs", "jobs", steps=steps))
         if not gpu_detail:
             return records
         detail = {job.job_id: job.node_gpus for job in self._commands.jobs()}
@@ -216,7 +216,7 @@ class PyslurmClient:
     def steps(self, job: int | str | None = None) -> tuple[Step, ...]:
         """See ``SlurmClient``."""
         if job is None:
-            return steps(self._look("list steps", "steps"))
+            return steps(self._query("list steps", "steps"))
         target = identifiers.job(job)
         try:
             record = self._plain(target, f"show steps of {target}")
@@ -226,7 +226,7 @@ class PyslurmClient:
 
     def nodes(self) -> tuple[Node, ...]:
         """See ``SlurmClient``."""
-        return nodes(self._look("list nodes", "nodes"))
+        return nodes(self._query("list nodes", "nodes"))
 
     def partitions(self) -> tuple[Partition, ...]:
         """See ``SlurmClient``. Uses Slurm's commands."""
@@ -243,7 +243,7 @@ class PyslurmClient:
     def ping(self) -> None:
         """See ``SlurmClient``. If pyslurm finds the controller down, Slurm's commands try the backup controllers."""
         try:
-            answers = self._look("ask slurmctld", "ping")
+            answers = self._query("ask slurmctld", "ping")
         except (interface.ControllerDownError, interface.SlurmError):
             answers = []
         if not any(answers):
@@ -343,7 +343,7 @@ class PyslurmClient:
         """Return the job, or ``None`` if it is part of an array or a heterogeneous job."""
         if target.task is not None or target.het_offset is not None:
             return None
-        (record,) = jobs([self._look(doing, "job", job=target.job_id)])
+        (record,) = jobs([self._query(doing, "job", job=target.job_id)])
         return None if record.array_job_id is not None or record.het_job_id is not None else record
 
     def _act_on_plain(self, doing: str, job: int | str, call: str, **args: Any) -> bool:
@@ -354,7 +354,7 @@ class PyslurmClient:
         self._act(what, str(target), call, job=target.job_id, **args)
         return True
 
-    def _look(self, doing: str, call: str, **args: Any) -> Any:
+    def _query(self, doing: str, call: str, **args: Any) -> Any:
         try:
             return self._ask(doing, None, call, args)
         except interface.WorkerDiedError:

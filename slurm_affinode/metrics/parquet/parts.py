@@ -263,21 +263,21 @@ def read_tables(parts: Sequence[PartFiles]) -> list[tuple[pl.DataFrame, pl.DataF
 
     Raises ``UnreachableError``.
     """
-    wanted = [
+    needed = [
         (files.table, *one)
         for files in parts
         for one in ((files.devices, files.devices_digest, files.table.devices), (files.jobs, files.jobs_digest, JOBS))
     ]
-    contents = [_content(path, digest, table) for table, path, digest, _ in wanted]
+    contents = [_content(path, digest, table) for table, path, digest, _ in needed]
     try:
         # If more than 512 wait for a file at the same time, Polars warns of a possible deadlock.
         slices = (contents[begin : begin + _FILES_AT_ONCE] for begin in range(0, len(contents), _FILES_AT_ONCE))
         frames = [frame for some in slices for frame in pl.collect_all([pl.scan_parquet(content) for content in some])]
     except POLARS_ERRORS:
         # Read one by one to find the damaged file.
-        frames = [_table_of(content, path, table) for content, (table, path, *_) in zip(contents, wanted, strict=True)]
+        frames = [_table_of(content, path, table) for content, (table, path, *_) in zip(contents, needed, strict=True)]
     tables = iter(
-        [_checked(frame, path, schema, table) for frame, (table, path, _, schema) in zip(frames, wanted, strict=True)]
+        [_checked(frame, path, schema, table) for frame, (table, path, _, schema) in zip(frames, needed, strict=True)]
     )
     return list(zip(tables, tables, strict=True))
 

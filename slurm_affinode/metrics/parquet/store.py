@@ -121,16 +121,16 @@ class SampleStore:
         Rows are ordered by day, and within a day by (device, time).
         """
         table = self.table
-        wanted = ["device", *table.samples]
+        columns = ["device", *table.samples]
         current = self._manifest()
         parts = self._parts(current, since, until)
-        frames = [scan_rows(part.path, table, wanted) for part in parts if part.single]
+        frames = [scan_rows(part.path, table, columns) for part in parts if part.single]
         # A day with several parts is merged as a whole: a part outside the filter may have other values of a row.
         for day in sorted({part.day for part in parts if not part.single}):
             paths = [part_files(self.root, day, entry, self.table).samples for entry in current.days[day]]
-            merged = [*wanted, *(name for name in table.columns if name not in wanted)]
+            merged = [*columns, *(name for name in table.columns if name not in columns)]
             rows = pl.concat([scan_rows(path, table, merged) for path in paths])
-            frames.append(merge_lazy(rows, tuple(table.identity), table).select(wanted))
+            frames.append(merge_lazy(rows, tuple(table.identity), table).select(columns))
         if not frames:
             return pl.LazyFrame(schema={"device": pl.UInt64(), **table.samples})
         # Texts are stored with a dictionary; identity columns may have been merged as categories.

@@ -105,8 +105,8 @@ class Client:
                 if left == 0:
                     raise UnreachableError(str(error), hint=error.hint) from error
                 # Jitter: other clients may have been rejected at the same moment.
-                asked = error.wait_s if error.wait_s is not None else wait_s * random.uniform(0.75, 1.25)  # noqa: S311
-                self.sleep(min(asked, LONGEST_WAIT_S))
+                requested_s = error.wait_s if error.wait_s is not None else wait_s * random.uniform(0.75, 1.25)  # noqa: S311
+                self.sleep(min(requested_s, LONGEST_WAIT_S))
                 wait_s *= 2
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -154,9 +154,9 @@ class Client:
     def _failure(self, response: HttpResponse, document: object) -> AffinodeError:
         """Return the error for an unsuccessful response."""
         name, status, headers, body = self.server.url, response.status, response.headers, response.body
-        told = document if isinstance(document, dict) else {}
-        error = str(told.get("error", ""))[:_SHOWN]
-        said = f": {error}" if error else ""
+        fields = document if isinstance(document, dict) else {}
+        error = str(fields.get("error", ""))[:_SHOWN]
+        detail = f": {error}" if error else ""
         if 300 <= status < 400:
             target = headers.get("Location", "")[:_SHOWN]
             return AffinodeError(
@@ -164,18 +164,18 @@ class Client:
                 hint="give the URL that it redirects to, if that is your Prometheus and no login page",
             )
         if status in (401, 403, 407):
-            return AffinodeError(f"{name}: {_WORDS[status]} (HTTP {status}){said}", hint=_AUTHENTICATE)
+            return AffinodeError(f"{name}: {_WORDS[status]} (HTTP {status}){detail}", hint=_AUTHENTICATE)
         if _is_html(headers, body) and status in (200, *_GONE):
             return RefusedError(
                 f"{name}: answers a web page and no JSON (HTTP {status})",
                 hint="is it a login page? then give credentials; else give the URL of Prometheus itself",
             )
-        if status in (413, 422, 504) or told.get("errorType") == "timeout" or "maximum resolution" in error:
+        if status in (413, 422, 504) or fields.get("errorType") == "timeout" or "maximum resolution" in error:
             return TooMuchError(
-                f"{name}: HTTP {status}{said or ': the query is too large'}", hint="restrict it with --match"
+                f"{name}: HTTP {status}{detail or ': the query is too large'}", hint="restrict it with --match"
             )
         if status in _AGAIN:
-            return _TransientError(f"{name}: HTTP {status}{said}", wait_s=_retry_after(headers))
+            return _TransientError(f"{name}: HTTP {status}{detail}", wait_s=_retry_after(headers))
         if status in _GONE:
             return RefusedError(
                 f"{name}: has no Prometheus API (HTTP {status})",
@@ -190,8 +190,8 @@ class Client:
         if status == 200 and not error:
             return self._strange()
         if status < 500:
-            return RefusedError(f"{name}: HTTP {status}{said or _first_line(body)}")
-        return _TransientError(f"{name}: HTTP {status}{said}")
+            return RefusedError(f"{name}: HTTP {status}{detail or _first_line(body)}")
+        return _TransientError(f"{name}: HTTP {status}{detail}")
 
 
 _HINTS: Mapping[Fault, str] = {

@@ -150,7 +150,7 @@ class _Run:
         """Summarize the ingest. Raises ``NoSamplesError`` without samples, ``InputError`` if no series can be used."""
         samples = sum(one.samples for one in self._taken)
         if not samples and self.failure is None:
-            raise self._nothing(metrics)
+            raise self._no_metrics(metrics)
         first = min((one.first_ms for one in self._taken if one.first_ms is not None), default=None)
         last = max((one.last_ms for one in self._taken if one.last_ms is not None), default=None)
         notes = self._notes
@@ -183,7 +183,7 @@ class _Run:
             dry_run=totals is None,
         )
 
-    def _nothing(self, metrics: ServerMetrics) -> AffinodeError:
+    def _no_metrics(self, metrics: ServerMetrics) -> AffinodeError:
         notes, question = self._notes, self._reader.question
         span = f"from {utc(_moment(question.since_ms))} to {utc(_moment(question.until_ms))}"
         if notes.problem_count:

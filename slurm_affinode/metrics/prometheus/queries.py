@@ -180,9 +180,9 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
         # Some proxies forward queries only, some limit the interval.
         spelled = [aliases.spelled[name] for name in aliases.metrics if name in aliases.spelled]
         names = [name for name in spelled if _chosen(name.lower(), options) and _present(client, question, name)]
-    wanted = [name for name in names if _chosen(name.lower(), options)]
-    known = {name: alias for name in wanted if (alias := aliases.metric(name)) is not None}
-    other = [name for name in wanted if name not in known]
+    chosen = [name for name in names if _chosen(name.lower(), options)]
+    known = {name: alias for name in chosen if (alias := aliases.metric(name)) is not None}
+    other = [name for name in chosen if name not in known]
     return ServerMetrics(tuple(sorted(known, key=lambda name: (-known[name].rank, name))), tuple(sorted(other)))
 
 

@@ -119,11 +119,11 @@ class Identifier:
         """Return the identity for the labels of a series, or the reason why there is none."""
         raw: dict[str, str] = {}
         for column, names in self._options.aliases.labels.items():
-            told = [labels[name] for name in names if labels.get(name)]
+            given = [labels[name] for name in names if labels.get(name)]
             if column == "node":  # an exporter in a container may use such a name, while the scrape has the node
-                told = [one for one in told if not _is_local(one)]
-            if told:
-                raw[column] = told[0]
+                given = [one for one in given if not _is_local(one)]
+            if given:
+                raw[column] = given[0]
         return self.identify(raw)  # with job IDs: the size of every label is checked
 
     def job_of(self, labels: Mapping[str, str]) -> str | None:

@@ -195,9 +195,9 @@ class DmonReader:
 def _by_entity(cells: list[pl.Series], numbers: pl.Series, stamp: pl.Series | None = None) -> pl.DataFrame:
     """Return ``DmonReader._cells`` for the cells of plain rows: entity, number and values."""
     entity, ident, *values = cells
-    nothing = pl.Series([None], dtype=pl.String).new_from_index(0, len(entity))
+    missing = pl.Series([None], dtype=pl.String).new_from_index(0, len(entity))
     whole = entity == "GPU"
-    columns = (nothing if stamp is None else stamp, ident.zip_with(whole, nothing), nothing.zip_with(whole, ident))
+    columns = (missing if stamp is None else stamp, ident.zip_with(whole, missing), missing.zip_with(whole, ident))
     named = [column.alias(f"c{at}") for at, column in enumerate((*columns, *values))]
     return pl.DataFrame([*named, numbers])
 

@@ -150,8 +150,8 @@ def find(jobs: pl.DataFrame) -> JobSummaries:
     rows: list[dict[str, object]] = []
     problems: list[str] = []
     summaries = without = 0
-    wanted = jobs.filter(pl.col("admin_comment").str.starts_with(PREFIX))
-    for run in wanted.select("cluster", "job_id", "start", "end", "admin_comment").iter_rows(named=True):
+    with_summary = jobs.filter(pl.col("admin_comment").str.starts_with(PREFIX))
+    for run in with_summary.select("cluster", "job_id", "start", "end", "admin_comment").iter_rows(named=True):
         try:
             gpus = decode(run["admin_comment"])
         except SummaryError as error:

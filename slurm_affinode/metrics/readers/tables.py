@@ -276,25 +276,25 @@ def numbers(texts: pl.Series, *, decimal_comma: bool = False) -> tuple[pl.Series
 
     Numbers in place of texts have no unit.
     """
-    nothing = pl.Series([None], dtype=pl.String).new_from_index(0, len(texts))
+    missing = pl.Series([None], dtype=pl.String).new_from_index(0, len(texts))
     sound = pl.Series([False]).new_from_index(0, len(texts))
     if texts.dtype.is_numeric():
-        return texts.cast(pl.Float64), nothing, sound
+        return texts.cast(pl.Float64), missing, sound
     match = _COMMON_UNIT.search(next(iter(texts.drop_nulls().head(1)), ""))
     suffix = "" if match is None else match[0]
     quick = native.decimals(texts, suffix)
     if quick is not None and not len(quick.odd):
         common = suffix.strip().lower()
-        units = nothing if common in ("", "%") else pl.Series([common]).new_from_index(0, len(texts))
+        units = missing if common in ("", "%") else pl.Series([common]).new_from_index(0, len(texts))
         return quick.values, units, sound
     if (unit := _common_unit(texts)) is None:
         number = texts.cast(pl.Float64, strict=False)
         if number.null_count() == texts.null_count():
-            return number, nothing, sound
+            return number, missing, sound
     else:
         number = texts.str.strip_suffix(unit).cast(pl.Float64, strict=False)
         if number.null_count() == texts.null_count():
-            return number, nothing if unit.strip() == "%" else nothing.fill_null(unit.strip().lower()), sound
+            return number, missing if unit.strip() == "%" else missing.fill_null(unit.strip().lower()), sound
     known, place = distinct(texts.to_frame())
     if 2 * len(known) < len(texts):  # such as "0 %" to "100 %"
         first, second, third = numbers(known.to_series(), decimal_comma=decimal_comma)

@@ -236,12 +236,12 @@ def _scontrol(
         block = text[match.start() : following.start() if following is not None else len(text)]
         line = text.count("\n", 0, match.start()) + 1
         try:
-            gpu_rows, told = _scontrol_job(block, int(match[1]), cluster, zone)
+            gpu_rows, indexed = _scontrol_job(block, int(match[1]), cluster, zone)
         except ValueError as error:
             problems.append(Problem(line, match[1], None, str(error)))
             continue
         rows.extend(gpu_rows)
-        unindexed += not told
+        unindexed += not indexed
     if unindexed:
         notes.append(f"{unindexed:,} jobs with GPUs without their indexes: scontrol shows them for running jobs only")
     return len(matches)

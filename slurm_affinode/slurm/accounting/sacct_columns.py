@@ -528,8 +528,8 @@ class Converter:
                 why = tres[name]["gpus_bad"]
                 for at in why.is_not_null().arg_true().to_list():
                     self._problem(at, name, why[at], needed=False)
-        nothing = pl.DataFrame(schema=TRES).clear(height)
-        alloc, req = tres.get("alloctres", nothing), tres.get("reqtres", nothing)
+        empty = pl.DataFrame(schema=TRES).clear(height)
+        alloc, req = tres.get("alloctres", empty), tres.get("reqtres", empty)
         if (cells := self._column("nodelist")) is not None:
             typed = mapped(cells, _node_list, pl.String(), self._known["nodelist"])
             self._take(typed, "nodelist", "node_list")
@@ -568,28 +568,32 @@ class Converter:
         cells = self._column(name)
         if cells is None:
             return fallback
-        wanted = whole(cells).values
-        return _coalesce(wanted.set(wanted == 0, None), fallback)
+        requested = whole(cells).values
+        return _coalesce(requested.set(requested == 0, None), fallback)
 
     def _gpus(self, alloc: pl.DataFrame, req: pl.DataFrame, *, has_alloc: bool) -> None:
-        count, kind, said = alloc["gpus"], alloc["kind"], None
+        count, kind, recorded = alloc["gpus"], alloc["kind"], None
         if has_alloc:
-            said = self._out["alloc_tres"].is_not_null() & alloc["gpus_bad"].is_null()
+            recorded = self._out["alloc_tres"].is_not_null() & alloc["gpus_bad"].is_null()
         if (cells := self._column("allocgres")) is not None:
             old = self._gres(cells, "allocgres")
             count, kind = _coalesce(count, old["gpus"]), _coalesce(kind, old["kind"])
             # AllocGRES is empty for jobs without GRES, so the presence of the column is enough to mean "none".
-            said = said if said is not None else pl.repeat(True, len(cells), dtype=pl.Boolean, eager=True)
-        wanted, wanted_kind = req["gpus"], req["kind"]
+            recorded = recorded if recorded is not None else pl.repeat(True, len(cells), dtype=pl.Boolean, eager=True)
+        requested, requested_kind = req["gpus"], req["kind"]
         if (cells := self._column("reqgres")) is not None:
             old = self._gres(cells, "reqgres")
-            wanted, wanted_kind = _coalesce(wanted, old["gpus"]), _coalesce(wanted_kind, old["kind"])
-        if said is None and "req_tres" in self._out:
-            count, kind, said = wanted, wanted_kind, self._out["req_tres"].is_not_null() & req["gpus_bad"].is_null()
-        self._out["gpus"], self._out["gpu_type"] = count, _coalesce(kind, wanted_kind)
-        self._out["req_gpus"] = wanted
-        if said is not None:
-            self._out["gpus_said"] = said
+            requested, requested_kind = _coalesce(requested, old["gpus"]), _coalesce(requested_kind, old["kind"])
+        if recorded is None and "req_tres" in self._out:
+            count, kind, recorded = (
+                requested,
+                requested_kind,
+                self._out["req_tres"].is_not_null() & req["gpus_bad"].is_null(),
+            )
+        self._out["gpus"], self._out["gpu_type"] = count, _coalesce(kind, requested_kind)
+        self._out["req_gpus"] = requested
+        if recorded is not None:
+            self._out["gpus_said"] = recorded
 
     def _gres(self, cells: pl.Series, name: str) -> pl.DataFrame:
         def parts(text: str) -> dict[str, Any]:
@@ -628,13 +632,13 @@ class Converter:
         where = cells.str.contains("gres/gpu", literal=True).arg_true()
         if where.is_empty():
             return
-        told = cells.gather(where)
-        util = whole(told.str.extract(r"gres/gpuutil(?::[^=,]*)?=([^,]+)"))
-        memory = bytes_(told.str.extract(r"gres/gpumem(?::[^=,]*)?=([^,]+)"))
+        usage = cells.gather(where)
+        util = whole(usage.str.extract(r"gres/gpuutil(?::[^=,]*)?=([^,]+)"))
+        memory = bytes_(usage.str.extract(r"gres/gpumem(?::[^=,]*)?=([^,]+)"))
         positions = where.to_list() if util.bad or memory.bad else []
         for typed, target in ((util, "gpu_util_max_pct"), (memory, "gpu_mem_max_bytes")):
-            nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
-            self._out[target] = nothing.scatter(where, typed.values)  # scatter changes its series
+            missing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
+            self._out[target] = missing.scatter(where, typed.values)  # scatter changes its series
             self._note({positions[at]: why for at, why in typed.bad.items()}, "tresusageinmax")
 
 
@@ -645,13 +649,13 @@ def _id_parts(cells: pl.Series, *, arrays: bool = False) -> pl.DataFrame:
     regular expression.
     """
     head, step = cells.str.split_exact(".", 1).struct.unnest().get_columns()
-    nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
-    task = index = nothing
+    missing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
+    task = index = missing
     if arrays:
         head, index = head.str.split_exact("_", 1).struct.unnest().get_columns()
         task = index.cast(pl.Int64, strict=False)
     job = head.cast(pl.Int64, strict=False)
-    plain = pl.DataFrame({"job": job, "task": task, "spec": nothing.cast(pl.String), "het": nothing, "step": step})
+    plain = pl.DataFrame({"job": job, "task": task, "spec": missing.cast(pl.String), "het": missing, "step": step})
     damaged = (
         job < 0,
         job > identifiers.MAX,
