@@ -414,21 +414,21 @@ class Step:
             per_task = int(tres["gpu"])
         self.gpus_per_task = per_task
         if per_task is not None:
-            wanted = self.tasks * per_task
+            requested = self.tasks * per_task
             binding = binding or f"per_task:{per_task}"
         elif options.get("gres"):
-            wanted = gres_count(options["gres"])
+            requested = gres_count(options["gres"])
         elif options.get("gpus"):
-            wanted = gpu_count(options["gpus"], "gpus")
+            requested = gpu_count(options["gpus"], "gpus")
         elif options.get("gpus-per-node"):
-            wanted = gpu_count(options["gpus-per-node"], "gpus-per-node")
+            requested = gpu_count(options["gpus-per-node"], "gpus-per-node")
         else:
-            wanted = len(self.job_gpus)
-        if wanted > len(self.job_gpus) or (self.nested and wanted != len(self.job_gpus)):
-            raise Elsewhere(f"GPUs that the job does not have: {wanted} of {len(self.job_gpus)}")
-        self.gpu_count = wanted
+            requested = len(self.job_gpus)
+        if requested > len(self.job_gpus) or (self.nested and requested != len(self.job_gpus)):
+            raise Elsewhere(f"GPUs that the job does not have: {requested} of {len(self.job_gpus)}")
+        self.gpu_count = requested
         self.gpu_binding = "" if binding in ("", "none") else binding
-        self.gpus_of_task(0, list(range(max(1, wanted))))  # checks the binding
+        self.gpus_of_task(0, list(range(max(1, requested))))  # checks the binding
 
     def gpus_of_task(self, task: int, gpus: list[int]) -> list[int]:
         """Return the indices of a task's GPUs among those of the job. Raises ``Elsewhere``."""
@@ -669,10 +669,10 @@ def choose(step: Step) -> bool:
         bound = set()
         for pid in cpus:
             try:
-                theirs = os.sched_getaffinity(pid)
+                affinity = os.sched_getaffinity(pid)
             except OSError:
                 continue
-            bound |= theirs if len(theirs) < len(allowed) else set()
+            bound |= affinity if len(affinity) < len(allowed) else set()
         step.affinity = (sorted(allowed - bound) + sorted(allowed & bound))[: step.cpus]
     return True
 
@@ -793,9 +793,9 @@ class Streams:
     def _output(self, sink: Sink, task: int) -> int:
         if not sink.relayed:
             return sink.fd
-        theirs, its = os.pipe2(os.O_CLOEXEC)
-        self._pipes[theirs] = (task, sink.fd, b"")
-        return its
+        write_end, read_end = os.pipe2(os.O_CLOEXEC)
+        self._pipes[write_end] = (task, sink.fd, b"")
+        return read_end
 
     def _input(self, task: int) -> int:
         text = self._step.options.get("input", "all")
@@ -815,10 +815,10 @@ class Streams:
             fd = os.open("/proc/self/fd/0", os.O_RDONLY | os.O_CLOEXEC)
             os.lseek(fd, os.lseek(0, 0, os.SEEK_CUR), os.SEEK_SET)
             return fd
-        its, ours = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(ours, False)
-        self._inputs[ours] = b""
-        return its
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write_end, False)
+        self._inputs[write_end] = b""
+        return read_end
 
     def of_task(self, task: int) -> list[int]:
         """Return the descriptors of a task's standard streams. Raises ``Fault``."""

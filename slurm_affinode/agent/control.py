@@ -201,9 +201,9 @@ class ControlServer:
         if self._seldom.now(holder):
             log.warning("%s has too many %s: refused another one", _shown(holder), what)
         if isinstance(holder, int):  # over the network, only replies signed by munge are accepted
-            said = f"the agent has too many {what} of yours: ask again in a moment"
+            reason = f"the agent has too many {what} of yours: ask again in a moment"
             with contextlib.suppress(OSError):
-                sock.send(_dump(_refusal("too-often", said, None, 3)) + b"\n")
+                sock.send(_dump(_refusal("too-often", reason, None, 3)) + b"\n")
         sock.close()
 
     def _receive(self, connection: _Connection) -> None:

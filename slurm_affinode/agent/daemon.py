@@ -285,7 +285,7 @@ class ServerDiscovery:
         self._driver, self._registry = driver, registry
         self._jobs: frozenset[int] = frozenset()
         self._scraper = EngineScraper(
-            self.finder, say=log.warning, look=lambda: ports(self.finder, jobs=self._jobs, programs=programs),
+            self.finder, say=log.warning, list_ports=lambda: ports(self.finder, jobs=self._jobs, programs=programs),
             suspending=suspending, once=True,
         )  # fmt: skip
 

@@ -35,10 +35,10 @@ class GpuNumbers(UserDict[int, tuple[int, ...]]):
         self._lock = threading.Lock()
         """Guards the numbers and their file."""
         with suppress(OSError, ValueError):
-            said = json_values.table(json_values.loads(path.read_bytes()))
+            recorded = json_values.table(json_values.loads(path.read_bytes()))
             self.data = {
                 int(job): tuple(json_values.whole(number) for number in json_values.typed(list, numbers))
-                for job, numbers in said.items()
+                for job, numbers in recorded.items()
             }
 
     def __setitem__(self, job_id: int, numbers: tuple[int, ...]) -> None:

@@ -59,23 +59,23 @@ def _settings(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> di
 
     ``prolog_wakes`` is added if ``[inplace]`` enables waking of sleepers in the prolog.
     """
-    asked = path or env.get(ENV_CONFIG) or None
+    requested = path or env.get(ENV_CONFIG) or None
     try:
-        with open(asked or CONFIG, encoding="utf-8") as file:  # noqa: PTH123 - see above
+        with open(requested or CONFIG, encoding="utf-8") as file:  # noqa: PTH123 - see above
             text = file.read()
     except FileNotFoundError:
-        if asked is None:
+        if requested is None:
             return {}
-        raise ConfigError(f"{asked}: no such file") from None
+        raise ConfigError(f"{requested}: no such file") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{asked or CONFIG}: cannot be read: {error}") from error
+        raise ConfigError(f"{requested or CONFIG}: cannot be read: {error}") from error
     import tomllib  # noqa: PLC0415 - only where there is something to read
 
     try:
         data = tomllib.loads(text)
         section = data.get("agent", {})
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{asked or CONFIG}: {error}") from error
+        raise ConfigError(f"{requested or CONFIG}: {error}") from error
     settings = dict(section) if isinstance(section, dict) else {}
     inplace = data.get("inplace")
     if isinstance(inplace, dict) and inplace.get("wake_at_prolog") is True:

@@ -497,13 +497,13 @@ def load(
     ``ConfigError`` with file and key.
     """
     environ = os.environ if env is None else env
-    asked = path or (Path(environ[ENV_CONFIG]) if environ.get(ENV_CONFIG) else None)
-    chosen = asked or DEFAULT_PATH
+    requested = path or (Path(environ[ENV_CONFIG]) if environ.get(ENV_CONFIG) else None)
+    chosen = requested or DEFAULT_PATH
     config = Config()
     try:
         text = read_small(chosen).decode("utf-8")
     except FileNotFoundError:
-        if asked is not None:
+        if requested is not None:
             raise ConfigError(f"{chosen}: no such file", hint="give --config a file that exists") from None
     except OSError as error:
         raise ConfigError(f"{chosen}: cannot be read: {error.strerror}", hint="give --config a TOML file") from error

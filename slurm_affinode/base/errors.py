@@ -61,7 +61,7 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 def unwritable(path: object, error: OSError, *, hint: str | None = None, doing: str = "written") -> AffinodeError:
     """Return the error for a ``path`` that cannot be written: ``DiskError``, otherwise ``UnreachableError``."""
-    said = f"{path}: cannot be {doing}: {error.strerror or error}"
+    message = f"{path}: cannot be {doing}: {error.strerror or error}"
     if error.errno in _DISK:
-        return DiskError(said, hint="free some space, or raise the quota, and run it again")
-    return UnreachableError(said, hint=hint)
+        return DiskError(message, hint="free some space, or raise the quota, and run it again")
+    return UnreachableError(message, hint=hint)

@@ -82,10 +82,10 @@ class Starter:
         head, _, output = answer.partition(b"\n")
         if not head:
             raise UnreachableError(f"{argv[0]}: the process that waited for its end was killed")
-        said = json.loads(head)
-        if "error" in said:
-            raise UnreachableError(said["error"], hint=said["hint"])
-        return Completed(tuple(argv), said["status"], output, said["stderr"])
+        reply = json.loads(head)
+        if "error" in reply:
+            raise UnreachableError(reply["error"], hint=reply["hint"])
+        return Completed(tuple(argv), reply["status"], output, reply["stderr"])
 
 
 def main(control_fd: int) -> None:

@@ -265,20 +265,20 @@ class Process:
     def ended(self) -> bool:
         """Return whether it has ended, reaped or not."""
         try:
-            look = select.poll()  # select(2) takes no descriptor above 1023
-            look.register(self.pidfd, select.POLLIN)
+            poll = select.poll()  # select(2) takes no descriptor above 1023
+            poll.register(self.pidfd, select.POLLIN)
         except ProcessLookupError:
             return True
-        return bool(look.poll(0))
+        return bool(poll.poll(0))
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it ended in time."""
         try:
-            look = select.poll()
-            look.register(self.pidfd, select.POLLIN)
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
         except ProcessLookupError:
             return True
-        return bool(look.poll(max(0.0, timeout_s) * 1000))
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def check(self) -> None:
         """Raise ``ProcessGoneError`` if it has ended."""

@@ -254,10 +254,10 @@ class Child:
             raise ChildEndedError(self._end("ended")) from None
         chunks = [self._rest]
         descriptor = self._answers.fileno()
-        look = select.poll()  # select(2) takes no descriptor above 1023
-        look.register(descriptor, select.POLLIN)
+        poll = select.poll()  # select(2) takes no descriptor above 1023
+        poll.register(descriptor, select.POLLIN)
         while b"\n" not in chunks[-1]:
-            if not look.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise ChildEndedError(self._end(f"gave timed out after {timeout_s:g} s", kill=True))
             chunk = os.read(descriptor, 1 << 20)
             if not chunk:
@@ -272,9 +272,9 @@ class Child:
             how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         size = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
-        said = last_line(tail)
+        last = last_line(tail)
         self.close()
-        return f"{how}: {said}" if said else how
+        return f"{how}: {last}" if last else how
 
     def _finish(self, kill: bool) -> int:
         if kill:

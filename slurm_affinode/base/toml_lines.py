@@ -54,10 +54,10 @@ def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
     """Return line and message of an error from ``tomllib``."""
     if text.startswith("\ufeff"):  # invisible to the user
         return TomlFault(1, "not TOML: begins with a byte order mark", "save it as UTF-8 without a BOM")
-    said = str(error)
-    match = _AT.search(said)
+    reason = str(error)
+    match = _AT.search(reason)
     line = max(1, len(text.splitlines())) if match is None or match[1] is None else int(match[1])
-    message = _AT.sub("", said).strip().rstrip(":")
+    message = _AT.sub("", reason).strip().rstrip(":")
     shown = next(iter(text.splitlines()[line - 1 : line]), "").strip()
     message = f"{message}: {shown}" if shown else message
     return TomlFault(line, f"not TOML: {message}", next((hint for part, hint in _REPAIRS if part in message), _REPAIR))

@@ -459,19 +459,19 @@ class _Case:
             if spared is not None:
                 return spared
         text = finding.summary or finding.kind
-        wanted = settings.action if finding.kind in ACTION_KINDS.get(settings.action, ()) else "warn"
+        action = settings.action if finding.kind in ACTION_KINDS.get(settings.action, ()) else "warn"
         if settings.do_not_cancel and finding.owner is not None:
-            wanted = "warn"
+            action = "warn"
         verb: Verb | None = None
-        if wanted == "kill" and isinstance(subject, ProcessRef):
+        if action == "kill" and isinstance(subject, ProcessRef):
             if subject.start_ticks is None:
                 return self.none("unknown", "it is not known when the process started: its number may be another's")
             verb = "kill-process"
-        elif wanted == "suspend" and finding.job is not None and finding.diagnosis in ACTION_DIAGNOSES["suspend"]:
+        elif action == "suspend" and finding.job is not None and finding.diagnosis in ACTION_DIAGNOSES["suspend"]:
             verb = "suspend"
-        elif wanted == "drain":
+        elif action == "drain":
             verb = "drain"
-        elif wanted == "resume" and isinstance(subject, NodeRef):
+        elif action == "resume" and isinstance(subject, NodeRef):
             verb = "resume"
         if verb is None:
             return self._repeat(text)

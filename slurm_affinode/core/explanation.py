@@ -10,7 +10,7 @@ from slurm_affinode.core.finding_texts import TEXTS
 from slurm_affinode.core.signatures import SignatureVerdict, lacks_only_time
 from slurm_affinode.model.finding import KINDS, Finding, GpuEvidence, JobAttempt, plain
 
-LOOK_S = 3.0
+TOLERANCE_S = 3.0
 """Idle times up to the time just watched, plus this tolerance in seconds, come from watching alone."""
 
 ASLEEP = TEXTS.text("explanation.asleep", {})
@@ -102,7 +102,7 @@ class Explanation:
         gpu, signature = min(late, key=lambda pair: pair[1].time.longer_than_s)
         values = {"gpu": gpu.gpu, "node": gpu.node or "?", "needed": signature.time.longer_than_s,
                   "signature": signature.name}  # fmt: skip
-        if self.watched_s is not None and (gpu.idle_s is None or gpu.idle_s <= self.watched_s + LOOK_S):
+        if self.watched_s is not None and (gpu.idle_s is None or gpu.idle_s <= self.watched_s + TOLERANCE_S):
             once = True if gpu.idle_s is None else None
             return TEXTS.text("explanation.not-watched", {**values, "once": once, "idle": gpu.idle_s})
         return TEXTS.text("explanation.not-yet", {**values, "idle": gpu.idle_s or 0.0})

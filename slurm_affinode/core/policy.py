@@ -330,16 +330,16 @@ def _turn_over(policy: SuspendPolicy, candidate: Candidate) -> bool:
 def _because(candidate: Candidate, names: tuple[str, ...]) -> str:
     idle = candidate.idle
     length = max(candidate.option.window_s, 0 if idle is None else idle.progress_s)
-    said = f"idle {span(length)}"
+    idle_text = f"idle {span(length)}"
     if candidate.needed_by:
-        return f"{said}, job {', '.join(candidate.needed_by)} waits to wake"
+        return f"{idle_text}, job {', '.join(candidate.needed_by)} waits to wake"
     if candidate.option.when is Pressure.ALWAYS:
-        return said
+        return idle_text
     if not names:
-        return said
+        return idle_text
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     verb = "job waits" if len(names) == 1 else "jobs wait"
-    return f"{said}, {len(names)} {verb} for its GPUs ({shown})"
+    return f"{idle_text}, {len(names)} {verb} for its GPUs ({shown})"
 
 
 def _not_yet(idle: IdleState | None, window_s: float) -> tuple[str, str]:

@@ -611,13 +611,13 @@ def _selected(since: datetime, until: datetime, filters: RunFilters) -> ColumnEl
     since_s, until_s = floor_s(since), ceil_s(until)
     # A run that ends at ``since`` is outside; a run of zero length counts at its start.
     conditions = [job.start < until_s, or_(job.end.is_(None), job.end > since_s, job.start >= since_s)]
-    wanted = (
+    condition = (
         (job.cluster, filters.get("clusters")),
         (job.partition, filters.get("partitions")),
         (job.account, filters.get("accounts")),
         (job.user, filters.get("users")),
     )
-    conditions += [column.in_(list(names)) for column, names in wanted if names]
+    conditions += [column.in_(list(names)) for column, names in condition if names]
     return and_(*conditions)
 
 

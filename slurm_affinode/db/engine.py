@@ -399,8 +399,8 @@ def _mariadb_lock(connection: Connection, engine: Engine) -> Iterator[None]:
     # The lock belongs to the session: it is acquired before the transaction begins and released after it has ended.
     name = f"slurm-affinode/{engine.url.database}"[:64]
     with connection.begin():
-        asked: dict[str, Any] = {"name": name, "wait": WRITER_WAIT_S}
-        got = connection.execute(text("SELECT GET_LOCK(:name, :wait)"), asked).scalar()
+        parameters: dict[str, Any] = {"name": name, "wait": WRITER_WAIT_S}
+        got = connection.execute(text("SELECT GET_LOCK(:name, :wait)"), parameters).scalar()
     if got != 1:
         raise UnreachableError(f"{shown(engine.url)}: another writer has locked the database for {WRITER_WAIT_S} s")
     try:

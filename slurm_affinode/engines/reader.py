@@ -78,8 +78,8 @@ def read_file(
     def reject(line: int, why: str, _: bytes) -> None:
         notes.problem(line, why, strict=options.strict)
 
-    told = advance if compression_of(path) is None else lambda count: None
-    lines = blocks(path, notes.name, chunk=CHUNK, advance=told, reject=reject)
+    report = advance if compression_of(path) is None else lambda count: None
+    lines = blocks(path, notes.name, chunk=CHUNK, advance=report, reject=reject)
     return kind, EngineReader(notes, options, builder, openmetrics=kind == "openmetrics").read(lines)
 
 
@@ -201,17 +201,17 @@ class EngineReader:
 
     def _entries(self, frame: pl.DataFrame) -> pl.DataFrame:
         names = frame.group_by("name", maintain_order=True).agg(pl.len(), pl.col("line").first())
-        wanted = []
+        selected = []
         for name, count, line in names.iter_rows():
             if self._builder.knows(name):
-                wanted.append(name)
+                selected.append(name)
             elif is_sample(line):
                 self._notes.unknown[name] += count
             else:
                 self._reject(frame.filter(pl.col("name") == name), "cannot be read as labels, value and time")
-        if not wanted:
+        if not selected:
             return pl.DataFrame(schema=ENTRIES)
-        known = split_samples(frame.filter(pl.col("name").is_in(wanted)))
+        known = split_samples(frame.filter(pl.col("name").is_in(selected)))
         bad = known["raw"].is_null()
         self._reject(known.filter(bad), "cannot be read as labels, value and time")
         known = known.filter(~bad).with_columns(pl.col("raw").cast(pl.Float64, strict=False).alias("value"))
@@ -307,13 +307,13 @@ def _parquet(path: Path, notes: ReadingNotes) -> Iterator[pl.DataFrame]:
             header = file.schema_arrow.names
             if missing := [name for name in ("cluster", "address", "engine", "time") if name not in header]:
                 raise InputError(f"has no column {missing[0]}", where=notes.name, hint="see docs/engine-metrics.md")
-            wanted = [name for name in SAMPLES if name in header]
+            columns = [name for name in SAMPLES if name in header]
             for name in header:
                 if name not in SAMPLES and name != "device":
                     notes.unknown[name] += 1
-            for batch in parquet_batches.batches(file, ROWS_AT_ONCE, wanted, notes.name):
+            for batch in parquet_batches.batches(file, ROWS_AT_ONCE, columns, notes.name):
                 yield pl.DataFrame(pl.from_arrow(batch)).select(
-                    (pl.col(name) if name in wanted else pl.lit(None)).cast(dtype).alias(name)
+                    (pl.col(name) if name in columns else pl.lit(None)).cast(dtype).alias(name)
                     for name, dtype in SAMPLES.items()
                 )
     except (pa.ArrowException, pl.exceptions.PolarsError, UnicodeDecodeError) as error:

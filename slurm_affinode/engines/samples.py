@@ -81,10 +81,10 @@ class SeriesIdentifier:
         """Return the endpoint of a series, or the reason why it cannot be used."""
         names = self.options.aliases.labels
         address = labels.get("address") or labels.get("instance") or self.address
-        told = next((labels[one] for one in names["node"] if labels.get(one) and not _is_local(labels[one])), address)
+        named = next((labels[one] for one in names["node"] if labels.get(one) and not _is_local(labels[one])), address)
         cluster = self.options.cluster or next((labels[one] for one in names["cluster"] if labels.get(one)), None)
         job = next((job_ids(labels[one]) for one in names["job"] if one in labels), None)
-        node = self.options.node or (host_of(told) if told != self.address else None)
+        node = self.options.node or (host_of(named) if named != self.address else None)
         user, gpus = labels.get("user") or None, labels.get("gpus") or None
         for field, text in (("address", address), ("cluster", cluster), ("job", job), ("user", user), ("uuid", gpus)):
             if text is not None and (why := limits.excess(field, text)):

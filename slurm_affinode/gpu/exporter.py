@@ -299,11 +299,11 @@ def _tls(access: Access) -> ssl.SSLContext | None:
 
 def _application(registry: CollectorRegistry, token: str | None) -> Callable[..., Iterable[bytes]]:
     metrics = make_wsgi_app(registry)
-    wanted = None if token is None else f"Bearer {token}".encode()
+    expected = None if token is None else f"Bearer {token}".encode()
 
     def serve(environ: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
         given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
-        if wanted is not None and not hmac.compare_digest(given, wanted):
+        if expected is not None and not hmac.compare_digest(given, expected):
             respond("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
             return [b"a bearer token is needed\n"]
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):

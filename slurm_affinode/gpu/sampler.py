@@ -315,7 +315,7 @@ def run(
 
     Each problem is reported once, and again when all are gone.
     """
-    began, done, said = monotonic(), 0, frozenset[str]()
+    began, done, reported = monotonic(), 0, frozenset[str]()
     try:
         while not stop.is_set():
             sweep = sampler.sweep()
@@ -324,11 +324,11 @@ def run(
             wrong = frozenset(fault.reason for fault in sweep.faults) | (
                 {sweep.driver_error} if sweep.driver_error else frozenset()
             )
-            for reason in sorted(wrong - said):
+            for reason in sorted(wrong - reported):
                 say(reason)
-            if said and not wrong:
+            if reported and not wrong:
                 say("all GPUs respond again")
-            said = wrong
+            reported = wrong
             passed = monotonic() - began
             done = max(done + 1, int(passed / period_s) + (passed % period_s > 0))
             stop.wait(max(0.0, began + done * period_s - monotonic()))

@@ -124,10 +124,10 @@ def of_slurm(gpus: Sequence[G], indices: Iterable[int]) -> list[G] | None:
     may be the GPU with index 6 (PrincetonUniversity/jobstats#34). If the number of a device file is unknown, only the
     indices of all GPUs identify GPUs.
     """
-    wanted = set(indices)
+    minors = set(indices)
     if all(gpu.minor is not None for gpu in gpus):
-        return [gpu for gpu in gpus if gpu.minor in wanted]
-    return list(gpus) if wanted == set(range(len(gpus))) else None
+        return [gpu for gpu in gpus if gpu.minor in minors]
+    return list(gpus) if minors == set(range(len(gpus))) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ class Check:
     hint: str | None = None
 
 
-def guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
-    """Return the results of ``look``, or its error as the result of the check ``name``."""
+def guarded(name: str, examine: Callable[[], list[Check]]) -> list[Check]:
+    """Return the results of ``examine``, or its error as the result of the check ``name``."""
     try:
-        return look()
+        return examine()
     except UnreachableError as error:
         return [Check(name, UNREACHABLE, str(error), error.hint)]
     except AffinodeError as error:

@@ -77,15 +77,15 @@ def _store(config: Config, now: datetime) -> list[Check]:
             schema_check,
             Check("accounting", PROBLEM, "no job run was ingested", "slurm-affinode ingest sacct --since 7d"),
         ]
-    said = (
+    text = (
         f"{counts.gpu_jobs:,} of {counts.jobs:,} runs have GPUs; the last start or end {_ago(counts.last, now, config)}"
     )
     if counts.gpu_jobs == 0:
         hint = "does Slurm count GPUs? AccountingStorageTRES=gres/gpu"
-        return [schema_check, Check("accounting", PROBLEM, said, hint)]
+        return [schema_check, Check("accounting", PROBLEM, text, hint)]
     if now - counts.last > STALE:
-        return [schema_check, Check("accounting", PROBLEM, said, "slurm-affinode ingest sacct, or does nightly run?")]
-    return [schema_check, Check("accounting", OK, said)]
+        return [schema_check, Check("accounting", PROBLEM, text, "slurm-affinode ingest sacct, or does nightly run?")]
+    return [schema_check, Check("accounting", OK, text)]
 
 
 def _history(config: Config, now: datetime) -> Check:
@@ -93,10 +93,10 @@ def _history(config: Config, now: datetime) -> Check:
         span, days = history.span(), len(history.days())
     if span is None:
         return Check("GPU history", PROBLEM, f"{config.history_dir}: empty", "slurm-affinode ingest gpu PATH...")
-    said = f"{config.history_dir}: {counted(days, 'day')}, the newest sample {_ago(span[1], now, config)}"
+    text = f"{config.history_dir}: {counted(days, 'day')}, the newest sample {_ago(span[1], now, config)}"
     if now - span[1] > STALE:
-        return Check("GPU history", PROBLEM, said, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
-    return Check("GPU history", OK, said)
+        return Check("GPU history", PROBLEM, text, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
+    return Check("GPU history", OK, text)
 
 
 def _prediction(config: Config, now: datetime) -> Check:
@@ -122,7 +122,7 @@ def _prediction(config: Config, now: datetime) -> Check:
 
 
 def _prometheus(config: Config, now: datetime) -> Check:
-    present = ingest.look(config.prometheus, ingest.read_options(config), now)
+    present = ingest.probe(config.prometheus, ingest.read_options(config), now)
     if not present.names:
         hint = "does it scrape dcgm-exporter (or slurm-affinode exporter) on the nodes, and does prometheus.match fit?"
         return Check("Prometheus", PROBLEM, f"{present.url}: responds, and has no known GPU metric", hint)

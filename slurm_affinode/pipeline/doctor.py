@@ -281,13 +281,13 @@ def _tracking(run: Runner) -> Check:
     if any(word.lower() == "gres/gpu" for word in tracked):
         return Check("GPU accounting", OK, f"AccountingStorageTRES={','.join(tracked)}")
     typed = [word for word in tracked if word.lower().startswith("gres/gpu:")]
-    wanted = ",".join(["gres/gpu", *typed])
+    needed = ",".join(["gres/gpu", *typed])
     return Check(
         "GPU accounting",
         PROBLEM,
         f"AccountingStorageTRES={','.join(tracked) or '(nothing)'}: "
         "there are no GPU counts in accounting without gres/gpu",
-        f"set AccountingStorageTRES={wanted} in slurm.conf (needs slurmdbd) and restart slurmctld; "
+        f"set AccountingStorageTRES={needed} in slurm.conf (needs slurmdbd) and restart slurmctld; "
         "earlier jobs have no GPU count",
     )
 

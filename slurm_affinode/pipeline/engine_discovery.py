@@ -276,7 +276,7 @@ class EngineScraper:
         finder: JobFinder,
         *,
         say: Callable[[str], None],
-        look: Callable[[], Sequence[ListeningPort]] | None = None,
+        list_ports: Callable[[], Sequence[ListeningPort]] | None = None,
         send: Callable[[ListeningPort], list[EngineReading]] = request,
         suspending: Callable[[], Collection[int]] = tuple,
         programs: Sequence[str] = (),
@@ -284,14 +284,14 @@ class EngineScraper:
         proc: Path = PROC,
         once: bool = False,
     ) -> None:
-        """``once``: do not scrape a port again that has responded as an engine. ``look``, ``send``: for tests.
+        """``once``: do not scrape a port again that has responded as an engine. ``list_ports``, ``send``: for tests.
 
         ``suspending``: returns the raw IDs of jobs that must not be probed now. Raises ``AffinodeError``: unknown.
         ``programs``: see ``ports``.
         """
         self._once = once
         self._reported: set[str] = set()
-        self._look = look or (lambda: ports(finder, programs=programs, say=self._say_once, proc=proc))
+        self._list_ports = list_ports or (lambda: ports(finder, programs=programs, say=self._say_once, proc=proc))
         self._say, self._send, self._suspending, self._now, self._proc = say, send, suspending, now, proc
         self._freezer = LinuxFreezer(proc=proc)
         self._quiet: dict[tuple[Id, int], tuple[float, float]] = {}
@@ -307,7 +307,7 @@ class EngineScraper:
     def round(self) -> list[DiscoveredEngine]:
         """Scrape the ports of all processes that run once; return the engines."""
         try:
-            engines = self._scrape(self._look())
+            engines = self._scrape(self._list_ports())
         except AffinodeError as error:
             if not self._failing:
                 self._say(f"engines are not searched for: {error}")

@@ -211,10 +211,10 @@ def ingest_prometheus(
 
     Raises ``AffinodeError`` if nothing could be read; a later failure is part of the outcome.
     """
-    asked = question(config.prometheus, since, until)
+    request = question(config.prometheus, since, until)
     server = client or Client(Server.of(config.prometheus))
     with closing(SampleStore(config.history_dir)) as store:
-        outcome = ingest(store, server, asked, options, dry_run=dry_run, advance=advance)
+        outcome = ingest(store, server, request, options, dry_run=dry_run, advance=advance)
     if not dry_run:
         _record(repository, config.prometheus, options, since, outcome, kind="gpu")
     return outcome
@@ -232,12 +232,12 @@ def ingest_engines_of_prometheus(
     client: Client | None = None,
 ) -> tuple[ImportOutcome, EngineTotals]:
     """Ingest engine metrics from Prometheus; see ``ingest_prometheus``."""
-    asked = question(config.prometheus, since, until)
+    request = question(config.prometheus, since, until)
     server = client or Client(Server.of(config.prometheus))
     totals = EngineTotals()
     reader = serving_prometheus.server_reader(totals)
     with closing(engine_store(config.serving_dir)) as store:
-        outcome = ingest(store, server, asked, options, dry_run=dry_run, advance=advance, reader=reader)
+        outcome = ingest(store, server, request, options, dry_run=dry_run, advance=advance, reader=reader)
     if not dry_run:
         _record(repository, config.prometheus, options, since, outcome, kind="serving")
     return outcome, totals
@@ -292,13 +292,13 @@ def borrowed(
 
     Raises ``AffinodeError`` also if only a part could be read: a report would show the rest as unknown time.
     """
-    asked = question(settings, since - MARGIN, until + MARGIN)
+    request = question(settings, since - MARGIN, until + MARGIN)
     server = client or Client(Server.of(settings))
     with (
         TemporaryDirectory(prefix="slurm-affinode-") as directory,
         closing(SampleStore(Path(directory) / "history")) as history,
     ):
-        outcome = ingest(history, server, asked, options, advance=advance)
+        outcome = ingest(history, server, request, options, advance=advance)
         if outcome.failure is not None:
             raise outcome.failure
         for file in outcome.summary.files:
@@ -307,7 +307,7 @@ def borrowed(
         yield history
 
 
-def look(settings: PrometheusConfig, options: ReadOptions, now: datetime, client: Client | None = None) -> Present:
+def probe(settings: PrometheusConfig, options: ReadOptions, now: datetime, client: Client | None = None) -> Present:
     """Query the server and return its GPU metrics. Raises ``AffinodeError``."""
     server = client or Client(Server.of(settings), attempts=2)
     server.instant("vector(1)", epoch_ms(now))

@@ -208,10 +208,10 @@ def read(
     user = os.geteuid() if uid is None else uid
     path = directory / _name(user)
     try:
-        asked = identifiers.parse(job)
+        parsed = identifiers.parse(job)
     except ValueError as error:
         raise AffinodeError(str(error), hint="a job ID is 123, 123_4 or 123+1") from None
-    attempts, damaged = _matching(path, user, asked, cluster)
+    attempts, damaged = _matching(path, user, parsed, cluster)
     if not attempts:
         if damaged:
             raise InputError("is damaged", where=f"{path}:{damaged}", hint="the next nightly run writes it again")

@@ -78,8 +78,10 @@ def _smtp(made: EmailMessage, server: Smtp) -> None:
             connection.send_message(made)
             taken = True
     except smtplib.SMTPRecipientsRefused as error:
-        said = "; ".join(f"{name}: {reason[1].decode('utf-8', 'replace')}" for name, reason in error.recipients.items())
-        raise UnreachableError(f"{where} refuses the recipient: {shown(said)}") from error
+        reasons = "; ".join(
+            f"{name}: {reason[1].decode('utf-8', 'replace')}" for name, reason in error.recipients.items()
+        )
+        raise UnreachableError(f"{where} refuses the recipient: {shown(reasons)}") from error
     except (OSError, smtplib.SMTPException) as error:
         # An error after the server accepted the mail is ignored: a retry would deliver it twice.
         if not taken:

@@ -466,7 +466,7 @@ def _enabled(request: SetupRequest, host: Host) -> _Part | None:
     if not request.systemd:
         return None
     timer = _UNITS[1]
-    wants = host.at("/etc/systemd/system/timers.target.wants") / timer
+    link = host.at("/etc/systemd/system/timers.target.wants") / timer
     now = ("--now",) if host.systemd_runs else ()
     argv = ("systemctl", "enable", *now, timer)
 
@@ -475,16 +475,16 @@ def _enabled(request: SetupRequest, host: Host) -> _Part | None:
             host.run(("systemctl", "daemon-reload"), {}, SYSTEMCTL_S)
         host.run(argv, {}, SYSTEMCTL_S)
 
-    return _Part("timer enabled", timer, shlex.join(argv), None if wants.is_symlink() else enable)
+    return _Part("timer enabled", timer, shlex.join(argv), None if link.is_symlink() else enable)
 
 
 def _other_timer(request: SetupRequest, host: Host) -> _Part | None:
     """The crontab beside the timer, or the other way round: reports would be made twice."""
     cron = host.at("/etc/cron.d") / _CRON
-    wants = host.at("/etc/systemd/system/timers.target.wants") / _UNITS[1]
+    link = host.at("/etc/systemd/system/timers.target.wants") / _UNITS[1]
     if request.systemd and cron.exists():
         return _Part("crontab removed", f"/etc/cron.d/{_CRON}", f"rm /etc/cron.d/{_CRON}", cron.unlink, changes=True)
-    if not request.systemd and wants.is_symlink():
+    if not request.systemd and link.is_symlink():
         argv = ("systemctl", "disable", *(("--now",) if host.systemd_runs else ()), _UNITS[1])
         disable = functools.partial(host.run, argv, {}, SYSTEMCTL_S)
         return _Part("timer disabled", _UNITS[1], shlex.join(argv), disable, changes=True)

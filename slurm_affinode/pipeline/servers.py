@@ -163,7 +163,7 @@ def _fleet(
 ) -> Fleet:  # fmt: skip
     """Return the facts about the engines of a period from other sources. Without accounting, jobs are unknown."""
     zone = site_zone(config.cluster.timezone)
-    told = tuple(
+    engine_events = tuple(
         EngineEvent(_EVENT_KINDS[one.kind], one.text, None if one.time is None else _aware(one.time, zone))
         for log in logs for one in log.failures if one.kind in _EVENT_KINDS
     )  # fmt: skip
@@ -171,7 +171,7 @@ def _fleet(
         with Repository.open(config.db_url, create=False, upgrade=False) as store:
             jobs = store.jobs(since, until, columns=("cluster", "job_id", "submit", "state", "end"))
     except AffinodeError:
-        return Fleet(gpus, log_events=told)
+        return Fleet(gpus, log_events=engine_events)
     events: dict[tuple[str | None, str], list[EngineEvent]] = {}
     ends: dict[tuple[str | None, str], datetime | None] = {}
     alone = jobs["cluster"].n_unique() == 1
@@ -182,7 +182,7 @@ def _fleet(
             if state == _OUT_OF_MEMORY and end is not None:
                 text = f"Slurm ended job {number}: {state}"
                 events.setdefault(key, []).append(EngineEvent("host-out-of-memory", text, end))
-    return Fleet(gpus, events, told, ends)
+    return Fleet(gpus, events, engine_events, ends)
 
 
 def _keys(cluster: str, job: int, *, alone: bool) -> list[tuple[str, str]]:
@@ -252,8 +252,8 @@ def _owners(jobs: pl.DataFrame) -> dict[tuple[str | None, str | None], _Owner]:
 
 
 def _matches(query: WasteQuery, owner: _Owner) -> bool:
-    wanted = {"user": query.users, "account": query.accounts, "partition": query.partitions}
-    return all(not names or owner.get(column) in names for column, names in wanted.items())
+    filters = {"user": query.users, "account": query.accounts, "partition": query.partitions}
+    return all(not names or owner.get(column) in names for column, names in filters.items())
 
 
 @contextlib.contextmanager
@@ -269,12 +269,12 @@ def _selected(
         until = query.until or _end(store, span[1]) + timedelta(milliseconds=1)
         since = query.since or until - PERIOD
         samples = store.scan(since, until)
-        for column, wanted in (
+        for column, values in (
             ("cluster", query.clusters), ("node", query.nodes), ("user", query.users), ("job", query.jobs),
             ("engine", query.engines),
         ):  # fmt: skip
-            if wanted:
-                samples = samples.filter(pl.col(column).is_in(wanted))
+            if values:
+                samples = samples.filter(pl.col(column).is_in(values))
         if query.addresses:
             samples = samples.filter(pl.any_horizontal(_at(address) for address in query.addresses))
         with _gpu_samples(config, since, until) as gpus:

@@ -139,9 +139,9 @@ def with_known(query: WasteQuery, repository: Repository, now: datetime) -> Wast
     file today does not make its accounting current.
     """
     known = repository.newest_times()
-    asked, until = repository.get(_QUERIED), repository.get(_UNTIL)
-    if asked is not None:
-        moments = {name: datetime.fromisoformat(text) for name, text in json.loads(asked).items()}
+    queried, until = repository.get(_QUERIED), repository.get(_UNTIL)
+    if queried is not None:
+        moments = {name: datetime.fromisoformat(text) for name, text in json.loads(queried).items()}
     else:  # a database of an earlier release, which did not record the cluster
         moments = {} if until is None else dict.fromkeys(known, datetime.fromisoformat(until))
     for name, moment in moments.items():
@@ -166,9 +166,9 @@ def reached(repository: Repository, until: datetime, clusters: Iterable[str] = (
     before = repository.get(_UNTIL)
     if before is None or datetime.fromisoformat(before) < until:
         repository.set(_UNTIL, until.astimezone(UTC).isoformat())
-    asked = json.loads(repository.get(_QUERIED) or "{}")
+    queried = json.loads(repository.get(_QUERIED) or "{}")
     # A response without jobs names no cluster: if only one is known, it is that one.
     clusters = {*clusters} or (only if len(only := {*repository.newest_times()}) == 1 else set())
-    late = {name for name in clusters if name not in asked or datetime.fromisoformat(asked[name]) < until}
+    late = {name for name in clusters if name not in queried or datetime.fromisoformat(queried[name]) < until}
     if late:
-        repository.set(_QUERIED, json.dumps(asked | dict.fromkeys(sorted(late), until.astimezone(UTC).isoformat())))
+        repository.set(_QUERIED, json.dumps(queried | dict.fromkeys(sorted(late), until.astimezone(UTC).isoformat())))

@@ -146,9 +146,9 @@ def last_metrics(config: Config, job: JobOutcome, failed: datetime | None) -> li
         scrapes = engines.scan(since, until).filter(of_job).select(names).collect()
     uuids = scrapes["gpus"].drop_nulls().unique().str.split(",").explode().unique()
     with contextlib.closing(SampleStore(config.history_dir)) as history:
-        wanted = of_job | pl.col("uuid").is_in(uuids.implode())
+        relevant = of_job | pl.col("uuid").is_in(uuids.implode())
         names = ("cluster", "node", "uuid", "pci", "index", "mig", "time", *_GPU_COLUMNS)
-        gpus = history.scan(since, until).filter(wanted).select(names).collect()
+        gpus = history.scan(since, until).filter(relevant).select(names).collect()
     return [*_last_of_engines(scrapes), *_last_of_gpus(gpus)]
 
 

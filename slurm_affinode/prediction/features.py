@@ -120,8 +120,8 @@ def build(submissions: pl.DataFrame, target: PredictionTarget, *, cut: bool = Tr
     columns["user_gap"] = submit - arrivals.last(users, submit, 1)
     ended = History(users, end, np.zeros(len(end)))
     columns["user_active"] = (arrivals.count(users, submit) - ended.count(users, submit)).astype(np.float64)
-    everybody = np.zeros(len(submit), np.int64)
-    overall = History(everybody, end, actual).quantiles(everybody, submit, 8 * WINDOW, LEVELS)
+    all_users = np.zeros(len(submit), np.int64)
+    overall = History(all_users, end, actual).quantiles(all_users, submit, 8 * WINDOW, LEVELS)
     matrix = np.empty((len(submit), len(NAMES)), np.float32)
     for number, name in enumerate(NAMES):
         values = columns[name]

@@ -32,10 +32,10 @@ class History:
 
     def positions(self, keys: Ints, moments: Ints) -> tuple[Ints, Ints]:
         """Return the ranges of the values of each key that ended before its moment: first, and one after the last."""
-        nothing = keys < 0
+        no_key = keys < 0
         first = np.searchsorted(self._places, keys * _SPAN)
         after = np.searchsorted(self._places, keys * _SPAN + moments)
-        return np.where(nothing, 0, first), np.where(nothing, 0, after)
+        return np.where(no_key, 0, first), np.where(no_key, 0, after)
 
     def count(self, keys: Ints, moments: Ints) -> Ints:
         """Return the number of values."""

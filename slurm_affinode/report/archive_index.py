@@ -134,13 +134,13 @@ def _rows(entry: IndexEntry, clusters: Sequence[str], largest: float, zone: tzin
 
 def _row(entry: IndexEntry, cluster: str, total: Row, largest: float, zone: tzinfo) -> IndexRow:
     hours = {state: known(total, f"gpu_hours_{state}") for state, _ in STATES}
-    said = ", ".join(f"{label.lower()} {fmt.hours(hours[state])}" for state, label in STATES)
+    shares = ", ".join(f"{label.lower()} {fmt.hours(hours[state])}" for state, label in STATES)
     return IndexRow(
         cluster=visible(cluster),
         href=quote(entry.href, safe="/._-"),
         label=visible(entry.label),
         span=f"{fmt.moment(entry.since, zone)}{fmt.NBSP}– {fmt.moment(entry.until, zone)}",
-        bar=charts.meter(said, [(hours[state] or 0.0, state) for state, _ in STATES], largest),
+        bar=charts.meter(shares, [(hours[state] or 0.0, state) for state, _ in STATES], largest),
         idle=fmt.number(hours["idle"]),
         share=fmt.percent(idle_share(total)),
         allocated=fmt.number(known(total, "gpu_hours_allocated")),

@@ -436,10 +436,10 @@ def stacked_bars(
     largest = max(sum(v or 0.0 for v in bar.values) for bar in bars)
     rows = []
     for bar in bars:
-        said = ", ".join(f"{s.label} {value(v)}" for s, v in zip(series, bar.values, strict=True) if v is not None)
+        amounts = ", ".join(f"{s.label} {value(v)}" for s, v in zip(series, bar.values, strict=True) if v is not None)
         parts = [(max(0.0, v or 0.0), s.fill) for s, v in zip(series, bar.values, strict=True)]
         row = Markup("<li><bdi>{}</bdi> <span>{}</span>{}</li>")
-        rows.append(row.format(fmt.clip(bar.label, 60), bar.note, meter(f"{bar.label}: {said}", parts, largest)))
+        rows.append(row.format(fmt.clip(bar.label, 60), bar.note, meter(f"{bar.label}: {amounts}", parts, largest)))
     numbers = Numbers(
         ["", *(s.label for s in series)],
         [[bar.label, *(value(v) for v in bar.values)] for bar in bars],

@@ -201,13 +201,13 @@ def _jobs_concentration(result: WasteResult, idle: float) -> str:
 def split(result: WasteResult) -> Markup:
     """Return the bar of all allocated hours by state; the cards below it are the legend."""
     allocated = known(result.total, "gpu_hours_allocated") or 0.0
-    parts, said = [], []
+    parts, sentences = [], []
     for state, label in STATES:
         value = known(result.total, f"gpu_hours_{state}")
         share = f", {fmt.percent(value / allocated)}" if value is not None and allocated else ""
         parts.append(charts.Series(label, [value], state))
-        said.append(f"{label} {fmt.hours(value, 'GPU-h')}{share}")
-    words = charts.Words("split", "Allocated GPU-hours by activity", "; ".join(said) + ".")
+        sentences.append(f"{label} {fmt.hours(value, 'GPU-h')}{share}")
+    words = charts.Words("split", "Allocated GPU-hours by activity", "; ".join(sentences) + ".")
     return charts.split(words, parts, value=lambda v: fmt.hours(v, "GPU-h"))
 
 

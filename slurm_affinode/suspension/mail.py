@@ -159,8 +159,8 @@ def mailer(config: Config, workers: Workers) -> Mailer:
         argv = process.of_module("slurm_affinode.pipeline.suspension_mail")
         done = process.run(argv, timeout_s=_SEND_S, stdin=json.dumps(request).encode(), group=True, check=False)
         if done.returncode != 0:
-            said = last_line(done.stderr)
-            raise AffinodeError(said or f"the mail's process ended with status {done.returncode}")
+            last = last_line(done.stderr)
+            raise AffinodeError(last or f"the mail's process ended with status {done.returncode}")
 
     marks = suspend.journal.parent / "mailed"
     return Mailer(send, workers, kinds=suspend.mail, most_per_hour=suspend.mail_limit, marks=marks)

@@ -53,11 +53,11 @@ def shortage(
 
     ``needs``: UUID of a GPU -> bytes in use there; ``free``: UUID -> bytes free now; ``pairs``: old UUID -> new UUID.
     """
-    wanted: dict[str, int] = {}
+    needed: dict[str, int] = {}
     for uuid, held in needs.items():
         there = uuid if pairs is None else pairs.get(uuid, uuid)
-        wanted[there] = wanted.get(there, 0) + held
-    for uuid, held in wanted.items():
+        needed[there] = needed.get(there, 0) + held
+    for uuid, held in needed.items():
         left = free.get(uuid)
         if held and left is not None and left < held + MARGIN:
             return f"{size(held + MARGIN)} are needed on {uuid}, {size(left)} are free there"

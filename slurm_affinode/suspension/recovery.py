@@ -220,10 +220,10 @@ class JobKeeper:
         world = self._world(record)
         todo = recover(record.phase, world)
         names = ", ".join(action.value for action in todo.actions) or "nothing"
-        said = f"job {record.key.job_id} was {record.phase.value}: {todo.why} ({names})"
-        if self._logged.get(record.key) != said:  # once, not in each round
-            self._logged[record.key] = said
-            LOG.info("%s", said)
+        message = f"job {record.key.job_id} was {record.phase.value}: {todo.why} ({names})"
+        if self._logged.get(record.key) != message:  # once, not in each round
+            self._logged[record.key] = message
+            LOG.info("%s", message)
         for action in todo.actions:
             if action is RecoveryAction.WAIT or not self._act(action, journal, todo.why):
                 return False

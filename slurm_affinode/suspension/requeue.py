@@ -106,7 +106,7 @@ class Requeuer:
         """
         deadline = self._clock.now() + self._timeout_s
         refused: SlurmError | None = None
-        asked = endings = 0
+        requests = endings = 0
         while True:
             fact, ending = self._query(job_id, restarts)
             if fact in (JobFact.QUEUED, JobFact.LATER_RUN):
@@ -117,16 +117,16 @@ class Requeuer:
             if ending:
                 # It was canceled before the requeue, or just before it took effect: Slurm requeues only a running job.
                 endings += 1
-                if not asked or endings > _ENDING:
+                if not requests or endings > _ENDING:
                     raise NotRequeued("Slurm is ending the job")
                 self._clock.sleep(_PAUSE_S)
                 continue
             if fact is JobFact.THIS_RUN:
-                if refused is not None or asked >= _MOST_QUERIES:
+                if refused is not None or requests >= _MOST_QUERIES:
                     raise NotRequeued(str(refused) if refused else "Slurm accepted the requeue but did not perform it")
                 try:
                     self._slurm.requeue(job_id, hold=True, running=True)
-                    asked += 1
+                    requests += 1
                     continue
                 except ControllerDownError as error:
                     LOG.warning("job %s: %s", job_id, error)

@@ -340,8 +340,8 @@ class Free:
 
     def take(self, job: Job) -> bool:
         """Assign a job GPUs on the node where the fewest are left over; ``False`` if it fits on no node."""
-        asked = job.gpus_requested
-        count = 0 if asked is None else asked.count
+        requested = job.gpus_requested
+        count = 0 if requested is None else requested.count
         fitting = [
             (left, name)
             for name, (node, left) in self._free.items()
@@ -349,7 +349,7 @@ class Free:
             and (not job.nodes_required or name in job.nodes_required)
             and name not in job.nodes_excluded
             and set(job.partitions) & set(node.partitions)
-            and (asked is None or asked.kind is None or node.gpus is None or asked.kind == node.gpus.kind)
+            and (requested is None or requested.kind is None or node.gpus is None or requested.kind == node.gpus.kind)
         ]
         if not fitting:
             return False

@@ -26,8 +26,8 @@ def bands(result: ServingResult) -> Markup:
     """Draw the samples by duty-cycle band."""
     frame = result.bands
     values = [None if v is None else 100 * v for v in frame["fraction"].to_list()]
-    told = ", ".join(f"at {label} %: {_percent(v)}" for label, v in zip(frame["label"].to_list(), values, strict=True))
-    words = Words("bands", "Samples by duty cycle", f"Share of all samples: {told}.")
+    parts = ", ".join(f"at {label} %: {_percent(v)}" for label, v in zip(frame["label"].to_list(), values, strict=True))
+    words = Words("bands", "Samples by duty cycle", f"Share of all samples: {parts}.")
     return histogram(
         words, frame["label"].to_list(), [Series("Samples", values, "idle")], unit="% of samples",
         x_label="GPU duty cycle, % (0: exactly)", value=_percent,
@@ -38,10 +38,10 @@ def memory_bands(result: ServingResult) -> Markup:
     """Draw the mean memory by duty-cycle band."""
     frame = result.bands
     values = frame["memory_mean_gb"].to_list()
-    told = ", ".join(
+    amounts = ", ".join(
         f"at {label} %: {fmt.number(v, digits=1)}" for label, v in zip(frame["label"], values, strict=True)
     )
-    words = Words("memory-bands", "Mean GPU memory held, by duty cycle", f"GB held by a sample: {told}.")
+    words = Words("memory-bands", "Mean GPU memory held, by duty cycle", f"GB held by a sample: {amounts}.")
     return histogram(
         words,
         frame["label"].to_list(),
@@ -74,9 +74,9 @@ def device_percentiles(result: ServingResult) -> Markup:
     n = len(fractions)
     xs = [100 * (i + 1) / n for i in range(n)]
     percentiles = result.summary.device_idle_fraction_percentiles or {}
-    told = ", ".join(f"{key} {_percent(None if v is None else 100 * v)}" for key, v in percentiles.items())
+    texts = ", ".join(f"{key} {_percent(None if v is None else 100 * v)}" for key, v in percentiles.items())
     words = Words(
-        "device-percentiles", "Idle share of the pods, ordered", f"Percentiles over pods: {told or 'unknown'}.",
+        "device-percentiles", "Idle share of the pods, ordered", f"Percentiles over pods: {texts or 'unknown'}.",
         "Pods from the least to the most idle. At 50 on the lower axis, the curve shows the idle share that half of "
         "the pods stay below.",
     )  # fmt: skip

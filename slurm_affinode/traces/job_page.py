@@ -123,7 +123,7 @@ def _lead(trace: JobTrace, s: JobLogSummary) -> str:
 
 
 def _cards(trace: JobTrace, s: JobLogSummary) -> tuple[Card, ...]:
-    wait, asked = s.wait_s, s.requested
+    wait, requested = s.wait_s, s.requested
     users = f"of {counted(s.users, trace.user)}" if s.users is not None else ""
     return (
         card("Jobs", fmt.count(s.jobs), users, known=True),
@@ -132,8 +132,8 @@ def _cards(trace: JobTrace, s: JobLogSummary) -> tuple[Card, ...]:
         card("Run time, mean", fmt.duration(s.run_s.mean), f"median {fmt.duration(s.run_s.median)}", known=True),
         card("Wait, mean", fmt.duration(wait.mean if wait else None),
              f"median {fmt.duration(wait.median)}" if wait else "", known=wait is not None),
-        card("Requested time", f"{fmt.number(asked.over_request, digits=2)}x" if asked else fmt.UNKNOWN,
-             "of the used time", known=asked is not None,
+        card("Requested time", f"{fmt.number(requested.over_request, digits=2)}x" if requested else fmt.UNKNOWN,
+             "of the used time", known=requested is not None,
              more=f"Requested {s.unit}-hours by used ones, of the jobs with a requested time."),
     )  # fmt: skip
 

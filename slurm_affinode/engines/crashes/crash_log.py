@@ -246,10 +246,10 @@ def _torch(text: str) -> dict[str, object]:
 
 def _startup(text: str) -> dict[str, object]:
     match = re.search(rf"\({_GIB}\)", text)
-    wanted = re.search(r"utilization \(([\d.]{1,12}), ([\d.]{1,12}) GiB\)", text)
+    utilization = re.search(r"utilization \(([\d.]{1,12}), ([\d.]{1,12}) GiB\)", text)
     return {
         **({"free": float(match[1]) * 2**30, "total": float(match[2]) * 2**30} if match else {}),
-        **({"requested": float(wanted[2]) * 2**30} if wanted else {}),
+        **({"requested": float(utilization[2]) * 2**30} if utilization else {}),
     }
 
 
@@ -289,7 +289,7 @@ def _exceeded(text: str) -> dict[str, object]:
     return {"used": float(match[1]) * 1024, "total": float(match[2]) * 1024} if match else {}
 
 
-def _nothing(_text: str) -> dict[str, object]:
+def _no_facts(_text: str) -> dict[str, object]:
     return {}
 
 
@@ -303,9 +303,9 @@ _RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], .
     (re.compile(r"Memory cgroup out of memory: Kill|oom-kill:constraint=CONSTRAINT_MEMCG"),
      "job-memory-limit", _kernel),
     (re.compile(r"\bOut of memory: Kill(?:ed)? process|oom-kill:constraint="), "node-out-of-memory", _kernel),
-    (re.compile(r"Detected \d{1,9} oom[_-]kill event"), "job-memory-limit", _nothing),
+    (re.compile(r"Detected \d{1,9} oom[_-]kill event"), "job-memory-limit", _no_facts),
     (re.compile(r"exceeded (?:job )?memory limit", _I), "job-memory-limit", _exceeded),
-    (re.compile(r"killed as a result of limit of /|srun: error: .*: Out Of Memory"), "job-memory-limit", _nothing),
+    (re.compile(r"killed as a result of limit of /|srun: error: .*: Out Of Memory"), "job-memory-limit", _no_facts),
     (re.compile(r"\bKilled process \d{1,10} \(.*total-vm:|due to the node running low on memory|"
                 r"killed due to memory pressure \(OOM\)"),
      "node-out-of-memory", _kernel),
@@ -313,12 +313,12 @@ _RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], .
      "kv-cache-too-small", _kv_cache),
     (re.compile(r"No available memory for the cache blocks|Not enough memory\. Please try to increase --mem-fraction|"
                 r"Not enough memory to handle \d{1,9} prefill tokens|failed to allocate buffer for kv cache"),
-     "no-kv-cache-memory", _nothing),
+     "no-kv-cache-memory", _no_facts),
     (re.compile(r"Buffer overflow when allocating memory for \w{1,64} .*in AlignedAllocator"),
      "workspace-too-small", _workspace),
     (re.compile(r"out of memory\. Try to lower your batch size|"
                 r"failed to find (?:free space in the KV cache|a memory slot for batch)", _I),
-     "kv-cache-exhausted", _nothing),
+     "kv-cache-exhausted", _no_facts),
     (re.compile(r"Free memory on device .*less than desired"), "gpu-memory-at-startup", _startup),
     (re.compile(
         r"(?:CUDA|HIP|XPU|MPS)(?:\s[Ee]rror:|\sbackend)? out of memory|[Ff]ailed to allocate request for |"
@@ -332,36 +332,36 @@ _RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], .
                 r"shared memory \(shm\)|unable to write to file </torch_|No space left on device.{1,9}/dev/shm/|"
                 r"NCCL WARN .*(?:posix_fallocate|/dev/shm/|shmutils)|/dev/shm/\S{1,200}.{1,40}No space left on device|"
                 r"posix_fallocate failed ?: No space left on device", _I),
-     "shared-memory", _nothing),
+     "shared-memory", _no_facts),
     (re.compile(r"\bMemoryError\b|CPUAllocator: not enough memory|"
                 r"Unable to allocate .{1,40} for an array|can't allocate memory|Cannot allocate memory|"
                 r"std::bad_alloc|java\.lang\.OutOfMemoryError|\bfailed to allocate .{0,60}buffer", _I),
      "host-allocation", _host),
-    (re.compile(r"No space left on device"), "disk-full", _nothing),
+    (re.compile(r"No space left on device"), "disk-full", _no_facts),
     (re.compile(r"NVRM: Xid"), "gpu-fault", _xid),
     (re.compile(
         r"(?:CUDA|HIP) error: (?!out of memory)|CUDA_ERROR_(?!OUT_OF)[A-Z_]{3,}|uncorrectable ECC|"
         r"cudaError(?!MemoryAll)[A-Z]\w+|\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?!SUCCESS)|Memory access fault by GPU"
-    ), "gpu-fault", _nothing),
-    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO TIME LIMIT"), "time-limit", _nothing),
-    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO PREEMPTION"), "preempted", _nothing),
-    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO (?:NODE|SLURMD)"), "node-failure", _nothing),
-    (re.compile(r"\*\*\* (?:JOB|STEP) .*CANCELLED"), "canceled", _nothing),
+    ), "gpu-fault", _no_facts),
+    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO TIME LIMIT"), "time-limit", _no_facts),
+    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO PREEMPTION"), "preempted", _no_facts),
+    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO (?:NODE|SLURMD)"), "node-failure", _no_facts),
+    (re.compile(r"\*\*\* (?:JOB|STEP) .*CANCELLED"), "canceled", _no_facts),
     (re.compile(r"Watchdog caught collective|NCCL error|NCCL WARN .*(?:error|fail|timeout|timed out|no route|refused)|"
                 r"nccl(?:System|UnhandledCuda|Remote|Internal)Error", _I),
-     "collective", _nothing),
+     "collective", _no_facts),
     (re.compile(r"EngineDeadError|EngineCore died|core initialization failed|engine process .*died", _I),
-     "engine-ended", _nothing),
+     "engine-ended", _no_facts),
     (re.compile(r"worker.* (?:is killed by signal|exited unexpectedly|died unexpectedly)|"
                 r"Received sigquit from a child", _I),
-     "worker-ended", _nothing),
+     "worker-ended", _no_facts),
     (re.compile(r"\[shutdown\] (?:API server: shutdown triggered|EngineCore: trigger received signal)"),
-     "shutdown", _nothing),
-    (re.compile(r"Retract requests|is preempted by PreemptionMode"), "retraction", _nothing),
+     "shutdown", _no_facts),
+    (re.compile(r"Retract requests|is preempted by PreemptionMode"), "retraction", _no_facts),
     (re.compile(
         r"\bSegmentation fault\b|\bBus error\b|\(core dumped\)|"
         r"^(?:\S{1,200}: line \d{1,9}: +\d{1,10} |srun: error: \S{1,200}: tasks? [\d,-]{1,200}: )?Killed\b"
-    ), "crash", _nothing),
+    ), "crash", _no_facts),
 )  # fmt: skip
 _KV_SIZE = re.compile(r"KV cache size: ([\d,]{1,15}) tokens")
 _BLOCKS = re.compile(r"Overriding num_gpu_blocks=(\d{1,12}) with num_gpu_blocks_override=(\d{1,12})\b")

@@ -311,10 +311,10 @@ def _of_engines(samples: pl.LazyFrame, engines: pl.DataFrame) -> pl.LazyFrame:
 def _gpus_of(gpus: pl.LazyFrame | None, samples: pl.DataFrame) -> pl.DataFrame | None:
     if gpus is None:
         return None
-    wanted = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
+    uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
     names = [name for name in _GPU_COLUMNS if name in gpus.collect_schema().names()]
     begin, end = samples["time"].min(), samples["time"].max()
-    near = pl.col("uuid").is_in(wanted.implode()) & pl.col("time").is_between(
+    near = pl.col("uuid").is_in(uuids.implode()) & pl.col("time").is_between(
         pl.lit(begin).dt.offset_by("-2m"), pl.lit(end).dt.offset_by("2m")
     )
     return gpus.select(names).filter(near).collect(engine="streaming")

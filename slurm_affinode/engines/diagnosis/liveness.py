@@ -154,7 +154,7 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
     """Return the ends of the engine, and those due to lack of memory. ``gpu_share``: of GPU memory held before, 0-1."""
     diagnoses: list[Diagnosis] = []
     memory = [one for one in events if one.kind in ("gpu-out-of-memory", "host-out-of-memory")]
-    told: set[int] = set()
+    reported: set[int] = set()
     gone = outages(series)
     for one in gone:
         begin, end = series.all_times[one.first], series.all_times[one.last]
@@ -178,7 +178,7 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
             i for i, event in enumerate(memory)
             if (len(gone) == 1 if event.time is None else begin - 120 <= event.time.timestamp() <= end + 120)
         ]  # fmt: skip
-        told |= set(near)
+        reported |= set(near)
         of_kind = {memory[i].kind: memory[i] for i in reversed(near)}
         diagnoses += [_out_of_memory(series, begin, end, event) for event in of_kind.values()]
         if not near and gpu_share is not None and gpu_share >= 0.97 and not one.restarted and running is not None:
@@ -189,7 +189,7 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
             diagnoses.append(diagnosis("out-of-memory.load", moment(begin), moment(end), proof, certainty=0.6,
                                    doubts=["out-of-memory.doubt-reserved"], share=gpu_share))  # fmt: skip
     # An error is logged on many lines: one diagnosis of a kind.
-    others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in told}
+    others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in reported}
     # Of several ends, an event without a time may belong to any.
     edges = (series.all_times[gone[0].first], series.all_times[gone[-1].last]) if gone else (series.all_times[-1],) * 2
     for event in others.values():

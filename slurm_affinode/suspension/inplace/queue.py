@@ -69,12 +69,12 @@ class Comments:
 
     def _request(self, job_id: int, text: str | None) -> None:
         with self._lock:
-            wish = self._desired.get(job_id)
-            if wish is None:
+            desired = self._desired.get(job_id)
+            if desired is None:
                 # The comment set by an earlier agent is unknown: even "no comment" has to be sent once.
                 self._desired[job_id] = _Comment(text, self._now(), sent=_untold(text))
-            elif wish.text != text:
-                wish.text, wish.since, wish.pause_s = text, self._now(), _SETTLED_S
+            elif desired.text != text:
+                desired.text, desired.since, desired.pause_s = text, self._now(), _SETTLED_S
 
     def tick(self, now: float) -> None:
         """Send the comments that have settled."""
@@ -125,14 +125,14 @@ class Comments:
 
     def _later(self, job_id: int, text: str | None) -> None:
         with self._lock:
-            wish = self._desired.get(job_id)
-            if wish is not None and wish.text == text == wish.sent:
-                wish.sent, wish.since, wish.pause_s = _untold(text), self._now(), _COMMENT_RETRY_S
+            desired = self._desired.get(job_id)
+            if desired is not None and desired.text == text == desired.sent:
+                desired.sent, desired.since, desired.pause_s = _untold(text), self._now(), _COMMENT_RETRY_S
 
     def _sent(self, job_id: int, text: str | None) -> None:
         with self._lock:
-            wish = self._desired.get(job_id)
-            if text is None and wish is not None and wish.text is None and wish.sent is None:
+            desired = self._desired.get(job_id)
+            if text is None and desired is not None and desired.text is None and desired.sent is None:
                 del self._desired[job_id]
 
 

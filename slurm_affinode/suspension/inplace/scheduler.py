@@ -116,8 +116,8 @@ class SleeperChecks:
         """Return how Slurm prevents a wake; empty if it does not."""
         if self._freezer.held(sleeper.facts.init_pid):
             return "has suspended"
-        told = sleeper.stop_epoch is not None and 0 <= now - sleeper.stop_epoch < _STOPS_S
-        return "is about to suspend" if told else ""
+        announced = sleeper.stop_epoch is not None and 0 <= now - sleeper.stop_epoch < _STOPS_S
+        return "is about to suspend" if announced else ""
 
     def due(self, sleeper: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
         """Return why a job wakes without a request.

@@ -281,10 +281,10 @@ def _unix(body: bytes, only: frozenset[int] | None = None) -> Iterator[Sock]:
     if len(body) < _UNIX.size or (only is not None and int.from_bytes(body[_UNIX_INODE], "little") not in only):
         return
     _, _, state, inode, _, _ = _UNIX.unpack_from(body)
-    told = dict(_attributes(body[_UNIX.size :]))
-    queue, peer = told.get(_UNIX_RQLEN, b""), told.get(_UNIX_PEER, b"")[:4]
+    attributes = dict(_attributes(body[_UNIX.size :]))
+    queue, peer = attributes.get(_UNIX_RQLEN, b""), attributes.get(_UNIX_PEER, b"")[:4]
     if len(queue) >= 8:
-        waiting, name = int.from_bytes(queue[:4], "little"), told.get(_UNIX_NAME, b"")
+        waiting, name = int.from_bytes(queue[:4], "little"), attributes.get(_UNIX_NAME, b"")
         yield Sock(inode, "unix", state, waiting, here=body[_UNIX_INODE], there=peer, name=name)
 
 

@@ -76,8 +76,8 @@ class Starters:
             now = self._now()
             began = self._processes.began(job.init_started, now)
             # A shepherd older than this agent sent its request to the previous agent, at its own start.
-            asked = began if began < self._began else now
-            self._all[job.job_id] = StartingJob(job.job_id, QueuePlace(asked, turn()), reported=now)
+            requested = began if began < self._began else now
+            self._all[job.job_id] = StartingJob(job.job_id, QueuePlace(requested, turn()), reported=now)
         return False
 
     def ids(self) -> frozenset[int]:

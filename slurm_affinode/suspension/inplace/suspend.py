@@ -225,9 +225,9 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         waiter = locks.awaited({job.job_id: locks.held(pids)}, {job.job_id: pids}).get(job.job_id)
         if waiter is not None:
             raise Refused(Refusal(RefusalCode.REQUEST, file_locks.reason(waiter)))
-        asks = sockets.at_rest(now, earlier, within_s=job.option.window_s)
-        if asks is not None:
-            raise Refused(Refusal(RefusalCode.REQUEST, asks))
+        reason = sockets.at_rest(now, earlier, within_s=job.option.window_s)
+        if reason is not None:
+            raise Refused(Refusal(RefusalCode.REQUEST, reason))
         self._settling.forget_others({(job.job_id, job.restarts) for job in self._registry.jobs()})
         # A job without sockets wakes by itself.
         starting = self._settling.hindrance((job.job_id, job.restarts), now) if sockets.can_be(now) else None

@@ -253,25 +253,26 @@ class Waking:
     def _announce(self, sleeper: Sleeper, began: float) -> None:
         record = sleeper.journal.record
         self._registry.set_phase(sleeper.job_id, Phase.RUNNING)
-        asked = began if sleeper.requested_epoch is None else sleeper.requested_epoch
+        requested = began if sleeper.requested_epoch is None else sleeper.requested_epoch
         now = self._clock.now()
         self._ledger.write(
             replace(
                 record.ledger_entry(self._node),
-                released_ms=round(asked * 1000),
+                released_ms=round(requested * 1000),
                 restoring_ms=round(began * 1000),
                 restored_ms=round(now * 1000),
                 restored_node=self._node,
             )
         )
         if sleeper.announced:
-            self._mails.send(record, "restored", now, slept_s=asked - sleeper.facts.since_epoch)
+            self._mails.send(record, "restored", now, slept_s=requested - sleeper.facts.since_epoch)
         if self._limits is not None:
             self._limits.lower(sleeper.job_id)
         self._close(sleeper.journal)
         LOG.info(
             "job %s: awake after %s, %.0f ms after the wake request (%s)", sleeper.job_id,
-            span(asked - sleeper.facts.since_epoch), (now - asked) * 1000, sleeper.request_why or "no reason given",
+            span(requested - sleeper.facts.since_epoch), (now - requested) * 1000,
+            sleeper.request_why or "no reason given",
         )  # fmt: skip
 
     def gone(self, sleeper: Sleeper) -> None:
@@ -285,8 +286,8 @@ class Waking:
         """Cancel a job that has waited too long."""
         slurm = self._slurm
         try:
-            said = messages.reason(f"ended by slurm-affinode: {why}")
-            slurm.set_comment(sleeper.job_id, messages.comment(said, slurm.job(sleeper.job_id).comment))
+            reason = messages.reason(f"ended by slurm-affinode: {why}")
+            slurm.set_comment(sleeper.job_id, messages.comment(reason, slurm.job(sleeper.job_id).comment))
             slurm.cancel(sleeper.job_id)
         except AffinodeError as error:
             sleeper.place.deadline = Deadline.MISSED  # retried

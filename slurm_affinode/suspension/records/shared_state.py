@@ -551,12 +551,12 @@ class Notes:
 
     def _remove(self, files: Path, ended: Callable[[str], bool]) -> None:
         """Remove the files of ended jobs. ``ended``: whether a name is that of one, by a list of live jobs."""
-        asked = time.monotonic()
+        began = time.monotonic()
 
         def remove() -> None:
             with opened(files) as directory:
                 for path in directory.iterdir():
-                    if time.monotonic() - asked > _STALE_S:
+                    if time.monotonic() - began > _STALE_S:
                         return  # others may have written meanwhile
                     if ended(path.name):
                         path.unlink(missing_ok=True)

@@ -129,7 +129,7 @@ def test_result_is_discarded_if_the_process_does_not_hold_the_socket(server: tup
     other = replace(port, inode=port.inode + 10**9)
     gone = replace(port, process=Id(port.process.pid, port.process.started + 1))
     for one in (other, gone):
-        assert EngineScraper(OneJob(0), say=pytest.fail, look=lambda one=one: [one]).round() == []
+        assert EngineScraper(OneJob(0), say=pytest.fail, list_ports=lambda one=one: [one]).round() == []
 
 
 def test_stopped_server_is_scraped_once_it_runs_again(server: tuple[int, int]) -> None:
@@ -155,7 +155,9 @@ def test_ports_of_ended_processes_are_not_requested(server: tuple[int, int]) -> 
     (port,) = engine_discovery.ports(OneJob(server[0]))
     gone = replace(port, process=Id(port.process.pid, port.process.started + 1))
     requested: list[ListeningPort] = []
-    EngineScraper(OneJob(0), say=pytest.fail, look=lambda: [gone], send=lambda one: requested.append(one) or []).round()
+    EngineScraper(
+        OneJob(0), say=pytest.fail, list_ports=lambda: [gone], send=lambda one: requested.append(one) or []
+    ).round()
     assert requested == []
 
 
@@ -176,7 +178,7 @@ def test_server_that_is_stopped_during_a_round_is_not_requested(
         return []
 
     monkeypatch.setattr(engine_discovery, "AT_ONCE", 1)
-    EngineScraper(OneJob(0), say=pytest.fail, look=lambda: others, send=send).round()
+    EngineScraper(OneJob(0), say=pytest.fail, list_ports=lambda: others, send=send).round()
     assert requested == [port]
 
 
@@ -188,7 +190,7 @@ def test_lack_of_descriptors_is_reported_once(server: tuple[int, int], monkeypat
     def exhausted(process: Process) -> Iterator[int]:
         raise ExhaustedError(f"process {process.pid} cannot be examined: Too many open files")
 
-    scraper = EngineScraper(OneJob(0), say=said.append, look=lambda: [port])
+    scraper = EngineScraper(OneJob(0), say=said.append, list_ports=lambda: [port])
     with monkeypatch.context() as patch:
         patch.setattr(engine_discovery, "sockets_of", exhausted)
         assert scraper.round() == scraper.round() == []
@@ -214,7 +216,7 @@ class Script:
         self.answer: list[EngineReading] | None = []
         """``None``: no response of HTTP."""
         self.scraper = EngineScraper(
-            OneJob(0), say=pytest.fail, look=lambda: [self.port], send=self._send, now=lambda: self.time
+            OneJob(0), say=pytest.fail, list_ports=lambda: [self.port], send=self._send, now=lambda: self.time
         )
 
     def _send(self, _: ListeningPort) -> list[EngineReading]:
@@ -580,7 +582,7 @@ def test_ports_that_responded_as_engines_are_scraped_once_if_requested(server: t
         sent.append(one)
         return [EngineReading("vllm", "m", None, {"running": 1.0})]
 
-    scraper = EngineScraper(OneJob(0), say=pytest.fail, look=lambda: [port], send=send, once=True)
+    scraper = EngineScraper(OneJob(0), say=pytest.fail, list_ports=lambda: [port], send=send, once=True)
     for _ in range(3):
         scraper.round()
     (known,) = scraper.servers()
