@@ -126,10 +126,12 @@ def _of_nodes(config: Config, listed: str | None, via: Via, *, as_json: bool) ->
     of_nodes = node_doctor.examine(names, via, run=run_program)
     code = node_doctor.exit_code(of_nodes)
     if as_json:
-        values = {one.node: {"error": one.error, "checks": [asdict(check) for check in one.checks]} for one in of_nodes}
+        values = {
+            node.node: {"error": node.error, "checks": [asdict(check) for check in node.checks]} for node in of_nodes
+        }
         print_json({"ok": code == 0, "nodes": values})
         return code
-    sound = sum(not one.problems for one in of_nodes)
+    sound = sum(not node.problems for node in of_nodes)
     echo(f"{sound} of {counted(len(of_nodes), 'node')} passed all checks")
     if rows := node_doctor.rows(of_nodes):
         print_table(("nodes", "check", "", "finding"), rows)

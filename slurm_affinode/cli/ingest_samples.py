@@ -113,8 +113,8 @@ class SampleInput:
         if self.run.as_json:
             print_json({**json(), "error": None if failure is None else str(failure)})
             return
-        for one in summary.files:
-            print_problems(one, self.run)
+        for file in summary.files:
+            print_problems(file, self.run)
         if summary.first is not None:
             for name, text in rows():
                 echo(f"{name:<11} {text}")
@@ -207,9 +207,9 @@ def say_unchanged(summary: IngestSummary) -> None:
 
 
 def figures(summary: IngestSummary, *, unit: str = "device") -> list[tuple[str, str]]:
-    by_status = {word: sum(one.status == word for one in summary.files) for word in ("taken", "known", "failed")}
+    by_status = {word: sum(file.status == word for file in summary.files) for word in ("taken", "known", "failed")}
     words = {"taken": "read", "known": "known already", "failed": "not usable"}
-    sources = "server" if any(one.format == "prometheus-api" for one in summary.files) else "files"
+    sources = "server" if any(file.format == "prometheus-api" for file in summary.files) else "files"
     rows = [
         (sources, ", ".join(f"{by_status[word]:,} {words[word]}" for word in words if by_status[word])),
         ("samples", f"{summary.samples:,}"),
@@ -233,8 +233,8 @@ def figures(summary: IngestSummary, *, unit: str = "device") -> list[tuple[str, 
 
 def _unknown(summary: IngestSummary) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for one in summary.files:
-        for name, count in one.unknown:
+    for file in summary.files:
+        for name, count in file.unknown:
             counts[name] = counts.get(name, 0) + count
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
@@ -264,7 +264,7 @@ def as_json(summary: IngestSummary) -> dict[str, Any]:
         "steps_s": [{"step_s": step, "devices": count} for step, count in summary.steps_s],
         "bad_lines": summary.problem_count,
         "unknown": _unknown(summary),
-        "files": [_file_json(one) for one in summary.files],
+        "files": [_file_json(file) for file in summary.files],
     }
 
 

@@ -233,9 +233,13 @@ def _windows(out: Console, summary: JobSummary) -> None:
 
 def _suspensions(out: Console, summary: JobSummary) -> None:
     out.print(Text("Suspensions", style="bold"))
-    for one in summary.suspensions:
-        asleep = "" if one.asleep_s is None else f", {span(one.asleep_s)} asleep"
-        freed = "" if not one.gpu_hours else f", {figure(one.gpu_hours)} GPU-hours freed"
-        to = f" to {one.restored_node}" if one.restored_node else ""
-        failure = f": {one.failure}" if one.failure else ""
-        _say(out, f"{clock(one.began)}  {one.outcome}{asleep}{freed}; {one.node or '?'}{to}{failure}", indent=2)
+    for suspension in summary.suspensions:
+        asleep = "" if suspension.asleep_s is None else f", {span(suspension.asleep_s)} asleep"
+        freed = "" if not suspension.gpu_hours else f", {figure(suspension.gpu_hours)} GPU-hours freed"
+        to = f" to {suspension.restored_node}" if suspension.restored_node else ""
+        failure = f": {suspension.failure}" if suspension.failure else ""
+        _say(
+            out,
+            f"{clock(suspension.began)}  {suspension.outcome}{asleep}{freed}; {suspension.node or '?'}{to}{failure}",
+            indent=2,
+        )

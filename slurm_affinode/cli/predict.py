@@ -134,10 +134,10 @@ def show(*, config: Config, model: Path | None, as_json: bool) -> None:
 
 def _show_model(path: Path, model: Any, *, as_json: bool) -> None:
     rows = [
-        {"target": one.target, "predictor": one.predictor, "reason": one.reason, "jobs": one.jobs,
-         "losses": dict(one.losses),
-         "interval_factors": None if one.factors is None else dataclasses.asdict(one.factors)}
-        for one in model.targets
+        {"target": target.target, "predictor": target.predictor, "reason": target.reason, "jobs": target.jobs,
+         "losses": dict(target.losses),
+         "interval_factors": None if target.factors is None else dataclasses.asdict(target.factors)}
+        for target in model.targets
     ]  # fmt: skip
     if as_json:
         print_json({
@@ -211,10 +211,10 @@ def _show_schedules(evaluation: Evaluation) -> None:
     headings = ("estimates", "order", "backfill", "mean wait", "bounded slowdown", "total completion", "max stretch",
                 "makespan", "mean wait (test)", "slowdown (test)")  # fmt: skip
     rows = []
-    for one in evaluation.schedules:
-        whole, test = one.all_jobs, one.tested
+    for schedule in evaluation.schedules:
+        whole, test = schedule.all_jobs, schedule.tested
         rows.append((
-            one.estimates, one.order, one.backfill, f"{whole.mean_wait_s:,.1f} s",
+            schedule.estimates, schedule.order, schedule.backfill, f"{whole.mean_wait_s:,.1f} s",
             f"{whole.mean_bounded_slowdown:,.4f}",
             f"{whole.total_completion_s / 3600:,.0f} h", f"{whole.max_stretch:,.0f}", span(whole.makespan_s),
             *(("", "") if test is None else (f"{test.mean_wait_s:,.1f} s", f"{test.mean_bounded_slowdown:,.4f}")),
@@ -261,14 +261,14 @@ def advise(
         return
     headings = ("target", "predicted", "90 % interval", "requested", "suggested", "similar jobs", "predictor")
     print_table(
-        headings, [_advice_row(one) for one in advised.targets],
+        headings, [_advice_row(target) for target in advised.targets],
         title=f"Next job of {advised.user}, as job {advised.last_number}"
         + (f" ({advised.name})" if advised.name else ""),
         right=headings[1:6], minor=("similar jobs",),
     )  # fmt: skip
-    for one in advised.targets:
-        if one.requested is not None and one.high is not None and one.requested < one.high:
-            warn(f"{one.target}: the request is below the upper bound, which 5 % of such jobs exceed")
+    for target in advised.targets:
+        if target.requested is not None and target.high is not None and target.requested < target.high:
+            warn(f"{target.target}: the request is below the upper bound, which 5 % of such jobs exceed")
 
 
 def _advice_row(one: TargetAdvice) -> tuple[str, ...]:

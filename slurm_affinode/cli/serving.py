@@ -134,9 +134,11 @@ def list_(*, config: Config, live: bool, with_prometheus: bool, as_json: bool, d
         examined = servers.find(store, period, advance=advance, spread=spread)
     engines = sorted(examined.engines, key=_urgency)
     if as_json:
-        print_json({"since": examined.since, "until": examined.until, "engines": [_as_json(one) for one in engines]})
+        print_json(
+            {"since": examined.since, "until": examined.until, "engines": [_as_json(engine) for engine in engines]}
+        )
     else:
-        rows = [_row(one, examined.until) for one in engines]
+        rows = [_row(engine, examined.until) for engine in engines]
         if rows:
             print_table(
                 ("engine", "model", "address", "job", "user", "now", "since", "worst"), rows, whole=("now", "worst")
@@ -145,7 +147,7 @@ def list_(*, config: Config, live: bool, with_prometheus: bool, as_json: bool, d
             echo("no engine matches")
         echo("", f"Examined: {clock(examined.since)} to {clock(examined.until)}")
         echo("Evidence: slurm-affinode serving explain ADDRESS")
-    return 1 if any(_problem(one) for one in engines) else 0
+    return 1 if any(_problem(engine) for engine in engines) else 0
 
 
 _EXPLAIN_EPILOG = """\b
@@ -200,7 +202,7 @@ def explain(
         text = servers_page.html(list(zip(examined.engines, examined.timelines, strict=True)), zone())
         write_files(page.parent, {page.name: text.encode()})
     if as_json:
-        engines = [_as_json(one) for one in examined.engines]
+        engines = [_as_json(engine) for engine in examined.engines]
         print_json({"since": examined.since, "until": examined.until, "engines": engines})
         return 0 if examined.engines else 1
     if not examined.engines:
@@ -219,7 +221,7 @@ def _as_json(health: EngineHealth) -> dict[str, Any]:
         **row,
         "gpus": row["gpus"] or None,  # those of an engine are unknown, not none
         "current": [one.kind for one in health.current],
-        "diagnoses": [one.as_json() for one in health.diagnoses],
+        "diagnoses": [diagnosis.as_json() for diagnosis in health.diagnoses],
     }
 
 
@@ -228,7 +230,7 @@ def _problem(health: EngineHealth) -> bool:
 
 
 def _worst(diagnoses: Sequence[Diagnosis]) -> Diagnosis | None:
-    return min(diagnoses, key=lambda one: (BY_SEVERITY.index(one.severity), one.since), default=None)
+    return min(diagnoses, key=lambda diagnosis: (BY_SEVERITY.index(diagnosis.severity), diagnosis.since), default=None)
 
 
 def _urgency(health: EngineHealth) -> tuple[int, str, str]:
@@ -280,25 +282,25 @@ def _explain_engine(health: EngineHealth, *, everything: bool) -> None:
     echo(f"{span}: {health.samples:,} scrapes{failed}", "")
     rows = [
         (
-            clock(one.since, seconds=True),
-            _on_day_of(one.until, one.since, seconds=True),
-            one.kind,
-            percent(one.confidence),
-            one.summary,
+            clock(diagnosis.since, seconds=True),
+            _on_day_of(diagnosis.until, diagnosis.since, seconds=True),
+            diagnosis.kind,
+            percent(diagnosis.confidence),
+            diagnosis.summary,
         )
-        for one in health.diagnoses
+        for diagnosis in health.diagnoses
     ]
     if not rows:
         echo("No diagnosis: the samples do not show requests, memory or progress.")
         return
     print_table(("from", "to", "diagnosis", "confidence", "summary"), rows, right=("confidence",), whole=("diagnosis",))
-    for one in health.diagnoses:
-        if one.severity == "none" and not everything:
+    for diagnosis in health.diagnoses:
+        if diagnosis.severity == "none" and not everything:
             continue
-        echo("", f"{one.kind}, {clock(one.since, seconds=True)}: {one.rule}")
-        proof = [(_met(item), item.dimension, item.threshold or "", item.text) for item in one.evidence]
+        echo("", f"{diagnosis.kind}, {clock(diagnosis.since, seconds=True)}: {diagnosis.rule}")
+        proof = [(_met(item), item.dimension, item.threshold or "", item.text) for item in diagnosis.evidence]
         print_table(("met", "evidence", "expected", "observed"), proof)
-        for label, text in (("Advice", one.advice), ("Doubt", one.doubt)):
+        for label, text in (("Advice", diagnosis.advice), ("Doubt", diagnosis.doubt)):
             if text:
                 echo(f"{label}: {text}")
 
@@ -449,7 +451,7 @@ def tuning_rows(facts: TuningFacts) -> list[tuple[str, str]]:
         ("preemptions", _figure(facts.preemptions)),
         ("least free GPU memory", free),
         ("failures in the logs", "unknown: no log of this engine alone" if facts.failures is None else
-         ", ".join(dict.fromkeys(one.kind for one in facts.failures)) or "none"),
+         ", ".join(dict.fromkeys(failure.kind for failure in facts.failures)) or "none"),
     ]  # fmt: skip
 
 

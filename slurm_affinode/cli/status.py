@@ -123,7 +123,9 @@ def _show(row: Mapping[str, Any], *, dry_run: bool) -> None:
     signals = [] if row["state"] == "suspended" or row["idle"] is None else row["idle"]["signals"]
     if signals:
         echo()
-        print_table(("of", "signal", "value", "limit", ""), (_signal(one) for one in signals), right=("value", "limit"))
+        print_table(
+            ("of", "signal", "value", "limit", ""), (_signal(signal) for signal in signals), right=("value", "limit")
+        )
 
 
 def _signal(one: Mapping[str, Any]) -> tuple[str, ...]:

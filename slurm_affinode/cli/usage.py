@@ -237,8 +237,9 @@ class _Outlook:
             texts["predicted"] = {name: _in(one.enough_by_predictions, now) for name, one in self.gpus.items()}
         if self.idle is not None:
             texts["behind idle jobs"] = {
-                name: ", ".join(f"{_job_id(one)} ({one.user or '?'}, {counted(queue_impact.idle_gpus(one), 'GPU')})"
-                                for one in findings[:_SHOWN])
+                name: ", ".join(
+                    f"{_job_id(finding)} ({finding.user or '?'}, {counted(queue_impact.idle_gpus(finding), 'GPU')})"
+                    for finding in findings[:_SHOWN])
                 + (f", {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else "")
                 for name, findings in self.idle.items()
             }  # fmt: skip
@@ -294,7 +295,7 @@ def _expected(config: Config, seen: Snapshot, now: datetime) -> tuple[dict[int, 
         ends = prediction.expected_ends(config, seen.jobs, seen.cluster, model, now)
     except AffinodeError as error:
         return None, None, f"run times are not predicted: {error}"
-    return ends, next(one.predictor for one in model.targets if one.target == "run_s"), ""
+    return ends, next(target.predictor for target in model.targets if target.target == "run_s"), ""
 
 
 def _renamed(current: click.Command, old: str, new: str) -> click.Command:

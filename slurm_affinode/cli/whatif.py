@@ -426,15 +426,17 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
         print_json(dataclasses.asdict(comparison))
         return
     rows = []
-    for one in comparison.targets:
-        limits = (_seconds(one.target.first_token_s), _milliseconds(one.target.between_tokens_s))
-        deployments = [(f"own, {service.name}", deployment)
-                       for service, deployment in zip(comparison.services, one.apart or (), strict=False)]  # fmt: skip
-        if apart and one.apart is None:
+    for target in comparison.targets:
+        limits = (_seconds(target.target.first_token_s), _milliseconds(target.target.between_tokens_s))
+        deployments = [
+            (f"own, {service.name}", deployment)
+            for service, deployment in zip(comparison.services, target.apart or (), strict=False)
+        ]
+        if apart and target.apart is None:
             rows.append((*limits, "own", *["not reached"] * 2, *[""] * 6))
         rows += [(*limits, *_deployment_cells(name, deployment, comparison.gpus_per_engine))
-                 for name, deployment in (*deployments, ("mixed", one.mixed),
-                                          *([("split", one.split)] if options["split_phases"] else []))]  # fmt: skip
+                 for name, deployment in (*deployments, ("mixed", target.mixed),
+                                          *([("split", target.split)] if options["split_phases"] else []))]  # fmt: skip
     headings = ("first token", "between tokens", "engines for", "engines", "GPUs", "first token p99",
                 "between tokens p99", "queued mean", "most waiting", "busy", "busy: prefill, decode")  # fmt: skip
     span_s = (comparison.until - comparison.since).total_seconds()
@@ -574,11 +576,11 @@ def _show_replays(
         print_json({
             "since": since, "until": until, "suspend_idle_s": change.suspend_idle_s, "more_gpus": change.more_gpus,
             "limit_interactive_s": change.limit_interactive_s, **more,
-            "clusters": [dataclasses.asdict(one) for one in replays],
+            "clusters": [dataclasses.asdict(replay) for replay in replays],
         })  # fmt: skip
         return
-    for one in replays:
-        _show_replay(one, change.more_gpus)
+    for replay in replays:
+        _show_replay(replay, change.more_gpus)
     if html is not None:
         echo("", f"page  {html}")
 

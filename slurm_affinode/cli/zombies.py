@@ -77,7 +77,7 @@ def assessment_json(assessment: Assessment) -> dict[str, Any]:
         "source": assessment.source, "since": assessment.since, "until": assessment.until,
         "jobs": assessment.jobs, "gpus": assessment.gpus, "unmeasured_gpus": assessment.unmeasured,
         "counts": dict(assessment.counts), "notes": list(assessment.notes),
-        "findings": [one.as_json() for one in assessment.findings],
+        "findings": [finding.as_json() for finding in assessment.findings],
     }  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
     else:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
         names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
-        rows = [[(printable(cell), style) for cell, style in _row(one)] for one in assessment.findings]
+        rows = [[(printable(cell), style) for cell, style in _row(finding)] for finding in assessment.findings]
         widths = _widths(names, [[cell for cell, _ in row] for row in rows], out.width)
         for name, width in zip(names, widths, strict=True):
             right = name in ("idle", "GPU-h", "waits", "score")
@@ -114,10 +114,13 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
             for one in assessment.findings:
                 out.print()
                 _print_finding(out, one)
-        held = sum(one.held_gpu_hours or 0.0 for one in without_repeated_hours(assessment.findings))
+        held = sum(finding.held_gpu_hours or 0.0 for finding in without_repeated_hours(assessment.findings))
         out.print()
         out.print(Text(f"{len(assessment.findings)} found, {held:,.1f} GPU-hours held idle. Examined: {looked}."))
-        first = next((one for one in assessment.findings if one.job is not None and one.kind not in USER_KINDS), None)
+        first = next(
+            (finding for finding in assessment.findings if finding.job is not None and finding.kind not in USER_KINDS),
+            None,
+        )
         if first is not None and first.job is not None and explain is not None and not wide:
             command = f"slurm-affinode zombies explain {first.job.id}{explain}"
             # Not wrapped, so that it can be copied.
@@ -190,13 +193,13 @@ def evidence_table(rows: Sequence[Evidence]) -> Table:
     table.add_column("evidence", ratio=3, overflow="fold")
     table.add_column("threshold", ratio=2, overflow="fold")
     table.add_column("weight", justify="right", no_wrap=True)
-    for one in rows:
-        mark, style = ("?", "dim") if one.unknown else ("✓", "") if one.met else ("–", "dim")
-        if one.weight == 0 and not one.unknown:
+    for row in rows:
+        mark, style = ("?", "dim") if row.unknown else ("✓", "") if row.met else ("–", "dim")
+        if row.weight == 0 and not row.unknown:
             mark, style = "i", "dim"
-        weight = "" if one.weight == 0 else f"{one.points:.2f}/{one.weight:.2f}"
-        seen = f"unknown: {one.text}" if one.unknown else one.text
-        cells = (mark, one.dimension, seen, one.threshold or "", weight)
+        weight = "" if row.weight == 0 else f"{row.points:.2f}/{row.weight:.2f}"
+        seen = f"unknown: {row.text}" if row.unknown else row.text
+        cells = (mark, row.dimension, seen, row.threshold or "", weight)
         table.add_row(*(Text(printable(cell), style=style) for cell in cells))
     return table
 
@@ -250,10 +253,10 @@ def print_explanation(page: Explanation) -> None:
     if not page.findings:
         out.print()
         out.print(Text(printable(page.answer), style="green" if page.answer == NO_FINDINGS else "yellow"))
-    for one in page.findings:
+    for finding in page.findings:
         out.print()
-        _print_finding(out, one)
-    most_w = max((one.power_w for gpu in page.gpus for one in gpu.slots if one.power_w is not None), default=0.0)
+        _print_finding(out, finding)
+    most_w = max((slot.power_w for gpu in page.gpus for slot in gpu.slots if slot.power_w is not None), default=0.0)
     for gpu in page.gpus:
         out.print()
         _print_gpu(out, gpu, most_w)
@@ -281,16 +284,16 @@ def _print_gpu(out: Console, page: GpuPage, most_w: float) -> None:
 
 def lines_of(gpu: GpuEvidence, slots: Sequence[Slot], width: int, most_w: float) -> list[tuple[str, str, str]]:
     """Return label, block characters and value for activity, memory and power."""
-    total = gpu.total_gib or max((one.memory_gib for one in slots if one.memory_gib is not None), default=0.0)
+    total = gpu.total_gib or max((slot.memory_gib for slot in slots if slot.memory_gib is not None), default=0.0)
     mean = "unknown" if gpu.activity_pct is None else f"{gpu.activity_pct:.0f} %"
     held = "unknown" if gpu.held_gib is None else f"{gpu.held_gib:.1f} GiB"
-    watts = [one.power_w for one in slots if one.power_w is not None]
+    watts = [slot.power_w for slot in slots if slot.power_w is not None]
     mean_w = gpu.power_w if gpu.power_w is not None else sum(watts) / len(watts) if watts else None
     power = "unknown" if mean_w is None else f"{mean_w:.0f} W"
     return [
-        ("activity", blocks([one.activity_pct for one in slots], 100.0, width), mean),
-        ("memory", blocks([one.memory_gib for one in slots], total, width), held),
-        ("power", blocks([one.power_w for one in slots], most_w, width), power),
+        ("activity", blocks([slot.activity_pct for slot in slots], 100.0, width), mean),
+        ("memory", blocks([slot.memory_gib for slot in slots], total, width), held),
+        ("power", blocks([slot.power_w for slot in slots], most_w, width), power),
     ]
 
 
@@ -299,10 +302,10 @@ def print_signatures(where: Path, file: SignatureFile) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("signature", "kind", "window", "min score", "examples", "line"):
         table.add_column(name, justify="left" if name in ("signature", "kind") else "right", no_wrap=True)
-    for one in file.signatures:
-        count = sum(example.signature == one.name for example in file.examples)
-        title, window = Text(printable(one.name)), span(one.time.longer_than_s)
-        table.add_row(title, one.kind, window, f"{one.min_score:g}", str(count), str(one.line))
+    for signature in file.signatures:
+        count = sum(example.signature == signature.name for example in file.examples)
+        title, window = Text(printable(signature.name)), span(signature.time.longer_than_s)
+        table.add_row(title, signature.kind, window, f"{signature.min_score:g}", str(count), str(signature.line))
     out = console()
     out.print(Text(printable(f"{where}: {counted(len(file.signatures), 'signature')}, nothing wrong.")))
     out.print(table)
@@ -580,7 +583,10 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
     if as_json:
         print_json({
             "file": where,
-            "signatures": [{"name": one.name, "kind": one.kind, "line": one.line} for one in parsed.signatures],
+            "signatures": [
+                {"name": signature.name, "kind": signature.kind, "line": signature.line}
+                for signature in parsed.signatures
+            ],
             "faults": [{"line": one.line, "text": one.message, "hint": one.hint} for one in parsed.faults],
         })  # fmt: skip
     else:

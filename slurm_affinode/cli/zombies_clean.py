@@ -220,11 +220,11 @@ class Session:
     def plan(self) -> list[Action]:
         """Return the decision on each finding, using the agents' information on jobs that can be or are suspended."""
         now = self.tools.now()
-        keys = [one.key for one in self.assessment.findings if one.since is None]
+        keys = [finding.key for finding in self.assessment.findings if finding.since is None]
         self.log.see(keys, now, all_of=self._looked_at_all())
         self.ledger = self.log.ledger(now)
         over = self._over()
-        findings = [one for one in self.assessment.findings if one.key not in over]
+        findings = [finding for finding in self.assessment.findings if finding.key not in over]
         decided = plan(findings, self.request.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
         known = act.opted_in(decided, self.tools.ask)
@@ -232,11 +232,13 @@ class Session:
                        asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
                        parts=act.parts(self.jobs or ()))  # fmt: skip
         text = "it has ended, or begun anew, since accounting was read"
-        return planned + [Action("none", one, "ended", text) for one in self.assessment.findings if one.key in over]
+        return planned + [
+            Action("none", finding, "ended", text) for finding in self.assessment.findings if finding.key in over
+        ]
 
     def _over(self) -> frozenset[str]:
         """Return the keys of findings about jobs that ran when accounting was read and have ended since."""
-        running = [one for one in self.assessment.findings if one.job is not None and one.job.running]
+        running = [finding for finding in self.assessment.findings if finding.job is not None and finding.job.running]
         if self.jobs is None or not running:
             return frozenset()
         there = {run for job in self.jobs if job.allocated for run in (act.run_of(job), (job.job_id, None))}
@@ -261,7 +263,7 @@ class Session:
     def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
         """Return the clusters in the findings other than this Slurm's: their job IDs mean other jobs here."""
         here = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
-        named = {one.cluster for one in self.assessment.findings} - here
+        named = {finding.cluster for finding in self.assessment.findings} - here
         slurm: SlurmClient | None = self.tools.slurm  # None in a dry run if Slurm does not respond
         if not named or slurm is None or not any(one.verb in DESTRUCTIVE for one in decided):
             return frozenset()
@@ -277,7 +279,7 @@ class Session:
         """Print the outcomes and the number of omitted warnings (``untold``); return the exit status."""
         # Table output has a single line about all of them.
         hide = QUIET if self.request.as_json else QUIET | {"stale"}
-        shown = [one for one in outcomes if self.request.everything or one.action.code not in hide]
+        shown = [outcome for outcome in outcomes if self.request.everything or outcome.action.code not in hide]
         old = self._too_old(outcomes)
         notes = (*self.assessment.notes, *([old] if old else []))
         if self.request.as_json:
@@ -286,12 +288,12 @@ class Session:
                 "since": self.assessment.since, "until": self.assessment.until, "source": self.assessment.source,
                 "findings": len(self.assessment.findings), "actions": [_row(one) for one in shown],
                 "notes": list(notes),
-                **({} if mails is None else {"mails": [dataclasses.asdict(one) for one in mails]}),
+                **({} if mails is None else {"mails": [dataclasses.asdict(mail) for mail in mails]}),
             })  # fmt: skip
             # The timer discards the JSON, so failures also go to its mail or journal.
-            for one in outcomes:
-                if one.result == "failed":
-                    warn(f"{one.action.verb}: {one.text}")
+            for outcome in outcomes:
+                if outcome.result == "failed":
+                    warn(f"{outcome.action.verb}: {outcome.text}")
         else:
             rows = [
                 (one.action.verb if one.action.verb != "none" else "-", one.action.target, one.action.finding.kind,
@@ -300,22 +302,26 @@ class Session:
             ]  # fmt: skip
             if rows:
                 print_table(("action", "target", "kind", "user", "result", "why"), rows)
-            hidden = sum(one.action.code in QUIET for one in outcomes) if not self.request.everything else 0
+            hidden = sum(outcome.action.code in QUIET for outcome in outcomes) if not self.request.everything else 0
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
             more += f"; of {untold} users are to be warned (--warn)" if untold else ""
             echo(f"{counted(len(self.assessment.findings), 'finding')}, {len(shown)} shown{more}")
             for note in notes:
                 warn(note)
-            if dry_run and any(one.action.verb != "none" for one in outcomes):
+            if dry_run and any(outcome.action.verb != "none" for outcome in outcomes):
                 warn("dry run: nothing was done; add --yes")
-        if any(one.result == "failed" for one in outcomes):
+        if any(outcome.result == "failed" for outcome in outcomes):
             return 1
         # No action was possible for any finding.
-        return 2 if old and all(one.action.code == "stale" or one.action.code in QUIET for one in outcomes) else 0
+        return (
+            2
+            if old and all(outcome.action.code == "stale" or outcome.action.code in QUIET for outcome in outcomes)
+            else 0
+        )
 
     def _too_old(self, outcomes: Iterable[Outcome]) -> str:
         """Return a message about findings with evidence that is too old to act on; empty if there are none."""
-        stale = [one.action.finding for one in outcomes if one.action.code == "stale"]
+        stale = [outcome.action.finding for outcome in outcomes if outcome.action.code == "stale"]
         if not stale:
             return ""
         newest, limit_s = max(one.observed_at for one in stale), self.request.policy.max_evidence_age_s
@@ -391,7 +397,7 @@ def _take_in(  # noqa: PLR0917
 ) -> Sequence[Job]:
     """Store requests for exemption and, with --live, new epilog reports; return the jobs known to Slurm."""
     now, seen = datetime.now(UTC), assessment.snapshot
-    named = {one.cluster for one in assessment.findings}
+    named = {finding.cluster for finding in assessment.findings}
     cluster = _cluster(request, assessment) or (named.pop() if len(named) == 1 else None)
     cluster = cluster or slurm.config().get("ClusterName") or UNNAMED
     jobs = slurm.overview() if seen is None else seen.jobs

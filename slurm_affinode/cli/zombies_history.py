@@ -68,13 +68,13 @@ def history(
         rows = rows[1:]
         warn(f"older records are omitted: --limit {10 * limit}, or --since")
     if as_json:
-        print_json([dataclasses.asdict(one) for one in rows])
+        print_json([dataclasses.asdict(row) for row in rows])
         return 0
     print_table(
         (f"at ({zone()})", "who", "verb", "result", "job", "user", "node", "what"),
         [
-            (clock(one.at, seconds=True), one.actor, one.verb, one.result, one.job, one.user, one.node, one.reason)
-            for one in rows
+            (clock(row.at, seconds=True), row.actor, row.verb, row.result, row.job, row.user, row.node, row.reason)
+            for row in rows
         ],
     )
     return 0

@@ -127,7 +127,7 @@ def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
         if outcomes[-1].result == "spared" and following is not None:
             held.remove(following)
             todo.append(following)
-    mailed = [one.action for one in outcomes if one.result == "done" and _owned(one.action)]
+    mailed = [outcome.action for outcome in outcomes if outcome.result == "done" and _owned(outcome.action)]
     mail_done(mailed, tools)
     return outcomes
 
@@ -331,7 +331,7 @@ def _end_steps(job: str, steps: Sequence[str], tools: Tools) -> str:
         except SlurmError as error:
             problems.append(error)
     # A step that ended by itself is not an error if another one was canceled.
-    problems.sort(key=lambda one: isinstance(one, UnknownJobError | AlreadyDoneError))
+    problems.sort(key=lambda problem: isinstance(problem, UnknownJobError | AlreadyDoneError))
     if problems and (not ended or not isinstance(problems[0], UnknownJobError | AlreadyDoneError)):
         raise problems[0]
     return f"job {job}: steps {', '.join(ended)} were canceled; the allocation stays"

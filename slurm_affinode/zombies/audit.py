@@ -21,7 +21,7 @@ MOST = 1000
 def record_listing(config: Config, command: str, findings: Sequence[Finding], *, job: str | None = None) -> bool:
     """Record in the audit that findings were listed; ``False`` if this user may not write or there is no database."""
     who, now = Who.am_i(), datetime.now(UTC)
-    evidence = [{"finding": one.key, "score": round(one.score, 3)} for one in findings[:MOST]]
+    evidence = [{"finding": finding.key, "score": round(finding.score, 3)} for finding in findings[:MOST]]
     text = f"{command}: {counted(len(findings), 'finding')}"
     try:
         with Repository.open(config.db_url, create=False, upgrade=False) as store:
@@ -35,10 +35,15 @@ def record_listing(config: Config, command: str, findings: Sequence[Finding], *,
 def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
     """Return the audit record of a command: its findings, and the decision on each."""
     evidence = [
-        {"finding": one.finding.key, "score": round(one.finding.score, 3), "verb": one.verb, "code": one.code}
-        for one in actions
+        {
+            "finding": action.finding.key,
+            "score": round(action.finding.score, 3),
+            "verb": action.verb,
+            "code": action.code,
+        }
+        for action in actions
     ]
-    count = sum(one.verb != "none" for one in actions)
+    count = sum(action.verb != "none" for action in actions)
     return AuditEntry(
         now, who.run, who.actor, "look", "seen",
         f"{command}: {counted(len(actions), 'finding')}, {count} with something to do", evidence=evidence,

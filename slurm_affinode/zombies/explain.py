@@ -107,7 +107,9 @@ def explain(
             config, request, held, file.signatures, find.waiting_jobs(jobs, pending, query), nodes, notes=trouble
         )
         ref = squatters.run_ref(row, finish)
-        findings = tuple(one for one in everything.findings if one.job is not None and _same(one.job, ref))
+        findings = tuple(
+            finding for finding in everything.findings if finding.job is not None and _same(finding.job, ref)
+        )
         run = _number_of(row, held)
         pages = _pages(row, run, held, file.signatures, findings, samples)
     if not pages and (row["gpus"] or 0) > 0:
@@ -122,7 +124,7 @@ def explain(
 
 def _sleeps(entries: Iterable[LedgerEntry], row: Mapping[str, Any]) -> bool:
     """Return whether the job of a row slept in place at last, by the ledgers of the agents."""
-    of_job = [one for one in entries if (one.cluster, one.job_id) == (row["cluster"], row["job_id"])]
+    of_job = [entry for entry in entries if (entry.cluster, entry.job_id) == (row["cluster"], row["job_id"])]
     last = max(of_job, key=lambda one: one.began_ms, default=None)
     return last is not None and last.mode == "inplace" and suspensions.outcome(last) in ("asleep", "restoring")
 
@@ -130,7 +132,8 @@ def _sleeps(entries: Iterable[LedgerEntry], row: Mapping[str, Any]) -> bool:
 def _asleep(page: Explanation) -> Explanation:
     """Return the page of a job that sleeps in place: that its GPUs are idle is no fault of its program."""
     findings = [
-        replace(one, advice=advice("idle.advice-asleep")) if one.kind in IDLE_KINDS else one for one in page.findings
+        replace(finding, advice=advice("idle.advice-asleep")) if finding.kind in IDLE_KINDS else finding
+        for finding in page.findings
     ]
     return replace(page, findings=tuple(findings), asleep=True)
 
@@ -153,13 +156,13 @@ def _pages(  # noqa: PLR0917
     """Return, for each GPU of an attempt, the measurements, the verdict of every signature, and the timeline."""
     begin, finish = held.query.since, held.query.until
     facts = squatters.run_facts(row, finish)
-    flagged = {(gpu.node, gpu.gpu) for one in findings for gpu in one.flagged_gpus}
+    flagged = {(gpu.node, gpu.gpu) for finding in findings for gpu in finding.flagged_gpus}
     pages = []
     for pair, (of_run, at) in enumerate(held.pairs.select("run", "at").iter_rows()):
         if of_run != run:
             continue
         device = held.devices.row(at, named=True)
-        limits_pct = [one.compute.at_most_pct for one in signatures]
+        limits_pct = [signature.compute.at_most_pct for signature in signatures]
         seen = [squatters.facts_of(held, limit_pct, pair)[0] for limit_pct in limits_pct]
         verdicts = tuple(judge_gpu(one, known, facts) for one, known in zip(signatures, seen, strict=True))
         # A file of signatures has at least one.
@@ -286,7 +289,9 @@ def explain_live(
     if watch_s is None:
         file = find.site_signatures(config)
         shortest = (
-            min((one.time.longer_than_s for one in file.signatures), default=0.0) if window_s is None else window_s
+            min((signature.time.longer_than_s for signature in file.signatures), default=0.0)
+            if window_s is None
+            else window_s
         )
         watch_s = shortest + SAMPLING_S if shortest <= LONGEST_S else None
     readings = _Readings()
@@ -337,9 +342,15 @@ def _with_now(
     """Replace the outdated parts of a page from stored samples with live readings."""
     on = now.samples.by_job.get(job.job_id, ())
     measured = any(now.samples.watched[gpu.key].gpu.signals_pct for gpu in on)
-    findings = [one for one in assessment.findings if one.owner is not None and one.owner.job_id == job.job_id]
-    kinds = {one.kind for one in findings}
-    before = [one for one in page.findings if one.kind not in kinds and not (measured and one.kind in IDLE_KINDS)]
+    findings = [
+        finding for finding in assessment.findings if finding.owner is not None and finding.owner.job_id == job.job_id
+    ]
+    kinds = {finding.kind for finding in findings}
+    before = [
+        finding
+        for finding in page.findings
+        if finding.kind not in kinds and not (measured and finding.kind in IDLE_KINDS)
+    ]
     outdated = {WHICH_UNKNOWN} if on else set()
     outdated |= {find.NO_HISTORY} if measured else set()
     notes = [note for note in page.notes if note not in outdated]
@@ -362,7 +373,7 @@ def _gpu(  # noqa: PLR0917
         (one.slots for one in page.gpus if one.gpu.node == gpu.node
          and (one.gpu.uuid == gpu.uuid if one.gpu.uuid and gpu.uuid else one.gpu.gpu == sight.gpu.gpu)), None,
     )  # fmt: skip
-    flagged = any(one.kind in IDLE_KINDS for one in findings) and sight.verdict is not None
+    flagged = any(finding.kind in IDLE_KINDS for finding in findings) and sight.verdict is not None
     # Stored samples of a shared GPU are of all jobs on it.
     before = grid(page.since, page.until, STEP_MS) if known is None or gpu.part_of is not None else known
     slots = _with_samples(before, page.until, readings.rows.get(gpu.key, ()))
@@ -409,7 +420,7 @@ def temporary_store(config: Config, snapshot: Snapshot, at: datetime) -> Iterato
 def allocations(snapshot: Snapshot) -> pl.DataFrame:
     """Return the GPUs allocated to running jobs (``ALLOCATION_GPUS``), by Slurm's indices."""
     rows = [
-        (snapshot.cluster, job.job_id, job.start, one.node, str(index))
-        for job in snapshot.jobs for one in job.node_gpus or () for index in one.indices
+        (snapshot.cluster, job.job_id, job.start, gpu.node, str(index))
+        for job in snapshot.jobs for gpu in job.node_gpus or () for index in gpu.indices
     ]  # fmt: skip
     return pl.DataFrame(rows, schema=ALLOCATION_GPUS, orient="row")

@@ -286,21 +286,23 @@ def select(about: Assessment, findings: Iterable[Finding], request: Request) -> 
     kept: list[Finding] = []
     filters = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
              "users": request.users}  # fmt: skip
-    for one in findings:
-        counts[one.kind] = counts.get(one.kind, 0) + 1
-        if one.kind not in request.requested_kinds or one.score < request.min_score:
+    for finding in findings:
+        counts[finding.kind] = counts.get(finding.kind, 0) + 1
+        if finding.kind not in request.requested_kinds or finding.score < request.min_score:
             continue
-        if request.variants and one.kind == "idle-allocation" and one.variant not in request.variants:
+        if request.variants and finding.kind == "idle-allocation" and finding.variant not in request.variants:
             continue
-        if request.nodes and not set(one.nodes) & set(request.nodes):
+        if request.nodes and not set(finding.nodes) & set(request.nodes):
             continue
-        if request.running_only and one.job is not None and not one.job.running:
+        if request.running_only and finding.job is not None and not finding.job.running:
             continue
         # A finding about a user has no partition: it is already based on jobs in the requested ones.
-        given = {key: names for key, names in filters.items() if one.kind not in USER_KINDS or key != "partitions"}
-        if any(names and not {*(getattr(one, key[:-1]) or "").split(",")} & {*names} for key, names in given.items()):
+        given = {key: names for key, names in filters.items() if finding.kind not in USER_KINDS or key != "partitions"}
+        if any(
+            names and not {*(getattr(finding, key[:-1]) or "").split(",")} & {*names} for key, names in given.items()
+        ):
             continue
-        kept.append(one)
+        kept.append(finding)
     order = list(KINDS)
     kept.sort(key=lambda one: (-(one.held_gpu_hours or 0.0), order.index(one.kind), -one.score, one.key))
     return replace(about, findings=tuple(kept), counts=counts)
@@ -412,7 +414,7 @@ def find_in_averages(config: Config, request: Request, jobs: pl.DataFrame, per_r
     file = site_signatures(config)
     if request.window_s is not None:
         file = file.with_window(request.window_s)
-    strict = [replace(one, compute=replace(one.compute, at_most_pct=0.0)) for one in file.signatures]
+    strict = [replace(signature, compute=replace(signature.compute, at_most_pct=0.0)) for signature in file.signatures]
     started = jobs.drop_nulls("start")
     first, last = started["start"].min(), started["end"].max()
     now = datetime.now(UTC)

@@ -166,16 +166,16 @@ Key = tuple[Any, ...]
 
 def _by_key(findings: Iterable[Finding]) -> dict[Key, list[Finding]]:
     made: dict[Key, list[Finding]] = {}
-    for one in findings:
-        if one.job is not None:
-            made.setdefault((one.cluster, one.job.job_id, one.job.submit), []).append(one)
+    for finding in findings:
+        if finding.job is not None:
+            made.setdefault((finding.cluster, finding.job.job_id, finding.job.submit), []).append(finding)
     return made
 
 
 def _by_job(entries: Iterable[LedgerEntry]) -> dict[tuple[str, int], list[LedgerEntry]]:
     made: dict[tuple[str, int], list[LedgerEntry]] = {}
-    for one in entries:
-        made.setdefault((one.cluster, one.job_id), []).append(one)
+    for entry in entries:
+        made.setdefault((entry.cluster, entry.job_id), []).append(entry)
     return made
 
 
@@ -210,7 +210,10 @@ class _Work:
             memory_gib=memory / job_use.GIB if memory else None, gpu_count=row["gpus"], gpu_models=tuple(models),
             until=end, suspended_s=float(row["suspended_s"] or 0), slot_s=_slot_s(tracks), uses=used, gpus=gpus,
             idle_windows=job_use.idle_windows(gpus, tracks, slack_ms), suspensions=asleep,
-            findings=tuple(JobFinding(one.kind, one.variant, round(one.score, 3), one.summary) for one in findings),
+            findings=tuple(
+                JobFinding(finding.kind, finding.variant, round(finding.score, 3), finding.summary)
+                for finding in findings
+            ),
             verdict=job_use.verdict(row, facts, used, gpus, site),
             advice=job_use.advise(row, facts, gpus, tracks, findings, site, batch=ref.batch, suspended=bool(asleep)),
             notes=(*notes, *_gaps(row, gpus)), source=self.source, generated=self.now,
@@ -248,7 +251,7 @@ class _Work:
 
     def _suspensions(self, row: dict[str, Any]) -> tuple[JobSuspension, ...]:
         entries = self.ledger.get((row["cluster"], row["job_id"]), [])
-        own_entries = [one for one in entries if one.began_ms >= row["start"].timestamp() * 1000]
+        own_entries = [entry for entry in entries if entry.began_ms >= row["start"].timestamp() * 1000]
         if not own_entries:
             return ()
         query = WasteQuery(row["start"], self.now)

@@ -176,7 +176,7 @@ def _bytes(text: str | None) -> int | None:
 
 def _uses(seen: Now) -> dict[int, JobUse | None]:
     """Return total CPU time and the largest memory use on one node, for each job reported by all of its nodes."""
-    by_node = {one.node: one.uses for one in seen.answers}
+    by_node = {answer.node: answer.uses for answer in seen.answers}
     by_job: dict[int, JobUse | None] = {}
     for job in seen.snapshot.jobs:
         if job.state != "RUNNING" or not job.nodes:
@@ -294,7 +294,7 @@ def observe(
     notes += [f"{node.name} does not respond to slurmctld: unknown" for node in there if not node.responding]
     names = {node.name: node.gpus.count for node in there if node.responding and node.gpus}
     sampler.say(f"asking {counted(len(names), 'node')}")
-    limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
+    limit = max((signature.compute.at_most_pct for signature in file.signatures), default=5.0)
     samples = sampling.observe(names, jobs, sampler, watch_s=watch_s or 0.0, limit_pct=limit,
                          floors_pct=config.agent.floors_pct)  # fmt: skip
     later = jobs
@@ -305,9 +305,11 @@ def observe(
         except AffinodeError as error:
             notes.append(f"jobs that began or ended during the observation are unknown: {error}")
         samples = sampling.still(samples, jobs, later)
-    notes += [f"{one.node} is unknown: {one.problem}" for one in samples.first_answers if not one.by]
+    notes += [f"{answer.node} is unknown: {answer.problem}" for answer in samples.first_answers if not answer.by]
     notes += [
-        f"{one.node}: processes are unknown: {one.problem}" for one in samples.first_answers if one.by == "exporter"
+        f"{answer.node}: processes are unknown: {answer.problem}"
+        for answer in samples.first_answers
+        if answer.by == "exporter"
     ]
     moment = datetime.fromtimestamp(sampler.now(), UTC)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as store:
@@ -342,7 +344,7 @@ def judged(config: Config, request: Request, seen: Observed) -> Assessment:
             job for job in jobs if job.state == "RUNNING" and (job.gpus_allocated or samples.by_job.get(job.job_id))
         ]  # fmt: skip
         findings += engines.find(config, cluster, running, samples.by_job, moment)
-    models = {one.node: {gpu.model for gpu in one.gpus} for one in samples.answers}
+    models = {answer.node: {gpu.model for gpu in answer.gpus} for answer in samples.answers}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 
     def gpu_type(one: Finding) -> str | None:

@@ -70,7 +70,7 @@ def _mail(
         for one in own_actions:
             written(Outcome(one, "failed", f"{one.target}: it was interrupted; who was notified is unknown"), tools)
         raise
-    return [written(one, tools) for one in outcomes]
+    return [written(outcome, tools) for outcome in outcomes]
 
 
 def _key(action: Action) -> str:

@@ -164,7 +164,7 @@ def _strays(
 ) -> list[Finding]:
     """Return processes and memory without a job that are in both the first and the last response of their node."""
     first = [gpu for answer in first_answers for gpu in answer.gpus]
-    there = {(gpu.node, one.pid, one.start_ticks) for gpu in first for one in gpu.processes or ()}
+    there = {(gpu.node, process.pid, process.start_ticks) for gpu in first for process in gpu.processes or ()}
     held = {gpu.key for gpu in first if _unowned(gpu)}
     findings: list[Finding] = []
     for answer in answers:
@@ -232,11 +232,11 @@ class _Claims:
         for job in jobs:
             if job.shares_gpus or (job.node_gpus is None and job.gpus_allocated):
                 return cls(every=True, minors=minors)
-            for one in job.node_gpus or ():
-                if one.node == node and not one.indices:
+            for gpu in job.node_gpus or ():
+                if gpu.node == node and not gpu.indices:
                     return cls(every=True, minors=minors)
-                if one.node == node:
-                    minors.update(one.indices)
+                if gpu.node == node:
+                    minors.update(gpu.indices)
         return cls(every=False, minors=minors)
 
     def may_cover(self, gpu: LiveGpu) -> bool:

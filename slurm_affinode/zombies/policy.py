@@ -93,11 +93,11 @@ def explain(policy: Policy, now: datetime) -> list[str]:
         lines += [f"{rule.name} (line {rule.line}) never cancels: set cancel in fixed or sliding."
                   for rule in policy.rules if rule.settings.action == "cancel"]  # fmt: skip
     today = now.astimezone(zone_of(policy.calendar.timezone)).date()
-    for one in policy.exemptions:
-        over = "" if one.until >= today else " (EXPIRED: it has no effect)"
-        until = "for good" if one.until == NEVER else f"until {one.until.isoformat()}"
-        what = "exempt from more than warnings" if one.warnings else "exempt"
-        lines.append(f"line {one.line}: {_match(one.match)}: {what} {until}{over}: {one.reason}")
+    for exemption in policy.exemptions:
+        over = "" if exemption.until >= today else " (EXPIRED: it has no effect)"
+        until = "for good" if exemption.until == NEVER else f"until {exemption.until.isoformat()}"
+        what = "exempt from more than warnings" if exemption.warnings else "exempt"
+        lines.append(f"line {exemption.line}: {_match(exemption.match)}: {what} {until}{over}: {exemption.reason}")
     most = policy.limits
     lines.append(
         f"Limits of a run: cancel {most.cancel}, suspend {most.suspend}, kill {most.kill}, drain {most.drain}, "

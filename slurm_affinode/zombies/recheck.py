@@ -198,7 +198,7 @@ class Recheck:
 
     def _orphan(self, subject: ProcessRef, answer: Mapping[str, Any]) -> Observation:
         """Verify that the same process exists and still belongs to no job: its job may run again."""
-        there = [one for gpu in from_agent(subject.node, answer).gpus for one in gpu.processes or ()]
+        there = [process for gpu in from_agent(subject.node, answer).gpus for process in gpu.processes or ()]
         one = next((one for one in there if (one.pid, one.start_ticks) == (subject.pid, subject.start_ticks)), None)
         if one is None:
             return Observation("gone", f"process {subject.pid} is gone")
@@ -246,7 +246,7 @@ class Recheck:
         return user in (None, "root") or user == self.slurm.config().get("SlurmUser", "").partition("(")[0]
 
     def _node(self, name: str) -> Node | None:
-        return next((one for one in self.slurm.nodes() if one.name == name), None)
+        return next((node for node in self.slurm.nodes() if node.name == name), None)
 
 
 def _row(gpu: GpuEvidence, answer: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -97,7 +97,7 @@ def observe(
         with without_collection():
             raw = ask_all(tuple(names), sampler.ask)
             answers = tuple(replace(one, gpus=_without_noise(one.gpus, floors_pct)) for one in raw)
-            whole = [gpu for one in answers for gpu in one.gpus]
+            whole = [gpu for answer in answers for gpu in answer.gpus]
             gpus = (*whole, *_without_noise(parts(sharing, whole, limit_pct), floors_pct))
         sampler.on_round(sampler.now(), gpus)
         return answers, gpus
@@ -139,14 +139,14 @@ def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> lis
     whole_or_parts = []
     for gpu in gpus:
         by_job: dict[int, list[LiveProcess]] = {}
-        for one in gpu.processes or ():
-            if one.job in by_id and one.source != "environment":
-                by_job.setdefault(one.job, []).append(one)
+        for process in gpu.processes or ():
+            if process.job in by_id and process.source != "environment":
+                by_job.setdefault(process.job, []).append(process)
         whole_or_parts += [_part(gpu, job, own, limit_pct) for job, own in by_job.items()]
     by_node: dict[str, list[LiveGpu]] = {}
     for gpu in gpus:
         by_node.setdefault(gpu.node, []).append(gpu)
-    used = {(one.node, one.part_of) for one in whole_or_parts}
+    used = {(part.node, part.part_of) for part in whole_or_parts}
     return whole_or_parts + [
         LiveGpu(node, None, None, signals_pct=dict.fromkeys(PROCESS_SIGNALS, 0.0), used_mib=0.0, processes=(),
                 part_of=number, mapping="processes")
@@ -160,7 +160,9 @@ def _unused(job: Job, gpus: Sequence[LiveGpu]) -> bool:
     return bool(gpus) and all(
         gpu.processes is not None
         and gpu.fault is None
-        and not any(one.job == job.job_id or (one.job is None and one.uid == job.uid) for one in gpu.processes)
+        and not any(
+            process.job == job.job_id or (process.job is None and process.uid == job.uid) for process in gpu.processes
+        )
         for gpu in gpus
     )
 
@@ -245,7 +247,8 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
             gpus += [
                 gpu.mapped("processes") for gpu in here
                 if gpu not in labelled
-                and any(one.job == job.job_id and one.source != "environment" for one in gpu.processes or ())
+                and any(process.job == job.job_id and process.source != "environment"
+                        for process in gpu.processes or ())
             ]  # fmt: skip
     return gpus
 
