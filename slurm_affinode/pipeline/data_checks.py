@@ -105,7 +105,7 @@ def _prediction(config: Config, now: datetime) -> Check:
     from slurm_affinode.prediction import intervals, model_file  # noqa: PLC0415
 
     model = model_file.read(config.state_dir / MODEL_FILE)
-    idle = any(one.target == "idle_pct" for one in model.targets)
+    idle = any(target.target == "idle_pct" for target in model.targets)
     source = prediction.read_site(config, now - DRIFT_HISTORY, now, idle=idle)
     trained = f"trained {model.created} with {model.source}"
     if source.name != model.source:

@@ -58,7 +58,7 @@ class CudaReport:
             "bindings": can.bindings,
             "checkpoint": can.checkpoint,
             "why_not": can.why_not,
-            "gpus": [asdict(one) for one in self.gpus],
+            "gpus": [asdict(gpu) for gpu in self.gpus],
             "features": [
                 {"feature": one.feature.name.lower(), "name": one.feature.value, "since": one.since,
                  "used_for": USED_FOR[one.feature], "available": one.available, "why": one.why}
@@ -79,7 +79,7 @@ def check_cuda(
             if isinstance(error, DriverMissing) and not any(path.exists() for path in loaded):
                 return CudaReport(cuda_features.unavailable(None, "there is no NVIDIA driver here"))
             return CudaReport(cuda_features.unavailable(None, str(error)), hint=error.hint or "nvidia-smi has to work")
-    mig = bool(devices) and all(_has_mig(one, devices) for one in devices if one.mig is None)
+    mig = bool(devices) and all(_has_mig(device, devices) for device in devices if device.mig is None)
     with closing(cuda(driver_version=lambda: version, mig=lambda: mig)) as helper:
         can = helper.capabilities()
         if can.checkpoint:
@@ -91,7 +91,7 @@ def check_cuda(
 
 
 def _has_mig(gpu: Device, devices: Sequence[Device]) -> bool:
-    return any(one.uuid == gpu.uuid and one.mig is not None for one in devices)
+    return any(device.uuid == gpu.uuid and device.mig is not None for device in devices)
 
 
 def check(report: CudaReport) -> Check:
@@ -104,7 +104,7 @@ def check(report: CudaReport) -> Check:
         return Check("CUDA checkpoint", PROBLEM, can.why_not or "not possible", _hint(can))
     has = [one.feature.value for one in can.table if one.available]
     lacks = [one.feature.value for one in can.table if not one.available]
-    count = sum(one.mig is None for one in report.gpus)
+    count = sum(gpu.mig is None for gpu in report.gpus)
     detail = f"driver {can.driver}, CUDA {can.cuda}, {count} GPU{'s' * (count != 1)}: {', '.join(has)}"
     return Check("CUDA checkpoint", OK, detail + (f"; not: {', '.join(lacks)}" if lacks else ""))
 

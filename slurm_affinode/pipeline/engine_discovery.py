@@ -363,7 +363,7 @@ class EngineScraper:
         return [
             ServerPort(
                 port.inode, int(port.job), port.port, engines[0].address, engines[0].user,
-                tuple((one.reading.engine, one.reading.model, one.reading.rank) for one in engines),
+                tuple((engine.reading.engine, engine.reading.model, engine.reading.rank) for engine in engines),
             )
             for _, port, engines in self._known.values()
         ]  # fmt: skip
@@ -387,7 +387,7 @@ class EngineScraper:
         if readings:
             name = f"[{port.host}]" if ":" in port.host else port.host
             address, user = f"{name}:{port.port}", _name_of(port.uid)
-            engines = [DiscoveredEngine(one, address, port.job, user, took_s) for one in readings]
+            engines = [DiscoveredEngine(reading, address, port.job, user, took_s) for reading in readings]
             self._known[port.key] = self._now(), port, engines
             self._proven.add(port.key)
             self._quiet.pop(port.key, None)
@@ -404,8 +404,8 @@ class EngineScraper:
             self._known.pop(port.key, None)
             return []
         return [
-            replace(one, reading=replace(one.reading, values={}, buckets={}), took_s=took_s, up=False)
-            for one in engines
+            replace(engine, reading=replace(engine.reading, values={}, buckets={}), took_s=took_s, up=False)
+            for engine in engines
         ]  # fmt: skip
 
     def _lives(self, process: Id) -> bool:

@@ -85,7 +85,9 @@ class LastEngines(Collector):
         gpus = self._gpus()
         # A user may serve two engines with the same labels: each series may occur once.
         labelled = {
-            tuple(sorted(labels.items())): (one, labels) for one in engines if (labels := self._labels(one, gpus))
+            tuple(sorted(labels.items())): (engine, labels)
+            for engine in engines
+            if (labels := self._labels(engine, gpus))
         }
         up = Metric(metric_table.EXPORTED_UP, "Whether the last scrape of the engine succeeded.", "gauge")
         fields: dict[str, Metric] = {}

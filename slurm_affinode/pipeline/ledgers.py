@@ -36,7 +36,7 @@ def ledgers(path: Path) -> list[Path]:
             return [path]
         # glob() returns nothing, without an error, for an unreadable directory.
         files = (path / name for name in os.listdir(path) if name.endswith(".jsonl"))  # noqa: PTH208
-        return sorted(one for one in files if one.is_file())
+        return sorted(file for file in files if file.is_file())
     except FileNotFoundError as error:
         raise InputError(
             "no such file or directory", where=str(path), hint="give the directory of the ledgers"

@@ -116,16 +116,16 @@ def _check(value: Any) -> Check:
 def rows(of_nodes: Sequence[NodeChecks]) -> list[tuple[str, str, str, str]]:
     """Return the problems of all nodes, most nodes first: nodes, check, status, finding."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for one in of_nodes:
-        for check in one.problems:
-            groups.setdefault((check.name, check.status, check.detail), []).append(one.node)
+    for node in of_nodes:
+        for check in node.problems:
+            groups.setdefault((check.name, check.status, check.detail), []).append(node.node)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     return [(_names(nodes), *check) for check, nodes in ordered]
 
 
 def hints(of_nodes: Sequence[NodeChecks]) -> Mapping[str, str]:
     """Return the remedies of the problems, by check."""
-    return {check.name: check.hint for one in of_nodes for check in one.problems if check.hint}
+    return {check.name: check.hint for node in of_nodes for check in node.problems if check.hint}
 
 
 def _names(nodes: Sequence[str]) -> str:
@@ -135,5 +135,5 @@ def _names(nodes: Sequence[str]) -> str:
 
 def exit_code(of_nodes: Sequence[NodeChecks]) -> int:
     """Return 0 if all checks of all nodes passed, 1 for problems, 3 if a node or a service does not respond."""
-    statuses = {check.status for one in of_nodes for check in one.problems}
+    statuses = {check.status for node in of_nodes for check in node.problems}
     return 3 if UNREACHABLE in statuses else 1 if statuses else 0

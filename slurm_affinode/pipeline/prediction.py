@@ -372,7 +372,7 @@ def expected_ends(
 
     Raises ``AffinodeError`` if accounting cannot be read, or ``model`` does not predict run times.
     """
-    trained = next((one for one in model.targets if one.target == "run_s"), None)
+    trained = next((target for target in model.targets if target.target == "run_s"), None)
     if trained is None:
         raise InputError("the model does not predict run times", hint="train it with more jobs")
     rows = read_site(config, now - HISTORY, now, clusters=(cluster,)).submissions

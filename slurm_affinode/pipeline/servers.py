@@ -164,9 +164,13 @@ def _fleet(
     """Return the facts about the engines of a period from other sources. Without accounting, jobs are unknown."""
     zone = site_zone(config.cluster.timezone)
     engine_events = tuple(
-        EngineEvent(_EVENT_KINDS[one.kind], one.text, None if one.time is None else _aware(one.time, zone))
-        for log in logs for one in log.failures if one.kind in _EVENT_KINDS
-    )  # fmt: skip
+        EngineEvent(
+            _EVENT_KINDS[failure.kind], failure.text, None if failure.time is None else _aware(failure.time, zone)
+        )
+        for log in logs
+        for failure in log.failures
+        if failure.kind in _EVENT_KINDS
+    )
     try:
         with Repository.open(config.db_url, create=False, upgrade=False) as store:
             jobs = store.jobs(since, until, columns=("cluster", "job_id", "submit", "state", "end"))
@@ -219,8 +223,8 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
                 known = used if health.user else replace(used, health=replace(health, user=owner.get("user")))
                 if _matches(query, {**owner, "user": known.health.user}):
                     engines.append(known)
-            engines.sort(key=lambda one: one.urgency)
-            charts = tuple(_chart(one.health, samples, gpus) for one in engines[:timelines])
+            engines.sort(key=lambda engine: engine.urgency)
+            charts = tuple(_chart(engine.health, samples, gpus) for engine in engines[:timelines])
     return ServerReport(tuple(engines), charts) if engines else None
 
 
@@ -326,7 +330,7 @@ def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -
     with _selected(config, query) as (_, _, samples, gpus):
         tuned = []
         engines = list(diagnose_all(samples, Fleet(gpus=gpus)))
-        failures = [one for log in logs for one in log.failures] if logs and len(engines) == 1 else None
+        failures = [failure for log in logs for failure in log.failures] if logs and len(engines) == 1 else None
         for health in engines:
             series = _series(health, samples)
             if series is None:

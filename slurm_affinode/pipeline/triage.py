@@ -71,10 +71,10 @@ def examine(
     a log that cannot be read, for an unknown job and for several jobs, and ``UnreachableError`` if accounting does not
     respond and there is nothing else to read.
     """
-    jobs = [one for one in targets if is_job(one)]
+    jobs = [target for target in targets if is_job(target)]
     if len(jobs) > 1:
         raise InputError("several jobs", where=" ".join(jobs), hint="give one job; any number of its logs")
-    logs = [one for one in targets if one not in jobs]
+    logs = [target for target in targets if target not in jobs]
     problems: list[str] = []
     outcome: JobOutcome | None = None
     owner: User | None = None
@@ -118,7 +118,7 @@ def examine(
 
 def _named(result: CrashTriage) -> JobOutcome | None:
     """Return the only job that the failures name."""
-    jobs = {one.job for one in result.failures if one.job is not None}
+    jobs = {failure.job for failure in result.failures if failure.job is not None}
     return JobOutcome(jobs.pop(), None) if len(jobs) == 1 else None
 
 

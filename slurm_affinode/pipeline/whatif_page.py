@@ -25,7 +25,7 @@ _FAR = (0.5, 2.0)
 
 def html(replays: Sequence[ClusterReplay], change: Change, since: datetime, until: datetime, zone: tzinfo) -> str:
     """Return the self-contained page; ``replays`` has at least one cluster."""
-    first = max(replays, key=lambda one: one.gpu_hours_returned)
+    first = max(replays, key=lambda replay: replay.gpu_hours_returned)
     page = TracePage(
         answer=answer(first, change, since, until),
         lead=f"GPU jobs from {fmt.period(since, until, zone)}, replayed as they were and with the change.",
@@ -36,8 +36,8 @@ def html(replays: Sequence[ClusterReplay], change: Change, since: datetime, unti
         ),
         verdict_counts=_caution(first),
         notes=tuple(
-            f"{one.cluster}: {counted(number, 'job')} {reason}"
-            for one in replays for reason, number in one.left_out.items()
+            f"{replay.cluster}: {counted(number, 'job')} {reason}"
+            for replay in replays for reason, number in replay.left_out.items()
         ),
         recipes=_recipes(first),
         sources=(),

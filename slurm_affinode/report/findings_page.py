@@ -61,14 +61,14 @@ def render(page: Explanation, zone: tzinfo) -> str:
     name = f" ({visible(job.name)})" if job.name else ""
     lead = f"{visible(page.user or 'unknown user')}, {state}; partition {visible(page.partition or 'unknown')}"
     lead += f"; {', '.join(page.nodes) or 'nodes not known'}"
-    most_w = max((one.power_w for gpu in page.gpus for one in gpu.slots if one.power_w is not None), default=0.0)
+    most_w = max((slot.power_w for gpu in page.gpus for slot in gpu.slots if slot.power_w is not None), default=0.0)
     return render_page(
         "zombie.html.j2",
         title=f"Job {job.id}{name}",
         lead=lead,
         answer=page.answer,
         cards=_cards(page),
-        findings=[_shown(one) for one in page.findings],
+        findings=[_shown(finding) for finding in page.findings],
         gpus=[_gpu(one, number, most_w, zone) for number, one in enumerate(page.gpus)],
         notes=[visible(note) for note in page.notes],
         span=f"{fmt.moment(page.since, zone)} to {fmt.moment(page.until, zone)}",
@@ -84,10 +84,10 @@ def _cards(page: Explanation) -> list[Card]:
     counted = without_repeated_hours(page.findings)
     held = sum(one.held_gpu_hours or 0.0 for one in counted)
     gib = [one.held_gib_hours for one in counted if one.held_gib_hours is not None]
-    idle = [one for one in page.findings if one.held_gpu_hours is not None]
-    waited = [one.impact for one in page.findings if one.impact is not None]
+    idle = [finding for finding in page.findings if finding.held_gpu_hours is not None]
+    waited = [finding.impact for finding in page.findings if finding.impact is not None]
     limit = page.job.time_limit_s
-    measured = sum(one.gpu.measured for one in page.gpus)
+    measured = sum(gpu.gpu.measured for gpu in page.gpus)
     return [
         Card("GPUs", str(page.allocated_gpus or len(page.gpus)), sub=f"{measured} measured"),
         Card("Looked at", span((page.until - page.since).total_seconds()),
@@ -127,13 +127,13 @@ def _gpu(page: GpuPage, number: int, most_w: float, zone: tzinfo) -> GpuRow:
     title = f"GPU {gpu.gpu} on {gpu.node or 'an unknown node'}" + (f", {gpu.model}" if gpu.model else "")
     word = "not measured" if not gpu.measured else "idle" if gpu.flagged else "not flagged"
     word += f"; mapping: {gpu.mapping}" if gpu.mapping else ""
-    total = gpu.total_gib or max((one.memory_gib for one in page.slots if one.memory_gib is not None), default=0.0)
+    total = gpu.total_gib or max((slot.memory_gib for slot in page.slots if slot.memory_gib is not None), default=0.0)
     charts = (
         _bars(f"activity-{number}", "Activity, % of the busiest signal", page.slots,
-              [one.activity_pct for one in page.slots], 100.0, "%", zone),
+              [slot.activity_pct for slot in page.slots], 100.0, "%", zone),
         _bars(f"memory-{number}", f"GPU memory held, of {total:.1f} GiB", page.slots,
-              [one.memory_gib for one in page.slots], total, "GiB", zone),
-        _bars(f"power-{number}", "Power", page.slots, [one.power_w for one in page.slots], most_w, "W", zone),
+              [slot.memory_gib for slot in page.slots], total, "GiB", zone),
+        _bars(f"power-{number}", "Power", page.slots, [slot.power_w for slot in page.slots], most_w, "W", zone),
     )  # fmt: skip
     fits = [f"Fits {name}." for name in page.fits]
     against = [f"Does not fit {names}: {why}." for names, why in page.why_not]

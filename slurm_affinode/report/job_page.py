@@ -131,9 +131,9 @@ def _number(value: float | None, text: str) -> Cell:
 def _windows(summary: JobSummary, zone: tzinfo) -> Table:
     columns = (Column("Idle for", unit="GPUs"), Column("From", "short"), Column("To", "short"))
     rows = tuple(
-        (Cell(fmt.duration(one.length_s), "text", sub=visible(job_text.idle_gpus(one, summary))),
-         Cell(fmt.moment(one.start, zone), "short"), Cell(fmt.moment(one.end, zone), "short"))
-        for one in summary.idle_windows
+        (Cell(fmt.duration(window.length_s), "text", sub=visible(job_text.idle_gpus(window, summary))),
+         Cell(fmt.moment(window.start, zone), "short"), Cell(fmt.moment(window.end, zone), "short"))
+        for window in summary.idle_windows
     )  # fmt: skip
     return Table("window-table", "Longest idle windows", columns, rows, sortable=False, bare=True)
 
@@ -142,10 +142,11 @@ def _suspensions(summary: JobSummary, zone: tzinfo) -> Table:
     columns = (Column("Began", "short"), Column("Outcome", unit="node"), Column("Asleep", "number"),
                Column("Given back", "number", "GPU-h"))  # fmt: skip
     rows = tuple(
-        (Cell(fmt.moment(one.began, zone), "short"),
-         Cell(one.outcome, "text", sub=visible(one.failure or _places(one))),
-         _number(one.asleep_s, fmt.duration(one.asleep_s)), _number(one.gpu_hours, fmt.number(one.gpu_hours)))
-        for one in summary.suspensions
+        (Cell(fmt.moment(suspension.began, zone), "short"),
+         Cell(suspension.outcome, "text", sub=visible(suspension.failure or _places(suspension))),
+         _number(suspension.asleep_s, fmt.duration(suspension.asleep_s)),
+         _number(suspension.gpu_hours, fmt.number(suspension.gpu_hours)))
+        for suspension in summary.suspensions
     )  # fmt: skip
     return Table("suspension-table", "Suspensions", columns, rows, sortable=False, bare=True)
 

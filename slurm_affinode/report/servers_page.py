@@ -134,7 +134,7 @@ def _cards(health: EngineHealth, frame: pl.DataFrame) -> tuple[Card, ...]:
     now = health.current[0] if health.current else None
     most: dict[str, float | None] = {name: frame[name].max() for name in ("kv_usage", "waiting")}  # type: ignore[misc]
     rate = frame["tokens_per_s"].mean()
-    worst = [one for one in health.diagnoses if one.severity == "critical"]
+    worst = [diagnosis for diagnosis in health.diagnoses if diagnosis.severity == "critical"]
     return (
         Card("At the end", now.kind if now else "unknown", kind=_card_kind(now), unknown=now is None,
              sub="" if now is None else DIAGNOSES[now.kind]),

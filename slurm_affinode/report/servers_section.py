@@ -25,7 +25,7 @@ def section(report: ServerReport, query: WasteQuery, top: int) -> ModelServers |
         return None
     by_kind = costs(report.engines)
     problems = [one for one in by_kind if one.severity != "none"]
-    signature = any(one.kind == "squatter-signature" for one in problems)
+    signature = any(problem.kind == "squatter-signature" for problem in problems)
     return ModelServers(
         lead=_lead(report.engines),
         note=report.note,
@@ -36,14 +36,14 @@ def section(report: ServerReport, query: WasteQuery, top: int) -> ModelServers |
 
 
 def _lead(engines: Sequence[EngineUsage]) -> str:
-    users = {one.health.user for one in engines if one.health.user}
+    users = {engine.health.user for engine in engines if engine.health.user}
     of = f" of {_several(len(users), 'user')}" if users else ""
-    worst = [one.problems[0].severity for one in engines if one.problems]
+    worst = [engine.problems[0].severity for engine in engines if engine.problems]
     critical, warning = worst.count("critical"), worst.count("warning")
     problems = [f"{_several(critical, 'engine')} had a critical diagnosis"] if critical else []
     problems += [f"{_several(warning, 'engine')} had a warning"] if warning else []
-    idle = [one.idle_gpu_hours for one in engines if one.idle_gpu_hours]
-    held = [one.idle_gib_hours for one in engines if one.idle_gib_hours]
+    idle = [engine.idle_gpu_hours for engine in engines if engine.idle_gpu_hours]
+    held = [engine.idle_gib_hours for engine in engines if engine.idle_gib_hours]
     text = f"{_several(len(engines), 'inference engine')}{of}: {', '.join(problems) or 'no problem was diagnosed'}."
     if idle:
         text += f" {fmt.hours(sum(idle), 'GPU-hours')} passed without requests"
