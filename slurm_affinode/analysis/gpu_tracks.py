@@ -103,8 +103,8 @@ class GpuTrack:
             else:
                 windows.insert(0, self._open)
         self._open = windows.pop() if windows and idle[-1] else None
-        for one in windows:
-            self._keep(one)
+        for window in windows:
+            self._keep(window)
 
     def _keep(self, window: tuple[int, int]) -> None:
         length = window[1] - window[0]

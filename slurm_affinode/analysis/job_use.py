@@ -265,16 +265,16 @@ def advise(  # noqa: PLR0917 - the facts of the attempt
     if suspend is not None:
         given.append(suspend)
     seen: set[str] = set()
-    for one in findings:
-        text = one.advice
-        if one.kind in IDLE_KINDS and (suspend is not None or fewer is not None) and not facts.running:
+    for finding in findings:
+        text = finding.advice
+        if finding.kind in IDLE_KINDS and (suspend is not None or fewer is not None) and not facts.running:
             continue  # the same idle time
-        if one.kind in ("host-memory", "memory-per-gpu"):
-            text = f"{one.evidence[0].text}; {one.evidence[1].text}. {one.advice}"
-        if text and text not in seen and not (one.kind == "host-memory" and "memory-per-gpu" in seen):
-            seen.update((text, one.kind))
-            hours = one.held_gpu_hours if one.kind in IDLE_KINDS else None
-            given.append(Advice(one.kind, text, hours))
+        if finding.kind in ("host-memory", "memory-per-gpu"):
+            text = f"{finding.evidence[0].text}; {finding.evidence[1].text}. {finding.advice}"
+        if text and text not in seen and not (finding.kind == "host-memory" and "memory-per-gpu" in seen):
+            seen.update((text, finding.kind))
+            hours = finding.held_gpu_hours if finding.kind in IDLE_KINDS else None
+            given.append(Advice(finding.kind, text, hours))
     return tuple(sorted(given, key=lambda each: -(each.gpu_hours or 0.0)))
 
 

@@ -90,12 +90,12 @@ class _Group:
     def of(cls, jobs: Sequence[PendingJob]) -> _Group:
         return cls(
             jobs,
-            np.array([one.eligible.timestamp() for one in jobs], np.float64),
-            np.array([one.until.timestamp() for one in jobs], np.float64),
-            np.array([one.gpus for one in jobs], np.int64),
-            np.array([one.nodes for one in jobs], np.int64),
-            np.array([one.tasks for one in jobs], np.int64),
-            np.array([one.tasks if one.most is None else min(one.tasks, one.most) for one in jobs], np.int64),
+            np.array([job.eligible.timestamp() for job in jobs], np.float64),
+            np.array([job.until.timestamp() for job in jobs], np.float64),
+            np.array([job.gpus for job in jobs], np.int64),
+            np.array([job.nodes for job in jobs], np.int64),
+            np.array([job.tasks for job in jobs], np.int64),
+            np.array([job.tasks if job.most is None else min(job.tasks, job.most) for job in jobs], np.int64),
             [number for number, one in enumerate(jobs) if one.required or one.excluded],
         )
 
@@ -192,13 +192,13 @@ def with_impact(
     """Return ``findings``, with the queue impact of those that hold idle GPUs. ``nodes``: Slurm's nodes, if known."""
     out = []
     known = {node.name: node for node in nodes}
-    for one in findings:
-        if not _holds_gpus(one):
-            out.append(one)
+    for finding in findings:
+        if not _holds_gpus(finding):
+            out.append(finding)
             continue
-        features, both = _nodes_of(one, known)
-        impact = queue.impact(one, gpu_type=gpu_type(one), features=features, partitions=both)
-        out.append(replace(one, impact=impact))
+        features, both = _nodes_of(finding, known)
+        impact = queue.impact(finding, gpu_type=gpu_type(finding), features=features, partitions=both)
+        out.append(replace(finding, impact=impact))
     return out
 
 
@@ -209,11 +209,11 @@ def blockers(
     """Return, by the ID of a pending job, the findings of jobs that hold idle GPUs which it could use."""
     known = {node.name: node for node in nodes}
     by_job: dict[str, list[Finding]] = {}
-    for one in findings:
-        if _holds_gpus(one) and isinstance(one.subject, JobAttempt):
-            features, both = _nodes_of(one, known)
-            for waiting in queue.could_use(one, gpu_type=gpu_type(one), features=features, partitions=both):
-                by_job.setdefault(waiting, []).append(one)
+    for finding in findings:
+        if _holds_gpus(finding) and isinstance(finding.subject, JobAttempt):
+            features, both = _nodes_of(finding, known)
+            for waiting in queue.could_use(finding, gpu_type=gpu_type(finding), features=features, partitions=both):
+                by_job.setdefault(waiting, []).append(finding)
     return by_job
 
 

@@ -161,8 +161,8 @@ def find(held: HeldGpus, signatures: Sequence[Signature], *, source: Source = "h
     if held.pairs.is_empty() or not signatures:
         return []
     chosen = np.zeros(held.pairs.height, np.bool_)
-    for one in signatures:
-        chosen |= _may_fit(held, one)
+    for signature in signatures:
+        chosen |= _may_fit(held, signature)
     run_of = held.pairs["run"].to_numpy()
     selected = np.unique(run_of[chosen])
     if not len(selected):
@@ -219,10 +219,10 @@ def _see(
 ) -> ObservedGpu:
     run = run_facts(row, held.query.end_of(row["cluster"]))
     best: ObservedGpu | None = None
-    for one in signatures:
-        limit_pct = one.compute.at_most_pct
+    for signature in signatures:
+        limit_pct = signature.compute.at_most_pct
         facts, since = facts_of(held, limit_pct, i)
-        verdict = judge(one, facts, run)
+        verdict = judge(signature, facts, run)
         seen = _seen(held, limit_pct, i, device, facts, since)
         if verdict.fits:
             return replace(seen, verdict=verdict, gpu=replace(seen.gpu, flagged=True))

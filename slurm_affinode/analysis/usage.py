@@ -153,4 +153,4 @@ def _waited(since: datetime | None, now: datetime) -> float:
 
 
 def _sorted(rows: Iterable[Waits]) -> list[Waits]:
-    return sorted(rows, key=lambda one: (-one.waited_s, one.id))
+    return sorted(rows, key=lambda row: (-row.waited_s, row.id))

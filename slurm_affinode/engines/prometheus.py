@@ -54,7 +54,7 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
     instances = _instances(client, question, names)
     if not instances or len(instances) > _MOST_INSTANCES:
         return ServerMetrics(tuple(names))
-    matcher = Matcher("instance", "=~", "|".join(re.escape(one) for one in sorted(instances)))
+    matcher = Matcher("instance", "=~", "|".join(re.escape(instance) for instance in sorted(instances)))
     beside = (*sorted(of_process), UP)
     return ServerMetrics((*names, *beside), matchers=dict.fromkeys(beside, (matcher,)))
 

@@ -198,7 +198,7 @@ def _value(source: MetricSource, labels: Mapping[str, str], value: float) -> flo
 
 
 def _first(labels: Mapping[str, str], names: Sequence[str]) -> str | None:
-    return next((labels[one] for one in names if labels.get(one)), None)
+    return next((labels[name] for name in names if labels.get(name)), None)
 
 
 def _shown(text: str | None) -> str | None:
@@ -288,11 +288,11 @@ def drop_privileges(uid: int, gid: int, groups: Sequence[int]) -> None:
 def report(engine_readings: Sequence[EngineReading]) -> str:
     """Return readings as one line of JSON. The bound of the last bucket, which is infinite, is null."""
     return json.dumps([
-        [one.engine, one.model, one.rank, dict(one.values), {
+        [reading.engine, reading.model, reading.rank, dict(reading.values), {
             name: [[None if bound == math.inf else bound, count] for bound, count in counts]
-            for name, counts in one.buckets.items()
+            for name, counts in reading.buckets.items()
         }]
-        for one in engine_readings
+        for reading in engine_readings
     ])  # fmt: skip
 
 
@@ -336,7 +336,7 @@ def _decoded_buckets(counts: object) -> tuple[tuple[float, float], ...]:
         raise ValueError("has a histogram that is no list of buckets")
     bounds = [one[0] for one in counts[:-1]]
     numbers = [*bounds, *(one[1] for one in counts)]
-    if counts[-1][0] is not None or not all(type(one) is float and math.isfinite(one) for one in numbers):
+    if counts[-1][0] is not None or not all(type(number) is float and math.isfinite(number) for number in numbers):
         raise ValueError("has a bucket that is no number")
     if any(below >= above for below, above in itertools.pairwise(bounds)):
         raise ValueError("has buckets that are not in order")

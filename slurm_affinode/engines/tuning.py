@@ -193,9 +193,9 @@ def observe(
     waiting = series.value("waiting") > 0
     usage = series.value("kv_usage")[waiting]
     known = usage[np.isfinite(usage)]
-    kinds = {one.kind for one in diagnoses}
-    ratios = [value for one in diagnoses for name, value in one.figures if name == "overload"]
-    lost = [value for one in diagnoses for name, value in one.figures if name == "lost_share"]
+    kinds = {diagnosis.kind for diagnosis in diagnoses}
+    ratios = [value for diagnosis in diagnoses for name, value in diagnosis.figures if name == "overload"]
+    lost = [value for diagnosis in diagnoses for name, value in diagnosis.figures if name == "lost_share"]
     preempted = series.sum_of("preemptions", 0, last)
     full = bool((limits.kv_full & waiting).any()) or bool(preempted)
     start = startup or StartupFacts()

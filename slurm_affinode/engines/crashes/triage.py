@@ -113,7 +113,9 @@ def triage(
     Failures that name another job are left out. The cause is the first failure of the lowest rank; Slurm's own record
     (OUT_OF_MEMORY, TIMEOUT, ...) decides where it has one.
     """
-    failures = tuple(one for log in logs for one in log.failures if job is None or one.job in (None, job.job_id))
+    failures = tuple(
+        failure for log in logs for failure in log.failures if job is None or failure.job in (None, job.job_id)
+    )
     started = [log.startup for log in logs if log.startup != StartupFacts()]
     # Logs of several engines: the advice must not be computed from the figures of another one.
     startup = started[0] if started and all(one == started[0] for one in started) else StartupFacts()
@@ -146,18 +148,18 @@ def triage(
 def _cause(failures: Sequence[LogFailure], job: JobOutcome | None) -> tuple[LogFailure | None, str | None]:
     recorded = None if job is None or job.state is None else _STATES.get(job.state)
     if recorded is not None:
-        named = next((one for one in failures if one.kind == recorded), None)
+        named = next((failure for failure in failures if failure.kind == recorded), None)
         # scancel and the time limit often end what had failed already: then the failure in the log is the cause.
         if named is not None or recorded == "job-memory-limit":
             earlier = _first(failures) if recorded == "canceled" else None
             if earlier is not None and earlier.rank == 0:
                 return earlier, earlier.kind
             return named, recorded
-        before = _first([one for one in failures if one.rank < KINDS[recorded].rank])
+        before = _first([failure for failure in failures if failure.rank < KINDS[recorded].rank])
         return (before, before.kind) if before is not None else (None, recorded)
     if job is not None and job.state == "COMPLETED" and not _ended(failures, job):
         return None, None
-    cause = _first([one for one in failures if one.kind != "retraction"])
+    cause = _first([failure for failure in failures if failure.kind != "retraction"])
     return (None, None) if cause is None else (cause, cause.kind)
 
 
@@ -166,18 +168,20 @@ def _ended(failures: Sequence[LogFailure], job: JobOutcome) -> bool:
 
     A script may cancel the step of its server at its end.
     """
-    return any(state != "CANCELLED" for _, state in job.steps) or any(one.kind == "engine-ended" for one in failures)
+    return any(state != "CANCELLED" for _, state in job.steps) or any(
+        failure.kind == "engine-ended" for failure in failures
+    )
 
 
 def _detailed(cause: LogFailure | None, failures: Sequence[LogFailure]) -> LogFailure | None:
     """Return a message about the same failure that says how much memory was requested or held, else ``cause``."""
     if cause is None or cause.measured:
         return cause
-    return next((one for one in failures if one.kind == cause.kind and one.measured), cause)
+    return next((failure for failure in failures if failure.kind == cause.kind and failure.measured), cause)
 
 
 def _first(failures: Sequence[LogFailure]) -> LogFailure | None:
-    ranks = [one.rank for one in failures]
+    ranks = [failure.rank for failure in failures]
     return None if not ranks else failures[ranks.index(min(ranks))]
 
 
@@ -227,7 +231,7 @@ def _confidence(
         recorded = 0.3 if agrees else 0.1 if job.running else 0.0
         if cause is None and agrees:
             recorded = 0.6
-    others = {one.kind for one in failures if one.rank == rank}
+    others = {failure.kind for failure in failures if failure.rank == rank}
     alone = 0.2 if len(others) <= 1 else 0.05
     return round(min(1.0, named + recorded + alone), 2)
 
@@ -253,7 +257,7 @@ def _doubts(
     enough_free = requested is not None and free is not None and free >= requested
     return TEXTS.texts("doubt.all", {
         "status": _if(completed and cause is not None),
-        "completed": _if(completed and cause is None and any(one.rank == 0 for one in failures)),
+        "completed": _if(completed and cause is None and any(failure.rank == 0 for failure in failures)),
         "running": _if(job is not None and job.running and cause is not None),
         "max_rss": max_rss,
         "limit": None if job is None else job.memory_bytes,
@@ -278,7 +282,7 @@ def _other_memories(kind: str | None, cause: LogFailure | None, failures: Sequen
     """Return the names of further memories that ran out according to the logs."""
     if cause is None or kind is None or KINDS[kind].rank != 0:
         return None
-    names = {MEMORIES[one.memory] for one in failures if one.memory and one.memory != cause.memory}
+    names = {MEMORIES[failure.memory] for failure in failures if failure.memory and failure.memory != cause.memory}
     return " and ".join(sorted(names)) or None
 
 
@@ -287,7 +291,7 @@ def _advice(
 ) -> tuple[str, ...]:  # fmt: skip
     if "advice" not in TEXTS.tables[kind]:
         return ()
-    worker_failed = any(one.kind in ("worker-ended", "shared-memory") for one in failures)
+    worker_failed = any(failure.kind in ("worker-ended", "shared-memory") for failure in failures)
     return TEXTS.texts(f"{kind}.advice", {
         **_memory_of_others(cause),
         **_free_share(cause),

@@ -313,13 +313,13 @@ def _by_counters(series: EngineSeries) -> Integers | None:
     counts = np.log1p(np.vstack(known).T)
     chains: list[list[int]] = []
     for place, now in enumerate(counts):
-        fitting = [one for one in chains if not (now < counts[one[-1]]).any()]
+        fitting = [chain for chain in chains if not (now < counts[chain[-1]]).any()]
         if fitting:
             min(fitting, key=lambda one: float(np.nansum(now - counts[one[-1]]))).append(place)
             continue
         if len(chains) == _MOST_PROCESSES:
             return None
-        before = [_jump(counts, one, now) for one in chains]
+        before = [_jump(counts, chain, now) for chain in chains]
         which = next((index for index, cut in enumerate(before) if cut), None)
         chains.append([place])
         if which is not None:
@@ -332,7 +332,7 @@ def _by_counters(series: EngineSeries) -> Integers | None:
 
 def _jump(counts: Floats, places: list[int], now: Floats) -> int:
     """Return the number of the first samples of a process that are nearer to ``now`` than to those that follow."""
-    lower = [not (counts[one] > now).any() for one in places]
+    lower = [not (counts[place] > now).any() for place in places]
     cut = lower.index(False) if False in lower else 0
     if not cut:
         return 0

@@ -61,13 +61,15 @@ class EngineUsage:
     @property
     def problems(self) -> tuple[Diagnosis, ...]:
         """Diagnoses that are a warning or critical, most severe first, then longest."""
-        return tuple(sorted((one for one in self.health.diagnoses if one.severity != "none"), key=_weight))
+        return tuple(
+            sorted((diagnosis for diagnosis in self.health.diagnoses if diagnosis.severity != "none"), key=_weight)
+        )
 
     @property
     def urgency(self) -> tuple[int, float, float, str, str]:
         """Sort key: engines with the most severe diagnoses first, then those with the most idle GPU-hours."""
         worst = self.problems[0].severity if self.problems else "none"
-        bad = sum((one.until - one.since).total_seconds() for one in self.problems)
+        bad = sum((problem.until - problem.since).total_seconds() for problem in self.problems)
         key = self.health.key
         return BY_SEVERITY.index(worst), -(self.idle_gpu_hours or 0.0), -bad, key.node or "", key.address
 
@@ -95,7 +97,7 @@ def usage(health: EngineHealth, series: EngineSeries) -> EngineUsage:
 
 def _idle(health: EngineHealth, series: EngineSeries, figure: str) -> float | None:
     """Return a figure added up over the idle times; 0 only if it is known that there were none."""
-    idle = [dict(one.figures).get(figure) for one in health.diagnoses if one.kind == "idle"]
+    idle = [dict(diagnosis.figures).get(figure) for diagnosis in health.diagnoses if diagnosis.kind == "idle"]
     if not idle:
         observed = series.known("running") or bool(np.isfinite(series.progress).any())
         return 0.0 if observed else None
@@ -140,8 +142,8 @@ def costs(engines: Iterable[EngineUsage]) -> tuple[DiagnosisCost, ...]:
     """Return the diagnoses by kind, most severe first, then those with the most GPU-hours and the longest."""
     by_kind: dict[str, list[tuple[EngineUsage, Diagnosis]]] = {}
     for engine in engines:
-        for one in engine.health.diagnoses:
-            by_kind.setdefault(one.kind, []).append((engine, one))
+        for diagnosis in engine.health.diagnoses:
+            by_kind.setdefault(diagnosis.kind, []).append((engine, diagnosis))
     made = [_cost(kind, cases) for kind, cases in by_kind.items()]
     return tuple(sorted(made, key=lambda one: (BY_SEVERITY.index(one.severity), -(one.gpu_hours or 0.0), -one.seconds)))
 
@@ -196,13 +198,14 @@ ENGINES: dict[str, pl.DataType] = {
 def table(engines: Iterable[EngineUsage]) -> pl.DataFrame:
     """Return the engines as a frame with the columns of ``ENGINES``."""
     rows = []
-    for one in engines:
-        health = one.health
+    for engine in engines:
+        health = engine.health
         key = health.key
         rows.append((
-            key.cluster, key.node, key.address, key.engine, key.model, key.rank, health.job, health.user, one.gpus,
-            health.since, health.until, health.samples, health.failed, one.uptime_s, one.requests, one.failed_requests,
-            one.generated_tokens, one.kv_max, one.waiting_max, one.running_max, one.preemptions, one.idle_gpu_hours,
-            one.idle_gib_hours, one.problems[0].kind if one.problems else None,
+            key.cluster, key.node, key.address, key.engine, key.model, key.rank, health.job, health.user, engine.gpus,
+            health.since, health.until, health.samples, health.failed, engine.uptime_s, engine.requests,
+            engine.failed_requests, engine.generated_tokens, engine.kv_max, engine.waiting_max, engine.running_max,
+            engine.preemptions, engine.idle_gpu_hours, engine.idle_gib_hours,
+            engine.problems[0].kind if engine.problems else None,
         ))  # fmt: skip
     return pl.DataFrame(rows, schema=ENGINES, orient="row")
