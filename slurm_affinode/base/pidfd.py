@@ -548,7 +548,7 @@ class Namespace:
 
     def members(self) -> dict[int, int]:
         """Return PID in the namespace -> PID here, for all but PID 1."""
-        return {one.inner: one.pid for one in self.numbers()}
+        return {number.inner: number.pid for number in self.numbers()}
 
     def send(self, number: Number, signum: int) -> bool:
         """Signal a process of the namespace; return whether it existed."""

@@ -198,7 +198,9 @@ class TomlSection(KindStructure):
     def read(self, file: TomlFile, value: Any, path: Key) -> Any:
         """See ``KindStructure``."""
         values = TomlTable(_kinds(self.cls)).read(file, value, path)
-        needed = [one.name for one in fields(self.cls) if one.default is MISSING and one.default_factory is MISSING]
+        needed = [
+            field.name for field in fields(self.cls) if field.default is MISSING and field.default_factory is MISSING
+        ]
         if values is INVALID or not file.required(value, path, needed) or not all(name in values for name in needed):
             return INVALID
         return self.cls(**values)
@@ -285,7 +287,7 @@ MAY_BE_EMPTY = _MayBeEmpty()
 @functools.cache
 def _kinds(cls: Any) -> Mapping[str, Kind]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    return {one.name: _declared(hints[one.name]) for one in fields(cls) if one.name != "source"}
+    return {field.name: _declared(hints[field.name]) for field in fields(cls) if field.name != "source"}
 
 
 def _declared(declared: Any) -> Kind:

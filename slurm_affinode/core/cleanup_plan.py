@@ -86,7 +86,7 @@ def matches(match: Match, finding: Finding) -> bool:
 def _fits(patterns: tuple[str, ...], candidates: Iterable[str | None]) -> bool:
     if not patterns:
         return True
-    return any(fnmatch.fnmatchcase(one, pattern) for one in candidates if one for pattern in patterns)
+    return any(fnmatch.fnmatchcase(candidate, pattern) for candidate in candidates if candidate for pattern in patterns)
 
 
 def specificity(match: Match) -> tuple[bool, ...]:
@@ -481,7 +481,7 @@ class _Case:
         return self.do(verb, text)
 
     def _repeat(self, text: str) -> Action:
-        when = [at for one in self._mailed_findings() if (at := self.ledger.mailed.get(one.matter)) is not None]
+        when = [at for finding in self._mailed_findings() if (at := self.ledger.mailed.get(finding.matter)) is not None]
         mailed, repeat_s = max(when, default=None), self.settings.repeat_s
         if mailed is not None and self._age_s(mailed) < repeat_s:
             return self.none("told", f"already mailed at {self._clock(mailed)}; again after {span(repeat_s)}")

@@ -39,15 +39,15 @@ class GpuPage:
     @property
     def fits(self) -> tuple[str, ...]:
         """Name of the first signature that fits. Results of the others matter only if none fits."""
-        return tuple(one.signature.name for one in self.verdicts if one.fits)[:1]
+        return tuple(verdict.signature.name for verdict in self.verdicts if verdict.fits)[:1]
 
     @property
     def why_not(self) -> tuple[tuple[str, str], ...]:
         """Reasons of the signatures that do not fit: their names and the reason; each reason once."""
         names: dict[str, list[str]] = {}
-        for one in self.verdicts:
-            if not one.fits:
-                names.setdefault(one.why_not, []).append(one.signature.name)
+        for verdict in self.verdicts:
+            if not verdict.fits:
+                names.setdefault(verdict.why_not, []).append(verdict.signature.name)
         return tuple((", ".join(some), why) for why, some in names.items())
 
 
@@ -82,8 +82,10 @@ class Explanation:
 
     def _answer(self) -> str:
         if self.findings:
-            texts = [KINDS[one.kind] + (f" ({one.variant})" if one.variant not in (None, one.kind) else "")
-                     for one in self.findings]  # fmt: skip
+            texts = [
+                KINDS[finding.kind] + (f" ({finding.variant})" if finding.variant not in (None, finding.kind) else "")
+                for finding in self.findings
+            ]
             text = "; ".join(texts)
             return f"{text[:1].upper()}{text[1:]}."
         if self.job.running and self.job.state == "SUSPENDED":
@@ -96,7 +98,9 @@ class Explanation:
 
     def _not_long_enough(self) -> str:
         """Return the text for a GPU that is idle but not for long enough; empty if there is none."""
-        late = [(page.gpu, one.signature) for page in self.gpus for one in page.verdicts if lacks_only_time(one)]
+        late = [
+            (page.gpu, verdict.signature) for page in self.gpus for verdict in page.verdicts if lacks_only_time(verdict)
+        ]
         if not late:
             return ""
         gpu, signature = min(late, key=lambda pair: pair[1].time.longer_than_s)
@@ -114,11 +118,12 @@ class Explanation:
             "cluster": self.cluster, "user": self.user, "account": self.account,
             "partition": self.partition, "qos": self.qos, "nodes": list(self.nodes),
             "allocated_gpus": self.allocated_gpus, "since": self.since, "until": self.until,
-            "findings": [one.as_json() for one in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
             "gpus": [
                 {**plain(page.gpu), "timeline": plain(page.slots),
-                 "signatures": [{"name": one.signature.name, "fits": one.fits, "score": round(one.score, 3),
-                                 "why_not": one.why_not, "evidence": plain(one.evidence)} for one in page.verdicts]}
+                 "signatures": [{"name": verdict.signature.name, "fits": verdict.fits, "score": round(verdict.score, 3),
+                                 "why_not": verdict.why_not, "evidence": plain(verdict.evidence)}
+                                for verdict in page.verdicts]}
                 for page in self.gpus
             ],
             "notes": list(self.notes),

@@ -300,7 +300,7 @@ def _too_much(need: int, card: GpuLoad) -> str:
 
 
 def _jobs(jobs: Sequence[Awake] | Sequence[Arriving]) -> str:
-    ids = [str(one.job_id) for one in jobs]
+    ids = [str(job.job_id) for job in jobs]
     return f"job {ids[0]}" if len(ids) == 1 else f"each of the jobs {', '.join(ids)}"
 
 

@@ -325,7 +325,10 @@ class SignatureFile:
         """Return a copy with this window in every signature."""
         return replace(
             self,
-            signatures=tuple(replace(one, time=replace(one.time, longer_than_s=window_s)) for one in self.signatures),
+            signatures=tuple(
+                replace(signature, time=replace(signature.time, longer_than_s=window_s))
+                for signature in self.signatures
+            ),
         )
 
 
@@ -344,7 +347,7 @@ class Tried:
 
 def try_examples(file: SignatureFile) -> tuple[Tried, ...]:
     """Evaluate every example of the file; examples of unknown signatures are skipped."""
-    known = {one.name: one for one in file.signatures}
+    known = {signature.name: signature for signature in file.signatures}
     return tuple(
         Tried(one, judge(known[one.signature], one.gpu, one.run)) for one in file.examples if one.signature in known
     )

@@ -150,12 +150,12 @@ class IngestSummary:
     @property
     def failed(self) -> tuple[FileOutcome, ...]:
         """Files that failed; nothing of them was stored."""
-        return tuple(one for one in self.files if one.status == "failed")
+        return tuple(file for file in self.files if file.status == "failed")
 
     @property
     def problem_count(self) -> int:
         """Number of rejected lines."""
-        return sum(one.problem_count for one in self.files)
+        return sum(file.problem_count for file in self.files)
 
 
 @dataclass(slots=True)
@@ -480,7 +480,7 @@ class SourceRun:
         first, last = self._span()
         return IngestSummary(
             files=files,
-            samples=sum(one.samples for one in files),
+            samples=sum(file.samples for file in files),
             new=totals.new if totals else 0,
             duplicates=totals.duplicates if totals else 0,
             devices=len(self._seen.devices),

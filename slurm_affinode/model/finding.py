@@ -148,7 +148,7 @@ class JobAttempt:
         """Return the current attempt of a job that slurmctld lists."""
         return cls(
             job.job_id, job.id, job.submit, job.start, job.end if job.ended else None, job.name, job.state,
-            job.time_limit_s, job.restarts, job.batch, tuple(one.step for one in job.steps or ()),
+            job.time_limit_s, job.restarts, job.batch, tuple(step.step for step in job.steps or ()),
         )  # fmt: skip
 
     @property
@@ -345,7 +345,7 @@ class Finding:
 def without_repeated_hours(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings whose hours add up: diagnoses of a model server overlap, also with idle GPUs of its job."""
     rows = list(findings)
-    jobs = [(one.cluster, one.job.job_id) if one.job is not None else None for one in rows]
+    jobs = [(row.cluster, row.job.job_id) if row.job is not None else None for row in rows]
     idle = {job for one, job in zip(rows, jobs, strict=True) if one.kind in IDLE_KINDS}
     longest: dict[tuple[str, int] | None, Finding] = {}
     for one, job in zip(rows, jobs, strict=True):

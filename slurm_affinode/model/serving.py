@@ -164,9 +164,17 @@ class EngineHealth:
         If the last scrapes failed, and do not show that the server has ended, these are the diagnoses of the load that
         held at the last response: a loaded server responds late.
         """
-        held = [one for one in self.diagnoses if one.until >= self.until and (one.kind == "ended" or not self.late)]
+        held = [
+            diagnosis
+            for diagnosis in self.diagnoses
+            if diagnosis.until >= self.until and (diagnosis.kind == "ended" or not self.late)
+        ]
         if self.late:
             return tuple(held)
         if not held and self.responded is not None:
-            held = [one for one in self.diagnoses if one.kind in LOADED and one.until >= self.responded]
+            held = [
+                diagnosis
+                for diagnosis in self.diagnoses
+                if diagnosis.kind in LOADED and diagnosis.until >= self.responded
+            ]
         return tuple(sorted(held, key=lambda one: BY_SEVERITY.index(one.severity)))

@@ -81,7 +81,7 @@ def advise(
     rows = pl.concat([submissions.filter(related & (pl.col("submit_s") <= moment_s)), new])
     return JobAdvice(
         user, last["name"][0], last["number"][0], own.height,
-        tuple(_target(rows, new, one) for one in model.targets),
+        tuple(_target(rows, new, target) for target in model.targets),
     )  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def read(path: Path) -> ModelFile:
         model = json_values.record(ModelFile, document)
     except ValueError as error:
         raise InputError(f"is damaged: {error}", where=where, hint=again) from error
-    if model.names != NAMES or not {one.target for one in model.targets} <= {one.name for one in TARGETS}:
+    if model.names != NAMES or not {target.target for target in model.targets} <= {target.name for target in TARGETS}:
         raise InputError("was trained with other features than this release has", where=where, hint=again)
     return model
 

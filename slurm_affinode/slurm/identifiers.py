@@ -86,7 +86,7 @@ def tasks_in(spec: str | None) -> tuple[int, int | None]:
     for part in tasks.split(","):
         match = _TASKS.fullmatch(part)
         if match is not None:
-            first, last, step = (None if one is None else int(one) for one in match.groups())
+            first, last, step = (None if group is None else int(group) for group in match.groups())
             count += 1 if first is None or last is None else max(0, (last - first) // (step or 1) + 1)
     return max(1, count), int(most) if most.isdecimal() and int(most) > 0 else None
 

@@ -120,7 +120,7 @@ def gpus_of_gres(text: object) -> GpuCount | None:
 
 def requests_share(*requests: object) -> bool:
     """Return whether one of a job's requests per node, task, socket or job (``gres/shard:6``) is a share of a GPU."""
-    return any(_SHARE.search(str(one)) is not None for one in requests if one)
+    return any(_SHARE.search(str(request)) is not None for request in requests if request)
 
 
 def node_gpus(names: Sequence[str], details: Sequence[str]) -> tuple[NodeGpus, ...]:

@@ -121,7 +121,7 @@ def begin(root: Path) -> StoreManifest:
 
 def _entry(data: Mapping[str, object]) -> PartEntry:
     names = data.get("names", [])
-    entry = PartEntry(**{**data, "names": tuple(_name_of(one) for one in names)})  # type: ignore[arg-type, attr-defined]
+    entry = PartEntry(**{**data, "names": tuple(_name_of(name) for name in names)})  # type: ignore[arg-type, attr-defined]
     if not _NAME.fullmatch(entry.name):
         raise ValueError(entry.name)
     return entry

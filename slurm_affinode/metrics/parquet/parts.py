@@ -174,7 +174,7 @@ def seen_names(tables: Sequence[pl.DataFrame], parts: Sequence[PartFiles]) -> pl
 def united_names(names: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Return ``NAMES_SEEN`` with one row per name."""
     spans = pl.col("first").min(), pl.col("last").max()
-    every = pl.concat([pl.DataFrame(schema=NAMES_SEEN), *(one.select(*NAMES_SEEN) for one in names)])
+    every = pl.concat([pl.DataFrame(schema=NAMES_SEEN), *(frame.select(*NAMES_SEEN) for frame in names)])
     return every.group_by(*NAMES, maintain_order=True).agg(*spans)
 
 

@@ -39,7 +39,8 @@ def opened(path: Path, where: str) -> Iterator[pq.ParquetFile]:
     with path.open("rb") as source:
         columns = _checked(pq.ParquetFile(source), os.fstat(source.fileno()).st_size, where)
         yield pq.ParquetFile(source, read_dictionary=[
-            one.path for one in columns if one.physical_type == "BYTE_ARRAY" and one.logical_type.type in _TEXTS
+            column.path for column in columns
+            if column.physical_type == "BYTE_ARRAY" and column.logical_type.type in _TEXTS
         ])  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def _checked(file: pq.ParquetFile, size: int, where: str) -> list[pq.ColumnSchem
         raise InputError(f"has {count:,} values in a column, at most {most:,} fit in a file of its size", where=where)
     if unpacked > most_unpacked(size):
         raise InputError(f"unpacks to {unpacked:,} bytes, at most {most_unpacked(size):,} fit", where=where)
-    if wide := [one.name for one in columns if one.length > NAME_BYTES]:
+    if wide := [column.name for column in columns if column.length > NAME_BYTES]:
         name = one_line(wide[0], 80)
         raise InputError(f"has values of a fixed size above {NAME_BYTES:,} bytes in column {name}", where=where)
     return columns
