@@ -7,224 +7,36 @@ here suspends a job: the policy does, given the jobs that a sleeper needs out of
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import size, span
 from slurm_affinode.base.threads import Workers, surviving
 from slurm_affinode.core.inplace import GpuLoad
-from slurm_affinode.core.wake_time import wake_time
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import Mode, Phase, Refusal, RefusalCode
+from slurm_affinode.model.suspension import Phase, Refusal, RefusalCode
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import LOG
-from slurm_affinode.suspension.inplace import file_locks, sockets
+from slurm_affinode.suspension.inplace import file_locks
 from slurm_affinode.suspension.inplace.file_locks import FileLocks, NodeFileLocks
 from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing
 from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, QueuedJob
-from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper, WakeState
-from slurm_affinode.suspension.inplace.sockets import JobSockets, Sockets
+from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper
+from slurm_affinode.suspension.inplace.sleeper_checks import SleeperChecks
+from slurm_affinode.suspension.inplace.sockets import Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
+from slurm_affinode.suspension.inplace.wake_requests import WakeRequests, from_slurm
 from slurm_affinode.suspension.interface import DaemonCalls, Refused
 from slurm_affinode.suspension.job.memory_limits import MemoryLimits
 from slurm_affinode.suspension.job.process_tree import Processes, TreeGoneError
 from slurm_affinode.suspension.job.registry import Registry, WatchedJob
 from slurm_affinode.suspension.notify import OwnerMails
 from slurm_affinode.suspension.records.journal import JobJournal, JournalError
-
-_STOPS_S = 3.0
-"""Slurm's SIGSTOP follows its SIGTSTP by two seconds: a job woken in between would be stopped with its memory on the
-GPU."""
-_UNSEEN_S = 10.0
-"""A job is woken if its sockets cannot be read for this long: a request to it would not be noticed."""
-
-
-class SleeperChecks:
-    """Checks of sleeping jobs. For one thread."""
-
-    def __init__(self, freezer: Freezer, sockets: Sockets, wake_backoff_s: float, max_sleep_s: float = 0.0) -> None:
-        """``wake_backoff_s``: the shortest sleep of a job that no request can reach; ``max_sleep_s``: see ``Rules``."""
-        self._freezer = freezer
-        self._sockets = sockets
-        self._wake_backoff_s = wake_backoff_s
-        self._max_sleep_s = max_sleep_s
-        self._unseen: dict[int, float] = {}
-
-    def requests(self, asleep: Sequence[Sleeper], now: float) -> Iterator[tuple[Sleeper, str]]:
-        """Yield the jobs with a request, and its description; also those with sockets that can no longer be read."""
-        by_id = {sleeper.job_id: sleeper for sleeper in asleep}
-        owners: dict[int, JobSockets] = {sleeper.job_id: sleeper.sockets for sleeper in asleep if sleeper.sockets}
-        observations = self._sockets.observations(owners)
-        self._unseen = {job_id: self._unseen.get(job_id, now) for job_id in owners.keys() - observations.keys()}
-        for job_id, since in self._unseen.items():
-            if not 0 <= now - since < _UNSEEN_S:
-                yield by_id[job_id], "the kernel does not report the state of its sockets"
-        for job_id, table in observations.items():
-            why = sockets.meanwhile(by_id[job_id].facts.before, table)
-            if why is not None:
-                yield by_id[job_id], why
-
-    def stirring(self, asleep: Sequence[Sleeper], *, every: bool) -> Iterator[tuple[Sleeper, str]]:
-        """Yield the jobs that have to be thawed, and why; checks one process of each, or ``every`` one."""
-        for sleeper in asleep:
-            why = self._stirs(sleeper, sleeper.pids if every else sleeper.pids[:1])
-            if why is not None:
-                yield sleeper, why
-
-    def _stirs(self, sleeper: Sleeper, pids: Sequence[int]) -> str | None:
-        # First, since the PID of an ended process may be reused. Its parent is stopped and does not notice that it
-        # ended.
-        ended = self._freezer.ended(pids)
-        if ended is not None:
-            return f"its process {ended} has ended"
-        # An unreported SIGCONT: a process that runs would wait for its GPU unnoticed.
-        if self._freezer.moving(pids, sleeper.facts.how) is not None:
-            return "its processes were let go by a signal"
-        # A signal that was not sent by Slurm, or was sent while no agent was running.
-        new = sorted(call for call in self._freezer.calls(pids) - sleeper.facts.calls if call[0] not in sleeper.stay)
-        return f"{messages.signal_name(new[0][1])} waits for its process {new[0][0]}" if new else None
-
-    def queued(self, sleepers: Sequence[Sleeper], now: float) -> list[Sleeper]:
-        """Return the jobs with a wake request that may run.
-
-        A job that Slurm has suspended (``scontrol suspend``) must not run at anyone's request: it keeps no other job
-        waiting, and joins the queue when Slurm resumes it.
-        """
-        ready = []
-        for sleeper in sleepers:
-            if not sleeper.requested or sleeper.waking or sleeper.failures.pauses(now):
-                continue
-            if slurm := self._slurm_stops(sleeper, now):
-                sleeper.hold_back(
-                    f"Slurm {slurm} it; an operator resumes it with: scontrol resume {sleeper.facts.shown}"
-                )
-                continue
-            if sleeper.wake_state is WakeState.HELD_BACK:
-                sleeper.requeue(now)
-            ready.append(sleeper)
-        return ready
-
-    def _slurm_stops(self, sleeper: Sleeper, now: float) -> str:
-        """Return how Slurm prevents a wake; empty if it does not."""
-        if self._freezer.held(sleeper.facts.init_pid):
-            return "has suspended"
-        announced = sleeper.stop_epoch is not None and 0 <= now - sleeper.stop_epoch < _STOPS_S
-        return "is about to suspend" if announced else ""
-
-    def due(self, sleeper: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
-        """Return why a job wakes without a request.
-
-        Its time has come, or no request can ever reach it and there is room (``fits``). Requests to a port that it had
-        not opened yet are not seen, so the time of a sleep is limited.
-        """
-        wake = sleeper.facts.option.wake
-        if wake == "hold":
-            return None
-        if 0 < self._max_sleep_s <= now - sleeper.facts.since_epoch:
-            return f"it has slept for {span(self._max_sleep_s)} (inplace.max_sleep)"
-        if wake != "auto":
-            try:
-                return f"wake={wake}" if wake_time(wake, sleeper.facts.since_epoch) <= now else None
-            except ValueError:
-                return None
-        if sleeper.wakes_on_request or now - sleeper.facts.since_epoch < self._wake_backoff_s or not fits(sleeper):
-            return None
-        return "there is room for it, and it has no socket on which anybody could ask it"
-
-
-_KEPT = 4096
-_FALLING = frozenset({Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.FROZEN})
-
-_STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
-_HANDLED_S = 5.0
-"""A signal received up to this long before a suspension began may still be being handled."""
-
-
-@dataclass(frozen=True, slots=True)
-class WakeRequest:
-    """A request to wake a job."""
-
-    why: str
-    thawed: bool = False
-    """Its processes are thawed at once, whether there is room on the GPU or not."""
-    lasting: bool = False
-    """The next agent could not detect the request by itself."""
-
-
-def from_slurm(number: int) -> WakeRequest | None:
-    """Return the request that a signal from Slurm implies.
-
-    ``None`` for a signal that stops the job, as ``scontrol suspend`` sends: a sleeping job is stopped already.
-    """
-    if number in _STOPS:
-        return None
-    return WakeRequest(f"{messages.signal_name(number)} from Slurm", thawed=True)
-
-
-class WakeRequests:
-    """Wake requests during a suspension: by job for signals of Slurm and users, by GPU for prologs.
-
-    Not thread-safe: ``InPlaceScheduler`` locks it.
-    """
-
-    def __init__(self, processes: Processes, registry: Registry, now: Callable[[], float]) -> None:
-        self._processes = processes
-        self._registry = registry
-        self._now = now
-        self._of_jobs: dict[int, tuple[float, WakeRequest]] = {}
-        self._prologs: list[tuple[Set[str], str]] = []
-
-    def wake(self, job_id: int, who: str) -> bool:
-        """Record a user's request to wake a job; ``False``: it is not being suspended."""
-        falls = self._falls(self._registry.get(job_id))
-        if falls:
-            self.keep(job_id, WakeRequest(f"requested by {who}", lasting=True))
-        return falls
-
-    def keep(self, job_id: int, request: WakeRequest) -> None:
-        """Record a request, also for a job that runs: it may be stopped before it receives a signal."""
-        if len(self._of_jobs) >= _KEPT:
-            self._of_jobs.clear()
-        self._of_jobs[job_id] = self._now(), request
-
-    def _falls(self, job: WatchedJob | None) -> bool:
-        return (
-            job is not None
-            and job.option.mode is Mode.INPLACE
-            and job.phase in _FALLING
-            and self._processes.alive(job.init_pid, job.init_started)
-        )
-
-    def falling_on(self, uuids: Set[str]) -> set[int]:
-        """Return the jobs that are being suspended on these GPUs."""
-        falling = (job for job in self._registry.jobs() if self._falls(job))
-        return {job.job_id for job in falling if uuids & {device.uuid for device in job.devices or ()}}
-
-    @contextmanager
-    def prolog(self, uuids: Set[str], why: str) -> Iterator[None]:
-        """Let no job fall asleep on these GPUs while the context lasts."""
-        self._prologs.append((uuids, why))
-        try:
-            yield
-        finally:
-            self._prologs.remove((uuids, why))
-
-    def of(self, sleeper: Sleeper) -> WakeRequest | None:
-        """Return the request for a job since its suspension began, and remove it."""
-        at, request = self._of_jobs.pop(sleeper.job_id, (0.0, None))
-        began = sleeper.journal.record.began_epoch
-        if request is not None and at >= began - (_HANDLED_S if request.thawed else 0):
-            return request
-        return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)
-
 
 _WAKES_AT_ONCE, _ASIDE_AT_ONCE = 4, 8
 """Signals, and jobs that are to be ended, have workers of their own and do not wait for wakes."""
