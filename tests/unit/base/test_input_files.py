@@ -66,6 +66,25 @@ def test_utf16_is_converted_to_utf8(text: str, encoding: str) -> None:
     assert utf8_stream(io.BufferedReader(io.BytesIO(data))).read() == text.encode()
 
 
+def test_rejected_lines_have_a_reason() -> None:
+    reasons: list[tuple[int, str]] = []
+    data = b"ok\nab\0c\0\n" + b"x" * 3073 + b"\n" + b"x" * 3072 + b"\n\0"
+    pieces = whole_lines(
+        io.BytesIO(data).read, 100, where="in", longest=3072,
+        reject=lambda line, why, _: reasons.append((line, why)),
+    )  # fmt: skip
+    assert b"".join(pieces) == b"ok\n\n\n" + b"x" * 3072 + b"\n"
+    assert reasons == [
+        (2, "holds a NUL byte in column 3: the file may be damaged"),
+        (3, "is longer than 3 KiB"),
+        (5, "holds a NUL byte in column 1: the file may be damaged"),
+    ]
+
+
+def test_thousand_nul_bytes_are_reported_one_by_one() -> None:
+    assert read(b"\0\n" * 1000, 100)[1] == list(range(1, 1001))
+
+
 def test_thousands_of_nul_bytes_are_a_binary_file() -> None:
     """Memory for reported lines is bounded."""
     with pytest.raises(InputError, match="in:1001: is a binary file"):

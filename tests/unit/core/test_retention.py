@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.checkpoint.image.block_io import TokenBucket
-from slurm_affinode.core.retention import Cut, EvictionPlan, TierImage, make_room
+from slurm_affinode.core.retention import Cut, EvictionPlan, Fate, TierImage, fate, make_room, too_many
+from slurm_affinode.core.suspension import of_this_run, owns
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 
 GIB = 1 << 30
 
@@ -107,6 +109,70 @@ def test_room_is_consistent(
         assert all(by_name[cut.name].density < new.density for cut in plan.cuts)
     elif sum(image.held for image in there) + free >= size:
         assert plan.room == size
+
+
+def test_partly_held_image_frees_what_it_holds() -> None:
+    """Bytes that are not in the tier free nothing, and the incoming image is not cut for itself."""
+    there = [held("new", 100.0, part=4), held("a", 100.0, part=3), held("b", 50.0, part=0), held("c", 20.0)]
+    plan = make_room(there, held("new", part=4), 0)
+    assert plan == EvictionPlan((Cut("a", 0), Cut("c", 7)), 6)
+
+
+def test_excess_is_removed_besides_the_room() -> None:
+    plan = make_room([held("a", 100.0), held("c", 20.0)], held("new", size=5, part=0), -7)
+    assert plan == EvictionPlan((Cut("a", 0), Cut("c", 8)), 5)
+    assert make_room([held("a", 100.0)], held("new", size=5, part=0), -7) == EvictionPlan((Cut("a", 0),), 3)
+    assert make_room([], held("new", size=5, part=0), -7) == EvictionPlan((), 0)
+
+
+# --- sweeps
+
+MANIFEST = Manifest(
+    key=JobKey("alpha", 7, 100), seq=0, uid=1000, gid=1000, node="n1", restarts=1, started_epoch=1.0, dumped_epoch=2.0,
+    option=SuspendOption(), versions=Versions("0", "6", "4.2"), root_pid=2, cuda_pids=(), gpus=(), gpu_bytes=0,
+    outputs=(), files=(),
+)  # fmt: skip
+ATTEMPT = LiveRun(JobKey("alpha", 7, 100), 1000, 1)
+"""The attempt of which the image was made."""
+NEXT = LiveRun(JobKey("alpha", 7, 100), 1000, 2)
+"""The attempt that restores it, with the earliest submit time."""
+OTHERS = [
+    LiveRun(JobKey("alpha", 7, 99), 1000, 2), LiveRun(JobKey("alpha", 8, 100), 1000, 2),
+    LiveRun(JobKey("beta", 7, 100), 1000, 2), LiveRun(JobKey("alpha", 7, 100), 1001, 2),
+    LiveRun(JobKey("alpha", 7, 100), 1000, 0), LiveRun(JobKey("alpha", 7, 101), 1000, 1),
+]  # fmt: skip
+
+
+def test_image_belongs_to_its_attempt_and_to_later_ones() -> None:
+    """Not to an earlier submit time or restart count, nor to another job, cluster or user."""
+    assert (owns(MANIFEST, ATTEMPT), of_this_run(MANIFEST, ATTEMPT)) == (False, True)
+    assert (owns(MANIFEST, NEXT), of_this_run(MANIFEST, NEXT)) == (True, False)
+    assert not any(owns(MANIFEST, run) or of_this_run(MANIFEST, run) for run in OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("live", "ended", "expected"),
+    [
+        ([*OTHERS, ATTEMPT], [NEXT], Fate.NEEDED),
+        ([NEXT], [ATTEMPT], Fate.NEEDED),
+        (OTHERS, [*OTHERS, NEXT], Fate.OVER),
+        ([], [ATTEMPT], Fate.OVER),
+        (OTHERS, OTHERS, Fate.UNKNOWN),
+        ([], [], Fate.UNKNOWN),
+    ],
+)
+def test_image_is_over_if_slurm_reports_the_end_of_its_job(
+    live: list[LiveRun], ended: list[LiveRun], expected: Fate
+) -> None:
+    assert fate(MANIFEST, live, ended) is expected
+
+
+@pytest.mark.parametrize(
+    ("going", "present", "expected"),
+    [(0, 0, False), (5, 5, False), (6, 12, False), (6, 11, True), (6, 6, True), (7, 14, False), (7, 13, True)],
+)
+def test_sweep_stops_above_half_of_the_images_and_five(going: int, present: int, *, expected: bool) -> None:
+    assert too_many(going, present) is expected
 
 
 # --- rates of copies
