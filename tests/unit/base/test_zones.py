@@ -86,3 +86,30 @@ def test_printed_times_distinguish_the_repeated_hour() -> None:
         "2026-10-25 01:30", "2026-10-25 02:30 CEST", "2026-10-25 02:30 CET", "2026-10-25 03:30",
     ]  # fmt: skip
     assert times.shown(datetime(2026, 1, 1, tzinfo=UTC), KOLKATA, seconds=True) == "2026-01-01 05:30:00"
+
+
+def test_time_for_a_text_has_the_name_of_its_zone() -> None:
+    moment = datetime(2026, 7, 1, 6, 5, 4, 987_654, tzinfo=UTC)
+    assert times.named(moment, BERLIN) == "2026-07-01 08:05 CEST"
+    assert times.utc(moment.astimezone(BERLIN)) == "2026-07-01T06:05:04Z"
+    assert times.utc(moment.astimezone(KOLKATA), "milliseconds") == "2026-07-01T06:05:04.987Z"
+
+
+@pytest.mark.parametrize(
+    ("width_s", "minutes"), [(HOUR, [0, 60, 120, 180, 240]), (HOUR // 2, [0, 30, 60, 90, 120, 150, 180, 210, 240])]
+)
+def test_repeated_hour_is_two_intervals(width_s: int, minutes: list[int]) -> None:
+    """From 01:00 to 04:00 of the day on which the clock goes back, four hours elapse."""
+    first = datetime(2026, 10, 24, 23, tzinfo=UTC)
+    edges = times.edges(first, first + timedelta(hours=4), width_s, BERLIN)
+    assert [(at - first) / timedelta(minutes=1) for at in edges] == minutes
+
+
+def test_edge_at_either_end_of_the_interval_is_its_end() -> None:
+    """Other edges beyond it are left out; an interval between two edges has both."""
+    first = datetime(2026, 6, 1, 10, tzinfo=UTC)
+    hours = [first + timedelta(hours=hour) for hour in range(3)]
+    assert times.edges(hours[0], hours[2], HOUR, UTC) == hours
+    late = timedelta(seconds=1)
+    assert times.edges(hours[0] + late, hours[2] - late, HOUR, UTC) == hours
+    assert times.edges(hours[0] - late, hours[1] + late, HOUR, UTC) == [first - timedelta(hours=1), *hours]

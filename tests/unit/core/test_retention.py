@@ -113,9 +113,9 @@ def test_room_is_consistent(
 
 def test_partly_held_image_frees_what_it_holds() -> None:
     """Bytes that are not in the tier free nothing, and the incoming image is not cut for itself."""
-    there = [held("new", 100.0, part=4), held("a", 100.0, part=3), held("b", 50.0, part=0), held("c", 20.0)]
+    there = [held("new", 100.0, part=4), held("a", 100.0, part=1), held("b", 50.0, part=0), held("c", 20.0)]
     plan = make_room(there, held("new", part=4), 0)
-    assert plan == EvictionPlan((Cut("a", 0), Cut("c", 7)), 6)
+    assert plan == EvictionPlan((Cut("a", 0), Cut("c", 5)), 6)
 
 
 def test_excess_is_removed_besides_the_room() -> None:

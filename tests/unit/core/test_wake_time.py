@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from slurm_affinode.core.wake_time import wake_time
+from slurm_affinode.core.wake_time import backoff_s, wake_time
 
 ASLEEP = datetime(2026, 11, 20, 15, 30, tzinfo=UTC)
 
@@ -19,6 +19,10 @@ ASLEEP = datetime(2026, 11, 20, 15, 30, tzinfo=UTC)
         ("now+90", "2026-11-20T15:31:30"),
         ("now+2hours", "2026-11-20T17:30:00"),
         ("now+1day", "2026-11-21T15:30:00"),
+        ("now+5seconds", "2026-11-20T15:30:05"),
+        ("now+2minutes", "2026-11-20T15:32:00"),
+        ("now+1week", "2026-11-27T15:30:00"),
+        ("15m", "2026-11-20T15:45:00"),
         ("2h", "2026-11-20T17:30:00"),
         ("90s", "2026-11-20T15:31:30"),
         ("1d", "2026-11-21T15:30:00"),
@@ -27,6 +31,7 @@ ASLEEP = datetime(2026, 11, 20, 15, 30, tzinfo=UTC)
         ("16:00", "2026-11-20T16:00:00"),
         ("15:30", "2026-11-21T15:30:00"),
         ("06:00:30", "2026-11-21T06:00:30"),
+        ("noon", "2026-11-21T12:00:00"),
         ("midnight", "2026-11-21T00:00:00"),
         ("teatime", "2026-11-20T16:00:00"),
         ("fika", "2026-11-21T15:00:00"),
@@ -63,3 +68,23 @@ def test_clock_times_have_the_offset_of_their_day(text, hours, monkeypatch):
     finally:
         monkeypatch.undo()
         tzset()
+
+
+def test_latest_wake_time_is_in_the_year_9999() -> None:
+    """Later ones are no valid dates."""
+    last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+    assert wake_time("1s", last - 1) == last
+    with pytest.raises(ValueError, match="1 seconds from now is not a valid time"):
+        wake_time("1s", last)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected_s"), [(0, 10), (1, 10), (2, 20), (3, 40), (5, 160), (6, 300), (7, 300), (10**6, 300)]
+)
+def test_pause_doubles_with_each_attempt_up_to_a_limit(attempts: int, expected_s: float) -> None:
+    assert backoff_s(10.0, 300.0, attempts) == expected_s
+
+
+def test_pause_is_a_number_after_many_attempts() -> None:
+    """Also without a limit."""
+    assert backoff_s(1.0, float("inf"), 61) == backoff_s(1.0, float("inf"), 10**6) == 2.0**60
