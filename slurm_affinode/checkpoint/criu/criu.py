@@ -222,6 +222,7 @@ class Criu:
             raise _failed(directory_fd, f"CRIU could not dump it: {why}")
         try:
             sessions.settle(directory_fd)
+            sessions.take_back(directory_fd)
             inet_sockets.record(directory_fd, inet_sockets.addresses())
             cpu_affinity.record(directory_fd, space)
             inventory = inspect(directory_fd)

@@ -17,12 +17,15 @@ stopped are marked as running: ``task_core_entry.task_state`` in ``core-PID.img`
 The kernel rearms a periodic timerfd when the expiration is read (``timerfd_read_iter`` in ``fs/timerfd.c``). Until
 then ``/proc/PID/fdinfo`` shows no time left, and CRIU 4.1 sets the timer to that (``criu/timerfd.c``): to 0, which
 disarms it. A job is stopped for seconds before its dump, so most periodic timers have expired by then.
+
+A terminal keeps the number of its foreground process group when the group has ended, until the shell takes the terminal
+back. CRIU would fail to set that group (``tty_set_prgp`` in ``criu/tty.c``), so the image has the shell's instead.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_affinode.checkpoint import root_directory
@@ -41,7 +44,9 @@ from slurm_affinode.checkpoint.interface import DumpFailed
 
 _TREE = "pstree.img"
 _MAGICS = 8  # bytes
-_PID, _PARENT, _SESSION = 1, 2, 4  # fields of pstree_entry in images/pstree.proto
+_PID, _PARENT, _GROUP, _SESSION = 1, 2, 3, 4  # fields of pstree_entry in images/pstree.proto
+_TERMINALS = "tty-info.img"
+_OF_SESSION, _FOREGROUND = 6, 7  # fields of tty_info_entry in images/tty.proto
 _TASK, _STATE = 3, 1
 _TIMERFD = 12  # field of file_entry in images/fdinfo.proto
 _TICKS, _LEFT_S, _LEFT_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10  # fields of timerfd_entry in images/timerfd.proto
@@ -57,6 +62,7 @@ class SessionProcess:
     parent: int
     session: int
     zombie: bool = False
+    group: int = 0
 
 
 def settle(directory_fd: int) -> None:
@@ -117,10 +123,37 @@ def rearm(directory_fd: int) -> None:
     Raises ``BadImage``, ``OSError``. The file is rewritten before digests are computed. Expirations that were not read
     are still counted.
     """
-    before = read_image(directory_fd, FILES)
-    after = before[:_MAGICS] + b"".join(framed(_rearmed(body)) for body in bodies(before))
+    _change(directory_fd, FILES, _rearmed)
+
+
+def take_back(directory_fd: int) -> None:
+    """Make the leader of a session the foreground of its terminal if the foreground process group has ended.
+
+    Raises ``BadImage``, ``OSError``. The file is rewritten before digests are computed.
+    """
+    names = frozenset(root_directory.names(directory_fd))
+    if _TERMINALS not in names:
+        return
+    living = [
+        process for body in _bodies(read_image(directory_fd, _TREE)) if not (process := _process(body, names)).zombie
+    ]
+    groups = {(process.session, process.group) for process in living}
+
+    def with_foreground(terminal: bytes) -> bytes:
+        fields = message(terminal)
+        session, group = integer(fields, _OF_SESSION), integer(fields, _FOREGROUND)
+        led = (session, session) in groups  # a leader is in the group of its PID
+        return with_field(terminal, _FOREGROUND, session) if led and (session, group) not in groups else terminal
+
+    _change(directory_fd, _TERMINALS, with_foreground)
+
+
+def _change(directory_fd: int, name: str, changed: Callable[[bytes], bytes]) -> None:
+    """Rewrite a file of a dump with each of its entries changed."""
+    before = read_image(directory_fd, name)
+    after = before[:_MAGICS] + b"".join(framed(changed(body)) for body in bodies(before))
     if after != before:
-        fd = os.open(FILES, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+        fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         with os.fdopen(fd, "wb") as file:
             file.write(after)
 
@@ -255,6 +288,7 @@ def _process(body: bytes, names: Collection[str]) -> SessionProcess:
     try:
         pid = numbers[_PID]
         # A zombie has a core file and no memory file.
-        return SessionProcess(pid, numbers[_PARENT], numbers[_SESSION], zombie=f"mm-{pid}.img" not in names)
+        zombie = f"mm-{pid}.img" not in names
+        return SessionProcess(pid, numbers[_PARENT], numbers[_SESSION], zombie, numbers[_GROUP])
     except KeyError as error:
         raise BadImage(f"{_TREE}: field {error} is missing") from None

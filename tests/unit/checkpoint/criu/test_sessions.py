@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_affinode.checkpoint.criu.sessions import SessionProcess, adopted, misplaced, settle, unled
-from slurm_affinode.checkpoint.image.criu_images import BadImage, records
+from slurm_affinode.checkpoint.criu.sessions import SessionProcess, adopted, misplaced, settle, take_back, unled
+from slurm_affinode.checkpoint.image.criu_images import BadImage, encoded, framed, integer, records
 from slurm_affinode.checkpoint.interface import DumpFailed
 
 HEADER = b"CRIUPSTR"
@@ -51,6 +51,46 @@ def dump(tmp_path: Path) -> Iterator[Callable[..., list[Fields]]]:
 
     yield make
     os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "zombies", "after"),
+    [
+        pytest.param((5, 6), (), 6, id="its group exists"),
+        pytest.param((5, 9), (), 5, id="it has ended"),
+        pytest.param((5, 6), (6,), 5, id="it has ended and was not reaped"),
+        pytest.param((5, 2), (), 5, id="it is one of another session"),
+        pytest.param((5, 9), (5,), 9, id="the leader has ended too"),
+        pytest.param((0, 0), (), 0, id="it is the terminal of no session"),
+        pytest.param((7, 7), (), 7, id="it is that of a session outside"),
+    ],
+)
+def test_terminal_whose_foreground_group_has_ended_is_that_of_its_shell(
+    dump: Callable[..., list[Fields]], tmp_path: Path, terminal: tuple[int, int], zombies: tuple[int, ...], after: int
+) -> None:
+    """``terminal``: its session and its foreground group."""
+    dump((2, 0, 2, 2), (5, 2, 5, 5), (6, 5, 6, 5), zombies=zombies)
+    fields = ((1, 3), (2, 5), (6, terminal[0]), (7, terminal[1]), (8, 34816), (11, encoded(1, 33)))
+    info = framed(b"".join(encoded(number, value) for number, value in fields))
+    (tmp_path / "tty-info.img").write_bytes(HEADER + info + info)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    take_back(fd)
+    os.close(fd)
+    data = (tmp_path / "tty-info.img").read_bytes()
+    assert data.startswith(HEADER)
+    for entry_after in records(data):
+        assert integer(entry_after, 7) == after
+        assert {number: values[0] for number, values in entry_after.items() if number != 7} == {
+            number: value for number, value in fields if number != 7
+        }
+
+
+def test_dump_without_terminals_is_not_changed(dump: Callable[..., list[Fields]], tmp_path: Path) -> None:
+    dump((2, 0, 2, 2))
+    fd = os.open(tmp_path, os.O_RDONLY)
+    take_back(fd)
+    os.close(fd)
+    assert not (tmp_path / "tty-info.img").exists()
 
 
 def sessions(found: list[Fields]) -> list[int | bytes]:
