@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ echo all have ended
 exit ${{failed:-0}}
 """
 
+SIGNALS = """
+import fcntl, os, socket, tempfile, time
+server = socket.socket(socket.AF_UNIX)
+server.bind(f"{tempfile.mkdtemp()}/socket")
+server.listen()
+fcntl.fcntl(server, fcntl.F_SETOWN, os.getpid())
+time.sleep(3600)
+"""
+"""A program like GNU screen, which receives signals from its socket: CRIU dumps it, and it could not be restored."""
+
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
@@ -53,9 +64,9 @@ def agents(cluster: Cluster) -> None:
     wait_for_agents(cluster)
 
 
-def started(cluster: Cluster, option: str) -> str:
+def started(cluster: Cluster, option: str, script: str = SCRIPT) -> str:
     """Submit the job; return its ID when all programs have started."""
-    job = cluster.submit(option, script=SCRIPT)
+    job = cluster.submit(option, script=script)
     cluster.wait_for_output(job, "all have started", timeout_s=START_S)
     return job
 
@@ -88,6 +99,15 @@ def test_programs_move_to_another_node_and_back(cluster: Cluster) -> None:
             lambda: cluster.job(job).get("Comment", ""),
             lambda comment: "restoring" not in comment,
         )
+    assert_unchanged(cluster, job)
+
+
+def test_programs_continue_after_a_rollback(cluster: Cluster) -> None:
+    """The dump is complete, and then the suspension is rolled back."""
+    begin, rest = SCRIPT.split("export END", 1)
+    job = started(cluster, BY_HAND, f"{begin}python3 -c {shlex.quote(SIGNALS)} &\nexport END{rest}")
+    rolled_back = cluster.run("login", "slurm-affinode", "suspend", job, user="alice", timeout_s=SUSPEND_S)
+    assert "sends signals" in rolled_back.stderr
     assert_unchanged(cluster, job)
 
 

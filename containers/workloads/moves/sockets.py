@@ -29,11 +29,13 @@ with tempfile.TemporaryDirectory(dir=os.path.expanduser("~")) as directory:
     udp = socket.socket(type=socket.SOCK_DGRAM)
     udp.bind(("127.0.0.1", 0))
     address, options = tcp.getsockname(), ((socket.SO_REUSEADDR, 1), (socket.SO_KEEPALIVE, 0))
-    by_name = connected(named)
+    by_name, kept = connected(named), connected(tcp)
 
     def check():
         by_name.sendall(b"by name")
         same(by_name.recv(100), b"by name", "an answer by name")
+        kept.sendall(b"again")
+        same(kept.recv(100), b"again", "an answer over the first TCP connection")
         client = connected(tcp)
         client.sendall(b"over TCP")
         same(client.recv(100), b"over TCP", "an answer over TCP")
