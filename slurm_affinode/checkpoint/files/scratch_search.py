@@ -103,7 +103,10 @@ class ScratchSearch:
     def _ambiguous(self, own: Collection[int]) -> str | None:
         for process in processes(proc=self.proc):
             with suppress(ProcessGoneError):
-                if process.pid not in own and str(self.owner.uid) in process.status().get("Uid", "").split():
+                status = process.status()
+                # A process that has ended and was not reaped, such as one of the job itself, creates no files.
+                ended = status.get("State", "")[:1] in {"Z", "X"} and status.get("Threads") == "1"
+                if process.pid not in own and not ended and str(self.owner.uid) in status.get("Uid", "").split():
                     return "other processes of its user run on this node, and may have created some of them"
         return self.others
 
