@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from hashlib import blake2b
@@ -62,11 +62,15 @@ class StoreManifest:
         return StoreManifest(days, self.generation + 1)
 
     def with_day(self, day: date, entries: tuple[PartEntry, ...]) -> StoreManifest:
-        """Return this manifest with the parts of ``day`` replaced; an empty tuple removes the day."""
+        """Return this manifest with the parts of ``day`` replaced."""
         days = {known: parts for known, parts in self.days.items() if known != day}
-        if entries:
-            days[day] = entries
-        return replace(self, days=days, generation=self.generation + 1)
+        return replace(self, days={**days, day: entries}, generation=self.generation + 1)
+
+    def without(self, days: Iterable[date]) -> StoreManifest:
+        """Return this manifest without ``days``."""
+        gone = frozenset(days)
+        kept = {day: parts for day, parts in self.days.items() if day not in gone}
+        return replace(self, days=kept, generation=self.generation + len(gone))
 
 
 def digest(content: bytes) -> str:
@@ -109,14 +113,6 @@ def load(root: Path) -> StoreManifest:
         raise AffinodeError(
             f"{path}: is damaged: {error!r}", hint="restore it from a backup of the directory"
         ) from error
-
-
-def begin(root: Path) -> StoreManifest:
-    """Load the manifest, or create it in a new store, so that no part exists without one; write lock held."""
-    manifest = load(root)
-    if not (root / FILE).exists():
-        save(root, manifest)
-    return manifest
 
 
 def _entry(data: Mapping[str, object]) -> PartEntry:

@@ -7,9 +7,7 @@ writers; ``sources.jsonl`` lists the files that were read; ``write.lock`` and ``
 
 from __future__ import annotations
 
-import os
 import secrets
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -18,6 +16,7 @@ import polars as pl
 
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet import manifest, writer
+from slurm_affinode.metrics.parquet.directory import StoreDirectory
 from slurm_affinode.metrics.parquet.parts import (
     NAMES_SEEN,
     Part,
@@ -42,24 +41,19 @@ class SampleStore:
     """
 
     def __init__(self, root: Path, table: SampleTable = GPU) -> None:
-        self.root = root
+        self.files = StoreDirectory(root)
+        self.root = self.files.root
         self.table = table
-        self._reading: weakref.finalize[..., SampleStore] | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Release the lock that keeps replaced parts on disk; the object can be used again."""
-        if self._reading is not None:
-            self._reading()
-            self._reading = None
+        self.files.release()
 
     def _manifest(self) -> manifest.StoreManifest:
-        if self._reading is None:
-            fd = manifest.lock_shared(self.root / writer.READ_LOCK)
-            if fd is not None:
-                self._reading = weakref.finalize(self, os.close, fd)
-        return manifest.load(self.root)
+        self.files.hold()
+        return self.files.load()
 
     def days(self) -> list[date]:
         """Return the UTC days that have samples, ascending."""
@@ -144,13 +138,13 @@ class SampleStore:
 
     def sources(self) -> frozenset[str]:
         """Return the fingerprints of the ingested files."""
-        return writer.fingerprints(self.root)
+        return self.files.fingerprints()
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     def writer(self, *, on_landed: Callable[[Sequence[Taken]], None] | None = None) -> StoreWriter:
         """Return a context to ingest sources; see ``Writer``. ``on_landed`` is called with sources that are durable."""
-        return StoreWriter(self.root, on_landed=on_landed, table=self.table)
+        return StoreWriter(self.files, on_landed=on_landed, table=self.table)
 
     def ingest(
         self, frames: pl.DataFrame | Iterable[pl.DataFrame], *, source: str, fingerprint: str | None = None
@@ -170,17 +164,16 @@ class SampleStore:
         """
         numbered = identities if "device" in identities.columns else self.table.numbered(identities)
         with writing(self.root):
-            writer.prepare_root(self.root)
-            with writer.write_locked(self.root):
-                stage = writer.Staging(self.root)
+            stage = self.files.stage()
             try:
                 name = secrets.token_hex(8)
                 written = PartFiles.of(stage.path, name, self.table)
                 with PartWriter(written, name, *writer.merged_identities(numbered, table=self.table)) as part:
                     for frame in frames:
                         part.write(frame)
-                with writer.write_locked(self.root):
-                    writer.replace_day(self.root, manifest.load(self.root), day, written, part.entry)
+                with self.files.locked():
+                    current = self.files.load()
+                    self.files.replace_day(current, day, current.days.get(day, ()), written, part.entry)
             finally:
                 stage.close()
         return Part(day, part_files(self.root, day, part.entry, self.table), part.entry, single=True)
@@ -188,26 +181,15 @@ class SampleStore:
     def compact(self) -> None:
         """Compact every day into one part. An ingest does so for the days that it changed."""
         with writing(self.root):
-            writer.prepare_root(self.root)
-            with writer.write_locked(self.root):
-                stage = writer.Staging(self.root)
+            stage = self.files.stage()
             try:
-                for day in list(manifest.load(self.root).days):
-                    writer.compact_day(self.root, day, stage, self.table)
+                for day in list(self.files.load().days):
+                    writer.compact_day(self.files, day, stage, self.table)
             finally:
                 stage.close()
 
     def delete_before(self, day: date) -> list[date]:
         """Delete the days before ``day``; return them. Files in use by a reader are deleted with the next write."""
         self.close()
-        if not manifest.load(self.root).days:
-            return []
-        with writing(self.root), writer.write_locked(self.root):
-            current = manifest.load(self.root)
-            gone = [known for known in current.days if known < day]
-            if gone:
-                for known in gone:
-                    current = current.with_day(known, ())
-                manifest.save(self.root, current)
-                writer.sweep_orphans(self.root, current)
-        return gone
+        with writing(self.root):
+            return self.files.delete_before(day)

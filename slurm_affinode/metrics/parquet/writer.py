@@ -1,20 +1,13 @@
 """Writer of the sample store: stage parts, publish them together, merge devices, compact each day into one part.
 
-Staging uses a directory of its own, locked while the writer lives; the next writer removes the directory of a dead one.
-A log of file fingerprints avoids reading old files every night; a file that is missing from it is read again, without
-effect. Compaction goes device range by device range, in bounded memory.
+Compaction goes device range by device range, in bounded memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
-import os
 import re
 import secrets
-import shutil
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -27,10 +20,9 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.base.errors import unwritable
-from slurm_affinode.base.files import fsync_dir, write_text
 from slurm_affinode.metrics.distinct import distinct
-from slurm_affinode.metrics.parquet import manifest
-from slurm_affinode.metrics.parquet.manifest import PartEntry, StoreManifest
+from slurm_affinode.metrics.parquet.directory import Staging, StoreDirectory, day_dir
+from slurm_affinode.metrics.parquet.manifest import PartEntry
 from slurm_affinode.metrics.parquet.parts import (
     NAMES,
     PartFiles,
@@ -46,96 +38,6 @@ from slurm_affinode.metrics.parquet.parts import (
 )
 from slurm_affinode.metrics.parquet.table import GPU, ORIGIN, SampleTable, source_number
 from slurm_affinode.metrics.schema import IDENTITY
-
-FILE = "sources.jsonl"
-KEPT = 200_000
-
-
-def fingerprints(root: Path) -> frozenset[str]:
-    """Return the fingerprints of all ingested sources."""
-    return frozenset(_read_log(root))
-
-
-def _read_log(root: Path) -> dict[str, str]:
-    """Return fingerprint -> name; lines truncated by a crash are skipped."""
-    names: dict[str, str] = {}
-    try:
-        text = (root / FILE).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return names
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-            names[str(entry["fingerprint"])] = str(entry["name"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return names
-
-
-def remember(root: Path, entries: Iterable[tuple[str, str | None]]) -> None:
-    """Append (name, fingerprint) pairs. The caller holds the write lock and has made the samples durable."""
-    lines = [_line(name, digest) for name, digest in entries if digest is not None]
-    if not lines:
-        return
-    with (root / FILE).open("a", encoding="utf-8") as file:
-        file.write("".join(lines))
-        size = file.tell()
-    if size > 2 * KEPT * 100:
-        _trim(root)
-
-
-def _trim(root: Path) -> None:
-    known = list(_read_log(root).items())[-KEPT:]
-    write_text(root / FILE, "".join(_line(name, digest) for digest, name in known))
-
-
-def _line(name: str, digest: str) -> str:
-    return json.dumps({"fingerprint": digest, "name": name}) + "\n"
-
-
-DIRECTORY = "staging"
-_LOCK = "lock"
-
-
-class Staging:
-    """The directory of one writer below ``root/staging``."""
-
-    def __init__(self, root: Path) -> None:
-        self.path = root / DIRECTORY / secrets.token_hex(8)
-        self.path.mkdir(parents=True)
-        self._fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        self._closer = weakref.finalize(self, os.close, self._fd)
-
-    def close(self) -> None:
-        """Remove the directory and all files left in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._closer()
-
-
-def sweep(root: Path) -> None:
-    """Remove the directories of dead writers. The caller holds the write lock."""
-    for directory in _children(root / DIRECTORY):
-        try:
-            fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # being created or removed
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            os.close(fd)
-
-
-def _children(directory: Path) -> list[Path]:
-    try:
-        return [path for path in directory.iterdir() if path.is_dir()]
-    except FileNotFoundError:
-        return []
-
 
 Row = dict[str, object]
 
@@ -288,8 +190,6 @@ def _read(parts: Sequence[PartFiles], group: pl.DataFrame) -> Iterator[pl.DataFr
 
 
 ROWS_AT_ONCE = 1_000_000
-WRITE_LOCK = "write.lock"
-READ_LOCK = "read.lock"
 _REFUSED = re.compile(r"([A-Z][^:]*?) \(os error (\d+)\)")
 
 
@@ -333,23 +233,6 @@ class WrittenTotals:
         return self.samples - self.new
 
 
-def day_dir(root: Path, day: date) -> Path:
-    """Return the directory of a day."""
-    return root / f"day={day.isoformat()}"
-
-
-def part_files(root: Path, day: date, entry: PartEntry, table: SampleTable) -> PartFiles:
-    """Return the files of a live part."""
-    return PartFiles.live(day_dir(root, day), entry, table)
-
-
-@contextlib.contextmanager
-def write_locked(root: Path) -> Iterator[None]:
-    """Hold the write lock, which is needed to change the live parts."""
-    with manifest.locked(root / WRITE_LOCK):
-        yield
-
-
 class StoreWriter:
     """One ingest: ``add`` sources; when the context ends, the store has them.
 
@@ -358,10 +241,11 @@ class StoreWriter:
     """
 
     def __init__(
-        self, root: Path, *, on_landed: Callable[[Sequence[Taken]], None] | None = None,
+        self, files: StoreDirectory, *, on_landed: Callable[[Sequence[Taken]], None] | None = None,
         rows_at_once: int = ROWS_AT_ONCE, table: SampleTable = GPU,
     ) -> None:  # fmt: skip
-        self._root = root
+        self._files = files
+        self._root = files.root
         self._table = table
         self._on_landed = on_landed
         self._rows_at_once = max(1, rows_at_once // table.breadth)
@@ -382,13 +266,8 @@ class StoreWriter:
 
     def __enter__(self) -> StoreWriter:
         with writing(self._root):
-            prepare_root(self._root)
-            with write_locked(self._root):
-                sweep(self._root)
-                current = manifest.begin(self._root)
-                self._number = (current.generation + 1) % 2**32
-                sweep_orphans(self._root, current)
-                self._staging = Staging(self._root)
+            current, self._staging = self._files.begin()
+            self._number = (current.generation + 1) % 2**32
         return self
 
     def __exit__(
@@ -398,7 +277,7 @@ class StoreWriter:
             if kind is None:
                 with writing(self._root):
                     self.flush()
-                    after = [compact_day(self._root, day, self._staging, self._table) for day in sorted(self._before)]
+                    after = [compact_day(self._files, day, self._staging, self._table) for day in sorted(self._before)]
                 new = max(0, sum(after) - sum(self._before.values()))
                 self._totals = WrittenTotals(self._samples, new, tuple(sorted(self._before)))
         finally:
@@ -473,16 +352,10 @@ class StoreWriter:
         return staged
 
     def _land(self, staged: Sequence[tuple[date, PartEntry]], taken: Sequence[Taken]) -> None:
-        with write_locked(self._root):
-            current = manifest.load(self._root)
-            added: dict[date, tuple[PartEntry, ...]] = {}
-            for day, entry in staged:
-                self._before.setdefault(day, sum(part.rows for part in current.days.get(day, ())))
-                move_part(self._root, day, PartFiles.of(self._staging.path, entry.name), entry)
-                added[day] = (*added.get(day, ()), entry)
-            if added:
-                manifest.save(self._root, current.with_parts(added))
-            remember(self._root, [(one.source.name, one.source.fingerprint) for one in taken])
+        sources = [(one.source.name, one.source.fingerprint) for one in taken]
+        before = self._files.land(self._staging.path, staged, sources)
+        for day, _ in staged:
+            self._before.setdefault(day, sum(part.rows for part in before.days.get(day, ())))
         self._samples += sum(one.samples for one in taken)
         if self._on_landed is not None:
             self._on_landed(taken)
@@ -594,63 +467,22 @@ def writing(root: Path) -> Iterator[None]:
         raise unwritable(root, OSError(int(why[2]), why[1]), hint=hint) from error
 
 
-def prepare_root(root: Path) -> None:
-    """Create the directory and its lock files."""
-    root.mkdir(parents=True, exist_ok=True)
-    for name in (WRITE_LOCK, READ_LOCK):
-        (root / name).touch(exist_ok=True)
+def part_files(root: Path, day: date, entry: PartEntry, table: SampleTable) -> PartFiles:
+    """Return the files of a live part."""
+    return PartFiles.live(day_dir(root, day), entry, table)
 
 
-def move_part(root: Path, day: date, written: PartFiles, entry: PartEntry) -> None:
-    """Move a staged part to its day. The caller holds the write lock and adds it to the manifest afterwards."""
-    directory = day_dir(root, day)
-    directory.mkdir(exist_ok=True)
-    for source, target in zip(written.all(), PartFiles.of(directory, entry.name).all(), strict=True):
-        with source.open("rb") as file:
-            os.fsync(file.fileno())
-        source.replace(target)
-    fsync_dir(directory)
-    fsync_dir(root)
-
-
-def compact_day(root: Path, day: date, stage: Staging, table: SampleTable) -> int:
+def compact_day(files: StoreDirectory, day: date, stage: Staging, table: SampleTable) -> int:
     """Compact ``day`` into one part; return its number of samples."""
-    with write_locked(root):
-        current = manifest.load(root)
-        entries = current.days.get(day, ())
-        files = [part_files(root, day, entry, table) for entry in entries]
-        if not needed(files):
-            return sum(entry.rows for entry in entries)
-        name = secrets.token_hex(8)
-        written = PartFiles.of(stage.path, name, table)
-        entry = compact(files, written, name)
-        replace_day(root, current, day, written, entry)
-        return entry.rows
-
-
-def replace_day(root: Path, current: StoreManifest, day: date, written: PartFiles, entry: PartEntry) -> None:
-    """Make ``entry`` the only part of ``day``. The caller holds the write lock."""
-    move_part(root, day, written, entry)
-    changed = current.with_day(day, (entry,))
-    manifest.save(root, changed)
-    sweep_orphans(root, changed, only=(day,))
-
-
-def sweep_orphans(root: Path, current: StoreManifest, only: Sequence[date] | None = None) -> None:
-    """Remove files that are not in the manifest, unless there are readers; the caller holds the write lock."""
-    with manifest.locked(root / READ_LOCK, wait=False) as alone:
-        if not alone:
-            return
-        directories = root.glob("day=*") if only is None else (day_dir(root, day) for day in only)
-        for directory in directories:
-            try:
-                entries = current.days.get(date.fromisoformat(directory.name.removeprefix("day=")), ())
-            except ValueError:
-                continue
-            live = {path for entry in entries for path in PartFiles.of(directory, entry.name).all()}
-            for path in directory.glob("*-*.parquet"):
-                if path not in live:
-                    path.unlink(missing_ok=True)
-            if not entries:
-                with contextlib.suppress(OSError):
-                    directory.rmdir()
+    while True:
+        with files.locked():
+            current = files.load()
+            entries = current.days.get(day, ())
+            parts = [part_files(files.root, day, entry, table) for entry in entries]
+            if not needed(parts):
+                return sum(entry.rows for entry in entries)
+            name = secrets.token_hex(8)
+            written = PartFiles.of(stage.path, name, table)
+            entry = compact(parts, written, name)
+            if files.replace_day(current, day, entries, written, entry):
+                return entry.rows

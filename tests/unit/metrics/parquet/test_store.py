@@ -289,7 +289,7 @@ def test_merge_rule_holds_for_any_split_into_files(
     """
     store = SampleStore(tmp_path_factory.mktemp("fold"))
     expected: dict[tuple[str, datetime], dict[str, object]] = {}
-    with writer.StoreWriter(store.root, rows_at_once=3) as session:
+    with writer.StoreWriter(store.files, rows_at_once=3) as session:
         for number, rows in enumerate(batches):
             frame = pl.DataFrame(
                 [("a", "n", f"GPU-{g}", EIGHT + timedelta(seconds=t), u, p, j) for g, t, u, p, j in rows],

@@ -31,7 +31,7 @@ def test_parts_of_a_day_are_merged_on_read(store: SampleStore, samples: Samples)
     def landed(_: object) -> None:
         seen.append([*values(SampleStore(store.root)), [p.single for p in store.parts()]])
 
-    with writer.StoreWriter(store.root, on_landed=landed, rows_at_once=1) as session:
+    with writer.StoreWriter(store.files, on_landed=landed, rows_at_once=1) as session:
         session.add([samples([1.0, 2.0])], SampleSource("a"))
         session.add([samples([None, 3.0, 4.0], power_w=9.0)], SampleSource("b"))
     assert seen == [[1.0, 2.0, [True]], [1.0, 3.0, 4.0, [False, False]]]
@@ -48,7 +48,7 @@ def test_failing_source_is_discarded_and_others_are_kept(store: SampleStore, sam
         yield samples([3.0], start=EIGHT + timedelta(hours=1))
         raise RuntimeError("cut off")
 
-    with writer.StoreWriter(store.root, rows_at_once=2) as session:
+    with writer.StoreWriter(store.files, rows_at_once=2) as session:
         session.add([samples([9.0], uuid="GPU-9")], SampleSource("good"))
         with pytest.raises(RuntimeError):
             session.add(broken(), SampleSource("bad"))
@@ -162,7 +162,7 @@ def test_compaction_processes_large_days_in_device_ranges(
     """The result does not depend on the number of rows read at once."""
     monkeypatch.setattr(writer.compact, "__kwdefaults__", {"rows_at_once": 7})
     frames = [samples([float(n), None, float(n)], uuid=f"GPU-{n}", job=str(n)) for n in range(6)]
-    with writer.StoreWriter(store.root, rows_at_once=1) as session:
+    with writer.StoreWriter(store.files, rows_at_once=1) as session:
         for number, frame in enumerate([*frames, *frames[::2]]):
             session.add([frame], SampleSource(str(number)))
     whole = store.scan().collect().sort("uuid", "time")
@@ -215,7 +215,7 @@ def test_interrupted_first_ingest_leaves_a_manifest(
     """It is interrupted after its part was moved; the next ingest deletes the part."""
     store = SampleStore(tmp_path / "history")
     with monkeypatch.context() as patch:
-        patch.setattr(writer.StoreManifest, "with_parts", lambda *_: 1 / 0)
+        patch.setattr(manifest.StoreManifest, "with_parts", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.ingest(samples([1.0]), source="a")
     assert files(store)
