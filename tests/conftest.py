@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 pytest.register_assert_rewrite("conformance")
-pytest_plugins = ["servers", "prometheus_server", "stalling", "job_owner"]
+pytest_plugins = ["servers", "object_server", "prometheus_server", "stalling", "job_owner"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

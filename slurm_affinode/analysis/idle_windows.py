@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from slurm_affinode.analysis.block import Pieces
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.samples import Index, naming_damage, read_index, store_of_task
 from slurm_affinode.analysis.segments import ranges
+from slurm_affinode.base.object_url import StorePlace
 from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -152,8 +152,8 @@ class SampledDays:
 class FollowInput:
     """Parameters that all pairs share."""
 
-    root: Path
-    """Root of the sample store."""
+    place: StorePlace
+    """Of the sample store."""
     since: datetime
     until: datetime
     limits_pct: tuple[float, ...]
@@ -189,7 +189,7 @@ def follow_all(  # noqa: PLR0917
 
 
 def _follow_task(item: tuple[Pairs, Ints], given: FollowInput) -> Followed:
-    with store_of_task(given.root) as store:
+    with store_of_task(given.place) as store:
         return _follow_group(store, *item, given)
 
 

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from slurm_affinode.analysis.block import COLUMNS, Block, BlockColumn, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.object_url import StorePlace
 from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.parquet import parts
@@ -128,13 +129,13 @@ class Index:
 
 
 @contextmanager
-def store_of_task(root: Path) -> Iterator[SampleStore]:
-    """Open the store at ``root`` on the machine of a task. Raises ``UnreachableError`` if it is missing."""
-    if not root.is_dir():
+def store_of_task(place: StorePlace) -> Iterator[SampleStore]:
+    """Open the store at ``place`` on the machine of a task. Raises ``UnreachableError`` if it is missing."""
+    if isinstance(place, Path) and not place.is_dir():
         raise UnreachableError(
-            f"{root}: no such directory", hint="workers need the GPU metrics at the same path as this machine"
+            f"{place}: no such directory", hint="workers need the GPU metrics at the same path as this machine"
         )
-    with closing(SampleStore(root)) as store:
+    with closing(SampleStore(place)) as store:
         yield store
 
 
@@ -161,15 +162,17 @@ def read_by_groups(
     if spread is None or len(groups) < 2:
         return read(store, devices, given)
     todo = [devices.filter(pl.col("device").is_in(group.implode())) for group in groups]
-    frames: Iterator[pl.DataFrame] = spread(partial(_read_in_task, read), todo, (store.root.absolute(), given))
+    frames: Iterator[pl.DataFrame] = spread(partial(_read_in_task, read), todo, (store.place.absolute(), given))
     return pl.concat(frames)
 
 
 def _read_in_task(
-    read: Callable[[SampleStore, pl.DataFrame, Given], pl.DataFrame], devices: pl.DataFrame, shared: tuple[Path, Given]
+    read: Callable[[SampleStore, pl.DataFrame, Given], pl.DataFrame],
+    devices: pl.DataFrame,
+    shared: tuple[StorePlace, Given],
 ) -> pl.DataFrame:
-    root, given = shared
-    with store_of_task(root) as store:
+    place, given = shared
+    with store_of_task(place) as store:
         return read(store, devices, given)
 
 
@@ -388,6 +391,7 @@ def blocks_between(store: SampleStore, source: Source, start: int, stop: int) ->
 def _rows_by_number(store: SampleStore, source: Source) -> Callable[[int, int], pl.DataFrame]:
     """Return a function that reads rows of ``source``, given the first row and the number of rows."""
     if source.path is not None:
+        store.fetch([source.path])
         return partial(rows_of, source.path)
     return _collect(_merged(store, source.day).select(COLUMNS), store.root).slice
 
@@ -412,6 +416,7 @@ def _frames(index: Index, block_rows: int) -> Iterator[pl.DataFrame]:
                 yield from whole.iter_slices(block_rows)
             continue
         paths = [source.path for source in sources if source.path is not None]
+        index.store.fetch(paths)
         lazy = pl.scan_parquet(paths).select(_columns(sources))
         try:
             for frame in lazy.collect_batches(maintain_order=True):

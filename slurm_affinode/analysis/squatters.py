@@ -113,7 +113,7 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     begins, suspended_ms = whole["begin_ms"].to_numpy(), whole["suspended_s"].to_numpy() * 1000
     sampled = SampledDays.of(index)
     given = FollowInput(
-        history.root.absolute(), query.since, query.until, tuple(sorted(set(limits_pct)) or [5.0]), query.thresholds,
+        history.place.absolute(), query.since, query.until, tuple(sorted(set(limits_pct)) or [5.0]), query.thresholds,
         sampled,
     )  # fmt: skip
     groups = [] if spread is None else samples.device_groups(about, len(sampled.days))

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
 from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, SuspendConfig
+from slurm_affinode.base.object_url import StorePlace, store_place
 from slurm_affinode.base.text import size
 from slurm_affinode.base.times import WEEKDAYS, parse_hours
 from slurm_affinode.base.toml_schema import (
@@ -42,7 +43,15 @@ ENV_STATE = "SLURM_AFFINODE_STATE"
 ENV_DB = "SLURM_AFFINODE_DB"
 ENV_SLURM_BACKEND = "SLURM_AFFINODE_SLURM_BACKEND"
 DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
-REPORT_ENTRIES = ("history", "reports", "nightly.lock", "job-summaries", "partial-totals", "pseudonyms.key")
+REPORT_ENTRIES = (
+    "history",
+    "history-cache",
+    "reports",
+    "nightly.lock",
+    "job-summaries",
+    "partial-totals",
+    "pseudonyms.key",
+)
 """Entries of the state directory that commands create. The database handles its own file, images belong to root."""
 SLURM_BACKENDS = ("auto", "pyslurm", "commands")
 
@@ -79,6 +88,10 @@ def _header_names(headers: Mapping[str, str]) -> None:
     for header in headers:
         if not _HEADER.fullmatch(header):
             raise AffinodeError(f"{header!r} is not the name of a header", hint="X-Scope-OrgID is one")
+
+
+def _history(text: str) -> None:
+    store_place(text, Path(), 0)
 
 
 def _prometheus_url(url: str) -> None:
@@ -198,6 +211,12 @@ class StoreConfig:
     """Directory of the SQLite file and the GPU metrics; ``None``: the user's default (see ``state_dir``)."""
     db: str | None = None
     """SQLAlchemy URL; ``None``: SQLite in the state directory."""
+    history: Annotated[str, _history] | None = None
+    """Path or URL of the GPU metrics; ``None``: in the state directory."""
+    history_cache: AbsolutePath | None = None
+    """Directory for copies of objects, if ``history`` is a URL; ``None``: in the state directory."""
+    history_cache_gib: PositiveAmount = 50.0
+    """Size beyond which copies that no command uses are deleted."""
 
 
 UNNAMED_CLUSTER = "default"
@@ -474,13 +493,17 @@ class Config:
         return self.suspend.shared_store.parent / "ledger"
 
     @property
-    def history_dir(self) -> Path:
-        """The root of the GPU metrics."""
-        return self.state_dir / "history"
+    def history_dir(self) -> StorePlace:
+        """The place of the GPU metrics."""
+        store = self.store
+        if store.history is None:
+            return self.state_dir / "history"
+        cache = store.history_cache or self.state_dir / "history-cache"
+        return store_place(store.history, cache, int(store.history_cache_gib * 2**30))
 
     @property
-    def serving_dir(self) -> Path:
-        """The root of the metrics of inference engines."""
+    def serving_dir(self) -> StorePlace:
+        """The place of the metrics of inference engines."""
         return self.history_dir / "serving"
 
 

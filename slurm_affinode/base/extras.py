@@ -1,4 +1,4 @@
-"""Extras: ``analysis``, the libraries of the report machine, which nodes and users do not need, and ``scale``."""
+"""Extras: ``analysis``, the libraries of the report machine, which nodes and users do not need; and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ INSTALL = "pip install 'slurm-affinode[analysis]', or install the package slurm-
 """The package (deb, rpm) of the report machine includes it."""
 
 
-_EXTRAS = {**dict.fromkeys(LIBRARIES, "analysis"), **dict.fromkeys(("dask", "dask_jobqueue", "distributed"), "scale")}
+_EXTRAS = {
+    **dict.fromkeys(LIBRARIES, "analysis"),
+    **dict.fromkeys(("boto3", "botocore", "obstore"), "objects"),
+    **dict.fromkeys(("dask", "dask_jobqueue", "distributed"), "scale"),
+}
 
 
 class ExtraMissingError(AffinodeError):

@@ -6,10 +6,10 @@ Its devices are engines: ``device`` is derived from cluster, node, address, engi
 from __future__ import annotations
 
 from hashlib import blake2b
-from pathlib import Path
 
 import polars as pl
 
+from slurm_affinode.base.object_url import StorePlace
 from slurm_affinode.engines.metric_table import ORPHANED
 from slurm_affinode.engines.schema import IDENTITY, METRICS, OWNER, SAMPLES
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -50,9 +50,9 @@ ENGINES = SampleTable(
 )
 
 
-def engine_store(directory: Path) -> SampleStore:
-    """Return the store of engine samples in ``directory`` (``Config.serving_dir``).
+def engine_store(place: StorePlace) -> SampleStore:
+    """Return the store of engine samples at ``place`` (``Config.serving_dir``).
 
     ``scan(since, until)`` returns the samples of an interval lazily: ``device`` and the columns of ``SAMPLES``.
     """
-    return SampleStore(directory, ENGINES)
+    return SampleStore(place, ENGINES)

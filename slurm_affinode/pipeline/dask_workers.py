@@ -215,7 +215,7 @@ class DaskWorkers:
 
         Raises ``UnreachableError``, see ``each``, and for damaged files and workers without the sample store.
         """
-        given = kernel.FoldInput(index.store.root.absolute(), index.pieces, cells, thresholds)
+        given = kernel.FoldInput(index.store.place.absolute(), index.pieces, cells, thresholds)
         todo = list(kernel.ranges_of(index))
 
         def folded(first: int = 0) -> partial_totals.Results:

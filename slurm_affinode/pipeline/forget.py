@@ -109,11 +109,10 @@ def _remaining(config: Config, user: str) -> list[str]:
         count = sum(f'"user":"{user}"' in path.read_text("utf-8", "replace") for path in ledgers.glob("*.jsonl"))
         if count:
             places.append(f"{ledgers}: {counted(count, 'ledger')} of agents; entries ingested again get the pseudonym")
-    if config.serving_dir.is_dir():
-        with closing(engine_store(config.serving_dir)) as engines:
-            rows = engines.scan(datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC))
-            count = rows.filter(pl.col("user") == user).select(pl.len()).collect().item()
-        if count:
-            kept = config.nightly.keep_samples
-            places.append(f"{config.serving_dir}: {counted(count, 'engine sample')}, which are deleted after {kept}")
+    with closing(engine_store(config.serving_dir)) as engines:
+        rows = engines.scan(datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC))
+        count = rows.filter(pl.col("user") == user).select(pl.len()).collect().item()
+    if count:
+        kept = config.nightly.keep_samples
+        places.append(f"{config.serving_dir}: {counted(count, 'engine sample')}, which are deleted after {kept}")
     return [*places, "backups, logs, and mails that were sent"]

@@ -68,7 +68,7 @@ def key_of(version: str, index: Index, given: FoldInput, ranges: Sequence[RowRan
     paths += [part.path for part in index.store.parts() if part.day in merged] if merged else []
     for path in paths:
         # A part is never changed: another one has another name.
-        made.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+        made.update(f"{path.parent.name}/{path.name} {index.store.files.size(path)}\n".encode())
     for rows in ranges:
         made.update(f"{rows.row} {rows.end}\n".encode())
     for columns in (given.pieces, given.cells):

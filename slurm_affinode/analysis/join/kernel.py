@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import byref
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from slurm_affinode.analysis.block import (
 from slurm_affinode.analysis.join import native
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
+from slurm_affinode.base.object_url import StorePlace
 
 MOST_WORKERS = 16
 """Each thread has sums of its own, and the thread that tracks idle windows keeps up with about as many."""
@@ -192,8 +192,8 @@ class RowRange:
 class FoldInput:
     """Parameters that all ranges of an index share."""
 
-    root: Path
-    """Root of the sample store."""
+    place: StorePlace
+    """Of the sample store."""
     pieces: Pieces
     cells: Cells
     thresholds: Thresholds
@@ -211,12 +211,12 @@ def ranges_of(index: samples.Index, *, most_rows: int = MOST_ROWS) -> Iterator[R
 
 def fold_range(rows: RowRange, given: FoldInput) -> Folded:
     """Fold a range. Raises ``UnreachableError`` for a damaged file or a missing store."""
-    with samples.store_of_task(given.root) as store:
+    with samples.store_of_task(given.place) as store:
         try:
             blocks = samples.blocks_between(store, rows.source, rows.row, rows.end)
             return fold(blocks, given.pieces, given.cells, given.thresholds)
         except OutOfOrderError as error:
-            raise samples.damaged(rows.source.path or given.root, "times of its samples are not in order") from error
+            raise samples.damaged(rows.source.path or store.root, "times of its samples are not in order") from error
 
 
 class _Worker:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import weakref
@@ -18,15 +19,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
+import polars as pl
+
+from slurm_affinode.base.errors import unwritable
 from slurm_affinode.base.files import fsync_dir, write_text
 from slurm_affinode.metrics.parquet import manifest
 from slurm_affinode.metrics.parquet.manifest import PartEntry, StoreManifest
 from slurm_affinode.metrics.parquet.parts import PartFiles
+from slurm_affinode.metrics.parquet.table import SampleTable
 
 LOG = "sources.jsonl"
 KEPT = 200_000
 WRITE_LOCK = "write.lock"
 READ_LOCK = "read.lock"
+_REFUSED = re.compile(r"([A-Z][^:]*?) \(os error (\d+)\)")
 _STAGING = "staging"
 _LOCK = "lock"
 
@@ -80,6 +86,17 @@ class StoreDirectory:
         except OSError:
             return frozenset()
         return frozenset(log_entries(text))
+
+    def part_files(self, day: date, entry: PartEntry, table: SampleTable) -> PartFiles:
+        """Return the files of a live part."""
+        return PartFiles.live(day_dir(self.root, day), entry, table)
+
+    def fetch(self, paths: Sequence[Path]) -> None:
+        """Make files of live parts available for reading: here they are."""
+
+    def size(self, path: Path) -> int:
+        """Return the size of a file of samples in bytes. Raises ``OSError``."""
+        return path.stat().st_size
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -160,6 +177,21 @@ class StoreDirectory:
             size = file.tell()
         if size > 2 * KEPT * 100:
             write_text(self.root / LOG, trimmed_log((self.root / LOG).read_text(encoding="utf-8", errors="replace")))
+
+
+@contextlib.contextmanager
+def writing(root: Path, hint: str | None = None) -> Iterator[None]:
+    """Convert errors of the operating system to one-line errors: see ``errors.unwritable``."""
+    try:
+        yield
+    except (OSError, pl.exceptions.ComputeError) as error:
+        # Polars raises a ComputeError for write errors; only its text has the error of the operating system.
+        hint = hint or f"check the permissions of {root}"
+        if isinstance(error, OSError):
+            raise unwritable(error.filename or root, error, hint=hint) from error
+        if (why := _REFUSED.search(str(error))) is None:
+            raise
+        raise unwritable(root, OSError(int(why[2]), why[1]), hint=hint) from error
 
 
 def day_dir(root: Path, day: date) -> Path:

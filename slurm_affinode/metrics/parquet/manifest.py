@@ -24,6 +24,7 @@ FILE = "manifest.json"
 VERSION = 3
 _KNOWN = (1, 2, VERSION)
 """Version 1 had no digests, version 2 no names of devices with several."""
+_DIGEST_BYTES = 16
 _NAME = re.compile(r"[0-9a-f]+(?:-[0-9a-f]+)*")
 
 
@@ -47,19 +48,50 @@ class PartEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplesFile:
+    """Size and digest of the samples of a part. Recorded in object stores only."""
+
+    size: int
+    """Bytes."""
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path) -> SamplesFile:
+        """Return those of a file."""
+        made = blake2b(digest_size=_DIGEST_BYTES)
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                made.update(block)
+            return cls(file.tell(), made.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedPart:
+    """A part that is no longer listed. Recorded in object stores only."""
+
+    day: date
+    name: str
+    at: float
+    """When it was removed: seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreManifest:
     """The live parts of each day, in the order of ingest."""
 
     days: Mapping[date, tuple[PartEntry, ...]] = field(default_factory=dict)
     generation: int = 0
     """Number of changes so far."""
+    samples: Mapping[str, SamplesFile] = field(default_factory=dict)
+    """By name of the part."""
+    removed: tuple[RemovedPart, ...] = ()
 
     def with_parts(self, added: Mapping[date, tuple[PartEntry, ...]]) -> StoreManifest:
         """Return this manifest with ``added`` appended to the parts of each day."""
         days = dict(self.days)
         for day, entries in added.items():
             days[day] = (*days.get(day, ()), *entries)
-        return StoreManifest(days, self.generation + 1)
+        return replace(self, days=days, generation=self.generation + 1)
 
     def with_day(self, day: date, entries: tuple[PartEntry, ...]) -> StoreManifest:
         """Return this manifest with the parts of ``day`` replaced."""
@@ -75,7 +107,7 @@ class StoreManifest:
 
 def digest(content: bytes) -> str:
     """Return the digest that detects changes of a small file."""
-    return blake2b(content, digest_size=16).hexdigest()
+    return blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def load(root: Path) -> StoreManifest:
@@ -85,7 +117,7 @@ def load(root: Path) -> StoreManifest:
     """
     path = root / FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         part = next(root.glob("day=*/*-*.parquet"), None)
         if part is not None:
@@ -98,21 +130,33 @@ def load(root: Path) -> StoreManifest:
     except OSError as error:
         raise UnreachableError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise AffinodeError(f"{path}: is damaged: {error}", hint="restore it from a backup of the directory") from error
+        raise AffinodeError(f"{path}: is damaged: {error}", hint=_HINT) from error
+    return parsed(content, str(path))
+
+
+_HINT = "restore it from a backup"
+
+
+def parsed(content: str, where: str) -> StoreManifest:
+    """Return the manifest with this text; ``where`` is its path or URL. Raises ``AffinodeError``."""
+    try:
+        data = json.loads(content)
+    except ValueError as error:
+        raise AffinodeError(f"{where}: is damaged: {error}", hint=_HINT) from error
     try:
         if data["version"] not in _KNOWN:
             raise AffinodeError(
-                f"{path}: has version {data['version']}, this program knows {VERSION}",
+                f"{where}: has version {data['version']}, this program knows {VERSION}",
                 hint="use the release of slurm-affinode that wrote it",
             )
         days = {
             date.fromisoformat(day): tuple(_entry(entry) for entry in entries) for day, entries in data["days"].items()
         }
-        return StoreManifest(dict(sorted(days.items())), int(data["generation"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise AffinodeError(
-            f"{path}: is damaged: {error!r}", hint="restore it from a backup of the directory"
-        ) from error
+        samples = {name: SamplesFile(**known) for name, known in data.get("samples", {}).items()}
+        removed = [RemovedPart(date.fromisoformat(day), name, float(at)) for day, name, at in data.get("removed", [])]
+        return StoreManifest(dict(sorted(days.items())), int(data["generation"]), samples, tuple(removed))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise AffinodeError(f"{where}: is damaged: {error!r}", hint=_HINT) from error
 
 
 def _entry(data: Mapping[str, object]) -> PartEntry:
@@ -130,11 +174,20 @@ def _name_of(data: Sequence[object]) -> tuple[int, str, str]:
     return device, column, value
 
 
+def text(manifest: StoreManifest) -> str:
+    """Return the text of a manifest."""
+    days = {day.isoformat(): [asdict(entry) for entry in parts] for day, parts in sorted(manifest.days.items())}
+    data: dict[str, object] = {"version": VERSION, "generation": manifest.generation, "days": days}
+    if manifest.samples:
+        data["samples"] = {name: asdict(known) for name, known in manifest.samples.items()}
+    if manifest.removed:
+        data["removed"] = [(part.day.isoformat(), part.name, part.at) for part in manifest.removed]
+    return json.dumps(data, indent=1) + "\n"
+
+
 def save(root: Path, manifest: StoreManifest) -> None:
     """Replace the manifest of ``root``, durably; the caller holds the write lock."""
-    days = {day.isoformat(): [asdict(entry) for entry in parts] for day, parts in sorted(manifest.days.items())}
-    text = json.dumps({"version": VERSION, "generation": manifest.generation, "days": days}, indent=1)
-    write_text(root / FILE, text + "\n")
+    write_text(root / FILE, text(manifest))
 
 
 @contextlib.contextmanager

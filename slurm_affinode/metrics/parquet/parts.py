@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from types import TracebackType
@@ -223,6 +223,8 @@ class PartFiles:
     table: SampleTable = GPU
     names: tuple[tuple[int, str, str], ...] = ()
     """See ``PartEntry``."""
+    fetch: Callable[[Sequence[Path]], None] | None = field(default=None, compare=False, repr=False)
+    """Called with paths before they are read, if the files are copies of objects elsewhere."""
 
     @classmethod
     def of(cls, directory: Path, name: str, table: SampleTable = GPU) -> PartFiles:
@@ -243,6 +245,12 @@ class PartFiles:
     def all(self) -> tuple[Path, Path, Path]:
         """Return all three paths."""
         return (self.samples, self.devices, self.jobs)
+
+
+def fetch(parts: Sequence[PartFiles], paths: Iterable[Path]) -> None:
+    """Make copies of the files ``paths`` of ``parts``, which are of one store, if they are objects elsewhere."""
+    if parts and parts[0].fetch is not None:
+        parts[0].fetch(list(paths))
 
 
 def damaged(path: Path, what: str, table: SampleTable = GPU) -> UnreachableError:
@@ -268,6 +276,7 @@ def read_tables(parts: Sequence[PartFiles]) -> list[tuple[pl.DataFrame, pl.DataF
         for files in parts
         for one in ((files.devices, files.devices_digest, files.table.devices), (files.jobs, files.jobs_digest, JOBS))
     ]
+    fetch(parts, (path for _, path, *_ in needed))
     contents = [_content(path, digest, table) for table, path, digest, _ in needed]
     try:
         # If more than 512 wait for a file at the same time, Polars warns of a possible deadlock.
@@ -289,6 +298,7 @@ def read_jobs(files: PartFiles) -> pl.DataFrame:
 
 def _read(files: PartFiles, path: Path, digest: str | None, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     table = files.table
+    fetch([files], [path])
     return _checked(_table_of(_content(path, digest, table), path, table), path, schema, table)
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import polars as pl
 
+from slurm_affinode.base.object_url import StorePlace
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet import manifest, writer
-from slurm_affinode.metrics.parquet.directory import StoreDirectory
+from slurm_affinode.metrics.parquet.directory import StoreDirectory, writing
 from slurm_affinode.metrics.parquet.parts import (
     NAMES_SEEN,
     Part,
@@ -30,18 +31,29 @@ from slurm_affinode.metrics.parquet.parts import (
     without_names,
 )
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
-from slurm_affinode.metrics.parquet.writer import SampleSource, StoreWriter, Taken, WrittenTotals, part_files, writing
+from slurm_affinode.metrics.parquet.writer import SampleSource, StoreWriter, Taken, WrittenTotals
+
+
+def _files(place: StorePlace) -> StoreDirectory:
+    if isinstance(place, Path):
+        return StoreDirectory(place)
+    from slurm_affinode.metrics.parquet.bucket import StoreBucket  # noqa: PLC0415 - needs the extra `objects`
+
+    return StoreBucket(place)
 
 
 class SampleStore:
-    """The sample store below ``root``. Reading needs read permission only; nothing is created before the first write.
+    """The sample store at ``place``, a directory or the URL of an object store; ``root`` has the files that are read.
+
+    Reading a directory needs read permission only; nothing is created before the first write.
 
     From the first read on, parts that this object may have returned stay on disk until ``close`` or the end of the
     object, even if another process replaces them meanwhile.
     """
 
-    def __init__(self, root: Path, table: SampleTable = GPU) -> None:
-        self.files = StoreDirectory(root)
+    def __init__(self, place: StorePlace, table: SampleTable = GPU) -> None:
+        self.place = place
+        self.files = _files(place)
         self.root = self.files.root
         self.table = table
 
@@ -54,6 +66,10 @@ class SampleStore:
     def _manifest(self) -> manifest.StoreManifest:
         self.files.hold()
         return self.files.load()
+
+    def fetch(self, paths: Iterable[Path]) -> None:
+        """Make the files of parts available for reading, if the store is not a directory."""
+        self.files.fetch(list(paths))
 
     def days(self) -> list[date]:
         """Return the UTC days that have samples, ascending."""
@@ -75,7 +91,7 @@ class SampleStore:
         low = -(2**63) if since is None else epoch_ms(since)
         high = 2**63 if until is None else epoch_ms(until)
         return [
-            Part(day, part_files(self.root, day, entry, self.table), entry, single=len(entries) == 1)
+            Part(day, self.files.part_files(day, entry, self.table), entry, single=len(entries) == 1)
             for day, entries in current.days.items()
             for entry in entries
             if entry.last_ms >= low and entry.first_ms < high
@@ -118,12 +134,16 @@ class SampleStore:
         columns = ["device", *table.samples]
         current = self._manifest()
         parts = self._parts(current, since, until)
+        days = sorted({part.day for part in parts})
+        of_days = {
+            day: [self.files.part_files(day, entry, table).samples for entry in current.days[day]] for day in days
+        }
+        self.fetch(path for paths in of_days.values() for path in paths)
         frames = [scan_rows(part.path, table, columns) for part in parts if part.single]
         # A day with several parts is merged as a whole: a part outside the filter may have other values of a row.
         for day in sorted({part.day for part in parts if not part.single}):
-            paths = [part_files(self.root, day, entry, self.table).samples for entry in current.days[day]]
             merged = [*columns, *(name for name in table.columns if name not in columns)]
-            rows = pl.concat([scan_rows(path, table, merged) for path in paths])
+            rows = pl.concat([scan_rows(path, table, merged) for path in of_days[day]])
             frames.append(merge_lazy(rows, tuple(table.identity), table).select(columns))
         if not frames:
             return pl.LazyFrame(schema={"device": pl.UInt64(), **table.samples})
@@ -173,10 +193,11 @@ class SampleStore:
                         part.write(frame)
                 with self.files.locked():
                     current = self.files.load()
-                    self.files.replace_day(current, day, current.days.get(day, ()), written, part.entry)
+                    while not self.files.replace_day(current, day, current.days.get(day, ()), written, part.entry):
+                        current = self.files.load()
             finally:
                 stage.close()
-        return Part(day, part_files(self.root, day, part.entry, self.table), part.entry, single=True)
+        return Part(day, self.files.part_files(day, part.entry, self.table), part.entry, single=True)
 
     def compact(self) -> None:
         """Compact every day into one part. An ingest does so for the days that it changed."""

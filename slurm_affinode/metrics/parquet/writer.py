@@ -5,23 +5,19 @@ Compaction goes device range by device range, in bounded memory.
 
 from __future__ import annotations
 
-import contextlib
-import re
 import secrets
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
-from pathlib import Path
 from types import TracebackType
 from typing import cast
 
 import numpy as np
 import polars as pl
 
-from slurm_affinode.base.errors import unwritable
 from slurm_affinode.metrics.distinct import distinct
-from slurm_affinode.metrics.parquet.directory import Staging, StoreDirectory, day_dir
+from slurm_affinode.metrics.parquet.directory import Staging, StoreDirectory, writing
 from slurm_affinode.metrics.parquet.manifest import PartEntry
 from slurm_affinode.metrics.parquet.parts import (
     NAMES,
@@ -29,6 +25,7 @@ from slurm_affinode.metrics.parquet.parts import (
     PartWriter,
     agreed,
     concat,
+    fetch,
     merge,
     names_of,
     read_devices,
@@ -136,6 +133,7 @@ def compact(
 ) -> PartEntry:
     """Merge ``parts`` (in the order of ingest) into ``target`` and return its entry."""
     table = target.table
+    fetch(parts, (files.samples for files in parts))
     known = pl.concat([files.several() for files in parts])
     slices = _slices(parts, known, table)
     to = slices.select("device", "to").unique()
@@ -190,7 +188,6 @@ def _read(parts: Sequence[PartFiles], group: pl.DataFrame) -> Iterator[pl.DataFr
 
 
 ROWS_AT_ONCE = 1_000_000
-_REFUSED = re.compile(r"([A-Z][^:]*?) \(os error (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,33 +449,13 @@ def _days(rows: pl.DataFrame, count: int) -> pl.DataFrame:
 _DAY_MS = 86_400_000
 
 
-@contextlib.contextmanager
-def writing(root: Path) -> Iterator[None]:
-    """Convert errors of the operating system to one-line errors: see ``errors.unwritable``."""
-    try:
-        yield
-    except (OSError, pl.exceptions.ComputeError) as error:
-        # Polars raises a ComputeError for write errors; only its text has the error of the operating system.
-        hint = f"check the permissions of {root}"
-        if isinstance(error, OSError):
-            raise unwritable(error.filename or root, error, hint=hint) from error
-        if (why := _REFUSED.search(str(error))) is None:
-            raise
-        raise unwritable(root, OSError(int(why[2]), why[1]), hint=hint) from error
-
-
-def part_files(root: Path, day: date, entry: PartEntry, table: SampleTable) -> PartFiles:
-    """Return the files of a live part."""
-    return PartFiles.live(day_dir(root, day), entry, table)
-
-
 def compact_day(files: StoreDirectory, day: date, stage: Staging, table: SampleTable) -> int:
     """Compact ``day`` into one part; return its number of samples."""
     while True:
         with files.locked():
             current = files.load()
             entries = current.days.get(day, ())
-            parts = [part_files(files.root, day, entry, table) for entry in entries]
+            parts = [files.part_files(day, entry, table) for entry in entries]
             if not needed(parts):
                 return sum(entry.rows for entry in entries)
             name = secrets.token_hex(8)

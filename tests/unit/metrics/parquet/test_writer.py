@@ -12,13 +12,14 @@ import polars as pl
 import pytest
 
 from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
+from slurm_affinode.base.object_url import StorePlace
 from slurm_affinode.metrics.identity import with_device
 from slurm_affinode.metrics.parquet import manifest, writer
 from slurm_affinode.metrics.parquet.parts import PartFiles, PartWriter
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.writer import SampleSource
 
-from .stored_history import files, values
+from .stored_history import files, in_directory, values
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 Samples = Callable[..., pl.DataFrame]
@@ -29,7 +30,7 @@ def test_parts_of_a_day_are_merged_on_read(store: SampleStore, samples: Samples)
     seen: list[list[object]] = []
 
     def landed(_: object) -> None:
-        seen.append([*values(SampleStore(store.root)), [p.single for p in store.parts()]])
+        seen.append([*values(SampleStore(store.place)), [p.single for p in store.parts()]])
 
     with writer.StoreWriter(store.files, on_landed=landed, rows_at_once=1) as session:
         session.add([samples([1.0, 2.0])], SampleSource("a"))
@@ -70,6 +71,7 @@ def test_exception_in_writer_discards_pending_samples(store: SampleStore, sample
     assert list((store.root / "staging").iterdir()) == []
 
 
+@in_directory
 def test_crash_before_manifest_update_keeps_old_samples(
     store: SampleStore, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +96,7 @@ def test_crash_before_manifest_update_keeps_old_samples(
     assert values(store, "uuid") != []
 
 
+@in_directory
 def test_staging_of_dead_writer_is_removed(store: SampleStore, samples: Samples) -> None:
     """A writer is dead if its lock file is not locked."""
     dead = store.root / "staging" / "dead"
@@ -104,19 +107,20 @@ def test_staging_of_dead_writer_is_removed(store: SampleStore, samples: Samples)
     assert not dead.exists()
 
 
+@in_directory
 def test_reader_keeps_parts_during_compaction(store: SampleStore, samples: Samples) -> None:
     """A query planned before a compaction still runs; the first write after the reader has closed deletes the files."""
     store.ingest(samples([1.0]), source="a")
     plan = store.scan()
-    SampleStore(store.root).ingest(samples([2.0], uuid="GPU-2"), source="b")
+    SampleStore(store.place).ingest(samples([2.0], uuid="GPU-2"), source="b")
     assert plan.collect()["util_pct"].to_list() == [1.0]
     assert len(files(store)) == 9
     store.close()
-    SampleStore(store.root).ingest(samples([2.0], uuid="GPU-2"), source="b")
+    SampleStore(store.place).ingest(samples([2.0], uuid="GPU-2"), source="b")
     assert len(files(store)) == 3
 
 
-def _write_many(root: str, node: str) -> None:
+def _write_many(place: StorePlace, node: str) -> None:
     frames = [
         pl.DataFrame(
             {"cluster": ["a"] * 20, "node": [node] * 20, "uuid": [f"GPU-{gpu}"] * 20,
@@ -125,13 +129,13 @@ def _write_many(root: str, node: str) -> None:
         for gpu in range(5)
     ]  # fmt: skip
     for number, frame in enumerate(frames):
-        SampleStore(Path(root)).ingest(frame, source=f"{node}-{number}")
+        SampleStore(place).ingest(frame, source=f"{node}-{number}")
 
 
 def test_two_processes_can_write_concurrently(store: SampleStore) -> None:
     """No sample is lost or duplicated, and the day ends up as one part."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_write_many, args=(str(store.root), f"gpu0{n}")) for n in range(2)]
+    workers = [context.Process(target=_write_many, args=(store.place, f"gpu0{n}")) for n in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -170,6 +174,7 @@ def test_compaction_processes_large_days_in_device_ranges(
     assert len(files(store)) == 3
 
 
+@in_directory
 def test_damaged_manifest_and_tables_are_reported(store: SampleStore, samples: Samples) -> None:
     """The error names the damaged file."""
     store.ingest(samples([1.0]), source="a")
@@ -190,6 +195,7 @@ def test_damaged_manifest_and_tables_are_reported(store: SampleStore, samples: S
             store.days()
 
 
+@in_directory
 def test_samples_without_manifest_are_kept_and_reported(store: SampleStore, samples: Samples) -> None:
     """A partly restored backup looks like this: nothing is read, written or deleted. New stores begin with it."""
     store.ingest(samples([1.0]), source="a")

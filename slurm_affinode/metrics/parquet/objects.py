@@ -1,0 +1,227 @@
+"""Objects of an object store: conditional writes, and one-line errors.
+
+``obstore`` writes on conditions (``If-Match``, ``If-None-Match``) to S3, Google Cloud Storage and Azure alike. For S3,
+``boto3`` supplies credentials, region and endpoint from the standard places (environment, ``~/.aws``, roles of the
+machine), and renews credentials that expire.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import obstore
+from botocore.exceptions import BotoCoreError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
+from obstore.store import from_url
+
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.text import one_line
+
+_CODE = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+_HINTS = {
+    "NoSuchBucket": "create the bucket, or correct store.history",
+    "AccessDenied": "the credentials must permit to list the bucket, and to get, put and delete its objects",
+    "ExpiredToken": "renew the credentials",
+}
+_UNREACHABLE = "check the endpoint (for s3, AWS_ENDPOINT_URL) and the network"
+_CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "6h"}
+"""``timeout`` includes the transfer of a whole part."""
+_RETRIES = {"max_retries": 4, "retry_timeout": timedelta(minutes=2)}
+_CREDENTIALS_FOR = timedelta(minutes=5)
+_CHUNK = 32 << 20
+"""Larger files are sent in pieces, as S3 requires beyond 5 GB."""
+_CHUNKS_AT_ONCE = 2
+_READ = 8 << 20
+
+Version = dict[str, str]
+"""``e_tag`` and ``version`` of an object, for a conditional write."""
+
+
+class ConflictError(Exception):
+    """An object was written by another process meanwhile."""
+
+
+class UnchangedError(Exception):
+    """An object still has the known version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object of a listing."""
+
+    name: str
+    written: float
+    """Seconds since the epoch, by the clock of the object store."""
+
+
+class ObjectClient:
+    """The objects below a URL; names are relative to it. All methods raise ``UnreachableError`` for failures."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with self._errors("", "opened"):
+            self._store: Any = from_url(
+                url, client_options={**_CLIENT, "allow_http": True}, retry_config=_RETRIES, **_settings(url)
+            )
+
+    def get(self, name: str, known: Version | None = None) -> tuple[bytes, Version] | None:
+        """Return content and version of an object; ``None`` if it does not exist.
+
+        Raises ``UnchangedError`` if it still has the version ``known``.
+        """
+        options: Any = {"if_none_match": known["e_tag"]} if known is not None and "e_tag" in known else None
+        try:
+            with self._errors(name, "read", NotModifiedError, FileNotFoundError):
+                answer = obstore.get(self._store, name, options=options)
+                return bytes(answer.bytes()), _version(answer.meta)
+        except NotModifiedError as error:
+            raise UnchangedError(name) from error
+        except FileNotFoundError as error:
+            self._raise_without_bucket(name, "read", error)
+            return None
+
+    def put(self, name: str, content: bytes, known: Version | None) -> Version:
+        """Write an object if its version is still ``known``, or if ``None``, if it does not exist.
+
+        Raises ``ConflictError``.
+        """
+        mode: Any = "create" if known is None else known
+        try:
+            with self._errors(name, "written", AlreadyExistsError, PreconditionError):
+                return _version(obstore.put(self._store, name, content, mode=mode))
+        except (AlreadyExistsError, PreconditionError) as error:
+            raise ConflictError(name) from error
+
+    def upload(self, name: str, path: Path) -> None:
+        """Write an object from a file."""
+        with self._errors(name, "written"):
+            obstore.put(self._store, name, path, chunk_size=_CHUNK, max_concurrency=_CHUNKS_AT_ONCE)
+
+    def download(self, name: str, path: Path) -> tuple[int, str] | None:
+        """Write an object to a file; return size and BLAKE2b digest (16 bytes). ``None`` if it does not exist.
+
+        Raises ``OSError`` if the file cannot be written.
+        """
+        made, size = blake2b(digest_size=16), 0
+        try:
+            with self._errors(name, "read", FileNotFoundError):
+                answer = obstore.get(self._store, name)
+        except FileNotFoundError as error:
+            self._raise_without_bucket(name, "read", error)
+            return None
+        chunks = iter(answer.stream(min_chunk_size=_READ))
+        with path.open("wb") as file:
+            while True:
+                with self._errors(name, "read"):
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                made.update(chunk)
+                size += file.write(chunk)
+        if size != answer.meta["size"]:
+            raise UnreachableError(f"{self.url}/{name}: cannot be read: {size:,} of {answer.meta['size']:,} bytes came")
+        return size, made.hexdigest()
+
+    def names(self) -> Iterator[ListedObject]:
+        """Yield all objects below the URL."""
+        pages = iter(obstore.list(self._store))
+        while True:
+            with self._errors("", "listed"):
+                page = next(pages, None)
+            if page is None:
+                return
+            for found in page:
+                yield ListedObject(found["path"], found["last_modified"].timestamp())
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; those that do not exist are ignored."""
+        for name in names:
+            try:
+                with self._errors(name, "deleted", FileNotFoundError):
+                    obstore.delete(self._store, name)
+            except FileNotFoundError as error:
+                self._raise_without_bucket(name, "deleted", error)
+
+    @contextmanager
+    def _errors(self, name: str, doing: str, *others: type[Exception]) -> Iterator[None]:
+        """Convert errors of the libraries; those of the types ``others`` are passed on."""
+        try:
+            yield
+        except others:
+            raise
+        except (BaseError, BotoCoreError, OSError, ValueError) as error:
+            raise self._error(name, doing, error) from None  # its text may quote the request
+
+    def _error(self, name: str, doing: str, error: Exception) -> UnreachableError:
+        where = f"{self.url}/{name}" if name else self.url
+        code, reason = _explained(error)
+        return UnreachableError(f"{where}: cannot be {doing}: {reason}", hint=_HINTS.get(code, _UNREACHABLE))
+
+    def _raise_without_bucket(self, name: str, doing: str, error: Exception) -> None:
+        if _explained(error)[0] == "NoSuchBucket":
+            raise self._error(name, doing, error) from None
+
+
+def _explained(error: Exception) -> tuple[str, str]:
+    """Return the code of an error of the server, or an empty text, and the reason in one line.
+
+    The text of the library has the request and the whole answer, and many lines.
+    """
+    text = str(error)
+    if match := _CODE.search(text):
+        code, said = match[1], match[2]
+        return code, one_line(f"{code}: {said}" if said else code)
+    return "", one_line(text.partition("\n")[0].rpartition(" - ")[2])
+
+
+def _version(meta: Any) -> Version:
+    return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
+
+
+def _settings(url: str) -> dict[str, Any]:
+    if urlsplit(url).scheme != "s3" or os.environ.get("AWS_SKIP_SIGNATURE"):
+        return {}
+    session = boto3.session.Session()
+    settings: dict[str, Any] = {"credential_provider": _credentials(url, session)}
+    region = session.region_name or "us-east-1"
+    endpoint = session.client("s3", region_name=region).meta.endpoint_url
+    if not endpoint.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        settings["endpoint"] = endpoint
+    return {**settings, "region": region}
+
+
+def _credentials(url: str, session: boto3.session.Session) -> Callable[[], dict[str, Any]]:
+    credentials = session.get_credentials()
+    if credentials is None:
+        raise UnreachableError(
+            f"{url}: there are no credentials",
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE with ~/.aws",
+        )
+
+    def current() -> dict[str, Any]:
+        frozen = credentials.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_FOR,
+        }
+
+    return current
+
+
+@lru_cache(maxsize=8)
+def client(url: str) -> ObjectClient:
+    """Return the client of a URL, which keeps its connections."""
+    return ObjectClient(url)
