@@ -107,7 +107,7 @@ class StoreBucket(StoreDirectory):
         return replace(super().part_files(day, entry, table), fetch=self.fetch)
 
     def fetch(self, paths: Sequence[Path]) -> None:
-        """Copy the files of live parts that are not there yet. Size and digest of a copy are verified."""
+        """Copy the files of live parts that were not copied yet. Size and digest of a copy are verified."""
         self.hold()
         missing = [path for path in dict.fromkeys(paths) if not _touched(path)]
         if not missing:
@@ -151,7 +151,7 @@ class StoreBucket(StoreDirectory):
             return self._known
         where = f"{self.url}/{manifest.FILE}"
         if answer is None:
-            part = next((found.name for found in self._client.names() if _is_part(found.name)), None)
+            part = next((listed.name for listed in self._client.names() if _is_part(listed.name)), None)
             if part is not None:
                 raise AffinodeError(
                     f"{where}: is missing, and there are samples ({part.partition('/')[0]})",
@@ -206,7 +206,7 @@ class StoreBucket(StoreDirectory):
         before = self._commit(add, began) if staged else self._read()[0]
         self._keep(directory, staged)
         self._remember(sources)
-        days = {day: tuple(one for one in before.days[day] if one.name not in names) for day in before.days}
+        days = {day: tuple(entry for entry in before.days[day] if entry.name not in names) for day in before.days}
         return replace(before, days=days)
 
     def replace_day(
@@ -327,9 +327,9 @@ class StoreBucket(StoreDirectory):
         waiting = {part.name for part in current.removed if part.at >= before}
         due = {part.name for part in current.removed} - waiting
         stale = [
-            found.name
-            for found in self._client.names()
-            if _is_part(found.name) and found.written < before and _part_name(found.name) not in waiting
+            listed.name
+            for listed in self._client.names()
+            if _is_part(listed.name) and listed.written < before and _part_name(listed.name) not in waiting
         ]
         live = _live(current)
         stale = [name for name in stale if _part_name(name) not in live]

@@ -35,7 +35,7 @@ _HINTS = {
     "ExpiredToken": "renew the credentials",
 }
 _UNREACHABLE = "check the endpoint (for s3, AWS_ENDPOINT_URL) and the network"
-_CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "6h"}
+_CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "6h", "allow_http": True}
 """``timeout`` includes the transfer of a whole part."""
 _RETRIES = {"max_retries": 4, "retry_timeout": timedelta(minutes=2)}
 _CREDENTIALS_FOR = timedelta(minutes=5)
@@ -71,9 +71,8 @@ class ObjectClient:
     def __init__(self, url: str) -> None:
         self.url = url
         with self._errors("", "opened"):
-            self._store: Any = from_url(
-                url, client_options={**_CLIENT, "allow_http": True}, retry_config=_RETRIES, **_settings(url)
-            )
+            options: Any = {"client_options": _CLIENT, "retry_config": _RETRIES, **_settings(url)}
+            self._store: Any = from_url(url, **options)
 
     def get(self, name: str, known: Version | None = None) -> tuple[bytes, Version] | None:
         """Return content and version of an object; ``None`` if it does not exist.
@@ -141,8 +140,8 @@ class ObjectClient:
                 page = next(pages, None)
             if page is None:
                 return
-            for found in page:
-                yield ListedObject(found["path"], found["last_modified"].timestamp())
+            for listed in page:
+                yield ListedObject(listed["path"], listed["last_modified"].timestamp())
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects; those that do not exist are ignored."""

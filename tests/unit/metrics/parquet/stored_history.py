@@ -24,5 +24,5 @@ def files(store: SampleStore) -> set[str]:
     from slurm_affinode.metrics.parquet.objects import client
 
     waiting = {part.name for part in store.files.load().removed}
-    names = [Path(found.name) for found in client(store.place.url).names()]
+    names = [Path(listed.name) for listed in client(store.place.url).names()]
     return {name.name for name in names if name.suffix == ".parquet" and name.stem.partition("-")[2] not in waiting}

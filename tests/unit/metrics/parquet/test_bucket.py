@@ -59,8 +59,8 @@ def store_with(place: ObjectPrefix, **options: Any) -> SampleStore:
 def names(s3: ObjectServer, place: ObjectPrefix) -> set[str]:
     """Return the names of all objects of parts."""
     bucket_name, _, prefix = place.url.removeprefix("s3://").partition("/")
-    listed = s3.client().list_objects_v2(Bucket=bucket_name, Prefix=prefix).get("Contents", [])
-    return {found["Key"].removeprefix(f"{prefix}/") for found in listed if found["Key"].endswith(".parquet")}
+    contents = s3.client().list_objects_v2(Bucket=bucket_name, Prefix=prefix).get("Contents", [])
+    return {listed["Key"].removeprefix(f"{prefix}/") for listed in contents if listed["Key"].endswith(".parquet")}
 
 
 def on_manifest(s3: ObjectServer, act: Callable[[], None], method: str = "PUT") -> None:
@@ -352,6 +352,20 @@ def test_damaged_and_missing_manifest_are_reported(
     assert names(s3, place) == there
 
 
+def test_name_that_leaves_the_directory_is_refused(
+    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
+) -> None:
+    """Others may be able to write to the bucket."""
+    store.ingest(samples([1.0]), source="a")
+    client = ObjectClient(place.url)
+    content, version = client.get(manifest.FILE) or (b"", {})
+    name = store.parts()[0].entry.name
+    for hostile in ("../../x", "a/b", "/etc/x", ""):
+        version = client.put(manifest.FILE, content.replace(name.encode(), hostile.encode()), version)
+        with pytest.raises(AffinodeError, match=r"manifest\.json: is damaged"):
+            elsewhere(place).parts()
+
+
 def test_permission_that_ends_during_an_ingest_loses_nothing(
     s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
 ) -> None:
@@ -384,10 +398,10 @@ def test_directory_can_be_copied_to_objects_and_back(
     moved.ingest(samples([2.0], uuid="GPU-2"), source="b", fingerprint="2")
     assert values(elsewhere(place)) == values(moved)
     back = tmp_path / "back"
-    for found in s3.client().list_objects_v2(Bucket=bucket_name, Prefix=prefix)["Contents"]:
-        path = back / found["Key"].removeprefix(f"{prefix}/")
+    for listed in s3.client().list_objects_v2(Bucket=bucket_name, Prefix=prefix)["Contents"]:
+        path = back / listed["Key"].removeprefix(f"{prefix}/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        s3.client().download_file(bucket_name, found["Key"], str(path))
+        s3.client().download_file(bucket_name, listed["Key"], str(path))
     again = SampleStore(back)
     assert (values(again), again.sources()) == (values(moved), {"1", "2"})
     again.ingest(samples([3.0], uuid="GPU-3"), source="c")
