@@ -119,7 +119,8 @@ class StoreBucket(StoreDirectory):
 
     def size(self, path: Path) -> int:
         """Return the size of a file of samples in bytes; 0 if it is not in the manifest."""
-        known = self._read()[0].samples.get(_part_name(path))
+        current, _ = self._read() if self._known is None else self._known
+        known = current.samples.get(_part_name(path))
         return 0 if known is None else known.size
 
     def _copy(self, current: StoreManifest, path: Path) -> None:

@@ -29,6 +29,7 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.text import one_line
 
 _CODE = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+_SERVER = re.compile(r" https?://(?:[^/@\s]*@)?([^/?\s]+)")
 _HINTS = {
     "NoSuchBucket": "create the bucket, or correct store.history",
     "AccessDenied": "the credentials must permit to list the bucket, and to get, put and delete its objects",
@@ -181,7 +182,10 @@ def _explained(error: Exception) -> tuple[str, str]:
     if match := _CODE.search(text):
         code, said = match[1], match[2]
         return code, one_line(f"{code}: {said}" if said else code)
-    return "", one_line(text.partition("\n")[0].rpartition(" - ")[2])
+    first = text.partition("\n")[0]
+    server = _SERVER.search(first)
+    reason = first.rpartition(" - ")[2]
+    return "", one_line(f"{server[1]}: {reason}" if server else reason)
 
 
 def _version(meta: Any) -> Version:

@@ -73,7 +73,7 @@ def test_refusal_is_one_line(s3: ObjectServer, tmp_path: Path, answer: Answer, m
 def test_wrong_endpoint_is_reported(monkeypatch: pytest.MonkeyPatch, s3: ObjectServer) -> None:
     monkeypatch.setattr("slurm_affinode.metrics.parquet.objects._RETRIES", {"max_retries": 0})
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(UnreachableError, match=r"^s3://b/p/x: cannot be read: [^\n]+$") as error:
+    with pytest.raises(UnreachableError, match=r"^s3://b/p/x: cannot be read: 127\.0\.0\.1:1: [^\n]+$") as error:
         ObjectClient("s3://b/p").get("x")
     assert error.value.hint == "check the endpoint (for s3, AWS_ENDPOINT_URL) and the network"
 
