@@ -78,6 +78,61 @@ def test_built_in_policy_is_valid() -> None:
     assert policy.epilog == Policy().epilog
 
 
+def test_empty_policy_has_the_defaults() -> None:
+    policy = parse_policy("", where="z.toml")
+    assert policy == Policy(where="z.toml")
+    assert (policy.min_dimensions, policy.max_evidence_age_s) == (2, Policy().max_evidence_age_s)
+    assert parse_policy("[mail]\n[keep]\n[epilog]\n[calendar]\n[default]\n[limits]", where="z.toml") == policy
+
+
+def test_rule_without_a_name_is_named_by_its_number() -> None:
+    policy = parse_policy("[[rule]]\nusers = 'a'\n[[rule]]\nname = 'b'\n[[rule]]\nusers = 'c'\n", where="z.toml")
+    assert [rule.name for rule in policy.rules] == ["rule 1", "b", "rule 3"]
+
+
+def test_exemption_is_from_warnings_only_if_it_says_so() -> None:
+    text = "[[exempt]]\nusers = ['a']\nuntil = 'never'\nreason = 'x'\n"
+    policy = parse_policy(text + text + "warnings = true\n", where="z.toml")
+    assert [exemption.warnings for exemption in policy.exemptions] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[default]\nmin_gpus = 1\nmin_score = 0\ngpu_fraction = 1",
+        "[default]\nmin_score = 1\ngpu_fraction = 0.01\ninteractive.max_gpus = 0",
+        "[evidence]\nmin_dimensions = 2",
+        "[limits]\ncancel = 0",
+        "[keep]\nmin_why = 0",
+        "[epilog]\nwait = '10s'",
+        "[mail.smtp]\nport = 1",
+        "[mail.smtp]\nport = 65535",
+        "[mail.smtp]\nhost = '127.0.0.1'\nuser = 'u'",
+        "[mail.smtp]\nhost = 'mail.example.org'\ntls = 'starttls'\nuser = 'u'",
+        "[default.fixed]\nfirst_warning = '1h'\ncancel = '61m'",
+    ],
+)
+def test_values_at_their_bounds_are_valid(text: str) -> None:
+    assert faults(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[default]\nmin_gpus = 0", "0 is below 1"),
+        ("[default]\nmin_score = 1.01", "1.01 is not from 0 to 1"),
+        ("[default]\ngpu_fraction = 1.01", "1.01 is not above 0 and up to 1"),
+        ("[default]\ninteractive.max_gpus = -1", "-1 is below 0"),
+        ("[keep]\nmin_why = -1", "-1 is below 0"),
+        ("[mail.smtp]\nport = 0", "0 is not from 1 to 65535"),
+        ("[mail.smtp]\nport = 65536", "65536 is not from 1 to 65535"),
+        ("[default.fixed]\nfirst_warning = '1h'\ncancel = '1h'", "is not after first_warning"),
+    ],
+)
+def test_values_beyond_their_bounds_are_reported(text: str, says: str) -> None:
+    assert any(says in message for _, message in faults(text)), faults(text)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
