@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.core.cleanup_policy import parse_policy, read_policy, working_now
+from slurm_affinode.core.cleanup_policy import (
+    ACTION_DIAGNOSES,
+    ACTION_KINDS,
+    parse_policy,
+    read_policy,
+    working_now,
+)
 from slurm_affinode.model.cleanup import NEVER, Policy
+from slurm_affinode.model.finding import KINDS
 from slurm_affinode.slurm.hostlist import expand
 
 BUILT_IN = Path(__file__).resolve().parents[3] / "reports" / "zombies-policy.toml"
@@ -200,6 +207,15 @@ def test_all_mistakes_are_found_and_the_first_is_raised() -> None:
     with pytest.raises(InputError, match=r"^z\.toml:2: limits\.cancel: .* \(and 2 more\)$") as caught:
         parse_policy(text, where="z.toml")
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("action", sorted(ACTION_KINDS))
+def test_action_is_for_all_of_its_kinds_and_diagnoses(action: str) -> None:
+    kinds, diagnoses = sorted(ACTION_KINDS[action]), sorted(ACTION_DIAGNOSES.get(action, ()))
+    text = f"[[rule]]\naction = '{action}'\nkinds = {kinds}\n" + (f"diagnoses = {diagnoses}\n" if diagnoses else "")
+    assert faults(text) == []
+    other = next(kind for kind in KINDS if kind not in kinds)
+    assert any("is only for" in message for _, message in faults(text.replace(str(kinds), str([*kinds, other]))))
 
 
 @pytest.mark.parametrize(("key", "action"), [("diagnoses", "suspend"), ("kinds", "kill")])
