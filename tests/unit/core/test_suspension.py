@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -266,3 +267,60 @@ def test_gpus_that_do_not_match_are_refused() -> None:
         found = pair_gpus(old, new)
         assert isinstance(found, Refusal)
         assert found.code == code
+
+
+ENDED, QUEUED, LATER, THIS, UNKNOWN = (
+    JobFact.ENDED, JobFact.QUEUED, JobFact.LATER_RUN, JobFact.THIS_RUN, JobFact.UNKNOWN,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phase", "world", "actions", "leads_to"),
+    [
+        ("dumping", World(ENDED, tree=True, image=True), "kill-tree drop-image close", None),
+        ("queued", World(ENDED, tree=False, image=False), "drop-image close", None),
+        ("running", World(THIS, tree=True, image=False), "close", None),
+        ("dumped", World(THIS, tree=True, image=True), "requeue", "requeueing"),
+        ("dumped", World(UNKNOWN, tree=True, image=True), "wait", "dumped"),
+        ("dumped", World(THIS, tree=True, image=False), "drop-image resume close", None),
+        ("dumping", World(THIS, tree=True, image=True), "drop-image resume close", None),
+        ("dumping", World(UNKNOWN, tree=True, image=True), "drop-image resume close", None),
+        ("parked", World(QUEUED, tree=True, image=False), "drop-image resume close", None),
+        ("dumped", World(QUEUED, tree=True, image=True), "kill-tree", "queued"),
+        ("dumped", World(LATER, tree=True, image=False), "drop-image resume close", None),
+        ("dumping", World(LATER, tree=True, image=True), "drop-image resume close", None),
+        ("dumped", World(UNKNOWN, tree=False, image=True), "wait", "dumped"),
+        ("dumped", World(QUEUED, tree=False, image=True), "", "queued"),
+        ("dumped", World(QUEUED, tree=False, image=False), "drop-image lost", None),
+        ("dumping", World(THIS, tree=False, image=True), "drop-image lost", None),
+        ("requeueing", World(UNKNOWN, tree=False, image=False), "wait", "requeueing"),
+        ("requeueing", World(THIS, tree=True, image=False), "resume close", None),
+        ("requeueing", World(THIS, tree=False, image=False), "close", None),
+        ("requeueing", World(THIS, tree=True, image=True), "requeue", "requeueing"),
+        ("requeueing", World(QUEUED, tree=True, image=True), "kill-tree", "queued"),
+        ("requeueing", World(QUEUED, tree=False, image=True), "", "queued"),
+        ("queued", World(UNKNOWN, tree=False, image=False), "wait", "queued"),
+        ("queued", World(QUEUED, tree=False, image=False), "close", None),
+        ("queued", World(QUEUED, tree=True, image=True), "kill-tree", "queued"),
+        ("queued", World(UNKNOWN, tree=True, image=True), "", "queued"),
+        ("queued", World(LATER, tree=False, image=True), "", "queued"),
+        ("restoring", World(LATER, tree=False, image=True), "restore", "restoring"),
+        ("restoring", World(UNKNOWN, tree=True, image=True), "restore", "restoring"),
+        ("restoring", World(UNKNOWN, tree=False, image=True), "", "queued"),
+        ("restoring", World(QUEUED, tree=True, image=True), "", "queued"),
+        ("restoring", World(LATER, tree=True, image=False), "close", None),
+        ("frozen", World(THIS, tree=True, image=False), "sleep", "frozen"),
+        ("locked", World(UNKNOWN, tree=True, image=False, in_place=True), "wake", "waking"),
+        ("locking", World(THIS, tree=True, image=False, in_place=True), "drop-image resume close", None),
+    ],
+)
+def test_recovery_of_each_phase(phase: str, world: World, actions: str, leads_to: str | None) -> None:
+    """An image is used only if its dump has ended, and a job without image and processes is lost."""
+    recovery = recover(Phase(phase), world)
+    assert (" ".join(recovery.actions), recovery.phase) == (actions, None if leads_to is None else Phase(leads_to))
+
+
+def test_wake_after_a_crash_has_its_reason() -> None:
+    world = World(THIS, tree=True, image=False, in_place=True)
+    assert recover(Phase.WAKING, world).why == "it was waking"
+    assert recover(Phase.PARKED, world).why == "its suspension is rolled back"
