@@ -191,9 +191,9 @@ def whatif(
                           are moved forward when a job ends before its estimate
     --backfill first-fit  each job that fits is started, without reservations
     --order fcfs          by submission
-    --order sjf           by estimated run time (--times), then by submission
+    --order sjf           by estimated run time (--times), then by place in the log
     --order sjf-user      by the mean run time of the user (philly: virtual cluster)
-                          over the whole log, then by submission
+                          over the whole log, then by place in the log
     --order priority      by the priority of the log (spot2026) or of accounting
                           (--since), then by submission;
                           with easy, the job with the highest one has the reservation

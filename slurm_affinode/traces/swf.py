@@ -39,7 +39,7 @@ _REASONS = {
 
 
 def read(path: Path) -> JobLog:
-    """Read a log. The size of a job is its allocated processors, where these are unknown the requested ones.
+    """Read a log. The size of a job is its requested processors, where these are unknown the allocated ones.
 
     Jobs without processors or times are left out, and so are lines that are not 18 numbers. Raises ``InputError`` if
     the file cannot be read, is in an unknown version, or has no line in this format.

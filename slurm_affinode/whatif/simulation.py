@@ -335,7 +335,8 @@ class _Easy(_Pool):
     def _wait(self, job: int) -> None:
         self._waits[job] = 1
         heappush(self._in_order, (self._rank[job] << JOB_BITS if self._order == "priority" else 0) | job)
-        self._shortest.add(job, self._estimates.known[job])
+        place = self._place[job] if self._place else 0
+        self._shortest.add(job, self._estimates.known[job] << JOB_BITS | place)
         if self._others is not None:
             self._others.add(job)
 
@@ -376,7 +377,7 @@ class _Easy(_Pool):
             lacking -= units[begun[ending & JOB_MASK]]
         window, spare = start - now, -lacking
         while True:
-            if entry >> JOB_BITS > window:  # also if there is none
+            if entry >> 2 * JOB_BITS > window:  # also if there is none
                 entry = self._shortest.first(min(spare, self._free))
                 if entry == NONE:
                     return

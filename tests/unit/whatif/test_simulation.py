@@ -32,14 +32,14 @@ def workload(jobs: list[Job]) -> Workload:
 
     return Workload(
         column("submit"), column("run"), column("units"), column("request"), column("user"),
-        np.array([job.mean for job in jobs], np.float64), np.arange(len(jobs)), predicted=column("predicted"),
+        np.array([job.mean for job in jobs], np.float64), column("number"), predicted=column("predicted"),
         priority=column("priority"),
     )  # fmt: skip
 
 
 @st.composite
 def logs(draw: st.DrawFn, most: int = 14) -> list[Job]:
-    """Draw jobs in the order of submission that fit on ``CAPACITY`` units."""
+    """Draw jobs in the order of submission, which is not always that of their numbers, that fit on ``CAPACITY``."""
     rows = draw(
         st.lists(
             st.tuples(
@@ -54,12 +54,13 @@ def logs(draw: st.DrawFn, most: int = 14) -> list[Job]:
             max_size=most,
         )
     )
+    numbers = draw(st.one_of(st.just(range(len(rows))), st.permutations(range(len(rows)))))
     time, jobs = 0, []
-    for number, (gap, run, units, more, user, predicted, priority) in enumerate(rows):
+    for number, (gap, run, units, more, user, predicted, priority) in zip(numbers, rows, strict=True):
         time += gap
         jobs.append(Job(number, time, run, units, run + more, user, mean=float(user % 2), predicted=predicted,
                         priority=priority))  # fmt: skip
-    return jobs
+    return sorted(jobs, key=lambda job: (job.submit, job.number))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -154,6 +155,15 @@ def test_queue_of_many_blocks_is_searched_in_order() -> None:
     narrow = [at for at in range(count) if units[at] == 1]
     assert starts[narrow].tolist() == sorted(starts[narrow].tolist())
     assert starts[narrow[0]] < starts[narrow[0] - 1]
+
+
+@pytest.mark.parametrize("backfill", ["none", "easy", "first-fit"])
+def test_equally_long_jobs_start_in_the_order_of_the_log(backfill: Backfill) -> None:
+    jobs = [Job(0, 0, 9, 4, 9), Job(1, 1, 8, 6, 8), Job(3, 2, 5, 2, 5), Job(2, 3, 5, 2, 5), Job(4, 0, 4, 2, 4)]
+    jobs.sort(key=lambda job: (job.submit, job.number))
+    starts = simulate(workload(jobs), CAPACITY, SchedulingPolicy("sjf", backfill, "actual"))
+    begun = {job.number: start for job, start in zip(jobs, starts.tolist(), strict=True)}
+    assert begun[2] == 4 < begun[3]
 
 
 def test_no_jobs_give_no_starts() -> None:
