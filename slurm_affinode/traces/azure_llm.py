@@ -45,7 +45,7 @@ class RequestTrace:
     name: str
     """File name without its endings."""
     requests: pl.DataFrame
-    """Schema ``REQUESTS``, sorted by time."""
+    """Schema ``REQUESTS``, sorted by all columns: the order of the file has no influence."""
     rows: int
     """Rows of the file, good and bad."""
     problems: tuple[str, ...]
@@ -99,7 +99,8 @@ def read(path: Path) -> RequestTrace:
         usable = pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
         skip(*others["number"], *rows.filter(~usable)["number"])
         frames.append(rows.filter(usable).select(*REQUESTS))
-    good = pl.concat(frames).sort("time", maintain_order=True)
+    # The order of the file does not decide between requests of the same time.
+    good = pl.concat(frames).sort(*REQUESTS)
     if header is None:
         raise InputError("is empty", where=where)
     if good.is_empty():

@@ -326,7 +326,9 @@ def read_timed_requests(paths: Iterable[Path]) -> tuple[pl.DataFrame, tuple[str,
             "model": raw["checkpoint_model_version_id"].str.strip_chars(),
         }
     )
-    usable = frame.filter((pl.col("exec_s") > 0) & ~pl.col("model").is_in(_NO_POD)).drop_nulls().sort("at")
+    usable = frame.filter((pl.col("exec_s") > 0) & ~pl.col("model").is_in(_NO_POD)).drop_nulls()
+    # Times are whole seconds: the order of the file does not decide between requests of the same one.
+    usable = usable.sort("at", "model", "exec_s")
     if usable.is_empty():
         raise InputError("no request has a time, an execution time and a model", where=table.where)
     if usable.height < frame.height:

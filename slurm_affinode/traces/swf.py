@@ -1,12 +1,14 @@
 """Reader of the Standard Workload Format of the Parallel Workloads Archive: one job per line, 18 columns.
 
 The format is described at https://www.cs.huji.ac.il/labs/parallel/workload/swf.html. Lines that begin with ``;`` are
-comments; ``; Key: value`` are facts about the machine. -1 is unknown. Files may be compressed.
+comments; ``; Key: value`` are facts about the machine, perhaps with a remark behind the value. -1 is unknown. Files may
+be compressed.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, tzinfo
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -23,9 +25,12 @@ COLUMNS = (
     "requested_kb", "status", "user", "group", "executable", "queue", "partition", "preceding", "think_s",
 )  # fmt: skip
 """The 18 columns, in the order of the file."""
-_READ = ("number", "submit_s", "wait_s", "run_s", "allocated", "requested", "request_s", "user", *DESCRIBED)
+_READ = ("number", "submit_s", "wait_s", "run_s", "allocated", "requested", "request_s", "status", "user", *DESCRIBED)
 _VERSIONS = ("1", "2")
-_FACT = re.compile(r";\s*(\w+):\s*(\S+)\s*$")
+_FACT = re.compile(r";\s*(\w+):\s*(\S+)")
+_NUMBER = re.compile("[0-9]{1,10}|[0-9]{1,3}(?:,[0-9]{3}){1,3}")
+_PARTIAL = pl.col("status").is_between(2, 4)
+"""Of a line with a part of the execution of a job: to be continued, the last one, or the last one, which failed."""
 _REASONS = {
     "with a line that is not 18 numbers": pl.col("number").is_null(),
     "without processors": pl.col("units") < 1,
@@ -41,7 +46,8 @@ _REASONS = {
 def read(path: Path) -> JobLog:
     """Read a log. The size of a job is its requested processors, where these are unknown the allocated ones.
 
-    Jobs without processors or times are left out, and so are lines that are not 18 numbers. Raises ``InputError`` if
+    Jobs without processors or times are left out, and so are lines that are not 18 numbers. Partial executions of a job
+    that has a line of its own are skipped. Raises ``InputError`` if
     the file cannot be read, is in an unknown version, or has no line in this format.
     """
     where = str(path)
@@ -66,6 +72,8 @@ def read(path: Path) -> JobLog:
         raise InputError(
             "is not in the Standard Workload Format: no line is 18 numbers", where=f"{where}:{rows['line'][0]}"
         )
+    whole = rows.filter(~_PARTIAL)["number"].unique()
+    rows = rows.filter((_PARTIAL & pl.col("number").is_in(whole.implode())).fill_null(value=False).not_())
     units = pl.when(pl.col("requested") > 0).then("requested").otherwise("allocated").alias("units")
     usable, left_out = divide(rows.with_columns(units), _REASONS, where)
     known = pl.when(pl.col("request_s") > 0).then("request_s").otherwise(UNKNOWN).alias("request_s")
@@ -78,14 +86,20 @@ def read(path: Path) -> JobLog:
         for name, dtype in DESCRIBED.items()
     )
     return JobLog(
-        where, "processor", jobs, tuple(left_out), _number(facts.get("MaxProcs")) or _number(facts.get("MaxNodes")),
-        epoch_s=_number(facts.get("UnixStartTime")) or None, zone=_zone(facts.get("TimeZoneString")),
+        where, "processor", jobs, tuple(left_out), _capacity(facts),
+        epoch_s=_number(facts.get("UnixStartTime")), zone=_zone(facts.get("TimeZoneString")),
         described=described,
     )  # fmt: skip
 
 
+def _capacity(facts: Mapping[str, str]) -> int | None:
+    """Return the processors of the machine; the nodes if the log does not give its processors (or -1, unknown)."""
+    given = facts.get("MaxProcs", "-1")
+    return _number(facts.get("MaxNodes")) if given == "-1" else _number(given)
+
+
 def _number(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch("[0-9]{1,10}", text) else None
+    return int(text.replace(",", "")) or None if text and _NUMBER.fullmatch(text) else None
 
 
 def _zone(name: str | None) -> tzinfo:

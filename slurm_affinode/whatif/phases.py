@@ -2,6 +2,7 @@
 
 Engines are those of ``engine_model``. Engines that do both receive the requests in turn. With separate phases the
 fewest prefill engines are determined first, by the time to first token alone, and then the fewest decode engines.
+Requests that need more than the KV cache of an engine reach none, and count as not served within the target.
 """
 
 from __future__ import annotations
@@ -80,22 +81,30 @@ class Deployment:
     decode_busy: float | None
     preemptions: int
     never_fits: int
-    """Requests that need more than the whole KV cache of an engine."""
+    """Requests that need more than the whole KV cache of an engine. Times are those of the others; the 99th
+    percentiles are of all, with these as the slowest."""
 
 
 def fewest_mixed(
     requests: RequestArrays, engine: EngineModel, targets: Sequence[LatencyTarget]
 ) -> list[Deployment | None]:
-    """Return for each target the fewest engines that do both; ``None`` if ``MOST_ENGINES`` do not meet it."""
+    """Return for each target the fewest engines that do both; ``None`` if ``MOST_ENGINES`` do not meet it.
+
+    At least one request fits into the KV cache of an engine.
+    """
+    served, quantile = _served(requests, engine)
+    never_fits = len(requests.arrival_s) - len(served.arrival_s)
 
     @cache
     def deploy(engines: int) -> Deployment:
-        modeled = dealt(requests.arrival_s, requests.context, requests.generated, engine, engines)
-        return _deployment(requests, engine, modeled, engines, None)
+        modeled = dealt(served.arrival_s, served.context, served.generated, engine, engines)
+        return _deployment(
+            served, engine, modeled, engines=engines, prefill=None, quantile=quantile, never_fits=never_fits
+        )
 
     return [
         _fewest(deploy, partial(_meets, target=target))
-        if _reachable(requests, engine, target) else None
+        if _reachable(served, quantile, engine, target) else None
         for target in targets
     ]  # fmt: skip
 
@@ -103,25 +112,33 @@ def fewest_mixed(
 def fewest_split(
     requests: RequestArrays, engine: EngineModel, targets: Sequence[LatencyTarget], transfer_token_s: float
 ) -> list[Deployment | None]:
-    """Return for each target the fewest engines with separate phases; ``None`` if ``MOST_ENGINES`` do not meet it."""
+    """Return for each target the fewest engines with separate phases; ``None`` if ``MOST_ENGINES`` do not meet it.
+
+    At least one request fits into the KV cache of an engine.
+    """
+    served, quantile = _served(requests, engine)
+    never_fits = len(requests.arrival_s) - len(served.arrival_s)
 
     @cache
     def first_token_s(engines: int) -> tuple[int, float]:
-        ttft_s = prefilled(requests.arrival_s, requests.context, engine, engines).ttft_s
-        return engines, float(np.quantile(ttft_s, QUANTILE))
+        ttft_s = prefilled(served.arrival_s, served.context, engine, engines).ttft_s
+        return engines, float(np.quantile(ttft_s, quantile))
 
     @cache
     def deploy(prefill: int, decode: int) -> Deployment:
         modeled = split(
-            requests.arrival_s, requests.context, requests.generated, engine, prefill_engines=prefill,
+            served.arrival_s, served.context, served.generated, engine, prefill_engines=prefill,
             decode_engines=decode, per_transfer_token_s=transfer_token_s,
         )  # fmt: skip
-        return _deployment(requests, engine, modeled, prefill + decode, prefill)
+        return _deployment(
+            served, engine, modeled, engines=prefill + decode, prefill=prefill, quantile=quantile,
+            never_fits=never_fits,
+        )  # fmt: skip
 
     deployments = []
     for target in targets:
         result = None
-        if _reachable(requests, engine, target):
+        if _reachable(served, quantile, engine, target):
             first = _fewest(first_token_s, partial(_in_time, target=target))
             if first is not None:
                 result = _fewest(partial(deploy, first[0]), partial(_meets, target=target))
@@ -155,10 +172,21 @@ def _alone_s(requests: RequestArrays, engine: EngineModel) -> Floats:
     return alone
 
 
-def _reachable(requests: RequestArrays, engine: EngineModel, target: LatencyTarget) -> bool:
+def _served(requests: RequestArrays, engine: EngineModel) -> tuple[RequestArrays, float]:
+    """Return the requests that fit into the KV cache of an engine, and the share of these that is ``QUANTILE`` of all.
+
+    The share is 1 if it would be more.
+    """
+    fits = engine.fits(np.maximum(requests.context, 1) + np.maximum(requests.generated, 1))
+    served = RequestArrays(requests.arrival_s[fits], requests.context[fits], requests.generated[fits])
+    return served, min(1.0, QUANTILE * len(fits) / np.count_nonzero(fits))
+
+
+def _reachable(requests: RequestArrays, quantile: float, engine: EngineModel, target: LatencyTarget) -> bool:
     """Return whether requests that are alone on their engine meet the target."""
-    first_s = float(np.quantile(_alone_s(requests, engine), QUANTILE))
-    return first_s <= target.first_token_s and engine.base_s + engine.per_request_s <= target.between_tokens_s
+    first_s = float(np.quantile(_alone_s(requests, engine), quantile))
+    token_s = engine.base_s + engine.per_request_s if (requests.generated > 1).any() else 0.0
+    return first_s <= target.first_token_s and token_s <= target.between_tokens_s
 
 
 def _in_time(one: tuple[int, float], target: LatencyTarget) -> bool:
@@ -171,28 +199,30 @@ def _meets(one: Deployment, target: LatencyTarget) -> bool:
 
 
 def _deployment(
-    requests: RequestArrays, engine: EngineModel, modeled: ModeledRequests, engines: int, prefill: int | None
-) -> Deployment:
+    served: RequestArrays, engine: EngineModel, modeled: ModeledRequests, *, engines: int, prefill: int | None,
+    quantile: float, never_fits: int,
+) -> Deployment:  # fmt: skip
     token_s = modeled.token_s[np.isfinite(modeled.token_s)]
     ttft_s = modeled.ttft_s
-    known = np.isfinite(ttft_s)
-    last_s = np.nanmax(requests.arrival_s + np.where(np.isnan(modeled.e2e_s), ttft_s, modeled.e2e_s))
-    span_s = float(last_s - requests.arrival_s[0])
-    prefill_s = float(_alone_s(requests, engine).sum())
-    alone = _alone_s(requests, engine) + (engine.per_request_s if prefill is None else 0.0)
+    last_s = float((served.arrival_s + modeled.e2e_s).max())
+    span_s = last_s - float(served.arrival_s[0])
+    alone_s = _alone_s(served, engine)
+    prefill_s = float(alone_s.sum())
+    if prefill is None:
+        alone_s += engine.per_request_s
     busy_s = modeled.busy_s + (0.0 if prefill is None else prefill_s)
     return Deployment(
         engines=engines,
         prefill_engines=prefill,
-        first_token_mean_s=float(ttft_s[known].mean()),
-        first_token_p99_s=float(np.quantile(ttft_s[known], QUANTILE)),
+        first_token_mean_s=float(ttft_s.mean()),
+        first_token_p99_s=float(np.quantile(ttft_s, quantile)),
         between_tokens_mean_s=float(token_s.mean()) if len(token_s) else None,
-        between_tokens_p99_s=float(np.quantile(token_s, QUANTILE)) if len(token_s) else None,
-        queued_mean_s=max(0.0, float((ttft_s - alone)[known].mean())),
+        between_tokens_p99_s=float(np.quantile(token_s, quantile)) if len(token_s) else None,
+        queued_mean_s=max(0.0, float((ttft_s - alone_s).mean())),
         waiting_max=modeled.waiting_max,
         busy=busy_s / (span_s * engines),
         prefill_busy=None if prefill is None else prefill_s / (span_s * prefill),
         decode_busy=None if prefill is None else modeled.busy_s / (span_s * (engines - prefill)),
         preemptions=int(modeled.preemptions.sum()),
-        never_fits=modeled.never_fits,
+        never_fits=never_fits,
     )

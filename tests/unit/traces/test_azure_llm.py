@@ -62,6 +62,13 @@ def test_rows_are_sorted_by_time_and_bad_ones_reported_by_line(tmp_path: Path) -
 TEXT = "TIMESTAMP,ContextTokens,GeneratedTokens\n2025-01-01 00:00:05,1,2\n2025-01-01 00:00:06,3,4\n"
 
 
+def test_requests_of_the_same_time_do_not_have_the_order_of_the_file(tmp_path: Path) -> None:
+    rows = ["2025-01-01 00:00:05,7,2", "2025-01-01 00:00:05,3,9", "2025-01-01 00:00:05,3,4"]
+    expected = [(3, 4), (3, 9), (7, 2)]
+    for order in (rows, rows[::-1]):
+        assert azure_llm.read(write(tmp_path, *order)).requests.select("context", "generated").rows() == expected
+
+
 @pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
 def test_compressed_file_is_read(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"AzureLLMInferenceTrace_conv.csv.{ending}"

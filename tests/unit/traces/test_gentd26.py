@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.traces.gentd26 import read
+from slurm_affinode.traces.gentd26 import read, read_timed_requests
 
 DUTY = "pod_gpu_duty_cycle_anon"
 MEMORY = "pod_gpu_memory_used_bytes_anon"
@@ -136,3 +136,13 @@ def test_published_archives_are_read(shared_data: Path) -> None:
     }  # fmt: skip
     assert trace.requests is not None
     assert not any("does not exist" in note for note in trace.notes)
+
+
+def test_requests_of_the_same_second_do_not_have_the_order_of_the_file(tmp_path: Path) -> None:
+    models = ((9, "a"), (4, "b"), (2, "a"))
+    rows = [f"2024-11-15 16:00:00,TXT_2_IMG,SUCCEED,{exec_s},{model}" for exec_s, model in models]
+    head = "gmt_create,predict_type,predict_status,exec_time_seconds,checkpoint_model_version_id"
+    for order in (rows, rows[::-1]):
+        (tmp_path / "lora_request_trace.csv").write_text("\n".join([head, *order]) + "\n")
+        requests, _ = read_timed_requests([tmp_path])
+        assert requests.select("exec_s", "server").rows() == [(2, 0), (9, 0), (4, 1)]

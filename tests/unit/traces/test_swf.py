@@ -14,8 +14,9 @@ from slurm_affinode.traces.job_log import UNKNOWN
 
 
 def line(number: int, *, submit: int = 0, wait: int = 5, run: int = 60, allocated: int = 2, requested: int = 2,
-         limit: int = 100, user: int = 7) -> str:  # fmt: skip
-    return f"{number:5} {submit:8} {wait} {run} {allocated} -1 -1 {requested} {limit} -1 1 {user} 1 -1 -1 -1 -1 -1\n"
+         limit: int = 100, user: int = 7, status: int = 1) -> str:  # fmt: skip
+    known = f"{number:5} {submit:8} {wait} {run} {allocated} -1 -1 {requested} {limit} -1 {status} {user} 1"
+    return f"{known} -1 -1 -1 -1 -1\n"
 
 
 def written(path: Path, *lines: str) -> Path:
@@ -94,3 +95,32 @@ def test_unknown_time_zone_is_utc(tmp_path: Path, zone: str) -> None:
 def test_unknown_version_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"log\.swf: is in version 3\.0 of the Standard Workload Format"):
         swf.read(written(tmp_path / "log.swf", "; Version: 3.0\n", line(1)))
+
+
+@pytest.mark.parametrize(
+    ("head", "capacity"),
+    [
+        ("; MaxProcs: 9216 (8 per node)\n", 9216),
+        ("; MaxNodes: 1152\n; MaxProcs: 9,216 (8 per node)\n", 9216),
+        ("; MaxNodes: 128 (120 in use)\n", 128),
+        ("; MaxNodes: 128\n; MaxProcs: unknown\n", None),
+        ("; Note: MaxProcs: 7\n; MaxProcs: 4.5\n", None),
+        ("; MaxNodes: 128\n; MaxProcs: -1\n", 128),
+    ],
+)
+def test_size_of_the_machine_is_read_with_a_remark(tmp_path: Path, head: str, capacity: int | None) -> None:
+    assert swf.read(written(tmp_path / "log.swf", head, line(1))).capacity == capacity
+
+
+def test_version_with_a_remark_is_read(tmp_path: Path) -> None:
+    assert swf.read(written(tmp_path / "log.swf", "; Version: 2 (of 2006)\n", line(1))).rows == 1
+
+
+def test_partial_executions_of_a_job_are_no_jobs(tmp_path: Path) -> None:
+    """A swapped job has a line for all of it, and a line for each part; job 2 has parts alone."""
+    log = swf.read(written(
+        tmp_path / "log.swf", line(1, run=90), line(1, run=40, status=2), line(1, run=50, status=3),
+        line(2, run=10, status=2), line(2, run=20, status=4),
+    ))  # fmt: skip
+    assert log.jobs.select("number", "run_s").rows() == [(1, 90), (2, 10), (2, 20)]
+    assert log.left_out == ()

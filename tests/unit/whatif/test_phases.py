@@ -73,6 +73,20 @@ def test_target_below_the_time_of_a_request_alone_is_not_reached() -> None:
     assert fewest_split(one, ENGINE, targets, 0.0) == [None, None]
 
 
+def test_requests_that_fit_no_engine_count_as_not_served_within_the_target() -> None:
+    """99 % of 100 requests are the 99 that fit: two of these prefill at the same time, which needs two engines."""
+    rows = [*((10.0 * at, 10, 2) for at in range(98)), (0.0, 10, 2), (5.0, 9000, 2)]
+    target = LatencyTarget(0.25, 9.0)
+    assert only(fewest_mixed(requests(*sorted(rows)), ENGINE, [LatencyTarget(0.31, 9.0)])).engines == 1
+    both = [only(fewest_mixed(requests(*sorted(rows)), ENGINE, [target])),
+            only(fewest_split(requests(*sorted(rows)), ENGINE, [target], 0.0))]  # fmt: skip
+    assert [(one.engines, one.never_fits) for one in both] == [(2, 1), (3, 1)]
+
+
+def test_time_between_tokens_does_not_matter_to_requests_of_one_token() -> None:
+    assert only(fewest_mixed(requests((0, 10, 1)), ENGINE, [LatencyTarget(1.0, 0.01)])).engines == 1
+
+
 ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 80), st.integers(1, 9)), min_size=1, max_size=15)
 
 
