@@ -220,7 +220,7 @@ class Evaluation:
 def train(source: SubmissionSource, *, now: datetime | None = None, step: Step = lambda _: None) -> ModelFile:
     """Train a model for each target of ``source``. Raises ``InputError`` for too few jobs."""
     models = []
-    for target in evaluation.targets(source.submissions):
+    for target in evaluation.targets(source.submissions, source.name):
         step(f"training {target.name}")
         models.append(target_model(evaluation.prepare(source.submissions, target, tested=False)))
     submit = source.submissions["submit_s"]
@@ -235,7 +235,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate all predictors on the last jobs. Raises ``InputError`` for too few jobs."""
     targets, run = [], None
-    for target in evaluation.targets(source.submissions):
+    for target in evaluation.targets(source.submissions, source.name):
         step(f"evaluating {target.name}")
         prepared = evaluation.prepare(source.submissions, target)
         if (evaluated := evaluation.evaluate(prepared)) is not None:
@@ -300,7 +300,7 @@ def run_times(source: SubmissionSource) -> RunTimes:
 
 def submitted_run_times(source: SubmissionSource) -> RunTimes:
     """Return the same as ``run_times`` for each row of ``source.submissions``."""
-    if not any(target.name == "run_s" for target in evaluation.targets(source.submissions)):
+    if not any(target.name == "run_s" for target in evaluation.targets(source.submissions, source.name)):
         raise InputError(f"fewer than {evaluation.LEAST_JOBS} jobs have a run time", where=source.name)
     prepared = evaluation.prepare(source.submissions, features.TARGETS[0])
     values = predicted_median(prepared, prepared.choice.predictor)

@@ -10,6 +10,7 @@ import polars as pl
 
 from slurm_affinode.analysis.bootstrap import day_of, interval
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.text import counted
 from slurm_affinode.prediction import quantile_model
 from slurm_affinode.prediction.features import LEVELS, TARGETS, FeatureTable, PredictionTarget, build
 from slurm_affinode.prediction.history import Floats, Ints
@@ -76,7 +77,7 @@ class PreparedTarget:
 
     table: FeatureTable
     predictions: Mapping[str, Floats]
-    """Predictor -> one row for each of ``LEVELS``."""
+    """Predictor -> one row for each of ``LEVELS``; of a model, NaN before ``fitted``."""
     choice: Choice
     models: tuple[str, ...]
     """Texts of the trained models; empty: none."""
@@ -91,14 +92,18 @@ class PreparedTarget:
         return calibrated(self.table, self.predictions[predictor], first)
 
 
-def targets(submissions: pl.DataFrame) -> list[PredictionTarget]:
-    """Return the targets that enough of the submissions have. Raises ``InputError`` if there is none."""
+def targets(submissions: pl.DataFrame, where: str) -> list[PredictionTarget]:
+    """Return the targets that enough of the submissions have. Raises ``InputError`` if there is none.
+
+    ``where``: name of the log.
+    """
     usable = [target for target in TARGETS if submissions[target.name].count() >= LEAST_JOBS]
     if not usable:
+        ended = submissions["run_s"].count()
         raise InputError(
-            f"{submissions['run_s'].count():,} jobs have ended, fewer than the {LEAST_JOBS} that a prediction needs",
-            hint="choose an earlier --since",
-        )
+            f"{counted(ended, 'job')} {'has' if ended == 1 else 'have'} ended, fewer than the {LEAST_JOBS} that a "
+            "prediction needs", where=where, hint="choose a longer interval or log",
+        )  # fmt: skip
     return usable
 
 
@@ -114,12 +119,15 @@ def prepare(submissions: pl.DataFrame, target: PredictionTarget, *, tested: bool
     models: tuple[str, ...] = ()
     moment = table.submit[min(fitted, len(table) - 1)]
     # A model has only seen jobs that had ended when it was trained.
-    known = np.flatnonzero((np.arange(len(table)) < fitted) & (table.end >= 0) & (table.end <= moment)
+    known = np.flatnonzero((np.arange(len(table)) < fitted) & (table.end >= 0) & (table.end < moment)
                            & ~np.isnan(table.actual))  # fmt: skip
     if quantile_model.available() and len(known) >= quantile_model.LEAST_ROWS:
         models = quantile_model.train(table, known)
-        predictions[MODEL] = quantile_model.predict(models, table)
-    choice = _choose(table, predictions, np.arange(fitted, selected), len(known))
+        predictions[MODEL] = quantile_model.predict(models, table, first=fitted)
+    compared = np.arange(fitted, selected)
+    if tested and selected < len(table):  # the choice is that of the first submission of the test
+        compared = compared[(table.end[compared] >= 0) & (table.end[compared] < table.submit[selected])]
+    choice = _choose(table, predictions, compared, len(known))
     return PreparedTarget(table, predictions, choice, models, fitted, selected)
 
 
@@ -171,6 +179,8 @@ def _choose(table: FeatureTable, predictions: Mapping[str, Floats], rows: Ints, 
         )  # fmt: skip
         return Choice(best, f"the smallest loss of the baselines; {why}", means)
     saved = losses[best] - losses[MODEL]
+    if not means[best]:
+        return Choice(best, f"the model is not used: {best} is exact", means)
     likely = interval(day_of(table.submit[rows]), saved, mean=True)
     change = f"{abs(saved.mean()) / means[best]:.1%}"
     if saved.mean() <= 0:

@@ -50,19 +50,20 @@ def train(table: FeatureTable, rows: Ints) -> tuple[str, ...]:
     )
 
 
-def predict(models: tuple[str, ...], table: FeatureTable) -> Floats:
-    """Return the predictions, one row for each of ``LEVELS``, ascending and at most the request.
+def predict(models: tuple[str, ...], table: FeatureTable, *, first: int = 0) -> Floats:
+    """Return the predictions, one row for each of ``LEVELS``, ascending and at most the request; NaN before ``first``.
 
     Raises ``PredictExtraMissingError``, and ``InputError`` if a model cannot be read.
     """
     library = _library()
-    quantiles = np.empty((len(LEVELS), len(table)))
+    quantiles = np.full((len(LEVELS), len(table)), np.nan)
     for number, text in enumerate(models):
         try:
             model = library.Booster(model_str=text)
         except library.basic.LightGBMError as error:
             raise InputError(f"LightGBM cannot read the model: {one_line(error, 120)}") from error
-        quantiles[number] = model.predict(table.matrix, num_threads=1)
+        if first < len(table):
+            quantiles[number, first:] = model.predict(table.matrix[first:], num_threads=1)
     quantiles.sort(axis=0)  # quantiles of separate models may cross
     return within(np.maximum(quantiles, 0.0) ** 2, table.limit)
 

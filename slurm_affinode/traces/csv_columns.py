@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from slurm_affinode.metrics.readers.lines import LineBlock, blocks
 
 _EMPTY = ("", "nan", "none", "null")
 """Cells without a value, in lower case."""
+_MOST = 2.0**53
+"""Largest number that is read: above, not every whole number has a floating-point number of its own."""
 
 
 def read(path: Path, types: Mapping[str, pl.DataType], *, trace: str) -> pl.DataFrame:
@@ -77,17 +80,14 @@ def _typed(cells: pl.DataFrame, header: list[str], types: Mapping[str, pl.DataTy
         ),
     )
     for name in types:
-        bad = typed.filter(known[name].is_not_null() & (typed[name].is_null() | _infinite(typed[name])))
+        if typed[name].dtype == pl.String():
+            continue
+        bad = typed.filter(known[name].is_not_null() & ~(pl.col(name).abs() <= _MOST).fill_null(value=False))
         if bad.height:
-            cell = known.filter(pl.col("line") == bad["line"][0])[name][0]
-            raise InputError(f"{name} is not a number: {one_line(cell, 40)}", where=f"{where}:{bad['line'][0]}")
+            cell, number = known.filter(pl.col("line") == bad["line"][0])[name][0], bad[name][0]
+            problem = "is not a number" if number is None or math.isinf(number) else "is too large"
+            raise InputError(f"{name} {problem}: {one_line(cell, 40)}", where=f"{where}:{bad['line'][0]}")
     return typed
-
-
-def _infinite(values: pl.Series) -> pl.Series:
-    if values.dtype == pl.String():
-        return pl.Series([False]).new_from_index(0, len(values))
-    return ~values.is_finite().fill_null(value=True)
 
 
 def located(path: Path, *names: str, trace: str) -> Path:

@@ -359,7 +359,7 @@ def _read_csv(table: TraceTable, columns: tuple[str, ...], notes: list[str]) -> 
     header = table.data.split(b"\n", 1)[0].decode("utf-8", "replace").lstrip("\N{BOM}").strip()
     try:
         frame = pl.read_csv(io.BytesIO(table.data), infer_schema=False, encoding="utf8-lossy", raise_if_empty=False)
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, OSError) as error:  # OSError: it is compressed, and cut off
         line = _wide_row(table.data)
         reason = "more fields than the header" if line else str(error).splitlines()[0]
         raise InputError(f"not a CSV table: {reason}", where=f"{table.where}{f':{line}' if line else ''}") from error

@@ -95,7 +95,7 @@ class JobLog:
     """Share of the run time in which all GPUs of the job were idle, in percent; null is unknown. ``None``: not in the
     log."""
     priorities: pl.Series | None = None
-    """Priority of each job, the highest first; ``None``: not in the log."""
+    """Priority of each job, the highest first; null is unknown. ``None``: not in the log."""
 
     @property
     def rows(self) -> int:
@@ -104,6 +104,8 @@ class JobLog:
 
 
 EXAMPLES = 3
+_TOO_LARGE = "beyond what a log can hold"
+_LARGEST = 2.0**53
 FINEST = 1000
 """Parts of a GPU in a log with jobs that hold less than one: thousandths, as Alibaba's traces have them."""
 
@@ -114,8 +116,12 @@ def divide(
     """Return the usable rows, and the others by the first reason that holds.
 
     ``rows`` has ``units`` (``parts`` of a GPU each) and ``run_s``, unknown or below 1 where the log has nothing, and
-    ``line``.
+    ``line``, ``submit_s`` and perhaps ``wait_s`` and ``request_s``. The last reason is a time or a size beyond
+    ``MOST_S`` and ``MOST_UNITS``, or a submission before the second 0.
     """
+    times = [pl.col(name) >= MOST_S for name in ("submit_s", "wait_s", "run_s", "request_s") if name in rows.columns]
+    large = pl.any_horizontal(*times, pl.col("units") >= MOST_UNITS, pl.col("submit_s") < 0)
+    reasons = {**reasons, _TOO_LARGE: large}
     reason = pl.coalesce(*(pl.when(test).then(pl.lit(text)) for text, test in reasons.items()))
     rows = rows.with_columns(
         reason.alias("reason"),
@@ -156,7 +162,7 @@ def in_parts(gpus: pl.Series) -> tuple[pl.Series, int]:
     """
     known = gpus.drop_nulls()
     parts = 1 if (known == known.round()).all() else FINEST
-    return (gpus * parts).round().clip(1).cast(pl.Int64).alias("units"), parts
+    return (gpus * parts).round().clip(1, _LARGEST).cast(pl.Int64).alias("units"), parts
 
 
 def with_user_means(rows: pl.DataFrame) -> pl.DataFrame:

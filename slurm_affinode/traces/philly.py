@@ -14,7 +14,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.readers.csv_table import columns
 from slurm_affinode.metrics.readers.lines import blocks
-from slurm_affinode.traces.job_log import JOBS, MOST_S, MOST_UNITS, UNKNOWN, JobLog, divide
+from slurm_affinode.traces.job_log import JOBS, MOST_S, UNKNOWN, JobLog, divide
 
 _COLUMNS = {"submit": "timestamp", "run": "duration", "units": "num_gpus", "cluster": "cluster"}
 LONGEST_S = 200_000
@@ -23,9 +23,6 @@ _REASONS = {
     "with a line that is not in the format of the header": pl.col("submit_s").is_null() | pl.col("run").is_null(),
     "without GPUs": pl.col("units").is_null() | (pl.col("units") < 1),
     "without a run time": pl.col("run") < 0,
-    "beyond what a log can hold": (pl.col("run") >= MOST_S)
-    | ~pl.col("submit_s").is_between(0, MOST_S)
-    | (pl.col("units") >= MOST_UNITS),
 }
 
 
@@ -50,7 +47,7 @@ def read(path: Path) -> JobLog:
     rows = pl.concat(frames).with_row_index("number")
     mean = pl.col("run").filter(pl.col("run") >= 0).mean().over("cluster")
     rows = rows.with_columns(
-        pl.col("run").floor().cast(pl.Int64, strict=False).clip(1).alias("run_s"), mean.alias("user_mean_s")
+        pl.col("run").floor().clip(1, MOST_S).cast(pl.Int64).alias("run_s"), mean.alias("user_mean_s")
     )
     usable, left_out = divide(rows, _REASONS, where)
     jobs = usable.with_columns(

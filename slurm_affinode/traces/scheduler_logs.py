@@ -20,7 +20,7 @@ import polars as pl
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.traces import csv_columns
-from slurm_affinode.traces.job_log import JOBS, MOST_S, MOST_UNITS, UNKNOWN, JobLog, divide, with_user_means
+from slurm_affinode.traces.job_log import JOBS, UNKNOWN, JobLog, divide, with_user_means
 
 HELIOS_CLUSTERS = ("Venus", "Earth", "Saturn", "Uranus")
 ACME_CLUSTERS = ("Seren", "Kalos")
@@ -38,7 +38,6 @@ _REASONS = {
     "without a start: they never ran": pl.col("start_s").is_null(),
     "without an end: they were still running, or their end is missing": pl.col("end_s").is_null(),
     "that end before they start, or start before they are submitted": (pl.col("run_s") < 0) | (pl.col("wait_s") < 0),
-    "beyond what a log can hold": (pl.col("run_s") >= MOST_S) | (pl.col("units") >= MOST_UNITS),
 }
 
 

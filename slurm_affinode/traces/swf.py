@@ -18,7 +18,7 @@ import polars as pl
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.readers.lines import blocks
-from slurm_affinode.traces.job_log import DESCRIBED, JOBS, MOST_S, MOST_UNITS, UNKNOWN, JobLog, divide, with_user_means
+from slurm_affinode.traces.job_log import DESCRIBED, JOBS, UNKNOWN, JobLog, divide, with_user_means
 
 COLUMNS = (
     "number", "submit_s", "wait_s", "run_s", "allocated", "cpu_s", "memory_kb", "requested", "request_s",
@@ -36,10 +36,6 @@ _REASONS = {
     "without processors": pl.col("units") < 1,
     "without a time of submission": pl.col("submit_s") < 0,
     "without a run time": pl.col("run_s") < 1,
-    "beyond what a log can hold": pl.any_horizontal(
-        *(pl.col(name) >= MOST_S for name in ("submit_s", "wait_s", "run_s", "request_s")),
-        pl.col("units") >= MOST_UNITS,
-    ),
 }
 
 

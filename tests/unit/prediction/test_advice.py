@@ -18,7 +18,7 @@ ROWS = submissions()
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> ModelFile:
     monkeypatch.setattr(quantile_model, "available", lambda: False)
-    trained = tuple(model_file.target_model(prepare(ROWS, one, tested=False)) for one in targets(ROWS))
+    trained = tuple(model_file.target_model(prepare(ROWS, one, tested=False)) for one in targets(ROWS, "log"))
     return ModelFile(features.VERSION, features.NAMES, "", "test", 0, 1, trained)
 
 

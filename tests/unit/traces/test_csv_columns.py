@@ -36,6 +36,7 @@ def test_columns_are_read_by_name(tmp_path: Path) -> None:
         ("n,name\n1,a\n2", r"f\.csv:3: is cut off in its last line"),
         ("n,name\n1,a\nx1,b\n", r"f\.csv:3: n is not a number: x1"),
         ("n,name\ninf,b\n", r"f\.csv:2: n is not a number: inf"),
+        ("n,name\n1,a\n-1e20,b\n", r"f\.csv:3: n is too large: -1e20"),
     ],
 )
 def test_bad_files_are_errors(tmp_path: Path, text: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from pathlib import Path
@@ -146,3 +147,9 @@ def test_requests_of_the_same_second_do_not_have_the_order_of_the_file(tmp_path:
         (tmp_path / "lora_request_trace.csv").write_text("\n".join([head, *order]) + "\n")
         requests, _ = read_timed_requests([tmp_path])
         assert requests.select("exec_s", "server").rows() == [(2, 0), (9, 0), (4, 1)]
+
+
+def test_compressed_table_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "data_trace_processed.csv").write_bytes(gzip.compress(b"a,b\n" * 99)[:-12])
+    with pytest.raises(InputError, match=r"data_trace_processed\.csv: not a CSV table"):
+        read([tmp_path])

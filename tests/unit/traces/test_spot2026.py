@@ -61,6 +61,14 @@ def test_jobs_are_a_log_for_simulations(tmp_path: Path) -> None:
     assert spot2026.analyse(read).summary.jobs_without_nodes == 1
 
 
+def test_times_and_sizes_beyond_a_log_are_left_out(tmp_path: Path) -> None:
+    rows = ("13,A10,8,1,1,0,4e9", "13,A10,8,1,1,4e9,5", "13,A10,8,9e15,9e15,0,5", "13,A10,8,1,1,0,5")
+    jobs = "".join(f"{number},{row},HP\n" for number, row in enumerate(rows))
+    log = spot2026.job_log(spot2026.read(trace(tmp_path, jobs)))
+    assert log.jobs.height == 1
+    assert [(part.reason, part.jobs) for part in log.left_out] == [("beyond what a log can hold", 3)]
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
