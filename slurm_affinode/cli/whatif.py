@@ -194,8 +194,8 @@ def whatif(
     --order sjf           by estimated run time (--times), then by place in the log
     --order sjf-user      by the mean run time of the user (philly: virtual cluster)
                           over the whole log, then by place in the log
-    --order priority      by the priority of the log (spot2026) or of accounting
-                          (--since), then by submission;
+    --order priority      by the priority of the log (spot2026, site) or of
+                          accounting (--since), then by submission;
                           with easy, the job with the highest one has the reservation
     --times requested     the requested time
     --times actual        the run time itself: perfect knowledge

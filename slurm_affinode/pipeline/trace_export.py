@@ -82,6 +82,7 @@ def collect(
     rows = runs.join(whole, on="run", how="left").select(
         "run", "user", "account", "job_name", "partition", "gpu_type", "gpus", "timelimit_s",
         pl.col("state").replace_strict(list(STATES), list(STATES.values()), default="failed").alias("state"),
+        "priority",
         submitted.dt.epoch("s").alias("submit_s"), pl.col("start").dt.epoch("s").alias("start_s"),
         pl.col("end").dt.epoch("s").alias("end_s"),
         (pl.col("devices").fill_null(0) >= pl.col("gpus")).alias("measured"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from slurm_affinode.base.text import counted, percent, span
 from slurm_affinode.traces.job_figures import JobLogSummary
-from slurm_affinode.traces.site_trace import EPOCH_S, QUEUE_STEP_S, VERSION, IdleFigures, SiteTrace
+from slurm_affinode.traces.site_trace import EPOCH_S, PRIORITY_CLASSES, QUEUE_STEP_S, VERSION, IdleFigures, SiteTrace
 
 _TEXT = """# GPU jobs, idle windows and queue of a Slurm cluster
 
@@ -36,6 +36,8 @@ Public traces of GPU clusters have either the queue or the use of the GPUs; this
 | `submit_s` | submission (when the job became eligible), seconds from {epoch} (Monday, 2001-01-01, UTC) |
 | `wait_s`, `run_s` | from submission to start, and from start to end |
 | `state` | `completed`, `canceled` or `failed` (also time limit and failed node) |
+| `priority_class` | quarter of the jobs by the priority that accounting has recorded last: {classes} has the highest; \
+empty: unknown, or rare |
 | `measured` | 1: all GPUs of the job have samples; 0: whether they were idle is unknown |
 
 `idle_windows.csv`: `job`, `begin_s`, `end_s` in seconds from the start of the job. Only jobs with `measured` 1 can
@@ -49,6 +51,8 @@ have windows: a job without samples is unknown, not busy. `queue.csv`: `at_s` as
   is not.
 - Each request (partition, GPU type, GPUs, time limit) was made by at least {least} users. Where fewer had made it, the
   time limit was removed ({timelimit}), then the GPU type ({gpu_type}), then the partition ({partition}).
+- The class of the priority was removed from {priority_class}: a request has it if {least} users have made it with
+  each of its classes.
 - {suppressed} with a request that was still rare {were} left out, with {suppressed_share} of the GPU-hours.
 - Node names, job IDs, command lines, directories and comments are not in the data.
 
@@ -102,7 +106,11 @@ def readme(
         suppressed=counted(suppressed, "job"),
         were="was" if suppressed == 1 else "were",
         suppressed_share=percent(0.0 if lost is None else lost.gpu_hours_share),
-        **{name: counted(generalized.get(name, 0), "job") for name in ("timelimit_s", "gpu_type", "partition")},
+        **{
+            name: counted(generalized.get(name, 0), "job")
+            for name in ("timelimit_s", "gpu_type", "partition", "priority_class")
+        },
+        classes=PRIORITY_CLASSES,
         timelimit=counted(generalized.get("timelimit_s", 0), "job"),
         job_count=f"{jobs.jobs:,}",
         gpu_hours=f"{jobs.unit_hours:,.1f}",

@@ -2,7 +2,7 @@
 
 Names are replaced by keyed pseudonyms (HMAC-SHA256), times are rounded and shifted by whole weeks, and a request that
 fewer than ``k`` users have made is generalized: first its time limit becomes unknown, then its GPU type, then its
-partition; a job whose number of GPUs is still rare is left out. The result is a directory with ``jobs.csv``,
+partition; a job whose number of GPUs is still rare is left out. Priorities become quarters of the jobs. The result is a directory with ``jobs.csv``,
 ``jobs.swf`` (Standard Workload Format), ``idle_windows.csv``, ``queue.csv``, ``README.md`` and ``manifest.json``.
 """
 
@@ -13,7 +13,7 @@ import hmac
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ RAW: dict[str, pl.DataType] = {
     "gpus": pl.Int64(),
     "timelimit_s": pl.Int64(),
     "state": pl.String(),
+    "priority": pl.Int64(),
     "submit_s": pl.Int64(),
     "start_s": pl.Int64(),
     "end_s": pl.Int64(),
@@ -65,13 +66,18 @@ JOB_COLUMNS: dict[str, pl.DataType] = {
     "run_s": pl.Int64(),
     "state": pl.String(),
     "measured": pl.Int64(),
+    "priority_class": pl.Int64(),
 }
+OPTIONAL = ("priority_class",)
+"""Columns of the jobs that data sets of an older release lack."""
 IDLE_COLUMNS: dict[str, pl.DataType] = {"job": pl.Int64(), "begin_s": pl.Int64(), "end_s": pl.Int64()}
 QUEUE_COLUMNS: dict[str, pl.DataType] = {
     name: pl.Int64() for name in ("at_s", "waiting_jobs", "waiting_gpus", "running_gpus", "idle_gpus")
 }
 REQUEST = ("partition", "gpu_type", "gpus", "timelimit_s")
 """Columns of a request, which together could identify a user."""
+PRIORITY_CLASSES = 4
+"""Quarters of the jobs by their priority: 4 has the highest."""
 GENERALIZED = (("timelimit_s", None), ("gpu_type", None), ("partition", "other"))
 """Column and its replacement, in the order of generalization."""
 FILES = ("jobs.csv", "jobs.swf", "idle_windows.csv", "queue.csv")
@@ -163,6 +169,8 @@ def anonymized(raw: pl.DataFrame, idle: pl.DataFrame, capacity_gpus: int, option
     jobs, suppression = _common_requests(_coarse(raw, options), options.least_users)
     if jobs.is_empty():
         raise InputError(f"no request was made by {options.least_users} users", hint="choose a smaller --least-users")
+    jobs, unclassed = _with_priority_class(jobs, options.least_users)
+    suppression = replace(suppression, generalized={**suppression.generalized, "priority_class": unclassed})
     rows = _pseudonymous(jobs, options.key).sort("submit_s", "order").with_row_index("job", offset=1)
     windows = _windows(rows.with_columns(pl.col("job").cast(pl.Int64)), idle, options.round_s)
     table = rows.select(*JOB_COLUMNS).cast(JOB_COLUMNS)  # type: ignore[arg-type]
@@ -216,8 +224,22 @@ def _common_requests(jobs: pl.DataFrame, least: int) -> tuple[pl.DataFrame, Supp
     return jobs.filter(~rare), Suppression(generalized, lost.height, hours, hours / whole if whole else 0.0)
 
 
-def _is_rare(jobs: pl.DataFrame, least: int) -> pl.Series:
-    return jobs.select(pl.col("user").n_unique().over(REQUEST) < least).to_series()
+def _with_priority_class(jobs: pl.DataFrame, least: int) -> tuple[pl.DataFrame, int]:
+    """Return the jobs with ``priority_class``, and in how many it was removed.
+
+    Equal priorities have the same class, that of the highest of them. A request has classes if ``least`` users have
+    made it with each of them, and with unknown priority if there are such jobs.
+    """
+    known = pl.col("priority").is_not_null()
+    rank = pl.col("priority").rank("max") / known.sum()
+    jobs = jobs.with_columns((rank * PRIORITY_CLASSES).ceil().cast(pl.Int64).alias("priority_class"))
+    common = (pl.col("user").n_unique().over(*REQUEST, "priority_class") >= least).all().over(REQUEST)
+    classed = jobs.with_columns(pl.when(common).then("priority_class").alias("priority_class"))
+    return classed, classed["priority_class"].null_count() - jobs["priority_class"].null_count()
+
+
+def _is_rare(jobs: pl.DataFrame, least: int, *further: str) -> pl.Series:
+    return jobs.select(pl.col("user").n_unique().over(*REQUEST, *further) < least).to_series()
 
 
 def _gpu_hours(jobs: pl.DataFrame) -> float:
@@ -226,7 +248,7 @@ def _gpu_hours(jobs: pl.DataFrame) -> float:
 
 def check_requests(jobs: pl.DataFrame, least: int, where: str) -> None:
     """Raise ``InputError`` if a request in a table of jobs was made by fewer than ``least`` users."""
-    rare = jobs.filter(_is_rare(jobs, least))
+    rare = jobs.filter(_is_rare(jobs, least, *OPTIONAL))
     if rare.height:
         raise InputError(f"has a request that fewer than {least} users have made: job {rare['job'][0]}", where=where)
 
@@ -452,8 +474,15 @@ def read(directory: Path) -> SiteTrace:
 def _read(path: Path, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:
     if len(path.read_bytes().splitlines()) < 2:
         return pl.DataFrame(schema=columns)
-    types = {name: pl.String() if dtype == pl.String() else pl.Float64() for name, dtype in columns.items()}
-    return csv_columns.read(path, types, trace="an exported trace").select(*columns).cast(dict(columns))  # type: ignore[arg-type]
+    with path.open(encoding="utf-8", errors="replace") as file:
+        header = file.readline().strip().split(",")
+    types = {
+        name: pl.String() if dtype == pl.String() else pl.Float64() for name, dtype in columns.items()
+        if name in header or name not in OPTIONAL
+    }  # fmt: skip
+    rows = csv_columns.read(path, types, trace="an exported trace")
+    older = [pl.lit(None).alias(name) for name in columns if name not in types]
+    return rows.with_columns(older).select(*columns).cast(dict(columns))  # type: ignore[arg-type]
 
 
 def job_log(trace: SiteTrace) -> JobLog:
@@ -475,4 +504,5 @@ def job_log(trace: SiteTrace) -> JobLog:
     return JobLog(
         trace.name, "GPU", jobs, (), trace.capacity_gpus, epoch_s=EPOCH_S, final_states=trace.jobs["state"],
         idle_pct=idle_pct if idle_pct.count() else None, names=trace.jobs["name"],
+        priorities=trace.jobs["priority_class"] if trace.jobs["priority_class"].count() else None,
     )  # fmt: skip

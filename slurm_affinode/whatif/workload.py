@@ -64,6 +64,10 @@ def prepare(
     excluded: list[LeftOut] = []
     if policy.order == "priority" and log.priorities is None:
         raise InputError("no job has a priority, which --order priority needs", where=log.name)
+    if policy.order == "priority" and log.priorities is not None:
+        jobs, without = _without(jobs.with_columns(log.priorities.alias("priority")), pl.col("priority").is_null(),
+                                 "without a priority", log.parts)  # fmt: skip
+        left_out += without
     if policy.requests:
         if not jobs.is_empty() and (jobs["request_s"] == UNKNOWN).all():
             raise InputError(
@@ -89,23 +93,23 @@ def prepare(
     if jobs.is_empty():
         raise InputError(f"no job fits on {counted(capacity, log.unit)}" if large else "no job is left", where=log.name)
     return PreparedLog(
-        _workload(jobs, log.priorities), jobs["number"].to_numpy(), jobs["wait_s"].to_numpy(), tuple(left_out),
+        _workload(jobs), jobs["number"].to_numpy(), jobs["wait_s"].to_numpy(), tuple(left_out),
         tuple(excluded), sampled_from, capacity * log.parts,
     )  # fmt: skip
 
 
-def _workload(jobs: pl.DataFrame, priorities: pl.Series | None) -> Workload:
-    """Return jobs with the columns of ``JOBS`` and ``row``, sorted by submission.
+def _workload(jobs: pl.DataFrame) -> Workload:
+    """Return jobs with the columns of ``JOBS``, ``row`` and perhaps ``priority``, sorted by submission.
 
-    ``priorities``: by ``row``. Run times are cut at the requested time.
+    Run times are cut at the requested time.
     """
     request = jobs["request_s"].to_numpy()
     run = jobs["run_s"].to_numpy()
     run = np.where(request == UNKNOWN, run, np.minimum(run, request))
+    priority = None if "priority" not in jobs.columns else jobs["priority"].to_numpy()
     return Workload(
         jobs["submit_s"].to_numpy(), run, jobs["units"].to_numpy(), request, jobs["user"].to_numpy(),
-        jobs["user_mean_s"].to_numpy(), jobs["row"].to_numpy().astype(np.int64),
-        priority=None if priorities is None else priorities.to_numpy()[jobs["row"].to_numpy()],
+        jobs["user_mean_s"].to_numpy(), jobs["row"].to_numpy().astype(np.int64), priority=priority,
     )  # fmt: skip
 
 

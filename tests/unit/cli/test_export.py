@@ -35,7 +35,7 @@ def job(number: int, user: str, submit: int, start: int, end: int | None, **more
     """Return a run with times in minutes."""
     moments = {"submit": submit, "eligible": submit, "start": start, "end": end}
     return {"cluster": "c", "job_id": number, "user": user, "account": "lab", "partition": "gpu", "job_name": "train",
-            "state": "COMPLETED", "gpus": 2, "nodes": 1, "node_list": f"n{number}", "timelimit_s": 86400,
+            "state": "COMPLETED", "gpus": 2, "nodes": 1, "node_list": f"n{number}", "timelimit_s": 86400, "priority": 7,
             **{name: SINCE + timedelta(minutes=at) for name, at in moments.items() if at is not None},
             **more}  # fmt: skip
 
@@ -81,6 +81,7 @@ def test_data_set_has_jobs_idle_windows_and_queue(site: Callable[..., Path], tmp
         (2, 0, 14_400, "completed"), (2, 12_600, 1800, "completed"), (2, 600, 3600, "failed"),
     ]  # fmt: skip
     assert set(jobs.filter(pl.col("wait_s") != 0)["measured"]) == {0}
+    assert set(jobs["priority_class"]) == {4}
     idle = pl.read_csv(out / "idle_windows.csv")
     assert idle.select("begin_s", "end_s").rows() == [(3600, 10_800)]
     readme = (out / "README.md").read_text()

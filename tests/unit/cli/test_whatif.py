@@ -242,6 +242,31 @@ def exported(tmp_path: Path) -> Path:
     return directory
 
 
+def test_priority_classes_of_an_exported_trace_are_the_order(tmp_path: Path) -> None:
+    """A job of the highest class overtakes one of the lowest; a job of unknown class is left out."""
+    start_s = int(SINCE.timestamp())
+    jobs = [*((user, 0, 9) for user in range(2)), *((user, 60, 1) for user in range(2)),
+            *((user, 120, 9) for user in range(2)), (0, 180, None), (1, 180, None)]  # fmt: skip
+    rows = [
+        {"run": run_, "user": f"u{user}", "account": "a", "job_name": "n", "partition": "gpu", "gpu_type": "a100",
+         "gpus": 1, "timelimit_s": 86_400, "state": "completed", "submit_s": start_s + at, "start_s": start_s + at,
+         "end_s": start_s + at + 3600, "measured": False, "priority": priority}
+        for run_, (user, at, priority) in enumerate(jobs)
+    ]  # fmt: skip
+    trace = site_trace.anonymized(
+        pl.DataFrame(rows, schema=site_trace.RAW), pl.DataFrame(schema=site_trace.IDLE), 2,
+        site_trace.ExportOptions(b"0123456789abcdef", 60, 2),
+    )  # fmt: skip
+    for name, data in site_trace.files(trace, "synthetic").items():
+        (tmp_path / name).write_bytes(data)
+    words = ("--trace", f"site:{tmp_path}", "--order", "priority", "--backfill", "none", "--partial")
+    found, _ = run(*words)
+    assert [(one["reason"], one["jobs"]) for one in found["left_out"]] == [("without a priority", 2)]
+    assert found["mean_wait_s"] == (2 * 3480 + 2 * 7140) / 6
+    with pytest.raises(AffinodeError, match="2 jobs without a priority"):
+        run(*words[:-1])
+
+
 def test_idle_windows_of_an_exported_trace(exported: Path, tmp_path: Path) -> None:
     """The same schedule as from the site's own data; unmeasured jobs are unknown and are not suspended."""
     words = ("--trace", f"site:{exported}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ def raw(*rows: dict[str, Any]) -> pl.DataFrame:
         "gpus": 2,
         "timelimit_s": 24 * HOUR,
         "state": "completed",
+        "priority": None,
         "submit_s": TUESDAY,
         "start_s": TUESDAY + 100,
         "end_s": TUESDAY + 100 + HOUR,
@@ -102,10 +104,51 @@ def test_rare_requests_are_generalized_then_left_out() -> None:
     assert lost is not None
     assert (lost.jobs, lost.gpu_hours, trace.jobs.height) == (1, 64.0, 6)
     assert lost.gpu_hours_share == pytest.approx(64 / 76)
-    assert lost.generalized == {"timelimit_s": 3, "gpu_type": 3, "partition": 3}
+    assert lost.generalized == {"timelimit_s": 3, "gpu_type": 3, "partition": 3, "priority_class": 0}
     assert sorted(trace.jobs.select(pl.col("timelimit_s").is_null(), pl.col("gpu_type").is_null()).rows()) == [
         (False, False), (False, False), (True, False), (True, False), (True, True), (True, True),
     ]  # fmt: skip
+
+
+def test_priorities_are_quarters_of_the_jobs() -> None:
+    rows = raw(*({"priority": priority} for priority in (5, 5, 80, 80, 9000, 9000, 7, 7)))
+    trace = site_trace.anonymized(rows, NO_IDLE, 99, OPTIONS)
+    assert sorted(trace.jobs["priority_class"].to_list()) == [1, 1, 2, 2, 3, 3, 4, 4]
+    log = site_trace.job_log(trace)
+    assert log.priorities is not None
+    assert sorted(log.priorities.to_list()) == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_rare_class_of_a_request_removes_the_classes_of_the_request() -> None:
+    """A single user has requested 4 GPUs with a high priority; 2 GPUs keep their classes, and all other columns."""
+    rows = raw(
+        *({"priority": priority} for priority in (1, 1, 90, 90)),
+        *({"priority": priority, "gpus": 4} for priority in (1, 1, 90)),
+    )
+    trace = site_trace.anonymized(rows, NO_IDLE, 99, OPTIONS)
+    found = trace.jobs.sort("gpus", "priority_class").select("gpus", "priority_class", "timelimit_s").rows()
+    assert [row[:2] for row in found] == [(2, 3), (2, 3), (2, 4), (2, 4), (4, None), (4, None), (4, None)]
+    assert {row[2] for row in found} == {24 * HOUR}
+    assert trace.suppression is not None
+    assert trace.suppression.generalized["priority_class"] == 3
+
+
+def test_jobs_without_a_priority_have_no_class() -> None:
+    trace = site_trace.anonymized(raw({}, {}), NO_IDLE, 99, OPTIONS)
+    assert trace.jobs["priority_class"].to_list() == [None, None]
+    assert site_trace.job_log(trace).priorities is None
+
+
+def test_classes_are_read_back_and_may_be_missing(tmp_path: Path) -> None:
+    """A data set of an older release has no column for them."""
+    trace = site_trace.anonymized(raw({"priority": 1}, {"priority": 1}), NO_IDLE, 8, OPTIONS)
+    assert site_trace.read(written(tmp_path, trace)).jobs["priority_class"].to_list() == [4, 4]
+    older = pl.read_csv(tmp_path / "jobs.csv").drop("priority_class").write_csv().encode()
+    (tmp_path / "jobs.csv").write_bytes(older)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["files"]["jobs.csv"] = hashlib.sha256(older).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert site_trace.read(tmp_path).jobs["priority_class"].to_list() == [None, None]
 
 
 @pytest.mark.parametrize(
