@@ -14,12 +14,14 @@ from slurm_affinode.base.errors import InputError, unwritable
 from slurm_affinode.base.files import delivering
 from slurm_affinode.prediction import features
 from slurm_affinode.prediction.evaluation import MODEL, PreparedTarget
-from slurm_affinode.prediction.features import NAMES, TARGETS
+from slurm_affinode.prediction.features import LEVELS, NAMES, TARGETS
 from slurm_affinode.prediction.intervals import Factors, last_factors
 
 FORMAT = "slurm-affinode prediction"
 VERSION = 1
 _LARGEST = 256 * 2**20
+_WIDEST = 100.0
+"""Largest logarithm of a factor: real ones are below that of the range of run times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,11 @@ def read(path: Path) -> ModelFile:
         raise InputError(f"is damaged: {error}", where=where, hint=again) from error
     if model.names != NAMES or not {target.target for target in model.targets} <= {target.name for target in TARGETS}:
         raise InputError("was trained with other features than this release has", where=where, hint=again)
+    for one in model.targets:
+        if len(one.models) != (len(LEVELS) if one.predictor == MODEL else 0):
+            raise InputError(f"is damaged: {one.target} has {len(one.models)} texts of models", where=where, hint=again)
+        if one.factors is not None and not all(abs(value) <= _WIDEST for value in dataclasses.astuple(one.factors)):
+            raise InputError(f"is damaged: {one.target} has impossible factors", where=where, hint=again)
     return model
 
 

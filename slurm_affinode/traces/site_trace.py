@@ -2,8 +2,9 @@
 
 Names are replaced by keyed pseudonyms (HMAC-SHA256), times are rounded and shifted by whole weeks, and a request that
 fewer than ``k`` users have made is generalized: first its time limit becomes unknown, then its GPU type, then its
-partition; a job whose number of GPUs is still rare is left out. Priorities become quarters of the jobs. The result is a directory with ``jobs.csv``,
-``jobs.swf`` (Standard Workload Format), ``idle_windows.csv``, ``queue.csv``, ``README.md`` and ``manifest.json``.
+partition; a job whose number of GPUs is still rare is left out. Priorities become quarters of the jobs. The result is a
+directory with ``jobs.csv``, ``jobs.swf`` (Standard Workload Format), ``idle_windows.csv``, ``queue.csv``,
+``README.md`` and ``manifest.json``.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ JOB_COLUMNS: dict[str, pl.DataType] = {
 }
 OPTIONAL = ("priority_class",)
 """Columns of the jobs that data sets of an older release lack."""
+_UNKNOWN_ALLOWED = ("timelimit_s", "priority_class")
+_POSITIVE = ("job", "gpus", "run_s")
 IDLE_COLUMNS: dict[str, pl.DataType] = {"job": pl.Int64(), "begin_s": pl.Int64(), "end_s": pl.Int64()}
 QUEUE_COLUMNS: dict[str, pl.DataType] = {
     name: pl.Int64() for name in ("at_s", "waiting_jobs", "waiting_gpus", "running_gpus", "idle_gpus")
@@ -467,6 +470,8 @@ def read(directory: Path) -> SiteTrace:
             ("queue.csv", QUEUE_COLUMNS),
         )
     )
+    if jobs.is_empty():
+        raise InputError("has no job", where=str(directory / "jobs.csv"))
     check_requests(jobs, least, str(directory / "jobs.csv"))
     return SiteTrace(str(directory), jobs, idle, queue, capacity, round_s, least, None)
 
@@ -481,6 +486,11 @@ def _read(path: Path, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:
         if name in header or name not in OPTIONAL
     }  # fmt: skip
     rows = csv_columns.read(path, types, trace="an exported trace")
+    for name, dtype in types.items():
+        if dtype == pl.Float64() and name not in _UNKNOWN_ALLOWED:
+            bad = rows.filter(pl.col(name).is_null() | (pl.col(name) < (1 if name in _POSITIVE else 0)))
+            if bad.height:
+                raise InputError(f"{name} is missing or too small", where=f"{path}:{bad['line'][0]}")
     older = [pl.lit(None).alias(name) for name in columns if name not in types]
     return rows.with_columns(older).select(*columns).cast(dict(columns))  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.prediction import features, model_file, quantile_model
 from slurm_affinode.prediction.evaluation import prepare
 from slurm_affinode.prediction.features import TARGETS
+from slurm_affinode.prediction.intervals import Factors
 from slurm_affinode.prediction.model_file import ModelFile
 
 from .synthetic import submissions
@@ -46,6 +48,23 @@ def test_other_files_are_rejected_by_name(
     path = tmp_path / "m.json"
     model_file.write(path, model)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError, match=message):
+        model_file.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"predictor": "lightgbm"}, "is damaged: run_s has 0 texts of models"),
+        ({"models": ("text",)}, "is damaged: run_s has 1 texts of models"),
+        ({"factors": Factors(0.1, 1e308)}, "is damaged: run_s has impossible factors"),
+    ],
+)
+def test_contents_that_no_training_gives_are_rejected(
+    tmp_path: Path, model: ModelFile, change: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "m.json"
+    model_file.write(path, replace(model, targets=(replace(model.targets[0], **change),)))
     with pytest.raises(InputError, match=message):
         model_file.read(path)
 

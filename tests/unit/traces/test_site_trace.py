@@ -152,6 +152,25 @@ def test_classes_are_read_back_and_may_be_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("jobs.csv", "\n", r"jobs\.csv: has no job"),
+        ("idle_windows.csv", "job,begin_s,end_s\n1,,60\n", r"idle_windows\.csv:2: begin_s is missing or too small"),
+        ("queue.csv", f"{','.join(site_trace.QUEUE_COLUMNS)}\n0,0,0,0,0\n0,0,-1,0,0\n",
+         r"queue\.csv:3: waiting_gpus is missing or too small"),
+    ],
+)  # fmt: skip
+def test_table_without_a_job_or_a_number_is_an_error(tmp_path: Path, name: str, text: str, message: str) -> None:
+    written(tmp_path, site_trace.anonymized(raw({}, {}), NO_IDLE, 8, OPTIONS))
+    (tmp_path / name).write_text(text)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["files"][name] = hashlib.sha256(text.encode()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=message):
+        site_trace.read(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("rows", "why"),
     [
         (({}, {"user": "user0"}), "2 GPU jobs of 1 user: at least 2 users"),
