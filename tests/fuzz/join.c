@@ -9,7 +9,6 @@
 
 #include "join.h"
 
-int in_order(const struct block *b, const struct pieces *p);
 int64_t fold(const struct block *b, const struct pieces *p, const struct timeline *line, const struct limits *limits,
              struct sums *s, int64_t *events, int64_t room);
 void give_idle(const int64_t *events, int64_t count, const struct timeline *line, const struct windows *w);
@@ -194,35 +193,32 @@ static bool one(void) {
   struct input in = {.devices = 1 + below(DEVICES)};
   draw_cells(&in);
   draw_rows(&in);
-  bool accepted = in_order(&in.block, &in.pieces);
+  float floors[5] = {0, 0, 0, 0, 0.0005F};
+  static const int64_t chunks[] = {1, 8, 17, CHUNK};
+  struct limits limits = {floors, (float)below(3), 5, chunks[below(4)]};
+  int64_t room = below(8) ? in.block.count + in.cells + 1 : below(4), *events = array(4 * room, 8);
+  struct sums s = {
+      array(SUMS * in.cells, 8), array(in.cells, 4), array(in.partly, 8), array(in.partly, 8),
+      array(SUMS * in.partly, 8), in.partly, 0, 0, 0, 0};
+  int64_t found = fold(&in.block, &in.pieces, &in.line, &limits, &s, events, room);
+  bool accepted = found <= room;
   if (accepted) {
-    float floors[5] = {0, 0, 0, 0, 0.0005F};
-    static const int64_t chunks[] = {1, 8, 17, CHUNK};
-    struct limits limits = {floors, (float)below(3), 5, chunks[below(4)]};
-    int64_t room = below(8) ? in.block.count + in.cells + 1 : below(4), *events = array(4 * room, 8);
-    struct sums s = {
-        array(SUMS * in.cells, 8), array(in.cells, 4), array(in.partly, 8), array(in.partly, 8),
-        array(SUMS * in.partly, 8), in.partly, 0, 0, 0, 0};
-    int64_t found = fold(&in.block, &in.pieces, &in.line, &limits, &s, events, room);
-    accepted = found <= room;
-    if (accepted) {
-      int64_t owner_start[OWNERS] = {0}, begin[OWNERS], end[OWNERS], windows[OWNERS] = {0}, longest[OWNERS] = {0};
-      int64_t bounds[BOUNDS] = {60000, 600000, 3600000}, bins[BOUNDS + 1] = {0}, last[4] = {-1, -1, -1, -1};
-      double share[OWNERS] = {0}, bin_share[BOUNDS + 1] = {0};
-      uint8_t counted[OWNERS] = {1, 0, 1, 1, 1, 1};
-      for (int k = 0; k < OWNERS; k++)
-        begin[k] = end[k] = -1, owner_start[k] = below(2) ? -FAR : below(ROWS * STEP);
-      struct windows w = {OWNERS, owner_start, counted, begin, end, share, windows, longest, BOUNDS, bounds, bins, bin_share, last};
-      give_idle(events, found, &in.line, &w);
-      end_all_windows(&in.line, &w);
-      for (int64_t e = 0; e < found; e++)
-        if (events[4 * e] < 0 || events[4 * e] >= in.cells || events[4 * e + 1] >= events[4 * e + 2])
-          fprintf(stderr, "idle time %lld is empty or in no cell\n", (long long)e), exit(1);
-      if (s.partly > in.partly || s.samples < 0 || s.samples > in.block.count || s.gap_ms < 0)
-        fprintf(stderr, "impossible counts\n"), exit(1);
-    }
-    free(events), free(s.sums), free(s.peak), free(s.partly_cell), free(s.partly_time), free(s.partly_sums);
+    int64_t owner_start[OWNERS] = {0}, begin[OWNERS], end[OWNERS], windows[OWNERS] = {0}, longest[OWNERS] = {0};
+    int64_t bounds[BOUNDS] = {60000, 600000, 3600000}, bins[BOUNDS + 1] = {0}, last[4] = {-1, -1, -1, -1};
+    double share[OWNERS] = {0}, bin_share[BOUNDS + 1] = {0};
+    uint8_t counted[OWNERS] = {1, 0, 1, 1, 1, 1};
+    for (int k = 0; k < OWNERS; k++)
+      begin[k] = end[k] = -1, owner_start[k] = below(2) ? -FAR : below(ROWS * STEP);
+    struct windows w = {OWNERS, owner_start, counted, begin, end, share, windows, longest, BOUNDS, bounds, bins, bin_share, last};
+    give_idle(events, found, &in.line, &w);
+    end_all_windows(&in.line, &w);
+    for (int64_t e = 0; e < found; e++)
+      if (events[4 * e] < 0 || events[4 * e] >= in.cells || events[4 * e + 1] >= events[4 * e + 2])
+        fprintf(stderr, "idle time %lld is empty or in no cell\n", (long long)e), exit(1);
+    if (s.partly > in.partly || s.samples < 0 || s.samples > in.block.count || s.gap_ms < 0)
+      fprintf(stderr, "impossible counts\n"), exit(1);
   }
+  free(events), free(s.sums), free(s.peak), free(s.partly_cell), free(s.partly_time), free(s.partly_sums);
   release(&in);
   return accepted;
 }

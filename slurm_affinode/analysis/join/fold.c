@@ -54,40 +54,10 @@ static int64_t piece_of(const struct pieces *p, int64_t row) {
   return low;
 }
 
-// Return whether any two successive times of a piece are more than INT32_MAX ms apart.
-static bool far_apart(const int64_t *times, int64_t begin, int64_t stop) {
-  for (int64_t j = begin; j < stop - 1; j++)
-    if (times[j + 1] - times[j] > INT32_MAX)
-      return true;
-  return false;
-}
-
-// Return whether the times of a block ascend within each piece, and lie within its interval. The loops of this file
-// rely on it; a damaged file may violate it.
-VERSIONS int in_order(const struct block *b, const struct pieces *p) {
-  const int64_t *times = b->time;
-  int64_t begin = 0;
-  for (int64_t piece = piece_of(p, b->row); begin < b->count; piece++) {
-    if (piece == p->count)
-      return 0;
-    int64_t stop = smaller(p->end[piece] - b->row, b->count), wrong = 0;
-    for (int64_t j = begin; j < stop - 1; j++)
-      wrong += times[j + 1] <= times[j];
-    if (wrong || times[begin] <= -LATEST || times[stop - 1] >= LATEST)
-      return 0;
-    if (times[stop - 1] - times[begin] > INT32_MAX && far_apart(times, begin, stop))
-      return 0;
-    if (p->step[piece] < 0 || p->step[piece] > INT32_MAX || !(p->limit[piece] >= 0 && p->limit[piece] <= INT32_MAX))
-      return 0;
-    if (times[begin] < p->first_time[piece] || times[stop - 1] >= p->reach[piece])
-      return 0;
-    if (p->end[piece] - b->row > b->count) {
-      if (b->next_time <= times[stop - 1] || b->next_time >= LATEST || b->next_time - times[stop - 1] > INT32_MAX)
-        return 0;
-    }
-    begin = stop;
-  }
-  return 1;
+// Return whether the numbers of a piece are usable, and `begin`, the time of its first row in a block, is in its interval.
+static bool plausible(const struct pieces *p, int64_t piece, int64_t begin) {
+  return p->step[piece] >= 0 && p->step[piece] <= INT32_MAX && p->limit[piece] >= 0 && p->limit[piece] <= INT32_MAX &&
+         begin >= p->first_time[piece] && begin < p->reach[piece] && begin > -LATEST && begin < LATEST;
 }
 
 static inline double parts_of(double value, double duration, double parts) { return rint(value * duration * parts); }
@@ -115,15 +85,24 @@ static void add(double *sums, int64_t duration, int activity, float util, float 
   }
 }
 
-// Write the distance of each of `size` times to the next one to `weights`; return the largest.
+// Return whether a time follows another one, at most INT32_MAX ms later, and is before LATEST.
+static inline bool follows(int64_t before, int64_t after) {
+  return (uint64_t)after - (uint64_t)before - 1 < INT32_MAX && after < LATEST;
+}
+
+// Write the distance of each of `size` times to the next one to `weights`; return the largest, or -1 if one does not
+// follow the one before.
 static inline int32_t weigh(const int64_t *times, int64_t size, int32_t *weights) {
   int32_t most = 0;
+  uint64_t wrong = 0;
   for (int64_t j = 0; j < size; j++) {
-    int32_t distance = (int32_t)(times[j + 1] - times[j]);
-    weights[j] = distance;
-    most = distance > most ? distance : most;
+    uint64_t distance = (uint64_t)times[j + 1] - (uint64_t)times[j];
+    wrong |= (distance - 1) | (INT32_MAX - distance);
+    int32_t weight = (int32_t)distance;
+    weights[j] = weight;
+    most = weight > most ? weight : most;
   }
-  return most;
+  return wrong >> 63 ? -1 : most;
 }
 
 // Set the weight of each sample that is followed by a gap to `step`, and add GAP to its class.
@@ -171,32 +150,28 @@ static inline const float *values_of(const struct column *column, int64_t first,
   return copy;
 }
 
-// Raise each of `size` numbers to a value, or to 0 if the value is at or below its floor; NaN raises nothing.
-static inline void raise_to(float *restrict numbers, const float *restrict values, int64_t size, float floor) {
-  for (int64_t j = 0; j < size; j++) {
-    float value = values[j] <= floor ? 0.0F : values[j];
-    numbers[j] = value > numbers[j] ? value : numbers[j];
-  }
+// Return the larger of a number and a value, or 0 if the value is at or below its floor; NaN raises nothing.
+static inline float raised(float number, float value, float floor) {
+  value = value <= floor ? 0.0F : value;
+  return value > number ? value : number;
 }
 
-// Write the class of each of `size` samples from row `first` on to `kinds`; `util` are values of these rows.
-static inline void classify(const struct block *b, int64_t first, int64_t size, const float *util,
-                            const struct limits *limits, float *copy, uint8_t *restrict kinds) {
-  float largest[CHUNK];
-  const struct column *fractions[] = {&b->engine, &b->sm, &b->tensor, &b->dram};
-  float idle_pct = limits->idle_pct, low_pct = limits->low_pct;
-  for (int64_t j = 0; j < size; j++)
-    largest[j] = -1;
-  for (int k = 0; k < 4; k++) {
-    const float *values = values_of(fractions[k], first, size, NULL, copy);
-    if (values)
-      raise_to(largest, values, size, limits->floors[k + 1]);
+// Write the class of each of `size` samples to `kinds`. The columns are read at once, so that their memory is fetched
+// at the same time.
+static inline void classify(const float *const *signals, int64_t size, const struct limits *limits,
+                            uint8_t *restrict kinds) {
+  const float *util = signals[0], *engine = signals[1], *sm = signals[2], *tensor = signals[3], *dram = signals[4];
+  const float util_floor = limits->floors[0], engine_floor = limits->floors[1], sm_floor = limits->floors[2];
+  const float tensor_floor = limits->floors[3], dram_floor = limits->floors[4];
+  const float idle_pct = limits->idle_pct, low_pct = limits->low_pct;
+  for (int64_t j = 0; j < size; j++) {
+    float largest = raised(-1, engine[j], engine_floor);
+    largest = raised(largest, sm[j], sm_floor);
+    largest = raised(largest, tensor[j], tensor_floor);
+    largest = raised(largest, dram[j], dram_floor);
+    largest = raised(largest * 100, util[j], util_floor);
+    kinds[j] = (uint8_t)((largest <= idle_pct) + (largest <= low_pct) + (largest < 0));
   }
-  for (int64_t j = 0; j < size; j++)
-    largest[j] *= 100;
-  raise_to(largest, util, size, limits->floors[0]);
-  for (int64_t j = 0; j < size; j++)
-    kinds[j] = (uint8_t)((largest[j] <= idle_pct) + (largest[j] <= low_pct) + (largest[j] < 0));
 }
 
 // Add value x time, time with a value, and value x time while idle to three columns. With `complete` no value is
@@ -321,22 +296,27 @@ static inline int64_t record(int64_t *events, int64_t room, int64_t at, int64_t 
 }
 
 // Add the rows of a block to `s`, and its idle time to `events`: rows of cell, begin, end, and the time since which an
-// allocation must have held the device. Return the number of rows in `events`. It needs as many as the block has rows plus the
-// timeline has cells; a larger number than `room` is returned if pieces contradict each other, so that it was too small.
+// allocation must have held the device. Return the number of rows in `events`. It needs as many as the block has rows plus
+// the timeline has cells. Return a larger number than `room`, with `s` incomplete, if the times of a piece do not ascend or
+// are not in its interval, as in a damaged file, or if pieces contradict each other, so that `events` is too small.
 VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struct timeline *line,
                       const struct limits *limits, struct sums *s, int64_t *events, int64_t room) {
   int32_t weights[CHUNK];
   uint8_t kinds[CHUNK];
-  float missing[CHUNK], copies[4][CHUNK];
+  float missing[CHUNK], copies[METRICS][CHUNK];
   for (int64_t j = 0; j < CHUNK; j++)
     missing[j] = NAN;
+  const struct column *columns[METRICS] = {&b->util, &b->engine, &b->sm, &b->tensor, &b->dram, &b->fb, &b->power};
   const int64_t *times = b->time, *ends = line->end;
   bool util_complete = b->util.present == COMPLETE, fb_complete = b->fb.present == COMPLETE;
   bool power_complete = b->power.present == COMPLETE;
   int64_t event = 0, begin = 0;
   for (int64_t piece = piece_of(p, b->row); begin < b->count; piece++) {
-    int64_t stop = smaller(p->end[piece] - b->row, b->count);
-    int64_t following = p->end[piece] - b->row <= b->count ? p->next_time[piece] : b->next_time;
+    if (piece == p->count || !plausible(p, piece, times[begin]))
+      return room + 1;
+    int64_t stop = smaller(p->end[piece] - b->row, b->count), bound = smaller(p->reach[piece], LATEST);
+    bool continues = p->end[piece] - b->row > b->count;
+    int64_t following = continues ? b->next_time : p->next_time[piece];
     following = larger(smaller(following, FAR), times[stop - 1]);
     int64_t step = p->step[piece], device = p->device[piece];
     double limit = p->limit[piece];
@@ -345,13 +325,18 @@ VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struc
       // A chunk: rows of one piece.
       int64_t behind_chunk = smaller(begin + limits->chunk, stop), size = behind_chunk - begin;
       int64_t after_last = behind_chunk < stop ? times[behind_chunk] : following;
-      int64_t last_weight = after_last - times[behind_chunk - 1];
       int32_t most = weigh(times + begin, size - 1, weights);
+      if (most < 0 || times[behind_chunk - 1] >= bound)
+        return room + 1;
+      if ((behind_chunk < stop || continues) && !follows(times[behind_chunk - 1], after_last))
+        return room + 1;
+      int64_t last_weight = after_last - times[behind_chunk - 1];
       weights[size - 1] = (int32_t)((double)last_weight <= limit ? last_weight : step);
-      const float *util = values_of(&b->util, begin, size, missing, copies[0]);
-      const float *fb = values_of(&b->fb, begin, size, missing, copies[1]);
-      const float *power = values_of(&b->power, begin, size, missing, copies[2]);
-      classify(b, begin, size, util, limits, copies[3], kinds);
+      const float *values[METRICS];
+      for (int k = 0; k < METRICS; k++)
+        values[k] = values_of(columns[k], begin, size, missing, copies[k]);
+      const float *util = values[0], *fb = values[5], *power = values[6];
+      classify(values, size, limits, kinds);
       if (most > limit || (double)last_weight > limit)
         mark_gaps(times + begin, size, after_last, limit, step, weights, kinds);
       for (int64_t low = 0, high; low < size; low = high) {

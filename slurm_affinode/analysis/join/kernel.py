@@ -237,8 +237,6 @@ class _Worker:
     ) -> Ints:
         """Add a block. Return the idle time in it (rows of ``events`` in ``fold.c``)."""
         values = _block_record(block)
-        if not self._code.in_order(byref(values), byref(stretches)):
-            raise OutOfOrderError(block.row)
         room = len(block) + self._cells + 1
         if len(self._idle) < room:
             # Untouched memory gets no pages from the system.

@@ -152,7 +152,6 @@ def library() -> ctypes.CDLL:
         raise _unusable("was compiled from another version of its sources")
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for name, parameters in {
-        "in_order": (pointer, pointer),
         "fold": (*(pointer,) * 6, integer),
         "give_idle": (pointer, integer, pointer, pointer),
         "end_all_windows": (pointer, pointer),
