@@ -8,8 +8,11 @@
 enum { SUMS = 12, METRICS = 7, CHUNK = 4096 };  // columns of sums; of blocks; most samples that are processed at once
 enum { MISSING, PARTIAL, COMPLETE };  // whether no, some or all rows of a block have a value of a metric
 
-// On x86-64, code for processors with AVX2 is chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__GLIBC__)
+// On x86-64, code for processors with AVX2 or AVX-512 is chosen when the library is loaded. The name of the
+// latter is known to GCC from release 12 on.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#define VERSIONS __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
+#elif defined(__x86_64__) && defined(__GLIBC__)
 #define VERSIONS __attribute__((target_clones("default", "avx2")))
 #else
 #define VERSIONS
