@@ -17,12 +17,15 @@ The ratio of the medians is printed as well.
 
 Samples are exactly 30 s apart, and allocations begin and end on that grid, so that the number of samples is
 proportional to time: the sums of all peers must agree, which is checked. ``--samples 1000000000 --peers ''`` shows that
-memory does not grow.
+memory does not grow. Several numbers, as in ``--samples 10000,100000,1000000``, are measured one after the other, with
+allocations in proportion to the samples (``--allocations`` with the last number), and a table of seconds and CPU
+seconds follows; no ratio is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -31,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -56,6 +59,8 @@ ACTIVITY = "greatest(s.util_pct, s.engine_active * 100, s.sm_active * 100, s.dra
 PER_NODE = 8
 GAP_SHARE = 0.2
 """Share of device-days that have a gap of half an hour."""
+FEW = 2_000_000
+"""Samples up to which peers are measured as often as ours."""
 TARGETS = {"pandas": 5.0, "duckdb": 2.5, "polars": 1 / 1.2, "scan": 1 / 1.5}
 """Minimum of the peer's seconds as a multiple of ours."""
 
@@ -303,16 +308,20 @@ def measure(way: str, directory: Path, plan: Plan) -> dict[str, Any]:
 def worker(request: str) -> None:
     """Run the join in this process."""
     way, directory, *plan = json.loads(request)
+    if way in {"duckdb", "pandas"}:
+        importlib.import_module(way)  # imports are not timed
+    begin = time.process_time()
     result = WAYS[way](Path(directory), Plan(*plan))
-    peak = peak_gib()
-    print(json.dumps({**result, "peak_gib": peak}))
+    cpu = time.process_time() - begin
+    print(json.dumps({**result, "cpu": cpu, "peak_gib": peak_gib()}))
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fastest run, with ``median`` (seconds) and the largest ``peak_gib`` of all runs."""
+    """Return the fastest run, with ``median`` (seconds), the least ``cpu`` and the largest ``peak_gib`` of all runs."""
     best = min(runs, key=lambda run: run["seconds"])
     median = statistics.median(run["seconds"] for run in runs)
-    return {**best, "median": median, "peak_gib": max(run["peak_gib"] for run in runs)}
+    cpu = min(run["cpu"] for run in runs)
+    return {**best, "median": median, "cpu": cpu, "peak_gib": max(run["peak_gib"] for run in runs)}
 
 
 def check(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -329,7 +338,10 @@ def check(results: dict[str, dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Build the data, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=100_000_000)
+    parser.add_argument(
+        "--samples", type=lambda text: [int(number) for number in text.split(",")], default=[100_000_000],
+        help="number of samples, or several [default: 100000000]",
+    )  # fmt: skip
     parser.add_argument("--allocations", type=int, default=265_000)
     parser.add_argument(
         "--peers",
@@ -344,28 +356,58 @@ def main() -> int:
     if options.worker:
         worker(options.worker)
         return 0
-    plan = Plan.of(options.samples, options.allocations)
-    directory = Path(tempfile.mkdtemp(prefix="bench-join-", dir=options.dir))
+    peers = [peer for peer in options.peers.split(",") if peer]
+    several = len(options.samples) > 1
+    rows: list[tuple[int, dict[str, dict[str, Any]]]] = []
+    status = 0
+    for number in options.samples:
+        allocations = max(PER_NODE, options.allocations * number // options.samples[-1])
+        plan = Plan.of(number, allocations if several else options.allocations)
+        made, results = measured(plan, options.dir, peers, options.repeat)
+        ended = show(plan, made, results, as_json=options.json, keep=not several)
+        status = 1 if 1 in {status, ended} else max(status, ended)
+        rows.append((made, results))
+    if several and not options.json:
+        print(table(rows))
+    return status
+
+
+def measured(
+    plan: Plan, parent: Path | None, peers: Sequence[str], repeat: int
+) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return the number of samples and the results of every way, by its name."""
+    directory = Path(tempfile.mkdtemp(prefix="bench-join-", dir=parent))
     try:
-        samples_made = make(plan, directory)
+        made = make(plan, directory)
         os.sync()  # otherwise it would be written to the disk during the first runs
         measure("ours", directory, plan)  # fills the page cache
-        peers = [peer for peer in options.peers.split(",") if peer]
         turns = ["scan", "ours"]
-        runs = [[measure(name, directory, plan) for name in turns] for _ in range(options.repeat)]
+        runs = [[measure(name, directory, plan) for name in turns] for _ in range(repeat)]
         results = {name: summary([run[i] for run in runs]) for i, name in enumerate(turns)}
-        results |= {peer: measure(peer, directory, plan) for peer in peers}
+        # A single run of much work, but several of little, whose times vary more.
+        again = repeat if plan.devices * plan.days * PER_DAY <= FEW else 1
+        return made, results | {peer: summary([measure(peer, directory, plan) for _ in range(again)]) for peer in peers}
     finally:
         shutil.rmtree(directory)
-    return show(plan, samples_made, results, as_json=options.json)
 
 
-def show(plan: Plan, made: int, results: dict[str, dict[str, Any]], *, as_json: bool) -> int:
-    """Print the results; return 1 if sums differ, ``MISSED`` if a target is missed."""
+def table(rows: Sequence[tuple[int, Mapping[str, Mapping[str, float]]]]) -> str:
+    """Return seconds, and in parentheses CPU seconds, of every way at every number of samples."""
+    names = list(rows[0][1])
+    lines = [f"{'samples':>13}  " + "".join(f"{name:>18}" for name in names)]
+    for made, results in rows:
+        cells = [f"{results[name]['seconds']:.3f} ({results[name]['cpu']:.3f})" for name in names]
+        lines.append(f"{made:>13,}  " + "".join(f"{cell:>18}" for cell in cells))
+    return "\n".join(lines)
+
+
+def show(plan: Plan, made: int, results: dict[str, dict[str, Any]], *, as_json: bool, keep: bool) -> int:
+    """Print the results; return 1 if sums differ, ``MISSED`` if a target is missed. ``keep``: report the ratios."""
     wrong = check(results)
     own = results["ours"]["seconds"]
     ratios = {name: result["seconds"] / own for name, result in results.items() if name != "ours"}
-    report(**{f"to_{name}": own / result["seconds"] for name, result in results.items() if name != "ours"})
+    if keep:
+        report(**{f"to_{name}": own / result["seconds"] for name, result in results.items() if name != "ours"})
     missed = [name for name, ratio in ratios.items() if ratio < TARGETS[name]]
     if as_json:
         shown = {"samples": made, "devices": plan.devices, "days": plan.days, "allocations": plan.allocations}
@@ -374,9 +416,11 @@ def show(plan: Plan, made: int, results: dict[str, dict[str, Any]], *, as_json: 
     print(f"{made:,} samples of {plan.devices:,} GPUs over {plan.days} days, {plan.allocations:,} allocations")
     for name, result in results.items():
         against = "" if name == "ours" else f"  {ratios[name]:6.2f} x the time of ours (target {TARGETS[name]:.2f})"
-        print(f"  {name:<7} {result['seconds']:8.2f} s  {result['peak_gib']:5.2f} GiB{against}")
+        used = f"{result['seconds']:8.3f} s ({result['cpu']:.3f} s of CPU)  {result['peak_gib']:5.2f} GiB"
+        print(f"  {name:<7} {used}{against}")
     medians = results["ours"]["median"] / results["scan"]["median"]
-    print(f"  ours / scan: {1 / ratios['scan']:.2f}, of medians {medians:.2f}")
+    of_cpu = results["ours"]["cpu"] / results["scan"]["cpu"]
+    print(f"  ours / scan: {1 / ratios['scan']:.2f}, of medians {medians:.2f}, of CPU time {of_cpu:.2f}")
     print(f"  sums agree: {'no: ' + '; '.join(wrong) if wrong else 'yes'}")
     if missed:
         print(f"  missed: {', '.join(missed)}")
