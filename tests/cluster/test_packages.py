@@ -5,18 +5,17 @@ Debian 12 has a Slurm for which the plugin cannot be built: its headers are thos
 
 from __future__ import annotations
 
-import fcntl
-import io
 import json
 import os
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from cluster.builds import Builds, image
 
 from slurm_affinode import __version__
 from slurm_affinode.base.extras import INSTALL
@@ -25,10 +24,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = "/usr/bin/python3.11"
 SLURM = "24.11"
 NAMES = ("slurm-affinode", "slurm-affinode-node", "slurm-affinode-spank")
-HEADERS = """
-set -e; cd /tmp; apt-get update -qq >&2; apt-get download -qq libslurm-dev >&2
-dpkg-deb -x libslurm-dev*.deb x; tar -C x/usr/include -cf - slurm
-"""
 FILES = "find /etc /usr /opt /var -xdev ! -type d ! -path '/var/cache/*' ! -path '/var/log/*' ! -path '/var/lib/[ad]p*'"
 WRITABLE = "find /etc/slurm-affinode /usr/lib/slurm-affinode /usr/lib/systemd/system/slurm-* -perm /022 ! -type l"
 """Whatever the umask of the checkout, the agent refuses configuration that others than root may write."""
@@ -42,34 +37,16 @@ pytestmark = [
 ]
 
 
-def image(suite: str) -> str:
-    """Return the name of the base image of a Debian release."""
-    subprocess.run([REPOSITORY / "containers" / "base-image.sh", suite], check=True, timeout=600)
-    return f"slurm-affinode/base:{suite}"
-
-
 @pytest.fixture(scope="module")
-def packages(docker: None, tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Path:
+def packages(builds: Builds) -> Path:
     """The directory of the packages; several workers build them once."""
-    place = tmp_path_factory.getbasetemp().parent / f"packages-{testrun_uid}"
-    place.mkdir(exist_ok=True)
-    with (place / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "complete").exists():
-            build(place)
-            (place / "complete").touch()
-    return place / "out"
+    return builds.get("packages", partial(build, headers=builds.slurm_headers("trixie")))
 
 
-def build(tmp_path: Path) -> None:
-    """Build the packages into ``out`` of the directory."""
-    headers = subprocess.run(
-        ["docker", "run", "--rm", image("trixie"), "sh", "-c", HEADERS], capture_output=True, check=True, timeout=120
-    )
-    with tarfile.open(fileobj=io.BytesIO(headers.stdout)) as archive:
-        archive.extractall(tmp_path / "include", filter="data")
+def build(place: Path, *, headers: Path) -> None:
+    """Build the packages into a directory."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    env |= {"OUT": str(tmp_path / "out"), "SLURM_CFLAGS": f"-I{tmp_path}/include", "PYTHON": PYTHON}
+    env |= {"OUT": str(place), "SLURM_CFLAGS": f"-I{headers}", "PYTHON": PYTHON}
     done = subprocess.run(["make", "packages"], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
