@@ -133,6 +133,7 @@ class Daemon:
             local_calls=BoundedCalls(self._aside), name_of=name_of_user,
             name_calls=BoundedCalls(self.workers.queue("names")), gpu_indices=indices,
             ended=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(), clear=self.announcements.clear,
+            mismatch=self.announcements.mismatch,
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
             counters=self.counters, journal=Journal(config.suspend.journal),
         )  # fmt: skip

@@ -84,6 +84,8 @@ class Service:
     journal: Journal | None = None
     clear: Callable[[int], None] = lambda job_id: None
     """Removes files that a job's keeper may have left, see ``Announcements.clear``."""
+    mismatch: Callable[[int], str | None] = lambda job_id: None
+    """Returns why the shepherd of a job is of another release, see ``Announcements.mismatch``."""
     now: Callable[[], float] = time.time
     began: float = field(init=False)
     """When this agent started."""
@@ -259,6 +261,9 @@ class Service:
         if match is None:
             match = next((suspended for suspended in self._asleep() if suspended.key.job_id == job_id), None)
         owner = self._present.get(job_id) if match is None else match.uid
+        if owner is None and self.mismatch(job_id) is not None:  # its shepherd is not admitted
+            job, _ = self._slurms(job_id, caller)
+            owner = None if job is None else job.uid
         if match is None and (unresponsive := self.orchestration.keeper.unresponsive()) is not None:
             raise RequestError("no-answer", f"the state of job {job_id} is unknown: {unresponsive}", exit_code=3)
         if owner is None and self._has_just_started():
@@ -300,6 +305,9 @@ class Service:
         if job is not None and job.batch and job.batch_host not in (None, self.node):
             # Its shepherd, if any, is on the node of its script, where the request belongs.
             return RequestError("unknown-job", f"job {job_id} is known on {job.batch_host}, not on {self.node}")
+        if (mismatch := self.mismatch(job_id)) is not None:
+            text = f"job {job_id} cannot be suspended: it continues with the plugin that started it: {mismatch}"
+            return RequestError("plugin-release", text, hint="jobs that start from now on can be suspended")
         refusal = without_option(job)
         if refusal.code == RefusalCode.NOT_OPTED_IN and (what := self._just_started(job)) is not None:
             text = f"{what} has just started: whether the job has the option --gpu-suspend-idle is not known yet"

@@ -31,6 +31,10 @@ class AnnouncementError(ValueError):
     """An announcement cannot be trusted or read."""
 
 
+class AnnouncementVersionError(AnnouncementError):
+    """The plugin of another release has written the announcement."""
+
+
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """Root's record of a job's shepherd. Namespaces and program are identified by device and inode."""
@@ -71,6 +75,15 @@ class Announcements:
         if announcement.job_id != job_id:
             raise AnnouncementError(f"{self._directory}/{name}: is for job {announcement.job_id}")
         return announcement
+
+    def mismatch(self, job_id: int) -> str | None:
+        """Return the error if the plugin of another release has started the job, otherwise ``None``. Never raises."""
+        with contextlib.suppress(AnnouncementError):
+            try:
+                self.of(job_id)
+            except AnnouncementVersionError as error:
+                return str(error)
+        return None
 
     def clear(self, job_id: int) -> None:
         """Remove the announcement for a job if its shepherd has ended. Never raises."""
@@ -132,7 +145,7 @@ def _parse(text: str, where: str) -> Announcement:
     try:
         (version,) = fields["version"]
         if version != _VERSION:
-            raise AnnouncementError(
+            raise AnnouncementVersionError(
                 f"{where}: version {version}, this agent reads {_VERSION}: the plugin is of another release"
             )
         if any(number > MOST_ID for key in ("uid", "gid", "groups") for number in fields[key]):

@@ -254,6 +254,25 @@ def test_ending_job_is_not_reported_without_option(node: Node1) -> None:
         assert caught.value.code == "ending"
 
 
+@pytest.mark.parametrize("prolog", [True, False])
+def test_job_of_the_plugin_of_another_release_is_not_reported_without_option(
+    node: Node1, monkeypatch: pytest.MonkeyPatch, prolog: bool
+) -> None:
+    """An agent of the other release has admitted its shepherd; this one may have started since its prolog."""
+    monkeypatch.setattr(node.daemon.announcements, "_owner", os.getuid())
+    directory = node.daemon.announcements._directory
+    directory.mkdir(mode=0o755, exist_ok=True)
+    (directory / "9").write_text("version=1\njob=9\n")
+    node.slurm.all[9] = job(9, uid=2001)
+    if prolog:
+        ask(node, verb="prolog", job=9, uid=2001)
+    with pytest.raises(control.RequestError, match="version 1, this agent reads 2: the plugin is of another") as caught:
+        ask(node, ALICE, verb="suspend", job=9)
+    assert caught.value.code == "plugin-release"
+    with pytest.raises(control.RequestError, match="job 9 is not yours"):
+        ask(node, BOB, verb="suspend", job=9)
+
+
 @pytest.mark.parametrize("what", ["never watched", "watched", "suspended"])
 @pytest.mark.parametrize(("state", "said"), [("CANCELLED", "job 9 has ended: CANCELLED"), (None, "job 9 has ended$")])
 def test_ended_job_is_reported_as_ended(node: Node1, what: str, state: str | None, said: str) -> None:
