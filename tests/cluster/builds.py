@@ -13,7 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEADERS = """
-set -e; cd /tmp; apt-get update -qq >&2; apt-get download -qq libslurm-dev >&2
+set -e; cd /tmp; apt-get update -qq -o Acquire::Check-Valid-Until=false >&2; apt-get download -qq libslurm-dev >&2
 dpkg-deb -x libslurm-dev*.deb x; tar -C x/usr/include -cf - slurm
 """
 
