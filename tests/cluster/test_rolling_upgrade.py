@@ -37,7 +37,7 @@ SUITES = {"24.11": "trixie", "26.05": "forky"}
 
 # Prints what the release of this node reads in a copy of the shared state. Arguments: the cluster's name, job IDs.
 READ_SHARED = r"""
-import json, shutil, sys, tempfile, time
+import contextlib, json, shutil, sys, tempfile, time
 from pathlib import Path
 from slurm_affinode.checkpoint.image.manifest import load_key
 from slurm_affinode.checkpoint.image.signatures import Signer
@@ -49,7 +49,8 @@ from slurm_affinode.suspension.wake import Lease
 cluster, *jobs = sys.argv[1:]
 with tempfile.TemporaryDirectory() as directory:
     root = Path(directory, "shared")
-    shutil.copytree("/shared/slurm-affinode", root, ignore=shutil.ignore_patterns("images", ".*"))
+    with contextlib.suppress(shutil.Error):  # a file was removed meanwhile
+        shutil.copytree("/shared/slurm-affinode", root, ignore=shutil.ignore_patterns("images", ".*"))
     signer = Signer(load_key(Path("/etc/slurm-affinode/image.key")), "reader")
     notes, promises = Notes(root, signer), Promises(root, cluster, signer, lasts_s=600)
     promises.refresh()
