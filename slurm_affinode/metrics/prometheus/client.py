@@ -75,11 +75,15 @@ class Client:
 
     def names(self, selectors: Sequence[str], since_ms: int, until_ms: int) -> list[str]:
         """Return the names of metrics with series that match any of ``selectors`` (none: of all metrics)."""
+        return self.label_values("__name__", selectors, since_ms, until_ms)
+
+    def label_values(self, label: str, selectors: Sequence[str], since_ms: int, until_ms: int) -> list[str]:
+        """Return the values of a label of series that match any of ``selectors`` (none: of all series)."""
         params = [("start", _seconds(since_ms)), ("end", _seconds(until_ms)), *(("match[]", one) for one in selectors)]
-        data = self._ask("label/__name__/values", params)
+        data = self._ask(f"label/{label}/values", params)
         if not isinstance(data, list):
             raise self._strange()
-        return [str(name) for name in data]
+        return [str(value) for value in data]
 
     def _series(self, path: str, params: Mapping[str, str], kind: str) -> list[dict[str, Any]]:
         data = self._ask(path, list(params.items()))

@@ -6,7 +6,9 @@ point of a grid; for up to five minutes it repeats the last scrape, and it misse
 if a step was requested and for servers without raw samples. A query asks for fewer than 11,000 points per series, the
 limit of Prometheus.
 
-The window grows while responses are small and is halved if the server or the response limit reports too much data.
+The window grows while responses are small and is halved if the server or the response limit reports too much data
+(``--query.max-samples``, HTTP 422, timeouts). If the shortest window is too much, each query requests a part of the
+series, by the values of a label.
 Sources: prometheus.io, "HTTP API"; "Querying basics", "Instant vector selectors" for the subset of PromQL.
 """
 
@@ -61,7 +63,7 @@ def _parse(text: str) -> list[Matcher]:
     inner = text.strip()
     if inner.startswith("{") and inner.endswith("}"):
         inner = inner[1:-1]
-    matchers: list[Matcher] = []
+    found: list[Matcher] = []
     at = 0
     while inner[at:].strip():
         match = _MATCHER.match(inner, at)
@@ -73,13 +75,13 @@ def _parse(text: str) -> list[Matcher]:
                 f"{text!r}: the names of metrics cannot be selected",
                 hint="name further metrics in a file and give it as gpu_history.aliases",
             )
-        matchers.append(Matcher(label, operator, _unquoted(quoted)))
+        found.append(Matcher(label, operator, _unquoted(quoted)))
         at = match.end()
         if end != "," and inner[at:].strip():
             raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
-    if not matchers:
+    if not found:
         raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
-    return matchers
+    return found
 
 
 def _unquoted(quoted: str) -> str:
@@ -121,6 +123,10 @@ LONGEST_WINDOW_MS = 24 * 3600 * 1000
 TARGET_POINTS = 200_000
 """Target size of a response, in points: about 5 MB of JSON."""
 DEFAULT_STEP_MS = 30 * 1000
+_CALM_WINDOWS = 10
+"""Windows after a refusal until one of the refused length is tried again."""
+_PART_LABELS = ("instance", "Hostname", "UUID", "gpu")
+"""Labels by which series are divided: the first one with several values."""
 _PROBE_MS = 20 * 60 * 1000
 _PROBE_STEP_MS = 5 * 1000
 _GPU_NAME = re.compile(r"(?:^|_)(?:dcgm|nvidia|gpu|nv)(?:_|$)")
@@ -180,9 +186,9 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
         # Some proxies forward queries only, some limit the interval.
         spelled = [aliases.spelled[name] for name in aliases.metrics if name in aliases.spelled]
         names = [name for name in spelled if _chosen(name.lower(), options) and _present(client, question, name)]
-    chosen = [name for name in names if _chosen(name.lower(), options)]
-    known = {name: alias for name in chosen if (alias := aliases.metric(name)) is not None}
-    other = [name for name in chosen if name not in known]
+    wanted = [name for name in names if _chosen(name.lower(), options)]
+    known = {name: alias for name in wanted if (alias := aliases.metric(name)) is not None}
+    other = [name for name in wanted if name not in known]
     return ServerMetrics(tuple(sorted(known, key=lambda name: (-known[name].rank, name))), tuple(sorted(other)))
 
 
@@ -236,29 +242,35 @@ class QueryReader:
     """Step of range queries; None: raw samples are read."""
     _proved: bool = False
     """Whether the server has returned raw samples."""
+    _part_label: str = ""
+    _parts: list[list[str]] = field(default_factory=list)
+    """Values of the label by which series are divided; a query for each list. Empty: the series are not divided."""
 
-    def windows(self, metrics: ServerMetrics) -> Iterator[Window]:
-        """Yield the samples of ``metrics``."""
+    def windows(self, found: ServerMetrics) -> Iterator[Window]:
+        """Yield the samples of ``found``."""
         question = self.question
-        for name in metrics.other:
+        for name in found.other:
             self.notes.unknown[name] += 1
-        if not metrics.names:
+        if not found.names:
             return
         self._step_ms = question.step_ms
-        self._percent = self._in_percent(metrics)
+        self._percent = self._in_percent(found)
         at, width = question.since_ms, FIRST_WINDOW_MS
+        refused, calm = 2 * LONGEST_WINDOW_MS, 0
         while at < question.until_ms:
             until = min(at + self._bounded(width), question.until_ms)
             try:
-                frames, largest = self._window(metrics, at, until)
+                frames, largest = self._window(found, at, until)
             except TooMuchError:
-                if until - at <= SHORTEST_WINDOW_MS:
+                if until - at <= SHORTEST_WINDOW_MS and not self._divide(found):
                     raise
+                refused, calm = until - at, 0
                 width = max(SHORTEST_WINDOW_MS, (until - at) // 2000 * 1000)
                 continue
             yield Window(at, until, frames)
             at = until
-            if 2 * largest < self.target_points:
+            calm += 1
+            if 2 * largest < self.target_points and (2 * width < refused or calm >= _CALM_WINDOWS):
                 width = min(2 * width, LONGEST_WINDOW_MS)
             elif largest > 2 * self.target_points:
                 width = max(SHORTEST_WINDOW_MS, width // 2000 * 1000)
@@ -268,29 +280,58 @@ class QueryReader:
             return width
         return max(1, min(width // self._step_ms, POINTS_PER_SERIES - 1)) * self._step_ms
 
-    def _window(self, metrics: ServerMetrics, since: int, until: int) -> tuple[list[pl.DataFrame], int]:
+    def _window(self, found: ServerMetrics, since: int, until: int) -> tuple[list[pl.DataFrame], int]:
         """Return the samples of ``[since, until)`` and the number of points in the largest response."""
         collector = self.collector() if self.collector is not None else self._of_gpus()
         largest = 0
         # A range has whole seconds, and includes its left end or not, depending on the server's version.
         inside = pl.col("time").dt.epoch("ms").is_between(since, until, closed="left")
-        for name in metrics.names:
-            points = 0
-            for number, series in enumerate(self._series(metrics, name, since, until), start=1):
-                series.setdefault("metric", {}).setdefault("__name__", name)
-                points += len(series.get("values") or ())
-                collector.add(series, number)
-            largest = max(largest, points)
+        for name in found.names:
+            for part in self._parts or [[]]:
+                points = 0
+                for number, series in enumerate(self._series(found, name, part, since, until), start=1):
+                    series.setdefault("metric", {}).setdefault("__name__", name)
+                    points += len(series.get("values") or ())
+                    collector.add(series, number)
+                largest = max(largest, points)
         return collector.frames(inside), largest
+
+    def _divide(self, found: ServerMetrics) -> bool:
+        """Divide the series into twice as many parts; return whether that is possible."""
+        if not self._parts:
+            self._part_label, values = self._part_values(found)
+            self._parts = [values]
+        if all(len(part) < 2 for part in self._parts):
+            return False
+        halves = [(part[: len(part) // 2], part[len(part) // 2 :]) for part in self._parts]
+        self._parts = [half for pair in halves for half in pair if half]
+        return True
+
+    def _part_values(self, found: ServerMetrics) -> tuple[str, list[str]]:
+        """Return the label that divides the series, and its values. The empty one is that of series without it."""
+        question = self.question
+        selectors = [self._selector(found, name) for name in found.names]
+        for label in _PART_LABELS:
+            try:
+                values = self.client.label_values(label, selectors, question.since_ms, question.until_ms)
+            except (RefusedError, TooMuchError):
+                break
+            if len(values) > 1:
+                return label, ["", *sorted(values)]
+        return "", []
 
     def _of_gpus(self) -> SeriesCollector:
         return _GpuCollector(SeriesReader(self.notes, self.options, self.options.node, self._is_percent))
 
-    def _selector(self, metrics: ServerMetrics, name: str) -> str:
-        return selector(name, (*self.question.matchers, *metrics.matchers.get(name, ())))
+    def _selector(self, found: ServerMetrics, name: str, *more: Matcher) -> str:
+        return selector(name, (*self.question.matchers, *found.matchers.get(name, ()), *more))
 
-    def _series(self, metrics: ServerMetrics, name: str, since: int, until: int) -> list[dict[str, Any]]:
-        chosen = self._selector(metrics, name)
+    def _series(
+        self, found: ServerMetrics, name: str, part: Sequence[str], since: int, until: int
+    ) -> list[dict[str, Any]]:
+        """Return the series of a metric; ``part``: those with these values of the label that divides them."""
+        more = (Matcher(self._part_label, "=~", "|".join(map(re.escape, part))),) if part else ()
+        chosen = self._selector(found, name, *more)
         if self._step_ms is None:
             try:
                 series = self.client.raw(f"{chosen}[{duration(until - since)}]", until - 1)
@@ -300,7 +341,7 @@ class QueryReader:
             else:
                 self._proved = self._proved or bool(series)
                 return series
-            self._step_ms = self._step_of_samples(metrics)
+            self._step_ms = self._found_step(found)
             self.notes.decide(
                 f"reading by range queries, a point every {self._step_ms / 1000:g} s: it gives no raw samples"
             )
@@ -311,12 +352,12 @@ class QueryReader:
             raise TooMuchError(f"{self.client.server.url}: a window of too many points")
         return self.client.over(chosen, first, last, self._step_ms) if first <= last else []
 
-    def _step_of_samples(self, metrics: ServerMetrics) -> int:
+    def _found_step(self, found: ServerMetrics) -> int:
         """Return the scrape interval in the last minutes of the requested interval; 30 s if it is unknown."""
         until = self.question.until_ms // 1000 * 1000
         since = max(self.question.since_ms // 1000 * 1000, until - _PROBE_MS)
-        for name in metrics.names:
-            query = f"timestamp({self._selector(metrics, name)})"
+        for name in found.names:
+            query = f"timestamp({self._selector(found, name)})"
             gaps: list[float] = []
             try:
                 answer = self.client.over(query, since, until, _PROBE_STEP_MS)
@@ -332,11 +373,11 @@ class QueryReader:
                 return max(1000, round(median(gaps)) * 1000)
         return DEFAULT_STEP_MS
 
-    def _in_percent(self, metrics: ServerMetrics) -> set[tuple[str, str | None]]:
+    def _in_percent(self, found: ServerMetrics) -> set[tuple[str, str | None]]:
         """Return (metric, node) of metrics in percent or ratio that have a value above 1 in the interval."""
         identifier = Identifier(self.options, self.options.node)
         seen: set[tuple[str, str | None]] = set()
-        for name in metrics.names:
+        for name in found.names:
             alias = self.options.aliases.metric(name)
             if alias is None or alias.unit != "percent_or_ratio":
                 continue

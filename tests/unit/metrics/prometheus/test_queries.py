@@ -50,6 +50,8 @@ class Api:
         if path.endswith("/label/__name__/values"):
             known = [*self.series, "up", "power"]
             return self._success(known) if self.names else Answer("404 page not found", 404, "text/plain")
+        if "/label/" in path:
+            return self._success([])
         query = params["query"][0]
         metric = re.findall(r"\w+", query.replace("timestamp(", ""))[0]
         if path.endswith("/query"):
@@ -378,3 +380,63 @@ def test_export_groups_series_in_order_of_time(store: SampleStore, samples: Call
     times = [float(line.split()[-1]) for line in lines if "gpu02" in line]
     assert times == sorted(times)
     assert out.getvalue().endswith(b"# EOF\n")
+
+
+class LimitedApi(Api):
+    """A server that refuses queries for more than ``most`` series."""
+
+    most = 3
+
+    def __call__(self, question: Question) -> Answer:
+        path, params = question[1], question[2]
+        if path.endswith("/label/instance/values"):
+            every = {labels["instance"] for series in self.series.values() for labels in series if "instance" in labels}
+            return self._success(sorted(every))
+        whole = dict(self.series)
+        query = params.get("query", [""])[0]
+        if part := re.search(r'instance=~"((?:[^"\\\\]|\\\\.)*)"', query):
+            pattern = re.compile(part[1].replace("\\\\", "\\"))
+            self.series = {
+                name: [labels for labels in series if pattern.fullmatch(labels.get("instance", ""))]
+                for name, series in whole.items()
+            }
+        try:
+            if query and max(map(len, self.series.values())) > self.most:
+                error = "query processing would load too many samples into memory in query execution"
+                return Answer(json.dumps({"status": "error", "errorType": "execution", "error": error}), 422)
+            return super().__call__(question)
+        finally:
+            self.series = whole
+
+
+def test_series_are_divided_if_the_shortest_window_is_too_much(store: SampleStore, tmp_path: Path) -> None:
+    """All samples are read, also of series without the label, with no query for more than the server permits."""
+    names = [dcgm(0, f"gpu{number:02}") for number in range(10)]
+    unlabeled = {key: text for key, text in dcgm(1, "gpu99").items() if key != "instance"}
+    series = {"DCGM_FI_DEV_GPU_UTIL": [*names, unlabeled], "DCGM_FI_DEV_FB_USED": [*names, unlabeled]}
+    api = LimitedApi(series, until_s=600)
+    whole = SampleStore(tmp_path / "whole")
+    with serving(judge=api) as fake:
+        assert take(store, fake.url, until_s=600).failure is None
+        api.most = 100
+        take(whole, fake.url, until_s=600)
+    assert len(rows(whole)) == 11 * 20
+    assert_frame_equal(rows(store), rows(whole))
+
+
+def test_a_single_series_that_is_too_much_is_an_error(store: SampleStore) -> None:
+    """The series cannot be divided further."""
+    api = LimitedApi({"DCGM_FI_DEV_GPU_UTIL": [dcgm(number) for number in range(4)]}, until_s=600)
+    with serving(judge=api) as fake, pytest.raises(UnreachableError, match="too many samples"):
+        take(store, fake.url, until_s=600)
+
+
+def test_refused_window_is_not_tried_again_at_once(store: SampleStore) -> None:
+    """A refused length is tried again after ten windows."""
+    api = Api({"DCGM_FI_DEV_GPU_UTIL": [dcgm()]}, until_s=14_400)
+    error = Answer(json.dumps({"status": "error", "errorType": "timeout", "error": "query timed out"}), 503)
+    api.trouble = lambda path, since, until: error if until - since > 600 else None
+    with serving(judge=api) as fake:
+        assert take(store, fake.url, until_s=14_400).failure is None
+    refused = sum(until - since > 600 for _, since, until in api.windows)
+    assert refused <= 3 + len(api.windows) // 10
