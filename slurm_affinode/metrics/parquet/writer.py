@@ -188,6 +188,8 @@ def _read(parts: Sequence[PartFiles], group: pl.DataFrame) -> Iterator[pl.DataFr
 
 
 ROWS_AT_ONCE = 1_000_000
+SOURCES_AT_ONCE = 4_000
+"""Sources that are published together: an ingest of many small files that is killed loses at most the work on these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +321,7 @@ class StoreWriter:
         self._buffer += own
         self._buffered += rows
         self._waiting.append(taken)
-        if self._buffered >= self._rows_at_once:
+        if self._buffered >= self._rows_at_once or len(self._waiting) >= SOURCES_AT_ONCE:
             with writing(self._root):
                 self.flush()
         return taken

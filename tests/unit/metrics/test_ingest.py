@@ -213,6 +213,31 @@ def test_files_are_reported_when_durable(store: SampleStore, site: Path) -> None
     assert heard == []
 
 
+def test_interrupted_ingest_of_small_files_continues(
+    store: SampleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are committed while others are read; a second run reads the others."""
+    monkeypatch.setattr("slurm_affinode.metrics.parquet.writer.SOURCES_AT_ONCE", 2)
+    directory = tmp_path / "in"
+    directory.mkdir()
+    for number in range(7):
+        (directory / f"{number}.prom").write_text(LINE.replace("GPU-1", f"GPU-{number}"))
+    (directory / "5.prom").write_text("no metric")
+    landed: list[FileOutcome] = []
+
+    def interrupted(_: int) -> None:
+        if len(landed) >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take(store, directory, on_landed=landed.extend, advance=interrupted)
+    assert [Path(one.path).name for one in landed] == ["0.prom", "1.prom", "2.prom", "3.prom"]
+    summary = take(store, directory)
+    assert [one.status for one in summary.files] == ["known"] * 4 + ["taken", "failed", "taken"]
+    assert "5.prom" in str(summary.failed[0].error)
+    assert (summary.new, len(store.scan().collect())) == (2, 6)
+
+
 def test_full_disk_stops_the_ingest(store: SampleStore, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is not at fault: the ingest stops with one line and leaves the stored samples unchanged."""
 
