@@ -63,7 +63,7 @@ def ingest_allocations(
     zone = run.zone(timezone)
     results: list[tuple[str, RecordedAllocations, Counts | None]] = []
     with run.store() as repository:
-        known = () if repository is None else repository.counts().clusters
+        known = () if repository is None else repository.clusters()
         name = cluster or run.config.cluster.name or (known[0] if len(known) == 1 else UNNAMED_CLUSTER)
         for path in files:
             started = datetime.now(UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection, Engine, and_, delete, insert, or_, select, update
@@ -52,6 +52,26 @@ def delete_ingests(connection: Connection, before_s: int) -> None:
     connection.execute(delete(ingests_table).where(ingests_table.c.finished < before_s))
 
 
+def _row(number: int, record: IngestRecord) -> dict[str, str | int | None]:
+    """Return the columns of an entry."""
+    return {
+        "id": number,
+        "kind": record.kind,
+        "source": storable(record.source),
+        "fingerprint": record.fingerprint,
+        "started": _seconds(record.started),
+        "finished": _seconds(record.finished),
+        "first": None if record.first is None else _seconds(record.first),
+        "last": None if record.last is None else _seconds(record.last),
+        "records": record.records,
+        "new": record.new,
+        "updated": record.updated,
+        "unchanged": record.unchanged,
+        "bad": record.bad,
+        "notes": json.dumps([storable(note) for note in record.notes]),
+    }
+
+
 class IngestJournal:
     """Journal of ingests, list of reports, single values. Each method is one transaction."""
 
@@ -59,47 +79,47 @@ class IngestJournal:
         self._engine = engine
 
     def record_ingest(self, record: IngestRecord) -> int:
-        """Write ``record`` to the journal and return its number. Only the first problems are kept."""
+        """Write ``record`` to the journal and return its number; see ``record_ingests``."""
+        return self.record_ingests((record,))
+
+    def record_ingests(self, records: Sequence[IngestRecord]) -> int:
+        """Write ``records`` to the journal in one transaction and return the number of the last entry.
+
+        Only the first problems of each are kept.
+        """
 
         def work(connection: Connection) -> int:
             # Counted in ``meta``, so that numbers are not reused after old entries were deleted.
-            number = int(get(connection, "ingests") or 0) + 1
-            put(connection, "ingests", str(number))
-            connection.execute(
-                insert(ingests_table).values(
-                    id=number,
-                    kind=record.kind,
-                    source=storable(record.source),
-                    fingerprint=record.fingerprint,
-                    started=_seconds(record.started),
-                    finished=_seconds(record.finished),
-                    first=None if record.first is None else _seconds(record.first),
-                    last=None if record.last is None else _seconds(record.last),
-                    records=record.records,
-                    new=record.new,
-                    updated=record.updated,
-                    unchanged=record.unchanged,
-                    bad=record.bad,
-                    notes=json.dumps([storable(note) for note in record.notes]),
-                )
-            )
-            kept = record.problems[:KEPT_PROBLEMS]
-            if kept:
-                rows = [
-                    {"ingest_id": number, "number": position, "line": problem.line, "reason": storable(problem.reason)}
-                    for position, problem in enumerate(kept, start=1)
-                ]
-                connection.execute(insert(ingest_problems), rows)
-            return number
+            before = int(get(connection, "ingests") or 0)
+            if not records:
+                return before
+            numbered = list(enumerate(records, start=before + 1))
+            put(connection, "ingests", str(before + len(records)))
+            connection.execute(insert(ingests_table), [_row(number, record) for number, record in numbered])
+            problems = [
+                {"ingest_id": number, "number": position, "line": problem.line, "reason": storable(problem.reason)}
+                for number, record in numbered
+                for position, problem in enumerate(record.problems[:KEPT_PROBLEMS], start=1)
+            ]
+            if problems:
+                connection.execute(insert(ingest_problems), problems)
+            return before + len(records)
 
         return write(self._engine, work)
 
-    def ingests(self, *, since: datetime | None = None, kind: str | None = None) -> list[IngestRecord]:
-        """Return journal entries of ``kind`` that finished at or after ``since``, oldest first."""
+    def ingests(
+        self, *, since: datetime | None = None, kind: str | None = None, only_bad: bool = False
+    ) -> list[IngestRecord]:
+        """Return journal entries of ``kind`` that finished at or after ``since``, oldest first.
+
+        ``only_bad``: those with records that could not be used.
+        """
         table = ingests_table.c
         conditions = [table.finished >= _seconds(since)] if since is not None else []
         if kind is not None:
             conditions.append(table.kind == kind)
+        if only_bad:
+            conditions.append(table.bad > 0)
         with reading(self._engine) as connection:
             rows = connection.execute(select(ingests_table).where(and_(True, *conditions)).order_by(table.id)).all()
             problems: dict[int, list[IngestProblem]] = {}

@@ -220,23 +220,38 @@ class Repository(AccountingQueries, IngestJournal):
         """
         limit = floor_s(moment)
         job, step, gpu = tables.jobs.c, tables.steps.c, tables.allocation_gpus.c
-        never_started = and_(job.end.is_(None), job.start.is_(None), job.submit < limit)
+        old = or_(job.end < limit, and_(job.end.is_(None), job.start.is_(None), job.submit < limit))
         run = exists().where(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
         any_run = exists().where(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
-        old_run = any_run.where(or_(job.end < limit, never_started))
+        old_step = or_(step.end < limit, and_(step.end.is_(None), step.submit < limit))
 
         def work(connection: Connection) -> int:
             # Without a start, a record would seem to belong to a later job with the same ID.
-            connection.execute(delete(tables.allocation_gpus).where(gpu.start == tables.UNKNOWN_START, old_run))
-            deleted = connection.execute(delete(tables.jobs).where(or_(job.end < limit, never_started))).rowcount
-            connection.execute(delete(tables.steps).where(not_(run)))
-            # A prolog may record GPUs before the accounting of the job is ingested, so only old rows are orphans.
+            undated = gpu.start == tables.UNKNOWN_START
+            accounting.delete_of_runs(connection, tables.allocation_gpus, ("cluster", "job_id"), old, undated)
+            accounting.delete_of_runs(connection, tables.steps, ("cluster", "job_id", "submit"), old)
+            deleted = connection.execute(delete(tables.jobs).where(old)).rowcount
+            # Steps and GPUs may be recorded before the accounting of the job is ingested, so only old rows are orphans.
+            connection.execute(delete(tables.steps).where(old_step, not_(run)))
             connection.execute(delete(tables.allocation_gpus).where(gpu.start < limit, not_(any_run)))
             connection.execute(delete(table).where(table.c.began_ms < limit * 1000, not_(_asleep())))
             journal.delete_ingests(connection, limit)
             return deleted
 
         return write(self._engine, work)
+
+    def last_time(self) -> datetime | None:
+        """Return the latest start or end of a run; None if no run has started or ended."""
+        job = tables.jobs.c
+        # No run starts after its end, and ends are indexed.
+        queries = (select(func.max(job.end)), select(func.max(job.start)).where(job.end.is_(None)))
+        with reading(self._engine) as connection:
+            times = [connection.execute(query).scalar() for query in queries]
+        return journal.moment(max((time for time in times if time is not None), default=None))
+
+    def clusters(self) -> tuple[str, ...]:
+        """Return the clusters that have runs, in order."""
+        return tuple(self._clusters(tables.jobs.c.cluster))
 
     def delete_runs(self, keys: Sequence[tuple[str, int, datetime]]) -> None:
         """Delete the runs with these keys (cluster, job ID, submit) and their steps."""
@@ -278,10 +293,9 @@ class Repository(AccountingQueries, IngestJournal):
 
     def counts(self) -> StoreCounts:
         """Return the totals of the database."""
-        cluster = tables.jobs.c.cluster
+        names = self.clusters()
         with reading(self._engine) as connection:
             row = connection.execute(text(_query("counts"))).mappings().one()
-            names = tuple(connection.execute(select(cluster).distinct().order_by(cluster)).scalars())
             size_bytes = _size_bytes(connection)
         latest = [int(row[name]) for name in ("last_start", "last_end") if row[name] is not None]
         return StoreCounts(

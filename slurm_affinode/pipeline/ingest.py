@@ -97,8 +97,7 @@ def ingest_gpu_samples(
 
     def landed(outcomes: Sequence[FileOutcome]) -> None:
         if repository is not None:
-            for outcome in outcomes:
-                repository.record_ingest(journal_entry(outcome, now()))
+            repository.record_ingests([journal_entry(outcome, now()) for outcome in outcomes])
 
     store = SampleStore(config.history_dir)
     summary = ingest_files(
@@ -127,8 +126,7 @@ def ingest_engine_samples(
 
     def landed(outcomes: Sequence[FileOutcome]) -> None:
         if repository is not None:
-            for outcome in outcomes:
-                repository.record_ingest(journal_entry(outcome, now(), kind="serving"))
+            repository.record_ingests([journal_entry(outcome, now(), kind="serving") for outcome in outcomes])
 
     with closing(engine_store(config.serving_dir)) as store:
         if not paths:

@@ -163,7 +163,7 @@ def analyse_stored(
         # All jobs, including those that the filters exclude: they are needed to map GPUs to jobs.
         jobs = store.jobs(query.since, query.until, columns=_COLUMNS)
         query = stored_accounting.with_known(query, store, moment)
-        if jobs.height == 0 and store.counts().first is None:
+        if jobs.height == 0 and store.last_time() is None:
             raise _no_accounting(store, query)
         stored_accounting.check_known(query, jobs, moment)
         if jobs.height == 0:
@@ -172,7 +172,7 @@ def analyse_stored(
         gpus = store.allocation_gpus(query.since, query.until)
         _take_in_suspensions(config, store, warned or (lambda _: None))
         asleep = store.suspensions(query.since, query.until)
-        ingests = store.ingests()
+        ingests = store.ingests(only_bad=True)
         trend = report_archive.trend(store.reports(), query)
     with (history or _stored(config))() as samples:
         say("joining with the GPU metrics")

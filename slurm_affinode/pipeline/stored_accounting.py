@@ -128,7 +128,7 @@ def default_since(repository: Repository, *, now: datetime, overlap: timedelta) 
     until = repository.get(_UNTIL)
     if until is not None:
         return datetime.fromisoformat(until) - overlap
-    last = repository.counts().last
+    last = repository.last_time()
     return (min(last, now) - overlap) if last is not None else now - FIRST_SPAN
 
 

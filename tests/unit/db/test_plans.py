@@ -20,6 +20,7 @@ RUNS = 12_000
 EACH = timedelta(minutes=30)
 SINCE, UNTIL = T0 + (RUNS - 60) * EACH, T0 + (RUNS - 12) * EACH
 """The last day of 250."""
+LONG_AGO = T0 + RUNS // 3 * EACH, T0 + (RUNS // 3 + 48) * EACH
 
 FACTS = ("jobs", "steps", "allocation_gpus")
 """The tables that grow with the jobs of a cluster."""
@@ -76,7 +77,7 @@ def queries(filled: Repository) -> Iterator[list[tuple[str, Any]]]:
     seen: list[tuple[str, Any]] = []
 
     def record(_: Connection, __: object, statement: str, values: Any, *___: object) -> None:
-        if statement.lstrip().upper().startswith(("SELECT", "UPDATE", "--")):
+        if statement.lstrip().upper().startswith(("SELECT", "UPDATE", "DELETE", "--")):
             seen.append((statement, values))
 
     event.listen(filled.engine, "before_cursor_execute", record)
@@ -115,6 +116,11 @@ CALLS: dict[str, Callable[[Repository], object]] = {
     "allocation_gpus": lambda store: store.allocation_gpus(SINCE, UNTIL),
     "fingerprint": lambda store: store.fingerprint(SINCE, UNTIL),
     "newest_times": lambda store: store.newest_times(),
+    "jobs long ago": lambda store: store.jobs(*LONG_AGO),
+    "allocation_gpus long ago": lambda store: store.allocation_gpus(*LONG_AGO),
+    "last_time": lambda store: store.last_time(),
+    "clusters": lambda store: store.clusters(),
+    "retention": lambda store: store.delete_before(T0 + 48 * EACH),
     "find_job": lambda store: store.find_job(RUNS // 2),
     "steps_of": lambda store: store.steps_of([RUNS // 2, 17]),
 }

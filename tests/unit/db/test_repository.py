@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from sqlalchemy import event
 from stored_steps import stored_steps
 
 from slurm_affinode.base.errors import AffinodeError, InputError
@@ -292,6 +293,55 @@ def test_retention_deletes_ended_jobs_and_keeps_running_ones(repository, jobs, s
     counts = repository.counts()
     assert (counts.jobs, counts.steps, counts.allocation_gpus, counts.ingests) == (2, 1, 2, 0)
     assert repository.record_ingest(IngestRecord("sacct", "new", T0, T0)) == 2
+
+
+def test_retention_deletes_steps_with_their_run_and_old_steps_without_one(repository, jobs, steps):
+    """A step that is not old may have been recorded before its run."""
+    old = T0 - HOUR
+    repository.upsert(
+        jobs(ended(job_id=1, end=old), running(job_id=2, start=T0 - 999 * HOUR)),
+        steps(
+            {"job_id": 1, "end": old},
+            {"job_id": 1, "step_id": "0"},
+            {"job_id": 2, "end": old},
+            {"job_id": 3, "end": old},
+            {"job_id": 4, "submit": old},
+            {"job_id": 5, "end": T0 + HOUR},
+        ),
+    )
+    repository.delete_before(T0)
+    assert sorted(stored_steps(repository)["job_id"]) == [2, 5]
+
+
+def test_interval_has_runs_that_began_long_before_it(repository, jobs):
+    """Also if start and end of the longest run came in different records, and others came later."""
+    repository.upsert(jobs(running(job_id=1), running(job_id=2)))
+    repository.upsert(jobs({"job_id": 2, "state": "COMPLETED", "end": T0 + 100 * HOUR}))
+    repository.upsert(jobs(ended(job_id=3), ended(job_id=4, start=T0 + 40 * HOUR, end=T0 + 60 * HOUR)))
+    assert sorted(repository.jobs(T0 + 50 * HOUR, T0 + 51 * HOUR)["job_id"]) == [1, 2, 4]
+
+
+def test_last_time_is_the_latest_start_or_end(repository, jobs):
+    repository.upsert(jobs({"job_id": 4, "state": "PENDING"}))
+    assert repository.last_time() is None
+    repository.upsert(jobs(ended(end=T0 + HOUR)))
+    assert repository.last_time() == T0 + HOUR
+    repository.upsert(jobs(running(job_id=2, start=T0 + 2 * HOUR)))
+    assert repository.last_time() == T0 + 2 * HOUR
+
+
+def test_journal_entries_of_many_files_are_one_transaction(repository):
+    commits = []
+    event.listen(repository.engine, "commit", commits.append)
+    repository.record_ingest(IngestRecord("sacct", "x", T0, T0))
+    needed = len(commits)  # on MariaDB, the lock takes further ones
+    problem = IngestProblem("x")
+    records = [IngestRecord("gpu", f"f{at}", T0, T0, bad=at % 2, problems=(problem,) * (at % 2)) for at in range(50)]
+    assert repository.record_ingests(records) == 51
+    assert len(commits) == 2 * needed
+    assert repository.record_ingests([]) == 51
+    assert [entry.source for entry in repository.ingests(kind="gpu")] == [record.source for record in records]
+    assert [entry.problems for entry in repository.ingests(only_bad=True)] == [(problem,)] * 25
 
 
 def test_counts_of_the_database(repository, jobs):
