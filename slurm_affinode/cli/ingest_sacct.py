@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,17 @@ def ingest_sacct(
                 except InputError as error:
                     failed.append(error)
         else:
-            summary = _run_sacct(
-                repository, how, since=since, until=until, config=run.config, cluster=cluster, all_clusters=all_clusters
-            )
-            done.append(summary)
+            try:
+                done.extend(
+                    _run_sacct(
+                        repository, how, since=since, until=until, config=run.config, cluster=cluster,
+                        all_clusters=all_clusters,
+                    )
+                )  # fmt: skip
+            except AffinodeError as error:
+                if not done:
+                    raise
+                failed.append(error)
     _report_sacct(done, run)
     if len(failed) == 1:
         raise failed[0]
@@ -177,7 +185,8 @@ def _run_sacct(
     config: Config,
     cluster: str | None,
     all_clusters: bool,
-) -> Intake:
+) -> Iterator[Intake]:
+    """Run sacct for each window of the interval; yield a window once it is stored. Raises ``AffinodeError``."""
     now = datetime.now(UTC)
     until = until or now
     if since is None:
@@ -187,13 +196,14 @@ def _run_sacct(
             since = stored_accounting.default_since(repository, now=until, overlap=overlap)
     if since >= until:
         raise click.UsageError(f"--since {utc(since)} is not before --until {utc(until)}")
-    content = sacct_command.run_sacct(since, until, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
-    name = f"sacct {utc(since)}..{utc(until)}"
-    result = _one(_Source(name, content), replace(how, delimiter=sacct_command.DELIMITER), repository, quiet=True)
-    if repository is not None:
-        answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
-        stored_accounting.reached(repository, min(until, now), answered)
-    return result
+    how = replace(how, delimiter=sacct_command.DELIMITER)
+    query = partial(sacct_command.run_sacct, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
+    for begin, end, content in sacct_command.in_windows(since, until, query):
+        result = _one(_Source(f"sacct {utc(begin)}..{utc(end)}", content), how, repository, quiet=True)
+        if repository is not None:
+            answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
+            stored_accounting.reached(repository, min(end, now), answered)
+        yield result
 
 
 def _unescape(delimiter: str | None) -> str | None:

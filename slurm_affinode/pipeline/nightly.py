@@ -174,15 +174,13 @@ def _sacct(
     config: Config, store: Repository, earliest: datetime, now: datetime, given: datetime | None
 ) -> Iterator[str | Failure]:
     overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
-    since = (
-        earliest if store.counts().last is None else stored_accounting.default_since(store, now=now, overlap=overlap)
-    )
+    since = earliest if store.last_time() is None else stored_accounting.default_since(store, now=now, overlap=overlap)
     since = min(since, now - overlap, given or now)  # with --now, the present may be in the past
-    name = f"sacct {utc(since)}..{utc(now)}"
-    content = sacct_command.run_sacct(since, now)
-    text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=sacct_command.DELIMITER)
-    stored_accounting.reached(store, now, clusters)
-    yield text
+    for begin, end, content in sacct_command.in_windows(since, now, sacct_command.run_sacct):
+        name = f"sacct {utc(begin)}..{utc(end)}"
+        text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=sacct_command.DELIMITER)
+        stored_accounting.reached(store, end, clusters)
+        yield text
 
 
 def _files(config: Config, store: Repository, patterns: Iterable[str]) -> Iterator[str | Failure]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import UnreachableError
@@ -15,6 +16,11 @@ from slurm_affinode.slurm.interface import Runner, complaint
 
 DELIMITER = "\x1f"
 """The ASCII unit separator, which cannot be typed into a name on a keyboard."""
+
+WINDOW = timedelta(days=1)
+"""The longest interval of a query. slurmdbd holds the whole answer in memory, and sites limit the interval
+(``MaxQueryTimeRange`` of slurmdbd.conf)."""
+_LONGEST_PAUSE_S = 60.0
 
 _TIMEOUT_S = 3600.0
 _HELP_TIMEOUT_S = 60.0
@@ -59,6 +65,32 @@ def run_sacct(
     elif clusters:
         argv.append(f"--clusters={','.join(clusters)}")
     return _sacct(run, argv, _TIMEOUT_S, env).stdout
+
+
+def in_windows(
+    since: datetime,
+    until: datetime,
+    query: Callable[[datetime, datetime], bytes],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[tuple[datetime, datetime, bytes]]:
+    """Yield the windows of ``[since, until)``, earliest first, each with the output of ``query`` (``run_sacct``).
+
+    The next query begins at the earliest when slurmdbd was left alone for as long as the last one took, or a minute.
+    What ``query`` raises is raised between windows.
+    """
+    begin, rested = since, 0.0
+    while begin < until:
+        end = min(begin + WINDOW, until)
+        if (rest := rested - clock()) > 0:
+            sleep(rest)
+        started = clock()
+        content = query(begin, end)
+        ended = clock()
+        rested = ended + min(ended - started, _LONGEST_PAUSE_S)
+        yield begin, end, content
+        begin = end
 
 
 def run_sacct_of(job: str, *, run: Runner = process.run, env: Mapping[str, str] | None = None) -> bytes:

@@ -199,16 +199,37 @@ def fake_sacct(directory: Path, answer: str, status: int = 0) -> None:
 
 
 def test_sacct_is_run_if_no_file_is_given(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call covers a week; later calls start at the end of the previous one, less the overlap."""
+    """First for a week, in windows of a day; then from the end of the previous query, less the overlap."""
     fake_sacct(tmp_path / "bin", (HEAD + GOOD + STEP).replace("|", "\x1f"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     assert run(state, "--until", "2026-01-08T00:00:00Z").return_value == 0
     assert stored(state)["job_id"].to_list() == [1]
     assert run(state, "--until", "2026-01-09T00:00:00Z").return_value == 0
-    first, second = (tmp_path / "bin" / "asked").read_text(encoding="utf-8").splitlines()
-    assert "--starttime=2026-01-01T00:00:00 --endtime=2026-01-08T00:00:00" in first
-    assert "--starttime=2026-01-06T00:00:00 --endtime=2026-01-09T00:00:00" in second
+    calls = (tmp_path / "bin" / "asked").read_text(encoding="utf-8").splitlines()
+    days = [*range(1, 8), 6, 7, 8]
+    assert len(calls) == len(days)
+    for day, call in zip(days, calls, strict=True):
+        assert f"--starttime=2026-01-{day:02}T00:00:00 --endtime=2026-01-{day + 1:02}T00:00:00" in call
     assert isinstance(run(state, "--since", "2026-01-09", "--until", "2026-01-08").exception, UsageError)
+
+
+def test_interrupted_query_continues_after_the_last_stored_window(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The windows before a failure are stored, and are queried again only within the overlap."""
+    fake_sacct(tmp_path / "bin", (HEAD + GOOD + STEP).replace("|", "\x1f"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    program, asked = tmp_path / "bin" / "sacct", tmp_path / "bin" / "asked"
+    whole = program.read_text(encoding="utf-8")
+    broken = whole.replace("printf", f"[ $(cat {asked} | wc -l) -lt 5 ] || exit 1\nprintf", 1)
+    program.write_text(broken, encoding="utf-8")
+    asked.touch()
+    result = run(state, "--until", "2026-01-08T00:00:00Z")
+    assert isinstance(result.exception, UnreachableError)
+    assert result.stdout.count("sacct 2026-01-") == 5
+    program.write_text(whole, encoding="utf-8")
+    assert run(state, "--until", "2026-01-08T00:00:00Z").return_value == 0
+    assert "--starttime=2026-01-04T00:00:00" in asked.read_text(encoding="utf-8").splitlines()[5]
 
 
 def test_unreachable_accounting_database_is_status_3(

@@ -65,6 +65,29 @@ def test_clusters_can_be_selected() -> None:
     assert "--allclusters" in fake.calls[-1]
 
 
+def test_long_intervals_are_queried_in_windows_of_a_day() -> None:
+    """Without gaps or overlaps; slurmdbd is left alone for as long as its last answer took, at most a minute."""
+    now, asked, pauses = [0.0], [], []
+    seconds = iter((10.0, 300.0, 5.0))
+
+    def query(since: datetime, until: datetime) -> bytes:
+        asked.append((since, until))
+        now[0] += next(seconds)
+        return b"JobID\n"
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    begin, day = datetime(2026, 1, 1, 12, tzinfo=UTC), timedelta(days=1)
+    end = begin + 2.5 * day
+    for *_, content in sacct_command.in_windows(begin, end, query, clock=lambda: now[0], sleep=sleep):
+        assert content == b"JobID\n"
+        now[0] += 4  # for storing it
+    assert asked == [(begin, begin + day), (begin + day, begin + 2 * day), (begin + 2 * day, end)]
+    assert pauses == [6.0, 56.0]
+
+
 def test_unreachable_slurmdbd_is_reported(recorded: Path) -> None:
     """The message was recorded while slurmdbd was down."""
     stderr = (recorded / "slurm-24.11" / "stderr-no-slurmdbd.txt").read_text(encoding="utf-8")
