@@ -7,8 +7,8 @@ if a step was requested and for servers without raw samples. A query asks for fe
 limit of Prometheus.
 
 The window grows while responses are small and is halved if the server or the response limit reports too much data
-(``--query.max-samples``, HTTP 422, timeouts). If the shortest window is too much, each query requests a part of the
-series, by the values of a label.
+(``--query.max-samples``, HTTP 422, timeouts). If a window of five minutes is too much, each query requests a part
+of the series, by the values of a label.
 Sources: prometheus.io, "HTTP API"; "Querying basics", "Instant vector selectors" for the subset of PromQL.
 """
 
@@ -119,6 +119,9 @@ POINTS_PER_SERIES = 11_000
 """The maximum that Prometheus returns for a range query."""
 FIRST_WINDOW_MS = 3600 * 1000
 SHORTEST_WINDOW_MS = 60 * 1000
+DIVIDED_WINDOW_MS = 5 * 60 * 1000
+"""A window of this length is not shortened while its series can be divided: the time that a series takes does not
+depend on its points, if these are few."""
 LONGEST_WINDOW_MS = 24 * 3600 * 1000
 TARGET_POINTS = 200_000
 """Target size of a response, in points: about 5 MB of JSON."""
@@ -262,7 +265,9 @@ class QueryReader:
             try:
                 frames, largest = self._window(found, at, until)
             except TooMuchError:
-                if until - at <= SHORTEST_WINDOW_MS and not self._divide(found):
+                if until - at <= DIVIDED_WINDOW_MS and self._divide(found):
+                    continue
+                if until - at <= SHORTEST_WINDOW_MS:
                     raise
                 refused, calm = until - at, 0
                 width = max(SHORTEST_WINDOW_MS, (until - at) // 2000 * 1000)

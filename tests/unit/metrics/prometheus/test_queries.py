@@ -409,7 +409,7 @@ class LimitedApi(Api):
             self.series = whole
 
 
-def test_series_are_divided_if_the_shortest_window_is_too_much(store: SampleStore, tmp_path: Path) -> None:
+def test_series_are_divided_if_a_short_window_is_too_much(store: SampleStore, tmp_path: Path) -> None:
     """All samples are read, also of series without the label, with no query for more than the server permits."""
     names = [dcgm(0, f"gpu{number:02}") for number in range(10)]
     unlabeled = {key: text for key, text in dcgm(1, "gpu99").items() if key != "instance"}
