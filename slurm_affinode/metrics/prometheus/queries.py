@@ -27,7 +27,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.metrics.prometheus.client import Client, RefusedError, TooMuchError
 from slurm_affinode.metrics.readers.common import Identifier, Identity, ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.long_form import LongForm
-from slurm_affinode.metrics.readers.prometheus_json import SeriesReader
+from slurm_affinode.metrics.readers.prometheus_json import POINTS_AT_ONCE, SeriesReader
 
 _MATCHER = re.compile(
     r"""\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)\s*(,|$)"""
@@ -217,13 +217,22 @@ class _GpuCollector:
         self._reader = reader
         self._long = LongForm(entries_at_once=2**62)  # a window is small; its metrics must be merged
         self._held: list[pl.DataFrame] = []
+        self._batch: list[tuple[int, dict[str, Any]]] = []
+        self._points = 0
+        """Points in ``_batch``: series are converted together, as each conversion takes as long as many points."""
 
     def add(self, series: dict[str, Any], number: int) -> None:
-        entries = self._reader.entries(series, number, self._long)
-        if entries is not None:
-            self._held.append(entries)
+        self._batch.append((number, series))
+        self._points += len(series.get("values") or ())
+        if self._points >= POINTS_AT_ONCE:
+            self._convert()
+
+    def _convert(self) -> None:
+        self._held += self._reader.entries_of(self._batch, self._long)
+        self._batch, self._points = [], 0
 
     def frames(self, inside: pl.Expr) -> list[pl.DataFrame]:
+        self._convert()
         if self._held:
             list(self._long.add(pl.concat(self._held).filter(inside)))  # yields nothing before ``rest``
         return list(self._long.rest())
