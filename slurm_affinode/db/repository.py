@@ -32,6 +32,7 @@ from sqlalchemy import (
     update,
 )
 
+from slurm_affinode.base.config import UNNAMED_CLUSTER
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.db import accounting, forget, journal, migrations, tables
 from slurm_affinode.db.accounting import AccountingQueries, ceil_s, floor_s
@@ -227,13 +228,15 @@ class Repository(AccountingQueries, IngestJournal):
 
         def work(connection: Connection) -> int:
             # Without a start, a record would seem to belong to a later job with the same ID.
-            undated = gpu.start == tables.UNKNOWN_START
+            undated, dated = gpu.start == tables.UNKNOWN_START, gpu.start > tables.UNKNOWN_START
+            unnamed = gpu.cluster == UNNAMED_CLUSTER
             accounting.delete_of_runs(connection, tables.allocation_gpus, ("cluster", "job_id"), old, undated)
+            accounting.delete_of_runs(connection, tables.allocation_gpus, ("job_id",), old, undated, unnamed)
             accounting.delete_of_runs(connection, tables.steps, ("cluster", "job_id", "submit"), old)
             deleted = connection.execute(delete(tables.jobs).where(old)).rowcount
             # Steps and GPUs may be recorded before the accounting of the job is ingested, so only old rows are orphans.
             connection.execute(delete(tables.steps).where(old_step, not_(run)))
-            connection.execute(delete(tables.allocation_gpus).where(gpu.start < limit, not_(any_run)))
+            connection.execute(delete(tables.allocation_gpus).where(dated, gpu.start < limit, not_(any_run)))
             connection.execute(delete(table).where(table.c.began_ms < limit * 1000, not_(_asleep())))
             journal.delete_ingests(connection, limit)
             return deleted

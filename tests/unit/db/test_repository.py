@@ -10,6 +10,7 @@ from polars.testing import assert_frame_equal
 from sqlalchemy import event
 from stored_steps import stored_steps
 
+from slurm_affinode.base.config import UNNAMED_CLUSTER
 from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.db import accounting, migrations
 from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, ReportRecord
@@ -311,6 +312,17 @@ def test_retention_deletes_steps_with_their_run_and_old_steps_without_one(reposi
     )
     repository.delete_before(T0)
     assert sorted(stored_steps(repository)["job_id"]) == [2, 5]
+
+
+@pytest.mark.parametrize("cluster", ["c1", UNNAMED_CLUSTER])
+def test_retention_keeps_undated_gpus_until_their_run_is_deleted(repository, jobs, gpus, cluster):
+    """Their age is unknown: they may be of a job that accounting does not know yet."""
+    repository.upsert_allocation_gpus(gpus({"start": None, "cluster": cluster}))
+    repository.delete_before(T0)
+    assert repository.counts().allocation_gpus == 1
+    repository.upsert(jobs(ended()))
+    repository.delete_before(T0 + 2 * HOUR)
+    assert repository.counts().allocation_gpus == 0
 
 
 def test_interval_has_runs_that_began_long_before_it(repository, jobs):
