@@ -180,8 +180,8 @@ def _explained(error: Exception) -> tuple[str, str]:
     """
     text = str(error)
     if match := _CODE.search(text):
-        code, said = match[1], match[2]
-        return code, one_line(f"{code}: {said}" if said else code)
+        code, message = match[1], match[2]
+        return code, one_line(f"{code}: {message}" if message else code)
     first = text.partition("\n")[0]
     server = _SERVER.search(first)
     reason = first.rpartition(" - ")[2]

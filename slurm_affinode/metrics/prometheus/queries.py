@@ -63,7 +63,7 @@ def _parse(text: str) -> list[Matcher]:
     inner = text.strip()
     if inner.startswith("{") and inner.endswith("}"):
         inner = inner[1:-1]
-    found: list[Matcher] = []
+    matchers: list[Matcher] = []
     at = 0
     while inner[at:].strip():
         match = _MATCHER.match(inner, at)
@@ -75,13 +75,13 @@ def _parse(text: str) -> list[Matcher]:
                 f"{text!r}: the names of metrics cannot be selected",
                 hint="name further metrics in a file and give it as gpu_history.aliases",
             )
-        found.append(Matcher(label, operator, _unquoted(quoted)))
+        matchers.append(Matcher(label, operator, _unquoted(quoted)))
         at = match.end()
         if end != "," and inner[at:].strip():
             raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
-    if not found:
+    if not matchers:
         raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
-    return found
+    return matchers
 
 
 def _unquoted(quoted: str) -> str:
@@ -189,9 +189,9 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
         # Some proxies forward queries only, some limit the interval.
         spelled = [aliases.spelled[name] for name in aliases.metrics if name in aliases.spelled]
         names = [name for name in spelled if _chosen(name.lower(), options) and _present(client, question, name)]
-    wanted = [name for name in names if _chosen(name.lower(), options)]
-    known = {name: alias for name in wanted if (alias := aliases.metric(name)) is not None}
-    other = [name for name in wanted if name not in known]
+    chosen = [name for name in names if _chosen(name.lower(), options)]
+    known = {name: alias for name in chosen if (alias := aliases.metric(name)) is not None}
+    other = [name for name in chosen if name not in known]
     return ServerMetrics(tuple(sorted(known, key=lambda name: (-known[name].rank, name))), tuple(sorted(other)))
 
 
@@ -258,23 +258,23 @@ class QueryReader:
     _parts: list[list[str]] = field(default_factory=list)
     """Values of the label by which series are divided; a query for each list. Empty: the series are not divided."""
 
-    def windows(self, found: ServerMetrics) -> Iterator[Window]:
-        """Yield the samples of ``found``."""
+    def windows(self, metrics: ServerMetrics) -> Iterator[Window]:
+        """Yield the samples of ``metrics``."""
         question = self.question
-        for name in found.other:
+        for name in metrics.other:
             self.notes.unknown[name] += 1
-        if not found.names:
+        if not metrics.names:
             return
         self._step_ms = question.step_ms
-        self._percent = self._in_percent(found)
+        self._percent = self._in_percent(metrics)
         at, width = question.since_ms, FIRST_WINDOW_MS
         refused, calm = 2 * LONGEST_WINDOW_MS, 0
         while at < question.until_ms:
             until = min(at + self._bounded(width), question.until_ms)
             try:
-                frames, largest = self._window(found, at, until)
+                frames, largest = self._window(metrics, at, until)
             except TooMuchError:
-                if until - at <= DIVIDED_WINDOW_MS and self._divide(found):
+                if until - at <= DIVIDED_WINDOW_MS and self._divide(metrics):
                     continue
                 if until - at <= SHORTEST_WINDOW_MS:
                     raise
@@ -294,26 +294,26 @@ class QueryReader:
             return width
         return max(1, min(width // self._step_ms, POINTS_PER_SERIES - 1)) * self._step_ms
 
-    def _window(self, found: ServerMetrics, since: int, until: int) -> tuple[list[pl.DataFrame], int]:
+    def _window(self, metrics: ServerMetrics, since: int, until: int) -> tuple[list[pl.DataFrame], int]:
         """Return the samples of ``[since, until)`` and the number of points in the largest response."""
         collector = self.collector() if self.collector is not None else self._of_gpus()
         largest = 0
         # A range has whole seconds, and includes its left end or not, depending on the server's version.
         inside = pl.col("time").dt.epoch("ms").is_between(since, until, closed="left")
-        for name in found.names:
+        for name in metrics.names:
             for part in self._parts or [[]]:
                 points = 0
-                for number, series in enumerate(self._series(found, name, part, since, until), start=1):
+                for number, series in enumerate(self._series(metrics, name, part, since, until), start=1):
                     series.setdefault("metric", {}).setdefault("__name__", name)
                     points += len(series.get("values") or ())
                     collector.add(series, number)
                 largest = max(largest, points)
         return collector.frames(inside), largest
 
-    def _divide(self, found: ServerMetrics) -> bool:
+    def _divide(self, metrics: ServerMetrics) -> bool:
         """Divide the series into twice as many parts; return whether that is possible."""
         if not self._parts:
-            self._part_label, values = self._part_values(found)
+            self._part_label, values = self._part_values(metrics)
             self._parts = [values]
         if all(len(part) < 2 for part in self._parts):
             return False
@@ -321,10 +321,10 @@ class QueryReader:
         self._parts = [half for pair in halves for half in pair if half]
         return True
 
-    def _part_values(self, found: ServerMetrics) -> tuple[str, list[str]]:
+    def _part_values(self, metrics: ServerMetrics) -> tuple[str, list[str]]:
         """Return the label that divides the series, and its values. The empty one is that of series without it."""
         question = self.question
-        selectors = [self._selector(found, name) for name in found.names]
+        selectors = [self._selector(metrics, name) for name in metrics.names]
         for label in _PART_LABELS:
             try:
                 values = self.client.label_values(label, selectors, question.since_ms, question.until_ms)
@@ -337,15 +337,15 @@ class QueryReader:
     def _of_gpus(self) -> SeriesCollector:
         return _GpuCollector(SeriesReader(self.notes, self.options, self.options.node, self._is_percent))
 
-    def _selector(self, found: ServerMetrics, name: str, *more: Matcher) -> str:
-        return selector(name, (*self.question.matchers, *found.matchers.get(name, ()), *more))
+    def _selector(self, metrics: ServerMetrics, name: str, *more: Matcher) -> str:
+        return selector(name, (*self.question.matchers, *metrics.matchers.get(name, ()), *more))
 
     def _series(
-        self, found: ServerMetrics, name: str, part: Sequence[str], since: int, until: int
+        self, metrics: ServerMetrics, name: str, part: Sequence[str], since: int, until: int
     ) -> list[dict[str, Any]]:
         """Return the series of a metric; ``part``: those with these values of the label that divides them."""
         more = (Matcher(self._part_label, "=~", "|".join(map(re.escape, part))),) if part else ()
-        chosen = self._selector(found, name, *more)
+        chosen = self._selector(metrics, name, *more)
         if self._step_ms is None:
             try:
                 series = self.client.raw(f"{chosen}[{duration(until - since)}]", until - 1)
@@ -355,7 +355,7 @@ class QueryReader:
             else:
                 self._proved = self._proved or bool(series)
                 return series
-            self._step_ms = self._found_step(found)
+            self._step_ms = self._step_of_samples(metrics)
             self.notes.decide(
                 f"reading by range queries, a point every {self._step_ms / 1000:g} s: it gives no raw samples"
             )
@@ -366,12 +366,12 @@ class QueryReader:
             raise TooMuchError(f"{self.client.server.url}: a window of too many points")
         return self.client.over(chosen, first, last, self._step_ms) if first <= last else []
 
-    def _found_step(self, found: ServerMetrics) -> int:
+    def _step_of_samples(self, metrics: ServerMetrics) -> int:
         """Return the scrape interval in the last minutes of the requested interval; 30 s if it is unknown."""
         until = self.question.until_ms // 1000 * 1000
         since = max(self.question.since_ms // 1000 * 1000, until - _PROBE_MS)
-        for name in found.names:
-            query = f"timestamp({self._selector(found, name)})"
+        for name in metrics.names:
+            query = f"timestamp({self._selector(metrics, name)})"
             gaps: list[float] = []
             try:
                 answer = self.client.over(query, since, until, _PROBE_STEP_MS)
@@ -387,11 +387,11 @@ class QueryReader:
                 return max(1000, round(median(gaps)) * 1000)
         return DEFAULT_STEP_MS
 
-    def _in_percent(self, found: ServerMetrics) -> set[tuple[str, str | None]]:
+    def _in_percent(self, metrics: ServerMetrics) -> set[tuple[str, str | None]]:
         """Return (metric, node) of metrics in percent or ratio that have a value above 1 in the interval."""
         identifier = Identifier(self.options, self.options.node)
         seen: set[tuple[str, str | None]] = set()
-        for name in found.names:
+        for name in metrics.names:
             alias = self.options.aliases.metric(name)
             if alias is None or alias.unit != "percent_or_ratio":
                 continue
