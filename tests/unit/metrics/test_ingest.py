@@ -244,7 +244,7 @@ def test_full_disk_stops_the_ingest(store: SampleStore, site: Path, monkeypatch:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("slurm_affinode.metrics.parquet.writer.move_part", full)
+    monkeypatch.setattr("slurm_affinode.metrics.parquet.directory.move_part", full)
     with pytest.raises(DiskError, match="No space left"):
         take(store, site)
     assert store.days() == []

@@ -480,11 +480,14 @@ def test_other_processes_of_the_user_tie_the_job(site: Site, monkeypatch: pytest
     assert (site.tmp / "a").exists()
 
 
+@needs_root
 def test_process_that_has_ended_does_not_tie_the_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job has such processes until their parent has reaped them, which it cannot while it is stopped."""
-    monkeypatch.undo()
     (site.tmp / "a").write_text("x")
-    with subprocess.Popen(("true",), user=OWNER.uid, group=OWNER.gid, extra_groups=()) as child:
+    with subprocess.Popen(("cat",), stdin=subprocess.PIPE, user=OWNER.uid, group=OWNER.gid, extra_groups=()) as child:
+        monkeypatch.setattr(scratch_search, "processes", lambda proc: iter([Process(child.pid)]))
+        assert site.save().kind == "tied"
+        child.kill()
         while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         assert site.save().kind == "copied"
