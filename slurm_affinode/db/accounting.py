@@ -657,13 +657,13 @@ def _selected(since: datetime, until: datetime, filters: RunFilters) -> ColumnEl
     since_s, until_s = floor_s(since), ceil_s(until)
     # A run that ends at ``since`` is outside; a run of zero length counts at its start.
     conditions = [job.start < until_s, or_(job.end.is_(None), job.end > since_s, job.start >= since_s)]
-    condition = (
+    filtered = (
         (job.cluster, filters.get("clusters")),
         (job.partition, filters.get("partitions")),
         (job.account, filters.get("accounts")),
         (job.user, filters.get("users")),
     )
-    conditions += [column.in_(list(names)) for column, names in condition if names]
+    conditions += [column.in_(list(names)) for column, names in filtered if names]
     return and_(*conditions)
 
 

@@ -142,7 +142,7 @@ def take_back(directory_fd: int) -> None:
     def with_foreground(terminal: bytes) -> bytes:
         fields = message(terminal)
         session, group = integer(fields, _OF_SESSION), integer(fields, _FOREGROUND)
-        led = (session, session) in groups  # a leader is in the group of its PID
+        led = session > 0 and (session, session) in groups  # a leader is in the group of its PID
         return with_field(terminal, _FOREGROUND, session) if led and (session, group) not in groups else terminal
 
     _change(directory_fd, _TERMINALS, with_foreground)

@@ -196,18 +196,18 @@ def reusable(tree: Iterable[Id]) -> frozenset[str]:
     )
 
 
-def end_repair(tree: Iterable[Id], reusable: Collection[str] | None = None) -> None:
+def end_repair(tree: Iterable[Id], reused: Collection[str] | None = None) -> None:
     """End the repair mode of TCP connections, in which a dump leaves them. Never raises.
 
-    ``reusable``: the inodes of those that had ``SO_REUSEADDR`` before the dump; ``None``: not known. The mode replaces
-    that option. Without it, a server that is started again cannot bind the port of its last connections for a minute.
+    ``reused``: what ``reusable`` has returned before the dump; ``None``: not known. The mode replaces that option.
+    Without it, a server that is started again cannot bind the port of its last connections for a minute.
     """
     for inode, tcp in _tcp_sockets(tree):
         with suppress(OSError):
             in_repair = tcp.getsockopt(_TCP, _REPAIR)
             if in_repair:
                 tcp.setsockopt(_TCP, _REPAIR, 0)
-            if inode in reusable if reusable is not None else in_repair:
+            if inode in reused if reused is not None else in_repair:
                 tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
@@ -219,10 +219,18 @@ def _tcp_sockets(tree: Iterable[Id]) -> Iterator[tuple[str, socket.socket]]:
             for inode, fd in _socket_fds(process).items():
                 if inode in seen:
                     continue
-                with suppress(OSError, UnreachableError), socket.socket(fileno=process.descriptor(fd)) as opened:
+                with suppress(OSError, UnreachableError), _opened(process.descriptor(fd)) as opened:
                     seen.add(inode)
                     if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.proto == _TCP:
                         yield inode, opened
+
+
+def _opened(fd: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)  # it is no socket any more
+        raise
 
 
 def restored(image: PrivateImage) -> tuple[str, ...]:

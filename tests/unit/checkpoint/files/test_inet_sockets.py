@@ -363,3 +363,15 @@ def test_listening_socket_of_root_is_found(family: socket.AddressFamily) -> None
         with pytest.raises(RestoreFailed, match="in use on this node"):
             inet_sockets.refuse_shared(ports)
         inet_sockets.refuse_shared(ports, {str(os.fstat(server.fileno()).st_ino)})
+
+
+def test_descriptor_that_is_no_socket_any_more_is_closed(
+    in_repair: tuple[socket.socket, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with (tmp_path / "file").open("wb") as file:
+        monkeypatch.setattr(Process, "descriptor", lambda self, number: os.dup(file.fileno()))
+        with Process(os.getpid()) as own:
+            inet_sockets.end_repair([own.id])
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    in_repair[1].setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
