@@ -91,10 +91,10 @@ def main() -> int:
     for program, arguments in every.items():
         if options.programs and program not in options.programs:
             continue
-        if options.cluster and program in WITH_CRIU:
-            arguments = (*arguments, "--cluster", options.cluster)  # noqa: PLW2901 - the same for all below
-        print(f"\n== {program} {' '.join(arguments)}", flush=True)
-        failures += run(program, arguments, quick=options.quick, accept=options.accept)
+        where = ("--cluster", options.cluster) if options.cluster and program in WITH_CRIU else ()
+        given = (*arguments, *where)
+        print(f"\n== {program} {' '.join(given)}", flush=True)
+        failures += run(program, given, quick=options.quick, accept=options.accept)
     print("".join(f"\n{failure}" for failure in failures))
     return 1 if failures else 0
 
