@@ -229,7 +229,7 @@ def _opened(fd: int) -> socket.socket:
     try:
         return socket.socket(fileno=fd)
     except OSError:
-        os.close(fd)  # it is no socket any more
+        os.close(fd)  # it is no longer a socket
         raise
 
 

@@ -365,7 +365,7 @@ def test_listening_socket_of_root_is_found(family: socket.AddressFamily) -> None
         inet_sockets.refuse_shared(ports, {str(os.fstat(server.fileno()).st_ino)})
 
 
-def test_descriptor_that_is_no_socket_any_more_is_closed(
+def test_descriptor_that_is_no_longer_a_socket_is_closed(
     in_repair: tuple[socket.socket, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = len([*Path("/proc/self/fd").iterdir()])
