@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -182,7 +183,8 @@ class Session:
     def go_on(self) -> None:
         """Continue the processes that the workload itself has not stopped."""
         for pid in set(members(self.init).values()) - self.stopped:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # ended since one before it continues
+                os.kill(pid, signal.SIGCONT)
 
     def share(self) -> None:
         """Move the image to the store that all nodes share; the tree on this node ends."""
