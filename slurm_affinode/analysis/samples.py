@@ -42,7 +42,7 @@ from slurm_affinode.metrics.parquet.parts import (
     united_names,
     without_names,
 )
-from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.parquet.store import Part, SampleStore
 from slurm_affinode.metrics.parquet.writer import adoptions
 from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME
 
@@ -190,18 +190,17 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     tables: list[pl.DataFrame] = []
     labels: list[pl.DataFrame] = []
     later: list[pl.DataFrame] = []
-    names_there: list[pl.DataFrame] = []
-    names_later: list[pl.DataFrame] = []
+    during: list[Part] = []
+    after: list[Part] = []
     row = 0
     for day, group in groupby(parts, key=lambda part: part.day):
         of_day = list(group)
         table = tables_of[of_day[0].path][0] if of_day[0].single else _merged_devices(store, day)
-        names_of_day = seen_names([tables_of[part.path][0] for part in of_day], [part.files for part in of_day])
         if min(part.first for part in of_day) >= until:
             later.append(table)
-            names_later.append(names_of_day)
+            after += of_day
             continue
-        names_there.append(names_of_day)
+        during += of_day
         rows = int(table["rows"].sum())
         if of_day[0].single and rows != of_day[0].rows:
             raise damaged(of_day[0].files.devices, f"{rows:,} samples instead of {of_day[0].rows:,}")
@@ -212,8 +211,12 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     before = since - min(EARLIER, since - datetime.min.replace(tzinfo=UTC))
     # Parts are whole days; a device may have its last sample on their first day, but before the period.
     earlier, names_before = (table.filter(pl.col("last") >= before) for table in store.devices_and_names(before, since))
-    seen = united_names([*names_there, names_before])
-    several = several_names(united_names([seen, *names_later]).select(*NAMES))
+    names_during, names_after = (
+        seen_names([tables_of[part.path][0] for part in some], [part.files for part in some])
+        for some in (during, after)
+    )
+    seen = united_names([names_during, names_before])
+    several = several_names(united_names([seen, names_after]).select(*NAMES))
     names = _same_gpus(tables, [*later, earlier], several)
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
     labeled = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
@@ -237,7 +240,7 @@ def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     device's next day have it.
     """
     ordered = labels.sort("device", "job", "first", "last")
-    if not table["device"].is_duplicated().any():
+    if ordered.is_empty() or not table["device"].is_duplicated().any():
         return ordered  # a single day
     following = table.select("device", "last", pl.col("first").shift(-1).over("device", order_by="first").alias("next"))
     ordered = ordered.join(following.drop_nulls(), on=["device", "last"], how="left", maintain_order="left")

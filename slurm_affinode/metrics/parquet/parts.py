@@ -162,10 +162,15 @@ NAMES_SEEN: dict[str, pl.DataType] = {**NAMES, "first": TIME, "last": TIME}
 
 
 def seen_names(tables: Sequence[pl.DataFrame], parts: Sequence[PartFiles]) -> pl.DataFrame:
-    """Return ``NAMES_SEEN`` of ``parts``, of which ``tables`` are the tables of devices."""
+    """Return ``NAMES_SEEN`` of ``parts`` of one store, of which ``tables`` are the tables of devices."""
     frames = []
+    if tables:
+        described = parts[0].table.described
+        spans = pl.col("first").min(), pl.col("last").max()
+        # Most devices have the same names every day.
+        devices = pl.concat(tables).group_by("device", *described, maintain_order=True).agg(*spans)
+        frames.append(names_of(devices, parts[0].table, "first", "last"))
     for devices, files in zip(tables, parts, strict=True):
-        frames.append(names_of(devices, files.table, "first", "last"))
         if files.names:
             frames.append(files.several().join(devices.select("device", "first", "last"), on="device"))
     return united_names(frames)
