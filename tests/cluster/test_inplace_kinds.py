@@ -79,6 +79,11 @@ class Kind:
 LOAD = f"{WORKLOADS}/data_loader.py --steps 1 --until {END} --every 0.3"
 RANKS = f"{WORKLOADS}/torch_ranks.py --every 0.3 --until {END}"
 TWO_RANKS = "--multi_gpu --num_machines=1 --num_processes=2 --mixed_precision=no --dynamo_backend=no"
+MPIRUN = f"mpirun -n 2 --bind-to none {WORKLOADS}/mpi_ranks.py --every 0.3 --until {END}"
+COUNT_AFTER = f"/opt/slurm-affinode/bin/python -c 'import sys; exec(sys.argv.pop()); exec(open(\"{PROGRAM}\").read())'"
+"""Executes the Python code in its argument first, in the same process."""
+MPTCP = "import socket; kept = socket.socket(proto=262)"
+MDWE = "import ctypes; print(ctypes.CDLL(None).prctl(65, 1, 0, 0, 0))"
 MONITOR = "python3 -c 'import os, time; os.open(\"/dev/nvidia0\", os.O_RDWR); time.sleep(600)'"
 KINDS = {
     "several GPUs, several processes": Kind(
@@ -100,8 +105,7 @@ KINDS = {
         processes=4, gpus=2, says=("parameters=identical",) * 4, in_status=False,  # its process name is pt_elastic
     ),
     "MPI on one node (mpirun in the script)": Kind(
-        f"mpirun -n 2 --bind-to none {WORKLOADS}/mpi_ranks.py --every 0.3 --until {END}", processes=2, gpus=2,
-        options=("--ntasks=2",), says=("sums=identical",) * 2,
+        MPIRUN, processes=2, gpus=2, options=("--ntasks=2",), says=("sums=identical",) * 2
     ),
     "Ray on one node": Kind(  # asleep for longer than one of its health checks may take
         "export RAY_health_check_timeout_ms=1000 RAY_health_check_period_ms=500\n"
@@ -115,6 +119,24 @@ KINDS = {
     "container of the user (Apptainer, Charliecloud, enroot)": Kind(
         f"unshare --user --map-root-user --mount --uts --ipc --pid --fork {PROGRAM}"
     ),
+    "local scratch (mktemp -d, closed files in /tmp)": Kind(
+        f"place=$(mktemp -d); echo kept > $place/file; {PROGRAM}; cat $place/file; rm -r $place", says=("kept",),
+        in_status=False,
+    ),
+    "two mpirun on one node, or one after a killed one": Kind(
+        f"for n in 1 2; do {MPIRUN} & done; wait", processes=4, gpus=2, options=("--ntasks=4",),
+        says=("sums=identical",) * 4, in_status=False,
+    ),
+    "script with a death signal (setpriv --pdeathsig)": Kind(f"setpriv --pdeathsig TERM {PROGRAM}", in_status=False),
+    "setgid program (ssh-agent)": Kind(
+        f"eval $(ssh-agent); {PROGRAM}; ssh-add -l; ssh-agent -k", says=("The agent has no identities",),
+        in_status=False,
+    ),
+    "program with a socket of MPTCP": Kind(f"{COUNT_AFTER} '{MPTCP}'", in_status=False),
+    "program that uses AMX (PyTorch and vLLM on CPUs), or with PR_SET_MDWE": Kind(
+        f"{COUNT_AFTER} '{MDWE}'", in_status=False
+    ),
+    "program with no_new_privs (Landlock, sandboxes)": Kind(f"setpriv --no-new-privs {PROGRAM}", in_status=False),
 }  # fmt: skip
 
 
