@@ -134,8 +134,8 @@ def _not_held(claims: pl.DataFrame, held: pl.DataFrame, recorded: pl.DataFrame) 
     others = claims.join(held.select("run", "slot", "start_ms", "end_ms"), on="slot", suffix="_other").filter(
         (pl.col("run") != pl.col("run_other")) & _at_once()
     )
-    own = _both(claims, recorded)
-    taken = others.join(own, on="claim", how="anti")
+    confirmed = _both(claims, recorded)
+    taken = others.join(confirmed, on="claim", how="anti")
     return claims.join(taken, on="claim", how="anti", maintain_order="left")
 
 

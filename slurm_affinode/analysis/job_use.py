@@ -91,12 +91,12 @@ def idle_windows(gpus: Sequence[GpuUse], tracks: Sequence[GpuTrack], slack_ms: i
     made: list[tuple[int, int, list[int]]] = []
     for _, negative, end, number in every:
         start = -negative
-        one = next(
+        window = next(
             (each for each in made
              if abs(each[0] - start) <= slack_ms and abs(each[1] - end) <= slack_ms and number not in each[2]), None,
         )  # fmt: skip
-        if one is not None:
-            one[2].append(number)
+        if window is not None:
+            window[2].append(number)
         elif len(made) < MOST_WINDOWS:
             made.append((start, end, [number]))
     return tuple(
@@ -320,7 +320,7 @@ def _suspend(  # noqa: PLR0917
     saved = sum((high - low) / 1000 - SUSPEND_WINDOW_S for low, high in common) * count / 3600
     if saved < WORTH_GPU_HOURS:
         return None
-    low, high = max(common, key=lambda one: (one[1] - one[0], one[1]))
+    low, high = max(common, key=lambda window: (window[1] - window[0], window[1]))
     # Samples need not reach the end of the run to the millisecond.
     at_end = tracks[0].end - high <= SUSPEND_WINDOW_S * 1000
     whole = high - low >= 0.99 * (tracks[0].end - tracks[0].start)

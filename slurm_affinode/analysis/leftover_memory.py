@@ -150,6 +150,6 @@ def _finding(row: dict[str, Any], rule: LeftoverSearch) -> Finding:
     since, to = (datetime.fromtimestamp(row[key] / 1000, UTC) for key in ("since_ms", "to_ms"))
     return Finding(
         "orphan-memory", row["cluster"], NodeRef(row["node"], row["uuid"] or name), None, None, None, None,
-        (row["node"],), (gpu,), since, window_s, sum(one.points for one in proof), proof, None,
+        (row["node"],), (gpu,), since, window_s, sum(item.points for item in proof), proof, None,
         gib * window_s / 3600, None, "history", to, advice=advice("orphan-memory.advice-history"), allocated_gpus=1,
     )  # fmt: skip

@@ -45,7 +45,7 @@ class Mapped:
     """``RECORDED_GPUS``: records without a start of jobs with several runs. They are not used."""
 
 
-def one_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+def with_slurm_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """Return ``devices`` with accounting's cluster name, if metrics and accounting each name one, but differently.
 
     Exporters rarely know Slurm's name of the cluster. With one cluster on each side the match is unambiguous.
@@ -65,7 +65,10 @@ def of_index(
     others may not have had alone.
     """
     clusters = pl.concat([runs.select("cluster"), uncertain.select("cluster")])
-    devices, earlier = one_cluster(index.devices, clusters), one_cluster(index.earlier, clusters)
+    devices, earlier = (
+        with_slurm_cluster(index.devices, clusters),
+        with_slurm_cluster(index.earlier, clusters),
+    )
     recorded = conform(allocation_gpus, RECORDED_GPUS)
     return devices, find(runs, nodes, devices, earlier, index.names, index.labels, recorded, index.until, uncertain)
 
@@ -273,8 +276,8 @@ def _fits(
     return _on_its_nodes(candidates, nodes).select("label", "run", "at", "rows", "first_ms", "last_ms", counted)
 
 
-def _same_cluster(one: str, other: str) -> pl.Expr:
-    return pl.col(one).is_null() | pl.col(other).is_null() | (pl.col(one) == pl.col(other))
+def _same_cluster(column: str, other: str) -> pl.Expr:
+    return pl.col(column).is_null() | pl.col(other).is_null() | (pl.col(column) == pl.col(other))
 
 
 def _on_its_nodes(candidates: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame:

@@ -67,8 +67,8 @@ def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl
     columns["held_ms"] = np.bincount(owner, weights=length * share, minlength=count)
     sums, peak = _shares(totals, cell, owner, share, count)
     if len(row):
-        for own, partly in zip(sums, totals.partly_sums.T, strict=True):
-            np.add(own, np.bincount(partly_owner, weights=partly[row] * partly_share, minlength=count), out=own)
+        for column, partly in zip(sums, totals.partly_sums.T, strict=True):
+            np.add(column, np.bincount(partly_owner, weights=partly[row] * partly_share, minlength=count), out=column)
     columns |= dict(zip(SUMS, sums, strict=True))
     columns |= {"fb_peak": peak, "windows": totals.windows, "longest_ms": totals.longest_ms}
     return pl.DataFrame(columns).with_columns(pl.col("fb_peak").fill_nan(None))
@@ -121,8 +121,8 @@ def _shares(totals: Totals, cell: Ints, owner: Ints, share: Floats, count: int) 
         # The owners are almost always consecutive, and a slice is filled twice as fast.
         where = slice(to[0], to[-1] + 1) if to[-1] - to[0] + 1 == len(to) else to
         peak[where] = peaks
-        for own, values in zip(sums, shares.T, strict=True):
-            own[where] = values
+        for column, values in zip(sums, shares.T, strict=True):
+            column[where] = values
     return sums, peak
 
 
@@ -143,13 +143,13 @@ def breakdown(  # noqa: PLR0917
     about = runs.select("run", "cluster", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
     whole = pl.col("gpus").fill_null(0) > 0
     # The devices of one slot are one GPU: each allocation counts for its part.
-    own, gpu = pl.col("to_ms") - pl.col("from_ms"), ("run", "slot")
-    all_own, held = own.sum().over(gpu), pl.col("to_ms").max().over(gpu) - pl.col("from_ms").min().over(gpu)
+    length, gpu = pl.col("to_ms") - pl.col("from_ms"), ("run", "slot")
+    all_lengths, held = length.sum().over(gpu), pl.col("to_ms").max().over(gpu) - pl.col("from_ms").min().over(gpu)
     per_device = (
         shares.join(about, on="run", how="inner", maintain_order="left")
         .join(where, on="at", how="left", maintain_order="left")
         .join(pairs.select("run", "at", "mapping"), on=["run", "at"], how="left", maintain_order="left")
-        .with_columns((own / all_own).alias("part"), (pl.col("held_ms") * held / all_own).alias("held_ms"))
+        .with_columns((length / all_lengths).alias("part"), (pl.col("held_ms") * held / all_lengths).alias("held_ms"))
         .with_columns(
             pl.when(whole).then(pl.col("run_ms") * pl.col("part")).otherwise(pl.col("held_ms")).alias("allocated_ms"),
             pl.coalesce("gpu_model", "gpu_type").alias("gpu_model"),

@@ -148,9 +148,9 @@ def _per_node(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     names = held.nodes["node"].unique().to_list()
     rows = []
     for name in names:
-        one = nodes.get(name) or next((c for pattern, c in nodes.items() if fnmatchcase(name, pattern)), None)
-        if one is not None:
-            rows.append((name, one.cores, one.gpus, one.memory_gib))
+        node_class = nodes.get(name) or next((c for pattern, c in nodes.items() if fnmatchcase(name, pattern)), None)
+        if node_class is not None:
+            rows.append((name, node_class.cores, node_class.gpus, node_class.memory_gib))
     schema = {"node": pl.String(), "cores": pl.Int64(), "of_node": pl.Int64(), "gib": pl.Float64()}
     have = pl.DataFrame(rows, schema=schema, orient="row")
     return (
@@ -239,13 +239,13 @@ def _by_rule(
 def _worth_it(made: Sequence[tuple[MisfitRule, Finding, float]], config: MisfitConfig) -> list[Finding]:
     """Drop the findings of users whose jobs of that kind total too few hours."""
     hours: dict[tuple[str, str, str | None], float] = {}
-    for _, one, some in made:
-        which = (one.kind, one.cluster, one.user)
+    for _, finding, some in made:
+        which = (finding.kind, finding.cluster, finding.user)
         hours[which] = hours.get(which, 0.0) + some
     return [
-        one
-        for rule, one, _ in made
-        if hours[one.kind, one.cluster, one.user]
+        finding
+        for rule, finding, _ in made
+        if hours[finding.kind, finding.cluster, finding.user]
         >= (config.min_gpu_hours if rule.of_gpu_jobs else config.min_core_hours)
     ]
 
@@ -285,7 +285,7 @@ def _finding(  # noqa: PLR0917
     return Finding(
         kind=kind, cluster=row["cluster"], subject=ref, user=row["user"], account=row["account"],
         partition=row["partition"], qos=row["qos"], nodes=tuple(nodes), gpus=(), since=row["start"],
-        window_s=row["ran_s"], score=min(1.0, sum(one.points for one in proof)), evidence=proof,
+        window_s=row["ran_s"], score=min(1.0, sum(item.points for item in proof)), evidence=proof,
         held_gpu_hours=None, held_gib_hours=None, impact=None, source="history", observed_at=row["finish"],
         advice=text, allocated_gpus=row["gpus"],
     )  # fmt: skip

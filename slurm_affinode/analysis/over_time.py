@@ -82,8 +82,8 @@ def over_time(  # noqa: PLR0917
     partly_bucket = buckets.at(cells.start[totals.partly_cell[row]])
     hours: dict[str, Floats] = {}
     for name, position in (("idle", _IDLE), ("low", _LOW), ("busy", _BUSY)):
-        own, partly = (kept[owner], kept[partly_owner]) if position == _IDLE else (1.0, 1.0)
-        ms = np.bincount(bucket, weights=totals.sums[cell, position] * share * own, minlength=count)
+        whole, partly = (kept[owner], kept[partly_owner]) if position == _IDLE else (1.0, 1.0)
+        ms = np.bincount(bucket, weights=totals.sums[cell, position] * share * whole, minlength=count)
         part = totals.partly_sums[row, position] * partly_share * partly
         ms += np.bincount(partly_bucket, weights=part, minlength=count)
         hours[name] = ms / MS_PER_HOUR
@@ -235,18 +235,18 @@ def timelines(
     for position, run in enumerate(slots.runs.tolist()):
         edges = slots.edges[position]
         count = len(edges) - 1
-        own, partly = slots.allocations.run[owner] == run, slots.allocations.run[partly_owner] == run
-        slot = np.searchsorted(edges, cells.start[cell[own]], side="right") - 1
+        selected, partly = slots.allocations.run[owner] == run, slots.allocations.run[partly_owner] == run
+        slot = np.searchsorted(edges, cells.start[cell[selected]], side="right") - 1
         partly_slot = np.searchsorted(edges, cells.start[totals.partly_cell[row[partly]]], side="right") - 1
         sums = np.zeros((count, len(SUMS)))
-        np.add.at(sums, slot, totals.sums[cell[own]] * share[own, None])
+        np.add.at(sums, slot, totals.sums[cell[selected]] * share[selected, None])
         np.add.at(sums, partly_slot, totals.partly_sums[row[partly]] * partly_share[partly, None])
         idle = np.zeros(count)
-        np.add.at(idle, slot, totals.sums[cell[own], _IDLE] * share[own] * slots.kept[owner[own]])
+        np.add.at(idle, slot, totals.sums[cell[selected], _IDLE] * share[selected] * slots.kept[owner[selected]])
         left = partly_share[partly] * slots.kept[partly_owner[partly]]
         np.add.at(idle, partly_slot, totals.partly_sums[row[partly], _IDLE] * left)
         sums[:, _IDLE] = idle
-        held = np.bincount(slot, weights=(cells.end - cells.start)[cell[own]] * share[own], minlength=count)
+        held = np.bincount(slot, weights=(cells.end - cells.start)[cell[selected]] * share[selected], minlength=count)
         key = keys.row(position, named=True)
         frames.append(_timeline(key, edges, sums, held))
     return pl.concat(frames) if frames else pl.DataFrame(schema=TIMELINE)

@@ -61,7 +61,7 @@ class PriceTable:
         if model is None:
             return self.default
         if len(models := _BETWEEN_MODELS.split(model)) > 1:
-            prices = {self.of(one) for one in models}
+            prices = {self.of(part) for part in models}
             return prices.pop() if len(prices) == 1 else None
         text = normalized(model)
         instance = _INSTANCE.search(text)

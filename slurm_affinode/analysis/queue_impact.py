@@ -96,7 +96,7 @@ class _Group:
             np.array([job.nodes for job in jobs], np.int64),
             np.array([job.tasks for job in jobs], np.int64),
             np.array([job.tasks if job.most is None else min(job.tasks, job.most) for job in jobs], np.int64),
-            [number for number, one in enumerate(jobs) if one.required or one.excluded],
+            [number for number, job in enumerate(jobs) if job.required or job.excluded],
         )
 
 
@@ -105,7 +105,7 @@ class PendingQueue:
 
     def __init__(self, waiting: Iterable[PendingJob]) -> None:
         self._waiting: dict[str, list[PendingJob]] = {}
-        for job in sorted(waiting, key=lambda one: (-one.priority, one.eligible, one.id)):
+        for job in sorted(waiting, key=lambda pending: (-pending.priority, pending.eligible, pending.id)):
             if job.gpus > 0 and job.until > job.eligible:
                 self._waiting.setdefault(job.cluster, []).append(job)
         self._groups: dict[tuple[str, frozenset[str]], _Group] = {}
@@ -222,23 +222,23 @@ def idle_gpus(finding: Finding) -> int:
     return len(finding.flagged_gpus) or (finding.allocated_gpus or 0)
 
 
-def _holds_gpus(one: Finding) -> bool:
-    holds = one.kind in ("squatter", "idle-allocation", "completing") or (
-        isinstance(one.subject, NodeRef) and one.kind in ("drained-kill-failed", "drained-by-epilog")
+def _holds_gpus(finding: Finding) -> bool:
+    holds = finding.kind in ("squatter", "idle-allocation", "completing") or (
+        isinstance(finding.subject, NodeRef) and finding.kind in ("drained-kill-failed", "drained-by-epilog")
     )
-    alone = not any(gpu.shared for gpu in one.gpus)
-    return holds and alone and (isinstance(one.subject, JobAttempt) or bool(one.allocated_gpus))
+    alone = not any(gpu.shared for gpu in finding.gpus)
+    return holds and alone and (isinstance(finding.subject, JobAttempt) or bool(finding.allocated_gpus))
 
 
-def _nodes_of(one: Finding, known: Mapping[str, Node]) -> tuple[list[tuple[str, ...]] | None, Collection[str]]:
+def _nodes_of(finding: Finding, known: Mapping[str, Node]) -> tuple[list[tuple[str, ...]] | None, Collection[str]]:
     """Return the features of the finding's nodes (``None``: unknown), and the partitions that have all of them."""
-    its = [known[name] for name in one.nodes if name in known]
+    its = [known[name] for name in finding.nodes if name in known]
     features = [node.features for node in its] or None
-    both = set.intersection(*(set(node.partitions) for node in its)) if its and len(its) == len(one.nodes) else ()
+    both = set.intersection(*(set(node.partitions) for node in its)) if its and len(its) == len(finding.nodes) else ()
     return features, both
 
 
 def _suits(job: PendingJob, gpu_type: str | None, features: Sequence[tuple[str, ...]] | None) -> bool:
     if job.gpu_type is not None and gpu_type is not None and job.gpu_type.lower() not in gpu_type.lower().split("+"):
         return False
-    return features is None or any(may_match(job.constraint, one) for one in features)
+    return features is None or any(may_match(job.constraint, node_features) for node_features in features)

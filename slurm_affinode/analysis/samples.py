@@ -124,7 +124,9 @@ class Index:
 
     def where(self, row: int) -> Path:
         """Return the file that contains a row, or the root of the sample store for a day merged on reading."""
-        source = next((one for one in self.sources if one.row <= row < one.row + one.rows), None)
+        source = next(
+            (candidate for candidate in self.sources if candidate.row <= row < candidate.row + candidate.rows), None
+        )
         return self.store.root if source is None or source.path is None else source.path
 
 
@@ -220,11 +222,11 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     names = _same_gpus(tables, [*later, earlier], several)
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
     labeled = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
-    table, labeled, earlier, *later = (_renamed(one, names) for one in (table, labeled, earlier, *later))
+    table, labeled, earlier, *later = (_renamed(frame, names) for frame in (table, labeled, earlier, *later))
     labeled = _across_midnight(labeled, table)
     seen = united_names([_renamed(seen, names)])
     several = several_names(seen)
-    devices, earlier = (without_names(one, several) for one in (_devices(table), earlier))
+    devices, earlier = (without_names(frame, several) for frame in (_devices(table), earlier))
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
     # Parts are whole days; labels outside the interval belong to other runs.
     labeled = labeled.filter((pl.col("last") >= since) & (pl.col("first") < until))
@@ -265,7 +267,7 @@ def _same_gpus(days: Sequence[pl.DataFrame], others: Sequence[pl.DataFrame], sev
     names = adoptions(every, several)
     for table in days:
         there = set(table["device"].to_list())
-        names = {one: other for one, other in names.items() if not (one in there and other in there)}
+        names = {device: other for device, other in names.items() if not (device in there and other in there)}
     return names
 
 
@@ -315,21 +317,21 @@ def _devices(table: pl.DataFrame) -> pl.DataFrame:
         )
         .sort("cluster", "node", "index", "pci", "uuid", "mig", "device", nulls_last=True)
     )
-    own = pl.when(pl.col("rows") >= FEW_SAMPLES).then(pl.col("step_ms"))
-    usual = own.median().over("cluster")
+    measured = pl.when(pl.col("rows") >= FEW_SAMPLES).then(pl.col("step_ms"))
+    usual = measured.median().over("cluster")
     return devices.with_columns(
-        pl.coalesce(own, usual, pl.col("step_ms"), pl.lit(0)).round().cast(pl.Int64).alias("step_ms")
+        pl.coalesce(measured, usual, pl.col("step_ms"), pl.lit(0)).round().cast(pl.Int64).alias("step_ms")
     ).select(*DEVICES)
 
 
 def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | None, max_gap_steps: float) -> Pieces:
     at = devices.select("device", pl.col("step_ms").alias("usual")).with_row_index("at")
     rows = table.join(at, on="device", how="left", maintain_order="left")
-    own = pl.when(pl.col("rows") >= FEW_ROWS).then(pl.col("step_ms"))
+    measured = pl.when(pl.col("rows") >= FEW_ROWS).then(pl.col("step_ms"))
     following = pl.lit(None, table.schema["first"])
     if rows["device"].is_duplicated().any():  # several days
         following = pl.col("first").shift(-1).over("device", order_by="base")
-    rows = rows.with_columns(pl.coalesce(own, pl.col("usual")).alias("step"), following.alias("next"))
+    rows = rows.with_columns(pl.coalesce(measured, pl.col("usual")).alias("step"), following.alias("next"))
     if later is not None:
         first = later.group_by("device").agg(pl.col("first").min().alias("later"))
         rows = rows.join(first, on="device", how="left", maintain_order="left").with_columns(
@@ -425,7 +427,7 @@ def _frames(index: Index, block_rows: int) -> Iterator[pl.DataFrame]:
             for frame in lazy.collect_batches(maintain_order=True):
                 yield from [frame] if len(frame) <= block_rows else frame.iter_slices(block_rows)
         except POLARS_ERRORS as error:
-            raise _damaged_one(paths, error) from error
+            raise _damaged_file(paths, error) from error
 
 
 @contextmanager
@@ -434,17 +436,17 @@ def naming_damage(store: SampleStore, since: datetime, until: datetime) -> Itera
     try:
         yield
     except POLARS_ERRORS as error:
-        raise _damaged_one([part.path for part in store.parts(since, until)] or [store.root], error) from error
+        raise _damaged_file([part.path for part in store.parts(since, until)] or [store.root], error) from error
 
 
-def _damaged_one(paths: Sequence[Path], error: BaseException) -> UnreachableError:
+def _damaged_file(paths: Sequence[Path], error: BaseException) -> UnreachableError:
     """Return the exception for ``error``, which a scan of all ``paths`` raised, with the name of the damaged file."""
     for path in paths:
         try:
             for _ in pl.scan_parquet(path).select(COLUMNS).collect_batches(maintain_order=False):
                 pass
-        except POLARS_ERRORS as own:
-            return damaged(path, own)
+        except POLARS_ERRORS as failure:
+            return damaged(path, failure)
     return damaged(paths[0].parents[1], error)
 
 

@@ -38,8 +38,10 @@ def of_devices(every: pl.DataFrame) -> pl.DataFrame:
     at_once = (last_before >= pl.col("first")).fill_null(value=False).any().over(group)
     # Few places have had several devices, and windows over all of them would take ten times as long.
     named = placed.drop_nulls("uuid")
-    own = named.filter(pl.struct(group).is_duplicated()).filter(at_once).select("at", pl.col("at").alias("own"))
-    placed = placed.join(own, on="at", how="left", maintain_order="left")
+    simultaneous = (
+        named.filter(pl.struct(group).is_duplicated()).filter(at_once).select("at", pl.col("at").alias("own"))
+    )
+    placed = placed.join(simultaneous, on="at", how="left", maintain_order="left")
     return placed.select("at", "place", pl.struct("place", "mig", "own").alias("slot"))
 
 

@@ -186,11 +186,11 @@ def find(held: HeldGpus, signatures: Sequence[Signature], *, source: Source = "h
     return squatters
 
 
-def _may_fit(held: HeldGpus, one: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _may_fit(held: HeldGpus, signature: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return the pairs that have been idle long enough for the signature."""
-    followed = held.followed[one.compute.at_most_pct]
+    followed = held.followed[signature.compute.at_most_pct]
     fits: np.ndarray[Any, np.dtype[np.bool_]] = followed.since != NEVER
-    fits &= followed.until - followed.since - held.suspended_ms >= one.time.longer_than_s * 1000
+    fits &= followed.until - followed.since - held.suspended_ms >= signature.time.longer_than_s * 1000
     return fits
 
 
@@ -355,19 +355,19 @@ def finding(
     ref: JobAttempt, row: dict[str, Any], nodes: tuple[str, ...], seen: Sequence[ObservedGpu], source: Source
 ) -> Finding | None:
     """Return the finding for the GPUs of a job, or ``None``. ``row``: cluster, user, account, partition, qos, gpus."""
-    flagged = [(one, one.verdict) for one in seen if one.verdict is not None]
+    flagged = [(observed, observed.verdict) for observed in seen if observed.verdict is not None]
     if not flagged:
         return None
-    idle = [one for one, _ in flagged]
-    squatting = [(one, verdict) for one, verdict in flagged if verdict.signature.kind == "squatter"]
-    computing = [one for one in seen if one.computes]
+    idle = [observed for observed, _ in flagged]
+    squatting = [(observed, verdict) for observed, verdict in flagged if verdict.signature.kind == "squatter"]
+    computing = [observed for observed in seen if observed.computes]
     worst, verdict = max(squatting or flagged, key=lambda pair: pair[0].window_s)
     kind, variant = _kind([verdict.signature.name for _, verdict in flagged], verdict, computes=bool(computing))
     allocated = max(int(row["gpus"] or 0), len(seen))
-    gpus = tuple(sorted((one.gpu for one in seen), key=lambda gpu: (gpu.node or "", order(gpu.gpu))))
-    known = [gib_s for one in idle if (gib_s := _held_gib_s(one)) is not None]
+    gpus = tuple(sorted((observed.gpu for observed in seen), key=lambda gpu: (gpu.node or "", order(gpu.gpu))))
+    known = [gib_s for observed in idle if (gib_s := _held_gib_s(observed)) is not None]
     # The end of one job does not free a shared GPU.
-    shared = any(one.gpu.shared for one in seen)
+    shared = any(observed.gpu.shared for observed in seen)
     share = _measured_share(seen, allocated)
     about = (*_about_gpus(idle, computing, allocated, len(seen), seen), *_about_share(share))
     if shared:
@@ -382,15 +382,15 @@ def finding(
         qos=row["qos"],
         nodes=nodes,
         gpus=gpus,
-        since=min((one.since for one in idle if one.since is not None), default=None),
+        since=min((observed.since for observed in idle if observed.since is not None), default=None),
         window_s=worst.window_s,
         score=verdict.score if share is None else min(verdict.score, 2 * share),
         evidence=(*verdict.evidence, *about),
-        held_gpu_hours=None if shared else sum(one.window_s for one in idle) / 3600,
+        held_gpu_hours=None if shared else sum(observed.window_s for observed in idle) / 3600,
         held_gib_hours=sum(known) / 3600 if known else None,
         impact=None,
         source=source,
-        observed_at=max((one.last for one in idle if one.last is not None), default=datetime.now(UTC)),
+        observed_at=max((observed.last for observed in idle if observed.last is not None), default=datetime.now(UTC)),
         variant=variant,
         advice=_advice(verdict.signature, ref, partly=bool(computing)),
         allocated_gpus=allocated,
@@ -421,18 +421,18 @@ def order(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isascii() and name.isdigit() else (1 << 30, name)
 
 
-def _held_gib_s(one: ObservedGpu) -> float | None:
-    if one.held_gib_s is not None or one.gpu.held_gib is None:
-        return one.held_gib_s
-    return one.gpu.held_gib * one.window_s  # a live check has no samples: use the current memory
+def _held_gib_s(observed: ObservedGpu) -> float | None:
+    if observed.held_gib_s is not None or observed.gpu.held_gib is None:
+        return observed.held_gib_s
+    return observed.gpu.held_gib * observed.window_s  # a live check has no samples: use the current memory
 
 
 def _measured_share(seen: Sequence[ObservedGpu], allocated: int) -> float | None:
     """Return the measured share of a job's GPU time; ``None`` if not based on samples over time."""
-    whole_s = max((one.whole_s for one in seen if one.whole_s is not None), default=0.0)
+    whole_s = max((observed.whole_s for observed in seen if observed.whole_s is not None), default=0.0)
     if whole_s <= 0:
         return None
-    return min(1.0, sum(one.measured_s or 0.0 for one in seen) / (whole_s * max(allocated, len(seen), 1)))
+    return min(1.0, sum(observed.measured_s or 0.0 for observed in seen) / (whole_s * max(allocated, len(seen), 1)))
 
 
 def _about_share(share: float | None) -> tuple[Evidence, ...]:
@@ -452,11 +452,11 @@ def _about_gpus(
     rows = [
         evidence("idle.gpus", float(len(flagged)), met=False, allocated=allocated, computing=len(computing) or None)
     ]
-    kinds = [kind for kind in MAPPINGS if any(one.gpu.mapping == kind for one in flagged)]
+    kinds = [kind for kind in MAPPINGS if any(observed.gpu.mapping == kind for observed in flagged)]
     if kinds:
         origins = " and ".join(MAPPINGS[kind] for kind in kinds)
         rows.append(evidence("idle.mapping", ", ".join(kinds), met=False, origins=origins))
-    unmeasured = allocated - mapped + sum(not one.gpu.measured for one in seen)
+    unmeasured = allocated - mapped + sum(not observed.gpu.measured for observed in seen)
     if unmeasured > 0:
         rows.append(evidence("idle.coverage", None, count=unmeasured))
     return tuple(rows)

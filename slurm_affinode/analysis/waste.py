@@ -191,7 +191,7 @@ class _Joined:
     nodes: pl.DataFrame
     index: samples.Index
     devices: pl.DataFrame
-    """Devices of ``index``, with accounting's name of their cluster (``mapping.one_cluster``)."""
+    """Devices of ``index``, with accounting's name of their cluster (``mapping.with_slurm_cluster``)."""
     mapped: mapping.Mapped
     gpu_runs: pl.DataFrame
     allocations: segments.Allocations
