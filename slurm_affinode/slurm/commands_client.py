@@ -25,7 +25,7 @@ from slurm_affinode.slurm.interface import Runner, SignalTo
 TIMEOUT_S = 60.0
 """Longer than the retries of Slurm's own commands at the usual MessageTimeout of 10 s."""
 
-_WORDS_OF_ONE = 3
+_JOB_QUERY_WORDS = 3
 """``show job 12`` has three words, ``show jobs`` two."""
 
 MOST_SINGLE = 20
@@ -289,7 +289,7 @@ class CommandsClient:
             return records
         self.ping()  # raises if slurmctld is down
         records, answered = self._ask_json(key, doing, *words)
-        if not answered and len(words) < _WORDS_OF_ONE:
+        if not answered and len(words) < _JOB_QUERY_WORDS:
             raise interface.ControllerDownError(f"{doing}: slurmctld did not respond", hint="try: scontrol ping")
         return records
 
@@ -344,9 +344,9 @@ def pick(jobs: Sequence[Job], target: Target) -> Job:
 
     def fits(job: Job) -> int | None:
         if target.task is not None:
-            own = job.array_job_id == target.job_id and job.array_task_id == target.task
+            exact = job.array_job_id == target.job_id and job.array_task_id == target.task
             shared = job.array_job_id == target.job_id and job.array_task_id is None and _has(job, target.task)
-            return 0 if own else 1 if shared else None
+            return 0 if exact else 1 if shared else None
         if target.het_offset is not None:
             return 0 if (job.het_job_id, job.het_offset or 0) == (target.job_id, target.het_offset) else None
         if job.job_id == target.job_id:
@@ -372,7 +372,7 @@ def _has(job: Job, task: int) -> bool:
 
 def demand_running(doing: str, jobs: Sequence[Job], steps: Sequence[Step], target: Target) -> None:
     """Raise ``AlreadyDoneError``, ``InvalidStateError`` or ``UnknownJobError`` if a signal would reach no process."""
-    job = next((one for one in jobs if one.allocated), None) if target.task is None else None
+    job = next((candidate for candidate in jobs if candidate.allocated), None) if target.task is None else None
     job = job or pick(jobs, target)
     if job.ended:
         raise interface.AlreadyDoneError(f"{doing}: it has ended ({job.state})", target=str(target))

@@ -108,7 +108,7 @@ def _jobs(pyslurm: Any, steps: bool = False) -> list[dict[str, Any]]:
     return [_job(job, steps) for job in jobs.values()]
 
 
-def _one(pyslurm: Any, job: int) -> dict[str, Any]:
+def _with_steps(pyslurm: Any, job: int) -> dict[str, Any]:
     return _job(pyslurm.Job.load(job), True)
 
 
@@ -136,7 +136,7 @@ def _tres(tres: Any) -> dict[str, int]:
         if not isinstance(value, dict):
             continue
         many = value.values() if "count" not in value else [value]
-        counts.update((one.get("type_and_name") or name, one["count"]) for one in many if isinstance(one, dict))
+        counts.update((entry.get("type_and_name") or name, entry["count"]) for entry in many if isinstance(entry, dict))
     return counts
 
 
@@ -149,7 +149,7 @@ def _nodes(pyslurm: Any) -> list[dict[str, Any]]:
 
 
 def _ping(pyslurm: Any) -> list[bool]:
-    return [bool(one.is_responding) for one in pyslurm.slurmctld.ping_all()]
+    return [bool(controller.is_responding) for controller in pyslurm.slurmctld.ping_all()]
 
 
 # --- changes: of a plain job by its raw ID, or of a node
@@ -180,7 +180,7 @@ def _node_state(pyslurm: Any, node: str, **changes: Any) -> None:
 
 
 CALLS: Mapping[str, Callable[..., Any]] = {
-    "hello": _hello, "jobs": _jobs, "job": _one, "steps": _steps, "nodes": _nodes, "ping": _ping,
+    "hello": _hello, "jobs": _jobs, "job": _with_steps, "steps": _steps, "nodes": _nodes, "ping": _ping,
     "hold": _hold, "release": _release, "requeue": _requeue, "modify": _modify, "notify": _notify,
     "node": _node_state,
 }  # fmt: skip

@@ -73,11 +73,11 @@ def _starts(data: bytes) -> Iterator[tuple[int, int]]:
 
 def _agrees(reported: tuple[NodeGpus, ...], nodes: Collection[str], allocated: GpuCount) -> bool:
     count, kinds = 0, set()
-    for one in reported:
-        kinds.add((one.node, one.kind))
-        if one.node not in nodes or len(one.indices) not in (0, one.count):
+    for node_gpus in reported:
+        kinds.add((node_gpus.node, node_gpus.kind))
+        if node_gpus.node not in nodes or len(node_gpus.indices) not in (0, node_gpus.count):
             return False
-        count += one.count
+        count += node_gpus.count
     return count == allocated.count and len(kinds) == len(reported)
 
 
@@ -193,7 +193,9 @@ def _job(job: Mapping[str, Any]) -> Job:
         tres_allocated=allocated,
         gpus_requested=live_records.gpus(requested),
         gpus_allocated=live_records.gpus(allocated),
-        node_gpus=live_records.node_gpus(names, [str(one) for one in details]) if isinstance(details, list) else None,
+        node_gpus=live_records.node_gpus(names, [str(detail) for detail in details])
+        if isinstance(details, list)
+        else None,
         features=live_records.word(job.get("features")),
         reservation=live_records.word(job.get("resv_name")),
         comment=job.get("comment") or None,
@@ -255,7 +257,7 @@ def _node(node: Mapping[str, Any]) -> Node:
 
 def _words(value: Any) -> list[str]:
     if isinstance(value, list):
-        return [str(one) for one in value]
+        return [str(word) for word in value]
     return [str(value)] if value else []
 
 

@@ -60,15 +60,15 @@ def parse_duration_s(text: str) -> float | None:
     if match is None:
         raise ValueError(f"{text!r} is not a span of time")
     days, first, second, third, fraction = match.groups()
-    one, two, three = int(first), int(second or 0), int(third or 0)
+    leading, middle, trailing = int(first), int(second or 0), int(third or 0)
     if days is not None:
-        seconds = int(days) * 86400 + one * 3600 + two * 60 + three
+        seconds = int(days) * 86400 + leading * 3600 + middle * 60 + trailing
     elif third is not None:
-        seconds = one * 3600 + two * 60 + three
+        seconds = leading * 3600 + middle * 60 + trailing
     elif second is not None:
-        seconds = one * 60 + two
+        seconds = leading * 60 + middle
     else:
-        seconds = one * 60
+        seconds = leading * 60
     if seconds > MAX_SECONDS:
         raise ValueError(f"{text!r} is longer than any job")
     return float(f"{seconds}.{fraction}") if fraction else float(seconds)

@@ -232,8 +232,8 @@ def _notes(blocks: list[CellBlock], records: Divided, unfinished: int | None) ->
     return tuple(text for there, text in notes if there)
 
 
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
+def _counted(number: int, singular: str, plural: str) -> str:
+    return f"{number:,} {singular if number == 1 else plural}"
 
 
 def _over_lines(first_lines: list[int]) -> str:

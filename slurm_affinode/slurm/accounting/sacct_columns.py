@@ -139,9 +139,9 @@ def seconds(cells: pl.Series) -> Typed:
     """Convert time spans such as ``[DD-]HH:MM:SS[.frac]`` to seconds, with the fraction."""
     plain = cells.str.contains(r"^\d+:\d+(?::\d+)?(?:\.\d+)?$").fill_null(value=False)
     first, second, third = cells.str.split_exact(":", 2).struct.unnest().get_columns()
-    one, two = first.cast(pl.Int64, strict=False), second.cast(pl.Float64, strict=False)
-    clock = one * 3600 + two * 60 + third.cast(pl.Float64, strict=False)
-    quick = clock.zip_with(third.is_not_null(), one * 60 + two)
+    leading, following = first.cast(pl.Int64, strict=False), second.cast(pl.Float64, strict=False)
+    clock = leading * 3600 + following * 60 + third.cast(pl.Float64, strict=False)
+    quick = clock.zip_with(third.is_not_null(), leading * 60 + following)
     odd = (~plain).arg_true()
     days = odd.filter(cells.gather(odd).str.contains("-", literal=True).fill_null(value=False))
     quick = quick.set(~plain | (quick > units.MAX_SECONDS).fill_null(value=False), None)
@@ -407,14 +407,14 @@ class Converter:
         self._out["array_spec"] = spec
         self._out["het_job_id"] = job.zip_with(het.is_not_null(), none)
         self._out["het_offset"] = het
-        own = (job + het.fill_null(0)).zip_with(task.is_null(), identifiers.stand_in(job, task))
+        job_ids = (job + het.fill_null(0)).zip_with(task.is_null(), identifiers.stand_in(job, task))
         if raw_parts is not None:
             raw_id = raw_parts["job"]
-            own = raw_id.zip_with(raw_id.is_not_null() & raw_parts["task"].is_null(), own)
+            job_ids = raw_id.zip_with(raw_id.is_not_null() & raw_parts["task"].is_null(), job_ids)
             step = step.zip_with(step.is_not_null(), raw_parts["step"])
-        self._out["job_id"] = own
+        self._out["job_id"] = job_ids
         self._out["step_id"] = step.replace(identifiers.SPECIAL_STEPS) if step.null_count() < len(step) else step
-        for at in own.is_null().arg_true().to_list():
+        for at in job_ids.is_null().arg_true().to_list():
             text = self._out["printed"][at] or ""
             self._problem(at, "jobid", f"{shorten(text)} is not a job ID", needed=True)
 
@@ -688,7 +688,7 @@ def _replaced(frame: pl.DataFrame, where: pl.Series, rows: pl.DataFrame) -> pl.D
 
 
 def _coalesce(*series: pl.Series | None) -> pl.Series:
-    columns = [one for one in series if one is not None]
+    columns = [column for column in series if column is not None]
     first = columns[0]
     for other in columns[1:]:
         if not first.has_nulls():
