@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurm_affinode.analysis.result import WasteResult
@@ -127,6 +127,7 @@ _SEEN = st.lists(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=_RUNS, seen=_SEEN)
+@example(runs=[], seen=[("n1", 0, 0, 1)])
 def test_capacity_equals_allocated_plus_unallocated(  # noqa: PLR0917
     analysed: Analysed, samples: Rows, jobs: Jobs, tmp_path: Path, runs: list[dict[str, Any]],
     seen: list[tuple[str, int, int, int]],
@@ -147,11 +148,12 @@ def test_capacity_equals_allocated_plus_unallocated(  # noqa: PLR0917
     result = analysed(rows, frame, until=HOUR)
     capacity, allocated, free = figures(result)
     devices = {(node, index) for node, index, first, _ in seen if first < 60}
-    if not result.quality.samples:
+    if capacity is None or free is None:
+        # Without a sampling interval it is unknown for how long a GPU with a single sample existed.
         assert (capacity, free) == (None, None)
+        assert not any(first < 59 and count > 1 for _, _, first, count in seen)
         return
-    assert capacity is not None
-    assert free is not None
+    assert result.quality.samples
     assert capacity == (allocated or 0.0) + free
     assert 0 <= free <= len(devices) + 1e-9
     assert capacity >= max(allocated or 0.0, 0.0)
