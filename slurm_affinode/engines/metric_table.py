@@ -103,13 +103,13 @@ def parse(data: Mapping[str, Mapping[str, Any]]) -> EngineTable:
     by_name: dict[str, list[MetricSource]] = {}
     engines = {
         engine: EngineNames(
-            one["title"], tuple(one["prefixes"]), tuple(one["model"]), tuple(one["rank"]),
-            tuple(one.get("programs", ())), tuple(one.get("ports", ())),
+            table["title"], tuple(table["prefixes"]), tuple(table["model"]), tuple(table["rank"]),
+            tuple(table.get("programs", ())), tuple(table.get("ports", ())),
         )
-        for engine, one in data.items()
+        for engine, table in data.items()
     }  # fmt: skip
-    for engine, one in data.items():
-        for name, entry in _entries(one):
+    for engine, table in data.items():
+        for name, entry in _entries(table):
             source = _source(engine, len(sources), entry)
             sources.append(source)
             for prefix in engines[engine].prefixes:
@@ -219,6 +219,8 @@ def _by_pattern(keys: Iterable[EngineLabels]) -> dict[EngineLabels, list[EngineL
     """Return labels, complete or not -> the keys that agree with them."""
     by_pattern: dict[EngineLabels, list[EngineLabels]] = {}
     for engine, model, rank in keys:
-        for pattern in {(engine, one, two) for one in (model, None) for two in (rank, None)}:
+        for pattern in {
+            (engine, pattern_model, pattern_rank) for pattern_model in (model, None) for pattern_rank in (rank, None)
+        }:
             by_pattern.setdefault(pattern, []).append((engine, model, rank))
     return by_pattern

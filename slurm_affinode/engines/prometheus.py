@@ -47,7 +47,7 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
         there = {*client.names(selectors, question.since_ms, question.until_ms)} & known
     except (RefusedError, TooMuchError):  # some proxies forward queries only
         there = known
-    of_process = {name for name in there if any(one.engine == PROCESS for one in table.by_name.get(name, ()))}
+    of_process = {name for name in there if any(source.engine == PROCESS for source in table.by_name.get(name, ()))}
     names = sorted(there - of_process)
     if not names:
         return ServerMetrics(())
@@ -65,14 +65,16 @@ def _instances(client: Client, question: Question, names: Sequence[str]) -> set[
     instances: set[str] = set()
     table = metric_table.load()
     for name in names:
-        if not any(one.field in ("running", "waiting") for one in table.by_name.get(name, ())):
+        if not any(source.field in ("running", "waiting") for source in table.by_name.get(name, ())):
             continue
         query = f"count by (instance) (last_over_time({selector(name, question.matchers)}[{span}]))"
         try:
             answer = client.instant(query, question.until_ms)
         except (RefusedError, TooMuchError):
             continue
-        instances |= {str(one["metric"]["instance"]) for one in answer if (one.get("metric") or {}).get("instance")}
+        instances |= {
+            str(sample["metric"]["instance"]) for sample in answer if (sample.get("metric") or {}).get("instance")
+        }
     return instances
 
 

@@ -237,11 +237,11 @@ class EngineReader:
         for key in distinct.iter_rows():
             if key not in self._known:
                 self._known[key] = self._series(*key)
-            numbers_or_reason = self._known[key]
-            if isinstance(numbers_or_reason, str):
-                rejected.append((*key, numbers_or_reason))
+            outcome = self._known[key]
+            if isinstance(outcome, str):
+                rejected.append((*key, outcome))
             else:
-                numbers += [(*key, one) for one in numbers_or_reason]
+                numbers += [(*key, series_number) for series_number in outcome]
         if rejected:
             why = pl.DataFrame(rejected, schema=["name", "labels", "why"], orient="row")
             lines = known.join(why, on=["name", "labels"], maintain_order="left")
@@ -291,12 +291,14 @@ def response_entries(
     if not builder.knows(name):
         notes.unknown[name or "(a series without a name)"] += len(points)
         return none
-    numbers_or_reason = builder.series(name, labels)
-    if isinstance(numbers_or_reason, str):
-        notes.problem(None, f"series {number}: {numbers_or_reason}", strict=options.strict)
+    outcome = builder.series(name, labels)
+    if isinstance(outcome, str):
+        notes.problem(None, f"series {number}: {outcome}", strict=options.strict)
         return none
     frame = prometheus_json.points_of(points, notes, options, number)
-    each = [frame.select(pl.lit(one, pl.UInt32).alias("series"), "value", "time") for one in numbers_or_reason]
+    each = [
+        frame.select(pl.lit(series_number, pl.UInt32).alias("series"), "value", "time") for series_number in outcome
+    ]
     return pl.concat(each) if each else none
 
 

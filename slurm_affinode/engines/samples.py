@@ -81,9 +81,11 @@ class SeriesIdentifier:
         """Return the endpoint of a series, or the reason why it cannot be used."""
         names = self.options.aliases.labels
         address = labels.get("address") or labels.get("instance") or self.address
-        named = next((labels[one] for one in names["node"] if labels.get(one) and not _is_local(labels[one])), address)
-        cluster = self.options.cluster or next((labels[one] for one in names["cluster"] if labels.get(one)), None)
-        job = next((job_ids(labels[one]) for one in names["job"] if one in labels), None)
+        named = next(
+            (labels[label] for label in names["node"] if labels.get(label) and not _is_local(labels[label])), address
+        )
+        cluster = self.options.cluster or next((labels[label] for label in names["cluster"] if labels.get(label)), None)
+        job = next((job_ids(labels[label]) for label in names["job"] if label in labels), None)
         node = self.options.node or (host_of(named) if named != self.address else None)
         user, gpus = labels.get("user") or None, labels.get("gpus") or None
         for field, text in (("address", address), ("cluster", cluster), ("job", job), ("user", user), ("uuid", gpus)):
@@ -140,7 +142,7 @@ class SampleBuilder:
 
     def series(self, name: str, labels: Mapping[str, str]) -> list[int] | str:
         """Return the numbers of a series, one for each column read from it, or the reason why it cannot be used."""
-        self._label_bytes += sum(len(one) + len(text) for one, text in labels.items()) + 200
+        self._label_bytes += sum(len(label) + len(text) for label, text in labels.items()) + 200
         if len(self._series) >= MOST_SERIES or self._label_bytes > MOST_LABEL_BYTES:
             return f"is skipped: there are more than {MOST_SERIES:,} series, or their labels are too long"
         if name.startswith(EXPORTED):
@@ -148,7 +150,7 @@ class SampleBuilder:
         numbers: list[int] = []
         for source in self._table.by_name[name]:
             if source.matches(labels):
-                number = self._one(source, source.number, labels)
+                number = self._add_series(source, source.number, labels)
                 if isinstance(number, str):
                     return number
                 numbers.append(number)
@@ -165,10 +167,10 @@ class SampleBuilder:
         if number is None:
             number = self._exported[engine, field] = len(self._sources)
             self._sources.append(MetricSource(engine, field, number, {}, {}, None, 1.0, summed=False, attached=False))
-        one = self._one(self._sources[number], number, labels, model=("model",), rank=("rank",))
-        return one if isinstance(one, str) else [one]
+        outcome = self._add_series(self._sources[number], number, labels, model=("model",), rank=("rank",))
+        return outcome if isinstance(outcome, str) else [outcome]
 
-    def _one(
+    def _add_series(
         self, source: MetricSource, number: int, labels: Mapping[str, str], *,
         model: Sequence[str] | None = None, rank: Sequence[str] | None = None,
     ) -> int | str:  # fmt: skip
@@ -176,8 +178,8 @@ class SampleBuilder:
         if isinstance(endpoint, str):
             return endpoint
         names = self._table.engines[source.engine]
-        served = next((labels[one] for one in model or names.model if labels.get(one)), None)
-        ranked = next((labels[one] for one in rank or names.rank if labels.get(one)), None)
+        served = next((labels[label] for label in model or names.model if labels.get(label)), None)
+        ranked = next((labels[label] for label in rank or names.rank if labels.get(label)), None)
         for field, text in (("model", served), ("rank", ranked)):
             if text is not None and (why := limits.excess(field, text)):
                 return f"{field} {why}"
@@ -233,7 +235,7 @@ class SampleBuilder:
         failures, self._failures = self._failures, []
         engines_of: dict[int, list[int]] = {}
         for endpoint in {at for at, _, _ in failures}:
-            known = [index for one, index in self._combinations.items() if one.endpoint == endpoint]
+            known = [index for combination, index in self._combinations.items() if combination.endpoint == endpoint]
             engines_of[endpoint] = sorted({to for _, to in self._resolved(known)})
         rows = [(to, time, reason) for at, time, reason in failures for to in engines_of[at]]
         if rows:
@@ -266,12 +268,12 @@ class SampleBuilder:
         entries = self._assigned(entries)
         if entries.is_empty():
             return entries
-        bucketed = [one.number for one in self._sources if one.field in BUCKETS]
+        bucketed = [source.number for source in self._sources if source.field in BUCKETS]
         is_bucket = pl.col("source").is_in(bucketed)
         plain = entries.filter(~is_bucket)
         wide = self._fields(plain)
         for field in BUCKETS:
-            numbers = [one.number for one in self._sources if one.field == field]
+            numbers = [source.number for source in self._sources if source.field == field]
             wide = wide.join(_histograms(entries.filter(pl.col("source").is_in(numbers)), field),
                              on=["at", "time"], how="left")  # fmt: skip
         wide = self._checked(wide)
@@ -281,7 +283,7 @@ class SampleBuilder:
     def _assigned(self, entries: pl.DataFrame) -> pl.DataFrame:
         """Replace each combination by the engines that it belongs to; drop what belongs to none."""
         listed = self._listed
-        where = pl.Series([one.endpoint for one in listed], dtype=pl.UInt32)
+        where = pl.Series([combination.endpoint for combination in listed], dtype=pl.UInt32)
         present: dict[int, list[int]] = {}
         for index in entries["at"].unique().sort():
             present.setdefault(listed[index].endpoint, []).append(index)
@@ -306,15 +308,15 @@ class SampleBuilder:
         # Configuration and process are repeated for each engine, all other values have one place.
         mapping = pl.DataFrame(pairs, orient="row", schema={"set": pl.UInt32(), "at": pl.UInt32(), "to": pl.UInt32()})
         shared = [
-            one.number for one in self._sources if one.engine == PROCESS or one.field in CONFIGURATION
+            source.number for source in self._sources if source.engine == PROCESS or source.field in CONFIGURATION
         ]  # fmt: skip
-        own = mapping.group_by("set", "at").agg(
+        placed = mapping.group_by("set", "at").agg(
             pl.when(pl.len() == 1).then(pl.col("to").first()).otherwise(pl.col("at").first()).alias("to")
         )
         is_shared = pl.col("source").is_in(shared)
         parts = [
             entries.filter(is_shared).join(mapping, on=["set", "at"]),
-            entries.filter(~is_shared).join(own, on=["set", "at"]),
+            entries.filter(~is_shared).join(placed, on=["set", "at"]),
         ]
         return pl.concat(parts).select(pl.col("to").alias("at"), "source", "le", "time", "value")
 
@@ -332,7 +334,7 @@ class SampleBuilder:
         several = entries.group_by(key).agg(
             pl.col("value").sum().alias("sum"), pl.col("value").max().alias("max"), pl.col("value").count().alias("n")
         )
-        summed = [one.number for one in self._sources if one.summed]
+        summed = [metric.number for metric in self._sources if metric.summed]
         total = (
             pl.when(pl.col("n") == 0).then(None).when(pl.col("source").is_in(summed)).then("sum").otherwise("max")
         )  # fmt: skip
@@ -359,12 +361,14 @@ class SampleBuilder:
     def _checked(self, wide: pl.DataFrame) -> pl.DataFrame:
         """Set impossible shares to unknown; note samples of the future."""
         beyond = {name: pl.col(name) > _NOISE for name in _SHARES}
-        counts = wide.select(**{name: one.sum() for name, one in beyond.items()}).row(0, named=True)
+        counts = wide.select(**{name: excessive.sum() for name, excessive in beyond.items()}).row(0, named=True)
         for name, count in counts.items():
             self._notes.decide(f"values of {name} above 1 are impossible and count as not measured", count)
         late = int((wide["time"] > datetime.now(UTC) + _FUTURE).sum())
         self._notes.decide("samples lie in the future: a clock is wrong", late)
-        return wide.with_columns(pl.when(~one).then(pl.col(name)).alias(name) for name, one in beyond.items())
+        return wide.with_columns(
+            pl.when(~excessive).then(pl.col(name)).alias(name) for name, excessive in beyond.items()
+        )
 
     def _note_restarts(self, wide: pl.DataFrame) -> None:
         """Note counters that went back."""
@@ -420,8 +424,14 @@ class SampleBuilder:
         """Return ``SAMPLES`` for rows with ``at``."""
         endpoints = list(self._endpoints)
         whole = [
-            (*endpoints[one.endpoint][:3], one.engine, one.model, one.rank, *endpoints[one.endpoint][3:])
-            for one in self._listed
+            (
+                *endpoints[combination.endpoint][:3],
+                combination.engine,
+                combination.model,
+                combination.rank,
+                *endpoints[combination.endpoint][3:],
+            )
+            for combination in self._listed
         ]
         table = pl.DataFrame(whole, schema={**IDENTITY, **OWNER}, orient="row")
         given = wide.with_columns(table[name].gather(wide["at"]).alias(name) for name in table.columns)

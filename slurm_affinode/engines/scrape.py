@@ -205,7 +205,7 @@ def _shown(text: str | None) -> str | None:
     """Return a label without characters that a terminal or a log would interpret, shortened."""
     if text is None:
         return None
-    return "".join(one if one.isprintable() else "?" for one in text[:MOST_NAME])
+    return "".join(character if character.isprintable() else "?" for character in text[:MOST_NAME])
 
 
 def fetch(host: str, port: int, *, timeout_s: float = TIMEOUT_S, largest: int = LARGEST) -> str:
@@ -269,7 +269,7 @@ def _length(data: bytearray) -> int | None:
 
 def drop_privileges(uid: int, gid: int, groups: Sequence[int]) -> None:
     """Become a user, irrevocably, with limits. Raises ``OSError`` or ``ValueError``; the caller must end then."""
-    if not all(0 < one <= _MOST_ID for one in (uid, gid, *groups)):
+    if not all(0 < number <= _MOST_ID for number in (uid, gid, *groups)):
         raise ValueError("is no user who may be scraped")
     for limit, most in (
         (resource.RLIMIT_CPU, _CPU_S), (resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CORE, 0),
@@ -306,10 +306,10 @@ def decode(line: bytes) -> list[EngineReading]:
     if not isinstance(data, list) or len(data) > MOST_ENGINES:
         raise ValueError("is no list of engines")
     engine_readings = []
-    for one in data:
-        if not isinstance(one, list) or len(one) != 5:
+    for encoded in data:
+        if not isinstance(encoded, list) or len(encoded) != 5:
             raise ValueError("is no engine")
-        engine, model, rank, values, histograms = one
+        engine, model, rank, values, histograms = encoded
         names = all(text is None or (isinstance(text, str) and len(text) <= MOST_NAME and text.isprintable())
                     for text in (model, rank))  # fmt: skip
         if (
@@ -332,15 +332,15 @@ def decode(line: bytes) -> list[EngineReading]:
 def _decoded_buckets(counts: object) -> tuple[tuple[float, float], ...]:
     if not isinstance(counts, list) or not 0 < len(counts) <= MOST_BUCKETS:
         raise ValueError("has a histogram that is no list of buckets")
-    if not all(isinstance(one, list) and len(one) == 2 for one in counts):
+    if not all(isinstance(bucket, list) and len(bucket) == 2 for bucket in counts):
         raise ValueError("has a histogram that is no list of buckets")
-    bounds = [one[0] for one in counts[:-1]]
-    numbers = [*bounds, *(one[1] for one in counts)]
+    bounds = [bucket[0] for bucket in counts[:-1]]
+    numbers = [*bounds, *(bucket[1] for bucket in counts)]
     if counts[-1][0] is not None or not all(type(number) is float and math.isfinite(number) for number in numbers):
         raise ValueError("has a bucket that is no number")
     if any(below >= above for below, above in itertools.pairwise(bounds)):
         raise ValueError("has buckets that are not in order")
-    return tuple(zip([*bounds, math.inf], [one[1] for one in counts], strict=True))
+    return tuple(zip([*bounds, math.inf], [bucket[1] for bucket in counts], strict=True))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -352,7 +352,7 @@ def main(arguments: Sequence[str]) -> int:
     metric_table.load()  # the user may not be permitted to read the package
     try:
         if os.geteuid() == 0:
-            drop_privileges(int(uid), int(gid), [int(one) for one in groups.split(",") if one])
+            drop_privileges(int(uid), int(gid), [int(group) for group in groups.split(",") if group])
         try:
             engine_readings = readings(fetch(host, int(port)))
         except NoMetricsError:

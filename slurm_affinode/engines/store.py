@@ -26,7 +26,7 @@ _STATE = (
 def engine_id(*identity: str | None) -> int:
     """Return the number of an engine: the 8-byte BLAKE2b digest of its identity (columns of ``IDENTITY``)."""
     # Unlike an empty text, None has no separator of its own: both may occur as a label.
-    text = "\x1f".join("\x1e" if one is None else one for one in identity)
+    text = "\x1f".join("\x1e" if part is None else part for part in identity)
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 

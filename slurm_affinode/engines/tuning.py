@@ -147,8 +147,9 @@ class Tuning:
     def agrees(self, other: Tuning) -> bool:
         """Return whether both advise the same changes. Values that follow the load may differ by a tenth."""
         return len(self.recommendations) == len(other.recommendations) and all(
-            (one.setting, one.direction) == (two.setting, two.direction) and _close(one.proposed, two.proposed)
-            for one, two in zip(self.recommendations, other.recommendations, strict=True)
+            (advice.setting, advice.direction) == (counterpart.setting, counterpart.direction)
+            and _close(advice.proposed, counterpart.proposed)
+            for advice, counterpart in zip(self.recommendations, other.recommendations, strict=True)
         )
 
     def command(self, served: str | None) -> str | None:
@@ -168,16 +169,19 @@ class Tuning:
         """Options with their proposed values, as on a command line."""
         return tuple(
             text
-            for one in self.recommendations
-            if one.option is not None and one.proposed is not None
-            for text in (one.option, f"{one.proposed:.10g}" if isinstance(one.proposed, float | int) else one.proposed)
+            for advice in self.recommendations
+            if advice.option is not None and advice.proposed is not None
+            for text in (
+                advice.option,
+                f"{advice.proposed:.10g}" if isinstance(advice.proposed, float | int) else advice.proposed,
+            )
         )
 
 
-def _close(one: float | str | None, two: float | str | None) -> bool:
-    if isinstance(one, int | float) and isinstance(two, int | float):
-        return math.isclose(one, two, rel_tol=0.1)
-    return one == two
+def _close(value: float | str | None, other: float | str | None) -> bool:
+    if isinstance(value, int | float) and isinstance(other, int | float):
+        return math.isclose(value, other, rel_tol=0.1)
+    return value == other
 
 
 def observe(
@@ -242,7 +246,7 @@ def _longest(series: EngineSeries, name: str) -> float | None:
     for first, end in series.segments:
         buckets = next((counts for at in range(end - 1, first - 1, -1) if (counts := series.buckets(name, at))), None)
         if buckets and buckets[-1]["count"] > 0:
-            bound = next(one["le"] for one in buckets if one["count"] >= buckets[-1]["count"])
+            bound = next(bucket["le"] for bucket in buckets if bucket["count"] >= buckets[-1]["count"])
             longest = max(longest or 0.0, bound)
     return longest if longest is not None and math.isfinite(longest) else None
 

@@ -134,7 +134,9 @@ class LogFailure:
     @property
     def measured(self) -> bool:
         """Whether the message has a size, or names a process that held the memory."""
-        return any(one is not None for one in (self.requested, self.used, self.requested_tokens)) or bool(self.holders)
+        return any(figure is not None for figure in (self.requested, self.used, self.requested_tokens)) or bool(
+            self.holders
+        )
 
     @property
     def rank(self) -> int:
@@ -217,15 +219,15 @@ def _torch(text: str) -> dict[str, object]:
         for pid, number, unit in re.findall(rf"Process (\d{{1,10}}) has {_SIZE} memory in use", text)
     )
     gpu = re.search(r"GPU (\d{1,4})\b", text)
-    own = _sizes(
+    sizes = _sizes(
         text, allocated=rf"Of the allocated memory {_SIZE}", idle=rf"(?:and|\.) {_SIZE} is reserved by PyTorch but"
     )
     used = {}
-    if "this process has" not in text and own.get("allocated"):
+    if "this process has" not in text and sizes.get("allocated"):
         # In a container the PIDs of the driver are not those of the processes: the process itself is among the others.
-        least = own["allocated"] + own.get("idle", 0.0)
-        may_be_it = [one for one in holders if one[1] >= least]
-        holders = tuple(one for one in holders if one[1] < least)
+        least = sizes["allocated"] + sizes.get("idle", 0.0)
+        may_be_it = [holder for holder in holders if holder[1] >= least]
+        holders = tuple(holder for holder in holders if holder[1] < least)
         used = {"used": may_be_it[0][1]} if len(may_be_it) == 1 else {}
     return {
         **used,
@@ -276,7 +278,7 @@ def _kernel(text: str) -> dict[str, object]:
     killed = re.search(r"Kill(?:ed)? process (?P<pid>\d{1,10}) \((?P<name>.{1,64}?)\)", text) or re.search(
         r",task=(?P<name>.{1,64}),pid=(?P<pid>\d{1,10}),uid=", text
     )
-    used = [int(one) * 1024 for one in re.findall(r"(?:anon|file|shmem)-rss:(\d{1,15})kB", text)]
+    used = [int(size) * 1024 for size in re.findall(r"(?:anon|file|shmem)-rss:(\d{1,15})kB", text)]
     return {
         **({"pid": int(killed["pid"]), "process": one_line(killed["name"], 64)} if killed else {}),
         **({"used": float(sum(used))} if used else {}),
@@ -377,7 +379,7 @@ _KERNEL = ("job-memory-limit", "node-out-of-memory")
 _LIMIT = re.compile(r"memory: usage \d{1,18}kB, limit (\d{1,18})kB")
 _TOKENS = re.compile(r"^Try to allocate (\d{1,12}) tokens|^A\w{7}e tokens: (\d{1,12})")
 """Logged by SGLang after a batch did not fit; the second word has two spellings."""
-_ONE_REPORT = 5000
+_MOST_REPORT_LINES = 5000
 """Lines of the kernel's report about memory that ran out, at most; it lists all processes."""
 _MOST_OPEN = 64
 """Tracebacks of different processes that are followed at the same time."""
@@ -405,7 +407,7 @@ def _option(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, dict):
         return name, json.dumps(value)
     values = value if isinstance(value, list | tuple) else (value,)
-    if not all(isinstance(one, str | int | float) for one in values):
+    if not all(isinstance(element, str | int | float) for element in values):
         raise TypeError(f"{name} has values of other types")
     return (name, *map(str, values))
 
@@ -457,8 +459,8 @@ class LogScanner:
             self._examine(self._rest, len(self._rest), final=True)
             self._lines += not self._rest.endswith(b"\n")
             self._rest = b""
-        kept = [one for kind in self._first for one in (*self._first[kind], *self._last.get(kind, ()))]
-        ordered = tuple(sorted(kept, key=lambda one: one.line))
+        kept = [failure for kind in self._first for failure in (*self._first[kind], *self._last.get(kind, ()))]
+        ordered = tuple(sorted(kept, key=lambda failure: failure.line))
         return LogFindings(self._log, self._bytes, self._lines, ordered, self._dropped, self._startup, self._cut)
 
     def _examine(self, data: bytes, end: int, *, final: bool) -> bytes:
@@ -568,9 +570,9 @@ class LogScanner:
             return
         first, last = self._first.setdefault(kind, []), self._last.setdefault(kind, [])
         for group in (last, first):
-            for index, one in enumerate(group):
-                if one.text == failure.text:
-                    group[index] = replace(one, times=one.times + 1)
+            for index, earlier in enumerate(group):
+                if earlier.text == failure.text:
+                    group[index] = replace(earlier, times=earlier.times + 1)
                     return
         if len(first) < MOST_KEPT:
             first.append(failure)
@@ -588,10 +590,10 @@ class LogScanner:
                     continue
                 before = group[-1]
                 same = before.pid == failure.pid if before.pid else "killed as a result of limit" in before.text
-                near = failure.line - before.line <= _ONE_REPORT
+                near = failure.line - before.line <= _MOST_REPORT_LINES
                 if failure.pid is None or not same or not near or before.used is not None:
                     continue
-                total = self._limit[1] if self._limit and failure.line - self._limit[0] <= _ONE_REPORT else None
+                total = self._limit[1] if self._limit and failure.line - self._limit[0] <= _MOST_REPORT_LINES else None
                 text = failure.text if failure.used is not None else before.text
                 group[-1] = replace(
                     before, text=text, pid=failure.pid, process=failure.process or before.process, used=failure.used,

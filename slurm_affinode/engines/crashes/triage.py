@@ -99,7 +99,9 @@ class CrashTriage:
     def as_json(self) -> dict[str, Any]:
         """Return the triage as JSON values."""
         row: dict[str, Any] = plain(self)
-        row["metrics"] = [{**plain(one), "figures": dict(one.figures)} for one in self.metrics]
+        row["metrics"] = [
+            {**plain(last_metrics), "figures": dict(last_metrics.figures)} for last_metrics in self.metrics
+        ]
         row["holders"] = [{"process": name, "bytes": held} for name, held in self.holders]
         row["logs"] = [{"log": name, "bytes": read} for name, read in self.logs]
         return row
@@ -118,7 +120,7 @@ def triage(
     )
     started = [log.startup for log in logs if log.startup != StartupFacts()]
     # Logs of several engines: the advice must not be computed from the figures of another one.
-    startup = started[0] if started and all(one == started[0] for one in started) else StartupFacts()
+    startup = started[0] if started and all(facts == started[0] for facts in started) else StartupFacts()
     cause, kind = _cause(failures, job)
     cause = _detailed(cause, failures)
     memory = None if kind is None else KINDS[kind].memory
@@ -245,7 +247,7 @@ def _holders(cause: LogFailure | None, job: JobOutcome | None) -> tuple[tuple[st
             holders.append((_process(cause) if cause.pid or cause.process else who, cause.used))
     if not holders and job is not None and job.max_rss_bytes is not None and (cause is None or cause.memory == "job"):
         holders.append((TEXTS.entry("holder.task"), float(job.max_rss_bytes)))
-    return tuple(sorted(holders, key=lambda one: -one[1]))
+    return tuple(sorted(holders, key=lambda holder: -holder[1]))
 
 
 def _doubts(

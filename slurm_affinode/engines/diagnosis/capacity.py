@@ -95,9 +95,10 @@ def _batch_limit(series: EngineSeries, running: Floats, queued: Bools) -> tuple[
 
 def saturation(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     """Return the episodes in which the KV cache, or the batch, is full."""
-    diagnoses = [_kv_saturated(series, capacity, *one) for one in lasting(series, capacity.kv_full)]
+    diagnoses = [_kv_saturated(series, capacity, *interval) for interval in lasting(series, capacity.kv_full)]
     diagnoses += [
-        _batch_saturated(series, capacity, *one) for one in lasting(series, capacity.batch_full & ~capacity.kv_full)
+        _batch_saturated(series, capacity, *interval)
+        for interval in lasting(series, capacity.batch_full & ~capacity.kv_full)
     ]
     return diagnoses
 
@@ -156,8 +157,8 @@ def preemption_storms(series: EngineSeries) -> list[Diagnosis]:
         active = float(np.nansum(spans[grown[before + 1 : last + 1] > 0])) / length if length else 0.0
         if length < STORM_S or count < 10 or active < 0.5:
             continue
-        if (one := _storm(series, before, last, count, length, prompt, calm)) is not None:
-            diagnoses.append(one)
+        if (storm := _storm(series, before, last, count, length, prompt, calm)) is not None:
+            diagnoses.append(storm)
     return diagnoses
 
 
@@ -213,7 +214,7 @@ def _recomputed_share(series: EngineSeries, first: int, last: int, count: float,
     if prompt is None or None in done:
         return None
     again = count * prompt
-    whole = again + sum(one or 0.0 for one in done)
+    whole = again + sum(tokens or 0.0 for tokens in done)
     return again / whole if whole > 0 else None
 
 

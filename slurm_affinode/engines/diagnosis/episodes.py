@@ -38,7 +38,7 @@ def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> li
             continue
         edges = np.flatnonzero(np.diff(np.concatenate([[0], part.astype(np.int8), [0]])))
         begins, ends = edges[::2] + first, edges[1::2] + first - 1
-        columns = [one.tolist() for one in (begins, ends, time[begins], time[ends])]
+        columns = [column.tolist() for column in (begins, ends, time[begins], time[ends])]
         merged: list[tuple[int, int, float, float, float]] = []
         for begin, last, since, until in zip(*columns, strict=True):
             now = (begin, last, until - since + series.step_s, since, until)
@@ -52,7 +52,7 @@ def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> li
                 now = (before[0], now[1], before[2] + now[2], before[3], now[4])
                 merged.pop()
             merged.append(now)
-        intervals += [one[:2] for one in merged]
+        intervals += [interval[:2] for interval in merged]
     return intervals
 
 

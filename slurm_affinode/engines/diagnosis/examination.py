@@ -106,9 +106,13 @@ def _health(series: EngineSeries, around: EngineContext, options: Options) -> En
     diagnoses += liveness.endings(series, around.events, share)
     left = liveness.orphans(series)
     # The end of a server that left processes is one condition.
-    diagnoses = [one for one in diagnoses if one.kind != "ended" or not any(_within(one, orphan) for orphan in left)]
+    diagnoses = [
+        condition
+        for condition in diagnoses
+        if condition.kind != "ended" or not any(_within(condition, orphan) for orphan in left)
+    ]
     diagnoses += left
-    diagnoses.sort(key=lambda one: (one.since, one.kind))
+    diagnoses.sort(key=lambda condition: (condition.since, condition.kind))
     return EngineHealth(
         series.key, series.job, series.user, series.gpus, moment(series.all_times[0]), moment(series.all_times[-1]),
         len(series.all_times), int(series.failed.sum()), tuple(diagnoses),
@@ -116,8 +120,8 @@ def _health(series: EngineSeries, around: EngineContext, options: Options) -> En
     )  # fmt: skip
 
 
-def _within(one: Diagnosis, other: Diagnosis) -> bool:
-    return other.since <= one.since and one.until <= other.until
+def _within(inner: Diagnosis, outer: Diagnosis) -> bool:
+    return outer.since <= inner.since and inner.until <= outer.until
 
 
 def _healthy(series: EngineSeries, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -126,9 +130,9 @@ def _healthy(series: EngineSeries, diagnoses: Sequence[Diagnosis]) -> list[Diagn
     if series.disordered:
         return []  # several processes respond, and cannot be distinguished
     free = np.isfinite(series.value("running")) | np.isfinite(series.progress)
-    for one in diagnoses:
-        if one.kind in _NOT_HEALTHY:
-            begin, end = one.since.timestamp() - 0.001, one.until.timestamp() + 0.001
+    for condition in diagnoses:
+        if condition.kind in _NOT_HEALTHY:
+            begin, end = condition.since.timestamp() - 0.001, condition.until.timestamp() + 0.001
             free[np.searchsorted(times, begin) : np.searchsorted(times, end, side="right")] = False
     healthy = []
     for first, last in runs(series, free, close=0.0):
@@ -183,8 +187,8 @@ def diagnose_all(
     return of_each(samples, _health_of, fleet, options)
 
 
-def _health_of(one: ExaminedEngine) -> EngineHealth:
-    return one.health
+def _health_of(engine: ExaminedEngine) -> EngineHealth:
+    return engine.health
 
 
 def examine_all(
@@ -256,7 +260,7 @@ def _examine_batch(engines: pl.DataFrame) -> list[Any]:
 
 def _examined(engines: pl.DataFrame, shared: tuple[_Work, Callable[[ExaminedEngine], Any]]) -> list[Any]:
     work, take = shared
-    return [take(one) for one in work.examine(engines)]
+    return [take(engine) for engine in work.examine(engines)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +288,12 @@ class _Work:
         names = [name for name in self.whole.collect_schema().names() if name not in _HISTOGRAMS]
         part = _of_engines(self.whole.select(names), engines).collect(engine="streaming")
         gpus = _gpus_of(self.fleet.gpus, part)
-        for chosen, own in part.partition_by(by, as_dict=True).items():
-            key = EngineKey(*own.select(_KEY).row(0))
+        for chosen, engine_samples in part.partition_by(by, as_dict=True).items():
+            key = EngineKey(*engine_samples.select(_KEY).row(0))
             engine = pl.DataFrame([chosen], schema=engines.select(by).schema, orient="row")
-            yield from _one(_of_engines(self.whole, engine), key, own, gpus, self.fleet, self.options)
+            yield from _examine_jobs(
+                _of_engines(self.whole, engine), key, engine_samples, gpus, self.fleet, self.options
+            )
 
 
 _KEY = list(IDENTITY)
@@ -320,15 +326,17 @@ def _gpus_of(gpus: pl.LazyFrame | None, samples: pl.DataFrame) -> pl.DataFrame |
     return gpus.select(names).filter(near).collect(engine="streaming")
 
 
-def _one(  # noqa: PLR0917
+def _examine_jobs(  # noqa: PLR0917
     gpu_samples: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
     options: Options,
 ) -> Iterator[ExaminedEngine]:  # fmt: skip
     whole: dict[str | None, pl.DataFrame] | None = None
-    for job, own in _by_job(samples).items():
-        around = _around(key, job, own, gpus, fleet)
-        engines = list(examine(key, own, around, options))
-        overloaded = any(one.kind == "queue-unstable" for engine in engines for one in engine.health.diagnoses)
+    for job, job_samples in _by_job(samples).items():
+        around = _around(key, job, job_samples, gpus, fleet)
+        engines = list(examine(key, job_samples, around, options))
+        overloaded = any(
+            condition.kind == "queue-unstable" for engine in engines for condition in engine.health.diagnoses
+        )
         if overloaded and (whole is not None or _have_lengths(gpu_samples)):
             whole = whole or _by_job(gpu_samples.collect(engine="streaming"))
             engines = list(examine(key, whole[job], around, options))

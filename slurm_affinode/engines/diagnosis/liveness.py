@@ -135,7 +135,7 @@ def outages(series: EngineSeries) -> list[Outage]:
     times = series.all_times
     interruptions = []
     for first, last in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
-        refused = sum(bool(REFUSED.search(one or "")) for one in series.errors[first : last + 1])
+        refused = sum(bool(REFUSED.search(error or "")) for error in series.errors[first : last + 1])
         length = float(times[last] - times[first]) + series.step_s
         after = last + 1
         again = after < len(times) and after not in restarted
@@ -145,7 +145,7 @@ def outages(series: EngineSeries) -> list[Outage]:
         if again and (not gone or series.known("start_time")):
             continue
         if gone or (last - first + 1 >= REFUSED_SCRAPES and length >= patience):
-            listening = sum(one == NO_RESPONSE for one in series.errors[first : last + 1])
+            listening = sum(error == NO_RESPONSE for error in series.errors[first : last + 1])
             interruptions.append(Outage(first, last, refused, after in restarted, listening))
     return interruptions
 
@@ -153,25 +153,25 @@ def outages(series: EngineSeries) -> list[Outage]:
 def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: float | None) -> list[Diagnosis]:
     """Return the ends of the engine, and those due to lack of memory. ``gpu_share``: of GPU memory held before, 0-1."""
     diagnoses: list[Diagnosis] = []
-    memory = [one for one in events if one.kind in ("gpu-out-of-memory", "host-out-of-memory")]
+    memory = [logged for logged in events if logged.kind in ("gpu-out-of-memory", "host-out-of-memory")]
     reported: set[int] = set()
     gone = outages(series)
-    for one in gone:
-        begin, end = series.all_times[one.first], series.all_times[one.last]
-        count = one.last - one.first + 1
+    for outage in gone:
+        begin, end = series.all_times[outage.first], series.all_times[outage.last]
+        count = outage.last - outage.first + 1
         proof = [
             evidence("ended.scrapes", float(count), 0.5, least=REFUSED_SCRAPES),
-            evidence("ended.connection" if one.refused else "ended.connection-timeout", float(one.refused), 0.5,
-                     met=one.refused > 0),
+            evidence("ended.connection" if outage.refused else "ended.connection-timeout", float(outage.refused), 0.5,
+                     met=outage.refused > 0),
         ]  # fmt: skip
-        doubts = [] if one.refused else ["ended.doubt-overload"]
-        if one.listening:
-            proof.append(evidence("ended.process", float(one.listening), 0.5, met=False))
+        doubts = [] if outage.refused else ["ended.doubt-overload"]
+        if outage.listening:
+            proof.append(evidence("ended.process", float(outage.listening), 0.5, met=False))
             doubts = ["ended.doubt-listening"]
-        running, waiting = _load_before(series, one.first)
+        running, waiting = _load_before(series, outage.first)
         diagnoses.append(diagnosis(
-            "ended.restarted" if one.restarted else "ended.lost", moment(begin), moment(end), proof,
-            figures={"failed_scrapes": float(count)}, advice="" if one.restarted else None, doubts=doubts,
+            "ended.restarted" if outage.restarted else "ended.lost", moment(begin), moment(end), proof,
+            figures={"failed_scrapes": float(count)}, advice="" if outage.restarted else None, doubts=doubts,
             scrapes=count, running=running, waiting=waiting,
         ))  # fmt: skip
         near = [
@@ -181,7 +181,7 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
         reported |= set(near)
         of_kind = {memory[i].kind: memory[i] for i in reversed(near)}
         diagnoses += [_out_of_memory(series, begin, end, event) for event in of_kind.values()]
-        if not near and gpu_share is not None and gpu_share >= 0.97 and not one.restarted and running is not None:
+        if not near and gpu_share is not None and gpu_share >= 0.97 and not outage.restarted and running is not None:
             proof = [
                 evidence("out-of-memory.log", None, 0.6),
                 evidence("out-of-memory.memory", gpu_share * 100, 0.4, share=gpu_share),
@@ -195,8 +195,8 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
     for event in others.values():
         begin, end = edges if event.time is None else (event.time.timestamp(),) * 2
         diagnoses.append(_out_of_memory(series, begin, end, event))
-    refused = {one.time: one for one in events if one.kind == "request-too-large"}
-    return diagnoses + [_refused_start(series, one) for one in refused.values()]
+    refused = {refusal.time: refusal for refusal in events if refusal.kind == "request-too-large"}
+    return diagnoses + [_refused_start(series, refusal) for refusal in refused.values()]
 
 
 def _load_before(series: EngineSeries, position: int) -> tuple[float | None, float | None]:
@@ -205,7 +205,7 @@ def _load_before(series: EngineSeries, position: int) -> tuple[float | None, flo
     if not len(before):
         return None, None
     held = [float(series.value(name)[before[-1]]) for name in ("running", "waiting")]
-    running, waiting = (0.0 if np.isnan(one) else one for one in held)
+    running, waiting = (0.0 if np.isnan(requests) else requests for requests in held)
     return (running, waiting) if running + waiting else (None, None)
 
 

@@ -170,7 +170,7 @@ def leaks(series: EngineSeries) -> list[Diagnosis]:
     """Return the growth of host memory without bound, in the longest life of the server process."""
     memory = series.value("rss_bytes")
     edges = [0, *np.flatnonzero(series.restarts).tolist(), len(series)]
-    lives = sorted(itertools.pairwise(edges), key=lambda one: one[0] - one[1])
+    lives = sorted(itertools.pairwise(edges), key=lambda life: life[0] - life[1])
     for first, end in lives[:1]:
         at = np.arange(first, end)[np.isfinite(memory[first:end])]
         if len(at) < _LEAK_SAMPLES:

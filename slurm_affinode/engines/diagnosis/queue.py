@@ -288,7 +288,7 @@ def _request_s(series: EngineSeries, first: int, last: int) -> float | None:
     finished = _served(series, first, last)
     work = [series.sum_of(name, first, last) for name in ("prefill_s", "decode_s")]
     if finished and None not in work and series.known("finished"):
-        return sum(one or 0.0 for one in work) / finished
+        return sum(seconds or 0.0 for seconds in work) / finished
     output = series.ratio_of("generation_length", "generation_length_count", first, last)
     each = series.ratio_of("token_latency_s", "token_latency_count", first, last)
     return output * each if output is not None and each is not None else None
@@ -374,7 +374,7 @@ def overload(series: EngineSeries, capacity: Capacity, growth: Growth) -> tuple[
     output = series.ratio_of("generation_length", "generation_length_count", first, last)
     rate, running = series.rate_of("generation_tokens", first, last), series.mean_of("running", first, last)
     latency = series.ratio_of("token_latency_s", "token_latency_count", first, last)
-    times = [one for one in (running / rate if running and rate else None, latency) if one]
+    times = [seconds for seconds in (running / rate if running and rate else None, latency) if seconds]
     if growth.arrivals is None or not size or prompt is None or not output or not times:
         return None
     if float(capacity.kv_full[first : last + 1].mean()) < 0.5:
@@ -390,7 +390,7 @@ def overload(series: EngineSeries, capacity: Capacity, growth: Growth) -> tuple[
         square_error / 2 / demand,
         MODEL_ERROR,
     ]
-    return value, value * math.sqrt(math.fsum(one**2 for one in relative))
+    return value, value * math.sqrt(math.fsum(error**2 for error in relative))
 
 
 def second_moment(series: EngineSeries, first: int, last: int, mean: float) -> tuple[float, float]:
@@ -401,7 +401,7 @@ def second_moment(series: EngineSeries, first: int, last: int, mean: float) -> t
     before, after = series.buckets("generation_lengths", first), series.buckets("generation_lengths", last)
     if before and after and len(before) == len(after):
         counts = np.diff([0.0, *(b["count"] - a["count"] for a, b in zip(before, after, strict=True))])
-        bounds = [0.0, *(one["le"] for one in after)]
+        bounds = [0.0, *(bucket["le"] for bucket in after)]
         if math.isinf(bounds[-1]):
             bounds[-1] = bounds[-2] * 1.5
         low, high = np.array(bounds[:-1]), np.array(bounds[1:])

@@ -35,8 +35,8 @@ def diagnosis(
     text; ``None``: that of the kind. Unknown figures are left out.
     """
     kind = code.partition(".")[0]
-    whole = sum(one.weight for one in proof)
-    share = sum(one.points for one in proof) / whole if whole else 1.0
+    whole = sum(item.weight for item in proof)
+    share = sum(item.points for item in proof) / whole if whole else 1.0
     return Diagnosis(
         kind, since, until, round(max(0.0, min(1.0, share * certainty)), 3), tuple(proof), RULES[kind],
         TEXTS.text(code, values), ADVICE.get(kind, "") if advice is None else advice,

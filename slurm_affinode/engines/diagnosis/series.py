@@ -70,7 +70,7 @@ class EngineSeries:
         none = errors is None or errors.null_count() == len(errors)
         self.errors: list[str | None] = [None] * len(stamps) if errors is None or none else errors.to_list()
         """Why each scrape failed, among all."""
-        self.failed: Bools = np.array([one is not None for one in self.errors], np.bool_)
+        self.failed: Bools = np.array([error is not None for error in self.errors], np.bool_)
         steps = np.diff(self.all_times)
         self.step_s = float(np.median(steps)) if len(steps) else 0.0
         """Scrape interval: the median time between scrapes; 0 with a single sample."""
@@ -98,7 +98,7 @@ class EngineSeries:
     @property
     def gpus(self) -> tuple[str, ...]:
         """UUIDs of the engine's GPUs, as far as known."""
-        return tuple(one for one in (self._last["gpus"] or "").split(",") if one)
+        return tuple(uuid for uuid in (self._last["gpus"] or "").split(",") if uuid)
 
     @cached_property
     def time(self) -> Floats:
@@ -288,8 +288,11 @@ def _in_turn(whole: EngineSeries) -> Iterator[tuple[str | None, pl.DataFrame]]:
     changes, distinct = int((np.abs(np.diff(known)) > 1).sum()), np.unique(known)
     if changes > len(distinct) >= 2:
         rounded = pl.col("start_time").round()
-        for one in distinct.tolist():
-            yield f"{_STARTED}{moment(one):%Y-%m-%dT%H:%M:%SZ}", samples.filter(rounded.is_null() | (rounded == one))
+        for started in distinct.tolist():
+            yield (
+                f"{_STARTED}{moment(started):%Y-%m-%dT%H:%M:%SZ}",
+                samples.filter(rounded.is_null() | (rounded == started)),
+            )
         return
     numbers = None if len(known) else _by_counters(whole)
     if numbers is None:
@@ -315,7 +318,7 @@ def _by_counters(series: EngineSeries) -> Integers | None:
     for place, now in enumerate(counts):
         fitting = [chain for chain in chains if not (now < counts[chain[-1]]).any()]
         if fitting:
-            min(fitting, key=lambda one: float(np.nansum(now - counts[one[-1]]))).append(place)
+            min(fitting, key=lambda chain: float(np.nansum(now - counts[chain[-1]]))).append(place)
             continue
         if len(chains) == _MOST_PROCESSES:
             return None
@@ -325,8 +328,8 @@ def _by_counters(series: EngineSeries) -> Integers | None:
         if which is not None:
             chains[-1], chains[which] = [*chains[which][: before[which]], place], chains[which][before[which] :]
     numbers = np.empty(len(counts), np.int64)
-    for number, one in enumerate(sorted(chains)):
-        numbers[one] = number
+    for number, places in enumerate(sorted(chains)):
+        numbers[places] = number
     return numbers if np.count_nonzero(np.diff(numbers)) > len(chains) >= 2 else None
 
 

@@ -26,9 +26,9 @@ def foremost(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
     return tuple(diagnoses[place] for place in sorted(chosen))
 
 
-def _weight(one: Diagnosis) -> tuple[int, timedelta]:
+def _weight(diagnosis: Diagnosis) -> tuple[int, timedelta]:
     """Return the sort key: the most severe first, then the longest."""
-    return BY_SEVERITY.index(one.severity), one.since - one.until
+    return BY_SEVERITY.index(diagnosis.severity), diagnosis.since - diagnosis.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +145,16 @@ def costs(engines: Iterable[EngineUsage]) -> tuple[DiagnosisCost, ...]:
         for diagnosis in engine.health.diagnoses:
             by_kind.setdefault(diagnosis.kind, []).append((engine, diagnosis))
     made = [_cost(kind, cases) for kind, cases in by_kind.items()]
-    return tuple(sorted(made, key=lambda one: (BY_SEVERITY.index(one.severity), -(one.gpu_hours or 0.0), -one.seconds)))
+    return tuple(
+        sorted(made, key=lambda cost: (BY_SEVERITY.index(cost.severity), -(cost.gpu_hours or 0.0), -cost.seconds))
+    )
 
 
 def _cost(kind: str, cases: Sequence[tuple[EngineUsage, Diagnosis]]) -> DiagnosisCost:
-    seconds = [(one.until - one.since).total_seconds() for _, one in cases]
+    seconds = [(diagnosis.until - diagnosis.since).total_seconds() for _, diagnosis in cases]
     engines = {id(engine): engine for engine, _ in cases}
     hours = [engine.gpus * time / 3600 for (engine, _), time in zip(cases, seconds, strict=True) if engine.gpus]
-    figures = [dict(one.figures) for _, one in cases]
+    figures = [dict(diagnosis.figures) for _, diagnosis in cases]
 
     def values(name: str) -> list[float]:
         return [row[name] for row in figures if name in row]
