@@ -69,7 +69,7 @@ def render(page: Explanation, zone: tzinfo) -> str:
         answer=page.answer,
         cards=_cards(page),
         findings=[_shown(finding) for finding in page.findings],
-        gpus=[_gpu(one, number, most_w, zone) for number, one in enumerate(page.gpus)],
+        gpus=[_gpu(gpu, number, most_w, zone) for number, gpu in enumerate(page.gpus)],
         notes=[visible(note) for note in page.notes],
         span=f"{fmt.moment(page.since, zone)} to {fmt.moment(page.until, zone)}",
         zone=zone,
@@ -82,8 +82,8 @@ def _sentence(text: str) -> str:
 
 def _cards(page: Explanation) -> list[Card]:
     counted = without_repeated_hours(page.findings)
-    held = sum(one.held_gpu_hours or 0.0 for one in counted)
-    gib = [one.held_gib_hours for one in counted if one.held_gib_hours is not None]
+    held = sum(finding.held_gpu_hours or 0.0 for finding in counted)
+    gib = [finding.held_gib_hours for finding in counted if finding.held_gib_hours is not None]
     idle = [finding for finding in page.findings if finding.held_gpu_hours is not None]
     waited = [finding.impact for finding in page.findings if finding.impact is not None]
     limit = page.job.time_limit_s
@@ -92,28 +92,31 @@ def _cards(page: Explanation) -> list[Card]:
         Card("GPUs", str(page.allocated_gpus or len(page.gpus)), sub=f"{measured} measured"),
         Card("Looked at", span((page.until - page.since).total_seconds()),
              sub="" if limit is None else f"of at most {span(limit)}"),
-        Card("Idle until the end", span(max((one.window_s for one in idle), default=0.0)), kind="idle"),
+        Card("Idle until the end", span(max((finding.window_s for finding in idle), default=0.0)), kind="idle"),
         Card("Held and not used", fmt.number(held), "GPU h",
              sub=f"{fmt.number(sum(gib))} GiB h of GPU memory" if gib else "GPU memory not known"),
-        Card("Jobs that waited meanwhile", str(max((one.jobs for one in waited), default=0)) if waited else "unknown",
-             unknown=not waited),
+        Card("Jobs that waited meanwhile",
+             str(max((impact.jobs for impact in waited), default=0)) if waited else "unknown", unknown=not waited),
     ]  # fmt: skip
 
 
-def _shown(one: Finding) -> Shown:
+def _shown(finding: Finding) -> Shown:
     impact = ""
-    if one.impact is not None and one.impact.jobs:
+    if finding.impact is not None and finding.impact.jobs:
         impact = (
-            f"{one.impact.jobs} waiting jobs would fit on these GPUs, {one.impact.startable} of them at once. Together "
-            f"they waited {span(one.impact.waited_s)} meanwhile, one of them {span(one.impact.longest_s)}."
-            if one.impact.jobs > 1
-            else f"1 waiting job would fit on these GPUs. It waited {span(one.impact.waited_s)} meanwhile."
+            f"{finding.impact.jobs} waiting jobs would fit on these GPUs, {finding.impact.startable} of them at once. "
+            f"Together they waited {span(finding.impact.waited_s)} meanwhile, "
+            f"one of them {span(finding.impact.longest_s)}."
+            if finding.impact.jobs > 1
+            else f"1 waiting job would fit on these GPUs. It waited {span(finding.impact.waited_s)} meanwhile."
         )
-    elif one.impact is not None:
+    elif finding.impact is not None:
         impact = "No waiting job that fits these GPUs was held up."
-    title = one.kind + (f" ({one.variant})" if one.variant not in (None, one.kind) else "")
-    lines = tuple(_line(row) for row in one.evidence)
-    return Shown(title, f"{_sentence(KINDS[one.kind])}. Score {one.score:.2f} of 1.", lines, impact, one.advice)
+    title = finding.kind + (f" ({finding.variant})" if finding.variant not in (None, finding.kind) else "")
+    lines = tuple(_line(row) for row in finding.evidence)
+    return Shown(
+        title, f"{_sentence(KINDS[finding.kind])}. Score {finding.score:.2f} of 1.", lines, impact, finding.advice
+    )
 
 
 def _line(row: Evidence) -> EvidenceRow:
@@ -143,7 +146,7 @@ def _gpu(page: GpuPage, number: int, most_w: float, zone: tzinfo) -> GpuRow:
 def _bars(  # noqa: PLR0917
     key: str, title: str, slots: Sequence[Slot], values: Sequence[float | None], most: float, unit: str, zone: tzinfo
 ) -> Markup:
-    known = [one for one in values if one is not None]
+    known = [measured for measured in values if measured is not None]
     if not known:
         return charts.empty(charts.Words(key, title, "Not measured."), "Not measured.")
     each = 100 / len(values)
@@ -177,8 +180,8 @@ def _times(slots: Sequence[Slot], zone: tzinfo) -> Markup:
     first, count = slots[0].start, len(slots)
     step = slots[1].start - first if count > 1 else timedelta(minutes=1)
     all_ticks = time_ticks(first, first + step * count, zone)
-    days = [one for one in all_ticks if one.at.astimezone(zone).time() == time.min]
-    ticks = days[:: -(-len(days) // 4)] if len(days) > 1 else [one for one in all_ticks if one.major]
+    days = [mark for mark in all_ticks if mark.at.astimezone(zone).time() == time.min]
+    ticks = days[:: -(-len(days) // 4)] if len(days) > 1 else [mark for mark in all_ticks if mark.major]
     texts = []
     for tick in ticks:
         x = 100 * (tick.at - first) / (step * count)

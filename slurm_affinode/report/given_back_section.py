@@ -81,8 +81,8 @@ def _in_place(total: Row) -> str:
     return f"{_jobs(total['in_place_jobs'])} slept in place {_times(total['in_place_sleeps'])}{left}."
 
 
-def _jobs(number: float | None, one: str = "job") -> str:
-    return f"{fmt.count(number)} {one}{'' if number == 1 else 's'}"
+def _jobs(number: float | None, noun: str = "job") -> str:
+    return f"{fmt.count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _times(number: float | None) -> str:

@@ -45,17 +45,17 @@ class JobContext:
 
 def render(summary: JobSummary, zone: tzinfo, thresholds: Thresholds) -> str:
     """Return the HTML of a summary; ``thresholds`` color the activity of the GPUs."""
-    one = summary.job
-    name = f" ({one.name})" if one.name else ""
+    job = summary.job
+    name = f" ({job.name})" if job.name else ""
     account = f", account {summary.account}" if summary.account else ""
-    state = one.state or "in an unknown state"
+    state = job.state or "in an unknown state"
     where = f"partition {summary.partition or 'unknown'}" + (f", QOS {summary.qos}" if summary.qos else "")
     lead = f"{summary.user or 'unknown user'}{account}: {state}; {summary.cluster}, {where}; "
-    end = "still running" if one.end is None else f"ended {fmt.moment(one.end, zone)}"
+    end = "still running" if job.end is None else f"ended {fmt.moment(job.end, zone)}"
     context = JobContext(
         lead=visible(lead + job_text.nodes(summary.nodes)),
         allocation=visible(job_text.allocation(summary)),
-        times=f"Started {fmt.moment(one.start, zone)}, {end}",
+        times=f"Started {fmt.moment(job.start, zone)}, {end}",
         attempts=job_text.attempts(summary),
         verdict=summary.verdict,
         advice=tuple(visible(job_text.advice(each)) for each in summary.advice),
@@ -68,7 +68,7 @@ def render(summary: JobSummary, zone: tzinfo, thresholds: Thresholds) -> str:
         findings=tuple((KINDS.get(each.kind, each.kind), visible(each.text)) for each in summary.findings),
         notes=tuple(map(visible, (*summary.notes, *job_text.origin(summary, lambda at: fmt.moment(at, zone))))),
     )
-    return render_page("job.html.j2", title=f"Job {one.id}{name}", zone=zone, generated=summary.generated, j=context)
+    return render_page("job.html.j2", title=f"Job {job.id}{name}", zone=zone, generated=summary.generated, j=context)
 
 
 def _uses(uses: Sequence[ResourceUse]) -> Table:
@@ -151,5 +151,5 @@ def _suspensions(summary: JobSummary, zone: tzinfo) -> Table:
     return Table("suspension-table", "Suspensions", columns, rows, sortable=False, bare=True)
 
 
-def _places(one: JobSuspension) -> str:
-    return " to ".join(name for name in (one.node, one.restored_node) if name is not None)
+def _places(suspension: JobSuspension) -> str:
+    return " to ".join(name for name in (suspension.node, suspension.restored_node) if name is not None)

@@ -24,9 +24,13 @@ def amount(use: ResourceUse) -> str:
     return f"{use.note} {text}" if use.note == "at most" else f"{text}, {use.note}" if use.note else text
 
 
-def advice(one: Advice) -> str:
+def advice(suggestion: Advice) -> str:
     """Return an advice with the GPU-hours that following it would have saved."""
-    return one.text if not one.gpu_hours else f"{one.text} It would have saved {figure(one.gpu_hours)} GPU-hours."
+    return (
+        suggestion.text
+        if not suggestion.gpu_hours
+        else f"{suggestion.text} It would have saved {figure(suggestion.gpu_hours)} GPU-hours."
+    )
 
 
 def allocation(summary: JobSummary) -> str:

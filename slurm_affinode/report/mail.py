@@ -110,8 +110,8 @@ class Texts:
 
     def several(self, key: str, number: int, **values: object) -> str:
         """Return a sentence with a number; for 1, its singular form if there is one."""
-        one = f"{key}_one"
-        return self.say(one if number == 1 and one in self._texts else key, **values)
+        singular = f"{key}_one"
+        return self.say(singular if number == 1 and singular in self._texts else key, **values)
 
     def kind(self, kind: str, *, ended: bool = False) -> str:
         """Return the meaning of a kind of finding; ``ended``: in the past tense, about a job that has ended."""
@@ -208,8 +208,8 @@ def composed(
     common = {"language": texts.language.replace("_", "-"), "help_url": mail.help_url, "t": texts.plain}
 
     def rendered(file: str, *, html: bool) -> str:
-        own = own_template is not None and site is not None and (site / file).is_file()
-        values = own_template if own and own_template is not None else context
+        customized = own_template is not None and site is not None and (site / file).is_file()
+        values = own_template if customized and own_template is not None else context
         return render(file, site, {**common, **values}, html=html)
 
     return Digest(
@@ -421,8 +421,8 @@ def _item(  # noqa: PLR0917
         "gpus_more": texts.several("gpus_more", len(gpus) - MAX_GPUS, count=len(gpus) - MAX_GPUS)
         if len(gpus) > MAX_GPUS
         else "",
-        "evidence": [shown(texts.phrase(one.text)) for one in finding.evidence if one.met][:MAX_EVIDENCE],
-        "unknown": [shown(texts.phrase(one.text)) for one in finding.unknown][:MAX_EVIDENCE],
+        "evidence": [shown(texts.phrase(item.text)) for item in finding.evidence if item.met][:MAX_EVIDENCE],
+        "unknown": [shown(texts.phrase(item.text)) for item in finding.unknown][:MAX_EVIDENCE],
         "todo": _todo(action, texts, user, keep_s),
     }
 

@@ -97,10 +97,10 @@ def page_name(health: EngineHealth) -> str:
 def pages(report: ServerReport, query: WasteQuery, generated: datetime, back: str) -> dict[str, str]:
     """Return file name -> page of the engines that have a timeline."""
     return {
-        page_name(one.health): html(
-            [(one.health, frame)], query.zone, generated=generated, back=back, origin=report.note
+        page_name(engine.health): html(
+            [(engine.health, frame)], query.zone, generated=generated, back=back, origin=report.note
         )
-        for one, frame in zip(report.engines, report.timelines, strict=False)
+        for engine, frame in zip(report.engines, report.timelines, strict=False)
     }
 
 
@@ -122,7 +122,7 @@ def _section(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) 
         ),
         cards=_cards(health, frame),
         charts=_charts(key, shown, frame, zone),
-        diagnoses=tuple(_diagnosis(f"{key}-{n}", one, zone) for n, one in enumerate(shown)),
+        diagnoses=tuple(_diagnosis(f"{key}-{n}", diagnosis, zone) for n, diagnosis in enumerate(shown)),
         left_out=""
         if left <= 0
         else f"The {fmt.count(len(shown))} most severe and longest of "
@@ -138,7 +138,7 @@ def _cards(health: EngineHealth, frame: pl.DataFrame) -> tuple[Card, ...]:
     return (
         Card("At the end", now.kind if now else "unknown", kind=_card_kind(now), unknown=now is None,
              sub="" if now is None else DIAGNOSES[now.kind]),
-        Card("Critical", str(len(worst)), sub=", ".join(dict.fromkeys(one.kind for one in worst)),
+        Card("Critical", str(len(worst)), sub=", ".join(dict.fromkeys(diagnosis.kind for diagnosis in worst)),
              kind="idle" if worst else ""),
         Card("KV cache, most", fmt.percent(most["kv_usage"]), unknown=most["kv_usage"] is None),
         Card("Waiting, most", fmt.count(most["waiting"]), unit="requests", unknown=most["waiting"] is None),
@@ -155,8 +155,14 @@ def _card_kind(now: Diagnosis | None) -> str:
 
 def _charts(key: str, shown: Sequence[Diagnosis], frame: pl.DataFrame, zone: tzinfo) -> tuple[Markup, ...]:
     bands = [
-        Band(one.since, one.until, _FILLS[one.severity], f"{one.kind}: {one.summary}", int(one.severity != "critical"))
-        for one in sorted(shown, key=lambda one: ("none", "warning", "critical").index(one.severity))
+        Band(
+            diagnosis.since,
+            diagnosis.until,
+            _FILLS[diagnosis.severity],
+            f"{diagnosis.kind}: {diagnosis.summary}",
+            int(diagnosis.severity != "critical"),
+        )
+        for diagnosis in sorted(shown, key=lambda diagnosis: ("none", "warning", "critical").index(diagnosis.severity))
     ]
     moments = frame["time"].to_list()
     charts = []
@@ -175,24 +181,25 @@ def _charts(key: str, shown: Sequence[Diagnosis], frame: pl.DataFrame, zone: tzi
     return tuple(charts)
 
 
-def _diagnosis(key: str, one: Diagnosis, zone: tzinfo) -> DiagnosisSection:
+def _diagnosis(key: str, diagnosis: Diagnosis, zone: tzinfo) -> DiagnosisSection:
     columns = (Column("Evidence"), Column("Met"), Column("Observed"), Column("Expected"))
     rows = tuple(
         (Cell(item.dimension), Cell(_met(item)), Cell(visible(item.text), "observed"), Cell(item.threshold or ""))
-        for item in one.evidence
+        for item in diagnosis.evidence
     )
-    seconds = (one.until - one.since).total_seconds() < 3600
-    begin = fmt.moment(one.since, zone, seconds=seconds)
+    seconds = (diagnosis.until - diagnosis.since).total_seconds() < 3600
+    begin = fmt.moment(diagnosis.since, zone, seconds=seconds)
+    period = fmt.period(diagnosis.since, diagnosis.until, zone, seconds=seconds)
     return DiagnosisSection(
-        title=one.kind,
-        when=f"{fmt.period(one.since, one.until, zone, seconds=seconds)}, confidence {fmt.percent(one.confidence)}",
-        summary=visible(one.summary),
-        rule=one.rule,
-        advice=visible(one.advice),
-        doubt=visible(one.doubt),
-        severity=one.severity,
+        title=diagnosis.kind,
+        when=f"{period}, confidence {fmt.percent(diagnosis.confidence)}",
+        summary=visible(diagnosis.summary),
+        rule=diagnosis.rule,
+        advice=visible(diagnosis.advice),
+        doubt=visible(diagnosis.doubt),
+        severity=diagnosis.severity,
         evidence=Table(
-            f"evidence-{key}", f"Evidence for {one.kind}, {begin}", columns, rows, sortable=False, bare=True
+            f"evidence-{key}", f"Evidence for {diagnosis.kind}, {begin}", columns, rows, sortable=False, bare=True
         ),
     )
 

@@ -24,7 +24,7 @@ def section(report: ServerReport, query: WasteQuery, top: int) -> ModelServers |
     if not report.engines:
         return None
     by_kind = costs(report.engines)
-    problems = [one for one in by_kind if one.severity != "none"]
+    problems = [cost for cost in by_kind if cost.severity != "none"]
     signature = any(problem.kind == "squatter-signature" for problem in problems)
     return ModelServers(
         lead=_lead(report.engines),
@@ -65,32 +65,32 @@ def _engines(report: ServerReport, query: WasteQuery, top: int) -> Table:
         Column("Diagnoses", unit="when, confidence"),
     )  # fmt: skip
     rows = tuple(
-        _row(one, query, linked=place < len(report.timelines)) for place, one in enumerate(report.engines[:top])
+        _row(engine, query, linked=place < len(report.timelines)) for place, engine in enumerate(report.engines[:top])
     )
     more = len(report.engines) - len(rows)
     note = f"The first {fmt.count(len(rows))} of {fmt.count(len(report.engines))}." if more > 0 else ""
     return Table("servers-table", "Inference engines, most severe diagnoses first", columns, rows, note=note)
 
 
-def _row(one: EngineUsage, query: WasteQuery, *, linked: bool) -> tuple[Cell, ...]:
-    health, key = one.health, one.health.key
+def _row(engine: EngineUsage, query: WasteQuery, *, linked: bool) -> tuple[Cell, ...]:
+    health, key = engine.health, engine.health.key
     server = fmt.clip(f"{visible(key.engine)} at {visible(key.address)}", _NAME_LENGTH)
     known = [key.model or "", "" if key.rank is None else f"rank {key.rank}"]
     model = fmt.clip(", ".join(visible(text) for text in known if text), _NAME_LENGTH)
     user = fmt.clip(fmt.name(health.user), _NAME_LENGTH)
-    failed = f"{fmt.count(one.failed_requests)} failed" if one.failed_requests else ""
+    failed = f"{fmt.count(engine.failed_requests)} failed" if engine.failed_requests else ""
     return (
         Cell(server, "text", sub=model, name=True, href=page_name(health) if linked else ""),
         Cell(fmt.clip(fmt.name(health.job), _NAME_LENGTH), "text" if health.job else "text unknown", sub=user),
-        _number(one.gpus, fmt.count(one.gpus)),
-        _number(one.uptime_s, fmt.duration(one.uptime_s)),
-        _number(one.requests, fmt.count(one.requests), failed),
-        _number(one.kv_max, fmt.percent(one.kv_max)),
-        _number(one.waiting_max, fmt.count(one.waiting_max)),
-        _number(one.preemptions, fmt.count(one.preemptions)),
-        _number(one.idle_gpu_hours, fmt.number(one.idle_gpu_hours),
-                fmt.gib_hours(one.idle_gib_hours) if one.idle_gib_hours else ""),
-        _listed(one, query),
+        _number(engine.gpus, fmt.count(engine.gpus)),
+        _number(engine.uptime_s, fmt.duration(engine.uptime_s)),
+        _number(engine.requests, fmt.count(engine.requests), failed),
+        _number(engine.kv_max, fmt.percent(engine.kv_max)),
+        _number(engine.waiting_max, fmt.count(engine.waiting_max)),
+        _number(engine.preemptions, fmt.count(engine.preemptions)),
+        _number(engine.idle_gpu_hours, fmt.number(engine.idle_gpu_hours),
+                fmt.gib_hours(engine.idle_gib_hours) if engine.idle_gib_hours else ""),
+        _listed(engine, query),
     )  # fmt: skip
 
 
@@ -100,15 +100,15 @@ def _number(value: float | None, text: str, sub: str = "") -> Cell:
     return Cell(text, "number", sort=f"{value:.6g}", sub=sub)
 
 
-def _listed(one: EngineUsage, query: WasteQuery) -> Cell:
-    if not one.health.diagnoses:
+def _listed(engine: EngineUsage, query: WasteQuery) -> Cell:
+    if not engine.health.diagnoses:
         return Cell(fmt.UNKNOWN, "text unknown")
-    if not one.problems:
+    if not engine.problems:
         return Cell("no problem", "text", sort="2")
-    shown = one.problems[:_DIAGNOSES]
+    shown = engine.problems[:_DIAGNOSES]
     items = tuple(f"{case.kind}, {interval(case, query)}, {fmt.percent(case.confidence)}" for case in shown)
-    left = len(one.problems) - len(shown)
-    rank = "0" if one.problems[0].severity == "critical" else "1"
+    left = len(engine.problems) - len(shown)
+    rank = "0" if engine.problems[0].severity == "critical" else "1"
     return Cell("", "diagnoses", sort=rank, items=items, sub=f"and {fmt.count(left)} more" if left else "")
 
 
@@ -135,31 +135,31 @@ def _diagnoses(kinds: Sequence[DiagnosisCost]) -> Table:
     )  # fmt: skip
     rows = tuple(
         (
-            Cell(one.kind, "diagnosis", sub=f"{one.severity}: {DIAGNOSES[one.kind]}"),
-            _number(one.engines, fmt.count(one.engines)),
-            _number(one.seconds, fmt.duration(one.seconds), fmt.count(one.episodes)),
-            _number(one.gpu_hours, fmt.number(one.gpu_hours), _gpus_unknown(one)),
-            Cell("", "observed", items=tuple(_observed(one))),
-            Cell(one.advice, "advice"),
+            Cell(cost.kind, "diagnosis", sub=f"{cost.severity}: {DIAGNOSES[cost.kind]}"),
+            _number(cost.engines, fmt.count(cost.engines)),
+            _number(cost.seconds, fmt.duration(cost.seconds), fmt.count(cost.episodes)),
+            _number(cost.gpu_hours, fmt.number(cost.gpu_hours), _gpus_unknown(cost)),
+            Cell("", "observed", items=tuple(_observed(cost))),
+            Cell(cost.advice, "advice"),
         )
-        for one in kinds
+        for cost in kinds
     )
     return Table("server-diagnoses", "Diagnoses by kind, with costs and remedies", columns, rows)
 
 
-def _gpus_unknown(one: DiagnosisCost) -> str:
-    return f"GPUs of {_several(one.gpus_unknown, 'engine')} unknown" if one.gpus_unknown else ""
+def _gpus_unknown(cost: DiagnosisCost) -> str:
+    return f"GPUs of {_several(cost.gpus_unknown, 'engine')} unknown" if cost.gpus_unknown else ""
 
 
-def _observed(one: DiagnosisCost) -> list[str]:
+def _observed(cost: DiagnosisCost) -> list[str]:
     """Return the cost of the diagnoses besides GPU-hours, as far as it is known."""
-    lines = [f"{fmt.gib_hours(one.gib_hours)} of GPU memory held"] if one.gib_hours is not None else []
-    if one.preemptions is not None:
-        lines.append(f"{fmt.count(one.preemptions)} preemptions")
-    if one.lost_tokens:
-        lines.append(f"{fmt.count(one.lost_tokens)} tokens fewer than without preemptions")
-    if one.waiting_max is not None:
-        lines.append(f"at most {fmt.count(one.waiting_max)} requests waited")
-    if one.ttft_max_s is not None:
-        lines.append(f"{fmt.quantity(one.ttft_max_s, 's')} to the first token")
+    lines = [f"{fmt.gib_hours(cost.gib_hours)} of GPU memory held"] if cost.gib_hours is not None else []
+    if cost.preemptions is not None:
+        lines.append(f"{fmt.count(cost.preemptions)} preemptions")
+    if cost.lost_tokens:
+        lines.append(f"{fmt.count(cost.lost_tokens)} tokens fewer than without preemptions")
+    if cost.waiting_max is not None:
+        lines.append(f"at most {fmt.count(cost.waiting_max)} requests waited")
+    if cost.ttft_max_s is not None:
+        lines.append(f"{fmt.quantity(cost.ttft_max_s, 's')} to the first token")
     return lines

@@ -160,18 +160,18 @@ def _servers(result: WasteResult, top: int) -> Summary | None:
         "idle_gpu_hours": _sum(frame["idle_gpu_hours"]),
         "idle_gib_hours": _sum(frame["idle_gib_hours"]),
         "note": report.note or None,
-        "diagnoses": [{name: _plain(getattr(one, name)) for name in _COST} for one in costs(report.engines)],
+        "diagnoses": [{name: _plain(getattr(cost, name)) for name in _COST} for cost in costs(report.engines)],
         "list": [
             {
                 **row,
-                "page": page_name(one.health) if place < len(report.timelines) else None,
+                "page": page_name(engine.health) if place < len(report.timelines) else None,
                 "diagnoses": [
                     {name: _plain(getattr(case, name)) for name in _DIAGNOSIS}
                     | {"figures": {name: _plain(value) for name, value in case.figures}}
-                    for case in foremost(one.health.diagnoses)
+                    for case in foremost(engine.health.diagnoses)
                 ],
             }
-            for place, (row, one) in enumerate(listed)
+            for place, (row, engine) in enumerate(listed)
         ],
     }
 

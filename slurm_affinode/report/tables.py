@@ -55,11 +55,11 @@ def groups(result: WasteResult, top: int, links: Links = NO_LINKS) -> tuple[Grou
 
 def group(result: WasteResult, key: str, top: int, links: Links = NO_LINKS) -> Group:
     """Return the table of ``user``, ``account``, ``qos`` or ``node`` with the ``top`` most idle ones."""
-    title, one = _WHO[key]
+    title, noun = _WHO[key]
     addresses = {"user": links.users, "account": links.accounts}.get(key, {})
     frame = result.groups.get(key, pl.DataFrame())
     if frame.height == 0:
-        return Group(key, title, f"No {one} is known to have held a GPU.", None)
+        return Group(key, title, f"No {noun} is known to have held a GPU.", None)
     wide = key in ("user", "account")
     with_cost = result.priced
     measures = [
@@ -76,7 +76,7 @@ def group(result: WasteResult, key: str, top: int, links: Links = NO_LINKS) -> G
          *(cell(row, m) for m, _, _ in measures[1:]))
         for row in shown.iter_rows(named=True)
     )  # fmt: skip
-    columns = (Column(one.capitalize() if one != "QOS" else one), Column("Activity", "picture"))
+    columns = (Column(noun.capitalize() if noun != "QOS" else noun), Column("Activity", "picture"))
     caption = f"{title} by idle GPU-hours"
     note = f"The first {fmt.count(top)} of {fmt.count(frame.height)}." if frame.height > top else ""
     of_measures = (column(*_IDLE), SHARE_COLUMN, *(column(*measure) for measure in measures[1:]))
