@@ -95,7 +95,7 @@ def read(path: Path) -> RequestTrace:
         if header is None:
             continue
         cells, others = columns(lines, ",", len(header))
-        rows = cells.select("number", *(one.alias(name) for name, one in _values(header).items()))
+        rows = cells.select("number", *(value.alias(name) for name, value in _values(header).items()))
         usable = pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
         skip(*others["number"], *rows.filter(~usable)["number"])
         frames.append(rows.filter(usable).select(*REQUESTS))

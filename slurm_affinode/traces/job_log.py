@@ -100,7 +100,7 @@ class JobLog:
     @property
     def rows(self) -> int:
         """Return the number of jobs, left out or not."""
-        return self.jobs.height + sum(one.jobs for one in self.left_out)
+        return self.jobs.height + sum(group.jobs for group in self.left_out)
 
 
 EXAMPLES = 3
@@ -141,10 +141,10 @@ def divide(
 def check_complete(log: JobLog, left_out: Iterable[LeftOut], *, partial: bool) -> None:
     """Raise ``InputError`` if no job is left, or more than ``MOST_LEFT_OUT`` is left out and not ``partial``."""
     left_out = tuple(left_out)
-    jobs, share = sum(one.jobs for one in left_out), sum(one.share for one in left_out)
+    jobs, share = sum(group.jobs for group in left_out), sum(group.share for group in left_out)
     detail = "; ".join(
-        f"{counted(one.jobs, 'job')} {one.reason}" + (f" ({', '.join(one.examples)})" if one.examples else "")
-        for one in left_out
+        f"{counted(group.jobs, 'job')} {group.reason}" + (f" ({', '.join(group.examples)})" if group.examples else "")
+        for group in left_out
     )
     if log.jobs.is_empty():
         raise InputError(f"no usable job: {detail or 'the log is empty'}", where=log.name)

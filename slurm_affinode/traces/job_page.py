@@ -178,8 +178,8 @@ def _final_states(s: JobLogSummary) -> TraceFinding:
     text = f"Jobs that did not complete have {_share(unsuccessful)} of the {s.unit}-hours."
     head = ("Final state", "Jobs", "of all", f"{s.unit}-hours", "of all")
     rows = {
-        name: (fmt.count(one.jobs), _share(one.job_share), fmt.count(one.unit_hours), _share(one.hours_share))
-        for name, one in states.items()
+        name: (fmt.count(state.jobs), _share(state.job_share), fmt.count(state.unit_hours), _share(state.hours_share))
+        for name, state in states.items()
     }
     table = trace_page.numbers("final-states", "Jobs by final state", head, rows)
     return TraceFinding("states", "Final states", (text,), tables=(table,))
@@ -195,11 +195,12 @@ def spreads(key: str, caption: str, rows: Mapping[str, Spread | None]) -> Table:
 
 
 def _size_chart(s: JobLogSummary) -> Markup:
-    jobs = [100 * one.job_share for one in s.size_classes.values()]
-    hours = [100 * one.hours_share for one in s.size_classes.values()]
+    jobs = [100 * size_class.job_share for size_class in s.size_classes.values()]
+    hours = [100 * size_class.hours_share for size_class in s.size_classes.values()]
     summary = "; ".join(
-        f"{sizes(label, s.unit)}: {_share(one.job_share)} of the jobs, {_share(one.hours_share)} of the {s.unit}-hours"
-        for label, one in s.size_classes.items()
+        f"{sizes(label, s.unit)}: {_share(size_class.job_share)} of the jobs, "
+        f"{_share(size_class.hours_share)} of the {s.unit}-hours"
+        for label, size_class in s.size_classes.items()
     )
     labels = [label.replace("above-", "> ").replace("-", "–") for label in s.size_classes]
     return histogram(
@@ -213,10 +214,11 @@ def _size_table(s: JobLogSummary) -> Table:
     head = (f"{s.unit[0].upper()}{s.unit[1:]}s", "Jobs", "of all", f"{s.unit}-hours", "of all", "Run time, median")
     rows = {
         label.replace("above-", "more than ").replace("-", "–"): (
-            fmt.count(one.jobs), _share(one.job_share), fmt.count(one.unit_hours), _share(one.hours_share),
-            fmt.duration(one.run_median_s),
+            fmt.count(size_class.jobs), _share(size_class.job_share),
+            fmt.count(size_class.unit_hours), _share(size_class.hours_share),
+            fmt.duration(size_class.run_median_s),
         )
-        for label, one in s.size_classes.items()
+        for label, size_class in s.size_classes.items()
     }  # fmt: skip
     return trace_page.numbers("size-table", "Size classes", head, rows)
 
@@ -227,12 +229,12 @@ def _percent(value: float | None) -> str:
 
 def bins_chart(key: str, title: str, bins: Sequence[TimeBin], unit: str, thing: str = "Jobs") -> Markup:
     """Draw the shares of jobs, and of unit-hours if they are known, by ranges of a time."""
-    labels = [one.label.replace("-", "–") for one in bins]
-    series = [Series(thing, [100 * one.share for one in bins], "1")]
-    if any(one.hours_share is not None for one in bins):
-        hours = [None if one.hours_share is None else 100 * one.hours_share for one in bins]
+    labels = [time_bin.label.replace("-", "–") for time_bin in bins]
+    series = [Series(thing, [100 * time_bin.share for time_bin in bins], "1")]
+    if any(time_bin.hours_share is not None for time_bin in bins):
+        hours = [None if time_bin.hours_share is None else 100 * time_bin.hours_share for time_bin in bins]
         series.append(Series(f"{unit[0].upper()}{unit[1:]}-hours", hours, "2"))
-    summary = "; ".join(f"{one.label}: {_share(one.share)}" for one in bins)
+    summary = "; ".join(f"{time_bin.label}: {_share(time_bin.share)}" for time_bin in bins)
     return histogram(Words(key, title, f"{summary}."), labels, series, unit="%", x_label="Time", value=_percent)
 
 

@@ -172,7 +172,7 @@ class RequestAnalysis:
 def binned(values: pl.Series) -> tuple[int, ...]:
     """Return the number of counts in each bin of ``EDGES``."""
     per_bin = np.histogram(values.to_numpy(), bins=[*EDGES, np.inf])[0]
-    return tuple(int(one) for one in per_bin)
+    return tuple(int(count) for count in per_bin)
 
 
 def counts(values: pl.Series) -> TokenCounts:

@@ -45,7 +45,7 @@ class RequestSection:
 
 def html(results: Sequence[RequestAnalysis], notes: Sequence[str]) -> str:
     """Return the self-contained page for one or several traces."""
-    sections = tuple(_section(f"trace-{index}", one) for index, one in enumerate(results, start=1))
+    sections = tuple(_section(f"trace-{index}", result) for index, result in enumerate(results, start=1))
     return render.page(
         "trace_requests.html.j2", title="Requests of language models", zone=UTC, sections=sections, notes=tuple(notes)
     )
@@ -121,7 +121,7 @@ def _tokens(key: str, s: RequestSummary) -> Table:
 def _over_time(key: str, result: RequestAnalysis) -> Markup:
     minutes = result.minutes
     shortest = ((minutes["minute"][-1] - minutes["minute"][0]).total_seconds() + 60) / _MOST_BARS
-    step = next((one for one in _STEPS_S if one >= shortest), math.ceil(shortest / 86400) * 86400)
+    step = next((step_s for step_s in _STEPS_S if step_s >= shortest), math.ceil(shortest / 86400) * 86400)
     grouped = (
         minutes.group_by(pl.col("minute").dt.truncate(f"{step}s"))
         .agg(pl.col("context").sum() / step, pl.col("generated").sum() / step)
@@ -201,14 +201,14 @@ def _model(key: str, s: RequestSummary) -> Table:
                 *(
                     Cell(text, "number")
                     for text in (
-                        fmt.number(one.ttft_s["mean"]), fmt.number(one.ttft_s["p99"]),
-                        fmt.number(_ms(one.token_s["mean"])), fmt.number(_ms(one.token_s["p99"])),
-                        fmt.number(one.e2e_s["p99"]), fmt.count(one.waiting_max), fmt.count(one.preemptions),
-                        fmt.percent(one.kv_mean), fmt.count(one.never_fits),
+                        fmt.number(result.ttft_s["mean"]), fmt.number(result.ttft_s["p99"]),
+                        fmt.number(_ms(result.token_s["mean"])), fmt.number(_ms(result.token_s["p99"])),
+                        fmt.number(result.e2e_s["p99"]), fmt.count(result.waiting_max), fmt.count(result.preemptions),
+                        fmt.percent(result.kv_mean), fmt.count(result.never_fits),
                     )
                 ),
             )
-            for label, one in deployments
+            for label, result in deployments
         ),
         sortable=False,
         note="" if m.phase_split is not None else "With one engine there is nothing to split; see --engines.",
