@@ -90,7 +90,7 @@ class Aliases:
     """Folded header -> identity column, ``job``, ``time``, ``metric`` or ``value``."""
     spelled: Mapping[str, str]
     """Folded name of a metric -> its spelling in the table."""
-    own: frozenset[str] = frozenset()
+    site_metrics: frozenset[str] = frozenset()
     """Folded names of metrics added by the site."""
     texts: tuple[str, str, str] = dataclasses.field(init=False, repr=False, compare=False)
     """``metrics``, ``labels`` and ``columns``, sorted, as Python shows them: part of the fingerprint of every file."""
@@ -131,11 +131,11 @@ def load(extra: Path | None = None, columns: Mapping[str, str] | None = None) ->
         except (OSError, ValueError) as error:
             raise ConfigError(f"{extra}: {error}") from error
         table = _merged(table, _parse(text, str(extra)))
-    own = {folded(header): _own(header, what) for header, what in (columns or {}).items()}
-    return replace(table, columns={**table.columns, **own})
+    given = {folded(header): _column_alias(header, what) for header, what in (columns or {}).items()}
+    return replace(table, columns={**table.columns, **given})
 
 
-def _own(header: str, what: str) -> Alias:
+def _column_alias(header: str, what: str) -> Alias:
     field, _, unit = what.partition(":")
     known = {*VALUES, *IDENTITY, "job", "time", "metric", "value"}
     if field not in known:
@@ -174,10 +174,10 @@ def _parse(text: str, where: str) -> Aliases:
             metrics.setdefault(folded(name), Alias(field, unit, rank))
             spelled.setdefault(folded(name), name)
     labels: dict[str, tuple[str, ...]] = tables.get("labels", {})
-    own: dict[str, tuple[str, ...]] = tables.get("columns", {})
+    headers: dict[str, tuple[str, ...]] = tables.get("columns", {})
     columns: dict[str, Alias] = {}
-    for field in {**own, **labels}:
-        for rank, name in enumerate((*own.get(field, ()), *labels.get(field, ()))):
+    for field in {**headers, **labels}:
+        for rank, name in enumerate((*headers.get(field, ()), *labels.get(field, ()))):
             columns.setdefault(folded(name), Alias(field, "number", rank))
     return Aliases(metrics, labels, columns, spelled)
 
@@ -188,5 +188,5 @@ def _merged(base: Aliases, extra: Aliases) -> Aliases:
     }
     return Aliases(
         {**base.metrics, **extra.metrics}, labels, {**base.columns, **extra.columns},
-        {**base.spelled, **extra.spelled}, base.own | frozenset(extra.metrics),
+        {**base.spelled, **extra.spelled}, base.site_metrics | frozenset(extra.metrics),
     )  # fmt: skip

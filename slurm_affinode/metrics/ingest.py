@@ -458,7 +458,7 @@ class SourceRun:
 
     def landed(self, taken: Sequence[Taken]) -> None:
         """Record that files are durable, which may happen before ``take`` returns for the last of them."""
-        self._durable += [one.source.name for one in taken]
+        self._durable += [entry.source.name for entry in taken]
 
     def report(self, on_landed: Callable[[Sequence[FileOutcome]], None]) -> None:
         """Report the files that have become durable."""
@@ -492,7 +492,9 @@ class SourceRun:
         )
 
     def _span(self) -> tuple[datetime | None, datetime | None]:
-        times = [time for one in self._outcomes.values() for time in (one.first, one.last) if time is not None]
+        times = [
+            time for outcome in self._outcomes.values() for time in (outcome.first, outcome.last) if time is not None
+        ]
         return min(times, default=None), max(times, default=None)
 
     def steps(self, store: SampleStore) -> tuple[tuple[float, int], ...]:

@@ -118,7 +118,7 @@ def _values(
     """
     value = pl.col(family.field)
     if family is FAMILIES[0]:
-        unmeasured = pl.all_horizontal(pl.col(one.field).is_null() for one in FAMILIES)
+        unmeasured = pl.all_horizontal(pl.col(metric.field).is_null() for metric in FAMILIES)
         value = pl.when(unmeasured).then(float("nan")).otherwise(value)
     rows = (
         history.scan(since, until)

@@ -101,10 +101,11 @@ def _corrected(frame: pl.LazyFrame, described: tuple[str, ...], table: SampleTab
     source = (pl.col(ORIGIN) // _SOURCE).alias("source")
     kept = [pl.col(name).drop_nulls().last() for name in table.metrics]
     more = [*(agreed(name) for name in described), united_jobs(pl.col("job")).alias("job"), pl.col(ORIGIN).last()]
-    one_ingest = frame.group_by(*SORT, ORIGIN, maintain_order=True).agg(
-        *(value for value in _values(table) if value.meta.output_name() != ORIGIN), *(agreed(one) for one in described)
+    by_ingest = frame.group_by(*SORT, ORIGIN, maintain_order=True).agg(
+        *(value for value in _values(table) if value.meta.output_name() != ORIGIN),
+        *(agreed(name) for name in described),
     )
-    ordered = one_ingest.sort(*SORT, ORIGIN, maintain_order=True)
+    ordered = by_ingest.sort(*SORT, ORIGIN, maintain_order=True)
     return ordered.group_by(*SORT, source, maintain_order=True).agg(*kept, *more).select(names)
 
 
@@ -277,9 +278,9 @@ def read_tables(parts: Sequence[PartFiles]) -> list[tuple[pl.DataFrame, pl.DataF
     Raises ``UnreachableError``.
     """
     needed = [
-        (files.table, *one)
+        (files.table, *file)
         for files in parts
-        for one in ((files.devices, files.devices_digest, files.table.devices), (files.jobs, files.jobs_digest, JOBS))
+        for file in ((files.devices, files.devices_digest, files.table.devices), (files.jobs, files.jobs_digest, JOBS))
     ]
     fetch(parts, (path for _, path, *_ in needed))
     contents = [_content(path, digest, table) for table, path, digest, _ in needed]

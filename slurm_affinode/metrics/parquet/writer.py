@@ -284,7 +284,7 @@ class StoreWriter:
 
     def add(self, frames: Iterable[pl.DataFrame | Prepared], source: SampleSource) -> Taken:
         """Add all ``frames`` (samples of the table) of ``source``; if ``frames`` raises, none of them is stored."""
-        own: list[Prepared] = []
+        pending: list[Prepared] = []
         number = source_number(secrets.token_hex(8) if source.origin is None else source.origin)
         origin = pl.lit(number * 2**32 + self._number, pl.UInt64).alias(ORIGIN)
         staged: list[tuple[date, PartEntry]] = []
@@ -294,7 +294,7 @@ class StoreWriter:
                 ready = frame if isinstance(frame, Prepared) else prepared(frame, self._table)
                 if ORIGIN in self._table.columns:
                     ready = replace(ready, rows=ready.rows.with_columns(origin))
-                own.append(ready)
+                pending.append(ready)
                 rows += len(ready.rows)
                 held += len(ready.rows)
                 if len(ready.rows):
@@ -304,12 +304,12 @@ class StoreWriter:
                     last = max(high, last) if last is not None else high  # type: ignore[type-var]
                 if held >= self._rows_at_once:
                     with writing(self._root):
-                        staged += self._stage(own)
-                    own, held = [], 0
+                        staged += self._stage(pending)
+                    pending, held = [], 0
             taken = Taken(source, rows, first, last)  # type: ignore[arg-type]
             if staged:
                 with writing(self._root):
-                    staged += self._stage(own)
+                    staged += self._stage(pending)
                     self.flush()
                     self._land(staged, [taken])
                 return taken
@@ -318,7 +318,7 @@ class StoreWriter:
                 for path in PartFiles.of(self._staging.path, entry.name).all():
                     path.unlink(missing_ok=True)
             raise
-        self._buffer += own
+        self._buffer += pending
         self._buffered += rows
         self._waiting.append(taken)
         if self._buffered >= self._rows_at_once or len(self._waiting) >= SOURCES_AT_ONCE:
@@ -335,11 +335,11 @@ class StoreWriter:
         self._land(self._stage(buffer), waiting)
 
     def _stage(self, held: Sequence[Prepared]) -> list[tuple[date, PartEntry]]:
-        whole = [one for one in held if len(one.rows)]
+        whole = [ready for ready in held if len(ready.rows)]
         if not whole:
             return []
-        described = pl.concat([one.identities for one in whole])
-        merged = merge(pl.concat([one.rows for one in whole]), self._table)
+        described = pl.concat([ready.identities for ready in whole])
+        merged = merge(pl.concat([ready.rows for ready in whole]), self._table)
         staged = []
         for day, part in _by_day(merged):
             name = secrets.token_hex(8)
@@ -351,11 +351,11 @@ class StoreWriter:
         return staged
 
     def _land(self, staged: Sequence[tuple[date, PartEntry]], taken: Sequence[Taken]) -> None:
-        sources = [(one.source.name, one.source.fingerprint) for one in taken]
+        sources = [(entry.source.name, entry.source.fingerprint) for entry in taken]
         before = self._files.land(self._staging.path, staged, sources)
         for day, _ in staged:
             self._before.setdefault(day, sum(part.rows for part in before.days.get(day, ())))
-        self._samples += sum(one.samples for one in taken)
+        self._samples += sum(entry.samples for entry in taken)
         if self._on_landed is not None:
             self._on_landed(taken)
 
@@ -396,7 +396,7 @@ def prepared_parts(frames: Sequence[pl.DataFrame], table: SampleTable = GPU) -> 
     parts = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
     rows, identities = _separated(pl.concat(frames).with_columns(pl.Series(_PART, parts, pl.Int64)), table, (_PART,))
     every = (_split(whole, len(frames)) for whole in (rows, identities))
-    return [Prepared(*one) for one in zip(*every, strict=True)]
+    return [Prepared(*pair) for pair in zip(*every, strict=True)]
 
 
 _PART = "#part"

@@ -79,7 +79,11 @@ class Client:
 
     def label_values(self, label: str, selectors: Sequence[str], since_ms: int, until_ms: int) -> list[str]:
         """Return the values of a label of series that match any of ``selectors`` (none: of all series)."""
-        params = [("start", _seconds(since_ms)), ("end", _seconds(until_ms)), *(("match[]", one) for one in selectors)]
+        params = [
+            ("start", _seconds(since_ms)),
+            ("end", _seconds(until_ms)),
+            *(("match[]", selector) for selector in selectors),
+        ]
         data = self._ask(f"label/{label}/values", params)
         if not isinstance(data, list):
             raise self._strange()
@@ -90,7 +94,7 @@ class Client:
         if not isinstance(data, dict) or data.get("resultType") != kind:
             raise self._strange()
         result = data.get("result")
-        if not isinstance(result, list) or not all(_is_series(one) for one in result):
+        if not isinstance(result, list) or not all(_is_series(series) for series in result):
             raise self._strange()
         return result
 
@@ -216,10 +220,10 @@ _AUTHENTICATE = (
 )
 
 
-def _is_series(one: object) -> bool:
-    if not isinstance(one, dict):
+def _is_series(value: object) -> bool:
+    if not isinstance(value, dict):
         return False
-    return isinstance(one.get("metric", {}), dict) and isinstance(one.get("values", []), list)
+    return isinstance(value.get("metric", {}), dict) and isinstance(value.get("values", []), list)
 
 
 def _document(body: bytes) -> object:

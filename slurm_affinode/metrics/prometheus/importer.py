@@ -148,11 +148,11 @@ class _Run:
         store: SampleStore,
     ) -> IngestSummary:
         """Summarize the ingest. Raises ``NoSamplesError`` without samples, ``InputError`` if no series can be used."""
-        samples = sum(one.samples for one in self._taken)
+        samples = sum(entry.samples for entry in self._taken)
         if not samples and self.failure is None:
             raise self._no_metrics(metrics)
-        first = min((one.first_ms for one in self._taken if one.first_ms is not None), default=None)
-        last = max((one.last_ms for one in self._taken if one.last_ms is not None), default=None)
+        first = min((entry.first_ms for entry in self._taken if entry.first_ms is not None), default=None)
+        last = max((entry.last_ms for entry in self._taken if entry.last_ms is not None), default=None)
         notes = self._notes
         warned = [(f"warned: {text}", times) for text, times in self._client.warnings.items()]
         outcome = FileOutcome(

@@ -196,7 +196,7 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
 
 
 def _chosen(name: str, options: ReadOptions) -> bool:
-    return _GPU_NAME.search(name) is not None or name in options.aliases.own
+    return _GPU_NAME.search(name) is not None or name in options.aliases.site_metrics
 
 
 def _present(client: Client, question: Question, name: str) -> bool:

@@ -121,7 +121,7 @@ class Identifier:
         for column, names in self._options.aliases.labels.items():
             given = [labels[name] for name in names if labels.get(name)]
             if column == "node":  # an exporter in a container may use such a name, while the scrape has the node
-                given = [one for one in given if not _is_local(one)]
+                given = [value for value in given if not _is_local(value)]
             if given:
                 raw[column] = given[0]
         return self.identify(raw)  # with job IDs: the size of every label is checked
@@ -165,7 +165,7 @@ def _marks(raw: Mapping[str, str]) -> tuple[str | None, str | None, int | None, 
 def job_ids(text: str) -> str | None:
     """Return job IDs in canonical form: sorted, joined by ``,``; None if there are none."""
     ids = {_whole(part) for part in _JOB_SEPARATORS.split(text.strip())}
-    return ",".join(sorted(one for one in ids if one.lower() not in _NO_JOB)) or None
+    return ",".join(sorted(job_id for job_id in ids if job_id.lower() not in _NO_JOB)) or None
 
 
 def _whole(text: str) -> str:

@@ -162,7 +162,7 @@ class DmonReader:
         if len(values) > len(self._names):
             # A text such as the name of a GPU has spaces; columns are usually separated by more than one.
             apart = _APART.split(rest.strip())
-            values = apart if all(one[0].isalpha() for one in apart if " " in one) else values
+            values = apart if all(text[0].isalpha() for text in apart if " " in text) else values
         if len(values) != len(self._names):
             self._reject(number, f"has {len(values)} values, the header has {len(self._names)}", last=last)
             return None

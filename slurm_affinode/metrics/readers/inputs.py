@@ -248,7 +248,7 @@ def _below(directory: Path) -> tuple[list[Path], list[tuple[str, str]]]:
         Path(parent, name) for parent, _, names in os.walk(directory, onerror=errors.append) for name in names
     ]  # fmt: skip
     refused = [(str(error.filename), _refused(error)) for error in errors]
-    return sorted(one for one in inside if _is_input(one, directory)), refused
+    return sorted(path for path in inside if _is_input(path, directory)), refused
 
 
 def _refused(error: OSError) -> str:

@@ -52,7 +52,7 @@ def warnings_of(answer: Result) -> list[str]:
     """
     warnings = answer.get("warnings")
     partial = ["the answer is partial (isPartial)"] if answer.get("isPartial") is True else []
-    return [*partial, *(_whole(one)[:_SHOWN] for one in (warnings if isinstance(warnings, list) else []))]
+    return [*partial, *(_whole(warning)[:_SHOWN] for warning in (warnings if isinstance(warnings, list) else []))]
 
 
 def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
@@ -135,16 +135,18 @@ class SeriesReader:
     def entries_of(self, batch: Sequence[tuple[int, Result]], long: LongForm) -> Iterator[pl.DataFrame]:
         """Yield the ``ENTRIES`` of numbered series, in their order; those of sound series are converted together."""
         parsed = [labels_and_points(result) for _, result in batch]
-        sound = [one for one in parsed if one is not None]
-        points = _sound_points([one[1] for one in sound]) if len(sound) == len(parsed) else None
+        sound = [pair for pair in parsed if pair is not None]
+        points = _sound_points([pair[1] for pair in sound]) if len(sound) == len(parsed) else None
         if points is None:
             single = (self.entries(result, number, long) for number, result in batch)
             yield from (entries for entries in single if entries is not None)
             return
         known: list[tuple[int, int, float] | tuple[None, None, None]] = []
         for (number, _), (labels, values), shown in zip(batch, sound, points.percent, strict=True):
-            one = self._known(number, labels, len(values), long)
-            known.append((None, None, None) if one is None else (one.number, one.code, self._factor(one, shown)))
+            series = self._known(number, labels, len(values), long)
+            known.append(
+                (None, None, None) if series is None else (series.number, series.code, self._factor(series, shown))
+            )
         counts = [len(values) for _, values in sound]
         of_series = pl.DataFrame(known, schema=_SERIES, orient="row")
         at = pl.Series(np.repeat(np.arange(len(known)), counts))
@@ -222,7 +224,7 @@ def _sound_points(of_series: list[list[Any] | SeriesPoints]) -> _Points | None:
     if values.has_nulls() and not texts.filter(values.is_null()).str.contains(_NO_VALUE).all():
         return None
     shown = np.concatenate([[0], np.cumsum(percent_values(values).fill_null(value=False).to_numpy())])
-    ends = np.cumsum([len(one) for one in of_series])
+    ends = np.cumsum([len(points) for points in of_series])
     starts = np.concatenate([[0], ends[:-1]])
     return _Points(ms.astype(np.int64), values, (shown[ends] > shown[starts]).tolist())
 
@@ -286,7 +288,7 @@ def series_of(path: Path, notes: ReadingNotes) -> Iterator[tuple[int, dict[str, 
             raise InputError(f"is an error of Prometheus: {document.get('error', '')}", where=notes.name)
         data = document.get("data", document)
         results = data.get("result") if isinstance(data, dict) else None
-        if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
+        if not isinstance(results, list) or not all(isinstance(entry, dict) for entry in results):
             raise _unusable(notes.name)
         for warning in warnings_of(document):
             notes.decide(f"warned: {warning}")

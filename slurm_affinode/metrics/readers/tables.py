@@ -161,12 +161,12 @@ class TableReader:
         cleaned = texts.select(
             _known(pl.col(column)).alias(name) for column, name in zip(texts.columns, names, strict=True)
         )
-        numbers_or_reasons = [self._identify(dict(zip(names, row, strict=True))) for row in cleaned.iter_rows()]
-        numbers_ = pl.Series("at", [one if isinstance(one, int) else None for one in numbers_or_reasons], pl.UInt32)
-        frame = frame.with_columns(numbers_.gather(place))
-        if not numbers_.has_nulls():
+        outcomes = [self._identify(dict(zip(names, row, strict=True))) for row in cleaned.iter_rows()]
+        indexes = pl.Series("at", [outcome if isinstance(outcome, int) else None for outcome in outcomes], pl.UInt32)
+        frame = frame.with_columns(indexes.gather(place))
+        if not indexes.has_nulls():
             return frame
-        reasons = [None if isinstance(one, int) else one for one in numbers_or_reasons]
+        reasons = [None if isinstance(outcome, int) else outcome for outcome in outcomes]
         why = pl.Series("why", reasons, pl.String).gather(place)
         bad = frame.with_columns(why).filter(pl.col("at").is_null())
         for (reason,), lines in bad.group_by("why", maintain_order=True):
