@@ -200,7 +200,7 @@ def _moment(name: str, given: object, zone: tzinfo) -> datetime:
 
 def _names(name: str, given: object) -> tuple[str, ...]:
     names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
-    if not all(isinstance(one, str) for one in names):
+    if not all(isinstance(text, str) for text in names):
         raise InputError(f"{given!r} is not a list of names", where=name, hint=f"write for example {name}=['NAME']")
     return names
 

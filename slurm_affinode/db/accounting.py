@@ -551,13 +551,14 @@ class AccountingQueries:
         going = select(cluster, *times).where(job.end.is_(None)).group_by(cluster)
         with reading(self._engine) as connection:
             latest_times = {
-                name: [one for one in latest if one is not None] for name, *latest in connection.execute(going)
+                name: [value for value in latest if value is not None] for name, *latest in connection.execute(going)
             }
             for name in _distinct(connection, job.cluster):
                 ended = select(job.end).where(cluster == name, job.end.is_not(None)).order_by(job.end.desc()).limit(1)
                 latest_times.setdefault(name, []).extend(connection.execute(ended).scalars())
         return {
-            name: datetime.fromtimestamp(max(int(one) for one in latest), UTC) for name, latest in latest_times.items()
+            name: datetime.fromtimestamp(max(int(value) for value in latest), UTC)
+            for name, latest in latest_times.items()
         }
 
     def _reaches(self, since: datetime, until: datetime) -> ColumnElement[bool]:

@@ -155,8 +155,8 @@ class ZombieLog:
                 mailed[key] = _moment(at_ms)
             else:
                 warnings[key] = (*warnings.get(key, ()), SentWarning(key, int(number), _moment(at_ms)))
-        keeps = sorted((_keep(dict(row)) for row in kept), key=lambda one: one.submit)
-        return Ledger(warnings, {(one.cluster, one.job_id): one for one in keeps}, mailed, seen)
+        keeps = sorted((_keep(dict(row)) for row in kept), key=lambda keep: keep.submit)
+        return Ledger(warnings, {(keep.cluster, keep.job_id): keep for keep in keeps}, mailed, seen)
 
     def see(self, keys: Iterable[str], now: datetime, *, all_of: Iterable[str] = ()) -> None:
         """Record when these findings were first seen; a finding that was not seen for a day counts as new.
@@ -164,7 +164,7 @@ class ZombieLog:
         ``all_of``: key prefixes for which ``keys`` is complete; other findings with these prefixes are gone.
         """
         table = zombie_warnings.c
-        there = {bounded(one) for one in keys}
+        there = {bounded(key) for key in keys}
 
         def work(connection: Connection) -> None:
             for begin in all_of:

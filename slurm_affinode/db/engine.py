@@ -120,7 +120,7 @@ _LOGS = ("-wal", "-journal")
 def may_not_write(path: Path) -> bool:
     """Return whether ``path`` is a readable file, but it or its directory is not writable."""
     return os.access(path, os.R_OK, effective_ids=True) and not all(
-        os.access(one, os.W_OK, effective_ids=True) for one in (path, path.parent)
+        os.access(place, os.W_OK, effective_ids=True) for place in (path, path.parent)
     )
 
 

@@ -136,16 +136,16 @@ def _clear_logs(connection: Connection, user: str, pseudonym: str) -> Counter[st
     """Replace a user in the audit, warnings, claims, keeps, and the journal of ingests."""
     audit, sent, claim, keep = tables.zombie_audit, tables.zombie_warnings, tables.zombie_claims, tables.zombie_keeps
     rows: Counter[str] = Counter()
-    own = f"/user:{user}"
+    suffix = f"/user:{user}"
     changes: list[tuple[Table, ColumnElement[bool], dict[str, Any] | None]] = [
-        (audit, audit.c.finding.endswith(own, autoescape=True), {"finding": None}),
+        (audit, audit.c.finding.endswith(suffix, autoescape=True), {"finding": None}),
         (audit, audit.c.user == user, {"user": pseudonym, "reason": _REMOVED, "evidence": None}),
         (audit, or_(audit.c.actor.startswith(f"{user}@", autoescape=True),
                     audit.c.actor.endswith(f"(sudo: {user})", autoescape=True)), {"actor": pseudonym}),
-        (sent, sent.c.finding.endswith(own, autoescape=True), None),
+        (sent, sent.c.finding.endswith(suffix, autoescape=True), None),
         (sent, or_(sent.c.recipient == user, sent.c.recipient.startswith(f"{user}@", autoescape=True)),
          {"recipient": pseudonym}),
-        (claim, claim.c.claim.contains(own, autoescape=True), None),
+        (claim, claim.c.claim.contains(suffix, autoescape=True), None),
         (keep, keep.c.user == user, {"user": pseudonym, "why": _REMOVED}),
     ]  # fmt: skip
     for table, condition, values in changes:
@@ -168,7 +168,7 @@ def _replace_word(connection: Connection, table: Table, columns: Iterable[str], 
         column = table.c[name]
         for *key, text in connection.execute(select(*keys, column).where(column.contains(user, autoescape=True))).all():
             if word.search(text):
-                of_row = and_(*(one == value for one, value in zip(keys, key, strict=True)))
+                of_row = and_(*(key_column == value for key_column, value in zip(keys, key, strict=True)))
                 connection.execute(update(table).where(of_row).values({name: word.sub(pseudonym, text)}))
                 count += 1
     return count

@@ -53,7 +53,9 @@ def _mirror(name: str, schema: dict[str, pl.DataType], key: tuple[str, ...]) -> 
         for column, dtype in schema.items()
     ]
     first = [column for column in columns if column.name not in _APPENDED]
-    last = sorted((column for column in columns if column.name in _APPENDED), key=lambda one: _APPENDED.index(one.name))
+    last = sorted(
+        (column for column in columns if column.name in _APPENDED), key=lambda column: _APPENDED.index(column.name)
+    )
     return Table(name, metadata, *first, Column("revision", BigInteger, nullable=False), *last)
 
 

@@ -68,7 +68,7 @@ class Stages:
     @property
     def warnings(self) -> tuple[float, ...]:
         """Idle times of the warnings."""
-        return tuple(one for one in (self.first_warning_s, self.second_warning_s) if one is not None)
+        return tuple(delay_s for delay_s in (self.first_warning_s, self.second_warning_s) if delay_s is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,12 +327,12 @@ class Finding:
     @property
     def unknown(self) -> tuple[Evidence, ...]:
         """Evidence that was not measured."""
-        return tuple(one for one in self.evidence if one.unknown)
+        return tuple(item for item in self.evidence if item.unknown)
 
     @property
     def summary(self) -> str:
         """The evidence that is met, in one line."""
-        return "; ".join(one.text for one in self.evidence if one.met)
+        return "; ".join(item.text for item in self.evidence if item.met)
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding as JSON values: times in ISO 8601 with ``Z``; adds ``key`` and the type of the subject."""
@@ -346,15 +346,15 @@ def without_repeated_hours(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings whose hours add up: diagnoses of a model server overlap, also with idle GPUs of its job."""
     rows = list(findings)
     jobs = [(row.cluster, row.job.job_id) if row.job is not None else None for row in rows]
-    idle = {job for one, job in zip(rows, jobs, strict=True) if one.kind in IDLE_KINDS}
+    idle = {job for finding, job in zip(rows, jobs, strict=True) if finding.kind in IDLE_KINDS}
     longest: dict[tuple[str, int] | None, Finding] = {}
-    for one, job in zip(rows, jobs, strict=True):
-        if one.kind == "model-server" and job not in idle:
-            known = longest.setdefault(job, one)
-            longest[job] = max(known, one, key=lambda each: each.held_gpu_hours or 0.0)
+    for finding, job in zip(rows, jobs, strict=True):
+        if finding.kind == "model-server" and job not in idle:
+            known = longest.setdefault(job, finding)
+            longest[job] = max(known, finding, key=lambda each: each.held_gpu_hours or 0.0)
     return [
-        one for one, job in zip(rows, jobs, strict=True)
-        if one.kind != "model-server" or longest.get(job) is one
+        finding for finding, job in zip(rows, jobs, strict=True)
+        if finding.kind != "model-server" or longest.get(job) is finding
     ]  # fmt: skip
 
 
@@ -365,9 +365,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return utc(value, "auto")
     if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if type(value).__module__ == "numpy":
         value = value.item()
     if isinstance(value, float) and value != value:  # noqa: PLR0124 - NaN has no JSON form

@@ -177,4 +177,4 @@ class EngineHealth:
                 for diagnosis in self.diagnoses
                 if diagnosis.kind in LOADED and diagnosis.until >= self.responded
             ]
-        return tuple(sorted(held, key=lambda one: BY_SEVERITY.index(one.severity)))
+        return tuple(sorted(held, key=lambda diagnosis: BY_SEVERITY.index(diagnosis.severity)))

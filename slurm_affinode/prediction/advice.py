@@ -59,12 +59,12 @@ def advise(
 
     Raises ``InputError`` if the user has no such job.
     """
-    own = submissions.filter(pl.col("user") == user)
-    if own.is_empty():
+    user_jobs = submissions.filter(pl.col("user") == user)
+    if user_jobs.is_empty():
         raise InputError(f"there is no job of {user}", hint="choose an earlier --since, or another --user")
-    same = own if name is None else own.filter(pl.col("name") == name)
+    same = user_jobs if name is None else user_jobs.filter(pl.col("name") == name)
     if same.is_empty():
-        names = ", ".join(own["name"].drop_nulls().unique(maintain_order=True).reverse().head(5).to_list())
+        names = ", ".join(user_jobs["name"].drop_nulls().unique(maintain_order=True).reverse().head(5).to_list())
         raise InputError(f"{user} has no job named {name}", hint=f"the last names are {names}" if names else None)
     last = same.tail(1)
     changes = {"submit_s": moment_s, "end_s": None, "run_s": None, "mem_bytes": None, "gpu_mem_bytes": None,
@@ -80,13 +80,13 @@ def advise(
     ))  # fmt: skip
     rows = pl.concat([submissions.filter(related & (pl.col("submit_s") <= moment_s)), new])
     return JobAdvice(
-        user, last["name"][0], last["number"][0], own.height,
+        user, last["name"][0], last["number"][0], user_jobs.height,
         tuple(_target(rows, new, target) for target in model.targets),
     )  # fmt: skip
 
 
 def _target(rows: pl.DataFrame, new: pl.DataFrame, model: TargetModel) -> TargetAdvice:
-    target = next(one for one in TARGETS if one.name == model.target)
+    target = next(candidate for candidate in TARGETS if candidate.name == model.target)
     table = build(rows, target, cut=False)  # whether the request is too short is the question
     if model.predictor == MODEL:
         values = quantile_model.predict(model.models, table)[:, -1:]

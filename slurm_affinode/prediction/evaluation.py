@@ -141,7 +141,7 @@ def evaluate(prepared: PreparedTarget) -> TargetEvaluation | None:
         _quality(name, table.actual[rows], values[:, rows], prepared.calibrated(name)[:, rows])
         for name, values in prepared.predictions.items()
     )
-    loss = {one.predictor: one.pinball for one in qualities}
+    loss = {quality.predictor: quality.pinball for quality in qualities}
     return TargetEvaluation(
         table.target.name, table.target.unit, int(np.count_nonzero(~np.isnan(table.actual[: prepared.fitted]))),
         int(np.count_nonzero(~np.isnan(table.actual[prepared.fitted : prepared.selected]))), prepared.choice, qualities,

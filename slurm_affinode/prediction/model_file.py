@@ -115,11 +115,13 @@ def read(path: Path) -> ModelFile:
         raise InputError(f"is damaged: {error}", where=where, hint=again) from error
     if model.names != NAMES or not {target.target for target in model.targets} <= {target.name for target in TARGETS}:
         raise InputError("was trained with other features than this release has", where=where, hint=again)
-    for one in model.targets:
-        if len(one.models) != (len(LEVELS) if one.predictor == MODEL else 0):
-            raise InputError(f"is damaged: {one.target} has {len(one.models)} texts of models", where=where, hint=again)
-        if one.factors is not None and not all(abs(value) <= _WIDEST for value in dataclasses.astuple(one.factors)):
-            raise InputError(f"is damaged: {one.target} has impossible factors", where=where, hint=again)
+    for entry in model.targets:
+        if len(entry.models) != (len(LEVELS) if entry.predictor == MODEL else 0):
+            raise InputError(
+                f"is damaged: {entry.target} has {len(entry.models)} texts of models", where=where, hint=again
+            )
+        if entry.factors is not None and not all(abs(value) <= _WIDEST for value in dataclasses.astuple(entry.factors)):
+            raise InputError(f"is damaged: {entry.target} has impossible factors", where=where, hint=again)
     return model
 
 
