@@ -189,13 +189,13 @@ def _reachable(requests: RequestArrays, quantile: float, engine: EngineModel, ta
     return first_s <= target.first_token_s and token_s <= target.between_tokens_s
 
 
-def _in_time(one: tuple[int, float], target: LatencyTarget) -> bool:
-    return one[1] <= target.first_token_s
+def _in_time(result: tuple[int, float], target: LatencyTarget) -> bool:
+    return result[1] <= target.first_token_s
 
 
-def _meets(one: Deployment, target: LatencyTarget) -> bool:
-    in_time = one.between_tokens_p99_s is None or one.between_tokens_p99_s <= target.between_tokens_s
-    return in_time and one.first_token_p99_s <= target.first_token_s
+def _meets(deployment: Deployment, target: LatencyTarget) -> bool:
+    in_time = deployment.between_tokens_p99_s is None or deployment.between_tokens_p99_s <= target.between_tokens_s
+    return in_time and deployment.first_token_p99_s <= target.first_token_s
 
 
 def _deployment(

@@ -101,7 +101,9 @@ def replay_all(
     """Replay each scenario, its pools independently of each other; results are in the order of the jobs."""
     todo = [(scenario, pool) for scenario in scenarios for pool in range(len(queues[scenario.queue].pools))]
     parts = iter(spread(_replay_pool, todo, (queues, policy)))
-    replays = [_joined(queue, islice(parts, len(queue.pools))) for queue in (queues[one.queue] for one in scenarios)]
+    replays = [
+        _joined(queue, islice(parts, len(queue.pools))) for queue in (queues[scenario.queue] for scenario in scenarios)
+    ]
     next(parts, None)  # so that ``spread`` ends
     return replays
 

@@ -91,12 +91,12 @@ def replay(
     in_place = np.zeros((2, len(jobs)), np.int64)
     """Time for which jobs sleep in place, s, and their wakes."""
     for number, job in enumerate(jobs):
-        own, tails[number] = _parts(job, rule)
+        job_parts, tails[number] = _parts(job, rule)
         if rule is not None and rule.in_place:
-            in_place[:, number] = sum(delay for _, delay in own) + tails[number], len(own) - 1
-            own, tails[number] = [(sum(map(sum, own)) + int(tails[number]), 0)], 0
-        of += [number] * len(own)
-        parts += own
+            in_place[:, number] = sum(delay for _, delay in job_parts) + tails[number], len(job_parts) - 1
+            job_parts, tails[number] = [(sum(map(sum, job_parts)) + int(tails[number]), 0)], 0
+        of += [number] * len(job_parts)
+        parts += job_parts
     owner = np.array(of, np.int64)
     first = np.append(True, owner[1:] != owner[:-1])
     last = np.append(first[1:], True)
