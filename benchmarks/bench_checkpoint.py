@@ -198,7 +198,7 @@ def show(mib: int, figures: Figures) -> None:
     print(f"\ntree of {mib} MiB, image of {figures.size / MIB:.0f} MiB")
     for name, what in NAMES.items():
         took = figures.median(name)
-        each = " ".join(f"{one * 1000:.0f}" for one in figures.seconds[name])
+        each = " ".join(f"{duration * 1000:.0f}" for duration in figures.seconds[name])
         print(f"  {what:44} {took * 1000:7.0f} ms  {figures.size / MIB / took:6.0f} MiB/s  ({each})")
 
 

@@ -86,7 +86,9 @@ def facts(first: int, count: int, begin: datetime, every_s: float) -> dict[str, 
     )  # fmt: skip
     frames = {"jobs": jobs, "steps": steps, "allocation_gpus": gpus}
     return {
-        name: conform(frame.select(pl.col(one).cast(FACTS[name][1][one]) for one in frame.columns), FACTS[name][1])
+        name: conform(
+            frame.select(pl.col(column).cast(FACTS[name][1][column]) for column in frame.columns), FACTS[name][1]
+        )
         for name, frame in frames.items()
     }
 

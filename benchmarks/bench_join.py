@@ -326,12 +326,12 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def check(results: dict[str, dict[str, Any]]) -> list[str]:
     """Return the differences between the sums of the peers and ours."""
-    own = results["ours"]
+    reference = results["ours"]
     return [
-        f"{peer} {name}: {results[peer][name]:.0f}, ours {own[name]:.0f}"
+        f"{peer} {name}: {results[peer][name]:.0f}, ours {reference[name]:.0f}"
         for peer in ("polars", "duckdb", "pandas")
         for name in ("samples", "idle", "fb", "power")
-        if peer in results and not np.isclose(own[name], results[peer][name], rtol=1e-5)
+        if peer in results and not np.isclose(reference[name], results[peer][name], rtol=1e-5)
     ]
 
 
@@ -404,10 +404,10 @@ def table(rows: Sequence[tuple[int, Mapping[str, Mapping[str, float]]]]) -> str:
 def show(plan: Plan, made: int, results: dict[str, dict[str, Any]], *, as_json: bool, keep: bool) -> int:
     """Print the results; return 1 if sums differ, ``MISSED`` if a target is missed. ``keep``: report the ratios."""
     wrong = check(results)
-    own = results["ours"]["seconds"]
-    ratios = {name: result["seconds"] / own for name, result in results.items() if name != "ours"}
+    reference_s = results["ours"]["seconds"]
+    ratios = {name: result["seconds"] / reference_s for name, result in results.items() if name != "ours"}
     if keep:
-        report(**{f"to_{name}": own / result["seconds"] for name, result in results.items() if name != "ours"})
+        report(**{f"to_{name}": reference_s / result["seconds"] for name, result in results.items() if name != "ours"})
     missed = [name for name, ratio in ratios.items() if ratio < TARGETS[name]]
     if as_json:
         shown = {"samples": made, "devices": plan.devices, "days": plan.days, "allocations": plan.allocations}

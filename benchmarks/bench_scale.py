@@ -73,9 +73,9 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - begin, result
 
 
-def same(one: Totals, other: Totals) -> bool:
+def same(totals: Totals, other: Totals) -> bool:
     """Return whether two totals are equal to the last bit."""
-    return all(np.array_equal(getattr(one, f.name), getattr(other, f.name), equal_nan=True) for f in fields(one))
+    return all(np.array_equal(getattr(totals, f.name), getattr(other, f.name), equal_nan=True) for f in fields(totals))
 
 
 def on_workers(work: Work, count: int) -> tuple[float, float, Totals]:

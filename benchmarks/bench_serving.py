@@ -112,12 +112,12 @@ def measure(directory: Path, part: str) -> None:
     else:
         for health in diagnose_all(samples):
             engines += 1
-            kinds.update({one.kind for one in health.diagnoses})
+            kinds.update({diagnosis.kind for diagnosis in health.diagnoses})
     seconds = time.monotonic() - began
-    own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = sum(one.ru_utime + one.ru_stime for one in (own, others))
+    process, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = sum(usage.ru_utime + usage.ru_stime for usage in (process, others))
     # At most as many processes as cores, none of which was larger than the largest one.
-    peak = (own.ru_maxrss + others.ru_maxrss * len(os.sched_getaffinity(0))) / 2**20
+    peak = (process.ru_maxrss + others.ru_maxrss * len(os.sched_getaffinity(0))) / 2**20
     print(json.dumps({"seconds": seconds, "cpu": cpu, "gib": peak, "engines": engines, "kinds": kinds}))
 
 
@@ -134,16 +134,16 @@ def errors(seeds: int, hours: float) -> bool:
     print(f"| engine | arrivals | {' | '.join(f'{load:g}' for load in LOADS)} |")
     print(f"| --- | --- |{' --- |' * len(LOADS)}")
     good = True
-    for name, one in engines.items():
-        rate = service_rate(one)
+    for name, server in engines.items():
+        rate = service_rate(server)
         for bursts in (1.0, 4.0):
             shares = []
             for load in LOADS:
                 found = 0
                 for seed in range(seeds):
-                    samples = simulate(one, load * rate, hours * 3600, seed, bursts=bursts)
+                    samples = simulate(server, load * rate, hours * 3600, seed, bursts=bursts)
                     (examined,) = examine(EngineKey("c", "n", "a", "vllm", "m"), samples)
-                    found += any(one.kind == "queue-unstable" for one in examined.health.diagnoses)
+                    found += any(diagnosis.kind == "queue-unstable" for diagnosis in examined.health.diagnoses)
                 shares.append(found / seeds)
                 good &= not (load <= 0.9 and found) and not (load >= 1.5 and found < seeds)
             how = "Poisson" if bursts == 1 else f"batches of {bursts:g}"

@@ -71,7 +71,7 @@ def _measured(work: Path, count: int, rounds: int) -> tuple[float, float, float]
                     began = time.monotonic()
                     stop = StoppedJob(processes, init)
                     stop.stop(timeout_s=60, examine=_examine)
-                    of_tree(collect(pid, min(tree, key=lambda one: one.pid_ns).pid), (), OWNER)
+                    of_tree(collect(pid, min(tree, key=lambda member: member.pid_ns).pid), (), OWNER)
                     added.append(time.monotonic() - began)
                     stop.release()
                     processes.resume(processes.all_processes(*init))
@@ -80,7 +80,7 @@ def _measured(work: Path, count: int, rounds: int) -> tuple[float, float, float]
             finally:
                 outer.kill()
                 processes.end(*init, timeout_s=10)
-    return tuple(1000 * statistics.median(one) for one in (added, refused, peer))  # type: ignore[return-value]
+    return tuple(1000 * statistics.median(series) for series in (added, refused, peer))  # type: ignore[return-value]
 
 
 def _examine(process: Process) -> None:
@@ -90,12 +90,12 @@ def _examine(process: Process) -> None:
 def _signals_alone(processes: LinuxProcesses, init: Id, tree: Sequence[Member]) -> float:
     """Stop the processes with signals, and continue them; return the seconds."""
     began = time.monotonic()
-    for one in tree:
-        os.kill(one.pid, signal.SIGSTOP)
+    for process in tree:
+        os.kill(process.pid, signal.SIGSTOP)
     while any(member.state != "T" for member in processes.members(*init)):
         pass
-    for one in tree:
-        os.kill(one.pid, signal.SIGCONT)
+    for process in tree:
+        os.kill(process.pid, signal.SIGCONT)
     return time.monotonic() - began
 
 

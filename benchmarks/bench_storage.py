@@ -236,7 +236,11 @@ def installed_mb(packages: Sequence[str]) -> float:
             continue
         paths = [Path(str(distribution.locate_file(file))) for file in distribution.files or ()]
         size += sum(path.stat().st_size for path in paths if path.is_file())
-        todo += [re.split(r"[^\w.-]", one)[0] for one in distribution.requires or () if "extra ==" not in one]
+        todo += [
+            re.split(r"[^\w.-]", requirement)[0]
+            for requirement in distribution.requires or ()
+            if "extra ==" not in requirement
+        ]
     return size / 1e6
 
 

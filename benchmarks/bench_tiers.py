@@ -88,8 +88,8 @@ def direct(path: Path, word: str) -> list[str]:
 
 def forget(path: Path) -> None:
     """Drop a file, or the files below a directory, from the page cache."""
-    for one in [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]:
-        fd = os.open(one, os.O_RDONLY)
+    for target in [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]:
+        fd = os.open(target, os.O_RDONLY)
         os.fdatasync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
@@ -137,8 +137,8 @@ def measure(tier: Tier, source: Path, size: int, found: Seconds, *, ours_first: 
             forget(place)
             add("verified reading", partial(tier.store.verify, image))
 
-    for one in (by_us, by_dd) if ours_first else (by_dd, by_us):
-        one()
+    for measurement in (by_us, by_dd) if ours_first else (by_dd, by_us):
+        measurement()
 
 
 def moves(tiers: Tiers, source: Path, size: int, found: Seconds) -> None:
@@ -260,7 +260,8 @@ def from_disk(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
 def cpu_s() -> float:
     """Return the CPU time of this process and of its children that have ended."""
     return sum(
-        one.ru_utime + one.ru_stime for one in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
 
 
@@ -273,8 +274,8 @@ def prepared(stack: ExitStack, places: Mapping[str, Path], memory: Path) -> tupl
         for name, path in places.items()
     }
     tiers = Tiers([
-        Tier(name, DirectoryStore(Path(one), bytes(32)), durable=name != "memory", direct=name != "memory")
-        for name, one in made.items()
+        Tier(name, DirectoryStore(Path(directory), bytes(32)), durable=name != "memory", direct=name != "memory")
+        for name, directory in made.items()
     ])  # fmt: skip
     return source, tiers
 

@@ -210,8 +210,8 @@ def split(root: Path) -> float:
 
 def shown(what: str, found: find.Assessment, took: float, summary: str, count: int) -> int:
     """Print a result; return 1 if it is not as expected, ``MISSED`` above the limit."""
-    squatters = sum(one.kind == "squatter" for one in found.findings)
-    waited = sum(one.impact.jobs for one in found.findings if one.impact is not None)
+    squatters = sum(finding.kind == "squatter" for finding in found.findings)
+    waited = sum(finding.impact.jobs for finding in found.findings if finding.impact is not None)
     peak = peak_gib()
     print(f"{what}: {found.jobs:,} running GPU jobs, {len(found.findings):,} findings ({squatters:,} squatters): "
           f"{took:.1f} s ({time.process_time():.1f} s of CPU with the start); peak memory {peak:.2f} GiB; "

@@ -329,10 +329,10 @@ def suspended(images: Sequence[Suspension], capacity: int, policy: str) -> float
             continue
         others = list(tier.held) if image.size > free else []
         if policy == "hawkes":
-            *worth, own = demand.rates([images[other].job for other in (*others, number)], at, horizon_s)
+            *worth, incoming = demand.rates([images[other].job for other in (*others, number)], at, horizon_s)
         else:
-            *worth, own = [values[policy](tier, other, at) for other in (*others, number)]
-        limit = math.inf if policy in _ADMIT_ALL else own
+            *worth, incoming = [values[policy](tier, other, at) for other in (*others, number)]
+        limit = math.inf if policy in _ADMIT_ALL else incoming
         cut = [pair for pair in sorted(zip(worth, others, strict=True)) if pair[0] < limit]
         if free + sum(tier.held[other] for _, other in cut) < image.size:
             continue

@@ -87,7 +87,7 @@ class Figures:
 
     def paired(self, combine: Callable[..., float], *names: str) -> float:
         """Return the median over the rounds of ``combine`` of the seconds of each."""
-        return statistics.median(combine(*one) for one in zip(*(self.seconds[n] for n in names), strict=True))
+        return statistics.median(combine(*values) for values in zip(*(self.seconds[n] for n in names), strict=True))
 
 
 @dataclass(frozen=True)

@@ -241,8 +241,10 @@ def run_case(case: Case, options: argparse.Namespace, folder: Path) -> dict[str,
             results[name] = measure(session, options.port, model, requests, recording)
         if name == "before":
             advised, why = advice(recording, log, folder / "state", f"127.0.0.1:{options.port}")
-            results["advice"] = " ".join(f"{one['option']} {one['proposed']}" for one in why if one["option"])
-            results["reasons"] = {one["option"] or one["setting"]: one["reason"] for one in why}
+            results["advice"] = " ".join(
+                f"{reason['option']} {reason['proposed']}" for reason in why if reason["option"]
+            )
+            results["reasons"] = {reason["option"] or reason["setting"]: reason["reason"] for reason in why}
             if not advised:
                 raise SystemExit(f"{case.title}: no option is advised; {json.dumps(results)}")
             command = [options.vllm, *advised]
@@ -283,7 +285,7 @@ def main() -> int:
                 show(found[-1])
     if options.json:
         print(json.dumps(found, indent=2))
-    return 0 if all(one["improved"] for one in found) else 1
+    return 0 if all(result["improved"] for result in found) else 1
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def main() -> int:
             found = everything(Bench(machine, nvml, cuda, run), options, path)
     report.show(found)
     print(f"\nwritten: {path}")
-    return 1 if found["failed"] or any(one["met"] is False for one in found["goals"]) else 0
+    return 1 if found["failed"] or any(goal["met"] is False for goal in found["goals"]) else 0
 
 
 def gibibytes(text: str) -> float:
@@ -142,7 +142,7 @@ class Step:
         """Return whether the results have it."""
         if self.size is None:
             return self.part in found
-        return any(one["bytes"] == self.size for one in found.get(self.part, ()))
+        return any(entry["bytes"] == self.size for entry in found.get(self.part, ()))
 
     def add(self, found: dict[str, Any]) -> None:
         """Measure, and add the result."""
@@ -150,8 +150,8 @@ class Step:
         if self.size is None:
             found[self.part] = taken
         else:
-            entries = [one for one in found.get(self.part, ()) if one["bytes"] != self.size]
-            found[self.part] = sorted([*entries, taken], key=lambda one: int(one["bytes"]))
+            entries = [entry for entry in found.get(self.part, ()) if entry["bytes"] != self.size]
+            found[self.part] = sorted([*entries, taken], key=lambda entry: int(entry["bytes"]))
 
 
 def everything(bench: Bench, options: argparse.Namespace, path: Path) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def copies(run: Programs, mib: int) -> list[dict[str, Any]]:
 def default_of(kinds: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the fastest kind, and the default one with its ratio to the fastest."""
     # The ring of custom_storage is allocated once, so its allocation is not counted.
-    usable = {one["kind"]: one["out_s"] + one["in_s"] for one in kinds if "why_not" not in one}
+    usable = {kind["kind"]: kind["out_s"] + kind["in_s"] for kind in kinds if "why_not" not in kind}
     default = next((kind for kind in DEFAULTS if kind in usable), None)
     if default is None:
         return None

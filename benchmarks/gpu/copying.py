@@ -47,8 +47,8 @@ class HostMemory:
             self.at = int(ok(d.cuMemHostAlloc(size, 0)))
             return
         self.at = int(_libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, _FLAGS, -1, 0) or 0)
-        for one in advice:
-            if _libc.madvise(self.at, size, one) != 0:
+        for flag in advice:
+            if _libc.madvise(self.at, size, flag) != 0:
                 raise OSError(ctypes.get_errno(), "madvise")
         if register:
             ok(d.cuMemHostRegister(self.at, size, 0))

@@ -93,7 +93,7 @@ class Storage:
                 handle, mapped = self._mapped("CUcheckpointCheckpointArgs", "cuCheckpointProcessCheckpoint", pid, None)
                 rescued = self._copy_out(mapped, place, files)
                 self._complete(handle)
-            stored = [{"uuid": one.uuid, "file": files[one.uuid], "size": one.size} for one in mapped]
+            stored = [{"uuid": memory.uuid, "file": files[memory.uuid], "size": memory.size} for memory in mapped]
             if rescued:
                 self.restore(pid, directory, stored, rescued=rescued)
         except BaseException:
@@ -127,9 +127,9 @@ class Storage:
         arguments = cuda_driver.restore_arguments(self._driver.load(), pairs) if pairs else None
         with self._contexts(list(sources)):
             handle, mapped = self._mapped("CUcheckpointRestoreArgs", "cuCheckpointProcessRestore", pid, arguments)
-            for one in mapped:
-                old, path = sources[one.uuid]
-                self._copy_in(one, path, old, rescued or {})
+            for memory in mapped:
+                old, path = sources[memory.uuid]
+                self._copy_in(memory, path, old, rescued or {})
             self._complete(handle)
             self._keep(sources)
 
@@ -178,9 +178,9 @@ class Storage:
         shown = cuda_driver.devices(self._driver)
         found = []
         for number in range(info.count):
-            one = info.devices[number]
-            ordinal = self._ordinal(one.stream or 0, one.devPtr)
-            found.append(MappedMemory(shown[ordinal], ordinal, one.devPtr, one.size, one.stream or 0))
+            mapping = info.devices[number]
+            ordinal = self._ordinal(mapping.stream or 0, mapping.devPtr)
+            found.append(MappedMemory(shown[ordinal], ordinal, mapping.devPtr, mapping.size, mapping.stream or 0))
         return info.handle, found
 
     def _ordinal(self, stream: int, at: int) -> int:
@@ -204,8 +204,8 @@ class Storage:
         if code:
             raise DriverCallError(self._driver.load().CUresult(code).name)
 
-    def _current(self, one: MappedMemory) -> None:
-        device = self._driver.call("cuDeviceGet", one.ordinal)
+    def _current(self, memory: MappedMemory) -> None:
+        device = self._driver.call("cuDeviceGet", memory.ordinal)
         context = self._driver.call("cuDevicePrimaryCtxRetain", device)
         self._driver.call("cuDevicePrimaryCtxRelease", device)  # _contexts still holds a reference
         self._driver.call("cuCtxSetCurrent", context)
@@ -218,19 +218,19 @@ class Storage:
         """Copy all memory to the files. Return the blocks that could not be written: (UUID, offset) -> bytes."""
         rescued: dict[tuple[str, int], bytes] = {}
         with ThreadPoolExecutor(SLOTS) as pool:
-            for one in mapped:
-                self._current(one)
-                descriptor = os.open(directory / files[one.uuid], os.O_WRONLY | os.O_CLOEXEC)
+            for memory in mapped:
+                self._current(memory)
+                descriptor = os.open(directory / files[memory.uuid], os.O_WRONLY | os.O_CLOEXEC)
                 try:
-                    self._copy_out_one(one, descriptor, pool, rescued)
+                    self._copy_out_memory(memory, descriptor, pool, rescued)
                     with contextlib.suppress(OSError):
-                        os.ftruncate(descriptor, one.size)
+                        os.ftruncate(descriptor, memory.size)
                 finally:
                     os.close(descriptor)
         return rescued
 
-    def _copy_out_one(
-        self, one: MappedMemory, descriptor: int, pool: ThreadPoolExecutor, rescued: dict[tuple[str, int], bytes]
+    def _copy_out_memory(
+        self, memory: MappedMemory, descriptor: int, pool: ThreadPoolExecutor, rescued: dict[tuple[str, int], bytes]
     ) -> None:
         """Copy one GPU's memory to its file, writing earlier blocks during the transfer of later ones."""
         writing: list[Future[None] | None] = [None] * SLOTS
@@ -239,25 +239,25 @@ class Storage:
             try:
                 _write_all(descriptor, self._slots[slot][:size], offset)
             except OSError:
-                rescued[one.uuid, offset] = bytes(self._slots[slot][:size])
+                rescued[memory.uuid, offset] = bytes(self._slots[slot][:size])
 
-        for number, offset in enumerate(range(0, one.size, BLOCK)):
-            slot, size = number % SLOTS, min(BLOCK, one.size - offset)
+        for number, offset in enumerate(range(0, memory.size, BLOCK)):
+            slot, size = number % SLOTS, min(BLOCK, memory.size - offset)
             before = writing[slot]
             if before is not None:
                 before.result()
             target = self._address + slot * BLOCK
-            self._driver.call("cuMemcpyDtoHAsync", target, one.at + offset, size, one.stream)
-            self._driver.call("cuStreamSynchronize", one.stream)
+            self._driver.call("cuMemcpyDtoHAsync", target, memory.at + offset, size, memory.stream)
+            self._driver.call("cuStreamSynchronize", memory.stream)
             writing[slot] = pool.submit(write, offset, slot, size)
         for pending in writing:
             if pending is not None:
                 pending.result()
 
-    def _copy_in(self, one: MappedMemory, path: Path, uuid: str, rescued: Mapping[tuple[str, int], bytes]) -> None:
+    def _copy_in(self, memory: MappedMemory, path: Path, uuid: str, rescued: Mapping[tuple[str, int], bytes]) -> None:
         """Copy one GPU's memory from its file, reading later blocks during the transfer of earlier ones."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        blocks = [(offset, min(BLOCK, one.size - offset)) for offset in range(0, one.size, BLOCK)]
+        blocks = [(offset, min(BLOCK, memory.size - offset)) for offset in range(0, memory.size, BLOCK)]
 
         def read(slot: int, offset: int, size: int) -> None:
             kept = rescued.get((uuid, offset))
@@ -266,7 +266,7 @@ class Storage:
             else:
                 self._slots[slot][:size] = kept
 
-        self._current(one)
+        self._current(memory)
         try:
             with ThreadPoolExecutor(SLOTS) as pool:
                 reading = {at: pool.submit(read, at, *blocks[at]) for at in range(min(SLOTS, len(blocks)))}
@@ -274,8 +274,8 @@ class Storage:
                     reading.pop(number).result()
                     slot = number % SLOTS
                     source = self._address + slot * BLOCK
-                    self._driver.call("cuMemcpyHtoDAsync", one.at + offset, source, size, one.stream)
-                    self._driver.call("cuStreamSynchronize", one.stream)
+                    self._driver.call("cuMemcpyHtoDAsync", memory.at + offset, source, size, memory.stream)
+                    self._driver.call("cuStreamSynchronize", memory.stream)
                     after = number + SLOTS
                     if after < len(blocks):
                         reading[after] = pool.submit(read, slot, *blocks[after])

@@ -64,8 +64,8 @@ class Ours:
 
     def free(self) -> dict[str, int | None]:
         """Return free bytes of the required GPUs, by UUID."""
-        devices = [one for one in self.nvml.devices() if one.mig is None and one.uuid in self.needs]
-        found = {one.uuid: self.nvml.free_mib(one) for one in devices}
+        devices = [device for device in self.nvml.devices() if device.mig is None and device.uuid in self.needs]
+        found = {device.uuid: self.nvml.free_mib(device) for device in devices}
         return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
 
     def restore(self, pid: int) -> None:
@@ -111,7 +111,7 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
     program = run.start()
     program.ask("setup", mib=mib, seed=1, graph=False)
     digest = program.ask("digest") if mib <= 10 * 1024 else program.ask("steps", count=1)
-    seconds: dict[str, dict[str, list[float]]] = {side: {one: [] for one in PHASES} for side in ("bare", "ours")}
+    seconds: dict[str, dict[str, list[float]]] = {side: {phase: [] for phase in PHASES} for side in ("bare", "ours")}
     ours.needs = {ours.nvml.devices()[0].uuid: mib * MIB}
     program.restored = True
     for number in range(rounds + 1):  # the first one is a warm-up
@@ -125,10 +125,10 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
         raise AssertionError("the restored memory differs")
     run.close()
     medians = {
-        side: {one: statistics.median(found) for one, found in phases.items()} for side, phases in seconds.items()
+        side: {phase: statistics.median(found) for phase, found in phases.items()} for side, phases in seconds.items()
     }
     # Disturbances (other work on the host) only add time: the fastest round has none.
-    fastest = {side: {one: min(found) for one, found in phases.items()} for side, phases in seconds.items()}
+    fastest = {side: {phase: min(found) for phase, found in phases.items()} for side, phases in seconds.items()}
     out = {side: medians[side]["lock"] + medians[side]["checkpoint"] for side in medians}
     back = {side: medians[side]["restore"] + medians[side]["unlock"] for side in medians}
     return {
@@ -150,12 +150,12 @@ def pages(run: Programs, bare: Bare, mib: int, rounds: int) -> list[dict[str, An
             program = run.start()
         program.ask("setup", mib=mib, seed=1, graph=False)
         program.restored = True
-        taken: dict[str, list[float]] = {one: [] for one in PHASES}
+        taken: dict[str, list[float]] = {stage: [] for stage in PHASES}
         for _ in range(rounds):
             for phase, action in bare.phases(program.pid).items():
                 taken[phase].append(timed(action))
         run.close()
-        medians = {one: statistics.median(values) for one, values in taken.items()}
+        medians = {stage: statistics.median(values) for stage, values in taken.items()}
         found.append({"huge_pages": name, "bytes": mib * MIB, "seconds": medians})
     return found
 
@@ -196,13 +196,13 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
                 back = storage.ask("restore", pid=program.pid, directory=place, stored=out["result"])
                 taken["in"].append(back["seconds"])
                 ours.cuda.unlock(program.pid)
-                for one in out["result"]:
-                    Path(place, one["file"]).unlink()
+                for entry in out["result"]:
+                    Path(place, entry["file"]).unlink()
     except (CudaError, OSError, ProgramError) as error:
         return f"{directory}: {error}"
     finally:
         run.close()
-    medians = {one: statistics.median(values) for one, values in taken.items()}
+    medians = {direction: statistics.median(values) for direction, values in taken.items()}
     return {"directory": str(directory), "file_system": file_system(directory), "bytes": mib * MIB, "seconds": medians}
 
 
@@ -211,7 +211,7 @@ def file_system(directory: Path) -> str:
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     here = directory.resolve()
     above = {Path(point.encode().decode("unicode_escape")): kind for _, point, kind, *_ in mounts}
-    return next((above[one] for one in (here, *here.parents) if one in above), "unknown")
+    return next((above[path] for path in (here, *here.parents) if path in above), "unknown")
 
 
 def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] = (2, 4)) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
     def goal(name: str, target: str, value: float | None, met: bool) -> dict[str, Any]:
         return {"goal": name, "target": target, "value": value, "met": met if hardware and value is not None else None}
 
-    added = max((one["added"] for one in sizes), default=None)
+    added = max((entry["added"] for entry in sizes), default=None)
     wake = largest["wake_ratio"] if largest else None
     default = found.get("host_memory_default")
     return [
@@ -45,13 +45,13 @@ def show(found: dict[str, Any]) -> None:
         f"\n{gpu['model']}, driver {machine['driver']}{' (EMULATED: not a measurement)' if machine['emulated'] else ''}"
     )
     print(f"{'':26}{'lock':>9}{'checkpoint':>12}{'restore':>9}{'unlock':>9}{'out':>11}{'in':>11}")
-    for one in found.get("staging", ()):
+    for entry in found.get("staging", ()):
         for side in ("bare", "ours"):
-            taken = one["seconds"][side]
+            taken = entry["seconds"][side]
             cells = f"{taken['lock']:8.3f}s{taken['checkpoint']:11.3f}s{taken['restore']:8.3f}s{taken['unlock']:8.3f}s"
-            rates = f"{one['out_gbps'][side]:6.2f} GB/s{one['in_gbps'][side]:6.2f} GB/s"
-            print(f"{_gib(one['bytes']):>10} {'driver alone' if side == 'bare' else 'our code':15}{cells}{rates}")
-        print(f"{'':11}added {one['added']:+.1%}, wake {one['wake_ratio']:.2f} x the driver's restore")
+            rates = f"{entry['out_gbps'][side]:6.2f} GB/s{entry['in_gbps'][side]:6.2f} GB/s"
+            print(f"{_gib(entry['bytes']):>10} {'driver alone' if side == 'bare' else 'our code':15}{cells}{rates}")
+        print(f"{'':11}added {entry['added']:+.1%}, wake {entry['wake_ratio']:.2f} x the driver's restore")
     for text in found["left_out"]:
         print(f"  not measured: {text}")
     _copies(found.get("host_memory", ()), found.get("host_memory_default"))
@@ -65,10 +65,10 @@ def show(found: dict[str, Any]) -> None:
         out, back = _rate(store["bytes"], taken["out"]), _rate(store["bytes"], taken["in"])
         print(f"  {_place(store)}: {out} out, {back} in")
     print("\nseveral processes, seconds          out in turn  out at once   in in turn   in at once")
-    for one in found.get("parallel", ()):
-        turn, once = one["in_turn"], one["at_once"]
+    for entry in found.get("parallel", ()):
+        turn, once = entry["in_turn"], entry["at_once"]
         print(
-            f"  {one['processes']} with {_gib(one['bytes'])} together{'':10}{turn['checkpoint_s']:10.3f}"
+            f"  {entry['processes']} with {_gib(entry['bytes'])} together{'':10}{turn['checkpoint_s']:10.3f}"
             f"{once['checkpoint_s']:13.3f}{turn['restore_s']:13.3f}{once['restore_s']:13.3f}"
         )
     print("\nwith CRIU and an image in files")
@@ -88,33 +88,33 @@ def show(found: dict[str, Any]) -> None:
     print()
     for text in found["failed"]:
         print(f"FAILED: {text}")
-    for one in found["goals"]:
-        in_percent = one["target"].endswith("%")
-        value = "not measured" if one["value"] is None else f"{one['value']:{'.1%' if in_percent else '.2f'}}"
-        verdict = {True: "met", False: "MISSED", None: NOT_MEASURED}[one["met"]]
-        print(f"{one['goal']}: {value} ({one['target']}): {verdict}")
+    for entry in found["goals"]:
+        in_percent = entry["target"].endswith("%")
+        value = "not measured" if entry["value"] is None else f"{entry['value']:{'.1%' if in_percent else '.2f'}}"
+        verdict = {True: "met", False: "MISSED", None: NOT_MEASURED}[entry["met"]]
+        print(f"{entry['goal']}: {value} ({entry['target']}): {verdict}")
 
 
 def _copies(kinds: Iterable[dict[str, Any]], default: dict[str, Any] | None) -> None:
     print("\ncopies over the link, GB/s                    make+first out      out again       in")
-    for one in kinds:
-        if "why_not" in one:
-            print(f"  {one['kind']:40} not available: {one['why_not']}")
+    for kind in kinds:
+        if "why_not" in kind:
+            print(f"  {kind['kind']:40} not available: {kind['why_not']}")
             continue
-        size = one["bytes"] / 1e9
-        whole = size / (one["make_s"] + one["first_out_s"])
-        print(f"  {one['kind']:40}{whole:17.2f}{size / one['out_s']:15.2f}{size / one['in_s']:9.2f}")
+        size = kind["bytes"] / 1e9
+        whole = size / (kind["make_s"] + kind["first_out_s"])
+        print(f"  {kind['kind']:40}{whole:17.2f}{size / kind['out_s']:15.2f}{size / kind['in_s']:9.2f}")
     if default is not None:
         print(f"  fastest: {default['fastest']}; used for our own copies: {default['default']}")
 
 
 def _pages(pages: Iterable[dict[str, Any]]) -> None:
     print("\nthe driver's staging, transparent huge pages")
-    for one in pages:
-        taken = one["seconds"]
+    for entry in pages:
+        taken = entry["seconds"]
         print(
-            f"  {one['huge_pages']:30}{_rate(one['bytes'], taken['checkpoint'])} out,"
-            f" {_rate(one['bytes'], taken['restore'])} in"
+            f"  {entry['huge_pages']:30}{_rate(entry['bytes'], taken['checkpoint'])} out,"
+            f" {_rate(entry['bytes'], taken['restore'])} in"
         )
 
 
@@ -135,6 +135,6 @@ def write(path: Path, found: dict[str, Any]) -> None:
     """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
-    found = {**found, "published": [asdict(one) for one in PUBLISHED]}
+    found = {**found, "published": [asdict(figure) for figure in PUBLISHED]}
     new.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     new.rename(path)
