@@ -160,8 +160,8 @@ class MemoryFacts:
     """``MemAvailable`` of the node."""
     headroom: int | None = None
     """Memory left in the most limited cgroup above the job, including reclaimable memory; ``None``: no limit. Without
-    the limits of ``own``."""
-    own: int | None = None
+    the limits of ``job_headroom``."""
+    job_headroom: int | None = None
     """Memory left below limits of the job that can be raised for the suspension; ``None``: there are none."""
     spare: SpareMemory | None = None
     """Memory for which they can be raised; ``None``: unknown."""
@@ -500,9 +500,9 @@ def _of_node(proc: Path) -> dict[str, frozenset[str]]:
     systemd may run the agent in a UTS namespace of its own (``ProtectHostname=``), so that of PID 1 is included.
     """
     inodes_by_kind: dict[str, frozenset[str]] = {}
-    with contextlib.suppress(ProcessLookupError), Process(os.getpid(), proc=proc) as own:
+    with contextlib.suppress(ProcessLookupError), Process(os.getpid(), proc=proc) as current:
         inodes_by_kind = {
-            name: frozenset((inode,)) for name, inode in _namespaces(own).items() if name not in ("mnt", "pid")
+            name: frozenset((inode,)) for name, inode in _namespaces(current).items() if name not in ("mnt", "pid")
         }
     with contextlib.suppress(ProcessLookupError), Process(1, proc=proc) as first:
         if "uts" in inodes_by_kind and (name := _namespaces(first).get("uts")) is not None:

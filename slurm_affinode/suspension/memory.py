@@ -156,8 +156,8 @@ class HostMemory:
         facts = self._available(job.job_id, job.init_pid)
         room = self._room(job.job_id, job.init)
         if room is not None:
-            spare = self._spare(job.job_id, job.init) if gpu_bytes + HOST_MARGIN > room.own else None
-            facts = replace(facts, headroom=room.above, own=room.own, spare=spare)
+            spare = self._spare(job.job_id, job.init) if gpu_bytes + HOST_MARGIN > room.in_job else None
+            facts = replace(facts, headroom=room.above, job_headroom=room.in_job, spare=spare)
         limits = self._limits
         if limits is not None and job.phase is Phase.RUNNING:
             facts = replace(facts, raised=limits.raised(job.job_id))
@@ -224,7 +224,7 @@ class HostMemory:
         if not limits.lower(job_id):
             raise AbortedError(f"its memory limit is still raised for an earlier suspension: {STILL_RAISED}")
         gpu_bytes = max(facts.gpu_bytes or 0, sum(gpu_memory(self._gpus, facts.cuda_pids).values()))
-        if (room := self._room(job_id, init)) is not None and room.own < gpu_bytes + HOST_MARGIN:
+        if (room := self._room(job_id, init)) is not None and room.in_job < gpu_bytes + HOST_MARGIN:
             before()
         used_bytes = limits.used(job_id, init)
         try:
@@ -265,7 +265,7 @@ class HostMemory:
             try:
                 self._raise(job_id, init, image_bytes + HOST_MARGIN)
             except MemoryLimitError as error:
-                if room.own >= image_bytes:
+                if room.in_job >= image_bytes:
                     return
                 if self._clock.now() >= deadline:
                     text = (
@@ -281,7 +281,7 @@ class HostMemory:
         """Raise the limits of a job if necessary; return whether it was. Raises ``MemoryLimitError``."""
         limits = self._limits
         room = self._room(job_id, init)
-        if limits is None or room is None or room.own >= needed:
+        if limits is None or room is None or room.in_job >= needed:
             return False
         try:
             more = limits.make_room(job_id, init, needed, self._spare_at(job_id, init))

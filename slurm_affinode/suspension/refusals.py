@@ -358,8 +358,8 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
         reasons.append(Refusal(RefusalCode.HOST_MEMORY, text, _NODE_MEMORY))
     spare = 0 if memory.spare is None else memory.spare.available
-    if gpu_bytes and memory.own is not None and memory.own < needed and spare < needed:
-        left = size(max(0, memory.own))
+    if gpu_bytes and memory.job_headroom is not None and memory.job_headroom < needed and spare < needed:
+        left = size(max(0, memory.job_headroom))
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}"
         reasons.append(Refusal(RefusalCode.HOST_MEMORY, f"{text}, and {of_spare(memory.spare)}: raise --mem"))
     return reasons[:1]

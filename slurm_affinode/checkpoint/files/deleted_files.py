@@ -86,12 +86,12 @@ def give_names(init: Id, tree: Collection[Id], owner: User) -> None:
     """
 
     def give(root: int) -> None:
-        for directory, own, fd, inode in opened:
+        for directory, name, fd, inode in opened:
             with suppress(OSError), _opened(root, directory) as parent:
-                if own.endswith(_DELETED):
-                    os.link(f"/proc/self/fd/{fd}", own, dst_dir_fd=parent, follow_symlinks=True)
+                if name.endswith(_DELETED):
+                    os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=parent, follow_symlinks=True)
                 elif root_directory.filesystem_type(parent) == _NFS_MAGIC:
-                    os.rename(own, f"{REMAP}{inode}", src_dir_fd=parent, dst_dir_fd=parent)
+                    os.rename(name, f"{REMAP}{inode}", src_dir_fd=parent, dst_dir_fd=parent)
 
     def open_all() -> list[tuple[str, str, int, int]]:
         opened = []
@@ -100,7 +100,7 @@ def give_names(init: Id, tree: Collection[Id], owner: User) -> None:
                 fd = process.open(deleted.link, os.O_PATH)
                 # The descriptor may now refer to another file.
                 if os.path.samestat(os.fstat(fd), deleted.facts):
-                    opened.append((deleted.directory, deleted.own, fd, deleted.facts.st_ino))
+                    opened.append((deleted.directory, deleted.name, fd, deleted.facts.st_ino))
                 else:
                     os.close(fd)
         return opened
@@ -307,7 +307,7 @@ class _Nameless:
     link: str
     """Path relative to the process's directory in ``/proc``."""
     directory: str
-    own: str
+    name: str
     """File name as ``/proc`` shows it."""
     facts: os.stat_result
 
@@ -318,7 +318,7 @@ def _nameless(tree: Collection[Id]) -> Iterator[tuple[Process, _Nameless]]:
     for member in tree:
         with suppress(OSError), Process(member.pid, started=member.started) as process:
             for file in _nameless_of(process):
-                key = (file.directory, file.own, file.facts.st_dev, file.facts.st_ino)
+                key = (file.directory, file.name, file.facts.st_dev, file.facts.st_ino)
                 if key not in seen:
                     seen.add(key)
                     yield process, file
@@ -348,7 +348,7 @@ def _listed_in(process: Process, directory: str) -> list[str]:
 def _names(process: Process, file: _Nameless, check: Callable[[], None]) -> list[str]:
     """Return the names of a file in its directory that a dump may have created. Raises the error of ``check``."""
     check()
-    own_names = {file.own} if file.own.endswith(_DELETED) else set()
+    own_names = {file.name} if file.name.endswith(_DELETED) else set()
     names = []
     with suppress(OSError):
         root = process.open("root", os.O_PATH | os.O_DIRECTORY)

@@ -357,9 +357,9 @@ def _names_left(file: int, path: str, process: Process, check: Check) -> list[st
             os.close(parent)
     finally:
         os.close(root)
-    own = os.path.basename(path)  # noqa: PTH119 - as above
-    names.sort(key=lambda name: (name.startswith(deleted_files.REMAP) or name == own, name))
-    named = names and (names[-1].startswith(deleted_files.REMAP) or names[-1] == own)
+    name_shown = os.path.basename(path)  # noqa: PTH119 - as above
+    names.sort(key=lambda name: (name.startswith(deleted_files.REMAP) or name == name_shown, name))
+    named = names and (names[-1].startswith(deleted_files.REMAP) or names[-1] == name_shown)
     return [f"{directory}/{name}" for name in names] if named else []
 
 
@@ -522,8 +522,8 @@ def remove(init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
             os.close(root)
 
 
-def unlink_if(root: int, path: str, own: Callable[[os.stat_result], bool]) -> bool:
-    """Remove a file, or an empty directory, if ``own`` accepts it. Return whether it was removed.
+def unlink_if(root: int, path: str, accepts: Callable[[os.stat_result], bool]) -> bool:
+    """Remove a file, or an empty directory, if ``accepts`` is true for it. Return whether it was removed.
 
     The rights are those of the calling thread (``as_user``).
     """
@@ -532,7 +532,7 @@ def unlink_if(root: int, path: str, own: Callable[[os.stat_result], bool]) -> bo
         try:
             name = os.path.basename(path)  # noqa: PTH119 - as above
             facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            if own(facts):
+            if accepts(facts):
                 (os.rmdir if stat.S_ISDIR(facts.st_mode) else os.unlink)(name, dir_fd=parent)
                 return True
         finally:
@@ -716,8 +716,8 @@ class Leftovers:
             facts, identity = os.fstat(fd), FileIdentity.of(fd)
         finally:
             os.close(fd)
-        own = stat.S_ISREG(facts.st_mode) and facts.st_uid == self.uid and identity is not None
-        if not own or identity != self.known.get(path):
+        replaceable = stat.S_ISREG(facts.st_mode) and facts.st_uid == self.uid and identity is not None
+        if not replaceable or identity != self.known.get(path):
             what = f"exists already, and is another file: if it is not needed, remove it from {os.uname().nodename}"
             raise OSError(errno.EEXIST, what, path)
         if _inode(facts) in self.used:

@@ -366,14 +366,14 @@ class Inheritance:
             with root_directory.closed_on_error(fd):
                 facts = os.fstat(fd)
                 self._links.append((request.name, (facts.st_dev, facts.st_ino)))
-            own_directory, _, own = request.file.name.removesuffix(_DELETED).rpartition("/")
-            if own_directory == directory and own != name:
+            own_directory, _, original = request.file.name.removesuffix(_DELETED).rpartition("/")
+            if own_directory == directory and original != name:
                 with suppress(OSError):
-                    os.link(name, own, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+                    os.link(name, original, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
                     try:
-                        again = root_directory.open_place(parent, own, os.O_NOFOLLOW)
+                        again = root_directory.open_place(parent, original, os.O_NOFOLLOW)
                     finally:
-                        os.unlink(own, dir_fd=parent)
+                        os.unlink(original, dir_fd=parent)
                     if os.path.sameopenfile(fd, again):
                         os.close(fd)
                         return again

@@ -127,8 +127,8 @@ class Maker:
         key = place, str(path)
         if key not in self._owned:
             with self.tops.directory(*key) as fd:
-                own = os.fstat(fd).st_uid in (0, self.leftovers.uid)
-            self._owned[key] = own and self._is_owned(place, path.parent)
+                safe = os.fstat(fd).st_uid in (0, self.leftovers.uid)
+            self._owned[key] = safe and self._is_owned(place, path.parent)
         return self._owned[key]
 
     def _is_there(self, file: ScratchFile, parent: int, name: str) -> bool:

@@ -100,13 +100,13 @@ class ScratchSearch:
             walk.why_not = f"its files on this node are not known: {error.strerror or error}"
         return ScratchSearchResult(tuple(walk.files.values()), walk.why_not, ambiguous, frozenset(walk.private))
 
-    def _ambiguous(self, own: Collection[int]) -> str | None:
+    def _ambiguous(self, job_pids: Collection[int]) -> str | None:
         for process in processes(proc=self.proc):
             with suppress(ProcessGoneError):
                 status = process.status()
                 # A process that has ended and was not reaped, such as one of the job itself, creates no files.
                 ended = status.get("State", "")[:1] in {"Z", "X"} and status.get("Threads") == "1"
-                if process.pid not in own and not ended and str(self.owner.uid) in status.get("Uid", "").split():
+                if process.pid not in job_pids and not ended and str(self.owner.uid) in status.get("Uid", "").split():
                     return "other processes of its user run on this node, and may have created some of them"
         return self.others
 

@@ -221,13 +221,13 @@ def _check_namespaces(directory_fd: int, names: Iterable[str]) -> None:
     ids = row.get(_ROOT_IDS, [b""])
     if len(ids) > 1 or not isinstance(ids[0], bytes):
         raise BadImage(f"{_INVENTORY}: the namespaces of CRIU are not unique")
-    own = message(ids[0])
+    of_criu = message(ids[0])
     for name in names:
         rows = list(image_records(directory_fd, name))
         if len(rows) > 1:
             raise BadImage(f"{name}: the namespaces of a process are not unique")
         for entry in rows:
-            if any(integer(entry, kind, 0) != integer(own, kind, 0) for kind in _NAMESPACES):
+            if any(integer(entry, kind, 0) != integer(of_criu, kind, 0) for kind in _NAMESPACES):
                 raise BadImage(f"{name}: a process has a namespace of its own")
 
 

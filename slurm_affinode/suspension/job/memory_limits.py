@@ -88,7 +88,7 @@ class _Raised:
 class LimitRoom:
     """Memory left for a job, in bytes, including reclaimable memory; ``None``: no limit."""
 
-    own: int
+    in_job: int
     """Below the limits of its own cgroups."""
     above: int | None
     """Below the limits of the cgroups above them, which the agent does not change."""
@@ -164,15 +164,15 @@ class MemoryLimits:
     def room(self, job_id: int, init: Id) -> LimitRoom | None:
         """Return the memory left for the job of a shepherd; ``None``: Slurm does not limit its cgroups."""
         with contextlib.suppress(OSError), self._opened(job_id, init) as place:
-            own = _least(place.own)
-            return None if own is None else LimitRoom(own, _least(place.above))
+            left = _least(place.job_groups)
+            return None if left is None else LimitRoom(left, _least(place.above))
         return None
 
     def used(self, job_id: int, init: Id) -> int | None:
         """Return the memory that the cgroup of a job uses, without reclaimable memory; ``None``: unknown."""
         with contextlib.suppress(OSError), self._opened(job_id, init) as place:
-            for name in (name for name in _MEMORY_LIMITS if place.own and place.own[0].has(name)):
-                return _used(place.own[0], name)
+            for name in (name for name in _MEMORY_LIMITS if place.job_groups and place.job_groups[0].has(name)):
+                return _used(place.job_groups[0], name)
         return None
 
     def allocated(self, job_id: int, init: Id) -> AllocatedMemory:
@@ -189,7 +189,7 @@ class MemoryLimits:
             known.update({(limit.device, limit.inode, limit.name): limit for limit in record.limits})
         limits: dict[tuple[int, int], int] = {}
         unused = raised = 0
-        own_group = place.own[0] if place.own else None
+        own_group = place.job_groups[0] if place.job_groups else None
         for group in place.jobs():
             with contextlib.suppress(OSError), group:
                 limit = next((limit for limit in _limits(group) if limit.name in _MEMORY_LIMITS), None)
@@ -244,8 +244,8 @@ class MemoryLimits:
                 raise MemoryLimitError(f"it is still raised for an earlier suspension: {STILL_RAISED}")
             try:
                 with self._opened(job_id, init) as place:
-                    own, above = _least(place.own), _least(place.above)
-                    if own is None or own >= needed:
+                    left_in_job, above = _least(place.job_groups), _least(place.above)
+                    if left_in_job is None or left_in_job >= needed:
                         return 0
                     # Under the lock: limits that are being raised for other jobs count as allocated to them.
                     there = self._allocated(place)
@@ -263,7 +263,7 @@ class MemoryLimits:
     def _raise(self, job_id: int, place: _Place, needed: int, spare: int) -> int:
         """Raise limits that leave less than ``needed``; return by how many bytes at most. Raises ``OSError``."""
         todo = []
-        for group in place.own:
+        for group in place.job_groups:
             limits, (device, inode) = _limits(group), _identity(group)
             left = min((limit.left for limit in limits), default=needed)
             more = 0 if left >= needed else min(needed + left, spare) - left
@@ -488,12 +488,14 @@ class MemoryLimits:
             directory, jobs, job = (top / part.lstrip("/") for part in (path, *of_job))
             chain = [top, *reversed([parent for parent in (directory, *directory.parents) if top in parent.parents])]
             groups = [stack.enter_context(Cgroup(self._cgroups, path_)) for path_ in chain]
-            own = [group for group in groups if group.path == job or job in group.path.parents]
-            if not any(group.has(name) for group in own for name in _USAGE):
+            job_groups = [group for group in groups if group.path == job or job in group.path.parents]
+            if not any(group.has(name) for group in job_groups for name in _USAGE):
                 continue  # its memory controller is in the other version
-            if any(group.facts().st_uid not in (0, os.geteuid()) for group in own):
+            if any(group.facts().st_uid not in (0, os.geteuid()) for group in job_groups):
                 return _NOWHERE  # a user has created it
-            return _Place(tuple(own), tuple(group for group in groups if group not in own), self._cgroups, jobs)
+            return _Place(
+                tuple(job_groups), tuple(group for group in groups if group not in job_groups), self._cgroups, jobs
+            )
         return _NOWHERE
 
 
@@ -501,7 +503,7 @@ class MemoryLimits:
 class _Place:
     """The cgroups of a job that limit its memory."""
 
-    own: tuple[Cgroup, ...]
+    job_groups: tuple[Cgroup, ...]
     """The job's, of the job itself first."""
     above: tuple[Cgroup, ...]
     root: Path
@@ -510,7 +512,7 @@ class _Place:
 
     def jobs(self) -> Iterator[Cgroup]:
         """Yield the cgroups of all jobs; the caller closes them."""
-        if not self.own:
+        if not self.job_groups:
             return
         with contextlib.suppress(OSError), Cgroup(self.root, self.slurmd) as top:
             for name in top.names():

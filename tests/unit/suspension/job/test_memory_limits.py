@@ -588,7 +588,7 @@ def test_limit_of_real_cgroup_is_raised_and_restored(real_job: Path, holder: Mem
     holder.hold(30 * MIB)
     room = limits.room(7, holder.id)
     assert room is not None
-    assert 0 < room.own < 40 * MIB
+    assert 0 < room.in_job < 40 * MIB
     assert limits.make_room(7, holder.id, 200 * MIB, spare)
     assert real_limits(real_job) == [264 * MIB] * 2
     holder.hold(200 * MIB)
