@@ -130,17 +130,17 @@ def ingest_engine_samples(
 
     with closing(engine_store(config.serving_dir)) as store:
         if not paths:
-            summary_and_totals = serving.ingest_scrapes(store, urls, options, dry_run=dry_run, now=now)
+            summary, totals = serving.ingest_scrapes(store, urls, options, dry_run=dry_run, now=now)
             if not dry_run:
-                landed(summary_and_totals[0].files)
-            return summary_and_totals
-        summary_and_totals = serving.ingest_files(
+                landed(summary.files)
+            return summary, totals
+        summary, totals = serving.ingest_files(
             store, paths, options, format=format, address=address, again=again, dry_run=dry_run, advance=advance,
             on_landed=landed,
         )  # fmt: skip
     if not dry_run:
-        landed(summary_and_totals[0].failed)
-    return summary_and_totals
+        landed(summary.failed)
+    return summary, totals
 
 
 def journal_entry(outcome: FileOutcome, moment: datetime, *, kind: str = "gpu") -> IngestRecord:
