@@ -48,11 +48,14 @@ def test_names_of_constants_are_checked() -> None:
 
 
 def test_names_of_local_variables_are_checked_below_some_paths() -> None:
-    text = "def f(things):\n    found = [one for one in things]\n    for look in found: self.lookup = look.stone\n"
+    text = (
+        "def f(things):\n    found = [one for one in things]\n    for look in found: self.lookup = look.stone\n"
+        "    own = own_names = None\n"
+    )
     local = RULES.all_names("slurm_affinode/suspension/wake.py")
     found = sorted((one.line, one.phrase) for one in prose.check_names("a.py", text, (), local))
-    assert found == [(2, "found"), (2, "one"), (3, "look")]
-    elsewhere = RULES.all_names("slurm_affinode/report/pages.py")
+    assert found == [(2, "found"), (2, "one"), (3, "look"), (4, "own")]
+    elsewhere = RULES.all_names("slurm_affinode/demo/pages.py")
     assert [one.phrase for one in prose.check_names("a.py", text, (), elsewhere)] == ["found", "look"]
     assert RULES.all_names("tests/waiting.py") == ()
 
