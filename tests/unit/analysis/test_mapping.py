@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -807,3 +807,116 @@ def test_run_in_a_repeated_hour_with_evidence_may_have_a_gpu_of_the_node(
     result = analysed(rows, both, until=3 * HOUR, recorded=records if evidence == "record" else [])
     assert how(result)[1] == ("unknown", None, None)
     assert how(analysed(rows, jobs({"start": HOUR, "end": 2 * HOUR}), until=3 * HOUR))[1] == ("whole-node", 1, 0)
+
+
+def typed(rows: Sequence[dict[str, Any]], schema: dict[str, Any]) -> pl.DataFrame:
+    """Return a data frame of rows; absent columns are null."""
+    return pl.DataFrame([[row.get(name) for name in schema] for row in rows], schema=schema, orient="row")
+
+
+def clock(ms: int) -> datetime:
+    """Return a time in ms since the epoch."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+IDS = ("job_id", "array_job_id", "array_task_id", "het_job_id", "het_offset")
+
+
+def label_pairs(
+    labels: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]], nodes: Sequence[tuple[int, str]] = ((1, "n1"),)
+) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """Return run, device, weight, leader, first and last ms of the pairs, and the labels without a run.
+
+    A run is the job 7 and lasts from 1000 to 2000 ms, and the labels of this ID are seen during it, unless others are
+    given. Device 0 is on the node n1 of the cluster c.
+    """
+    times = {name: pl.Int64() for name in ("begin_ms", "finish_ms", "end_ms")}
+    schema = {"run": pl.Int64(), "cluster": pl.String(), **dict.fromkeys(IDS, pl.Int64()), **times}
+    base = {"cluster": "c", "job_id": 7, "begin_ms": 1000, "finish_ms": 2000, "end_ms": 2000}
+    frame = typed([{"run": number, **base, **run} for number, run in enumerate(runs, 1)], schema)
+    stamp = pl.Datetime("ms", "UTC")
+    seen = [{"at": 0, "job": "7", "rows": 1, "first": 1200, "last": 1300, **label} for label in labels]
+    columns = {"at": pl.Int64(), "job": pl.String(), "first": stamp, "last": stamp, "rows": pl.Int64()}
+    of_jobs = typed([{**row, "first": clock(row["first"]), "last": clock(row["last"])} for row in seen], columns)
+    table = typed([{"at": 0, "cluster": "c", "node": "n1"}, {"at": 1, "cluster": "c", "node": "n2"}, {"at": 2}],
+                  {"at": pl.Int64(), "cluster": pl.String(), "node": pl.String()})  # fmt: skip
+    of_runs = pl.DataFrame(nodes, schema={"run": pl.Int64(), "node": pl.String()}, orient="row")
+    pairs, unfit = mapping.by_labels(frame, of_runs, table, of_jobs)
+    return pairs.select("run", "at", "weight", "leader", "first_ms", "last_ms").rows(), unfit["job"].to_list()
+
+
+@pytest.mark.parametrize(
+    ("label", "run", "matches"),
+    [
+        ({}, {}, True),
+        ({"first": 1999, "last": 5000}, {}, True),
+        ({"first": 2000, "last": 5000}, {}, False),
+        ({"first": 100, "last": 1000}, {}, True),
+        ({"first": 100, "last": 999}, {}, False),
+        ({"at": 1}, {}, False),
+        ({"at": 2}, {}, True),
+        ({}, {"cluster": "other"}, False),
+        ({}, {"cluster": None}, True),
+        ({"job": "8"}, {}, False),
+        ({"job": "7_3"}, {}, False),
+        ({"job": "7+1"}, {}, False),
+        ({"job": "7_3"}, {"array_job_id": 7, "array_task_id": 3}, True),
+        ({"job": "7_3"}, {"array_job_id": 7, "array_task_id": 4}, False),
+        ({"job": "7+1"}, {"het_job_id": 7, "het_offset": 1}, True),
+        ({"job": None}, {}, False),
+    ],
+)
+def test_label_matches_a_run_of_its_time_and_place(label: dict[str, Any], run: dict[str, Any], matches: bool) -> None:
+    """A run ends before its end; an unknown cluster or node matches any."""
+    row = {"at": 0, "first": 1200, "last": 1300, **label}
+    pairs, unfit = label_pairs([label], [run])
+    assert pairs == ([(1, row["at"], 1, False, row["first"], row["last"])] if matches else [])
+    assert unfit == ([] if matches else [label.get("job", "7")])
+
+
+def test_label_of_a_run_on_unknown_nodes_matches_it() -> None:
+    assert label_pairs([{"at": 1}], [{}], nodes=[(2, "n1")])[0] == [(1, 1, 1, False, 1200, 1300)]
+
+
+def test_labels_of_one_run_and_gpu_are_one_pair() -> None:
+    """Also by the ID of its array; the run is named exactly if one of them names it so."""
+    run = {"job_id": 9, "array_job_id": 7, "array_task_id": 3}
+    labels = [{"first": 1200, "last": 1300, "rows": 2}, {"job": "9", "first": 1100, "last": 1250, "rows": 3}]
+    assert label_pairs(labels, [run]) == ([(1, 0, 5, False, 1100, 1300)], [])
+    assert label_pairs(labels[:1], [run]) == ([(1, 0, 2, True, 1200, 1300)], [])
+
+
+def test_label_is_the_id_of_an_array_or_heterogeneous_job_if_it_is_none_of_a_job() -> None:
+    members = [{"job_id": 8, "array_job_id": 7, "array_task_id": 1}, {"job_id": 9, "het_job_id": 7, "het_offset": 1}]
+    nodes = [(run, "n1") for run in (1, 2, 3)]
+    pairs, unfit = label_pairs([{}], [*members, {}], nodes=nodes)
+    assert [(run, leader) for run, _, _, leader, *_ in pairs] == [(3, False)]
+    pairs, unfit = label_pairs([{}], members, nodes=nodes)
+    assert [(run, leader) for run, _, _, leader, *_ in pairs] == [(1, True), (2, True)]
+    assert unfit == []
+
+
+def test_label_after_the_last_known_time_of_a_run_is_no_mismatch() -> None:
+    """Accounting saw the job running until 1500 ms; it may have ended at 2000 ms at the latest."""
+    assert label_pairs([{"first": 1500, "last": 1600}], [{"end_ms": 1500}]) == ([], [])
+    assert len(label_pairs([{"first": 1499, "last": 1600}], [{"end_ms": 1500}])[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "runs", "expected"),
+    [
+        (["m"], ["s"], ["s"]),
+        (["m", None], ["s", None], ["s", "s"]),
+        ([None], ["s"], [None]),
+        (["m"], [None], ["m"]),
+        (["m", "o"], ["s"], ["m", "o"]),
+        (["m"], ["s", "t"], ["m"]),
+        (["m", "m"], ["s", "s"], ["s", "s"]),
+        (["m", "m"], ["m"], ["m", "m"]),
+    ],
+)
+def test_cluster_is_renamed_only_if_there_is_one_on_each_side(
+    devices: list[str | None], runs: list[str | None], expected: list[str | None]
+) -> None:
+    frames = (pl.DataFrame({"cluster": names}, schema={"cluster": pl.String()}) for names in (devices, runs))
+    assert mapping.with_slurm_cluster(*frames)["cluster"].to_list() == expected
