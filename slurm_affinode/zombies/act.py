@@ -70,7 +70,7 @@ def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
         if action.verb == "cancel" or action.number or action.code == "not-opted-in" for node in action.finding.nodes
     }  # fmt: skip
 
-    def one(node: str) -> dict[int, str]:
+    def query_states(node: str) -> dict[int, str]:
         try:
             rows = ask(node, {"verb": "status"}).get("jobs", ())
         except AffinodeError:
@@ -79,7 +79,7 @@ def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
 
     states: dict[int, str] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for node_states in pool.map(one, sorted(nodes)):
+        for node_states in pool.map(query_states, sorted(nodes)):
             states |= node_states
     return OptedIn(
         frozenset(job for job, state in states.items() if state == "watched"),
@@ -116,14 +116,14 @@ def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
     """
     outcomes: list[Outcome] = []
     actions = list(actions)
-    tools.instead = tools.policy.limits.cancel - sum(one.verb == "cancel" for one in actions)
-    held = [one.held for one in actions if one.held is not None]
-    todo = deque(one for one in actions if one.verb in DESTRUCTIVE)
+    tools.instead = tools.policy.limits.cancel - sum(action.verb == "cancel" for action in actions)
+    held = [action.held for action in actions if action.held is not None]
+    todo = deque(action for action in actions if action.verb in DESTRUCTIVE)
     while todo:
         action = todo.popleft()
         tools.step(f"{action.verb}: {action.target}")
-        outcomes.append(_one(action, tools))
-        following = next((one for one in held if one.verb == action.verb), None)
+        outcomes.append(_execute(action, tools))
+        following = next((candidate for candidate in held if candidate.verb == action.verb), None)
         if outcomes[-1].result == "spared" and following is not None:
             held.remove(following)
             todo.append(following)
@@ -137,7 +137,7 @@ def _owned(action: Action) -> bool:
     return action.verb in ("cancel", "suspend") or (action.verb == "kill-process" and action.finding.owner is not None)
 
 
-def _one(action: Action, tools: Tools) -> Outcome:
+def _execute(action: Action, tools: Tools) -> Outcome:
     claim = _claim(action)
     if not tools.log.claim(claim, tools.who.run, tools.now(), HOLD):
         text = f"{action.target}: another run does it, or has done it"
@@ -355,14 +355,14 @@ def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *,
     if not names:
         return 0
 
-    def one(node: str) -> list[Mapping[str, Any]]:
+    def query_reports(node: str) -> list[Mapping[str, Any]]:
         try:
             return list(ask(node, {"verb": "leftover-reports"}).get("reports", ()))
         except AffinodeError:
             return []
 
     with ThreadPoolExecutor(min(AGENTS_AT_ONCE, len(names))) as pool:
-        reports = [report for node_reports in pool.map(one, names) for report in node_reports]
+        reports = [report for node_reports in pool.map(query_reports, names) for report in node_reports]
     taken = 0
     written: dict[str, list[str]] = {}
     for report in reports:
@@ -381,9 +381,9 @@ def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *,
 
 
 def _entry(report: Mapping[str, Any], cluster: str, run: str) -> AuditEntry:
-    left = [f"process {one['pid']} ({shown(str(one['command']), 80)}): {one['ended_by'] or 'still there'}"
-            for one in report["left"]]  # fmt: skip
-    dirty = [str(one) for one in report["dirty"]]
+    left = [f"process {process['pid']} ({shown(str(process['command']), 80)}): {process['ended_by'] or 'still there'}"
+            for process in report["left"]]  # fmt: skip
+    dirty = [str(entry) for entry in report["dirty"]]
     drained = ["the node was drained"] if report.get("drained") else []
     return AuditEntry(
         at=datetime.fromtimestamp(float(report["at"]), UTC), run=run, actor=f"epilog@{report['node']}", verb="epilog",

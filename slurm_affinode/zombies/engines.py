@@ -48,15 +48,15 @@ def find(
             continue
         for diagnosis in health.current if not _asleep(health) else ():
             if diagnosis.kind in KINDS:
-                one = _finding(health, diagnosis, job, gpus.get(job.job_id, ()), cluster=cluster)
-                if one.key not in by_key or by_key[one.key].score < one.score:
-                    by_key[one.key] = one
+                finding = _finding(health, diagnosis, job, gpus.get(job.job_id, ()), cluster=cluster)
+                if finding.key not in by_key or by_key[finding.key].score < finding.score:
+                    by_key[finding.key] = finding
     return list(by_key.values())
 
 
 def _asleep(health: EngineHealth) -> bool:
     """Return whether the engine sleeps: it has given its GPU memory back."""
-    return any(one.kind == "asleep" for one in health.current)
+    return any(diagnosis.kind == "asleep" for diagnosis in health.current)
 
 
 def _finding(health: EngineHealth, diagnosis: Diagnosis, job: Job, gpus: Sequence[LiveGpu], *, cluster: str) -> Finding:

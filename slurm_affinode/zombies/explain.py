@@ -125,7 +125,7 @@ def explain(
 def _sleeps(entries: Iterable[LedgerEntry], row: Mapping[str, Any]) -> bool:
     """Return whether the job of a row slept in place at last, by the ledgers of the agents."""
     of_job = [entry for entry in entries if (entry.cluster, entry.job_id) == (row["cluster"], row["job_id"])]
-    last = max(of_job, key=lambda one: one.began_ms, default=None)
+    last = max(of_job, key=lambda entry: entry.began_ms, default=None)
     return last is not None and last.mode == "inplace" and suspensions.outcome(last) in ("asleep", "restoring")
 
 
@@ -164,7 +164,7 @@ def _pages(  # noqa: PLR0917
         device = held.devices.row(at, named=True)
         limits_pct = [signature.compute.at_most_pct for signature in signatures]
         seen = [squatters.facts_of(held, limit_pct, pair)[0] for limit_pct in limits_pct]
-        verdicts = tuple(judge_gpu(one, known, facts) for one, known in zip(signatures, seen, strict=True))
+        verdicts = tuple(judge_gpu(signature, known, facts) for signature, known in zip(signatures, seen, strict=True))
         # A file of signatures has at least one.
         gpu = squatters.gpu_evidence(held.followed[limits_pct[0]], pair, device, seen[0], flagged)
         gpu = replace(gpu, mapping=held.pairs["mapping"][pair])
@@ -204,8 +204,8 @@ def check_single(job: str, stored: pl.DataFrame) -> None:
         raise AffinodeError(f"{job} is {count} jobs", hint=f"name one of them, such as {job}_1 or {job}+1")
 
 
-def _same(one: JobAttempt, other: JobAttempt) -> bool:
-    return one.job_id == other.job_id and one.submit == other.submit
+def _same(attempt: JobAttempt, other: JobAttempt) -> bool:
+    return attempt.job_id == other.job_id and attempt.submit == other.submit
 
 
 def grid(begin: datetime, finish: datetime, step_ms: int = 0) -> tuple[Slot, ...]:
@@ -298,8 +298,8 @@ def explain_live(
 
     def running(jobs: Sequence[Job]) -> list[Job]:
         number = parsed.job_id
-        return [one for one in jobs if one.state == "RUNNING"
-                and number in (one.job_id, one.array_job_id, one.het_job_id)]  # fmt: skip
+        return [candidate for candidate in jobs if candidate.state == "RUNNING"
+                and number in (candidate.job_id, candidate.array_job_id, candidate.het_job_id)]  # fmt: skip
 
     looked = replace(sampler, on_round=readings)
     with live.observe(
@@ -317,13 +317,13 @@ def explain_live(
                 f"Slurm knows no job {job} that has started",
                 hint="is it still pending (squeue), or did it end a while ago? Then use stored data: omit --live",
             ) from None
-        one = next((each for each in now.snapshot.jobs if each.job_id == page.job.job_id), None)
-        if one is None or one.state != "RUNNING":
+        current = next((each for each in now.snapshot.jobs if each.job_id == page.job.job_id), None)
+        if current is None or current.state != "RUNNING":
             return page
-        page = _with_now(page, one, now, readings, live.judged(config, request, now))
+        page = _with_now(page, current, now, readings, live.judged(config, request, now))
         # Users can change the comment: it only tells whether to ask.
-        asleep = messages.sleeps_in_place(one.comment)
-        return _asleep(page) if asleep and any(sleeps(config, name, one.job_id) for name in one.nodes) else page
+        asleep = messages.sleeps_in_place(current.comment)
+        return _asleep(page) if asleep and any(sleeps(config, name, current.job_id) for name in current.nodes) else page
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +370,8 @@ def _gpu(  # noqa: PLR0917
     watched = now.samples.watched[gpu.key]
     sight, verdicts = live.see(job, watched, now, gpu.mapping), live.verdicts(job, watched, now)
     known = next(
-        (one.slots for one in page.gpus if one.gpu.node == gpu.node
-         and (one.gpu.uuid == gpu.uuid if one.gpu.uuid and gpu.uuid else one.gpu.gpu == sight.gpu.gpu)), None,
+        (shown.slots for shown in page.gpus if shown.gpu.node == gpu.node
+         and (shown.gpu.uuid == gpu.uuid if shown.gpu.uuid and gpu.uuid else shown.gpu.gpu == sight.gpu.gpu)), None,
     )  # fmt: skip
     flagged = any(finding.kind in IDLE_KINDS for finding in findings) and sight.verdict is not None
     # Stored samples of a shared GPU are of all jobs on it.

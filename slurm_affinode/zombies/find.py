@@ -240,7 +240,7 @@ def hold(  # noqa: PLR0917
     """
     ended = pl.col("end").is_not_null()
     jobs = jobs.with_columns(pl.when(ended).then(name).alias(name) for name in ("total_cpu_s", "max_rss_bytes"))
-    limits = [one.compute.at_most_pct for one in chosen]
+    limits = [signature.compute.at_most_pct for signature in chosen]
     return squatters.hold(query, jobs, gpus, history, limits, now, only, spread)
 
 
@@ -264,9 +264,9 @@ def judge(  # noqa: PLR0917
                           gpu_partitions=gpu_partitions(nodes))  # fmt: skip
     by_run = {tuple(key): kind for *key, kind in held.runs.select(*JOB_KEY, "gpu_type").iter_rows()}
 
-    def gpu_type(one: Finding) -> str | None:
-        named = by_run.get((one.cluster, one.job.job_id, one.job.submit)) if one.job else None
-        return named or types_of(one)
+    def gpu_type(finding: Finding) -> str | None:
+        named = by_run.get((finding.cluster, finding.job.job_id, finding.job.submit)) if finding.job else None
+        return named or types_of(finding)
 
     if queue is not None:
         findings = with_impact(findings, PendingQueue(queue), gpu_type=gpu_type, nodes=nodes)
@@ -304,7 +304,9 @@ def select(about: Assessment, findings: Iterable[Finding], request: Request) -> 
             continue
         kept.append(finding)
     order = list(KINDS)
-    kept.sort(key=lambda one: (-(one.held_gpu_hours or 0.0), order.index(one.kind), -one.score, one.key))
+    kept.sort(
+        key=lambda finding: (-(finding.held_gpu_hours or 0.0), order.index(finding.kind), -finding.score, finding.key)
+    )
     return replace(about, findings=tuple(kept), counts=counts)
 
 
@@ -321,8 +323,8 @@ def types_of(finding: Finding, models: Mapping[str, Collection[str | None]] = Ma
 
     ``models``: node -> the models of its GPUs, for a finding that names no GPUs.
     """
-    own = {gpu.model for gpu in finding.flagged_gpus}
-    known = own or {model for node in finding.nodes for model in models.get(node) or (None,)}
+    flagged = {gpu.model for gpu in finding.flagged_gpus}
+    known = flagged or {model for node in finding.nodes for model in models.get(node) or (None,)}
     kinds = [type_of(model) for model in known]
     return "+".join(sorted({kind for kind in kinds if kind})) if kinds and all(kinds) else None
 

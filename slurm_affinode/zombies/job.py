@@ -257,9 +257,9 @@ class _Work:
         query = WasteQuery(row["start"], self.now)
         frame = suspensions.given_back(own_entries, query, now=self.now).sort("began")
         return tuple(
-            JobSuspension(one["began"], one["mode"], one["outcome"], one["why"], one["node"], one["restored_node"],
-                          one["asleep_s"], one["gpu_hours_given_back"], one["failure"])
-            for one in frame.iter_rows(named=True)
+            JobSuspension(entry["began"], entry["mode"], entry["outcome"], entry["why"], entry["node"],
+                          entry["restored_node"], entry["asleep_s"], entry["gpu_hours_given_back"], entry["failure"])
+            for entry in frame.iter_rows(named=True)
         )  # fmt: skip
 
 
@@ -308,8 +308,8 @@ def summarize_live(
     number = explain.parse(job).job_id
 
     def running(jobs: Sequence[Job]) -> list[Job]:
-        return [one for one in jobs if one.state == "RUNNING"
-                and number in (one.job_id, one.array_job_id, one.het_job_id)]  # fmt: skip
+        return [candidate for candidate in jobs if candidate.state == "RUNNING"
+                and number in (candidate.job_id, candidate.array_job_id, candidate.het_job_id)]  # fmt: skip
 
     with (
         live.observe(config, Request(kinds=("idle-allocation",)), sampler, slurm=slurm, history=history, only=running)

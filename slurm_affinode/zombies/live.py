@@ -76,7 +76,8 @@ def find_live_misfits(
         held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested,
         gpu_partitions=gpu_partitions(seen.snapshot.nodes),
     )  # fmt: skip
-    return [_live(one, holding) for one in live_misfits], [*notes, *_unsampled(seen, uses, requested, history, since)]
+    notes = [*notes, *_unsampled(seen, uses, requested, history, since)]
+    return [_live(finding, holding) for finding in live_misfits], notes
 
 
 BY_GPUS = ("gpu-too-powerful", "low-efficiency-user")
@@ -109,11 +110,11 @@ def _unsampled(
     return notes
 
 
-def _live(one: Finding, holding: Mapping[int, Job]) -> Finding:
-    if one.kind in USER_KINDS or one.job is None:
-        return replace(one, source="live")
-    job = holding.get(one.job.job_id)
-    return replace(one, source="live", subject=one.job if job is None else JobAttempt.of(job))
+def _live(finding: Finding, holding: Mapping[int, Job]) -> Finding:
+    if finding.kind in USER_KINDS or finding.job is None:
+        return replace(finding, source="live")
+    job = holding.get(finding.job.job_id)
+    return replace(finding, source="live", subject=finding.job if job is None else JobAttempt.of(job))
 
 
 def frame(snapshot: Snapshot, uses: Mapping[int, JobUse | None]) -> pl.DataFrame:
@@ -182,9 +183,9 @@ def _uses(seen: Now) -> dict[int, JobUse | None]:
         if job.state != "RUNNING" or not job.nodes:
             continue
         shares = [None if (uses := by_node.get(node)) is None else uses.get(job.job_id) for node in job.nodes]
-        known = [one for one in shares if one is not None]
+        known = [share for share in shares if share is not None]
         if len(known) == len(shares):
-            by_job[job.job_id] = JobUse(sum(one.cpu_s for one in known), max(one.memory_mib for one in known))
+            by_job[job.job_id] = JobUse(sum(share.cpu_s for share in known), max(share.memory_mib for share in known))
     return by_job
 
 
@@ -235,9 +236,9 @@ class Observed:
     history: SampleStore
     """Open during the observation."""
 
-    def facts(self, job: Job, one: Watched) -> tuple[GpuFacts, datetime | None]:
+    def facts(self, job: Job, watched: Watched) -> tuple[GpuFacts, datetime | None]:
         """Return the facts about a GPU of a job, and the time since which it has been idle."""
-        return sampling.facts_now(job, one, self.past, self.at, self.samples.watched_s)
+        return sampling.facts_now(job, watched, self.past, self.at, self.samples.watched_s)
 
     def run(self, job: Job) -> RunFacts:
         """Return the facts about the current attempt of a job."""
@@ -323,7 +324,7 @@ def observe(
 def judged(config: Config, request: Request, seen: Observed) -> Assessment:
     """Return the findings of a live observation."""
     (cluster, jobs, nodes), moment, samples = _parts(seen.snapshot), seen.at, seen.samples
-    findings = [one for job in jobs if (one := _job(job, seen)) is not None]
+    findings = [finding for job in jobs if (finding := _job(job, seen)) is not None]
     looked = Now(seen.snapshot, samples.first_answers, sampling.timed(samples), moment)
     by_id = {job.job_id: job for job in jobs if job.allocated}
     shapes, unknown = find_live_misfits(config, request, looked, seen.history, by_id)
@@ -347,12 +348,12 @@ def judged(config: Config, request: Request, seen: Observed) -> Assessment:
     models = {answer.node: {gpu.model for gpu in answer.gpus} for answer in samples.answers}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 
-    def gpu_type(one: Finding) -> str | None:
-        return (types.get(one.job.job_id) if one.job else None) or find.types_of(one, models)
+    def gpu_type(finding: Finding) -> str | None:
+        return (types.get(finding.job.job_id) if finding.job else None) or find.types_of(finding, models)
 
     findings = with_impact(findings, PendingQueue(waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
     holding = [job for job in jobs if job.allocated and (job.gpus_allocated or samples.by_job.get(job.job_id))]
-    unmeasured = sum(not one.gpu.signals_pct for one in samples.whole)
+    unmeasured = sum(not watched.gpu.signals_pct for watched in samples.whole)
     about = Assessment((), seen.since, moment, "live", len(holding), len(samples.whole), unmeasured,
                   (*seen.notes, *unknown, *_unseen(seen)), snapshot=seen.snapshot)  # fmt: skip
     return find.select(about, findings, request)
@@ -387,21 +388,21 @@ def _job(job: Job, seen: Observed) -> Finding | None:
     return squatters.finding(JobAttempt.of(job), row, job.nodes, sights, "live")
 
 
-def see(job: Job, one: Watched, seen: Observed, mapping: str | None) -> ObservedGpu:
+def see(job: Job, watched: Watched, seen: Observed, mapping: str | None) -> ObservedGpu:
     """Return the evidence about a job's GPU, with the first signature that matches. ``mapping``: see ``LiveGpu``."""
-    facts, since = seen.facts(job, one)
-    gpu = one.gpu
+    facts, since = seen.facts(job, watched)
+    gpu = watched.gpu
     fits = next((verdict for verdict in _judge_each(job, facts, seen) if verdict.fits), None)
     shown = replace(
         gpu.evidence(), peak_pct=facts.peak_pct, idle_s=facts.idle_s, mapping=mapping, flagged=fits is not None
     )
-    computes = fits is None and bool(gpu.signals_pct) and one.idle_since is None
+    computes = fits is None and bool(gpu.signals_pct) and watched.idle_since is None
     return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, seen.at)
 
 
-def verdicts(job: Job, one: Watched, seen: Observed) -> tuple[SignatureVerdict, ...]:
+def verdicts(job: Job, watched: Watched, seen: Observed) -> tuple[SignatureVerdict, ...]:
     """Return the verdict of every signature about a job's GPU."""
-    return tuple(_judge_each(job, seen.facts(job, one)[0], seen))
+    return tuple(_judge_each(job, seen.facts(job, watched)[0], seen))
 
 
 def _judge_each(job: Job, facts: GpuFacts, seen: Observed) -> Iterator[SignatureVerdict]:

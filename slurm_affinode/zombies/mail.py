@@ -26,7 +26,7 @@ def notify(actions: Iterable[Action], tools: Tools, ledger: Ledger) -> list[Outc
         tools.step(f"mail: {user or 'administrators'}")
         if mails >= tools.policy.limits.mails:
             text = f"{counted(mails, 'mail')} in this run already: the limit"
-            outcomes += [written(Outcome(one, "spared", f"{one.target}: {text}"), tools) for one in group]
+            outcomes += [written(Outcome(action, "spared", f"{action.target}: {text}"), tools) for action in group]
             continue
         outcomes += _mail(user, recipients, group, tools, ledger)
         mails += 1
@@ -46,7 +46,7 @@ def by_reader(actions: Iterable[Action], policy: Policy) -> dict[Reader, list[Ac
 
 def readers(user: str | None, recipients: tuple[str, ...], group: Iterable[Action], policy: Policy) -> tuple[str, ...]:
     """Return the recipients of a mail. With ``warn_admins``, administrators get a copy of the user's mail."""
-    copies = policy.mail.admins if user is not None and any(one.settings.warn_admins for one in group) else ()
+    copies = policy.mail.admins if user is not None and any(action.settings.warn_admins for action in group) else ()
     return tuple(dict.fromkeys((*recipients, *copies)))
 
 
@@ -67,8 +67,10 @@ def _mail(
     try:
         outcomes += _send(user, recipients, own_actions, tools) if own_actions else ()
     except BaseException:  # the mail may have been sent
-        for one in own_actions:
-            written(Outcome(one, "failed", f"{one.target}: it was interrupted; who was notified is unknown"), tools)
+        for action in own_actions:
+            written(
+                Outcome(action, "failed", f"{action.target}: it was interrupted; who was notified is unknown"), tools
+            )
         raise
     return [written(outcome, tools) for outcome in outcomes]
 
@@ -83,7 +85,9 @@ def _seen(action: Action, ledger: Ledger) -> datetime | None:
     key = _key(action)
     if action.number == 0:
         return ledger.mailed.get(key)
-    return max((one.at for one in ledger.warnings.get(key, ()) if one.number == action.number), default=None)
+    return max(
+        (warning.at for warning in ledger.warnings.get(key, ()) if warning.number == action.number), default=None
+    )
 
 
 def _send(user: str | None, recipients: tuple[str, ...], own_actions: list[Action], tools: Tools) -> list[Outcome]:

@@ -260,7 +260,7 @@ def from_agent(node: str, answer: Mapping[str, Any]) -> NodeAnswer:
         gpus.append(LiveGpu(
             node, row.get("uuid"), row.get("index"), row.get("minor"), row.get("mig"), row.get("model"), signals,
             reading.get("fb_used_mib"), reading.get("fb_total_mib") or row.get("total_mib"), reading.get("power_w"),
-            reading.get("xid"), None if reported is None else tuple(_process(one) for one in reported),
+            reading.get("xid"), None if reported is None else tuple(_process(process) for process in reported),
             fault=row.get("fault"),
         ))  # fmt: skip
     reported = answer.get("jobs")
@@ -281,9 +281,9 @@ def _process(row: Mapping[str, Any]) -> LiveProcess:
 def _ended_server(row: Mapping[str, Any] | None) -> EndedServer | None:
     if not row:
         return None
-    names = tuple(" ".join(filter(None, (one["engine"], one.get("model")))) for one in row["engines"])
+    names = tuple(" ".join(filter(None, (engine["engine"], engine.get("model")))) for engine in row["engines"])
     ended = datetime.fromtimestamp(float(row["ended"]), UTC)
-    return EndedServer(str(row["address"]), names, tuple(int(one) for one in row["pids"]), ended)
+    return EndedServer(str(row["address"]), names, tuple(int(pid) for pid in row["pids"]), ended)
 
 
 def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
@@ -305,28 +305,28 @@ def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
         if number != number:  # noqa: PLR0124 - NaN: the GPU cannot say
             continue
         which = labels.get("UUID") or labels.get("pci_bus_id") or labels.get("gpu")
-        one = by_gpu.setdefault((which, labels.get("GPU_I_ID")), {"labels": {}, "jobs": {}})
+        reading = by_gpu.setdefault((which, labels.get("GPU_I_ID")), {"labels": {}, "jobs": {}})
         for label, text_ in labels.items():
-            if one["labels"].setdefault(label, text_) != text_:
-                one["labels"][label] = ""
+            if reading["labels"].setdefault(label, text_) != text_:
+                reading["labels"][label] = ""
         what, factor = _NAMES[name]
         most = min if what == "fb_free_mib" else max
-        one[what] = most(number * factor, one.get(what, number * factor))
+        reading[what] = most(number * factor, reading.get(what, number * factor))
         if labels.get("hpc_job"):
-            one["jobs"][labels["hpc_job"]] = None
+            reading["jobs"][labels["hpc_job"]] = None
     # dcgm-exporter's label ``device`` has the index of the GPU, not the number of its device file.
-    return tuple(_gpu(node, one, numbered=OWN_METRICS in text) for one in by_gpu.values())
+    return tuple(_gpu(node, reading, numbered=OWN_METRICS in text) for reading in by_gpu.values())
 
 
 OWN_METRICS = "slurm_affinode_exporter_"
 
 
-def _gpu(node: str, one: Mapping[str, Any], *, numbered: bool) -> LiveGpu:
-    labels = one["labels"]
+def _gpu(node: str, reading: Mapping[str, Any], *, numbered: bool) -> LiveGpu:
+    labels = reading["labels"]
     index, device = labels.get("gpu", ""), labels.get("device", "") if numbered else ""
     cannot = UNMEASURED.get(kind_of(labels.get("GPU_I_ID") or None, labels.get("modelName")) or "", frozenset())
-    signals = {name: one[name] for name in ("util_pct", *_SHARES) if name in one and name not in cannot}
-    used, free, total = one.get("fb_used_mib"), one.get("fb_free_mib"), one.get("fb_total_mib")
+    signals = {name: reading[name] for name in ("util_pct", *_SHARES) if name in reading and name not in cannot}
+    used, free, total = reading.get("fb_used_mib"), reading.get("fb_free_mib"), reading.get("fb_total_mib")
     if total is None and used is not None and free is not None:
         total = used + free
     minor = device.removeprefix("nvidia")
@@ -335,6 +335,6 @@ def _gpu(node: str, one: Mapping[str, Any], *, numbered: bool) -> LiveGpu:
         int(index) if index.isdigit() else None, int(minor) if minor.isdigit() else None,
         labels.get("GPU_I_ID") or None, labels.get("modelName") or None,
         signals, used, total,
-        None if "power_w" in cannot else one.get("power_w"), None if "xid" not in one else int(one["xid"]), None,
-        tuple(one["jobs"]),
+        None if "power_w" in cannot else reading.get("power_w"),
+        None if "xid" not in reading else int(reading["xid"]), None, tuple(reading["jobs"]),
     )  # fmt: skip

@@ -30,8 +30,8 @@ def find(  # noqa: PLR0917
     """
     findings = _strays(cluster, _known(jobs if before is jobs else (*before, *jobs)), first_answers, answers, now)
     findings += _engines(cluster, jobs, first_answers, answers, now)
-    findings += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
-    findings += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
+    findings += [finding for job in jobs if (finding := _completing(cluster, job, now, completing_s)) is not None]
+    findings += [finding for node in nodes if (finding := _drained(cluster, node, now)) is not None]
     return findings
 
 
@@ -41,8 +41,9 @@ def _engines(
     """Return the processes of running jobs that have lost their server, according to both responses of their node."""
     running = {job.job_id: job for job in jobs if job.state == "RUNNING"}
     first = {
-        (answer.node, one.pid, one.start_ticks)
-        for answer in first_answers for gpu in answer.gpus for one in gpu.processes or () if one.server is not None
+        (answer.node, process.pid, process.start_ticks)
+        for answer in first_answers for gpu in answer.gpus for process in gpu.processes or ()
+        if process.server is not None
     }  # fmt: skip
     findings: list[Finding] = []
     for answer in answers if first else ():
@@ -92,7 +93,9 @@ def _by_process(answer: NodeAnswer) -> list[tuple[LiveProcess, list[LiveGpu]]]:
             on.setdefault(process.pid, []).append((process, gpu))
     return [
         (
-            rows[0][0] if len(rows) == 1 else replace(rows[0][0], used_mib=total_mib(one.used_mib for one, _ in rows)),
+            rows[0][0]
+            if len(rows) == 1
+            else replace(rows[0][0], used_mib=total_mib(process.used_mib for process, _ in rows)),
             [gpu for _, gpu in rows],
         )
         for rows in on.values()
@@ -303,6 +306,6 @@ def _made(
     shown = tuple(replace(gpu.evidence(), flagged=True) for gpu in gpus)
     return Finding(
         kind, cluster, subject, user, None, None, None, (node,), shown, None, 0.0,
-        min(1.0, sum(one.points for one in proof)), proof, None, None, None, "live", now,
+        min(1.0, sum(item.points for item in proof)), proof, None, None, None, "live", now,
         advice=advice(f"{kind}.advice"), allocated_gpus=len(gpus),
     )  # fmt: skip

@@ -72,8 +72,8 @@ def reaching(config: Config, policy: Policy) -> Config:
 
     Idle time beyond the look-back is not seen.
     """
-    every = [one for settings in _all(policy) for one in (settings.fixed, settings.sliding)]
-    spans = [one for stages in every for one in (*stages.warnings, stages.cancel_s) if one is not None]
+    every = [stages for settings in _all(policy) for stages in (settings.fixed, settings.sliding)]
+    spans = [seconds for stages in every for seconds in (*stages.warnings, stages.cancel_s) if seconds is not None]
     extra_s = max(settings.interactive.extra_s for settings in _all(policy))
     needed_s = max(spans, default=0.0) + extra_s + LATE_S if spans else 0.0
     if needed_s <= parse_span_s(config.zombies.look_back):
@@ -230,13 +230,13 @@ def _there(past: Iterable[Episode], since: datetime, moment: datetime) -> Iterab
     If the look-back is shorter than the job, each listing sees a later start of the same idle time.
     """
     by_subject: dict[str, Episode] = {}
-    for one in past:
-        subject = _subject(one.finding)
-        if _begins(one.finding, since) <= moment <= one.until and (
-            subject not in by_subject or one.until < by_subject[subject].until
+    for episode in past:
+        subject = _subject(episode.finding)
+        if _begins(episode.finding, since) <= moment <= episode.until and (
+            subject not in by_subject or episode.until < by_subject[subject].until
         ):
-            by_subject[subject] = one
-    return [one.finding for one in by_subject.values()]
+            by_subject[subject] = episode
+    return [episode.finding for episode in by_subject.values()]
 
 
 def replay(
@@ -253,7 +253,11 @@ def replay(
     # From the start of the interval, so that jobs idle since before it get their warnings.
     moment = since
     while moment <= until:
-        there = [replace(one, observed_at=moment) for one in _there(past, since, moment) if _subject(one) not in over]
+        there = [
+            replace(finding, observed_at=moment)
+            for finding in _there(past, since, moment)
+            if _subject(finding) not in over
+        ]
         for action in plan(there, policy, Ledger(warnings, {}, mailed), moment):
             key = action.finding.key
             if action.verb == "none":

@@ -90,7 +90,7 @@ class Recheck:
                     answer = self.ask(node, {"verb": "processes", "since": _us(finding.observed_at), "each": True})
                 except AffinodeError as error:
                     return Observation("unknown", f"the evidence cannot be read again: {error}", job, seen)
-                for gpu in (one for one in flagged if one.node == node):
+                for gpu in (candidate for candidate in flagged if candidate.node == node):
                     observation = self._gpu(gpu, answer, job)
                     seen.append(
                         {"node": node, "gpu": gpu.gpu, "reading": observation.evidence, "verdict": observation.verdict}
@@ -118,7 +118,7 @@ class Recheck:
         signals = without_noise(signals, self.floors_pct)
         busy = {key: value for key, value in signals.items() if value > self.idle_pct}
         if busy:
-            key = max(busy, key=lambda one: busy[one])
+            key = max(busy, key=lambda signal: busy[signal])
             return Observation("woke", f"{name} computes: {key} is at {busy[key]:.0f} %", evidence=signals)
         if measured < MIN_SIGNALS:
             return Observation(
@@ -128,11 +128,19 @@ class Recheck:
 
     def _part(self, name: str, row: Mapping[str, Any], job: Job) -> Observation:
         """Verify a job's share of a shared GPU, by the job's own processes only."""
-        own = [one for one in row.get("processes") or () if one["job"] == job.job_id and one["source"] != "environment"]
-        measured = [one for one in own if one.get("sm_pct") is not None and one.get("memory_pct") is not None]
-        if not own or len(measured) < len(own):
+        processes = [
+            process
+            for process in row.get("processes") or ()
+            if process["job"] == job.job_id and process["source"] != "environment"
+        ]
+        measured = [
+            process
+            for process in processes
+            if process.get("sm_pct") is not None and process.get("memory_pct") is not None
+        ]
+        if not processes or len(measured) < len(processes):
             return Observation("unknown", f"the activity of the job on {name}, which is shared, is unknown")
-        signals = {key: max(float(one[key]) for one in own) for key in ("sm_pct", "memory_pct")}
+        signals = {key: max(float(process[key]) for process in processes) for key in ("sm_pct", "memory_pct")}
         busy = max(signals.values())
         if busy > self.idle_pct:
             return Observation("woke", f"the job computes on {name}: a process is at {busy:.0f} %", evidence=signals)
@@ -199,14 +207,21 @@ class Recheck:
     def _orphan(self, subject: ProcessRef, answer: Mapping[str, Any]) -> Observation:
         """Verify that the same process exists and still belongs to no job: its job may run again."""
         there = [process for gpu in from_agent(subject.node, answer).gpus for process in gpu.processes or ()]
-        one = next((one for one in there if (one.pid, one.start_ticks) == (subject.pid, subject.start_ticks)), None)
-        if one is None:
+        process = next(
+            (
+                candidate
+                for candidate in there
+                if (candidate.pid, candidate.start_ticks) == (subject.pid, subject.start_ticks)
+            ),
+            None,
+        )
+        if process is None:
             return Observation("gone", f"process {subject.pid} is gone")
         try:
             jobs = self.slurm.overview()
         except AffinodeError as error:
             return Observation("unknown", f"the running jobs are unknown: {error}")
-        if orphan(one, jobs, subject.node) is None:
+        if orphan(process, jobs, subject.node) is None:
             return Observation("gone", f"process {subject.pid} belongs, or may belong, to a job now")
         return Observation("still", f"process {subject.pid} is still there")
 
@@ -236,7 +251,7 @@ class Recheck:
         for row in answer["gpus"]:
             if row["processes"] is None:
                 return Observation("unknown", f"GPU {row['index']} of {name}: {row.get('fault') or 'cannot be read'}")
-            left = [one for one in row["processes"] if not one["system"]]
+            left = [process for process in row["processes"] if not process["system"]]
             if left:
                 return Observation("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
         return Observation("still", f"{name} is clean")

@@ -64,7 +64,7 @@ class NodeSamples:
     @property
     def whole(self) -> tuple[Watched, ...]:
         """Return the whole GPUs, without the shares of jobs."""
-        return tuple(one for one in self.watched.values() if one.gpu.part_of is None)
+        return tuple(watched for watched in self.watched.values() if watched.gpu.part_of is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def observe(
     def once() -> tuple[tuple[NodeAnswer, ...], tuple[LiveGpu, ...]]:
         with without_collection():
             raw = ask_all(tuple(names), sampler.ask)
-            answers = tuple(replace(one, gpus=_without_noise(one.gpus, floors_pct)) for one in raw)
+            answers = tuple(replace(answer, gpus=_without_noise(answer.gpus, floors_pct)) for answer in raw)
             whole = [gpu for answer in answers for gpu in answer.gpus]
             gpus = (*whole, *_without_noise(parts(sharing, whole, limit_pct), floors_pct))
         sampler.on_round(sampler.now(), gpus)
@@ -142,7 +142,7 @@ def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> lis
         for process in gpu.processes or ():
             if process.job in by_id and process.source != "environment":
                 by_job.setdefault(process.job, []).append(process)
-        whole_or_parts += [_part(gpu, job, own, limit_pct) for job, own in by_job.items()]
+        whole_or_parts += [_part(gpu, job, processes, limit_pct) for job, processes in by_job.items()]
     by_node: dict[str, list[LiveGpu]] = {}
     for gpu in gpus:
         by_node.setdefault(gpu.node, []).append(gpu)
@@ -167,11 +167,14 @@ def _unused(job: Job, gpus: Sequence[LiveGpu]) -> bool:
     )
 
 
-def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) -> LiveGpu:
+def _part(gpu: LiveGpu, job: int, processes: Sequence[LiveProcess], limit_pct: float) -> LiveGpu:
     signals: Mapping[str, float] = {}
-    if own and all(one.sm_pct is not None and one.memory_pct is not None for one in own):
+    if processes and all(process.sm_pct is not None and process.memory_pct is not None for process in processes):
         sm, memory = PROCESS_SIGNALS
-        signals = {sm: max(one.sm_pct or 0.0 for one in own), memory: max(one.memory_pct or 0.0 for one in own)}
+        signals = {
+            sm: max(process.sm_pct or 0.0 for process in processes),
+            memory: max(process.memory_pct or 0.0 for process in processes),
+        }
     elif gpu.signals_pct and max(gpu.signals_pct.values()) <= limit_pct:
         signals = gpu.signals_pct  # if the whole GPU is idle, so is every share
     return replace(
@@ -179,9 +182,9 @@ def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) 
         part_of=job,
         mapping="processes",
         signals_pct=signals,
-        used_mib=total_mib(one.used_mib for one in own),
+        used_mib=total_mib(process.used_mib for process in processes),
         power_w=None,
-        processes=tuple(own),
+        processes=tuple(processes),
         jobs=(),
     )
 
@@ -195,18 +198,20 @@ def _watched(gpu: LiveGpu, at: float, limit: float) -> Watched:
 def _again(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu], at: float, limit: float) -> None:
     """Add a round of readings. A GPU without a reading is unknown until it has one again."""
     there = {gpu.key: gpu for gpu in gpus}
-    for key, one in watched.items():
+    for key, previous in watched.items():
         gpu = there.get(key)
         if gpu is None or not gpu.signals_pct or gpu.fault is not None:
-            watched[key] = Watched(replace(one.gpu, signals_pct={}), None)
+            watched[key] = Watched(replace(previous.gpu, signals_pct={}), None)
             continue
-        peaks = one.peaks | {name: max(value, one.peaks.get(name, 0.0)) for name, value in gpu.signals_pct.items()}
+        peaks = previous.peaks | {
+            name: max(value, previous.peaks.get(name, 0.0)) for name, value in gpu.signals_pct.items()
+        }
         if max(gpu.signals_pct.values()) > limit:
             watched[key] = Watched(gpu, None, peaks)
-        elif one.idle_since is None:
+        elif previous.idle_since is None:
             watched[key] = Watched(gpu, at, dict(gpu.signals_pct))
         else:
-            watched[key] = Watched(gpu, one.idle_since, peaks)
+            watched[key] = Watched(gpu, previous.idle_since, peaks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +233,7 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
     its GPU.
     """
     gpus: list[LiveGpu] = []
-    allocated = {one.node: one for one in job.node_gpus or ()}
+    allocated = {allocation.node: allocation for allocation in job.node_gpus or ()}
     for node in job.nodes:
         here = by_node.get(node, ())
         given = allocated.get(node)
@@ -255,7 +260,7 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
 
 def _unambiguous(job: Job, labelled: list[LiveGpu], node: str) -> list[LiveGpu]:
     """Return the labeled GPUs of the job on a node if the labels decide which GPUs it has there, else none."""
-    given = next((one.count for one in job.node_gpus or () if one.node == node), None)
+    given = next((allocation.count for allocation in job.node_gpus or () if allocation.node == node), None)
     if given is None and job.gpus_allocated is not None:
         given = max(job.gpus_allocated.count - len(job.nodes) + 1, 1)
     shared = any(gpu.mig is not None and len(gpu.jobs) > 1 for gpu in labelled)
@@ -268,11 +273,11 @@ def _gpus_of_all(
     """Return raw ID of each job that holds GPUs or a share of one -> these, as far as they are known."""
     by_node: dict[str, list[LiveGpu]] = {}
     part: dict[int, list[LiveGpu]] = {}
-    for one in watched.values():
-        if one.gpu.part_of is None:
-            by_node.setdefault(one.gpu.node, []).append(one.gpu)
+    for observed in watched.values():
+        if observed.gpu.part_of is None:
+            by_node.setdefault(observed.gpu.node, []).append(observed.gpu)
         else:
-            part.setdefault(one.gpu.part_of, []).append(one.gpu)
+            part.setdefault(observed.gpu.part_of, []).append(observed.gpu)
     with without_collection():
         whole = {
             job.job_id: gpus_of(job, by_node, configured)
@@ -361,35 +366,37 @@ def past(  # noqa: PLR0917
 
 
 def facts_now(
-    job: Job, one: Watched, past: Past | None, now: datetime, watched_s: float
+    job: Job, watched: Watched, past: Past | None, now: datetime, watched_s: float
 ) -> tuple[GpuFacts, datetime | None]:
     """Return the current facts about a GPU, with the idle time from stored samples and this run's readings."""
-    gpu = one.gpu
+    gpu = watched.gpu
     used = None if gpu.used_mib is None else gpu.used_mib / 1024
     total = None if gpu.total_mib is None else gpu.total_mib / 1024
-    facts = GpuFacts(dict(one.peaks), None, used, total, gpu.power_w, None)
+    facts = GpuFacts(dict(watched.peaks), None, used, total, gpu.power_w, None)
     if not gpu.signals_pct:
         return replace(facts, peaks_pct={}), None
-    if one.idle_since is None:
+    if watched.idle_since is None:
         return replace(facts, idle_s=0.0, used_before=True), None
-    looked = now.timestamp() - one.idle_since
+    looked = now.timestamp() - watched.idle_since
     row = None if past is None else past.row.get((job.job_id, gpu.key))
     if past is None or row is None or int(past.seen.last[row]) == NEVER:
         # Without stored samples only this run's readings count; a single one has no duration.
         length = looked if watched_s > 0 and looked > 0 else None
-        unseen = one.idle_since - (job.start.timestamp() if job.start else 0.0)
+        unseen = watched.idle_since - (job.start.timestamp() if job.start else 0.0)
         before = False if length and unseen * 1000 <= idle_windows.UNSEEN_MS else None
-        return replace(facts, idle_s=length, used_before=before), idle_windows.moment(int(one.idle_since * 1000))
+        return replace(facts, idle_s=length, used_before=before), idle_windows.moment(int(watched.idle_since * 1000))
     begun = int(past.seen.since[row])
     before = None if past.used[row] == idle_windows.UNSEEN else bool(past.used[row] == idle_windows.USED)
     if before and gpu.part_of is not None:
         before = None  # which job was active on the GPU is unknown
     # If the last stored sample was not idle, or is too old, the idle time starts with the readings.
-    if begun == NEVER or one.idle_since * 1000 - int(past.seen.last[row]) > BRIDGE_S * 1000:
-        return replace(facts, idle_s=looked, used_before=before), idle_windows.moment(int(one.idle_since * 1000))
+    if begun == NEVER or watched.idle_since * 1000 - int(past.seen.last[row]) > BRIDGE_S * 1000:
+        return replace(facts, idle_s=looked, used_before=before), idle_windows.moment(int(watched.idle_since * 1000))
     measured = (int(past.seen.until[row]) - begun) / 1000
-    after = max(0.0, now.timestamp() - max(one.idle_since, int(past.seen.last[row]) / 1000)) if watched_s > 0 else 0.0
-    peaks = dict(one.peaks)
+    after = (
+        max(0.0, now.timestamp() - max(watched.idle_since, int(past.seen.last[row]) / 1000)) if watched_s > 0 else 0.0
+    )
+    peaks = dict(watched.peaks)
     for k, name in enumerate(ACTIVITY):
         value = float(past.seen.peaks[row, k])
         if not np.isnan(value):
