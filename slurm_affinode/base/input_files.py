@@ -116,7 +116,7 @@ def whole_lines(
     def cleaned(data: bytes) -> bytes:
         if b"\0" not in data and not _has_run(data, longest):
             return data
-        return b"\n".join(b"" if refuse(number + at, one) else one for at, one in enumerate(data.split(b"\n")))
+        return b"\n".join(b"" if refuse(number + at, line) else line for at, line in enumerate(data.split(b"\n")))
 
     number, tail, returns, skipping = 1, b"", None, False
     while data := read(chunk):

@@ -82,7 +82,7 @@ def record(
     given, hints = table(value), _hints(typing.cast(Any, kind))
     if strict and (unknown := given.keys() - hints.keys()):
         raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
-    members = {name: _built(hints[name], one, parsers) for name, one in given.items() if name in hints}
+    members = {name: _built(hints[name], member, parsers) for name, member in given.items() if name in hints}
     try:
         return kind(**members)
     except TypeError as error:  # a field is missing
@@ -100,14 +100,14 @@ def _built(kind: Any, value: Any, parsers: Mapping[type, Callable[[str], Any]]) 
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        return _built(next(one for one in inner if one is not type(None)), value, parsers)
+        return _built(next(argument for argument in inner if argument is not type(None)), value, parsers)
     if origin is tuple:
         return tuple(_items(inner[:1] * len(typed(list, value)) if inner[-1] is ... else inner, value, parsers))
     if isinstance(kind, type) and issubclass(kind, tuple):  # a named tuple
         return kind(*_items(tuple(_hints(kind).values()), value, parsers))
     if origin is not None and issubclass(origin, Mapping):
         key, of = inner
-        return {key(name): _built(of, one, parsers) for name, one in table(value).items()}
+        return {key(name): _built(of, entry, parsers) for name, entry in table(value).items()}
     return number(value) if kind is float else typed(kind, value)
 
 

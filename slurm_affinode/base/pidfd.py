@@ -394,8 +394,8 @@ def processes_elsewhere(*, proc: Path = PROC) -> Iterator[Process]:
     A process of this namespace is not one of a job: no process enters a namespace above its own, not even a child of
     it. To read that takes a tenth of the time of holding a process, and almost all processes of a node are here.
     """
-    own = own_identity(proc)
-    return processes((pid for pid in pids(proc) if _identity(proc, pid) != own), proc=proc)
+    current = own_identity(proc)
+    return processes((pid for pid in pids(proc) if _identity(proc, pid) != current), proc=proc)
 
 
 def ancestors(process: Process, *, proc: Path = PROC) -> Iterator[Process]:
@@ -562,8 +562,8 @@ class Namespace:
         """Kill every process of the namespace except its PID 1, which reaps them; return whether all are gone."""
         deadline = time.monotonic() + timeout_s
         while left := self.numbers():
-            for one in left:  # processes of a tree before CRIU, which may hold them
-                self.send(one, signal.SIGKILL)
+            for number in left:  # processes of a tree before CRIU, which may hold them
+                self.send(number, signal.SIGKILL)
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S)
@@ -584,7 +584,7 @@ def _identity(proc: Path, process: int | str) -> str | None:
 
 def _is_below(namespace_fd: int) -> bool:
     """Return whether a PID namespace is below that of this process."""
-    own = own_namespace("pid")
+    current = own_namespace("pid")
     with contextlib.ExitStack() as stack:
         fd = namespace_fd
         while True:
@@ -595,7 +595,7 @@ def _is_below(namespace_fd: int) -> bool:
                 return False
             stack.callback(os.close, fd)
             facts = os.fstat(fd)
-            if (facts.st_dev, facts.st_ino) == own:
+            if (facts.st_dev, facts.st_ino) == current:
                 return True
 
 
@@ -612,7 +612,7 @@ def namespace(init: Id, *, process: Process | None = None, proc: Path = PROC) ->
     if proc != PROC:
         return Namespace(process or Process(init.pid, started=init.started, proc=proc), proc=proc)
     with _held_lock:
-        for known in [one for one, held in _held.items() if held.init.ended()]:
+        for known in [key for key, held in _held.items() if held.init.ended()]:
             del _held[known]  # its users still hold it
         kept = _held.get(init)
     if kept is None:

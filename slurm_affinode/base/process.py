@@ -142,7 +142,7 @@ def replaceable(path: Path) -> Path | None:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             target = at.readlink()
             at = Path("/") if target.is_absolute() else at.parent
-            rest += [one for one in reversed(target.parts) if one != "/"]
+            rest += [component for component in reversed(target.parts) if component != "/"]
     return None
 
 

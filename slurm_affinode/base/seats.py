@@ -68,8 +68,8 @@ class Seats:
         """
         if not self.full:
             return None
-        more = [one for one in waiting if self._taken[one.holder] > self._taken[holder] + 1]
-        return max(more, key=lambda one: (self._taken[one.holder], -one.opened), default=None)
+        more = [connection for connection in waiting if self._taken[connection.holder] > self._taken[holder] + 1]
+        return max(more, key=lambda connection: (self._taken[connection.holder], -connection.opened), default=None)
 
     def leave(self, holder: Hashable) -> None:
         """Release a seat."""

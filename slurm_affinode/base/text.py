@@ -58,9 +58,9 @@ def _digits(amount: float) -> int:
     return 1 if amount >= 1 else min(6, 1 - math.floor(math.log10(amount)))
 
 
-def counted(number: int, one: str) -> str:
-    """Return ``1 GPU``, ``1,200 GPUs``, ``0 GPUs``; ``one``: the singular of a noun with a plural in ``s``."""
-    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"
+def counted(number: int, noun: str) -> str:
+    """Return ``1 GPU``, ``1,200 GPUs``, ``0 GPUs``; ``noun``: a singular with a plural in ``s``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"

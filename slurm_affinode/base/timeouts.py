@@ -137,14 +137,14 @@ class FileSystemCalls:
                     return None
             return inbox.get()
 
-    def _left(self, one: _Call) -> bool:
+    def _left(self, call: _Call) -> bool:
         """Abandon a call, unless it has returned."""
-        if not one.leave():
+        if not call.leave():
             return False
         with self._lock:
             if not self._behind and self._path is not None:
                 LOG.warning("%s: %s; operations on it fail until it responds", self._path, UNRESPONSIVE)
-            self._behind.append(one)
+            self._behind.append(call)
         return True
 
 

@@ -304,7 +304,7 @@ def _declared(declared: Any) -> Kind:
         checks = tuple(note for note in notes if not isinstance(note, KnownNames | _MayBeEmpty))
         return CheckedKind(kind, checks) if checks else kind
     if origin in (typing.Union, types.UnionType):
-        return _declared(next(one for one in typing.get_args(declared) if one is not type(None)))
+        return _declared(next(argument for argument in typing.get_args(declared) if argument is not type(None)))
     if origin is tuple:
         return TomlList(_declared(typing.get_args(declared)[0]))
     if origin is not None and issubclass(origin, Mapping):

@@ -109,8 +109,8 @@ def effective(policy: Policy, finding: Finding) -> Effective:
 
 def exemption(policy: Policy, finding: Finding, today: date) -> Exemption | None:
     """Return the exemption that applies to a finding today; of several, the one that lasts longest."""
-    fitting = [one for one in policy.exemptions if one.until >= today and matches(one.match, finding)]
-    return max(fitting, key=lambda one: (not one.warnings, one.until), default=None)
+    fitting = [entry for entry in policy.exemptions if entry.until >= today and matches(entry.match, finding)]
+    return max(fitting, key=lambda entry: (not entry.warnings, entry.until), default=None)
 
 
 NO_MEASUREMENT = frozenset({"time", "use", "state", "power", "queue", "limit", "window"})
@@ -140,7 +140,7 @@ def plan(
     ``parts``: raw ID of each part of a heterogeneous job -> raw IDs of its parts that hold GPUs; ``None``: those with
     findings.
     """
-    order = sorted(findings, key=lambda one: (-(one.held_gpu_hours or 0.0), one.key))
+    order = sorted(findings, key=lambda finding: (-(finding.held_gpu_hours or 0.0), finding.key))
     used: Counter[str] = Counter()
     chosen: list[Action] = []
     cancelled: set[str] = set()
@@ -182,10 +182,10 @@ def _part(action: Action, group: Mapping[int, Action], holding: Collection[int] 
     """Decide about one part. ``group``: the parts with findings; ``holding``: the parts with GPUs, if known."""
     others = [] if holding is None else [group.get(number) for number in holding]
     if action.verb != "cancel":
-        idle = bool(others) and all(one and enough_idle(one.settings, one.finding) for one in others)
+        idle = bool(others) and all(other and enough_idle(other.settings, other.finding) for other in others)
         return action if idle else replace(action, stays=True)
-    if others and all(one and one.verb == "cancel" for one in others):
-        return replace(action, parts=tuple(one.finding for one in others if one and one is not action))
+    if others and all(other and other.verb == "cancel" for other in others):
+        return replace(action, parts=tuple(other.finding for other in others if other and other is not action))
     text = "it is a part of a heterogeneous job, and what its other parts do speaks against it, or is not known"
     return replace(action, verb="none", code="part", reason=f"{action.reason}; {text}")
 
@@ -281,7 +281,10 @@ class _Case:
         """
         others = IDLE_KINDS - {self.finding.kind} if self.finding.kind in IDLE_KINDS and self.finding.job else ()
         alike = [replace(self.finding, kind=kind) for kind in others]
-        return [self.finding, *(one for one in alike if effective(self.policy, one).settings == self.settings)]
+        return [
+            self.finding,
+            *(finding for finding in alike if effective(self.policy, finding).settings == self.settings),
+        ]
 
     def _clock(self, moment: datetime) -> str:
         return named(moment, zone_of(self.policy.calendar.timezone))
@@ -391,14 +394,16 @@ class _Case:
         idle_s = (self.finding.observed_at - since).total_seconds()
         idle = f"idle for {span(idle_s)}"
         # Idle time begins again after activity that follows a warning.
-        warnings = [one for mailed in self._mailed_findings() for one in self.ledger.warnings.get(mailed.key, ())]
-        sent = [one for one in warnings if one.at >= since]
-        count = max((one.number for one in sent), default=0)
-        last = max((one.at for one in sent), default=None)
+        warnings = [
+            warning for mailed in self._mailed_findings() for warning in self.ledger.warnings.get(mailed.key, ())
+        ]
+        sent = [warning for warning in warnings if warning.at >= since]
+        count = max((warning.number for warning in sent), default=0)
+        last = max((warning.at for warning in sent), default=None)
         if not times:
             return self._repeat(idle)
         if not sent and self.looked_from is not None and since >= self.looked_from:
-            before = max((one.at for one in warnings), default=None)
+            before = max((warning.at for warning in warnings), default=None)
             if before is not None and self._age_s(before) < self.settings.repeat_s:
                 seen = f"{idle} as far as this run saw"
                 text = f"{seen}; it was warned at {self._clock(before)}, and its activity since then is unknown"
@@ -431,9 +436,9 @@ class _Case:
     def _weak(self) -> str | None:
         """Return why the evidence is too weak for a cancellation; ``None``: it is strong enough."""
         sources: dict[str, int] = {}
-        for one in self.finding.evidence:
-            if one.met and not one.unknown and one.weight > 0 and one.dimension not in NO_MEASUREMENT:
-                sources[one.dimension] = max(sources.get(one.dimension, 0), one.sources)
+        for item in self.finding.evidence:
+            if item.met and not item.unknown and item.weight > 0 and item.dimension not in NO_MEASUREMENT:
+                sources[item.dimension] = max(sources.get(item.dimension, 0), item.sources)
         if sum(sources.values()) < self.policy.min_dimensions:
             names = ", ".join(sorted(sources)) or "nothing"
             return f"its evidence is {names} alone: {self.policy.min_dimensions} measurements have to agree"

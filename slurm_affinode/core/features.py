@@ -36,14 +36,14 @@ def _either(tokens: list[str], features: frozenset[str]) -> tuple[bool, list[str
 
 
 def _all(tokens: list[str], features: frozenset[str]) -> tuple[bool, list[str]]:
-    value, rest = _one(tokens, features)
+    value, rest = _operand(tokens, features)
     while rest and rest[0] in "&,":
-        more, rest = _one(rest[1:], features)
+        more, rest = _operand(rest[1:], features)
         value = value and more
     return value, rest
 
 
-def _one(tokens: list[str], features: frozenset[str]) -> tuple[bool, list[str]]:
+def _operand(tokens: list[str], features: frozenset[str]) -> tuple[bool, list[str]]:
     first = tokens[0]
     if first == "(":
         value, rest = _either(tokens[1:], features)

@@ -192,7 +192,7 @@ def observe(rule: IdleRule, before: IdleState | None, sample: Sample) -> IdleSta
         since = sample.time_s if since is None else since
         seen = sample.time_s
     used = [gpu.used_bytes for gpu in sample.gpus]
-    known = [one for one in used if one is not None]
+    known = [size for size in used if size is not None]
     return IdleState(
         time_s=sample.time_s,
         verdict=verdict,

@@ -176,7 +176,7 @@ def _attainable(
     cards: Sequence[GpuLoad], awake: Sequence[Awake], arriving: Sequence[Arriving], queue: Sequence[Waiter]
 ) -> dict[str, int]:
     """Return the bytes of each GPU that would be free if all jobs in place slept, where free memory is known."""
-    holders = [*(one.held for one in awake), *(one.held for one in arriving), *(one.held for one in queue)]
+    holders = [*(job.held for job in awake), *(job.held for job in arriving), *(waiter.held for waiter in queue)]
     return {
         card.uuid: min(card.limit, card.free - MARGIN + sum(held.get(card.uuid, 0) for held in holders))
         for card in cards if card.free is not None
@@ -185,8 +185,8 @@ def _attainable(
 
 def _turns_suffice(lack: Bytes, awake: Sequence[Awake], arriving: Sequence[Arriving]) -> bool:
     """Return whether other jobs in place, each after its turn, free enough."""
-    coming = [Awake(one.job_id, one.needs) for one in arriving]
-    return _enough(lack, [*(one for one in awake if one.will_yield), *coming])
+    coming = [Awake(job.job_id, job.needs) for job in arriving]
+    return _enough(lack, [*(job for job in awake if job.will_yield), *coming])
 
 
 def _room(
@@ -194,7 +194,7 @@ def _room(
 ) -> _Room:
     free = {card.uuid: (card.free or 0) - MARGIN for card in cards}
     bound = {card.uuid: card.limit for card in cards}
-    for held in (*(one.held for one in awake), *(one.held for one in queue)):
+    for held in (*(job.held for job in awake), *(waiter.held for waiter in queue)):
         for uuid, count in held.items():
             if uuid in bound:
                 bound[uuid] -= count
@@ -215,14 +215,14 @@ def _make_room(
 ) -> tuple[tuple[int, ...], str]:
     """Return the jobs to move out for ``waiter``, and the reason shown for its wait."""
     awake, arriving = others
-    there = [one for one in awake if one.job_id != waiter.job_id and any(one.held.get(uuid, 0) for uuid in lack)]
-    leaving = [one for one in there if one.leaving]
+    there = [job for job in awake if job.job_id != waiter.job_id and any(job.held.get(uuid, 0) for uuid in lack)]
+    leaving = [job for job in there if job.leaving]
     if _enough(lack, leaving):
         return (), f"{_jobs(leaving)} makes room"
-    movable = [one for one in there if not one.leaving and one.yields and one.job_id not in taken]
+    movable = [job for job in there if not job.leaving and job.yields and job.job_id not in taken]
     chosen = cheapest(_less(lack, leaving), movable)
     if chosen:
-        return tuple(one.job_id for one in chosen), f"{_jobs((*leaving, *chosen))} makes room"
+        return tuple(job.job_id for job in chosen), f"{_jobs((*leaving, *chosen))} makes room"
     return (), _why(waiter, lack, (there, arriving), room)
 
 
@@ -230,37 +230,37 @@ def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
     """Return the cheapest set of jobs that frees enough, with as few busy ones as possible; empty if there is none."""
     if not lack or not _enough(lack, movable):
         return ()
-    ordered = sorted(movable, key=lambda one: (one.idle_s is None, price(one), one.job_id))
+    ordered = sorted(movable, key=lambda job: (job.idle_s is None, price(job), job.job_id))
     if len(ordered) <= _TRIED_SETS_OF:
         sets = (chosen for count in range(1, len(ordered) + 1) for chosen in combinations(ordered, count))
         return min(
             (chosen for chosen in sets if _enough(lack, chosen)),
             key=lambda chosen: (
-                sum(one.idle_s is None for one in chosen),
+                sum(job.idle_s is None for job in chosen),
                 sum(map(price, chosen)),
                 len(chosen),
-                [one.job_id for one in chosen],
+                [job.job_id for job in chosen],
             ),
         )
     selection: list[Awake] = []
     while not _enough(lack, selection):
         selection.append(ordered.pop(0))
-    for one in sorted(
-        selection, key=lambda one: (one.idle_s is None, price(one)), reverse=True
+    for job in sorted(
+        selection, key=lambda job: (job.idle_s is None, price(job)), reverse=True
     ):  # drop jobs that more expensive ones made redundant
-        rest = [other for other in selection if other is not one]
+        rest = [other for other in selection if other is not job]
         if _enough(lack, rest):
             selection = rest
     return tuple(selection)
 
 
-def price(one: Awake) -> float:
+def price(job: Awake) -> float:
     """Return the cost of moving a job: its bytes, moved out and back, divided by its idle seconds.
 
     Of a busy job, divided by the seconds since its turn was over, so that each gets its turn.
     """
-    seconds = one.idle_s if one.idle_s is not None else -(one.turn_left_s or 0.0)
-    return sum(one.held.values()) / max(1.0, seconds)
+    seconds = job.idle_s if job.idle_s is not None else -(job.turn_left_s or 0.0)
+    return sum(job.held.values()) / max(1.0, seconds)
 
 
 def _enough(lack: Bytes, leaving: Iterable[Awake]) -> bool:
@@ -269,21 +269,21 @@ def _enough(lack: Bytes, leaving: Iterable[Awake]) -> bool:
 
 def _less(lack: Bytes, leaving: Iterable[Awake]) -> dict[str, int]:
     left = dict(lack)
-    for one in leaving:
+    for job in leaving:
         for uuid in left:
-            left[uuid] -= one.held.get(uuid, 0)
+            left[uuid] -= job.held.get(uuid, 0)
     return {uuid: count for uuid, count in left.items() if count > 0}
 
 
 def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Arriving]], room: _Room) -> str:
     there, arriving = others
-    uuid = max(lack, key=lambda one: lack[one])
+    uuid = max(lack, key=lambda gpu: lack[gpu])
     need, name = waiter.needs[uuid], _name(room.cards, uuid)
     left = max(0, min(room.free[uuid], room.bound[uuid]))
-    busy = [one for one in there if one.idle_s is None and not one.leaving]
-    coming = [one for one in arriving if one.needs.get(uuid, 0)]
+    busy = [job for job in there if job.idle_s is None and not job.leaving]
+    coming = [job for job in arriving if job.needs.get(uuid, 0)]
     if busy:
-        turns = all(one.turn_left_s is not None for one in busy)
+        turns = all(job.turn_left_s is not None for job in busy)
         by = f"{_jobs(busy)} is busy{', and its turn is not over' if turns else ''}"
     else:
         by = f"{_jobs(coming)} is taking its place" if coming else "other processes hold the rest"

@@ -243,7 +243,7 @@ def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[
         return ()
     waiting_jobs: list[Waiting] = []
     gpus, cpus, memory = node.free_gpus, node.free_cpus, node.free_memory_mib
-    for waiting in sorted(surroundings.waiting, key=lambda one: (-one.priority, one.job_id)):
+    for waiting in sorted(surroundings.waiting, key=lambda job: (-job.priority, job.job_id)):
         if waiting.job_id == candidate.job_id or not _fits(waiting, node):
             continue
         if _enough(waiting, gpus, cpus, memory):
@@ -251,14 +251,14 @@ def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[
             continue
         if not _unserved(waiting, node.name, surroundings.promises):
             continue
-        freed = (candidate, *(one for one in others if one.job_id != candidate.job_id))
+        freed = (candidate, *(other for other in others if other.job_id != candidate.job_id))
         for count in (1, len(freed)):
             part = freed[:count]
             if _enough(
                 waiting,
-                max(0, gpus) + sum(one.gpus for one in part),
-                max(0, cpus) + sum(one.cpus for one in part),
-                max(0, memory) + sum(one.memory_mib for one in part),
+                max(0, gpus) + sum(job.gpus for job in part),
+                max(0, cpus) + sum(job.cpus for job in part),
+                max(0, memory) + sum(job.memory_mib for job in part),
             ):
                 waiting_jobs.append(waiting)
                 break
@@ -271,7 +271,9 @@ def _unserved(waiting: Waiting, node: str, promises: Sequence[Promise]) -> bool:
     A promise of ``node`` counts only if it covers the job.
     """
     served = [
-        one for one in promises if one.job_id == waiting.job_id and (one.node != node or one.gpus >= waiting.gpus)
+        promise
+        for promise in promises
+        if promise.job_id == waiting.job_id and (promise.node != node or promise.gpus >= waiting.gpus)
     ]
     return len(served) < waiting.tasks
 
@@ -459,9 +461,9 @@ def _pressure(
     elif not presses:
         served = pressing(replace(surroundings, promises=()), candidate, others) if surroundings.promises else ()
         if served:
-            ids = {one.job_id for one in served}
-            nodes = sorted({one.node for one in surroundings.promises if one.job_id in ids})
-            names = ", ".join(one.shown_id for one in served[:3]) + (", ..." if len(served) > 3 else "")
+            ids = {job.job_id for job in served}
+            nodes = sorted({promise.node for promise in surroundings.promises if promise.job_id in ids})
+            names = ", ".join(job.shown_id for job in served[:3]) + (", ..." if len(served) > 3 else "")
             yield Refusal(
                 RefusalCode.PROMISED, f"the jobs that wait for its GPUs ({names}) get GPUs of {', '.join(nodes)}"
             )

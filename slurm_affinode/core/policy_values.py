@@ -112,14 +112,14 @@ def holidays(value: Any) -> tuple[frozenset[date], frozenset[tuple[int, int]]]:
         raise AffinodeError(f"{value!r} is not a list of days")
     once: set[date] = set()
     yearly: set[tuple[int, int]] = set()
-    for one in value:
-        match = re.fullmatch(r"(\d{2})-(\d{2})", one) if isinstance(one, str) else None
+    for entry in value:
+        match = re.fullmatch(r"(\d{2})-(\d{2})", entry) if isinstance(entry, str) else None
         if match is None:
-            once.add(day(one))
+            once.add(day(entry))
             continue
         month, number_ = int(match[1]), int(match[2])
         if not 1 <= month <= 12 or not 1 <= number_ <= calendar.monthrange(2024, month)[1]:
-            raise AffinodeError(f"{one!r} is not a day of a year")
+            raise AffinodeError(f"{entry!r} is not a day of a year")
         yearly.add((month, number_))
     return frozenset(once), frozenset(yearly)
 

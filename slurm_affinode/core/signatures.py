@@ -180,8 +180,8 @@ def judge(signature: Signature, gpu: GpuFacts, run: RunFacts) -> SignatureVerdic
         "state": None if signature.state is None else _state(signature.state, run),
         "power": None if signature.power is None else _power(signature.power, gpu),
     }
-    evidence = tuple(one for one in by_dimension.values() if one is not None)
-    score = min(1.0, sum(one.points for one in evidence))
+    evidence = tuple(item for item in by_dimension.values() if item is not None)
+    score = min(1.0, sum(item.points for item in evidence))
     why_not = _why_not(signature, evidence, score)
     return SignatureVerdict(signature, evidence, score, not why_not, why_not)
 
@@ -189,12 +189,12 @@ def judge(signature: Signature, gpu: GpuFacts, run: RunFacts) -> SignatureVerdic
 def _why_not(signature: Signature, evidence: Sequence[Evidence], score: float) -> str:
     """Return why a signature does not fit; empty if it does."""
     # Activity, or missing measurements of it, is the most informative reason.
-    ordered = sorted(evidence, key=lambda one: one.dimension != "compute")
-    required = [one for one in ordered if getattr(signature, one.dimension).required]
-    for one in (*required, ordered[0]):
-        if not one.met:
-            return one.text
-    if sum(one.met and one.weight > 0 for one in evidence) < 2:
+    ordered = sorted(evidence, key=lambda item: item.dimension != "compute")
+    required = [item for item in ordered if getattr(signature, item.dimension).required]
+    for item in (*required, ordered[0]):
+        if not item.met:
+            return item.text
+    if sum(item.met and item.weight > 0 for item in evidence) < 2:
         return TEXTS.text("reason.alone", {})
     if score < signature.min_score - 1e-9:
         return TEXTS.text("reason.score", {"score": score, "least": signature.min_score})
@@ -206,15 +206,15 @@ def lacks_only_time(verdict: SignatureVerdict) -> bool:
 
     Whether it was used before may be unknown for the same reason: no samples reach further back.
     """
-    by = {one.dimension: one for one in verdict.evidence}
+    by = {item.dimension: item for item in verdict.evidence}
     if verdict.fits or by["time"].met or not by["compute"].met:
         return False
-    late = [one for one in verdict.evidence if one.dimension == "time" or (one.dimension == "use" and one.unknown)]
+    late = [item for item in verdict.evidence if item.dimension == "time" or (item.dimension == "use" and item.unknown)]
     against = [
-        one for one in verdict.evidence
-        if getattr(verdict.signature, one.dimension).required and not one.met and one not in late
+        item for item in verdict.evidence
+        if getattr(verdict.signature, item.dimension).required and not item.met and item not in late
     ]  # fmt: skip
-    score = verdict.score + sum(one.weight for one in late)
+    score = verdict.score + sum(item.weight for item in late)
     return not against and score >= verdict.signature.min_score - 1e-9
 
 
@@ -349,7 +349,9 @@ def try_examples(file: SignatureFile) -> tuple[Tried, ...]:
     """Evaluate every example of the file; examples of unknown signatures are skipped."""
     known = {signature.name: signature for signature in file.signatures}
     return tuple(
-        Tried(one, judge(known[one.signature], one.gpu, one.run)) for one in file.examples if one.signature in known
+        Tried(example, judge(known[example.signature], example.gpu, example.run))
+        for example in file.examples
+        if example.signature in known
     )
 
 

@@ -258,10 +258,10 @@ def pair_gpus(old: Sequence[GpuFact], new: Sequence[GpuFact]) -> dict[str, str] 
             return Refusal(
                 RefusalCode.GPU_COUNT, f"the job held {counted(_count(old), 'GPU')} and has {_count(new)} now"
             )
-        for one, other in _matched(before, after):
-            if one.model != other.model:
-                return Refusal(RefusalCode.GPU_MODEL, f"it was on {one.model}, and is given {other.model}")
-            pairs[one.uuid] = other.uuid
+        for previous, other in _matched(before, after):
+            if previous.model != other.model:
+                return Refusal(RefusalCode.GPU_MODEL, f"it was on {previous.model}, and is given {other.model}")
+            pairs[previous.uuid] = other.uuid
     return None if all(a == b for a, b in pairs.items()) else pairs
 
 
