@@ -73,7 +73,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         # The longest first: one may be a part of another.
-        known = sorted({one for one in secrets if len(one) >= _LEAST}, key=len, reverse=True)
+        known = sorted({secret for secret in secrets if len(secret) >= _LEAST}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
         self.removed = 0
 
@@ -117,8 +117,8 @@ def _leaves(value: Any, key: str = "", *, secret: bool = False) -> Iterator[tupl
             hidden = secret or bool(_KEY.search(name) and not _FILE.search(name))
             yield from _leaves(below, key if secret else name, secret=hidden)
     elif isinstance(value, list):
-        for one in value:
-            yield from _leaves(one, key, secret=secret)
+        for element in value:
+            yield from _leaves(element, key, secret=secret)
     elif isinstance(value, str):
         yield key, value
 
@@ -142,16 +142,18 @@ def write(
     ``checks``: the output of ``doctor``. ``agent`` requests the metrics of this node's agent. What cannot be read has
     the reason in its place. Raises ``UnreachableError`` if the bundle cannot be written.
     """
-    sources = [one for one in (config.source, policy_path(config)) if one is not None]
-    texts = {f"config-{one.name}": _text(one) for one in sources}
-    own = {name: value for name, value in environment.items() if name.startswith("SLURM_AFFINODE") or _KEY.search(name)}
-    redact = Redactor([*secrets(texts.values(), own, _small), *_of_url(config.db_url)])
+    sources = [source for source in (config.source, policy_path(config)) if source is not None]
+    texts = {f"config-{source.name}": _text(source) for source in sources}
+    variables = {
+        name: value for name, value in environment.items() if name.startswith("SLURM_AFFINODE") or _KEY.search(name)
+    }
+    redact = Redactor([*secrets(texts.values(), variables, _small), *_of_url(config.db_url)])
     files = {
         "about.json": json.dumps({
             "version": __version__, "python": platform.python_version(), "machine": platform.machine(),
             "kernel": platform.release(), "user": os.geteuid(), "database": config.db_url.partition(":")[0],
             "database_from_environment": ENV_DB in environment,
-            "packages": {one.name: one.version for one in metadata.distributions()},
+            "packages": {distribution.name: distribution.version for distribution in metadata.distributions()},
         }, indent=1),
         "doctor.json": json.dumps(checks, indent=1, default=str),
         "agent-metrics.json": _metrics(agent),
@@ -177,7 +179,7 @@ def _metrics(agent: Callable[[], Mapping[str, Any]]) -> str:
         families = agent().get("metrics", [])
     except AffinodeError as error:
         return str(error)
-    names = [one for one in families if not str(one.get("name", "")).endswith("_job_info")]  # it names users
+    names = [family for family in families if not str(family.get("name", "")).endswith("_job_info")]  # it names users
     return json.dumps(names, indent=1)
 
 

@@ -41,7 +41,7 @@ def examine(config: Config, now: datetime) -> list[Check]:
 
 def directory(name: str, path: Path) -> Check:
     """Check that the directory can be written, or that it can be created."""
-    existing = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    existing = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
     if not existing.is_dir():
         return Check(name, PROBLEM, f"{existing}: is not a directory")
     try:
@@ -114,9 +114,9 @@ def _prediction(config: Config, now: datetime) -> Check:
     drifts = prediction.drift(source, model)
     if not drifts:
         return Check("prediction", OK, f"{trained}; fewer than {intervals.LEAST_JOBS} jobs have ended since")
-    shown = ", ".join(f"{one.target} {percent(one.coverage)} of {one.jobs:,}" for one in drifts)
+    shown = ", ".join(f"{drift.target} {percent(drift.coverage)} of {drift.jobs:,}" for drift in drifts)
     detail = f"{trained}; jobs since then within the intervals for {percent(intervals.COVERAGE)} of them: {shown}"
-    if min(one.coverage for one in drifts) < intervals.COVERAGE - MOST_DRIFT:
+    if min(drift.coverage for drift in drifts) < intervals.COVERAGE - MOST_DRIFT:
         return Check("prediction", PROBLEM, f"the model has drifted: {detail}", "slurm-affinode predict train")
     return Check("prediction", OK, detail)
 

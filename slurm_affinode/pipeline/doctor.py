@@ -63,7 +63,7 @@ def known_hole_checks(program: str, version: str) -> list[Check]:
         (HoleFinding.AFFECTED, PROBLEM, "has known security holes"),
         (HoleFinding.UNKNOWN, SKIPPED, "may have known security holes"),
     ):
-        holes = [hole for hole, one in verdicts if one is verdict]
+        holes = [hole for hole, known in verdicts if known is verdict]
         if not holes:
             continue
         listed = "; ".join(f"{hole.name} ({hole.date}): {hole.about}" for hole in holes)
@@ -119,7 +119,7 @@ def _service_paths(etc: Path) -> Iterator[tuple[Path, str]]:
     places = [etc / name.replace("systemd/", "systemd/system/") for name in _FILES]
     installed = [place for place in places if place.is_file()]
     for file in installed or [asset_dir("reports") / name for name in _FILES]:
-        texts = [one.read_text(encoding="utf-8", errors="replace") for one in (file, *_drop_ins(file))]
+        texts = [part.read_text(encoding="utf-8", errors="replace") for part in (file, *_drop_ins(file))]
         values = [path for text in texts for path in _PATH.findall(text)]
         yield file, values[-1].strip() if values else "/usr/bin:/bin"
 
@@ -144,8 +144,9 @@ def _backend(requested: str, commands: Availability, pyslurm: Availability) -> C
         detail = f"pyslurm was requested and cannot be used: {pyslurm.reason}"
         return Check("Slurm backend", PROBLEM, detail, pyslurm.hint)
     known = [
-        f"{one.backend} {one.version or ''}".strip() + (": available" if one.usable else f": not usable: {one.reason}")
-        for one in (pyslurm, commands)
+        f"{availability.backend} {availability.version or ''}".strip()
+        + (": available" if availability.usable else f": not usable: {availability.reason}")
+        for availability in (pyslurm, commands)
     ]
     return Check("Slurm backend", OK, f"{used.backend} ({requested} was requested); {'; '.join(known)}")
 

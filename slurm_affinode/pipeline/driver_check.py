@@ -45,8 +45,8 @@ class CudaReport:
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Return feature, first driver branch with it, its use, whether it is available, and why."""
         return [
-            (one.feature.value, str(one.since), USED_FOR[one.feature], "yes" if one.available else "no", one.why)
-            for one in self.capabilities.table
+            (row.feature.value, str(row.since), USED_FOR[row.feature], "yes" if row.available else "no", row.why)
+            for row in self.capabilities.table
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -60,9 +60,9 @@ class CudaReport:
             "why_not": can.why_not,
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "features": [
-                {"feature": one.feature.name.lower(), "name": one.feature.value, "since": one.since,
-                 "used_for": USED_FOR[one.feature], "available": one.available, "why": one.why}
-                for one in can.table
+                {"feature": row.feature.name.lower(), "name": row.feature.value, "since": row.since,
+                 "used_for": USED_FOR[row.feature], "available": row.available, "why": row.why}
+                for row in can.table
             ],
         }  # fmt: skip
 
@@ -102,8 +102,8 @@ def check(report: CudaReport) -> Check:
         return Check("CUDA checkpoint", status, can.why_not or "there is no NVIDIA driver here", report.hint)
     if not can.checkpoint:
         return Check("CUDA checkpoint", PROBLEM, can.why_not or "not possible", _hint(can))
-    has = [one.feature.value for one in can.table if one.available]
-    lacks = [one.feature.value for one in can.table if not one.available]
+    has = [row.feature.value for row in can.table if row.available]
+    lacks = [row.feature.value for row in can.table if not row.available]
     count = sum(gpu.mig is None for gpu in report.gpus)
     detail = f"driver {can.driver}, CUDA {can.cuda}, {count} GPU{'s' * (count != 1)}: {', '.join(has)}"
     return Check("CUDA checkpoint", OK, detail + (f"; not: {', '.join(lacks)}" if lacks else ""))
@@ -119,6 +119,6 @@ def _hint(can: Capabilities) -> str:
         return "pip install 'slurm-affinode[cuda]'"
     if LIBRARY in (can.why_not or ""):
         return "install the driver's library for CUDA; in a container NVIDIA_DRIVER_CAPABILITIES has to name compute"
-    if all(one.available for one in can.table if one.feature in (Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE)):
+    if all(row.available for row in can.table if row.feature in (Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE)):
         return "without MIG, and with a driver that is whole (nvidia-smi), programs can use CUDA here"
     return "the table below lists the missing features; suspension needs driver 570 or newer (595 on ARM), without MIG"

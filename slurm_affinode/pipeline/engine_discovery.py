@@ -28,9 +28,11 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
-from slurm_affinode.base import kernel_text, process
+from slurm_affinode.base import kernel_text
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, own_namespace, processes
+from slurm_affinode.base.process import of_module
+from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.engines import metric_table, scrape
 from slurm_affinode.engines.scrape import EngineReading
@@ -123,14 +125,14 @@ def ports(
     spent_s: defaultdict[int, float] = defaultdict(float)
     with contextlib.suppress(OSError):
         sockets, here = listening(proc=proc), own_namespace("net", proc=proc)
-        for one in processes(proc=proc):
-            job = finder.of(one)
+        for process in processes(proc=proc):
+            job = finder.of(process)
             if job is None or job.source not in TRUSTED or (jobs is not None and job.job_id not in jobs):
                 continue
             if spent_s[job.job_id] > MOST_SEARCH_S:
                 continue
             began_s = time.thread_time()
-            for port in _of_process(one, str(job.job_id), sockets, here, programs):
+            for port in _of_process(process, str(job.job_id), sockets, here, programs):
                 # Workers of a server share its socket.
                 if port.inode not in by_inode or port.rank < by_inode[port.inode].rank:
                     by_inode[port.inode] = port
@@ -150,21 +152,21 @@ def ports(
 
 
 def _of_process(
-    one: Process, job: str, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int], programs: Sequence[str]
+    process: Process, job: str, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int], programs: Sequence[str]
 ) -> Iterator[ListeningPort]:
     try:
-        announcement = _Announcement.of(one, programs)
-        if announcement is None or one.namespace("net") != here:
+        announcement = _Announcement.of(process, programs)
+        if announcement is None or process.namespace("net") != here:
             return
-        user = _user(one)
+        user = _user(process)
         if user is None:
             return
-        for inode in sockets_of(one):
+        for inode in sockets_of(process):
             if inode in sockets:
                 host, port = sockets[inode]
                 rank = announcement.rank(port)
                 if rank is not None:
-                    yield ListeningPort(one.id, inode, job, *user, host, port, rank)
+                    yield ListeningPort(process.id, inode, job, *user, host, port, rank)
     except ExhaustedError:
         raise
     except OSError:
@@ -184,17 +186,17 @@ class _Announcement:
     """Whether it is known as the server of an engine."""
 
     @classmethod
-    def of(cls, one: Process, programs: Sequence[str]) -> _Announcement | None:
+    def of(cls, process: Process, programs: Sequence[str]) -> _Announcement | None:
         """Read it; ``None``: nothing is announced. Raises ``OSError``, ``ExhaustedError``."""
-        arguments = one.read("cmdline", _MOST_BYTES).decode("utf-8", "replace").rstrip("\0").split("\0")
+        arguments = process.read("cmdline", _MOST_BYTES).decode("utf-8", "replace").rstrip("\0").split("\0")
         names = metric_table.program_names(arguments)
         with contextlib.suppress(OSError):
-            names.append(one.link("exe").rpartition("/")[2])
+            names.append(process.link("exe").rpartition("/")[2])
         servers = metric_table.servers_named(names)
         listed = any(
             fnmatchcase(name.removesuffix(".py"), pattern.removesuffix(".py")) for name in names for pattern in programs
         )
-        named = _named_ports(one)
+        named = _named_ports(process)
         if not servers and not listed:
             return cls(named) if named else None
         numbers = (kernel_text.number(word.rpartition("=")[2].rpartition(":")[2]) for word in arguments)
@@ -210,10 +212,10 @@ class _Announcement:
         return _OTHER if self.server else None
 
 
-def _named_ports(one: Process) -> frozenset[int]:
+def _named_ports(process: Process) -> frozenset[int]:
     """Return the ports that the environment of a process names. Raises ``ExhaustedError``."""
     try:
-        text = one.read("environ", _MOST_BYTES).decode("utf-8", "replace")
+        text = process.read("environ", _MOST_BYTES).decode("utf-8", "replace")
     except ExhaustedError:
         raise
     except OSError:
@@ -222,9 +224,9 @@ def _named_ports(one: Process) -> frozenset[int]:
     return frozenset(number for value in values for word in value.split(",") if (number := kernel_text.number(word)))
 
 
-def _user(one: Process) -> tuple[int, int, tuple[int, ...]] | None:
+def _user(process: Process) -> tuple[int, int, tuple[int, ...]] | None:
     """Return UID, GID and groups of a process; None for root, and for one that is changing its user."""
-    status = one.status()
+    status = process.status()
     uids, gids = (set(kernel_text.numbers(status.get(name, ""))) for name in ("Uid", "Gid"))
     groups = kernel_text.numbers(status.get("Groups", ""))
     if len(uids) != 1 or len(gids) != 1 or 0 in uids or len(groups) > _MOST_GROUPS:
@@ -237,11 +239,11 @@ def request(port: ListeningPort) -> list[EngineReading]:
 
     Raises ``AffinodeError`` with the reason if there was no response of HTTP.
     """
-    argv = process.of_module(
+    argv = of_module(
         "slurm_affinode.engines.scrape", port.host, str(port.port), str(port.uid), str(port.gid),
         ",".join(map(str, port.groups)),
     )  # fmt: skip
-    done = process.run(argv, timeout_s=PROGRAM_S)
+    done = run_program(argv, timeout_s=PROGRAM_S)
     try:
         return scrape.decode(done.stdout.strip())
     except (ValueError, RecursionError) as error:
@@ -324,13 +326,13 @@ class EngineScraper:
     def _scrape(self, there: Sequence[ListeningPort]) -> list[DiscoveredEngine]:
         """Scrape these ports. Raises ``ExhaustedError``."""
         keys = {port.key for port in there}
-        self._quiet = {key: one for key, one in self._quiet.items() if key in keys}
-        self._known = {key: one for key, one in self._known.items() if key in keys}
+        self._quiet = {key: pause for key, pause in self._quiet.items() if key in keys}
+        self._known = {key: last for key, last in self._known.items() if key in keys}
         self._proven &= keys
-        self._refusals = {process: one for process, one in self._refusals.items() if self._lives(process)}
+        self._refusals = {process: refusals for process, refusals in self._refusals.items() if self._lives(process)}
         due, waiting = self._due(there)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
-            engines = [engine for of_port in pool.map(self._one, due) for engine in of_port]
+            engines = [engine for of_port in pool.map(self._scrape_port, due) for engine in of_port]
         return engines + [engine for port in waiting for engine in self._down(port, None)]
 
     def _due(self, there: Sequence[ListeningPort]) -> tuple[list[ListeningPort], list[ListeningPort]]:
@@ -368,7 +370,7 @@ class EngineScraper:
             for _, port, engines in self._known.values()
         ]  # fmt: skip
 
-    def _one(self, port: ListeningPort) -> list[DiscoveredEngine]:
+    def _scrape_port(self, port: ListeningPort) -> list[DiscoveredEngine]:
         if int(port.job) in self._suspending() or not self._runs(port.process):
             return []
         started = time.monotonic()
@@ -411,8 +413,8 @@ class EngineScraper:
     def _lives(self, process: Id) -> bool:
         """Return whether a process has not ended."""
         try:
-            with Process(process.pid, started=process.started, proc=self._proc) as one:
-                return not one.ended()
+            with Process(process.pid, started=process.started, proc=self._proc) as held:
+                return not held.ended()
         except ExhaustedError:
             return True
         except OSError:
@@ -421,16 +423,16 @@ class EngineScraper:
     def _runs(self, process: Id) -> bool:
         """Return whether a process has not ended and is neither stopped nor frozen."""
         try:
-            with Process(process.pid, started=process.started, proc=self._proc) as one:
-                return not self._freezer.held(one.pid) and not one.ended()  # not ended: the PID was its own
+            with Process(process.pid, started=process.started, proc=self._proc) as held:
+                return not self._freezer.held(held.pid) and not held.ended()  # not ended: the PID was its own
         except OSError:
             return False
 
     def _still_there(self, port: ListeningPort) -> bool:
         """Return whether the process still holds the socket: otherwise another program may have responded."""
         try:
-            with Process(port.process.pid, started=port.process.started, proc=self._proc) as one:
-                return port.inode in sockets_of(one)
+            with Process(port.process.pid, started=port.process.started, proc=self._proc) as held:
+                return port.inode in sockets_of(held)
         except OSError:
             return False
 

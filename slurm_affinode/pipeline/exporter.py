@@ -91,10 +91,14 @@ class LastEngines(Collector):
         }
         up = Metric(metric_table.EXPORTED_UP, "Whether the last scrape of the engine succeeded.", "gauge")
         fields: dict[str, Metric] = {}
-        for one, labels in labelled.values():
-            if one.up is not None:
-                up.add_sample(up.name, labels, float(one.up))
-            values = dict(one.reading.values) if one.took_s is None else {**one.reading.values, "scrape_s": one.took_s}
+        for engine, labels in labelled.values():
+            if engine.up is not None:
+                up.add_sample(up.name, labels, float(engine.up))
+            values = (
+                dict(engine.reading.values)
+                if engine.took_s is None
+                else {**engine.reading.values, "scrape_s": engine.took_s}
+            )
             for field_name, value in values.items():
                 name = metric_table.exported_name(field_name)
                 kind = "counter" if field_name in metric_table.COUNTERS else "gauge"
@@ -102,7 +106,7 @@ class LastEngines(Collector):
                     field_name, Metric(name.removesuffix("_total"), f"Column {field_name} of engine samples.", kind)
                 )
                 metric.add_sample(name, labels, value)
-            for field_name, buckets in one.reading.buckets.items():
+            for field_name, buckets in engine.reading.buckets.items():
                 text = f"Column {field_name} of engine samples, of requests that ended."
                 metric = fields.setdefault(field_name, Metric(metric_table.EXPORTED + field_name, text, "histogram"))
                 for bound, count in buckets:
@@ -113,11 +117,11 @@ class LastEngines(Collector):
             yield up
         yield from fields.values()
 
-    def _labels(self, one: DiscoveredEngine, gpus: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    def _labels(self, engine: DiscoveredEngine, gpus: Mapping[str, Sequence[str]]) -> dict[str, str]:
         labels = {
-            "engine": one.reading.engine, "model": one.reading.model, "rank": one.reading.rank,
-            "address": one.address, "Hostname": self._node, "cluster": self._cluster, "hpc_job": one.job,
-            "user": one.user, "gpus": ",".join(gpus.get(one.job, ())) or None,
+            "engine": engine.reading.engine, "model": engine.reading.model, "rank": engine.reading.rank,
+            "address": engine.address, "Hostname": self._node, "cluster": self._cluster, "hpc_job": engine.job,
+            "user": engine.user, "gpus": ",".join(gpus.get(engine.job, ())) or None,
         }  # fmt: skip
         return {name: text for name, text in labels.items() if text is not None}
 

@@ -51,8 +51,8 @@ def forget(config: Config, user: str, now: datetime, *, apply: bool) -> Forgotte
             _remove(config, store, reports, files)
         pseudonym, rows = store.forget(user, now, apply=apply)
     return Forgotten(
-        pseudonym if apply else None, rows, [f"{one.period}/{one.label}" for one in reports], [*map(str, files)],
-        _remaining(config, user),
+        pseudonym if apply else None, rows, [f"{report.period}/{report.label}" for report in reports],
+        [*map(str, files)], _remaining(config, user),
     )  # fmt: skip
 
 

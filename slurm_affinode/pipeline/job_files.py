@@ -95,15 +95,15 @@ def _by_owner(
     owned: dict[int, dict[Key, str]] = {}
     skipped = set()
     known: dict[str, int | None] = {}
-    for one in fresh:
-        name = one.user or ""
+    for summary in fresh:
+        name = summary.user or ""
         if name not in known:
             known[name] = uid_of(name) if name else None
         uid = known[name]
-        if uid is None or (one.uid is not None and one.uid != uid):
+        if uid is None or (summary.uid is not None and summary.uid != uid):
             skipped.add(name)
         elif uid != 0:
-            value = one.as_json()
+            value = summary.as_json()
             owned.setdefault(uid, {})[_key(value)] = json.dumps(value, separators=(",", ":")) + "\n"
     return owned, len(skipped)
 
@@ -219,12 +219,12 @@ def read(
             f"no summary of a job {job} of yours is published in {directory}",
             hint="summaries appear after the next night, and only the owner of a job may read its summary",
         )
-    clusters = sorted({one.cluster for one in attempts})
+    clusters = sorted({attempt.cluster for attempt in attempts})
     if len(clusters) > 1:
         raise AffinodeError(f"several clusters have a job {job}: {', '.join(clusters)}", hint="choose one: --cluster")
-    if (count := len({one.job.job_id for one in attempts})) > 1:
+    if (count := len({attempt.job.job_id for attempt in attempts})) > 1:
         raise AffinodeError(f"{job} is {count} jobs", hint=f"name one of them, such as {attempts[0].job.id}")
-    attempts.sort(key=lambda one: one.job.start or one.until)
+    attempts.sort(key=lambda attempt: attempt.job.start or attempt.until)
     number = len(attempts) if attempt is None else attempt if attempt > 0 else len(attempts) + 1 + attempt
     if not 1 <= number <= len(attempts):
         raise NoSummaryError(f"{counted(len(attempts), 'attempt')} of job {job} published, and no attempt {attempt}")
@@ -237,29 +237,29 @@ def _matching(path: Path, user: int, job_id: identifiers.JobId, cluster: str | N
     with _opened(path, user) as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
             try:
-                one = JobSummary.from_json(json_values.loads(line))
+                summary = JobSummary.from_json(json_values.loads(line))
             except ValueError:
                 damaged = damaged or number
                 continue
-            if cluster not in (None, one.cluster):
+            if cluster not in (None, summary.cluster):
                 continue
-            if _is(one, job_id):
-                exact.append(one)
-            elif job_id.array_task_id is None and job_id.het_offset is None and _belongs(one, job_id.job_id):
-                related.append(one)
+            if _is(summary, job_id):
+                exact.append(summary)
+            elif job_id.array_task_id is None and job_id.het_offset is None and _belongs(summary, job_id.job_id):
+                related.append(summary)
     return exact or related, damaged
 
 
-def _is(one: JobSummary, job_id: identifiers.JobId) -> bool:
+def _is(summary: JobSummary, job_id: identifiers.JobId) -> bool:
     if job_id.array_task_id is not None:
-        return one.job.id == f"{job_id.job_id}_{job_id.array_task_id}"
+        return summary.job.id == f"{job_id.job_id}_{job_id.array_task_id}"
     if job_id.het_offset is not None:
-        return one.job.id == f"{job_id.job_id}+{job_id.het_offset}"
-    return one.job.job_id == job_id.job_id
+        return summary.job.id == f"{job_id.job_id}+{job_id.het_offset}"
+    return summary.job.job_id == job_id.job_id
 
 
-def _belongs(one: JobSummary, job_id: int) -> bool:
-    return one.job.id.startswith((f"{job_id}_", f"{job_id}+"))
+def _belongs(summary: JobSummary, job_id: int) -> bool:
+    return summary.job.id.startswith((f"{job_id}_", f"{job_id}+"))
 
 
 @contextlib.contextmanager

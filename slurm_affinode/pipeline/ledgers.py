@@ -68,7 +68,7 @@ def read(path: Path) -> tuple[list[LedgerEntry], list[IngestProblem], str]:
 
 def ingest_ledgers(store: Repository | None, path: Path) -> list[LedgerIntake]:
     """Ingest the ledgers at ``path``; known entries are no-ops. If ``store`` is ``None`` they are only read."""
-    return [_take_in(store, one) for one in ledgers(path)]
+    return [_take_in(store, ledger) for ledger in ledgers(path)]
 
 
 def _take_in(store: Repository | None, path: Path) -> LedgerIntake:

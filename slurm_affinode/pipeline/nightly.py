@@ -491,9 +491,9 @@ class _Night:
             earliest = min(period.since for period in candidates(self.now, zone, (), since=self.since))
             self.log.took(sources.accounting(self.store, earliest, self.now))
         with self.log.part("suspensions"):
-            for one in ledgers.configured(self.config, self.store, unread=lambda line: self.log.took((line,))):
-                changed = 0 if one.counts is None else one.counts.new + one.counts.updated
-                self.log.took((f"{one.source}: {one.entries} lines, {changed} new or updated",))
+            for intake in ledgers.configured(self.config, self.store, unread=lambda line: self.log.took((line,))):
+                changed = 0 if intake.counts is None else intake.counts.new + intake.counts.updated
+                self.log.took((f"{intake.source}: {intake.entries} lines, {changed} new or updated",))
         with self.log.part("GPU metrics"):
             self.log.took(sources.gpu(self.store, self.now))
         with self.log.part(_ENGINES):

@@ -76,13 +76,13 @@ def examine(
 ) -> list[NodeChecks]:
     """Return the checks of the nodes, in their order. ``report`` is called with each node that is done."""
 
-    def one(node: str) -> NodeChecks:
+    def examine_node(node: str) -> NodeChecks:
         checks = _examine(node, via, run)
         report(node)
         return checks
 
     with pool("doctor", AT_ONCE) as threads:
-        return list(threads.map(one, nodes))
+        return list(threads.map(examine_node, nodes))
 
 
 def _examine(node: str, via: Via, run: Runner) -> NodeChecks:

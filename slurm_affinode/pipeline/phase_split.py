@@ -132,7 +132,7 @@ def _require_room(requests: RequestArrays, engine: EngineModel, path: Path) -> N
 
 
 def _all_known(deployments: Sequence[Deployment | None]) -> tuple[Deployment, ...] | None:
-    known = tuple(one for one in deployments if one is not None)
+    known = tuple(deployment for deployment in deployments if deployment is not None)
     return known if known and len(known) == len(deployments) else None
 
 

@@ -343,7 +343,7 @@ def drift(source: SubmissionSource, model: ModelFile) -> tuple[TargetDrift, ...]
     """Return the drift of each target for which at least ``intervals.LEAST_JOBS`` jobs have ended since."""
     drifts = []
     for trained in model.targets:
-        target = next(one for one in features.TARGETS if one.name == trained.target)
+        target = next(candidate for candidate in features.TARGETS if candidate.name == trained.target)
         if trained.factors is None:
             continue
         table = features.build(source.submissions, target)

@@ -260,7 +260,7 @@ def _there_is(name: str, there: Collection[str]) -> str:
     close = difflib.get_close_matches(name, there, n=3)
     names = [*close, *sorted(set(there) - set(close))]
     left = len(names) - _MOST_NAMES
-    listed = ", ".join(visible(one) for one in names[:_MOST_NAMES])
+    listed = ", ".join(visible(existing) for existing in names[:_MOST_NAMES])
     return f"there is: {listed}" + (f", and {left} more" if left > 0 else "")
 
 

@@ -95,19 +95,22 @@ def live(
     since = query.since or until - LIVE_PERIOD
     options = ingest.read_options(config)
     with TemporaryDirectory(prefix="slurm-affinode-") as directory:
-        own = replace(config, store=replace(config.store, state_dir=Path(directory)))
-        outcome, _ = ingest.ingest_engines_of_prometheus(own, None, since, until, options)
+        live_config = replace(config, store=replace(config.store, state_dir=Path(directory)))
+        outcome, _ = ingest.ingest_engines_of_prometheus(live_config, None, since, until, options)
         _check(outcome, warned)
-        with contextlib.closing(engine_store(own.serving_dir)) as store:
+        with contextlib.closing(engine_store(live_config.serving_dir)) as store:
             named = store.scan(since, until).select(pl.col("gpus").str.split(",").explode()).unique().collect()
-        uuids = sorted(one for one in named["gpus"] if one and _UUID.fullmatch(one))[:_MOST_GPUS]
+        uuids = sorted(uuid for uuid in named["gpus"] if uuid and _UUID.fullmatch(uuid))[:_MOST_GPUS]
         if uuids:
             matcher = f'UUID=~"{"|".join(uuids)}"'
-            of_gpus = replace(own, prometheus=replace(own.prometheus, match=(matcher,)))
+            of_gpus = replace(live_config, prometheus=replace(live_config.prometheus, match=(matcher,)))
             with contextlib.suppress(NoSamplesError):
                 _check(ingest.ingest_prometheus(of_gpus, None, since, until, options), warned)
         # Accounting is that of the site, which is only read.
-        yield replace(own, store=replace(own.store, db=config.db_url)), replace(query, since=since, until=until)
+        yield (
+            replace(live_config, store=replace(live_config.store, db=config.db_url)),
+            replace(query, since=since, until=until),
+        )
 
 
 def _check(outcome: ImportOutcome, warned: Callable[[str], None]) -> None:
@@ -141,12 +144,12 @@ def find(
         return Servers(since, until, tuple(examined), tuple(charts))
 
 
-def _with_timeline(one: ExaminedEngine) -> tuple[EngineHealth, pl.DataFrame | None]:
-    return one.health, _timeline(one)
+def _with_timeline(engine: ExaminedEngine) -> tuple[EngineHealth, pl.DataFrame | None]:
+    return engine.health, _timeline(engine)
 
 
-def _without_timeline(one: ExaminedEngine) -> tuple[EngineHealth, pl.DataFrame | None]:
-    return one.health, None
+def _without_timeline(engine: ExaminedEngine) -> tuple[EngineHealth, pl.DataFrame | None]:
+    return engine.health, None
 
 
 _OUT_OF_MEMORY = "OUT_OF_MEMORY"
@@ -195,7 +198,7 @@ def _keys(cluster: str, job: int, *, alone: bool) -> list[tuple[str, str]]:
     ``alone``: accounting has one cluster. Samples that name no cluster are of that one; with several, their jobs are
     unknown.
     """
-    return [(one, str(job)) for one in ((cluster, UNNAMED_CLUSTER) if alone else (cluster,))]
+    return [(cluster_name, str(job)) for cluster_name in ((cluster, UNNAMED_CLUSTER) if alone else (cluster,))]
 
 
 def _aware(time: datetime, zone: tzinfo) -> datetime:
@@ -228,15 +231,19 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
     return ServerReport(tuple(engines), charts) if engines else None
 
 
-def _used(one: ExaminedEngine) -> EngineUsage:
-    return usage(one.health, one.series)
+def _used(engine: ExaminedEngine) -> EngineUsage:
+    return usage(engine.health, engine.series)
 
 
 def _chart(health: EngineHealth, samples: pl.LazyFrame, gpus: pl.LazyFrame | None) -> pl.DataFrame:
     """Return the timeline of one engine: its samples are read again, as few of many engines have a chart."""
-    own = samples.filter(*_same(health))
+    engine_samples = samples.filter(*_same(health))
     same = health.key, health.job
-    return next(_timeline(one) for one in examine_all(own, Fleet(gpus)) if (one.health.key, one.health.job) == same)
+    return next(
+        _timeline(engine)
+        for engine in examine_all(engine_samples, Fleet(gpus))
+        if (engine.health.key, engine.health.job) == same
+    )
 
 
 _Owner = dict[str, str | None]
@@ -313,7 +320,9 @@ _DIFFERENT_STARTS = "a part of what engines log at startup (the logs differ in i
 
 def _agreed(startups: Sequence[StartupFacts]) -> tuple[StartupFacts, bool]:
     """Return the facts in which ``startups`` agree, as far as they have them, and whether they differ in others."""
-    by_field = {field.name: {getattr(one, field.name) for one in startups} - {None} for field in fields(StartupFacts)}
+    by_field = {
+        field.name: {getattr(startup, field.name) for startup in startups} - {None} for field in fields(StartupFacts)
+    }
     agreed = {name: next(iter(values)) for name, values in by_field.items() if len(values) == 1}
     return StartupFacts(**agreed), any(len(values) > 1 for values in by_field.values())
 
@@ -359,7 +368,7 @@ def _room(gpus: pl.DataFrame | None) -> tuple[float | None, float | None]:
     return float(known["fb_total_mib"].min()) / 1024, float(free) / 1024  # type: ignore[arg-type]
 
 
-def _own(health: EngineHealth, samples: pl.LazyFrame) -> pl.DataFrame:
+def _samples_of(health: EngineHealth, samples: pl.LazyFrame) -> pl.DataFrame:
     """Return the samples of an engine, with those of other processes that respond at its address."""
     same = _same(health)
     if health.job is not None:
@@ -376,8 +385,8 @@ def _same(health: EngineHealth) -> list[pl.Expr]:
 
 def _series(health: EngineHealth, samples: pl.LazyFrame) -> EngineSeries | None:
     rank = None if responds_in_turn(health.key) else health.key.rank
-    ranks = streams(replace(health.key, rank=rank), _own(health, samples))
-    return next((one for one in ranks if one.key == health.key and len(one)), None)
+    ranks = streams(replace(health.key, rank=rank), _samples_of(health, samples))
+    return next((series for series in ranks if series.key == health.key and len(series)), None)
 
 
 def _gpus_of(health: EngineHealth, gpus: pl.LazyFrame | None) -> pl.DataFrame | None:
@@ -387,8 +396,8 @@ def _gpus_of(health: EngineHealth, gpus: pl.LazyFrame | None) -> pl.DataFrame | 
     return gpus.filter(pl.col("uuid").is_in(health.gpus), during).collect()
 
 
-def _timeline(one: ExaminedEngine) -> pl.DataFrame:
-    return timeline(one.samples, one.gpus, one.health.since, one.health.until + timedelta(seconds=1))
+def _timeline(engine: ExaminedEngine) -> pl.DataFrame:
+    return timeline(engine.samples, engine.gpus, engine.health.since, engine.health.until + timedelta(seconds=1))
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def ingest_accounting(
             unchanged=total.unchanged,
             bad=accounting.bad_records,
             problems=tuple(IngestProblem(str(problem), problem.line) for problem in accounting.problems),
-            notes=(*accounting.notes, *(str(one) for one in accounting.decisions[:_SHOWN_DECISIONS])),
+            notes=(*accounting.notes, *(str(decision) for decision in accounting.decisions[:_SHOWN_DECISIONS])),
             fingerprint=fingerprint,
             first=first,
             last=last,

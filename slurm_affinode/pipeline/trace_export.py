@@ -88,8 +88,8 @@ def collect(
         (pl.col("devices").fill_null(0) >= pl.col("gpus")).alias("measured"),
     )  # fmt: skip
     divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
-    own = (pl.col("cluster") == name).fill_null(value=True)
-    devices = held.devices.with_row_index("at").filter(~divided, own).height
+    in_cluster = (pl.col("cluster") == name).fill_null(value=True)
+    devices = held.devices.with_row_index("at").filter(~divided, in_cluster).height
     idle = periods.select(
         "run", (pl.col("begin_ms") // 1000).alias("begin_s"), (pl.col("end_ms") // 1000).alias("end_s")
     ).filter(pl.col("run").is_in(rows["run"].implode()))

@@ -154,10 +154,10 @@ def last_metrics(config: Config, job: JobOutcome, failed: datetime | None) -> li
 
 def _last_of_engines(scrapes: pl.DataFrame) -> Iterator[LastMetrics]:
     scrapes = scrapes.sort(*IDENTITY, "time", nulls_last=False)
-    for one in scrapes.partition_by(list(IDENTITY), maintain_order=True):
-        good = one.filter(pl.col("error").is_null())
-        last = (good if len(good) else one).row(-1, named=True)
-        failed = len(one.filter(pl.col("error").is_not_null() & (pl.col("time") >= last["time"])))
+    for engine_scrapes in scrapes.partition_by(list(IDENTITY), maintain_order=True):
+        good = engine_scrapes.filter(pl.col("error").is_null())
+        last = (good if len(good) else engine_scrapes).row(-1, named=True)
+        failed = len(engine_scrapes.filter(pl.col("error").is_not_null() & (pl.col("time") >= last["time"])))
         figures = [(name, None if last[name] is None else float(last[name])) for name in _ENGINE_COLUMNS]
         rank = "" if last["rank"] is None else f" rank {last['rank']}"
         yield LastMetrics(
@@ -190,8 +190,8 @@ def _accounting(job: str, run: Runner) -> tuple[JobOutcome | None, User | None, 
     if not rows:
         raise InputError("accounting has no such job", where=job, hint=f"see: sacct --jobs={job} --duplicates")
     row = rows[-1]
-    owner = _user(row["uid"]) if len({one["uid"] for one in rows}) == 1 else None
-    if len({one["job_id"] for one in rows}) > 1:
+    owner = _user(row["uid"]) if len({attempt["uid"] for attempt in rows}) == 1 else None
+    if len({attempt["job_id"] for attempt in rows}) > 1:
         return None, owner, list(sacct_command.output_files(job, run=run))
     steps = read.steps.to_dicts()
     outcome = JobOutcome(

@@ -289,8 +289,8 @@ def _replay(  # noqa: PLR0917
         runs, idle, held.query, {} if predicted is None else predicted.run_s, {} if risk is None else risk.idle_pct
     )
     divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
-    own = (pl.col("cluster") == cluster).fill_null(value=True)
-    devices = held.devices.with_row_index("at").filter(~divided, own)
+    in_cluster = (pl.col("cluster") == cluster).fill_null(value=True)
+    devices = held.devices.with_row_index("at").filter(~divided, in_cluster)
     pools = _pools(jobs, starts, rows, held.nodes, devices, one_pool=change.one_pool)
     subject = _Subject(
         cluster, {reason: number for reason, number in left_out.items() if number}, share, policy,
@@ -436,7 +436,7 @@ def _compare(  # noqa: PLR0917
         dump_s=dump_s,
         restore_s=restore_s,
         costs_from=source,
-        interactive=sum(one.run < other.run for one, other in zip(changed, jobs, strict=True)),
+        interactive=sum(job.run < other.run for job, other in zip(changed, jobs, strict=True)),
         sweep=tuple(sweep),
         idle_predictor=subject.idle_predictor,
         idle_risk=() if subject.idle_predictor is None else _risk_classes(jobs, after),
@@ -549,13 +549,13 @@ def _jobs(
     for row in rows.iter_rows(named=True):
         start = row["begin_ms"] // 1000
         run = max(1, row["end_ms"] // 1000 - start)
-        own = tuple(
+        idle_spans = tuple(
             (max(0, first // 1000 - start), last // 1000 - start) for first, last in periods.get(row["run"], ())
         )
         limit = row["timelimit_s"]
         jobs.append(GpuJob(
             row["job_id"], row["partition"], row["submitted_ms"] // 1000, run, row["gpus"],
-            -1 if limit is None else max(limit, run), row["waited_ms"] // 1000, row["counted"], own,
+            -1 if limit is None else max(limit, run), row["waited_ms"] // 1000, row["counted"], idle_spans,
             predicted.get((row["job_id"], row["exactly_s"]), -1),
             _known(risk.get((row["job_id"], row["exactly_s"]))), row["priority"] or 0,
         ))  # fmt: skip
@@ -591,8 +591,8 @@ def _limited(jobs: Iterable[GpuJob], interactive: Iterable[bool], limit_s: float
         return list(jobs)
     most = max(1, round(limit_s))
     return [
-        replace(job, run=most, request=min(job.request, most)) if own and job.run > most else job
-        for job, own in zip(jobs, interactive, strict=True)
+        replace(job, run=most, request=min(job.request, most)) if is_interactive and job.run > most else job
+        for job, is_interactive in zip(jobs, interactive, strict=True)
     ]
 
 

@@ -31,8 +31,8 @@ def html(replays: Sequence[ClusterReplay], change: Change, since: datetime, unti
         lead=f"GPU jobs from {fmt.period(since, until, zone)}, replayed as they were and with the change.",
         cards=_cards(first),
         findings=tuple(
-            finding for number, one in enumerate(replays, 1)
-            for finding in _findings(one, str(number), several=len(replays) > 1)
+            finding for number, replay in enumerate(replays, 1)
+            for finding in _findings(replay, str(number), several=len(replays) > 1)
         ),
         verdict_counts=_caution(first),
         notes=tuple(
@@ -47,17 +47,17 @@ def html(replays: Sequence[ClusterReplay], change: Change, since: datetime, unti
     return trace_page.html("What if: GPUs of idle jobs", page, zone)
 
 
-def answer(one: ClusterReplay, change: Change, since: datetime, until: datetime) -> str:
+def answer(replay: ClusterReplay, change: Change, since: datetime, until: datetime) -> str:
     """Return the result as a sentence, with its intervals."""
     days = counted(max(1, round((until - since).total_seconds() / 86_400)), "day")
-    saved = f"the mean wait would have been {_wait(one.saved_wait_mean_s, one.saved_wait_interval_s)}"
+    saved = f"the mean wait would have been {_wait(replay.saved_wait_mean_s, replay.saved_wait_interval_s)}"
     if change.suspend_idle_s is None:
-        return f"On {one.cluster}, {_changes(change)}, {saved} in {days}."
-    returned = _hours(one.gpu_hours_returned, one.gpu_hours_returned_interval)
+        return f"On {replay.cluster}, {_changes(change)}, {saved} in {days}."
+    returned = _hours(replay.gpu_hours_returned, replay.gpu_hours_returned_interval)
     also = f", {_changes(change)}," if change.more_gpus or change.limit_interactive_s else ""
     return (
-        f"Suspending jobs on {one.cluster} that are idle for {span(change.suspend_idle_s)}{also} would have returned "
-        f"{returned} in {days}. Other jobs would have used {_gpu_hours(one.gpu_hours_used)} of them, and "
+        f"Suspending jobs on {replay.cluster} that are idle for {span(change.suspend_idle_s)}{also} would have "
+        f"returned {returned} in {days}. Other jobs would have used {_gpu_hours(replay.gpu_hours_used)} of them, and "
         f"{saved}."
     )
 
@@ -97,9 +97,9 @@ def _bounds(bounds: Bounds, shown: Formatter) -> str:
     return f" (95 % interval: {shown(low)} to {shown(high)})"
 
 
-def _caution(one: ClusterReplay) -> str:
+def _caution(replay: ClusterReplay) -> str:
     """Return how far the replay explains the recorded waits."""
-    ratio = one.replayed_to_recorded
+    ratio = replay.replayed_to_recorded
     if ratio is None:
         return "No job waited in accounting, so the replayed waits cannot be compared with recorded ones."
     text = f"The replayed mean wait is {fmt.number(ratio, digits=2)} of the recorded one."
@@ -110,45 +110,45 @@ def _caution(one: ClusterReplay) -> str:
     return text
 
 
-def _cards(one: ClusterReplay) -> tuple[Card, ...]:
+def _cards(replay: ClusterReplay) -> tuple[Card, ...]:
     return (
-        card("Returned", fmt.hours(one.gpu_hours_returned), "GPU-hours", known=True, kind="idle",
+        card("Returned", fmt.hours(replay.gpu_hours_returned), "GPU-hours", known=True, kind="idle",
              more="Time for which GPUs of suspended jobs were free: an upper bound of the gain."),
-        card("Used by other jobs", fmt.hours(one.gpu_hours_used), "GPU-hours", known=True, kind="busy"),
-        card("Mean wait saved", _seconds(one.saved_wait_mean_s), f"{one.earlier:,} jobs earlier, {one.later:,} later",
-             known=True),
-        card("Suspended jobs", fmt.count(one.suspended_jobs), f"of {counted(one.jobs, 'job')}", known=True),
-        card("Wakes a day", fmt.number(one.wakes_per_day, digits=1),
-             "" if one.wake_wait_mean_s is None else f"mean wait for GPUs {fmt.duration(one.wake_wait_mean_s)}",
+        card("Used by other jobs", fmt.hours(replay.gpu_hours_used), "GPU-hours", known=True, kind="busy"),
+        card("Mean wait saved", _seconds(replay.saved_wait_mean_s),
+             f"{replay.earlier:,} jobs earlier, {replay.later:,} later", known=True),
+        card("Suspended jobs", fmt.count(replay.suspended_jobs), f"of {counted(replay.jobs, 'job')}", known=True),
+        card("Wakes a day", fmt.number(replay.wakes_per_day, digits=1),
+             "" if replay.wake_wait_mean_s is None else f"mean wait for GPUs {fmt.duration(replay.wake_wait_mean_s)}",
              known=True),
     )  # fmt: skip
 
 
-def _findings(one: ClusterReplay, key: str, *, several: bool) -> list[TraceFinding]:
+def _findings(replay: ClusterReplay, key: str, *, several: bool) -> list[TraceFinding]:
     """``key``: letters and digits for the names of charts, unlike the name of a cluster."""
-    suffix = f": {one.cluster}" if several else ""
+    suffix = f": {replay.cluster}" if several else ""
     findings = []
-    if one.sweep:
-        charts = (_by_window(one, key), _by_wakes(one, key))
+    if replay.sweep:
+        charts = (_by_window(replay, key), _by_wakes(replay, key))
         findings.append(TraceFinding(
-            f"sweep-{key}", f"Idle time before a suspension{suffix}", (_sweep_text(one),), charts,
-            tables=(_sweep_table(one, key),), paired=True,
+            f"sweep-{key}", f"Idle time before a suspension{suffix}", (_sweep_text(replay),), charts,
+            tables=(_sweep_table(replay, key),), paired=True,
         ))  # fmt: skip
     text = (
-        f"Recorded means, and both replays on {one.gpus:,} GPUs ({one.policy}). "
-        f"{fmt.number(one.throughput_before_per_day, digits=1)} jobs end per day, with the change "
-        f"{fmt.number(one.throughput_after_per_day, digits=1)}."
+        f"Recorded means, and both replays on {replay.gpus:,} GPUs ({replay.policy}). "
+        f"{fmt.number(replay.throughput_before_per_day, digits=1)} jobs end per day, with the change "
+        f"{fmt.number(replay.throughput_after_per_day, digits=1)}."
     )
-    tables = (_wait_table(one, key),)
+    tables = (_wait_table(replay, key),)
     findings.append(TraceFinding(f"waits-{key}", f"Waits by partition{suffix}", (text,), tables=tables))
     return findings
 
 
-def _sweep_text(one: ClusterReplay) -> str:
+def _sweep_text(replay: ClusterReplay) -> str:
     short, long = (
         f"{_window(gain)} returns {_hours(gain.gpu_hours_returned, gain.gpu_hours_returned_interval)} with "
         f"{fmt.number(gain.wakes_per_day, digits=1)} wakes a day"
-        for gain in (one.sweep[0], one.sweep[-1])
+        for gain in (replay.sweep[0], replay.sweep[-1])
     )
     return f"A window of {short}, one of {long}."
 
@@ -164,25 +164,25 @@ def _series(sweep: Sequence[SuspensionGain]) -> list[Series]:
     ]
 
 
-def _by_window(one: ClusterReplay, key: str) -> Markup:
-    words = Words(f"window-{key}", "GPU-hours by idle time before a suspension", _sweep_text(one))
-    return histogram(words, [_window(gain) for gain in one.sweep], _series(one.sweep), unit="GPU-hours",
+def _by_window(replay: ClusterReplay, key: str) -> Markup:
+    words = Words(f"window-{key}", "GPU-hours by idle time before a suspension", _sweep_text(replay))
+    return histogram(words, [_window(gain) for gain in replay.sweep], _series(replay.sweep), unit="GPU-hours",
                      x_label="Idle time before a suspension")  # fmt: skip
 
 
-def _by_wakes(one: ClusterReplay, key: str) -> Markup:
+def _by_wakes(replay: ClusterReplay, key: str) -> Markup:
     """Draw the hours against the wakes; of windows with as many wakes the one with the most hours."""
     points: dict[float, SuspensionGain] = {}
-    for gain in sorted(one.sweep, key=lambda gain: gain.gpu_hours_returned):
+    for gain in sorted(replay.sweep, key=lambda gain: gain.gpu_hours_returned):
         points[gain.wakes_per_day] = gain
     wakes = sorted(points)
     return lines(
-        Words(f"wakes-{key}", "GPU-hours against wakes a day", _sweep_text(one)), wakes,
+        Words(f"wakes-{key}", "GPU-hours against wakes a day", _sweep_text(replay)), wakes,
         _series([points[at] for at in wakes]), unit="GPU-hours", x_label="Wakes a day",
     )  # fmt: skip
 
 
-def _sweep_table(one: ClusterReplay, key: str) -> Table:
+def _sweep_table(replay: ClusterReplay, key: str) -> Table:
     head = ("Idle time", "Returned, h", "95 % interval", "Used, h", "Wakes a day", "Suspended jobs", "Mean wait saved",
             "95 % interval")  # fmt: skip
     rows = {
@@ -192,7 +192,7 @@ def _sweep_table(one: ClusterReplay, key: str) -> Table:
             fmt.count(gain.suspended_jobs), _seconds(gain.saved_wait_mean_s),
             _range(gain.saved_wait_interval_s, _seconds),
         )
-        for gain in one.sweep
+        for gain in replay.sweep
     }  # fmt: skip
     return trace_page.numbers(f"sweep-table-{key}", "Replays by idle time before a suspension", head, rows)
 
@@ -203,7 +203,7 @@ def _range(bounds: Bounds, shown: Formatter) -> str:
     return f"{shown(bounds[0])} to {shown(bounds[1])}"
 
 
-def _wait_table(one: ClusterReplay, key: str) -> Table:
+def _wait_table(replay: ClusterReplay, key: str) -> Table:
     columns = (
         Column("Partition"), *(Column(name, "number") for name in (
             "Jobs", "Recorded", "Mean", "Median", "p95", "Mean then", "Median then", "p95 then")),
@@ -214,13 +214,13 @@ def _wait_table(one: ClusterReplay, key: str) -> Table:
          *(Cell(fmt.duration(value), "number") for value in (
              row.recorded_mean_s, row.before_mean_s, row.before_median_s, row.before_p95_s, row.after_mean_s,
              row.after_median_s, row.after_p95_s)))
-        for row in one.waits
+        for row in replay.waits
     )  # fmt: skip
     return Table(f"waits-table-{key}", "Waits: recorded, replayed, with the change", columns, rows, sortable=False)
 
 
-def _recipes(one: ClusterReplay) -> tuple[tuple[str, str], ...]:
-    costs = f"A suspension holds the GPUs for {span(one.dump_s)}, a restore for {span(one.restore_s)}"
+def _recipes(replay: ClusterReplay) -> tuple[tuple[str, str], ...]:
+    costs = f"A suspension holds the GPUs for {span(replay.dump_s)}, a restore for {span(replay.restore_s)}"
     level = f"{100 * LEVEL:.0f} % intervals by a bootstrap of whole days ({RESAMPLES:,} resamples)"
     return (
         ("Replay", "The GPU jobs of accounting start again in the order of submission: as they were, and with the "
@@ -229,7 +229,7 @@ def _recipes(one: ClusterReplay) -> tuple[tuple[str, str], ...]:
         ("Used by other jobs", "GPU-hours in use beyond what would have been free had the suspended jobs kept their "
          "GPUs."),
         *((("In place", "Suspended jobs keep their allocation: other jobs of the queue do not start earlier."),)
-          if one.mode == "inplace" else ()),
-        ("Costs", f"{costs} ({one.costs_from})."),
+          if replay.mode == "inplace" else ()),
+        ("Costs", f"{costs} ({replay.costs_from})."),
         ("Intervals", f"{level}; none for one day."),
     )  # fmt: skip
