@@ -85,8 +85,8 @@ def manual(context: click.Context) -> str:
         ".SH DESCRIPTION", *_paragraphs(command.help),
     ]  # fmt: skip
     title = None
-    options = [one for one in command.get_params(context) if isinstance(one, click.Option)]
-    for option in sorted(options, key=lambda one: getattr(one, "section", "")):
+    options = [parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option)]
+    for option in sorted(options, key=lambda option: getattr(option, "section", "")):
         record = option.get_help_record(context)
         if record is None:
             continue

@@ -126,21 +126,21 @@ def initial_environment() -> dict[str, str]:
 # --- Slurm's srun
 
 
-def real_srun(env: dict[str, str], own: str) -> tuple[str, dict[str, str]]:
+def real_srun(env: dict[str, str], own_dir: str) -> tuple[str, dict[str, str]]:
     """Return the path of Slurm's srun, and the environment without this launcher. Raises ``Fault``."""
-    places = [place for place in env.get("PATH", "").split(":") if os.path.realpath(place or ".") != own]
+    places = [place for place in env.get("PATH", "").split(":") if os.path.realpath(place or ".") != own_dir]
     candidates = [env[REAL_SRUN]] if REAL_SRUN in env else []
     candidates += [os.path.join(place or ".", "srun") for place in places]
     for path in candidates:
-        if os.access(path, os.X_OK) and os.path.isfile(path) and os.path.dirname(os.path.realpath(path)) != own:
+        if os.access(path, os.X_OK) and os.path.isfile(path) and os.path.dirname(os.path.realpath(path)) != own_dir:
             rest = {**env, "PATH": ":".join(places)} if "PATH" in env else dict(env)
             rest.pop(REAL_SRUN, None)
             return path, rest
     raise Fault("Slurm's own srun is not in PATH")
 
 
-def become_real(env: dict[str, str], own: str, arguments: list[str]) -> None:
-    path, rest = real_srun(env, own)
+def become_real(env: dict[str, str], own_dir: str, arguments: list[str]) -> None:
+    path, rest = real_srun(env, own_dir)
     default_signals()
     os.execve(path, ["srun", *arguments], rest)
 
@@ -598,10 +598,10 @@ def own_file(name: str) -> int:
     lock = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        there = sorted(one for one in os.listdir("/tmp") if one.startswith(f"{name}."))  # noqa: S108 - checked below
-        for one in (name, *there, f"{name}.{os.urandom(8).hex()}"):
+        there = sorted(entry for entry in os.listdir("/tmp") if entry.startswith(f"{name}."))  # noqa: S108 - checked below
+        for candidate in (name, *there, f"{name}.{os.urandom(8).hex()}"):
             try:
-                fd = os.open(f"/tmp/{one}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)  # noqa: S108
+                fd = os.open(f"/tmp/{candidate}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)  # noqa: S108
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.ELOOP, errno.EISDIR, errno.ENXIO):
                     continue
@@ -778,13 +778,13 @@ class Streams:
     def _null(self) -> int:
         return self._open("/dev/null", os.O_RDWR)
 
-    def _sink(self, text: str, own: int, task: int) -> Sink:
+    def _sink(self, text: str, own_fd: int, task: int) -> Sink:
         if text.lower() in ("", "all"):
-            return Sink(own, self._relayed)
+            return Sink(own_fd, self._relayed)
         if text.lower() == "none":
             return Sink(self._null(), False)
         if text.isdigit():
-            return Sink(own, self._label) if int(text) == task else Sink(self._null(), False)
+            return Sink(own_fd, self._label) if int(text) == task else Sink(self._null(), False)
         mode = os.O_APPEND if self._step.options.get("open-mode", "t").startswith("a") else os.O_TRUNC | os.O_APPEND
         name = self._file(text, task)
         shared = self._step.tasks > 1 and name == self._file(text, task + 1)
@@ -879,8 +879,8 @@ class Streams:
                 else:
                     data = os.read(0, BUFFER)
                     reading = bool(data)
-                    for one in self._inputs:
-                        self._inputs[one] += data
+                    for write_end in self._inputs:
+                        self._inputs[write_end] += data
 
     def _feed(self, fd: int) -> None:
         try:
@@ -1170,12 +1170,12 @@ def run(step: Step, restarts: int) -> int:
 
 def main() -> int:
     env = initial_environment()
-    own = os.path.dirname(os.path.realpath(__file__))
+    own_dir = os.path.dirname(os.path.realpath(__file__))
     arguments = sys.argv[1:]
     try:
         attempt = attempt_of(env)
         if attempt is None:
-            become_real(env, own, arguments)
+            become_real(env, own_dir, arguments)
             return 1
         restarts = attempt[0]
         env = current(env, *attempt)
@@ -1185,7 +1185,7 @@ def main() -> int:
         except Elsewhere as reason:
             if reason.args:
                 say(f"slurm-affinode: {reason} needs Slurm's srun: the job cannot be suspended while this step runs")
-            become_real(env, own, arguments)
+            become_real(env, own_dir, arguments)
             return 1
     except Fault as error:
         say(f"error: slurm-affinode: {error}")

@@ -36,10 +36,10 @@ def served_per_second(options: argparse.Namespace) -> float:
             times.append(time.monotonic())
 
     clients = [threading.Thread(target=client) for _ in range(CLIENTS)]
-    for one in clients:
-        one.start()
-    for one in clients:
-        one.join()
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
     return len(times) / (max(times) - began)
 
 

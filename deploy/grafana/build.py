@@ -321,8 +321,8 @@ def build(dashboard: Dashboard) -> dict[str, Any]:
 def files() -> dict[Path, str]:
     """Return the path and the text of each dashboard."""
     return {
-        DIRECTORY / f"{one.name}.json": json.dumps(build(one), indent=1, ensure_ascii=False) + "\n"
-        for one in DASHBOARDS
+        DIRECTORY / f"{dashboard.name}.json": json.dumps(build(dashboard), indent=1, ensure_ascii=False) + "\n"
+        for dashboard in DASHBOARDS
     }
 
 

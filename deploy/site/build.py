@@ -88,8 +88,8 @@ def without_requests(site: Path) -> None:
     shutil.copyfile(HERE / script.name, script)
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        own = os.path.relpath(script, page.parent)
-        page.write_text(_FOREIGN.sub(f'<script src="{own}"></script>', text), encoding="utf-8")
+        source = os.path.relpath(script, page.parent)
+        page.write_text(_FOREIGN.sub(f'<script src="{source}"></script>', text), encoding="utf-8")
 
 
 def main() -> int:

@@ -16,12 +16,12 @@ if __name__ == "__main__":
     queue.put("waiting")
     numbers = 0
     with context.Pool(3) as pool:
-        workers = {one.pid for one in pool._pool}
+        workers = {worker.pid for worker in pool._pool}
 
         def check():
             global numbers
             same(pool.map(abs, range(-50, 0)), list(range(50, 0, -1)), "results of the pool")
-            same({one.pid for one in pool._pool}, workers, "the workers")
+            same({worker.pid for worker in pool._pool}, workers, "the workers")
             same(queue.get(timeout=30), "waiting", "the queue")
             queue.put("waiting")
             require(not lock.acquire(block=False), "the lock is free")

@@ -21,10 +21,10 @@ def name_of_thread() -> bytes:
 
 def work(number: int) -> None:
     prctl(15, f"ring-{number}".encode())
-    local.own = (number, threading.get_native_id())
+    local.identity = (number, threading.get_native_id())
     while True:
         value = rings[number].get()
-        kept = local.own == (number, threading.get_native_id()) and name_of_thread() == f"ring-{number}".encode()
+        kept = local.identity == (number, threading.get_native_id()) and name_of_thread() == f"ring-{number}".encode()
         rings[number + 1].put(value + 1 if kept else -1000)
 
 
