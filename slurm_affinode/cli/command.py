@@ -13,7 +13,7 @@ import click
 from slurm_affinode.base import extras
 from slurm_affinode.base.garbage import without_collection
 
-_OWN = "Options"
+_MAIN_SECTION = "Options"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -56,11 +56,11 @@ class SectionGroup(click.Group):
 
 
 def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    sections: dict[str, list[tuple[str, str]]] = {_OWN: []}
+    sections: dict[str, list[tuple[str, str]]] = {_MAIN_SECTION: []}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
         if record is not None:
-            sections.setdefault(getattr(parameter, "section", _OWN), []).append(record)
+            sections.setdefault(getattr(parameter, "section", _MAIN_SECTION), []).append(record)
     for title, records in sections.items():
         if records:
             with formatter.section(title):

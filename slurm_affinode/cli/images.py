@@ -96,8 +96,8 @@ class _Listed:
 
 def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
     selected = _JobSelection.of(jobs)
-    chosen = [(tier, one) for tier in tiers.tiers for one in _chosen(tier.store, selected)]
-    damaged = [f"{one}, in {tier.store.path}" for tier, one in chosen if isinstance(one, ImageDamaged)]
+    chosen = [(tier, image) for tier in tiers.tiers for image in _chosen(tier.store, selected)]
+    damaged = [f"{image}, in {tier.store.path}" for tier, image in chosen if isinstance(image, ImageDamaged)]
     damaged += [
         f"{name}: set aside, in {tier.store.path}"
         for tier in tiers.tiers
@@ -105,7 +105,7 @@ def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
         if selected.has(name.partition("/")[0])
     ]
     return _Listed(
-        sound=[(tier, one) for tier, one in chosen if isinstance(one, Image)],
+        sound=[(tier, image) for tier, image in chosen if isinstance(image, Image)],
         begun=[
             (tier, facts, held)
             for tier in tiers.tiers
@@ -114,7 +114,7 @@ def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
         ],
         damaged=damaged,
         # Stores without usage are left out: unreadable images are listed as damaged.
-        usage=[(tier, one) for tier in tiers.tiers if (one := _usage(tier.store)) is not None],
+        usage=[(tier, usage) for tier in tiers.tiers if (usage := _usage(tier.store)) is not None],
         missing=tiers.missing,
     )
 
@@ -131,14 +131,14 @@ def _as_json(listed: _Listed) -> dict[str, Any]:
         ],
         "damaged": list(listed.damaged),
         "stores": [
-            {"path": str(tier.store.path), "tier": tier.name, "used": one.used, "free": one.free,
-             "quota": one.quota, "images": one.images, "by_user": one.by_user}
-            for tier, one in listed.usage
+            {"path": str(tier.store.path), "tier": tier.name, "used": usage.used, "free": usage.free,
+             "quota": usage.quota, "images": usage.images, "by_user": usage.by_user}
+            for tier, usage in listed.usage
         ],
         "missing": list(listed.missing),
         "unknown": [
-            {"job": name, "unknown_s": round(one.age_s), "confirmed": one.confirmed}
-            for name, one in sorted(listed.unknown.items())
+            {"job": name, "unknown_s": round(absence.age_s), "confirmed": absence.confirmed}
+            for name, absence in sorted(listed.unknown.items())
         ],
         "stopped": None if listed.stopped is None else str(listed.stopped),
         "refused": list(listed.refused),
@@ -151,9 +151,9 @@ def _print(listed: _Listed) -> None:
         _rows(listed.sound, listed.begun),
         right=("seq", "GPUs", "GPU memory", "size"),
     )
-    for tier, one in listed.usage:
-        limit = "" if one.quota is None else f" of {size(one.quota)}"
-        what = f"{one.images} images, {size(one.used)}{limit} used, {size(one.free)} free"
+    for tier, usage in listed.usage:
+        limit = "" if usage.quota is None else f" of {size(usage.quota)}"
+        what = f"{usage.images} images, {size(usage.used)}{limit} used, {size(usage.free)} free"
         echo(f"{tier.name}: {tier.store.path}: {what}")
     for error in listed.damaged:
         warn(f"damaged: {error}")
@@ -213,18 +213,18 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
         total = sum(image.manifest.size for _, image in chosen if isinstance(image, Image))
         with progress("verify", total, quiet=quiet or as_json, of_bytes=True) as advance:
             looked_at = [_verified(store, image, advance) for store, image in chosen]
-        results = [one for one in looked_at if one is not None]
+        results = [result for result in looked_at if result is not None]
         not_used = tiers.missing
     if as_json:
         print_json({"images": results, "missing": list(not_used)})
     else:
-        for one in results:
-            echo(f"{one['store']}: " + (one["problem"] or f"{one['image']}: ok"))
+        for result in results:
+            echo(f"{result['store']}: " + (result["problem"] or f"{result['image']}: ok"))
         if not results:
             echo("no images")
         _warn_of(not_used)
     missing = jobs and not results
-    return 1 if missing or any(one["problem"] for one in results) else 0
+    return 1 if missing or any(result["problem"] for result in results) else 0
 
 
 def _verified(
@@ -300,7 +300,7 @@ def prune(
                 if isinstance(image, Image) and image.job in swept.unknown and image.job not in swept.gone
             ]
         missing = tiers.missing
-    waiting = [name for name, one in sorted(swept.unknown.items()) if name not in swept.gone]
+    waiting = [name for name, _ in sorted(swept.unknown.items()) if name not in swept.gone]
     status = _print_outcome(
         removed, failed, missing, dry_run=dry_run, as_json=as_json, unknown=() if unknown else waiting,
         stopped=swept.stopped,
@@ -403,8 +403,8 @@ def _print_outcome(
             }
         )  # fmt: skip
         return 1 if failed else 0
-    for one in removed:
-        echo(f"{'would remove' if dry_run else 'removed'} {one['image']} from {one['store']}")
+    for entry in removed:
+        echo(f"{'would remove' if dry_run else 'removed'} {entry['image']} from {entry['store']}")
     for why in failed:
         warn(f"not removed: {why}")
     for name in unknown:

@@ -87,7 +87,7 @@ class IngestRun:
             echo("dry run: nothing was stored")
 
 
-def ingest_options(*own: Option, connection: Sequence[Option] = ()) -> Callable[[F], F]:
+def ingest_options(*own_options: Option, connection: Sequence[Option] = ()) -> Callable[[F], F]:
     """Add the options of all ``ingest`` commands; the command receives them in ``run: IngestRun``.
 
     ``own``: options that are listed before ``--json``; ``connection``: options that are added below ``config_options``.
@@ -99,7 +99,7 @@ def ingest_options(*own: Option, connection: Sequence[Option] = ()) -> Callable[
             return function(run=IngestRun(config, dry_run, shown, as_json), **kwargs)
 
         decorated: Callable[..., Any] = wrapper
-        for option in reversed((*_SHARED, *own, json_option, config_options, *connection)):
+        for option in reversed((*_SHARED, *own_options, json_option, config_options, *connection)):
             decorated = option(decorated)
         return decorated  # type: ignore[return-value]
 

@@ -111,7 +111,7 @@ def ingest_sacct(
         if files:
             for source in _sources(files):
                 try:
-                    done.append(_one(source, how, repository, quiet=run.as_json))
+                    done.append(_ingest(source, how, repository, quiet=run.as_json))
                 except InputError as error:
                     failed.append(error)
         else:
@@ -142,7 +142,7 @@ def _sources(files: Sequence[Path]) -> Iterator[_Source]:
             yield _Source(str(path), path)
 
 
-def _one(source: _Source, how: SacctReading, repository: Repository | None, *, quiet: bool) -> Intake:
+def _ingest(source: _Source, how: SacctReading, repository: Repository | None, *, quiet: bool) -> Intake:
     started = datetime.now(UTC)
     if repository is not None:
         how = replace(how, counting=stored_accounting.counting_clusters(repository))
@@ -199,7 +199,7 @@ def _run_sacct(
     how = replace(how, delimiter=sacct_command.DELIMITER)
     query = partial(sacct_command.run_sacct, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
     for begin, end, content in sacct_command.in_windows(since, until, query):
-        result = _one(_Source(f"sacct {utc(begin)}..{utc(end)}", content), how, repository, quiet=True)
+        result = _ingest(_Source(f"sacct {utc(begin)}..{utc(end)}", content), how, repository, quiet=True)
         if repository is not None:
             answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
             stored_accounting.reached(repository, min(end, now), answered)
@@ -227,15 +227,15 @@ def _fingerprint(content: Path | bytes) -> str:
 
 def _report_sacct(done: Sequence[Intake], run: IngestRun) -> None:
     if run.as_json:
-        print_json({"dry_run": run.dry_run, "sources": [_as_json(one) for one in done]})
+        print_json({"dry_run": run.dry_run, "sources": [_as_json(intake) for intake in done]})
         return
     columns = ("source", "records", "job runs", "steps", "new", "updated", "unchanged", "bad records")
-    run.print_outcomes(columns, [_outcome(one, run.shown) for one in done])
+    run.print_outcomes(columns, [_outcome(intake, run.shown) for intake in done])
 
 
-def _figures(one: Intake) -> list[int | None]:
-    accounting = one.accounting
-    total = one.stored.jobs + one.stored.steps if one.stored is not None else None
+def _figures(intake: Intake) -> list[int | None]:
+    accounting = intake.accounting
+    total = intake.stored.jobs + intake.stored.steps if intake.stored is not None else None
     return [
         accounting.records,
         accounting.jobs.height,
@@ -245,28 +245,32 @@ def _figures(one: Intake) -> list[int | None]:
     ]
 
 
-def _outcome(one: Intake, shown: int) -> InputOutcome:
-    accounting = one.accounting
-    remarks = [f"{_where(one, decision.line)}: {decision}" for decision in accounting.decisions[:shown]]
+def _outcome(intake: Intake, shown: int) -> InputOutcome:
+    accounting = intake.accounting
+    remarks = [f"{_where(intake, decision.line)}: {decision}" for decision in accounting.decisions[:shown]]
     if (rest := len(accounting.decisions) - shown) > 0:
-        remarks.append(f"{one.source}: {rest:,} more times were decided in the same way")
-    remarks += [f"{one.source}: {note}" for note in accounting.notes]
-    problems = (f"{_where(one, problem.line)}: {problem}" for problem in accounting.problems)
-    return InputOutcome(one.source, _figures(one), problems, len(accounting.problems), remarks)
+        remarks.append(f"{intake.source}: {rest:,} more times were decided in the same way")
+    remarks += [f"{intake.source}: {note}" for note in accounting.notes]
+    problems = (f"{_where(intake, problem.line)}: {problem}" for problem in accounting.problems)
+    return InputOutcome(intake.source, _figures(intake), problems, len(accounting.problems), remarks)
 
 
-def _where(one: Intake, line: int | None) -> str:
+def _where(intake: Intake, line: int | None) -> str:
     if line is None:
-        return one.source
-    return f"{one.source}:{line}" if one.accounting.unit == "line" else f"{one.source}, {one.accounting.unit} {line}"
+        return intake.source
+    return (
+        f"{intake.source}:{line}"
+        if intake.accounting.unit == "line"
+        else f"{intake.source}, {intake.accounting.unit} {line}"
+    )
 
 
-def _as_json(one: Intake) -> dict[str, Any]:
-    accounting = one.accounting
+def _as_json(intake: Intake) -> dict[str, Any]:
+    accounting = intake.accounting
     names = ("records", "job_runs", "steps", "new", "updated", "unchanged", "bad_records")
     return {
-        "source": one.source,
-        **dict(zip(names, _figures(one), strict=True)),
+        "source": intake.source,
+        **dict(zip(names, _figures(intake), strict=True)),
         "problems": [
             {accounting.unit: p.line, "job": p.job, "field": p.field, "reason": p.reason, "left_out": p.dropped}
             for p in accounting.problems

@@ -239,16 +239,16 @@ def _unknown(summary: IngestSummary) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def print_problems(one: FileOutcome, run: IngestRun) -> None:
-    if one.error is not None:
-        warn(f"slurm-affinode: {one.error}")
-        if one.hint:
-            warn(f"  {one.hint}")
+def print_problems(outcome: FileOutcome, run: IngestRun) -> None:
+    if outcome.error is not None:
+        warn(f"slurm-affinode: {outcome.error}")
+        if outcome.hint:
+            warn(f"  {outcome.hint}")
         return
-    lines = (f"{one.path}{'' if p.line is None else f':{p.line}'}: {p.reason}" for p in one.problems)
-    run.warn_of_problems(one.path, lines, one.problem_count)
-    for what, count in one.decisions:
-        warn(f"{one.path}: {count:,} {what}")
+    lines = (f"{outcome.path}{'' if p.line is None else f':{p.line}'}: {p.reason}" for p in outcome.problems)
+    run.warn_of_problems(outcome.path, lines, outcome.problem_count)
+    for what, count in outcome.decisions:
+        warn(f"{outcome.path}: {count:,} {what}")
 
 
 def as_json(summary: IngestSummary) -> dict[str, Any]:
@@ -268,18 +268,18 @@ def as_json(summary: IngestSummary) -> dict[str, Any]:
     }
 
 
-def _file_json(one: FileOutcome) -> dict[str, Any]:
+def _file_json(outcome: FileOutcome) -> dict[str, Any]:
     return {
-        "path": one.path,
-        "status": one.status,
-        "format": one.format,
-        "samples": one.samples,
-        "first": one.first,
-        "last": one.last,
-        "error": one.error,
-        "hint": one.hint,
-        "bad_lines": one.problem_count,
-        "problems": [{"line": problem.line, "reason": problem.reason} for problem in one.problems],
-        "decisions": dict(one.decisions),
-        "unknown": dict(one.unknown),
+        "path": outcome.path,
+        "status": outcome.status,
+        "format": outcome.format,
+        "samples": outcome.samples,
+        "first": outcome.first,
+        "last": outcome.last,
+        "error": outcome.error,
+        "hint": outcome.hint,
+        "bad_lines": outcome.problem_count,
+        "problems": [{"line": problem.line, "reason": problem.reason} for problem in outcome.problems],
+        "decisions": dict(outcome.decisions),
+        "unknown": dict(outcome.unknown),
     }

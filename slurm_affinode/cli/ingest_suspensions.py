@@ -40,22 +40,22 @@ def ingest_suspensions(*, paths: tuple[Path, ...], run: IngestRun) -> int:
     if not chosen:
         raise ConfigError("no ledger is named", hint="give its directory, or set [suspend] ledger or shared_store")
     with run.store() as store:
-        results = [one for path in chosen for one in ledgers.ingest_ledgers(store, path)]
+        results = [intake for path in chosen for intake in ledgers.ingest_ledgers(store, path)]
     _report_suspensions(results, run)
     return 0
 
 
 def _report_suspensions(results: list[LedgerIntake], run: IngestRun) -> None:
-    outcomes = [_outcome(one) for one in results]
+    outcomes = [_outcome(intake) for intake in results]
     if run.as_json:
         print_json(
             [
                 {
-                    "source": one.source,
+                    "source": intake.source,
                     **dict(zip(("entries", "new", "updated", "unchanged"), outcome.figures, strict=False)),
-                    "problems": [{"line": problem.line, "reason": problem.reason} for problem in one.problems],
+                    "problems": [{"line": problem.line, "reason": problem.reason} for problem in intake.problems],
                 }
-                for one, outcome in zip(results, outcomes, strict=True)
+                for intake, outcome in zip(results, outcomes, strict=True)
             ]
         )
         for outcome in outcomes:
@@ -66,9 +66,9 @@ def _report_suspensions(results: list[LedgerIntake], run: IngestRun) -> None:
         echo("no ledger is there yet")
 
 
-def _outcome(one: LedgerIntake) -> InputOutcome:
+def _outcome(intake: LedgerIntake) -> InputOutcome:
     counts: tuple[int | None, ...] = (None, None, None)
-    if one.counts is not None:
-        counts = (one.counts.new, one.counts.updated, one.counts.unchanged)
-    problems = [f"{one.source}:{problem.line}: {problem.reason}" for problem in one.problems]
-    return InputOutcome(one.source, (one.entries, *counts, len(problems)), problems, len(problems))
+    if intake.counts is not None:
+        counts = (intake.counts.new, intake.counts.updated, intake.counts.unchanged)
+    problems = [f"{intake.source}:{problem.line}: {problem.reason}" for problem in intake.problems]
+    return InputOutcome(intake.source, (intake.entries, *counts, len(problems)), problems, len(problems))

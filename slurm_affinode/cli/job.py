@@ -121,8 +121,8 @@ def print_summary(summary: JobSummary) -> None:
         _suspensions(out, summary)
     out.print()
     _say(out, summary.verdict, style="bold")
-    for one in summary.advice:
-        _say(out, f"- {job_text.advice(one)}", indent=2)
+    for advice in summary.advice:
+        _say(out, f"- {job_text.advice(advice)}", indent=2)
     for note in (*summary.notes, *job_text.origin(summary, clock)):
         _say(out, note, style="dim")
 
@@ -135,19 +135,19 @@ def _say(out: Console, text: str, *, style: str = "", indent: int = 0) -> None:
 
 
 def _head(out: Console, summary: JobSummary) -> None:
-    one = summary.job
-    name = f" ({one.name})" if one.name else ""
+    attempt = summary.job
+    name = f" ({attempt.name})" if attempt.name else ""
     account = f", account {summary.account}" if summary.account else ""
-    state = one.state or "in an unknown state"
-    _say(out, f"Job {one.id}{name} of {summary.user or '?'}{account}: {state}", style="bold")
+    state = attempt.state or "in an unknown state"
+    _say(out, f"Job {attempt.id}{name} of {summary.user or '?'}{account}: {state}", style="bold")
     if several := job_text.attempts(summary):
         _say(out, several, style="yellow")
     where = f"partition {summary.partition or '?'}" + (f", QOS {summary.qos}" if summary.qos else "")
     _say(out, f"{summary.cluster}, {where}; {job_text.nodes(summary.nodes)}")
     _say(out, job_text.allocation(summary))
-    if one.start is not None:
-        end = "still running" if one.end is None else f"ended {clock(one.end)}"
-        _say(out, f"started {clock(one.start)}, {end} ({zone()})")
+    if attempt.start is not None:
+        end = "still running" if attempt.end is None else f"ended {clock(attempt.end)}"
+        _say(out, f"started {clock(attempt.start)}, {end} ({zone()})")
 
 
 def _bars(out: Console, uses: Sequence[ResourceUse]) -> None:
@@ -224,10 +224,10 @@ _SHOWN_WINDOWS = 5
 def _windows(out: Console, summary: JobSummary) -> None:
     shown = summary.idle_windows[:_SHOWN_WINDOWS]
     out.print(Text("Longest idle windows", style="bold"))
-    longest = max(len(span(one.length_s)) for one in shown)
-    for one in shown:
-        times = f"{clock(one.start)} to {clock(one.end)}"
-        line = f"{span(one.length_s):>{longest}}  {times}  {job_text.idle_gpus(one, summary)}"
+    longest = max(len(span(window.length_s)) for window in shown)
+    for window in shown:
+        times = f"{clock(window.start)} to {clock(window.end)}"
+        line = f"{span(window.length_s):>{longest}}  {times}  {job_text.idle_gpus(window, summary)}"
         _say(out, line, indent=longest + 2)
 
 

@@ -184,8 +184,8 @@ def evaluate(
         _show_schedules(evaluation)
     elif not no_schedule:
         warn(f"no schedule is simulated: {evaluation.no_schedules}")
-    for one in evaluation.left_out:
-        warn(f"left out: {counted(one.jobs, 'job')} {one.reason}")
+    for left_out in evaluation.left_out:
+        warn(f"left out: {counted(left_out.jobs, 'job')} {left_out.reason}")
     if not evaluation.recorded_waits:
         warn("the log has no waits: jobs count as ended at their submission plus their run time")
 
@@ -194,10 +194,10 @@ def _show_target(target: TargetEvaluation) -> None:
     headings = ("predictor", "jobs", "pinball loss", "coverage of 90 %", "over", "under", "over, upper bound",
                 "under, upper bound")  # fmt: skip
     rows = [
-        (one.predictor + (" (used)" if one.predictor == target.choice.predictor else ""), f"{one.jobs:,}",
-         _loss(one.pinball, target.unit), _share(one.coverage), _over(one.over_requested),
-         percent(one.under_requested), _over(one.upper_over_requested), _share(one.upper_under_requested))
-        for one in target.qualities
+        (quality.predictor + (" (used)" if quality.predictor == target.choice.predictor else ""), f"{quality.jobs:,}",
+         _loss(quality.pinball, target.unit), _share(quality.coverage), _over(quality.over_requested),
+         percent(quality.under_requested), _over(quality.upper_over_requested), _share(quality.upper_under_requested))
+        for quality in target.qualities
     ]  # fmt: skip
     print_table(headings, rows, title=f"{target.target}: {target.choice.predictor}, {target.choice.reason}",
                 right=headings[1:], minor=("jobs", "under, upper bound", "over, upper bound", "under"))  # fmt: skip
@@ -271,13 +271,13 @@ def advise(
             warn(f"{target.target}: the request is below the upper bound, which 5 % of such jobs exceed")
 
 
-def _advice_row(one: TargetAdvice) -> tuple[str, ...]:
+def _advice_row(advice: TargetAdvice) -> tuple[str, ...]:
     def amount(value: float | None) -> str:
-        return "unknown" if value is None else _amount(value, one.unit)
+        return "unknown" if value is None else _amount(value, advice.unit)
 
-    bounds = "unknown" if one.low is None else f"{amount(one.low)} to {amount(one.high)}"
-    return (one.target, amount(one.predicted), bounds, amount(one.requested), amount(one.suggested),
-            f"{one.similar_jobs:,}", one.predictor)  # fmt: skip
+    bounds = "unknown" if advice.low is None else f"{amount(advice.low)} to {amount(advice.high)}"
+    return (advice.target, amount(advice.predicted), bounds, amount(advice.requested), amount(advice.suggested),
+            f"{advice.similar_jobs:,}", advice.predictor)  # fmt: skip
 
 
 def _amount(value: float, unit: str) -> str:

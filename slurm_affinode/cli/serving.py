@@ -208,10 +208,10 @@ def explain(
     if not examined.engines:
         warn(f"slurm-affinode: no samples of {target} between {clock(examined.since)} and {clock(examined.until)}")
         return 1
-    for place, one in enumerate(examined.engines):
+    for place, engine in enumerate(examined.engines):
         if place:
             echo()
-        _explain_engine(one, everything=everything)
+        _explain_engine(engine, everything=everything)
     return 0
 
 
@@ -220,13 +220,13 @@ def _as_json(health: EngineHealth) -> dict[str, Any]:
     return {
         **row,
         "gpus": row["gpus"] or None,  # those of an engine are unknown, not none
-        "current": [one.kind for one in health.current],
+        "current": [diagnosis.kind for diagnosis in health.current],
         "diagnoses": [diagnosis.as_json() for diagnosis in health.diagnoses],
     }
 
 
 def _problem(health: EngineHealth) -> bool:
-    return any(one.severity != "none" for one in health.current)
+    return any(diagnosis.severity != "none" for diagnosis in health.current)
 
 
 def _worst(diagnoses: Sequence[Diagnosis]) -> Diagnosis | None:
@@ -370,7 +370,7 @@ def tune(
             warn(f"slurm-affinode: {error}")
         else:
             seen = [*seen[-_STABLE + 1 :], tuned]
-            stable = len(seen) == _STABLE and all(_agree(one, tuned) for one in seen)
+            stable = len(seen) == _STABLE and all(_agree(earlier, tuned) for earlier in seen)
             if stable and (shown is None or not _agree(shown, tuned)):
                 shown = tuned
                 if not write and not as_json:
@@ -384,29 +384,29 @@ def _tuned(config: Config, selection: ServerQuery, logs: Sequence[str], *, live:
         return servers.tune(store, period, scan_logs(logs))
 
 
-def _agree(one: Sequence[TunedEngine], two: Sequence[TunedEngine]) -> bool:
+def _agree(first: Sequence[TunedEngine], second: Sequence[TunedEngine]) -> bool:
     """Return whether the advice for the same engines is the same."""
-    return [engine.health.key for engine in one] == [engine.health.key for engine in two] and all(
-        before.tuning.agrees(after.tuning) for before, after in zip(one, two, strict=True)
+    return [engine.health.key for engine in first] == [engine.health.key for engine in second] and all(
+        before.tuning.agrees(after.tuning) for before, after in zip(first, second, strict=True)
     )
 
 
 def _show_tuning(tuned: Sequence[TunedEngine], target: str, *, write: bool, as_json: bool) -> None:
     if as_json:
         print_json([
-            {"key": plain(one.health.key), "job": one.health.job, **one.tuning.as_json(),
-             "command": one.tuning.command(one.health.key.model)}
-            for one in tuned
+            {"key": plain(engine.health.key), "job": engine.health.job, **engine.tuning.as_json(),
+             "command": engine.tuning.command(engine.health.key.model)}
+            for engine in tuned
         ])  # fmt: skip
         return
     if not tuned:
         warn(f"slurm-affinode: no samples of {target} in the period")
-    for place, one in enumerate(tuned):
-        tuning, facts = one.tuning, one.tuning.facts
-        line = tuning.command(one.health.key.model)
+    for place, engine in enumerate(tuned):
+        tuning, facts = engine.tuning, engine.tuning.facts
+        line = tuning.command(engine.health.key.model)
         if write:
             if not tuning.options:
-                warn(f"slurm-affinode: {_address(one.health)}: no option is recommended")
+                warn(f"slurm-affinode: {_address(engine.health)}: no option is recommended")
             elif line is None:
                 warn(f"slurm-affinode: the command of {facts.engine} is not known")
             else:
@@ -414,7 +414,7 @@ def _show_tuning(tuned: Sequence[TunedEngine], target: str, *, write: bool, as_j
             continue
         if place:
             echo()
-        echo(f"{_name(one.health)} at {_address(one.health)}")
+        echo(f"{_name(engine.health)} at {_address(engine.health)}")
         print_table(("observed", "value"), tuning_rows(facts))
         echo()
         if not tuning.recommendations:
@@ -526,7 +526,7 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
         rows.append(("KV cache at startup", f"{result.startup.kv_tokens:,} tokens"))
     if job is not None and not result.metrics:
         rows.append(("last metrics", "unknown: no sample in the hour before"))
-    rows += [(one.source, _last(one)) for one in (result.metrics if all_lines else result.metrics[:_SHOWN])]
+    rows += [(metrics.source, _last(metrics)) for metrics in (result.metrics if all_lines else result.metrics[:_SHOWN])]
     if rows:
         echo()
         print_table(("figure", "value"), rows)
@@ -537,12 +537,12 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
         names = _short_names([name for name, _ in result.logs])
         lines = [
             (
-                "cause" if one is cause else "",
-                f"{names[one.log]}:{one.line}",
-                one.kind,
-                one.text if one.times == 1 else f"{one.text} ({one.times} times)",
+                "cause" if failure is cause else "",
+                f"{names[failure.log]}:{failure.line}",
+                failure.kind,
+                failure.text if failure.times == 1 else f"{failure.text} ({failure.times} times)",
             )
-            for one in shown
+            for failure in shown
         ]
         print_table(("", "log", "failure", "message"), lines)
         if len(shown) < len(result.failures):

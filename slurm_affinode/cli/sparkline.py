@@ -25,7 +25,7 @@ def blocks(values: Sequence[float | None], most: float, width: int) -> str:
     count = min(width, len(values))
     for column in range(count):
         part = values[column * len(values) // count : max((column + 1) * len(values) // count, 1)]
-        known = [one for one in part if one is not None]
+        known = [value for value in part if value is not None]
         if not known:
             shown.append(UNKNOWN)
             continue

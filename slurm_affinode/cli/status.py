@@ -97,12 +97,14 @@ def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
     if row["state"] == "suspended":
         idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes_up(row)
         held = f"{size(row['gpu_bytes'])} in its image"
-    elif (one := row.get("in_place")) is not None and one["starting"]:
-        idle, held, after = "", "", one["waits"] or ""
-    elif one is not None:
-        idle, held = f"asleep {span(one['asleep_s'])}", f"{size(one['gpu_bytes'])} in host memory"
-        by_itself = "wakes on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"], one["since"])
-        after = one["failure"] or one["waits"] or by_itself
+    elif (in_place := row.get("in_place")) is not None and in_place["starting"]:
+        idle, held, after = "", "", in_place["waits"] or ""
+    elif in_place is not None:
+        idle, held = f"asleep {span(in_place['asleep_s'])}", f"{size(in_place['gpu_bytes'])} in host memory"
+        by_itself = (
+            "wakes on a request" if in_place["wakes_on_request"] else _wakes(row["option"]["wake"], in_place["since"])
+        )
+        after = in_place["failure"] or in_place["waits"] or by_itself
     else:
         idle = "" if row["idle"] is None else f"{span(row['idle']['progress_s'])} of {span(row['idle']['window_s'])}"
         after = "" if row["next"] is None else row["next"]["text"]
@@ -128,9 +130,9 @@ def _show(row: Mapping[str, Any], *, dry_run: bool) -> None:
         )
 
 
-def _signal(one: Mapping[str, Any]) -> tuple[str, ...]:
-    value = "unknown" if one["value"] is None else f"{one['value']:g}"
-    return one["of"], one["name"], value, f"{one['limit']:g}", one["verdict"]
+def _signal(signal: Mapping[str, Any]) -> tuple[str, ...]:
+    value = "unknown" if signal["value"] is None else f"{signal['value']:g}"
+    return signal["of"], signal["name"], value, f"{signal['limit']:g}", signal["verdict"]
 
 
 def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
@@ -139,7 +141,7 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
     signal = f", signal {option['signal']}" if option["signal"] else ""
     pairs = [("option", f"{terms}, when {option['when']}{signal}")]
     gpus = (
-        "not known yet" if row["gpus"] is None else ", ".join(f"{one['name']} ({one['uuid']})" for one in row["gpus"])
+        "not known yet" if row["gpus"] is None else ", ".join(f"{gpu['name']} ({gpu['uuid']})" for gpu in row["gpus"])
     )
     pairs.append(("GPUs", gpus))
     if row["memory_held_bytes"] is not None:
@@ -156,7 +158,8 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
     if after is not None:
         pairs.append(("next", after["text"]))
         pairs += [
-            ("against" if at == 0 else "", f"{one['code']}: {one['text']}") for at, one in enumerate(after["against"])
+            ("against" if at == 0 else "", f"{refusal['code']}: {refusal['text']}")
+            for at, refusal in enumerate(after["against"])
         ]
     if row.get("compatibility") is not None:  # older agents do not report it
         pairs += _compatibility(row["compatibility"])
@@ -189,10 +192,10 @@ def _compatibility(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         name = mode
         if result["possible"]:
             pairs.append((name, "can be suspended"))
-        for one in result["against"]:
-            pairs.append((name, f"{one['code']}: {one['text']}"))
-            if one["remedy"] is not None:
-                pairs.append(("", f"remedy: {one['remedy']}"))
+        for refusal in result["against"]:
+            pairs.append((name, f"{refusal['code']}: {refusal['text']}"))
+            if refusal["remedy"] is not None:
+                pairs.append(("", f"remedy: {refusal['remedy']}"))
             name = ""
     return pairs
 
@@ -236,43 +239,45 @@ def _retries(row: Mapping[str, Any]) -> str:
 
 
 def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    one = row["in_place"]
-    if one["starting"]:
-        return [("waits", f"to start, since {_time(one['asked'])}: {one['waits'] or 'its GPUs are checked'}")]
+    in_place = row["in_place"]
+    if in_place["starting"]:
+        return [("waits", f"to start, since {_time(in_place['asked'])}: {in_place['waits'] or 'its GPUs are checked'}")]
     # Users may not do that. The raw ID of an array task may be that of the array.
     resume = f"an operator resumes it with: scontrol resume {row['shown_id']}"
     pairs = [
-        ("asleep", f"in place: {_sleeps(one)}"),
-        ("since", f"{_time(one['since'])}, {span(one['asleep_s'])} ago"),
-        ("GPU memory", f"{size(one['gpu_bytes'])} in host memory"),
+        ("asleep", f"in place: {_sleeps(in_place)}"),
+        ("since", f"{_time(in_place['since'])}, {span(in_place['asleep_s'])} ago"),
+        ("GPU memory", f"{size(in_place['gpu_bytes'])} in host memory"),
     ]
-    if one.get("limit_raised_bytes"):
-        pairs.append(("memory limit", f"raised by {size(one['limit_raised_bytes'])} until it is awake"))
-    if one.get("file_locks"):
-        pairs.append(("file locks", f"{one['file_locks']}, kept until it wakes; waiters on other nodes do not wake it"))
+    if in_place.get("limit_raised_bytes"):
+        pairs.append(("memory limit", f"raised by {size(in_place['limit_raised_bytes'])} until it is awake"))
+    if in_place.get("file_locks"):
+        pairs.append(
+            ("file locks", f"{in_place['file_locks']}, kept until it wakes; waiters on other nodes do not wake it")
+        )
     if row["gpus"] is not None:
         pairs.append(("GPUs", ", ".join(f"{gpu['name']} ({gpu['uuid']})" for gpu in row["gpus"])))
-    if one["asked"] is None:
-        by_itself = "on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"], one["since"])
+    if in_place["asked"] is None:
+        by_itself = "on a request" if in_place["wakes_on_request"] else _wakes(row["option"]["wake"], in_place["since"])
         pairs.append(("wakes", f"{by_itself}; or: slurm-affinode wake {row['shown_id']}"))
-        if one.get("suspended_by_slurm"):
+        if in_place.get("suspended_by_slurm"):
             pairs.append(("", f"Slurm has suspended it; {resume}"))
     else:
-        pairs.append(("is to wake", f"since {_time(one['asked'])}: {one['asked_why']}"))
+        pairs.append(("is to wake", f"since {_time(in_place['asked'])}: {in_place['asked_why']}"))
         stopped = f"for Slurm, which has suspended it during the wake; {resume}"
-        back = stopped if one.get("suspended_by_slurm") else "no more: its memory is being restored"
-        pairs.append(("waits", one["waits"] or back))
-        if one["overdue"]:
+        back = stopped if in_place.get("suspended_by_slurm") else "no more: its memory is being restored"
+        pairs.append(("waits", in_place["waits"] or back))
+        if in_place["overdue"]:
             pairs.append(("overdue", "it has waited longer than the site's deadline"))
-    if one["failure"]:
-        pairs.append(("failure", f"not woken: {one['failure']}"))
+    if in_place["failure"]:
+        pairs.append(("failure", f"not woken: {in_place['failure']}"))
     return pairs
 
 
-def _sleeps(one: Mapping[str, Any]) -> str:
+def _sleeps(in_place: Mapping[str, Any]) -> str:
     """Return for example ``idle 15m, 48 GiB in host memory, wakes on a request``."""
-    wakes = ", wakes on a request" if one["wakes_on_request"] else ""
-    return f"{one['why']}, {size(one['gpu_bytes'])} in host memory{wakes}"
+    wakes = ", wakes on a request" if in_place["wakes_on_request"] else ""
+    return f"{in_place['why']}, {size(in_place['gpu_bytes'])} in host memory{wakes}"
 
 
 def _wakes_up(row: Mapping[str, Any]) -> str:

@@ -425,15 +425,15 @@ def azure(
     for problem in problems:
         warn(f"slurm-affinode: {problem}")
     summary: dict[str, Any] = {
-        "trace": "azure", "files": [one.summary.as_dict() for one in results], "notes": problems,
+        "trace": "azure", "files": [result.summary.as_dict() for result in results], "notes": problems,
     }  # fmt: skip
     if out is not None:
         write_outputs(out, requests_page.html(results, problems), summary)
     if as_json:
         print_json(summary)
         return
-    for one in results:
-        print_table(("figure", "value"), _request_figures(one.summary.as_dict()), title=one.summary.name,
+    for result in results:
+        print_table(("figure", "value"), _request_figures(result.summary.as_dict()), title=result.summary.name,
                     right=("value",))  # fmt: skip
         echo()
     if out is not None:

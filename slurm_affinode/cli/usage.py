@@ -179,11 +179,11 @@ def queue(
         late = runs.caution(query, pending, moment)
         if late and not as_json:
             warn(f"{late}; --live queries Slurm")
-    waits = [one for one in waits if one.gpus or not gpu_only]
+    waits = [job for job in waits if job.gpus or not gpu_only]
     if as_json:
         print_json({"source": "live" if now else "history", "at": moment, "waiting": len(waits),
                     "notes": [*([late] if late else []), *outlook.notes], "predictor": outlook.predictor,
-                    "jobs": [{**dataclasses.asdict(one), **outlook.of(one.id)} for one in waits[:top]]})  # fmt: skip
+                    "jobs": [{**dataclasses.asdict(job), **outlook.of(job.id)} for job in waits[:top]]})  # fmt: skip
         return 0
     for note in outlook.notes:
         warn(note)
@@ -194,9 +194,9 @@ def queue(
     print_table(
         ("job", "user", "partition", "qos", "GPUs", "cores", "nodes", "waits", f"submitted ({zone()})", "reason",
          *columns),
-        [(one.id, one.user, one.partition, one.qos, one.gpus, one.cores, one.nodes, span(one.waited_s),
-          "" if one.submitted is None else clock(one.submitted), one.reason,
-          *(texts.get(one.id, "") for texts in columns.values())) for one in waits[:top]],
+        [(job.id, job.user, job.partition, job.qos, job.gpus, job.cores, job.nodes, span(job.waited_s),
+          "" if job.submitted is None else clock(job.submitted), job.reason,
+          *(texts.get(job.id, "") for texts in columns.values())) for job in waits[:top]],
         right=("GPUs", "cores", "nodes", "waits"),
         minor=("qos", "nodes", "cores", f"submitted ({zone()})", "partition"),
     )  # fmt: skip
@@ -223,8 +223,13 @@ class _Outlook:
         entry.pop("job_id", None)
         if self.idle is not None:
             entry["idle_jobs"] = [
-                {"job": _job_id(one), "user": one.user, "idle_gpus": queue_impact.idle_gpus(one), "since": one.since}
-                for one in self.idle.get(shown_id, ())
+                {
+                    "job": _job_id(finding),
+                    "user": finding.user,
+                    "idle_gpus": queue_impact.idle_gpus(finding),
+                    "since": finding.since,
+                }
+                for finding in self.idle.get(shown_id, ())
             ]
         return entry
 
@@ -232,9 +237,9 @@ class _Outlook:
         """Return the columns of the table: heading -> shown ID -> text."""
         texts: dict[str, dict[str, str]] = {}
         if self.gpus:
-            texts["GPUs free in"] = {name: _in(one.enough_by_limits, now) for name, one in self.gpus.items()}
+            texts["GPUs free in"] = {name: _in(outlook.enough_by_limits, now) for name, outlook in self.gpus.items()}
         if self.gpus and self.predictor is not None:
-            texts["predicted"] = {name: _in(one.enough_by_predictions, now) for name, one in self.gpus.items()}
+            texts["predicted"] = {name: _in(outlook.enough_by_predictions, now) for name, outlook in self.gpus.items()}
         if self.idle is not None:
             texts["behind idle jobs"] = {
                 name: ", ".join(
@@ -272,13 +277,13 @@ def _outlook(config: Config, now: datetime, *, idle: bool) -> tuple[Snapshot, _O
         idle_jobs = queue_impact.blockers(
             assessment.findings, queue_impact.PendingQueue(live.waiting(seen.jobs, seen.cluster, now)),
             nodes=seen.nodes,
-            gpu_type=lambda one: None if one.job is None else types.get(one.job.job_id),
+            gpu_type=lambda finding: None if finding.job is None else types.get(finding.job.job_id),
         )  # fmt: skip
     expected, predictor, problem = _expected(config, seen, now)
     if problem:
         notes.append(problem)
     shown = {job.job_id: job.id for job in seen.jobs}
-    rows = {shown[one.job_id]: one for one in queue_outlook.outlooks(seen.jobs, seen.nodes, now, expected)}
+    rows = {shown[outlook.job_id]: outlook for outlook in queue_outlook.outlooks(seen.jobs, seen.nodes, now, expected)}
     return seen, _Outlook(rows, idle_jobs, predictor, tuple(notes))
 
 

@@ -323,8 +323,8 @@ def _simulate_log(
             "capacity": capacity, "unit": log.unit, "order": order, "backfill": backfill, "times": times,
             "predictor": predictor,
             "sampled_from": prepared.sampled_from, "seed": None if sample is None else seed, "arrivals": arrivals,
-            "left_out": [dataclasses.asdict(one) for one in prepared.left_out],
-            "excluded": [dataclasses.asdict(one) for one in prepared.excluded],
+            "left_out": [dataclasses.asdict(left_out) for left_out in prepared.left_out],
+            "excluded": [dataclasses.asdict(excluded) for excluded in prepared.excluded],
         })  # fmt: skip
         return
     rows = [
@@ -442,8 +442,8 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
     span_s = (comparison.until - comparison.since).total_seconds()
     print_table(
         headings, rows,
-        title=f"{counted(sum(one.requests for one in comparison.services), 'request')} in {span(span_s)}: the fewest "
-        f"engines that serve {percent(comparison.quantile)} of them within the limits",
+        title=f"{counted(sum(service.requests for service in comparison.services), 'request')} in {span(span_s)}: "
+        f"the fewest engines that serve {percent(comparison.quantile)} of them within the limits",
         right=(*headings[:2], *headings[3:]),
         minor=("most waiting", "queued mean", "busy", "busy: prefill, decode", "engines"),
     )  # fmt: skip
@@ -461,17 +461,21 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
         warn(f"left out: {note}")
 
 
-def _deployment_cells(name: str, one: Deployment | None, gpus: int) -> tuple[str, ...]:
-    if one is None:
+def _deployment_cells(name: str, deployment: Deployment | None, gpus: int) -> tuple[str, ...]:
+    if deployment is None:
         return (name, "not reached", "not reached", *[""] * 6)
-    both = one.prefill_engines is None
-    engines = f"{one.engines:,}" if both else f"{one.prefill_engines:,} + {one.engines - (one.prefill_engines or 0):,}"
+    both = deployment.prefill_engines is None
+    engines = (
+        f"{deployment.engines:,}"
+        if both
+        else f"{deployment.prefill_engines:,} + {deployment.engines - (deployment.prefill_engines or 0):,}"
+    )
     return (
-        name, engines, f"{one.engines * gpus:,}", _seconds(one.first_token_p99_s),
-        _milliseconds(one.between_tokens_p99_s), _milliseconds(one.queued_mean_s), f"{one.waiting_max:,}",
-        percent(one.busy),
-        "" if one.prefill_busy is None or one.decode_busy is None
-        else f"{percent(one.prefill_busy)}, {percent(one.decode_busy)}",
+        name, engines, f"{deployment.engines * gpus:,}", _seconds(deployment.first_token_p99_s),
+        _milliseconds(deployment.between_tokens_p99_s), _milliseconds(deployment.queued_mean_s),
+        f"{deployment.waiting_max:,}", percent(deployment.busy),
+        "" if deployment.prefill_busy is None or deployment.decode_busy is None
+        else f"{percent(deployment.prefill_busy)}, {percent(deployment.decode_busy)}",
     )  # fmt: skip
 
 
@@ -480,10 +484,11 @@ def _milliseconds(value: float | None) -> str:
 
 
 def _warn_left_out(verb: str, reasons: Iterable[LeftOut], unit: str) -> None:
-    for one in reasons:
-        examples = f": {', '.join(one.examples)}{', ...' if one.jobs > len(one.examples) else ''}"
-        share = f"{percent(one.share)} of the {unit}-hours"
-        warn(f"{verb}: {counted(one.jobs, 'job')} {one.reason} ({share}){examples if one.examples else ''}")
+    for left_out in reasons:
+        examples = f": {', '.join(left_out.examples)}{', ...' if left_out.jobs > len(left_out.examples) else ''}"
+        share = f"{percent(left_out.share)} of the {unit}-hours"
+        jobs = counted(left_out.jobs, "job")
+        warn(f"{verb}: {jobs} {left_out.reason} ({share}){examples if left_out.examples else ''}")
 
 
 _WORDS = ("order", "backfill", "times")
@@ -495,19 +500,19 @@ def _validate(directory: Path, *, as_json: bool) -> int:
 
     with progress("simulations", total=len(validation.cases()), quiet=as_json) as advance:
         compared = []
-        for one in validation.validate(directory):
-            compared.append(one)
+        for row in validation.validate(directory):
+            compared.append(row)
             advance(1)
-    missed = sum(one.difference > validation.TOLERANCE for one in compared)
+    missed = sum(row.difference > validation.TOLERANCE for row in compared)
     if as_json:
-        print_json({"rows": [{**dataclasses.asdict(one), "difference": one.difference} for one in compared],
+        print_json({"rows": [{**dataclasses.asdict(row), "difference": row.difference} for row in compared],
                     "tolerance": validation.TOLERANCE, "missed": missed})  # fmt: skip
         return int(missed > 0)
     for log, title in (("kth", "KTH-SP2"), ("philly", "Philly")):
-        headings, cells = validation.table([one for one in compared if one.log == log])
+        headings, cells = validation.table([row for row in compared if row.log == log])
         print_table(headings, cells, title=title, right=[name for name in headings if name not in _WORDS])
         echo()
-    worst = max(one.difference for one in compared)
+    worst = max(row.difference for row in compared)
     echo(f"Largest difference: {worst:.1e}" + (f"; {missed} above {validation.TOLERANCE:.0%}" if missed else ""))
     return int(missed > 0)
 
@@ -585,43 +590,44 @@ def _show_replays(
         echo("", f"page  {html}")
 
 
-def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
+def _show_replay(replay: ClusterReplay, more_gpus: int) -> None:
     added = f" (+{more_gpus:,} with the change)" if more_gpus else ""
-    wake = "" if one.wake_wait_mean_s is None else f", each after a mean wait of {span(one.wake_wait_mean_s)}"
+    wake = "" if replay.wake_wait_mean_s is None else f", each after a mean wait of {span(replay.wake_wait_mean_s)}"
     print_table(("figure", "value"), [
-        ("policy", one.policy + ("" if one.predictor is None else f" ({one.predictor})")),
-        ("mode", one.mode),
-        ("GPUs", f"{one.gpus:,}{added}"),
-        ("jobs", f"{one.jobs:,}"),
-        ("GPU-hours returned", _with_interval(one.gpu_hours_returned, one.gpu_hours_returned_interval, "h")),
-        ("GPU-hours of these that others used", f"{one.gpu_hours_used:,.1f} h"),
-        ("mean wait saved", _with_interval(one.saved_wait_mean_s, one.saved_wait_interval_s, "s")),
-        ("replayed / recorded mean wait", _ratio(one.replayed_to_recorded)),
-        ("jobs that start earlier, later", f"{one.earlier:,}, {one.later:,}"),
-        ("jobs that end per day", f"{one.throughput_before_per_day:,.1f}, then {one.throughput_after_per_day:,.1f}"),
+        ("policy", replay.policy + ("" if replay.predictor is None else f" ({replay.predictor})")),
+        ("mode", replay.mode),
+        ("GPUs", f"{replay.gpus:,}{added}"),
+        ("jobs", f"{replay.jobs:,}"),
+        ("GPU-hours returned", _with_interval(replay.gpu_hours_returned, replay.gpu_hours_returned_interval, "h")),
+        ("GPU-hours of these that others used", f"{replay.gpu_hours_used:,.1f} h"),
+        ("mean wait saved", _with_interval(replay.saved_wait_mean_s, replay.saved_wait_interval_s, "s")),
+        ("replayed / recorded mean wait", _ratio(replay.replayed_to_recorded)),
+        ("jobs that start earlier, later", f"{replay.earlier:,}, {replay.later:,}"),
+        ("jobs that end per day",
+         f"{replay.throughput_before_per_day:,.1f}, then {replay.throughput_after_per_day:,.1f}"),
         ("mean wait behind others, with enough GPUs free",
-         f"{span(one.head_of_line_before_mean_s)}, then {span(one.head_of_line_after_mean_s)}"),
-        ("suspended jobs", f"{one.suspended_jobs:,}"),
-        ("wakes per day", f"{one.wakes_per_day:,.1f}{wake}"),
-        ("suspension, restore", f"{span(one.dump_s)}, {span(one.restore_s)} ({one.costs_from})"),
-        ("interactive jobs ended by the limit", f"{one.interactive:,}"),
-    ], title=one.cluster)  # fmt: skip
+         f"{span(replay.head_of_line_before_mean_s)}, then {span(replay.head_of_line_after_mean_s)}"),
+        ("suspended jobs", f"{replay.suspended_jobs:,}"),
+        ("wakes per day", f"{replay.wakes_per_day:,.1f}{wake}"),
+        ("suspension, restore", f"{span(replay.dump_s)}, {span(replay.restore_s)} ({replay.costs_from})"),
+        ("interactive jobs ended by the limit", f"{replay.interactive:,}"),
+    ], title=replay.cluster)  # fmt: skip
     echo()
     headings = ("partition", "jobs", "recorded", "mean", "median", "p95", "mean then", "median then", "p95 then")
     print_table(
         headings,
         [("all" if row.partition is None else row.partition or "unknown", f"{row.jobs:,}",
           *(span(value) for value in (row.recorded_mean_s, row.before_mean_s, row.before_median_s, row.before_p95_s,
-                                      row.after_mean_s, row.after_median_s, row.after_p95_s))) for row in one.waits],
+                                      row.after_mean_s, row.after_median_s, row.after_p95_s))) for row in replay.waits],
         title="Waits: recorded mean; replayed as it was; replayed with the change", right=headings[1:],
     )  # fmt: skip
-    if one.idle_risk:
+    if replay.idle_risk:
         echo()
-        _show_idle_risk(one)
-    if len(one.pools) > 1:
+        _show_idle_risk(replay)
+    if len(replay.pools) > 1:
         echo()
-        _show_pools(one)
-    if one.sweep:
+        _show_pools(replay)
+    if replay.sweep:
         echo()
         columns = ("idle time", "GPU-hours returned", "used by others", "wakes per day", "suspended jobs",
                    "mean wait saved")  # fmt: skip
@@ -629,14 +635,14 @@ def _show_replay(one: ClusterReplay, more_gpus: int) -> None:
             columns,
             [(span(gain.suspend_idle_s or 0), _with_range(gain.gpu_hours_returned, gain.gpu_hours_returned_interval),
               f"{gain.gpu_hours_used:,.1f}", f"{gain.wakes_per_day:,.1f}", f"{gain.suspended_jobs:,}",
-              _with_range(gain.saved_wait_mean_s, gain.saved_wait_interval_s) + " s") for gain in one.sweep],
+              _with_range(gain.saved_wait_mean_s, gain.saved_wait_interval_s) + " s") for gain in replay.sweep],
             title="Idle time before a suspension (95 % intervals: bootstrap of days)", right=columns,
         )  # fmt: skip
-    for reason, number in one.left_out.items():
-        warn(f"{one.cluster}: left out: {counted(number, 'job')} {reason}")
+    for reason, number in replay.left_out.items():
+        warn(f"{replay.cluster}: left out: {counted(number, 'job')} {reason}")
 
 
-def _show_idle_risk(one: ClusterReplay) -> None:
+def _show_idle_risk(replay: ClusterReplay) -> None:
     from slurm_affinode.pipeline.whatif import RISK_BOUNDS_PCT  # noqa: PLC0415 - --help stays quick
 
     above = dict(zip(RISK_BOUNDS_PCT, (*RISK_BOUNDS_PCT[1:], None), strict=True))
@@ -653,15 +659,15 @@ def _show_idle_risk(one: ClusterReplay) -> None:
     print_table(
         headings,
         [(name(row.least_pct), f"{row.jobs:,}", f"{row.gpu_hours:,.1f} h", f"{row.idle_gpu_hours:,.1f} h",
-          percent(row.idle_gpu_hours / row.gpu_hours), f"{row.gpu_hours_returned:,.1f} h") for row in one.idle_risk],
-        title=f"By the idle time that is predicted at the submission ({one.idle_predictor})", right=headings[1:],
+          percent(row.idle_gpu_hours / row.gpu_hours), f"{row.gpu_hours_returned:,.1f} h") for row in replay.idle_risk],
+        title=f"By the idle time that is predicted at the submission ({replay.idle_predictor})", right=headings[1:],
     )  # fmt: skip
 
 
-def _show_pools(one: ClusterReplay) -> None:
+def _show_pools(replay: ClusterReplay) -> None:
     columns = ("partitions", "GPU models", "nodes", "GPUs", "jobs", "recorded", "mean", "mean then")
     rows = []
-    for pool in one.pools:
+    for pool in replay.pools:
         means = (pool.recorded_mean_s, pool.before_mean_s, pool.after_mean_s)
         rows.append((
             ", ".join(name or "unknown" for name in pool.partitions), ", ".join(pool.models) or "unknown",

@@ -103,17 +103,17 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
         room = 0 if wide else out.width - sum(width + 1 for width in widths)
         if room >= WHY_COLUMNS:
             table.add_column("why", no_wrap=True)
-            for row, one in zip(rows, assessment.findings, strict=True):
-                text = Text(printable(one.summary), style="dim")
+            for row, finding in zip(rows, assessment.findings, strict=True):
+                text = Text(printable(finding.summary), style="dim")
                 text.truncate(room, overflow="ellipsis")
                 row.append((text.plain, "dim"))
         for row in rows:
             table.add_row(*(Text(cell, style=style) for cell, style in row))
         out.print(table)
         if wide:
-            for one in assessment.findings:
+            for finding in assessment.findings:
                 out.print()
-                _print_finding(out, one)
+                _print_finding(out, finding)
         held = sum(finding.held_gpu_hours or 0.0 for finding in without_repeated_hours(assessment.findings))
         out.print()
         out.print(Text(f"{len(assessment.findings)} found, {held:,.1f} GPU-hours held idle. Examined: {looked}."))
@@ -153,36 +153,36 @@ def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -
     return widths
 
 
-def _row(one: Finding) -> list[tuple[str, str]]:
-    what = one.variant if one.kind in ("idle-allocation", "model-server") and one.variant else one.kind
-    idle = span(one.window_s) if one.kind in _LASTING and one.window_s > 0 else ""
-    hours = "" if one.held_gpu_hours is None else f"{one.held_gpu_hours:,.1f}"
-    waits = "" if one.impact is None else str(one.impact.jobs)
+def _row(finding: Finding) -> list[tuple[str, str]]:
+    what = finding.variant if finding.kind in ("idle-allocation", "model-server") and finding.variant else finding.kind
+    idle = span(finding.window_s) if finding.kind in _LASTING and finding.window_s > 0 else ""
+    hours = "" if finding.held_gpu_hours is None else f"{finding.held_gpu_hours:,.1f}"
+    waits = "" if finding.impact is None else str(finding.impact.jobs)
     return [
-        (what, _COLOURS.get(one.kind, "")), (_subject(one), ""), (one.user or "?", ""), (_nodes_of(one), ""),
-        (idle, ""), (hours, ""), (waits, ""), (f"{one.score:.2f}", ""),
+        (what, _COLOURS.get(finding.kind, "")), (_subject(finding), ""), (finding.user or "?", ""),
+        (_nodes_of(finding), ""), (idle, ""), (hours, ""), (waits, ""), (f"{finding.score:.2f}", ""),
     ]  # fmt: skip
 
 
-def _subject(one: Finding) -> str:
-    match one.subject:
+def _subject(finding: Finding) -> str:
+    match finding.subject:
         case ProcessRef(pid=pid):
             return f"pid {pid}"
         case NodeRef(gpu=gpu):
             # Prefer the index to the UUID, which is long.
-            return "node" if gpu is None else f"GPU {one.gpus[0].gpu if one.gpus else gpu}"
-    if one.kind.endswith("-user"):
-        return one.account or ""
-    return one.job.id if one.job is not None else ""
+            return "node" if gpu is None else f"GPU {finding.gpus[0].gpu if finding.gpus else gpu}"
+    if finding.kind.endswith("-user"):
+        return finding.account or ""
+    return finding.job.id if finding.job is not None else ""
 
 
-def _nodes_of(one: Finding) -> str:
-    if not one.nodes:
-        return one.partition or ""
-    flagged, held = len(one.flagged_gpus), one.allocated_gpus
+def _nodes_of(finding: Finding) -> str:
+    if not finding.nodes:
+        return finding.partition or ""
+    flagged, held = len(finding.flagged_gpus), finding.allocated_gpus
     of = f" {flagged}/{held}" if flagged and held else ""
-    more = f"+{len(one.nodes) - 1}" if len(one.nodes) > 1 else ""
-    return f"{one.nodes[0]}{more}{of}"
+    more = f"+{len(finding.nodes) - 1}" if len(finding.nodes) > 1 else ""
+    return f"{finding.nodes[0]}{more}{of}"
 
 
 def evidence_table(rows: Sequence[Evidence]) -> Table:
@@ -216,23 +216,22 @@ def impact_text(impact: QueueImpact) -> str:
     )
 
 
-def _print_finding(out: Console, one: Finding) -> None:
-    title = Text(
-        printable(f"{one.kind}{f' ({one.variant})' if one.variant not in (None, one.kind) else ''}: {KINDS[one.kind]}"),
-        style="bold",
-    )
-    about = f"{_subject(one)} of {one.user or '?'}, {_nodes_of(one)}, score {one.score:.2f}"
-    if one.kind in USER_KINDS:
-        about = f"{one.user or '?'}{f', account {one.account}' if one.account else ''}, score {one.score:.2f}"
-    parts: list[Any] = [title, Text(printable(about)), evidence_table(one.evidence)]
-    held = [] if one.held_gpu_hours is None else [f"{one.held_gpu_hours:,.1f} GPU-hours"]
-    held += [] if one.held_gib_hours is None else [f"{one.held_gib_hours:,.1f} GiB-hours of GPU memory"]
+def _print_finding(out: Console, finding: Finding) -> None:
+    variant = f" ({finding.variant})" if finding.variant not in (None, finding.kind) else ""
+    title = Text(printable(f"{finding.kind}{variant}: {KINDS[finding.kind]}"), style="bold")
+    about = f"{_subject(finding)} of {finding.user or '?'}, {_nodes_of(finding)}, score {finding.score:.2f}"
+    if finding.kind in USER_KINDS:
+        account = f", account {finding.account}" if finding.account else ""
+        about = f"{finding.user or '?'}{account}, score {finding.score:.2f}"
+    parts: list[Any] = [title, Text(printable(about)), evidence_table(finding.evidence)]
+    held = [] if finding.held_gpu_hours is None else [f"{finding.held_gpu_hours:,.1f} GPU-hours"]
+    held += [] if finding.held_gib_hours is None else [f"{finding.held_gib_hours:,.1f} GiB-hours of GPU memory"]
     if held:
         parts.append(Text(f"Held and not used: {', '.join(held)}."))
-    if one.impact is not None:
-        parts.append(Text(printable(impact_text(one.impact))))
-    if one.advice:
-        parts.append(Text(printable(one.advice)))
+    if finding.impact is not None:
+        parts.append(Text(printable(impact_text(finding.impact))))
+    if finding.advice:
+        parts.append(Text(printable(finding.advice)))
     out.print(Group(*parts))
 
 
@@ -319,15 +318,15 @@ def print_tried(where: Path, tried: Sequence[Tried]) -> None:
     table.add_column("signature", no_wrap=True)
     table.add_column("example", ratio=3, overflow="fold")
     table.add_column("judged", ratio=3, overflow="fold")
-    for one in tried:
-        judged = "fits" if one.verdict.fits else one.verdict.why_not
-        cells = ("✓" if one.ok else "✗", one.example.signature, one.example.claim, judged)
-        table.add_row(*(Text(printable(cell), style="" if one.ok else "red") for cell in cells))
+    for trial in tried:
+        judged = "fits" if trial.verdict.fits else trial.verdict.why_not
+        cells = ("✓" if trial.ok else "✗", trial.example.signature, trial.example.claim, judged)
+        table.add_row(*(Text(printable(cell), style="" if trial.ok else "red") for cell in cells))
     out.print(table)
-    wrong = [one for one in tried if not one.ok]
-    for one in wrong:
-        expected = "fit" if one.example.fits else "not fit"
-        out.print(Text(printable(f"{where}:{one.example.line}: should {expected}: {one.example.claim}")))
+    wrong = [trial for trial in tried if not trial.ok]
+    for trial in wrong:
+        expected = "fit" if trial.example.fits else "not fit"
+        out.print(Text(printable(f"{where}:{trial.example.line}: should {expected}: {trial.example.claim}")))
     out.print(Text(f"{len(tried) - len(wrong)} of {len(tried)} examples have the expected outcome."))
 
 
@@ -468,8 +467,8 @@ def _explain_options(*, live: bool) -> str:
         if known[name].is_flag:
             words.append(option)
             continue
-        for one in value if isinstance(value, tuple) else (value,):
-            words += [option, f"{one:g}s" if isinstance(one, float) else shlex.quote(str(one))]
+        for item in value if isinstance(value, tuple) else (value,):
+            words += [option, f"{item:g}s" if isinstance(item, float) else shlex.quote(str(item))]
     return " ".join(["", *words])
 
 
@@ -587,7 +586,7 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
                 {"name": signature.name, "kind": signature.kind, "line": signature.line}
                 for signature in parsed.signatures
             ],
-            "faults": [{"line": one.line, "text": one.message, "hint": one.hint} for one in parsed.faults],
+            "faults": [{"line": fault.line, "text": fault.message, "hint": fault.hint} for fault in parsed.faults],
         })  # fmt: skip
     else:
         for fault in parsed.faults:
@@ -610,13 +609,13 @@ def test(*, config: Config, file: Path | None, as_json: bool) -> int:
     """
     where = _where(config, file)
     tried = signature_files.try_examples(find.site_signatures(config, where))
-    wrong = [one for one in tried if not one.ok]
+    wrong = [trial for trial in tried if not trial.ok]
     if as_json:
         print_json([
-            {"signature": one.example.signature, "says": one.example.claim, "line": one.example.line,
-             "expected": one.example.fits, "fits": one.verdict.fits, "score": round(one.verdict.score, 3),
-             "why_not": one.verdict.why_not, "ok": one.ok}
-            for one in tried
+            {"signature": trial.example.signature, "says": trial.example.claim, "line": trial.example.line,
+             "expected": trial.example.fits, "fits": trial.verdict.fits, "score": round(trial.verdict.score, 3),
+             "why_not": trial.verdict.why_not, "ok": trial.ok}
+            for trial in tried
         ])  # fmt: skip
     else:
         print_tried(where, tried)

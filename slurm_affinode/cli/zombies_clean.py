@@ -141,13 +141,13 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
     """
     request = replace(_clean_up_request(config, policy_path, **given), acting=yes and not dry_run)
     with _session(request) as session:
-        decided = [one for one in session.plan() if one.verb not in DESTRUCTIVE]
+        decided = [action for action in session.plan() if action.verb not in DESTRUCTIVE]
         session.looked(decided, "warn")
         if dry_run or not yes:
             mails = list(_mails(decided, request.policy)) if dry_run else None
             for mail in mails or () if not request.as_json else ():
                 echo(f"To: {mail.recipient}", f"Subject: {mail.subject}", "", *mail.text.splitlines())
-            return session.show([_planned(one) for one in decided], dry_run=True, mails=mails)
+            return session.show([_planned(action) for action in decided], dry_run=True, mails=mails)
         return session.show(
             [*zombie_mail.notify(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False
         )
@@ -176,15 +176,15 @@ def clean(
         )
     with _session(request) as session:
         planned = session.plan()
-        decided = [one for one in planned if warnings or not zombie_mail.warnable(one)]
+        decided = [action for action in planned if warnings or not zombie_mail.warnable(action)]
         untold = len(planned) - len(decided)
         session.looked(decided, "clean")
         if not yes:
-            return session.show([_planned(one) for one in decided], dry_run=True, untold=untold)
+            return session.show([_planned(action) for action in decided], dry_run=True, untold=untold)
         done = act.execute(decided, session.tools)
         done += zombie_mail.notify(decided, session.tools, session.ledger)
-        tried = {one.action.finding.key for one in done}
-        rest = [one for one in decided if one.finding.key not in tried]
+        tried = {outcome.action.finding.key for outcome in done}
+        rest = [action for action in decided if action.finding.key not in tried]
         return session.show([*done, *_idle(rest)], dry_run=False, untold=untold)
 
 
@@ -200,7 +200,7 @@ def _planned(action: Action) -> Outcome:
 
 
 def _idle(decided: Sequence[Action]) -> list[Outcome]:
-    return [_planned(one) for one in decided if one.verb == "none"]
+    return [_planned(action) for action in decided if action.verb == "none"]
 
 
 @dataclass(slots=True)
@@ -243,10 +243,12 @@ class Session:
             return frozenset()
         there = {run for job in self.jobs if job.allocated for run in (act.run_of(job), (job.job_id, None))}
         here = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
-        if any(one.cluster not in here for one in running):
+        if any(finding.cluster not in here for finding in running):
             here.add(self.tools.slurm.config().get("ClusterName", ""))
         return frozenset(
-            one.key for one in running if one.cluster in here and one.job and act.run_of(one.job) not in there
+            finding.key
+            for finding in running
+            if finding.cluster in here and finding.job and act.run_of(finding.job) not in there
         )
 
     def _looked_at_all(self) -> list[str]:
@@ -265,7 +267,7 @@ class Session:
         here = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
         named = {finding.cluster for finding in self.assessment.findings} - here
         slurm: SlurmClient | None = self.tools.slurm  # None in a dry run if Slurm does not respond
-        if not named or slurm is None or not any(one.verb in DESTRUCTIVE for one in decided):
+        if not named or slurm is None or not any(action.verb in DESTRUCTIVE for action in decided):
             return frozenset()
         return frozenset(named - {slurm.config().get("ClusterName", "")})
 
@@ -286,7 +288,7 @@ class Session:
             print_json({
                 "dry_run": dry_run, "run": self.tools.who.run, "policy": self.request.policy.where,
                 "since": self.assessment.since, "until": self.assessment.until, "source": self.assessment.source,
-                "findings": len(self.assessment.findings), "actions": [_row(one) for one in shown],
+                "findings": len(self.assessment.findings), "actions": [_row(outcome) for outcome in shown],
                 "notes": list(notes),
                 **({} if mails is None else {"mails": [dataclasses.asdict(mail) for mail in mails]}),
             })  # fmt: skip
@@ -296,9 +298,10 @@ class Session:
                     warn(f"{outcome.action.verb}: {outcome.text}")
         else:
             rows = [
-                (one.action.verb if one.action.verb != "none" else "-", one.action.target, one.action.finding.kind,
-                 one.action.finding.user, one.result if one.action.verb != "none" else one.action.code, one.text)
-                for one in shown
+                (outcome.action.verb if outcome.action.verb != "none" else "-", outcome.action.target,
+                 outcome.action.finding.kind, outcome.action.finding.user,
+                 outcome.result if outcome.action.verb != "none" else outcome.action.code, outcome.text)
+                for outcome in shown
             ]  # fmt: skip
             if rows:
                 print_table(("action", "target", "kind", "user", "result", "why"), rows)
@@ -324,7 +327,7 @@ class Session:
         stale = [outcome.action.finding for outcome in outcomes if outcome.action.code == "stale"]
         if not stale:
             return ""
-        newest, limit_s = max(one.observed_at for one in stale), self.request.policy.max_evidence_age_s
+        newest, limit_s = max(finding.observed_at for finding in stale), self.request.policy.max_evidence_age_s
         age = span((self.tools.now() - newest).total_seconds())
         return (
             f"too old to act on: {counted(len(stale), 'finding')}, the newest of {named(newest, UTC)}, "
@@ -332,14 +335,14 @@ class Session:
         )
 
 
-def _row(one: Outcome) -> dict[str, Any]:
-    action, finding = one.action, one.action.finding
+def _row(outcome: Outcome) -> dict[str, Any]:
+    action, finding = outcome.action, outcome.action.finding
     return {
-        "verb": action.verb, "result": one.result, "code": action.code, "target": action.target,
-        "reason": action.reason, "text": one.text, "rule": action.rule, "number": action.number,
+        "verb": action.verb, "result": outcome.result, "code": action.code, "target": action.target,
+        "reason": action.reason, "text": outcome.text, "rule": action.rule, "number": action.number,
         "kind": finding.kind, "user": finding.user,
         "job": None if finding.owner is None else finding.owner.id, "finding": finding.as_json(),
-        "read_again": None if one.observation is None else one.observation.verdict,
+        "read_again": None if outcome.observation is None else outcome.observation.verdict,
     }  # fmt: skip
 
 

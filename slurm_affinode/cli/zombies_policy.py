@@ -76,7 +76,7 @@ def check(
     site, faults = site_policy.examine(config, file)
     if faults:
         if as_json:
-            print_json({"policy": site.where, "faults": [dataclasses.asdict(one) for one in faults]})
+            print_json({"policy": site.where, "faults": [dataclasses.asdict(fault) for fault in faults]})
         for fault in () if as_json else faults:
             echo(f"{site.where}:{fault.line}: {fault.message}")
             if fault.hint:
@@ -88,10 +88,11 @@ def check(
         print_json({
             "policy": site.where, "faults": [], "says": lines, "note": note,
             "replay": None if note or not replay else [
-                {"at": one.at, "verb": one.action.verb, "code": one.action.code, "number": one.action.number,
-                 "target": one.action.target, "user": one.action.finding.user, "kind": one.action.finding.kind,
-                 "reason": one.action.reason, "rule": one.action.rule, "finding": one.action.finding.key}
-                for one in done
+                {"at": replayed.at, "verb": replayed.action.verb, "code": replayed.action.code,
+                 "number": replayed.action.number, "target": replayed.action.target,
+                 "user": replayed.action.finding.user, "kind": replayed.action.finding.kind,
+                 "reason": replayed.action.reason, "rule": replayed.action.rule, "finding": replayed.action.finding.key}
+                for replayed in done
             ],
         })  # fmt: skip
         return 0
@@ -134,16 +135,17 @@ def _replay(  # noqa: PLR0917
 def _print_replay(done: list[site_policy.Replayed], since: datetime, until: datetime) -> None:
     echo("", f"From {clock(since)} to {clock(until)} ({zone()}) it would have done:")
     rows = [
-        (clock(one.at), one.action.verb if one.action.verb != "none" else f"none ({one.action.code})",
-         one.action.number or "", one.action.target, one.action.finding.user, one.action.finding.kind,
-         one.action.reason)
-        for one in done
+        (clock(replayed.at),
+         replayed.action.verb if replayed.action.verb != "none" else f"none ({replayed.action.code})",
+         replayed.action.number or "", replayed.action.target, replayed.action.finding.user,
+         replayed.action.finding.kind, replayed.action.reason)
+        for replayed in done
     ]  # fmt: skip
     if not rows:
         echo("  nothing")
         return
     print_table(("at", "action", "number", "target", "user", "kind", "why"), rows)
     counts: dict[str, int] = {}
-    for one in done:
-        counts[one.action.verb] = counts.get(one.action.verb, 0) + 1
+    for replayed in done:
+        counts[replayed.action.verb] = counts.get(replayed.action.verb, 0) + 1
     echo("; ".join(f"{verb}: {count}" for verb, count in sorted(counts.items())))
