@@ -26,6 +26,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RULES = Path(__file__).with_suffix(".toml")
 SUFFIXES = {".py", ".md", ".toml", ".j2", ".c", ".h", ".sh"}
+NAMED = ("benchmarks/", "containers/", "deploy/", "docs/", "slurm_affinode/", "spank/")
+"""Names in these folders are checked; those of tests follow as far as they name parts of the package."""
 
 
 class Rule(NamedTuple):
@@ -67,12 +69,16 @@ def read_rules(path: Path = RULES) -> Rules:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     # A space in a phrase also matches a line end, with the comment sign of the next line.
     banned = [(phrase.replace(" ", r"[\s#]+"), advice) for phrase, advice in table["banned"].items()]
+    local: dict[str, tuple[Rule, ...]] = {}
+    for entry in table["local"]:
+        for place in entry["paths"]:
+            local[place] = (*local.get(place, ()), *_name_rules(entry["names"]))
     return Rules(
         tuple(table["clean"]),
         tuple(Rule(re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE), advice) for phrase, advice in banned),
         _name_rules(table["names"]),
         tuple(Rule(re.compile(rf"(?:{words})"), advice) for words, advice in table["constants"].items()),
-        {place: _name_rules(entry["names"]) for entry in table["local"] for place in entry["paths"]},
+        local,
     )
 
 
@@ -191,8 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     for file in files:
         text = (ROOT / file).read_text(encoding="utf-8")
         findings += check_text(file, text, rules.banned)
-        # The names of the package; those of tests follow as far as they name its parts.
-        if file.endswith(".py") and (options.paths or options.all or file.startswith(("slurm_affinode/", "spank/"))):
+        if file.endswith(".py") and (options.paths or options.all or file.startswith(NAMED)):
             findings += check_names(file, text, rules.names, rules.all_names(file))
             findings += check_constants(file, text, rules.constants)
     for finding in findings:

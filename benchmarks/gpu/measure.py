@@ -92,11 +92,11 @@ def timed(action: Callable[[], Any]) -> float:
     return time.monotonic() - began
 
 
-def sizes(machine: Machine, nvml: NvmlDriver, wanted_mib: list[int]) -> tuple[list[int], list[str]]:
+def sizes(machine: Machine, nvml: NvmlDriver, requested_mib: list[int]) -> tuple[list[int], list[str]]:
     """Return the sizes that fit into GPU and host memory, and the reasons why the others do not."""
     free = (nvml.free_mib(nvml.devices()[0]) or 0) * 0.97 - 1024 * (not machine.emulated)
     fit, left_out = [], []
-    for mib in wanted_mib:
+    for mib in requested_mib:
         if mib > free:
             left_out.append(f"{mib / 1024:g} GiB: the GPU has {free / 1024:.1f} GiB free")
         elif mib > machine.host_available_mib * 0.85:

@@ -55,9 +55,14 @@ def test_names_of_local_variables_are_checked_below_some_paths() -> None:
     local = RULES.all_names("slurm_affinode/suspension/wake.py")
     found = sorted((one.line, one.phrase) for one in prose.check_names("a.py", text, (), local))
     assert found == [(2, "found"), (2, "one"), (3, "look"), (4, "own")]
-    elsewhere = RULES.all_names("slurm_affinode/demo/pages.py")
-    assert [one.phrase for one in prose.check_names("a.py", text, (), elsewhere)] == ["found", "look"]
     assert RULES.all_names("tests/waiting.py") == ()
+
+
+def test_a_path_of_several_tables_has_the_rules_of_all() -> None:
+    text = "own = found = one = 1\nown_jobs = one_line = every_one = 2\n"
+    local = RULES.all_names("spank/srun.py")
+    names = {finding.phrase for finding in prose.check_names("a.py", text, (), local)}
+    assert names == {"own", "found", "one", "every_one"}
 
 
 def test_markdown_code_is_not_checked() -> None:
