@@ -396,7 +396,7 @@ def _read(  # noqa: PLR0917
     weights: _Weights,
     thresholds: Thresholds,
 ) -> CountedRows | None:
-    """Return the samples of the devices ``wanted[some]``; ``None`` if there are none."""
+    """Return the samples of the devices ``selected[some]``; ``None`` if there are none."""
     chosen = selected[some]
     signals = [percent(name, thresholds.floors_pct).cast(pl.Float32).alias(name) for name in ACTIVITY]
     with naming_damage(store, begin, finish):

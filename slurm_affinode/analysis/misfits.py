@@ -131,7 +131,7 @@ def table(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     per_node = _per_node(held, nodes)
     elapsed = (pl.col("finish") - pl.col("start")).dt.total_milliseconds() / 1000
     return (
-        held.runs.filter(pl.col("wanted"))
+        held.runs.filter(pl.col("selected"))
         .with_columns(pl.col("end_ms").cast(TIME).alias("finish"))
         .with_columns(elapsed.alias("ran_s"), (pl.col("end").is_null() | (pl.col("end") > held.query.until))
                       .alias("running"))

@@ -22,7 +22,7 @@ def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFram
 
     ``begin_ms``, ``finish_ms``: the whole run, unclipped (``FAR_FUTURE_MS`` for a running job). ``start_ms``,
     ``end_ms``: clipped to the interval, half-open, not empty; a running job ends where accounting of its cluster ends,
-    or now. ``wanted``: whether the run passes the filters.
+    or now. ``selected``: whether the run passes the filters.
     """
     since, until = epoch_ms(query.since), epoch_ms(query.until)
     frame = conform(jobs, JOBS).filter(pl.col("start").is_not_null()).unique(JOB_KEY, keep="last", maintain_order=True)
@@ -36,7 +36,7 @@ def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFram
             pl.col("end").dt.epoch("ms").fill_null(FAR_FUTURE_MS).alias("finish_ms"),
             begin.clip(lower_bound=since).alias("start_ms"),
             finish.clip(upper_bound=until).alias("end_ms"),
-            _selected(query).alias("wanted"),
+            _selected(query).alias("selected"),
         )
         .filter(pl.col("start_ms") < pl.col("end_ms"))
         .sort("cluster", "start", "job_id", "submit", nulls_last=True)

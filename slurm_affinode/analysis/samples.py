@@ -33,6 +33,7 @@ from slurm_affinode.metrics.parquet.parts import (
     JOBS,
     NAMES,
     POLARS_ERRORS,
+    Part,
     agreed,
     gaps,
     read_tables,
@@ -42,7 +43,7 @@ from slurm_affinode.metrics.parquet.parts import (
     united_names,
     without_names,
 )
-from slurm_affinode.metrics.parquet.store import Part, SampleStore
+from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.writer import adoptions
 from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME
 

@@ -92,14 +92,14 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     runs = job_runs.prepare(jobs, query, now)
     if only is not None:
         chosen = runs.join(only.select(JOB_KEY), on=JOB_KEY, how="semi")["run"]
-        runs = runs.with_columns(pl.col("wanted") & pl.col("run").is_in(chosen.implode()))
+        runs = runs.with_columns(pl.col("selected") & pl.col("run").is_in(chosen.implode()))
     runs = runs.join(job_runs.lost_time(runs), on="run", how="anti", maintain_order="left")
     open_, runs = job_runs.uncertain(runs), job_runs.certain(runs)
     nodes = job_runs.nodes_of(pl.concat([runs, open_.join(runs, on="run", how="anti")]))
     devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus, open_)
     pairs = (
         _newest(mapped.pairs, devices)
-        .join(runs.filter(pl.col("wanted")).select("run", "start_ms", "end_ms"), on="run", maintain_order="left")
+        .join(runs.filter(pl.col("selected")).select("run", "start_ms", "end_ms"), on="run", maintain_order="left")
         .sort("run", "at")
     )
     about = devices[pairs["at"].to_list()] if pairs.height else devices.head(0)

@@ -31,7 +31,7 @@ def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: dat
     (of jobs without a GPU), ``gpus_now``, ``cores_now``, ``running`` (at the end of the interval), ``waiting``, numbers
     of ended jobs by state, ``partitions``, ``users``.
     """
-    selected = runs.prepare(jobs, query, now).filter(pl.col("wanted")).with_columns(_shown())
+    selected = runs.prepare(jobs, query, now).filter(pl.col("selected")).with_columns(_shown())
     pending = pending.with_columns(_shown())
     gpus, cores = pl.col("gpus"), pl.col("cpus")
     hours = (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6

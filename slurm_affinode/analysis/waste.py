@@ -68,14 +68,14 @@ def intervals(runs: pl.DataFrame, mapped: Mapped) -> Allocations:
     A run has one on each of its devices; several or none if the device does not always count.
     """
     frame = slots.clipped(
-        mapped.pairs.join(runs.select("run", "start_ms", "end_ms", "wanted"), on="run"), mapped.counted
+        mapped.pairs.join(runs.select("run", "start_ms", "end_ms", "selected"), on="run"), mapped.counted
     ).sort("at", "start_ms", "run")
     return Allocations.of(
         frame["at"].to_numpy(),
         frame["run"].to_numpy(),
         frame["start_ms"].to_numpy(),
         frame["end_ms"].to_numpy(),
-        frame["wanted"].to_numpy(),
+        frame["selected"].to_numpy(),
     )
 
 
@@ -228,7 +228,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     Raises ``UnreachableError`` if the samples cannot be read.
     """
     joined = _join(query, jobs, allocation_gpus, history, now, advance, fold)
-    about = joined.gpu_runs.filter(pl.col("wanted"))
+    about = joined.gpu_runs.filter(pl.col("selected"))
     shares = measures.per_allocation(joined.totals, joined.cells, joined.allocations)
     shares = measures.without_suspended(shares, joined.mapped.pairs, joined.runs)
     kept = shares["kept"].to_numpy()
@@ -250,7 +250,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         timelines=_timelines(query, joined, chosen, kept),
         quality=data_quality.describe(
             data_quality.Coverage(
-                runs=joined.runs.filter(pl.col("wanted")),
+                runs=joined.runs.filter(pl.col("selected")),
                 about=about,
                 rows=rows,
                 nodes=joined.nodes,

@@ -127,7 +127,7 @@ def find(
     config: Config, query: ServerQuery, *, timelines: bool = False, logs: Sequence[LogFindings] = (),
     advance: Callable[[int], None] = lambda engines: None, spread: Spread | None = None,
 ) -> Servers:  # fmt: skip
-    """Return the health of the selected engines, with ``timelines`` for charts if these are wanted.
+    """Return the health of the selected engines, with ``timelines`` for charts on request.
 
     ``logs``: those of the engines. ``advance`` is called with 1 after each engine. ``spread``: see ``of_each``. The
     ends of their jobs come from accounting, if it can be read. The period ends with the last sample and is a day long

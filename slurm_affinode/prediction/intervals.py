@@ -1,6 +1,6 @@
 """Calibration of intervals by conformal prediction.
 
-Bounds are widened (or narrowed) by a factor per side, such that the wanted share of the last jobs that had ended would
+Bounds are widened (or narrowed) by a factor per side, so that a given share of the last jobs that had ended would
 have been inside (conformalized quantile regression: Y. Romano, E. Patterson, E. Candes, NeurIPS 2019). Since work
 changes, the factors follow the jobs: before each block of submissions they are determined anew.
 """

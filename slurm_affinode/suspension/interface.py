@@ -236,7 +236,7 @@ class DaemonCalls:
     """Called when a job runs again, with a description of its wake and the length of its sleep; ``None``: it was moved
     out although it was busy."""
     pressed: Callable[[], None] = lambda: None
-    """Called when jobs have to make room (``InPlace.wanted``)."""
+    """Called when jobs have to make room (``InPlace.needed_by``)."""
     gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
     """Returns the UUIDs of the GPUs of a job that has not started; ``None`` if they are not known."""
     turn_left_s: Callable[[int], float | None] = lambda job_id: None

@@ -52,7 +52,7 @@ class Prefetcher:
             if self._under_way is not None and not self._under_way.done():
                 return
             notes = [note for note in known if not note.given_up]
-            work = [*self._to_mend(notes), *self._to_bring(notes, plans)]
+            work = [*self._to_repair(notes), *self._to_bring(notes, plans)]
             if work:
                 self._under_way = self._queue.submit(self._run, work)
         except (AffinodeError, OSError) as error:
@@ -89,7 +89,7 @@ class Prefetcher:
             except (AffinodeError, OSError) as error:
                 LOG.warning("cannot prefetch images: %s", error)
 
-    def _to_mend(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
+    def _to_repair(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
         """Yield the copies of this node's images to the shared tier that are due.
 
         An image is due if it is missing there for some time, or could not be restored from there.
@@ -111,10 +111,10 @@ class Prefetcher:
             except CheckpointError:
                 doubt = True
             if doubt:
-                yield partial(self._mend, note)
+                yield partial(self._repair, note)
 
-    def _mend(self, note: Note) -> bool:
-        self._tiers.mend(note.key.name, note.seq)
+    def _repair(self, note: Note) -> bool:
+        self._tiers.repair(note.key.name, note.seq)
         return True
 
     def _to_bring(self, notes: Sequence[Note], plans: Mapping[int, StartPlan]) -> Iterator[Callable[[], bool]]:

@@ -427,7 +427,7 @@ def remedy(refusal: Refusal, option: SuspendOption) -> str | None:
     return text or None
 
 
-_ASK_AGAIN_S = 600.0
+_RETRY_S = 600.0
 """Maximum age of the configuration."""
 
 
@@ -466,7 +466,7 @@ class SlurmFacts:
         return bool(others) and closed
 
     def _setting(self, name: str) -> str:
-        if self._now() - self._queried_s >= _ASK_AGAIN_S:
+        if self._now() - self._queried_s >= _RETRY_S:
             try:
                 self._configuration = self._slurm.config()
                 self._queried_s = self._now()

@@ -270,7 +270,7 @@ def judge(  # noqa: PLR0917
 
     if queue is not None:
         findings = with_impact(findings, PendingQueue(queue), gpu_type=gpu_type, nodes=nodes)
-    about = held.runs.filter(pl.col("wanted") & (pl.col("gpus").fill_null(0) > 0))
+    about = held.runs.filter(pl.col("selected") & (pl.col("gpus").fill_null(0) > 0))
     pairs = held.pairs.filter(pl.col("run").is_in(about["run"].implode()))
     measured = int((held.any.samples > 0).sum())
     return select(

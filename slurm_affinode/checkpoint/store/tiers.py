@@ -404,7 +404,7 @@ class Tiers:
                     f"the tier {to.name} is full; the partial copy of its image is removed for another one",
                 )
 
-    def mend(self, name: str, seq: int) -> None:
+    def repair(self, name: str, seq: int) -> None:
         """Ensure a valid copy in the shared tier, from one on this node. Raises ``CheckpointError``."""
         copies = list(self._all(name, seq))
         for copy in (copy for copy in copies if copy.tier.shared):

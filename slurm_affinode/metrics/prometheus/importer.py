@@ -27,7 +27,7 @@ from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 
 
 class NoSamplesError(InputError):
-    """The server responds, and has none of the wanted samples in the interval."""
+    """The server responds, and has no such samples in the interval."""
 
 
 @dataclass(frozen=True, slots=True)

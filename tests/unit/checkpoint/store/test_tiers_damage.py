@@ -164,7 +164,7 @@ def test_damaged_shared_copy_is_kept_if_no_copy_is_sound(make_node: Callable[...
     for store in (node.memory, node.disk, node.shared):
         node.flip(store, image)
     with pytest.raises(ImageDamaged, match="its contents have changed"):
-        node.tiers.mend(JOB.name, 1)
+        node.tiers.repair(JOB.name, 1)
     assert node.where(image) == ["memory", "disk", "shared"]
 
 
