@@ -7,10 +7,21 @@ from datetime import timedelta
 
 import pytest
 from cleanup_samples import TWICE, due, policy, verdict, warned
-from zombie_samples import NOW, gpu, job, lost, node, orphan, squatter
+from zombie_samples import NOW, evidence, gpu, job, lost, node, orphan, squatter
 
-from slurm_affinode.core.cleanup_plan import decide, effective, plan
-from slurm_affinode.model.cleanup import Keep, Ledger, Policy
+from slurm_affinode.core.cleanup_plan import (
+    decide,
+    effective,
+    enough_idle,
+    exemption,
+    extra_s,
+    idle_since,
+    matches,
+    plan,
+    specificity,
+    stages_of,
+)
+from slurm_affinode.model.cleanup import Interactive, Keep, Ledger, Match, Policy, Settings, Stages
 
 
 def test_job_is_warned_twice_and_then_canceled() -> None:
@@ -46,6 +57,8 @@ def test_job_idle_as_long_as_a_run_sampled_is_not_warned_again() -> None:
     assert verdict(finding, ledger=warned(finding, timedelta(days=8)), looked_from=began)[0] == "warn-user"
     longer = squatter(idle=timedelta(minutes=61))
     assert verdict(longer, ledger=warned(longer, timedelta(hours=5)), looked_from=began)[0] == "warn-user"
+    old = squatter(idle=timedelta(hours=3))  # warned since the run began to sample
+    assert verdict(old, ledger=warned(old, *TWICE), looked_from=NOW - timedelta(hours=3))[0] == "cancel"
 
 
 def test_job_that_changes_between_idle_kinds_is_warned_once() -> None:
@@ -64,7 +77,7 @@ sliding = { first_warning = "1h", second_warning = "1h30m", cancel = "2h" }
         assert verdict(one, alike, warned(other, *TWICE))[0] == "cancel"
     gentle = alike + '[[rule]]\nkinds = ["squatter"]\ndo_not_cancel = true\n'  # it announced no cancellation
     assert verdict(then, gentle, warned(first, *TWICE)) == ("warn-user", "due", 1)
-    told = Ledger(mailed={first.matter: NOW - timedelta(hours=1)})
+    told = Ledger(mailed={first.matter: NOW - timedelta(hours=1), then.matter: NOW - timedelta(days=8)})
     assert decide(then, Policy(), told, NOW).code == "told"
 
 
@@ -174,6 +187,8 @@ def test_nodes_are_drained_and_resumed_if_a_rule_requires_it() -> None:
     rule += '[[rule]]\nkinds = ["orphan-memory"]\naction = "drain"'
     assert decide(node(), policy("", rule), Ledger(), NOW).verb == "resume"
     assert decide(node("orphan-memory"), policy("", rule), Ledger(), NOW).verb == "drain"
+    jobs_only = policy("[default]\ndo_not_cancel = true\n", rule + "\n")
+    assert decide(node("orphan-memory"), jobs_only, Ledger(), NOW).verb == "drain"
 
 
 def test_misfits_and_ended_jobs_are_reported_and_never_canceled() -> None:
@@ -260,3 +275,300 @@ min_gpus = 9
     assert found.origin["gpu_fraction"] == "cluster"
     assert found.rules == ("idle", "cluster", "partition", "node", "qos", "account", "user")
     assert found.rule == "idle"
+
+
+SECOND = timedelta(seconds=1)
+
+
+def test_each_time_of_a_rule_is_reached_at_its_second() -> None:
+    """Neither a second earlier nor a second later."""
+    exact = squatter(idle=timedelta(hours=2))
+    sent = warned(exact, timedelta(hours=1), timedelta(minutes=30))
+    assert verdict(exact, ledger=sent)[0] == "cancel"
+    assert verdict(squatter(idle=timedelta(hours=2) - SECOND), ledger=sent)[:2] == ("none", "too-early")
+    assert verdict(exact, ledger=warned(exact, timedelta(hours=1), timedelta(minutes=30) - SECOND))[1] == "too-early"
+    assert verdict(exact, ledger=warned(exact, timedelta(hours=2))) == ("warn-user", "due", 2)
+    assert verdict(exact, ledger=warned(exact, timedelta(hours=2) + SECOND)) == ("warn-user", "due", 1)
+    assert due(observed_at=NOW - timedelta(minutes=10))[0] == "cancel"
+    assert due(observed_at=NOW - timedelta(minutes=10) - SECOND)[1] == "stale"
+    assert verdict(orphan(since=NOW - timedelta(seconds=120)))[0] == "kill-process"
+    began = NOW - timedelta(hours=1)
+    finding = squatter(idle=timedelta(hours=1))
+    assert verdict(finding, ledger=warned(finding, timedelta(days=7)), looked_from=began)[0] == "warn-user"
+    assert verdict(finding, ledger=warned(finding, timedelta(days=7) - SECOND), looked_from=began)[1] == "told"
+
+
+def test_reason_names_the_next_step_and_its_time() -> None:
+    """A warning that comes later, one that waits for the interval, and a cancellation."""
+
+    def reason(idle: timedelta, *ago: timedelta) -> str:
+        finding = squatter(idle=idle)
+        return decide(finding, policy(), warned(finding, *ago), NOW).reason
+
+    assert reason(timedelta(minutes=59)) == "idle for 59m; warning 1 comes after 1h"
+    assert reason(timedelta(minutes=60)) == "idle for 1h, warning 1 of 2"
+    assert reason(timedelta(minutes=70), timedelta(minutes=10)) == "idle for 1h 10m; warning 2 comes after 1h 30m"
+    late = reason(timedelta(hours=3), timedelta(minutes=29))
+    assert late == "idle for 3h; warning 2 comes 30m after the one before"
+    last = reason(timedelta(hours=3), timedelta(hours=1), timedelta(minutes=29))
+    assert last == "idle for 3h, warned 2 times; it ends after 2h, and 30m after the last warning"
+    assert reason(timedelta(hours=3), *TWICE) == "idle for 3h, warned 2 times"
+
+
+def test_notice_is_repeated_after_its_interval() -> None:
+    """Without stages there is one notice in each interval, by default a week."""
+    finding = squatter(kind="time-limit")
+    for ago, code in ((timedelta(days=7) - SECOND, "told"), (timedelta(days=7), "due")):
+        assert decide(finding, Policy(), Ledger(mailed={finding.matter: NOW - ago}), NOW).code == code
+    ended = squatter(subject=job(state="COMPLETED", end=NOW), observed_at=NOW - timedelta(days=7))
+    assert decide(ended, Policy(), Ledger(), NOW).code == "due"
+    assert decide(replace(ended, observed_at=ended.observed_at - SECOND), Policy(), Ledger(), NOW).code == "stale"
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ("min_score = 0.95", "due"),
+        ("min_score = 0.96", "score"),
+        ('min_run = "8h"', "due"),
+        ('min_run = "8h1s"', "min-run"),
+        ("min_gpus = 1", "due"),
+    ],
+)
+def test_threshold_of_a_rule_is_sufficient(more: str, code: str) -> None:
+    assert due(f"[default]\n{more}")[1] == code
+
+
+def test_idle_job_without_gpus_has_too_few() -> None:
+    assert due(allocated_gpus=0)[1] == "few-gpus"
+
+
+def test_run_time_is_that_of_the_job() -> None:
+    """An ended job ran until its end. A job without a known start has run for an unknown time."""
+    rule = '[default]\nmin_run = "2h"'
+    ended = job(state="COMPLETED", end=NOW - timedelta(hours=6))
+    assert verdict(squatter(kind="time-limit", subject=ended), rule)[0] == "warn-user"
+    short = replace(ended, end=NOW - timedelta(hours=6) - SECOND)
+    assert verdict(squatter(kind="time-limit", subject=short), rule)[1] == "min-run"
+    assert due(rule, subject=job(start=None))[1] == "min-run"
+    assert due(subject=job(start=None))[0] == "cancel"
+
+
+def test_stages_of_a_gpu_that_was_never_used_are_those_from_the_start() -> None:
+    """Samples begin up to a minute after the job, and those of its GPUs up to a minute apart."""
+    settings = Settings(fixed=Stages((60.0,), None), sliding=Stages((600.0,), None))
+    start = NOW - timedelta(hours=2)
+    never = squatter(idle=timedelta(hours=2) - timedelta(seconds=60), subject=job(start=start))
+    assert stages_of(settings, never) == settings.fixed
+    assert stages_of(settings, replace(never, since=start + timedelta(seconds=61))) == settings.sliding
+    assert stages_of(settings, replace(never, since=None)) == settings.sliding
+    assert stages_of(settings, replace(never, subject=job(start=None))) == settings.sliding
+    assert stages_of(settings, orphan(since=start)) == settings.sliding
+    pair = replace(never, since=start, gpus=(gpu(0, idle_s=7200.0), gpu(1, idle_s=7140.0)), allocated_gpus=2)
+    assert stages_of(settings, pair) == settings.fixed
+    assert stages_of(settings, replace(pair, gpus=(pair.gpus[0], gpu(1, idle_s=7139.0)))) == settings.sliding
+    once = replace(pair, variant="used-once")
+    assert stages_of(settings, once) == settings.sliding
+    assert stages_of(replace(settings, gpu_fraction=0.5), once) == settings.fixed  # the GPU that was not used suffices
+
+
+def test_idle_time_begins_when_as_many_gpus_are_idle_as_the_rule_requires() -> None:
+    """A GPU whose idle time is unknown, or that is not idle, is left out; at least one GPU is required."""
+    since = NOW - timedelta(seconds=300)
+    gpus = (gpu(0, idle_s=100.0), gpu(1, idle_s=300.0), gpu(2, idle_s=200.0))
+    finding = squatter(idle=timedelta(seconds=300), gpus=gpus, allocated_gpus=3)
+    for fraction, after_s in ((1.0, 200), (0.67, 200), (0.5, 100), (1 / 3, 0), (0.0, 0)):
+        assert idle_since(Settings(gpu_fraction=fraction), finding) == since + timedelta(seconds=after_s), fraction
+    known = replace(finding, gpus=(*gpus[:2], gpu(2, idle_s=None)))
+    assert idle_since(Settings(), known) == since + timedelta(seconds=200)
+    assert idle_since(Settings(), replace(finding, gpus=(gpu(0, idle_s=None),))) == since
+    assert idle_since(Settings(), replace(finding, since=None)) is None
+
+
+def test_share_of_idle_gpus_is_that_of_the_allocated_ones() -> None:
+    """Without a count of Slurm it is that of the GPUs in the finding; no GPUs are never idle."""
+    half = Settings(gpu_fraction=0.5)
+    pair = squatter(gpus=(gpu(0), gpu(1, flagged=False)), allocated_gpus=None)
+    assert (enough_idle(half, pair), enough_idle(Settings(), pair)) == (True, False)
+    assert not enough_idle(half, replace(pair, allocated_gpus=3))
+    assert not enough_idle(Settings(gpu_fraction=0.0), replace(pair, allocated_gpus=0))
+    assert not enough_idle(Settings(gpu_fraction=0.0), replace(pair, gpus=(), allocated_gpus=None))
+
+
+def test_interactive_jobs_alone_have_more_time() -> None:
+    """Whether a job is interactive may be unknown."""
+    settings = Settings(interactive=Interactive(extra_s=60.0))
+    more_s = [extra_s(settings, squatter(subject=job(batch=batch))) for batch in (False, True, None)]
+    assert (more_s, extra_s(settings, orphan())) == ([60.0, 0.0, 0.0], 0.0)
+    assert due("[default]\ninteractive = { max_gpus = 1 }", subject=job(batch=False, time_limit_s=0.0))[0] == "cancel"
+
+
+@pytest.mark.parametrize(
+    ("match", "fits"),
+    [
+        (Match(), True),
+        (Match(partitions=("gpu",)), True),
+        (Match(partitions=("g",)), False),
+        (Match(partitions=("gp?",), users=("al*",)), True),
+        (Match(partitions=("gpu",), users=("bob",)), False),
+        (Match(users=("ALICE",)), False),
+        (Match(users=("bob", "alice")), True),
+        (Match(nodes=("n2",)), True),
+        (Match(nodes=("n3",)), False),
+        (Match(clusters=("alpha",), qos=("normal",), accounts=("vision",), kinds=("squatter",)), True),
+        (Match(jobs=("7",)), True),
+        (Match(jobs=("7_3",)), True),
+        (Match(jobs=("9",)), True),
+        (Match(jobs=("3",)), False),
+        (Match(diagnoses=("idle",)), False),
+    ],
+)
+def test_rule_matches_if_each_of_its_lists_does(match: Match, fits: bool) -> None:
+    """A job may wait in several partitions, and run on several nodes."""
+    finding = squatter(partition="cpu,gpu", nodes=("n1", "n2"), subject=job(job_id=9, id="7_3"))
+    assert matches(match, finding) is fits
+
+
+def test_unknown_value_matches_no_pattern() -> None:
+    unknown = squatter(partition=None, user=None, qos=None, account=None)
+    for match in (Match(partitions=("*",)), Match(users=("*",)), Match(qos=("*",)), Match(accounts=("*",))):
+        assert not matches(match, unknown)
+    assert not matches(Match(jobs=("*",)), node())
+    server = squatter(kind="model-server", variant="idle")
+    assert matches(Match(diagnoses=("idle",)), server)
+
+
+def test_rules_are_ordered_from_kinds_to_jobs() -> None:
+    scopes = ("clusters", "partitions", "nodes", "qos", "accounts", "users", "jobs")
+    ordered = [Match(), *(Match(**{name: ("x",)}) for name in ("kinds", "diagnoses", *scopes))]
+    assert sorted(ordered, key=specificity) == ordered
+    both = Match(users=("x",), kinds=("x",))
+    assert specificity(Match(users=("x",))) < specificity(both) < specificity(Match(jobs=("x",)))
+
+
+def test_of_equal_rules_the_later_one_wins() -> None:
+    rules = "[[rule]]\nname = '{}'\nusers = ['alice']\nmin_gpus = {}\n"
+    applied = effective(policy(rules.format("first", 2) + rules.format("second", 3)), squatter())
+    assert (applied.settings.min_gpus, applied.origin["min_gpus"]) == (3, "second")
+    assert effective(Policy(), squatter()).rule == "default"
+    unnamed = effective(policy("", rules.format("first", 2)), squatter())
+    assert unnamed.rule == "first"  # the last rule that matches, if none sets the action
+
+
+def test_exemption_that_permits_nothing_or_lasts_longest_applies() -> None:
+    entry = "[[exempt]]\nusers = ['alice']\nuntil = {}\nreason = '{}'\nwarnings = {}\n"
+    strict = policy("", entry.format("'never'", "long", "true") + entry.format("2026-11-19", "strict", "false"))
+    applied = exemption(strict, squatter(), NOW.date())
+    assert applied is not None
+    assert applied.reason == "strict"
+    action = decide(squatter(), strict, Ledger(), NOW)
+    assert action.reason.startswith("exempt until 2026-11-19: strict (z.toml:")
+    longest = policy("", entry.format("2026-11-19", "short", "true") + entry.format("'never'", "long", "true"))
+    applied = exemption(longest, squatter(), NOW.date())
+    assert applied is not None
+    assert applied.reason == "long"
+    never = policy("", entry.format("'never'", "thesis", "false"))
+    assert decide(squatter(), never, Ledger(), NOW).reason.startswith("exempt: thesis (z.toml:")
+    assert exemption(never, squatter(user="bob"), NOW.date()) is None
+
+
+MONDAYS = '[calendar]\nworking_days = ["mon"]'
+"""Not the day of the samples."""
+
+
+def test_warnings_and_cancellations_wait_for_working_days_separately() -> None:
+    warnings = f"[default]\nwarn_working_days_only = true\n{MONDAYS}"
+    assert verdict(squatter(), warnings)[:2] == ("none", "working-days")
+    assert due(warnings)[0] == "cancel"
+    cancels = f"[default]\ncancel_working_days_only = true\n{MONDAYS}"
+    assert verdict(squatter(), cancels)[0] == "warn-user"
+    assert due(cancels)[1] == "working-days"
+    assert due("[default]\ncancel_working_days_only = true")[0] == "cancel"
+    assert verdict(squatter(), "[default]\nwarn_working_days_only = true")[0] == "warn-user"
+
+
+def test_model_server_is_suspended_if_its_job_opted_in() -> None:
+    """Neither the server of a job that sleeps already, nor one with another diagnosis."""
+    rule = '[[rule]]\nkinds = ["model-server"]\ndiagnoses = ["idle"]\naction = "suspend"'
+    server = squatter(kind="model-server", variant="idle")
+    assert verdict(server, rule, opted_in={7})[0] == "suspend"
+    assert verdict(server, rule, opted_in={8})[:2] == ("none", "not-opted-in")
+    assert verdict(server, rule, opted_in={7}, asleep={7})[:2] == ("none", "asleep")
+    assert verdict(server, rule + "\nprefer_suspend = false", opted_in={7}, asleep={7})[:2] == ("none", "asleep")
+    assert verdict(replace(server, variant="swapping"), rule, opted_in={7})[0] == "warn-user"
+    assert verdict(squatter(kind="time-limit"), asleep={7})[0] == "warn-user"
+
+
+def test_notice_goes_to_the_user_or_to_the_administrators() -> None:
+    """A rule may disable both; a finding that has no owner is for the administrators in any case."""
+    nobody = "[default]\nwarn_user = false"
+    assert verdict(squatter(), nobody)[:2] == ("none", "nobody")
+    assert verdict(squatter(), f"{nobody}\nwarn_admins = true")[0] == "warn-admin"
+    assert verdict(squatter(user=None))[:2] == ("none", "nobody")
+    assert verdict(squatter(user=None), "[default]\nwarn_admins = true")[0] == "warn-admin"
+    assert decide(node(), policy(nobody), Ledger(), NOW).verb == "warn-admin"
+
+
+def test_finding_without_a_time_is_timed_from_its_first_listing() -> None:
+    unknown = orphan(since=None)
+    assert verdict(unknown)[1] == "too-early"
+    for ago, verb in ((timedelta(seconds=120), "kill-process"), (timedelta(seconds=119), "none")):
+        assert verdict(unknown, ledger=Ledger(seen={unknown.key: NOW - ago}))[0] == verb
+
+
+def test_order_is_by_the_hours_held_and_then_by_the_key() -> None:
+    """Unknown hours are last."""
+    findings = [
+        squatter(subject=job(job_id=number, id=str(number)), held_gpu_hours=hours)
+        for number, hours in ((4, None), (3, 1.0), (2, 1.0), (1, 0.5))
+    ]
+    actions = plan(findings, policy(), Ledger(), NOW)
+    assert [action.finding.job.job_id for action in actions] == [2, 3, 1, 4]  # type: ignore[union-attr]
+
+
+def test_action_beyond_the_limit_is_held() -> None:
+    """Warnings have no limit here, and the reason says which limit it is."""
+    findings = [squatter(subject=job(job_id=number, id=str(number))) for number in (1, 2, 3)]
+    assert [action.verb for action in plan(findings, policy("[limits]\ncancel = 1"), Ledger(), NOW)] == [
+        "warn-user"
+    ] * 3
+    ledger = Ledger({finding.key: warned(finding, *TWICE).warnings[finding.key] for finding in findings})
+    first, second, third = plan(findings, policy("[limits]\ncancel = 2"), ledger, NOW)
+    assert (first.held, second.held, first.verb, second.verb) == (None, None, "cancel", "cancel")
+    assert third.held is not None
+    assert (third.held.verb, third.held.code) == ("cancel", "due")
+    assert "2 in this run already: the limit of cancel" in third.reason
+
+
+def test_measurements_of_one_dimension_count_once() -> None:
+    assert due(evidence=(evidence("compute"), evidence("compute")))[1] == "weak-evidence"
+    assert due(evidence=(evidence("compute"), evidence("compute", sources=2)))[0] == "cancel"
+    more = "[evidence]\nmin_dimensions = 3"
+    assert due(more)[1] == "weak-evidence"
+    assert due(more, evidence=(evidence("compute", sources=2), evidence("memory")))[0] == "cancel"
+    assert due(gpus=(gpu(0), gpu(1, measured=False)), allocated_gpus=2)[1] == "weak-evidence"
+
+
+def test_job_without_warnings_in_its_stages_is_only_reported() -> None:
+    """No cancellation is unannounced."""
+    rule = '[[rule]]\nkinds = ["squatter"]\naction = "{}"\nsliding = {{ first_warning = "1h", cancel = "2h" }}'
+    finding = squatter()
+    once = warned(finding, timedelta(hours=1))
+    assert decide(finding, policy("", rule.format("cancel")), once, NOW).verb == "cancel"
+    assert decide(finding, policy("", rule.format("warn")), once, NOW).code == "warned"
+    assert decide(finding, policy("", rule.format("warn")), once, NOW).reason == "idle for 3h, warned once"
+    never_warned = policy("", '[[rule]]\nkinds = ["squatter"]\naction = "cancel"')
+    assert decide(finding, never_warned, once, NOW).verb == "warn-user"
+    assert decide(finding, never_warned, once, NOW).number == 0
+
+
+def test_request_of_the_owner_is_compared_in_seconds() -> None:
+    """Slurm's times are whole seconds. A job without a known submit time may be the same attempt."""
+    submit = NOW - timedelta(hours=9)
+    keep = Keep("alpha", 7, submit + timedelta(milliseconds=900), "alice", "x", NOW, NOW + timedelta(hours=1))
+    for subject in (job(submit=submit), job(submit=None)):
+        finding = squatter(subject=subject)
+        ledger = replace(warned(finding, *TWICE), keeps={("alpha", 7): keep})
+        assert verdict(finding, ledger=ledger)[1] == "kept"
+    elsewhere = replace(warned(squatter(), *TWICE), keeps={("beta", 7): keep})
+    assert verdict(squatter(), ledger=elsewhere)[0] == "cancel"

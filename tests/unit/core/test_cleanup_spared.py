@@ -203,3 +203,9 @@ def test_heterogeneous_job_is_canceled_if_all_components_are_due() -> None:
     assert codes([first, elsewhere], parts=both)[0] == ("none", "part", False)
     [one, other] = plan([first, second], policy(), ledger, NOW, parts=both)
     assert (one.parts, other.parts) == ((second,), (first,))
+    assert codes([first]) == [("cancel", "due", False)]  # of unknown parts, those with findings count
+    assert codes([first, second], warned(first, *TWICE))[0] == ("none", "part", False)
+    busy = replace(second, gpus=(gpu(flagged=False),))
+    assert codes([first, busy], Ledger(), parts=both) == [("warn-user", "due", True)] * 2
+    misfit = replace(first, kind="time-limit")
+    assert codes([misfit, second], Ledger(), parts=both) == [("warn-user", "due", True), ("warn-user", "due", False)]
