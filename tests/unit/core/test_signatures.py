@@ -466,13 +466,16 @@ def test_least_score_must_be_reachable() -> None:
 
 def test_file_needs_a_signature_and_each_name_once() -> None:
     assert [fault.message for fault in signatures.parse("").faults] == ["there is no [[signature]] in it"]
+    assert len(signatures.parse("version = ").faults) == 1  # it is not TOML
     twice = signatures.parse(GOOD + GOOD)
     assert [(fault.line, fault.message) for fault in twice.faults] == [(15, "signature[2].name: a is there twice")]
     assert len(twice.signatures) == 1
     other = signatures.parse(GOOD + GOOD.replace('"a"', '"b"'))
     assert ([parsed.name for parsed in other.signatures], other.faults) == (["a", "b"], ())
-    damaged = signatures.parse(GOOD + GOOD.replace('"a"', '"b"').replace("above_pct = 95", "above_pct = 101"))
-    assert ([parsed.name for parsed in damaged.signatures], len(damaged.faults)) == (["a"], 1)
+    for old, new in (("above_pct = 95", "above_pct = 101"), ('kind = "squatter"\n', "")):
+        damaged = signatures.parse(GOOD + GOOD.replace('"a"', '"b"').replace(old, new))
+        assert ([parsed.name for parsed in damaged.signatures], len(damaged.faults)) == (["a"], 1)
+    assert signatures.parse("signature = [1]").signatures == ()
 
 
 def test_example_is_read_with_its_values_and_defaults() -> None:
