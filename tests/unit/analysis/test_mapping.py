@@ -13,6 +13,7 @@ from polars.testing import assert_frame_equal
 from slurm_affinode.analysis import mapping
 from slurm_affinode.analysis.result import QualityIssue, WasteResult
 from slurm_affinode.slurm import identifiers
+from slurm_affinode.slurm.accounting.schema import RECORDED_GPUS
 
 Analysed = Callable[..., WasteResult]
 Rows = Callable[..., list[dict[str, Any]]]
@@ -712,6 +713,17 @@ def test_label_of_a_source_without_uuids_names_the_gpu_of_the_slot(
     assert result.total["gpu_hours_capacity"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("gpus", [0, None])
+def test_record_of_a_run_without_gpus_in_accounting_names_its_gpu(
+    analysed: Analysed, node: Rows, jobs: Jobs, gpus: int | None
+) -> None:
+    """As for a job with shards of a GPU."""
+    record = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}
+    result = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "gpus": gpus}), recorded=[record])
+    assert how(result) == {1: ("recorded", 0, 1)}
+    assert ambiguous(result) is None
+
+
 def test_samples_without_uuid_count_while_the_slot_has_no_others(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """The source with UUIDs starts late, and has a gap while the GPU is replaced."""
     rows = samples(TIMES[10:20], uuid="GPU-a", util_pct=0) + samples(TIMES[30:], uuid="GPU-b", util_pct=0)
@@ -920,3 +932,188 @@ def test_cluster_is_renamed_only_if_there_is_one_on_each_side(
 ) -> None:
     frames = (pl.DataFrame({"cluster": names}, schema={"cluster": pl.String()}) for names in (devices, runs))
     assert mapping.with_slurm_cluster(*frames)["cluster"].to_list() == expected
+
+
+def whole_nodes(
+    runs: Sequence[dict[str, Any]], devices: Sequence[dict[str, Any]], *, known: Sequence[tuple[int, int]] = (),
+    there: Sequence[tuple[int, str, int]] = (), evidence: Sequence[int] = (), maybe: Sequence[int] | None = None,
+    table: int | None = None,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Return run and device of the pairs by whole node.
+
+    A run has 2 GPUs from 1000 to 2000 ms and is on n1; a device is on n1 and has samples at 1000 and 1900 ms.
+    ``maybe``: runs that others may have met, without those that are certain. ``table``: devices with samples in the
+    interval, which are all of them unless it is given.
+    """
+    rows = [{"run": number, "job_id": number, "cluster": "c", "gpus": 2, "start_ms": 1000, "end_ms": 2000, **run}
+            for number, run in enumerate(runs, 1)]  # fmt: skip
+    times = {"start_ms": pl.Int64(), "end_ms": pl.Int64()}
+    frame = typed(rows, {"run": pl.Int64(), "job_id": pl.Int64(), "cluster": pl.String(), "gpus": pl.Int64(), **times})
+    nodes = typed([{"run": row["run"], "node": node} for row in rows for node in row.get("nodes", ["n1"])],
+                  {"run": pl.Int64(), "node": pl.String()})  # fmt: skip
+    stamp = pl.Datetime("ms", "UTC")
+    columns = {
+        **dict.fromkeys(("cluster", "node", "uuid", "pci", "mig", "place"), pl.String()),
+        **dict.fromkeys(("at", "index", "slot", "highest"), pl.Int64()), "first": stamp, "last": stamp,
+    }  # fmt: skip
+    seen = [{"at": at, "cluster": "c", "node": "n1", "uuid": f"GPU-{at}", "place": f"GPU-{at}", "slot": at,
+             "first": 1000, "last": 1900, **device} for at, device in enumerate(devices)]  # fmt: skip
+    every = typed([{**row, "first": clock(row["first"]), "last": clock(row["last"])} for row in seen], columns)
+    sure = frame.filter(~pl.col("run").is_in(list(maybe or ())))
+    uncertain = nodes.join(frame, on="run").filter(pl.col("run").is_in(list(maybe))) if maybe is not None else None
+    found = mapping.by_whole_node(
+        frame if maybe is None else sure, sure, nodes, every, every.head(len(seen) if table is None else table),
+        pl.DataFrame(schema=RECORDED_GPUS),
+        typed([{"run": run, "at": at} for run, at in known], {"run": pl.Int64(), "at": pl.Int64()}),
+        pl.DataFrame(there, schema={"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}, orient="row"),
+        pl.Series("run", list(evidence), pl.Int64), uncertain,
+    )  # fmt: skip
+    return found.select("run", "at").rows()
+
+
+BOTH = ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("run", "devices", "expected"),
+    [
+        ({}, [{}, {}], [0, 1]),
+        ({"gpus": 1}, [{}, {}], []),
+        ({"gpus": 3}, [{}, {}], []),
+        ({"gpus": 0}, [{}], []),
+        ({"gpus": None}, [{}], []),
+        ({"gpus": 4, "nodes": BOTH}, [{}, {}, {"node": "n2"}, {"node": "n2"}], [0, 1, 2, 3]),
+        ({"gpus": 3, "nodes": BOTH}, [{}, {}, {"node": "n2"}], [0, 1, 2]),
+        ({"gpus": 4, "nodes": BOTH}, [{}, {}], [0, 1]),
+        ({"gpus": 4, "nodes": BOTH}, [{}, {}, {}], []),
+        ({"gpus": 2, "nodes": BOTH}, [{}, {}], []),
+        ({"gpus": 2, "nodes": BOTH}, [{}, {}, {"node": "n2"}], [2]),
+        ({}, [{}, {"cluster": "other"}], []),
+        ({}, [{}, {"cluster": None}], [0, 1]),
+        ({}, [{}, {"node": "n2"}], []),
+        ({}, [{}, {"slot": 0}], []),
+        ({"gpus": 1}, [{}, {"slot": 0}], [0, 1]),
+        ({}, [{"highest": 1}, {"highest": 0}], [0, 1]),
+        ({}, [{"highest": 2}, {"highest": 0}], []),
+    ],
+)
+def test_run_with_as_many_gpus_as_its_nodes_has_all_of_them(
+    run: dict[str, Any], devices: list[dict[str, Any]], expected: list[int]
+) -> None:
+    """On several nodes: all GPUs of these, or the same number on each."""
+    assert whole_nodes([run], devices) == [(1, at) for at in expected]
+
+
+@pytest.mark.parametrize(
+    ("times", "gpus", "expected"),
+    [
+        ({"first": 1999, "last": 3000}, 2, [0, 1]),
+        ({"first": 2000, "last": 3000}, 2, [0]),
+        ({"first": 100, "last": 1000}, 2, [0, 1]),
+        ({"first": 100, "last": 999}, 2, [0]),
+        ({"first": 100, "last": 999}, 1, []),
+    ],
+)
+def test_gpu_with_samples_at_another_time_counts_for_its_node(
+    times: dict[str, int], gpus: int, expected: list[int]
+) -> None:
+    """The pair is only with GPUs that have samples during the run."""
+    assert whole_nodes([{"gpus": gpus}], [{}, times]) == [(1, at) for at in expected]
+
+
+def test_node_without_samples_during_a_run_is_not_mapped() -> None:
+    assert whole_nodes([{}], [{"last": 900, "first": 800}, {"last": 900, "first": 800}]) == []
+
+
+def test_gpu_of_earlier_days_counts_for_its_node() -> None:
+    """Devices after those of the interval have their samples before it."""
+    assert whole_nodes([{}], [{}, {}], table=1) == [(1, 0)]
+    assert whole_nodes([{"gpus": 1}], [{}, {}], table=1) == []
+
+
+@pytest.mark.parametrize("whole", [{"first": 100, "last": 900}, {"first": 2100, "last": 2900}])
+def test_gpu_that_was_divided_at_another_time_counts_once(whole: dict[str, int]) -> None:
+    """Two instances have samples during the run, the GPU as a whole before or after."""
+    instances = [{"mig": name, "place": "GPU-0"} for name in ("1", "2")]
+    assert whole_nodes([{}], [*instances, {"place": "GPU-0", **whole}]) == [(1, 0), (1, 1)]
+    assert whole_nodes([{}], [*instances, {"place": "GPU-1", **whole}]) == []
+    divided = [{**instance, **whole} for instance in instances]
+    assert whole_nodes([{"gpus": 1}], [{"place": "GPU-0"}, *divided]) == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("other", "alone"),
+    [
+        ({}, False),
+        ({"start_ms": 1999, "end_ms": 3000}, False),
+        ({"start_ms": 2000, "end_ms": 3000}, True),
+        ({"start_ms": 0, "end_ms": 1001}, False),
+        ({"start_ms": 0, "end_ms": 1000}, True),
+        ({"nodes": ["n2"]}, True),
+        ({"nodes": BOTH}, False),
+        ({"cluster": "other", "nodes": ["n1"]}, True),
+    ],
+)
+def test_node_that_another_run_may_have_shared_is_not_mapped(other: dict[str, Any], alone: bool) -> None:
+    """The other run has a GPU; without GPUs in accounting it has none, unless a label or a record names one."""
+    all_gpus = [(1, 0), (1, 1)]
+    found = whole_nodes([{}, {"gpus": 1, **other}], [{}, {}])
+    assert [pair for pair in found if pair[0] == 1] == (all_gpus if alone else [])
+    for gpus in (0, None):
+        runs = [{}, {**other, "gpus": gpus}]
+        assert whole_nodes(runs, [{}, {}], evidence=[2]) == (all_gpus if alone else [])
+        assert whole_nodes(runs, [{}, {}]) == all_gpus
+
+
+def test_longer_stay_of_another_run_is_not_hidden_by_a_shorter_one() -> None:
+    """The second begins after the first and ends before it; the third begins after its end."""
+    hidden = [{"gpus": None, "start_ms": 0, "end_ms": 1500}, {"gpus": None, "start_ms": 100, "end_ms": 200}]
+    assert whole_nodes([*hidden, {}], [{}, {}], evidence=[1, 2]) == []
+
+
+def test_stay_after_a_run_on_several_nodes_leaves_its_gpus() -> None:
+    """The run has two GPUs of one node and one of the other."""
+    devices = [{}, {}, {"node": "n2"}]
+    later = {"gpus": 1, "start_ms": 2000, "end_ms": 3000}
+    assert whole_nodes([{"gpus": 3, "nodes": BOTH}, later], devices) == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_node_without_samples_during_a_run_counts_with_the_others() -> None:
+    devices = [{}, {}, {"node": "n2", "first": 100, "last": 900}]
+    assert whole_nodes([{"gpus": 3, "nodes": BOTH}], devices) == [(1, 0), (1, 1)]
+    assert whole_nodes([{"gpus": 2, "nodes": BOTH}], devices) == []
+
+
+def test_uncertain_stay_on_a_node_counts_as_shared() -> None:
+    assert whole_nodes([{}, {}], [{}, {}], maybe=[2]) == []
+    assert whole_nodes([{}, {"start_ms": 2000, "end_ms": 2500}], [{}, {}], maybe=[2]) == [(1, 0), (1, 1)]
+    assert whole_nodes([{}, {}], [{}, {}], maybe=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([{"gpus": 3, "start_ms": 0, "end_ms": 900}], []),
+        ([{"gpus": 2, "start_ms": 0, "end_ms": 900}], [0, 1]),
+        ([{"gpus": 1, "start_ms": 0, "end_ms": 500}, {"gpus": 2, "start_ms": 500, "end_ms": 900}], [0, 1]),
+        ([{"gpus": 1, "start_ms": 0, "end_ms": 501}, {"gpus": 2, "start_ms": 500, "end_ms": 900}], []),
+        ([{"gpus": 3, "start_ms": 0, "end_ms": 900, "nodes": BOTH}], [0, 1]),
+    ],
+)
+def test_node_has_at_least_the_gpus_that_runs_had_at_once(others: list[dict[str, Any]], expected: list[int]) -> None:
+    """Also at another time; where the GPUs of a run on several nodes were is unknown."""
+    found = whole_nodes([{}, *others], [{}, {}])
+    assert [at for run, at in found if run == 1] == expected
+
+
+def test_gpus_known_by_evidence_are_on_other_nodes() -> None:
+    """One GPU of three is known by a label or a record; the other two are those of the other node."""
+    devices = [{}, {}, {"node": "n2"}, {"node": "n2"}]
+    run = {"gpus": 3, "nodes": BOTH}
+    assert whole_nodes([run], devices, known=[(1, 0)]) == [(1, 2), (1, 3)]
+    assert whole_nodes([run], devices, there=[(1, "n1", 1)]) == [(1, 2), (1, 3)]
+    assert whole_nodes([run], devices, known=[(1, 0)], there=[(1, "n1", 1)]) == [(1, 2), (1, 3)]
+    assert whole_nodes([run], devices, known=[(1, 0)], there=[(1, "n1", 2)]) == []
+    assert whole_nodes([{**run, "gpus": 1}], devices, known=[(1, 0)]) == []
+    one_slot = [{"slot": 0}, {"slot": 0}, *devices[2:]]
+    assert whole_nodes([run], one_slot, known=[(1, 0), (1, 1)]) == [(1, 2), (1, 3)]
