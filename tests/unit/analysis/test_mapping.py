@@ -937,13 +937,13 @@ def test_cluster_is_renamed_only_if_there_is_one_on_each_side(
 def whole_nodes(
     runs: Sequence[dict[str, Any]], devices: Sequence[dict[str, Any]], *, known: Sequence[tuple[int, int]] = (),
     there: Sequence[tuple[int, str, int]] = (), evidence: Sequence[int] = (), maybe: Sequence[int] | None = None,
-    table: int | None = None,
+    table: int | None = None, recorded: Sequence[tuple[int, str]] = (),
 ) -> list[tuple[int, int]]:  # fmt: skip
     """Return run and device of the pairs by whole node.
 
     A run has 2 GPUs from 1000 to 2000 ms and is on n1; a device is on n1 and has samples at 1000 and 1900 ms.
     ``maybe``: runs that others may have met, without those that are certain. ``table``: devices with samples in the
-    interval, which are all of them unless it is given.
+    interval, which are all of them unless it is given. ``recorded``: job and name of a GPU on n1.
     """
     rows = [{"run": number, "job_id": number, "cluster": "c", "gpus": 2, "start_ms": 1000, "end_ms": 2000, **run}
             for number, run in enumerate(runs, 1)]  # fmt: skip
@@ -963,7 +963,7 @@ def whole_nodes(
     uncertain = nodes.join(frame, on="run").filter(pl.col("run").is_in(list(maybe))) if maybe is not None else None
     found = mapping.by_whole_node(
         frame if maybe is None else sure, sure, nodes, every, every.head(len(seen) if table is None else table),
-        pl.DataFrame(schema=RECORDED_GPUS),
+        typed([{"cluster": "c", "job_id": job, "node": "n1", "gpu": gpu} for job, gpu in recorded], RECORDED_GPUS),
         typed([{"run": run, "at": at} for run, at in known], {"run": pl.Int64(), "at": pl.Int64()}),
         pl.DataFrame(there, schema={"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}, orient="row"),
         pl.Series("run", list(evidence), pl.Int64), uncertain,
@@ -1104,6 +1104,17 @@ def test_node_has_at_least_the_gpus_that_runs_had_at_once(others: list[dict[str,
     """Also at another time; where the GPUs of a run on several nodes were is unknown."""
     found = whole_nodes([{}, *others], [{}, {}])
     assert [at for run, at in found if run == 1] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["GPU-0", "gpu-1"], [0, 1]), (["GPU-0", "GPU-1", "GPU-9"], []), (["GPU-8", "GPU-9"], [0, 1]), (["2"], []),
+     (["1"], [0, 1])],
+)  # fmt: skip
+def test_node_has_at_least_the_gpus_that_records_name(names: list[str], expected: list[int]) -> None:
+    """Also records of another time; a name that the metrics lack may be another GPU."""
+    runs = [{}, {"gpus": None, "start_ms": 0, "end_ms": 900}]
+    assert whole_nodes(runs, [{}, {}], recorded=[(2, name) for name in names]) == [(1, at) for at in expected]
 
 
 def test_gpus_known_by_evidence_are_on_other_nodes() -> None:
