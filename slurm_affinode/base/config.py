@@ -400,6 +400,8 @@ class PublishedPagesConfig:
     """Users who may read all pages."""
     accounts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Account -> users who may read its page; an account that is not listed has no page."""
+    account_jobs: bool = True
+    """Whether the readers of an account get copies of the pages of its jobs, which name their users and programs."""
     keep: _Retention = "30d"
     """Pages of jobs that were made longer ago are deleted."""
 

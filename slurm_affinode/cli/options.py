@@ -287,24 +287,29 @@ def print_table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
     minor: Sequence[str] = (),
+    wide: bool | None = None,
 ) -> None:
     """Print a table. Cells are plain text, never markup, so that a hostile name is shown literally.
 
     Control characters in cells are replaced: a job name must not control the terminal. The words in columns
     ``whole`` are not broken on a terminal of at least 80 columns, numbers (``right``) on none. Where a table with
     ``minor`` columns does not fit, headings are broken between words, and then the first of these columns are left out
-    until it does; a line below names them.
+    until it does; a line below names them. ``wide``: print every column, and break
+    no line; ``None``: the command has no option --wide.
     """
     from rich.console import Console  # noqa: PLC0415 - what answers in JSON starts in half the time without rich
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    console = Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+    usual = None if sys.stdout.isatty() else 160
+    console = Console(file=sys.stdout, soft_wrap=False, width=_UNLIMITED if wide else usual)
     shown = None if title is None else escape(printable(title))
     table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
     cells = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
-    headings, left_out = _fitted(columns, cells, right, minor, console.width) if minor else (list(columns), [])
+    headings, left_out = list(columns), []
+    if minor and not wide:
+        headings, left_out = _fitted(columns, cells, right, minor, console.width)
     for column, heading in zip(columns, headings, strict=True):
         if column not in left_out:
             table.add_column(
@@ -315,10 +320,13 @@ def print_table(
         table.add_row(*(Text(cell) for column, cell in zip(columns, row, strict=True) if column not in left_out))
     console.print(table)
     if left_out:
-        echo(f"Not shown on {console.width} columns: {', '.join(left_out)} (--json has them)")
+        option = "--json" if wide is None else "--wide"
+        echo(f"Not shown on {console.width} columns: {', '.join(left_out)} ({option} has them)")
 
 
 _USUAL_WIDTH = 80
+_UNLIMITED = 10_000
+"""Characters of a line that is not broken."""
 _LEAST_TEXT = 12
 """Characters of a column of text, which may be broken, where a table does not fit."""
 

@@ -157,7 +157,9 @@ def _history(config: Config, query: WasteQuery, step: report_pipeline.Step) -> r
 
 def _print_headline(written: WrittenReport) -> None:
     print_table(("", "GPU-hours", "of allocated"), written.headline, right=("GPU-hours", "of allocated"))
-    if not written.result.total.get("gpu_hours_measured"):
+    if not written.result.total.get("gpu_hours_allocated"):
+        warn("No GPU job ran in this interval")
+    elif not written.result.total.get("gpu_hours_measured"):
         why = "there are no GPU metrics of these jobs; import them with slurm-affinode ingest gpu PATH"
         if written.result.quality.samples:
             why = "the GPU metrics match none of these jobs; see the section on data quality in the report"

@@ -71,6 +71,7 @@ def _filters(function: Any) -> Any:
         click.option(
             "--top", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="Show the first N rows"
         ),
+        click.option("--wide", is_flag=True, help="Show all columns, whatever the width of the terminal"),
         json_option,
     ]
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
@@ -101,7 +102,7 @@ def _query(since: datetime, until: datetime, filters: dict[str, tuple[str, ...]]
     "--by", type=click.Choice(tuple(usage.ORDERS)), help="Sort by this column  [default: gpu-hours; gpus with --live]"
 )
 def users(
-    *, config: Config, now: bool, top: int, as_json: bool, since: datetime, until: datetime, group: str,
+    *, config: Config, now: bool, top: int, wide: bool, as_json: bool, since: datetime, until: datetime, group: str,
     by: str | None, **filters: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Report usage by user, account or job: jobs, GPU-hours, core-hours, running and pending jobs, final states."""
@@ -137,6 +138,7 @@ def users(
          for row in rows.head(top).iter_rows(named=True)],
         right=[name.replace("_", " ") for name in shown],
         minor=(whose, "oom", "timeout", "cancelled", "failed", "completed", "core hours", "cores now", "waiting"),
+        wide=wide,
     )  # fmt: skip
     if not now:
         echo(f"Running, waiting and now: at {clock(until)} ({zone()})")
@@ -156,7 +158,8 @@ def _amount(value: float | None) -> str:
 @click.option("--gpus", "gpu_only", is_flag=True, help="Select jobs that request GPUs")
 @click.option("--idle", is_flag=True, help="Name the idle jobs whose GPUs a job could use (--live; queries the nodes)")
 def queue(
-    *, config: Config, now: bool, top: int, as_json: bool, gpu_only: bool, idle: bool, **filters: tuple[str, ...]
+    *, config: Config, now: bool, top: int, wide: bool, as_json: bool, gpu_only: bool, idle: bool,
+    **filters: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Report pending jobs, longest wait first: eligible time, requested resources, and the reason.
 
@@ -199,6 +202,7 @@ def queue(
           *(texts.get(job.id, "") for texts in columns.values())) for job in waits[:top]],
         right=("GPUs", "cores", "nodes", "waits"),
         minor=("qos", "nodes", "cores", f"submitted ({zone()})", "partition"),
+        wide=wide,
     )  # fmt: skip
     if len(waits) > top:
         echo(f"{len(waits) - top} more: --top {len(waits)}")

@@ -140,7 +140,8 @@ class UsagePages:
             active = {name for record in newest for name in self._table(record, by)}
             for directory in _subdirectories(self.root / by):
                 jobs = list(directory.glob("job-*.html"))
-                expired = [path for path in jobs if path.stat().st_mtime < before]
+                unwanted = by == "account" and not self.config.nightly.pages.account_jobs
+                expired = [path for path in jobs if unwanted or path.stat().st_mtime < before]
                 listed = by == "user" or directory.name in self.config.nightly.pages.accounts
                 inactive = self.shown(by, directory.name) not in active and len(expired) == len(jobs)
                 if inactive or not listed:
@@ -179,6 +180,8 @@ class UsagePages:
 
     def _pages_of(self, by: str, name: str, result: WasteResult) -> dict[JobKey, str]:
         """Return the pages of the runs of a user or account in a result: run -> name of the file."""
+        if by == "account" and not self.config.nightly.pages.account_jobs:
+            return {}
         there = {path.name for path in (self.root / by / name).glob("job-*.html")}
         if not there:
             return {}
@@ -225,7 +228,8 @@ class UsagePages:
     def _places(self, user: str, account: str | None) -> Iterator[tuple[str, str]]:
         """Yield the directories of a run's page, of user and account: readers of the latter cannot read the former."""
         yield "user", user
-        if account is not None and account in self.config.nightly.pages.accounts and NAME.fullmatch(account):
+        pages = self.config.nightly.pages
+        if pages.account_jobs and account is not None and account in pages.accounts and NAME.fullmatch(account):
             yield "account", account
 
     def _write_job(self, summary: JobSummary, result: WasteResult) -> None:

@@ -63,7 +63,7 @@ def findings(result: WasteResult) -> tuple[str, ...]:
     total = result.total
     idle = known(total, "gpu_hours_idle")
     if not idle:
-        return ()
+        return (text,) if known(total, "gpu_hours_allocated") and (text := _waited(result)) else ()
     sentences = [_suspensions(result, idle), _waited(result)]
     sentences += [_users_concentration(result, idle), _jobs_concentration(result, idle)]
     held, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")

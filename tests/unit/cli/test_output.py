@@ -81,3 +81,15 @@ def test_table_that_does_not_fit_leaves_columns_out(
     assert lines[: len(heading)] == heading
     assert "123.4" in lines[len(heading)]
     assert lines[len(heading) + 1 :] == ([] if left_out is None else [left_out])
+
+
+def test_wide_table_has_every_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On any terminal, without broken lines; a command with --wide names it where columns are left out."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "18")
+    columns, rows = ("user", "gpu hours", "partition"), [("anna", "123.4", "a long name of a partition")]
+    for wide in (True, False):
+        options.print_table(columns, rows, right=columns[1:2], minor=("partition",), wide=wide)
+    lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == ["user  gpu hours  partition", "anna      123.4  a long name of a partition"]
+    assert lines[-1] == "Not shown on 18 columns: partition (--wide has them)"

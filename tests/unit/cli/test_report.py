@@ -49,6 +49,17 @@ def test_summary_and_file_paths_are_printed(state: Path, tmp_path: Path) -> None
     assert (out / "report.html").exists()
 
 
+def test_interval_without_gpu_jobs_lacks_no_metrics(state: Path, tmp_path: Path) -> None:
+    job = {
+        "cluster": "alpha", "job_id": 2, "submit": START, "user": "ann", "partition": "cpu", "state": "COMPLETED",
+        "start": START, "end": START + timedelta(hours=1), "node_list": "n1", "gpus": 0,
+    }  # fmt: skip
+    with Repository.open(f"sqlite:///{state / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame([job]), JOBS))
+    done = run(state, "--out", str(tmp_path / "out"), "--partition", "cpu")
+    assert done.stderr.splitlines()[-1] == "No GPU job ran in this interval"
+
+
 def test_json_output_is_the_summary(state: Path, tmp_path: Path) -> None:
     """It equals ``summary.json``."""
     out = tmp_path / "out"

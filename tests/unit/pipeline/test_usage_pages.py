@@ -181,6 +181,20 @@ def test_account_that_is_listed_later_gets_pages_of_jobs(tmp_path: Path) -> None
     assert all((site.pages / "account/chemistry" / link).is_file() for link in links)
 
 
+def test_site_keeps_pages_of_jobs_from_readers_of_accounts(tmp_path: Path) -> None:
+    """The account's page has no links then, and earlier copies are deleted; owners keep their pages."""
+    site = Site(tmp_path)
+    site.night()
+    owned = {path.name for path in (site.pages / "user/ann").iterdir()}
+    assert list((site.pages / "account/physics").glob("job-*"))
+    site.toml += "account_jobs = false\n"
+    assert site.night().failures == ()
+    account = site.pages / "account/physics"
+    assert names(account) == {".htaccess", "index.html", "day.html", "week.html", "month.html"}
+    assert "job-c-" not in "".join(path.read_text() for path in account.glob("*.html"))
+    assert names(site.pages / "user/ann") == owned
+
+
 def test_rules_of_access_name_owner_and_readers(made: Site) -> None:
     rules = {path.relative_to(made.pages).as_posix(): path.read_text().splitlines()[-1]
              for path in made.pages.rglob(".htaccess")}  # fmt: skip

@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 
 from slurm_affinode.analysis.emissions import EmissionFactor
-from slurm_affinode.analysis.result import QualityIssue, WasteResult
+from slurm_affinode.analysis.result import QualityIssue, StartedWaits, WasteResult
 from slurm_affinode.analysis.working_hours import HOURS, WorkingTime
 from slurm_affinode.report import headline, render
 from slurm_affinode.report.format import NBSP
@@ -335,6 +335,12 @@ def test_few_jobs_or_no_measurements_give_no_findings(samples: ModuleType, unmea
     assert headline.findings(unmeasured) == ()
     few = samples.make_result(3)
     assert not [f for f in headline.findings(few) if "account" in f or "Half" in f]
+
+
+def test_waits_are_a_finding_without_gpu_metrics(unmeasured: WasteResult) -> None:
+    waits = StartedWaits(jobs=10, waited=4, gpu_hours=12.0, median_s=600.0, longest_s=7200.0)
+    (finding,) = headline.findings(dataclasses.replace(unmeasured, waits=waits))
+    assert finding.replace(NBSP, " ").startswith("Meanwhile 4 of 10 GPU jobs waited")
 
 
 def test_fully_measured_week_mentions_no_unknown_hours(result: WasteResult) -> None:
