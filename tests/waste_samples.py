@@ -13,6 +13,7 @@ from slurm_affinode.analysis.result import (
     GROUPINGS,
     JOB_COLUMNS,
     MEASURES,
+    RUN_MEASURES,
     DataQuality,
     QualityIssue,
     UnmetDemand,
@@ -49,7 +50,7 @@ def make_result(
     rows = sorted(
         (_job(rng, i, names, measured, priced) for i in range(jobs)), key=lambda r: -(r["gpu_hours_idle"] or 0.0)
     )
-    schema = {**JOB_TYPES, **MEASURES}
+    schema = {**JOB_TYPES, **MEASURES, **RUN_MEASURES}
     frame = pl.DataFrame(rows, schema=schema, orient="row")
     groups = {word: _group(rows, _grouper(word)) for word in GROUPINGS}
     total = {**_measures_of(rows), "jobs": len(rows), "users": len({r["user"] for r in rows})}
@@ -141,6 +142,8 @@ def _job(rng: random.Random, i: int, names: Sequence[str], measured: bool, price
         "gpu_hours_by_records": allocated if mapping == "recorded" else 0.0,
         "gpu_hours_by_whole_node": allocated if mapping == "whole-node" else 0.0,
         "gpu_hours_unmapped": allocated if mapping == "unknown" else 0.0,
+        "submission": (None, "batch", "interactive")[i % 3], "gpus_unused": 0 if there else None,
+        "gpu_hours_unused": 0.0 if there else None, "all_idle_s": 3000 * idle / gpus if there else None,
     }  # fmt: skip
 
 

@@ -3,9 +3,13 @@
 The hours are lower bounds of what following the advice would have returned, from the idle time of the runs themselves:
 
 - ``empty``: no activity in a run that is measured nearly completely, and hardly any GPU memory in use: its idle time;
+- ``unused``: GPUs that were never active in a run that was active on others: their idle time;
 - ``loaded``: no activity, but GPU memory in use: its idle time without the first ``AFTER_S`` on each GPU;
-- ``pauses``: active at times, and idle on a GPU for ``LONG_S`` or longer: the longest idle time of each run, without
-  its first ``AFTER_S``.
+- ``interactive`` and ``pauses``: active at times, or loaded and interactive, and idle on a GPU for ``LONG_S`` or
+  longer: the longest time of each run in which all of its GPUs were idle, without its first ``AFTER_S``. A job is only
+  suspended while all of its GPUs are idle, and interactive jobs are not suspended at all;
+- ``slight``: GPU memory in use, never idle for ``LONG_S``, and a mean utilization of at most ``SLIGHT_PCT``: work that
+  only keeps the GPU from being idle. Its idle and low time.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from types import MappingProxyType
 
 import polars as pl
 
+from slurm_affinode.analysis.measures import COMPLETE
 from slurm_affinode.analysis.result import BOUNDS_S, WasteResult
 from slurm_affinode.base.resources import asset_dir
 
@@ -27,8 +32,8 @@ LONG_S = 3600
 """Idle time of one GPU from which a pause is worth an advice, in seconds."""
 EMPTY_GIB = 1.0
 """Peak of GPU memory up to which a GPU holds no more than the context of a process, in GiB."""
-_COMPLETE = 0.9
-"""Share of the allocated time that has to be measured to say that there was no activity."""
+SLIGHT_PCT = 3.0
+"""Mean utilization up to which a GPU does hardly any work, in percent."""
 _LEAST_HOURS = 0.01
 
 
@@ -37,7 +42,7 @@ class ReturnAction:
     """Action of one owner. Hours are GPU-hours."""
 
     kind: str
-    """``empty``, ``loaded`` or ``pauses``."""
+    """``empty``, ``unused``, ``loaded``, ``interactive``, ``pauses`` or ``slight``."""
     cluster: str | None
     user: str | None
     runs: int
@@ -48,6 +53,11 @@ class ReturnAction:
     """Peak on one GPU; ``None`` if unknown."""
     longest_s: float | None
     """Longest idle time of one GPU."""
+    gpus: int | None
+    """Allocated GPUs of the runs, and those that were never active; ``None`` if unknown for each of them."""
+    gpus_unused: int | None
+    utilization_pct: float | None
+    """Highest mean utilization of a run; ``None`` if unknown."""
     job_id: int
     """The run with most hours."""
     array_job_id: int | None
@@ -97,25 +107,35 @@ def actions(result: WasteResult, top: int = 5) -> tuple[ReturnAction, ...]:
     if result.jobs.is_empty():
         return ()
     active = pl.col("gpu_hours_busy") + pl.col("gpu_hours_low")
-    complete = pl.col("gpu_hours_measured") >= _COMPLETE * pl.col("gpu_hours_allocated")
-    still = complete & (active == 0)
-    waited = pl.col("gpus").fill_null(1) * (AFTER_S / 3600)
+    complete = pl.col("gpu_hours_measured") >= COMPLETE * pl.col("gpu_hours_allocated")
+    still, memory = complete & (active == 0), pl.col("fb_peak_gib") > EMPTY_GIB
+    interactive = (pl.col("submission") == "interactive").fill_null(value=False)
+    long, idle = pl.col("longest_idle_s") >= LONG_S, pl.col("gpu_hours_idle")
+    slight = complete & (active > 0) & memory & (pl.col("util_mean_pct") <= SLIGHT_PCT)
+    gpus = pl.col("gpus").fill_null(1)
     kinds = result.jobs.with_columns(
-        pl.when(still & (pl.col("fb_peak_gib") <= EMPTY_GIB)).then(pl.lit("empty"))
-        .when(still & (pl.col("fb_peak_gib") > EMPTY_GIB)).then(pl.lit("loaded"))
-        .when((active > 0) & (pl.col("longest_idle_s") >= LONG_S)).then(pl.lit("pauses"))
+        pl.when(still & ~memory).then(pl.lit("empty"))
+        .when((pl.col("gpus_unused") > 0) & (active > 0)).then(pl.lit("unused"))
+        .when(interactive & long & (memory | (active > 0))).then(pl.lit("interactive"))
+        .when(still & memory).then(pl.lit("loaded"))
+        .when((active > 0) & long).then(pl.lit("pauses"))
+        .when(slight).then(pl.lit("slight"))
         .alias("kind")
     ).filter(pl.col("kind").is_not_null())  # fmt: skip
     rows = kinds.with_columns(
-        pl.when(pl.col("kind") == "empty").then("gpu_hours_idle")
-        .when(pl.col("kind") == "loaded").then(pl.max_horizontal(pl.col("gpu_hours_idle") - waited, 0.0))
-        .otherwise((pl.col("longest_idle_s") - AFTER_S) / 3600)
+        pl.when(pl.col("kind") == "empty").then(idle)
+        .when(pl.col("kind") == "unused").then("gpu_hours_unused")
+        .when(pl.col("kind") == "loaded").then(pl.max_horizontal(idle - gpus * (AFTER_S / 3600), 0.0))
+        .when(pl.col("kind") == "slight").then(idle + pl.col("gpu_hours_low"))
+        .when(pl.col("all_idle_s").is_not_null())
+        .then(pl.min_horizontal(idle, gpus * (pl.col("all_idle_s") - AFTER_S).clip(0) / 3600))
         .alias("returned")
-    ).sort("returned", descending=True, maintain_order=True)  # fmt: skip
+    ).sort("returned", descending=True, nulls_last=True, maintain_order=True)  # fmt: skip
     groups = rows.group_by("cluster", "user", "kind", maintain_order=True).agg(
-        pl.len().alias("runs"), pl.col("gpu_hours_idle").sum().alias("hours_idle"),
+        pl.len().alias("runs"), idle.sum().alias("hours_idle"),
         pl.col("returned").sum().alias("hours_returned"), pl.col("fb_peak_gib").max().alias("memory_gib"),
-        pl.col("longest_idle_s").max().alias("longest_s"),
+        pl.col("longest_idle_s").max().alias("longest_s"), pl.col("gpus", "gpus_unused").sum(),
+        pl.col("util_mean_pct").max().alias("utilization_pct"),
         pl.col("job_id", "array_job_id", "array_task_id").first(),
     )  # fmt: skip
     worth = groups.filter(pl.col("hours_returned") >= _LEAST_HOURS)

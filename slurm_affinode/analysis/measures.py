@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.analysis.prices import PriceTable
-from slurm_affinode.analysis.result import MEASURES, SUMS, Totals
+from slurm_affinode.analysis.result import MEASURES, RUN_MEASURES, SUMS, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Flags, Floats, Ints, ranges
 
 MS_PER_HOUR = 3_600_000.0
@@ -19,6 +19,8 @@ _OWNERS = 4096
 _BY_MAPPING = {"labels": "labels_ms", "recorded": "recorded_ms", "whole-node": "whole_node_ms"}
 _NEGLIGIBLE = 1e-6
 """Numbers of GPUs up to this are rounding errors of sums of parts."""
+COMPLETE = 0.9
+"""Share of the allocated time that has to be measured to say that there was no activity."""
 GPUS: dict[str, pl.DataType] = {
     "cluster": pl.String(),
     "node": pl.String(),
@@ -355,4 +357,46 @@ def per_run(frame: pl.DataFrame) -> pl.DataFrame:
     """Return ``run``, ``gpu_model`` and ``MEASURES`` of each run."""
     return aggregate(frame, ["run"]).join(
         _joined_models(frame).rename({"models": "gpu_model"}), on="run", how="left", maintain_order="left"
+    )
+
+
+def of_runs(shares: pl.DataFrame, about: pl.DataFrame) -> pl.DataFrame:
+    """Return ``run`` and ``RUN_MEASURES``.
+
+    ``shares``: from ``without_suspended``; ``about``: the runs of the report. Of windows on each of G GPUs within a
+    time T, at least the sum of their lengths less (G - 1) T is common to all of them.
+    """
+    active, measured = pl.col("busy") + pl.col("low"), pl.col("busy") + pl.col("low") + pl.col("idle")
+    gpus = (
+        shares.group_by("run", "slot", maintain_order=True)
+        .agg(pl.col("busy", "low", "idle", "held_ms").sum(), pl.col("longest_ms").max())
+        .with_columns((active == 0).alias("unused"), (measured >= COMPLETE * pl.col("held_ms")).alias("complete"))
+        .group_by("run", maintain_order=True)
+        .agg(
+            pl.len().cast(pl.Int64).alias("known"),
+            pl.col("complete").all(),
+            pl.col("unused").sum().cast(pl.Int64).alias("gpus_unused"),
+            (pl.col("idle").filter("unused").sum() / MS_PER_HOUR).alias("gpu_hours_unused"),
+            pl.col("longest_ms").sum(),
+        )
+    )
+    program = pl.col("submit_line").str.extract(r"^\s*(?:\S*/)?(sbatch|salloc|srun)(?:\s|$)")
+    every = pl.col("known") == pl.col("gpus")
+    together = pl.col("longest_ms") - (pl.col("gpus") - 1) * (pl.col("end_ms") - pl.col("start_ms"))
+    return (
+        about.select("run", "gpus", "start_ms", "end_ms", "submit_line")
+        .join(gpus, on="run", how="left", maintain_order="left")
+        .with_columns(
+            pl.when(program == "sbatch")
+            .then(pl.lit("batch"))
+            .when(program.is_not_null())
+            .then(pl.lit("interactive"))
+            .alias("submission"),
+            *(
+                pl.when(every & pl.col("complete")).then(name).alias(name)
+                for name in ("gpus_unused", "gpu_hours_unused")
+            ),
+            pl.when(every).then(together.clip(0) / 1000).alias("all_idle_s"),
+        )
+        .select("run", *(pl.col(name).cast(dtype) for name, dtype in RUN_MEASURES.items()))
     )

@@ -83,6 +83,14 @@ MEASURES: dict[str, pl.DataType] = {
 
 GROUPINGS = ("user", "account", "partition", "qos", "node", "gpu_model", "cluster")
 
+RUN_MEASURES: dict[str, pl.DataType] = {
+    "submission": pl.String(),  # batch or interactive; None if unknown
+    "gpus_unused": pl.Int64(),  # GPUs that were never active; None unless all are measured nearly completely
+    "gpu_hours_unused": pl.Float64(),  # their idle hours
+    "all_idle_s": pl.Float64(),  # lower bound of the longest time in which all GPUs were idle; None: not all are known
+}
+"""Columns of ``WasteResult.jobs`` after the measures."""
+
 MAPPINGS = ("labels", "recorded", "whole-node", "unknown")
 """Ways in which a run's GPUs were identified. All allocated hours of ``unknown`` runs are unknown."""
 
@@ -248,7 +256,7 @@ class WasteResult:
     run held) and ``gpu_hours_capacity`` (allocated + unallocated). The last two are None if no GPU is known to have
     existed, and if the query filters by user, account or partition."""
     jobs: pl.DataFrame
-    """One row per GPU job run: ``JOB_COLUMNS`` + ``MEASURES``; most idle hours first."""
+    """One row per GPU job run: ``JOB_COLUMNS`` + ``MEASURES`` + ``RUN_MEASURES``; most idle hours first."""
     groups: Mapping[str, pl.DataFrame]
     """One of ``GROUPINGS`` -> frame of ``name`` (None: unknown), ``jobs`` and ``MEASURES``; most idle hours first."""
     over_time: pl.DataFrame

@@ -35,6 +35,7 @@ from slurm_affinode.analysis.result import (
     JOB_COLUMNS,
     MAPPINGS,
     MEASURES,
+    RUN_MEASURES,
     WAITED_S,
     StartedWaits,
     UnmetDemand,
@@ -233,7 +234,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     shares = measures.without_suspended(shares, joined.mapped.pairs, joined.runs)
     kept = shares["kept"].to_numpy()
     parts = measures.breakdown(shares, joined.mapped.pairs, about, joined.nodes, joined.devices, prices)
-    rows = _jobs(about, parts)
+    rows = _jobs(about, parts).join(measures.of_runs(shares, about), on="run", how="left", maintain_order="left")
     chosen = _most_idle(about, rows, top_runs)
     total = _total(query, joined, about, parts)
     return WasteResult(
@@ -241,7 +242,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         generated=now,
         currency=prices.currency,
         total=total,
-        jobs=rows.select(*JOB_COLUMNS, *MEASURES),
+        jobs=rows.select(*JOB_COLUMNS, *MEASURES, *RUN_MEASURES),
         groups=_groups(about, parts),
         over_time=over_time.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about, kept),
         bucket_s=joined.buckets.width_s,

@@ -307,7 +307,7 @@ def print_table(
     shown = None if title is None else escape(printable(title))
     table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
     cells = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
-    headings, left_out = list(columns), []
+    headings, left_out = list(columns), list[str]()
     if minor and not wide:
         headings, left_out = _fitted(columns, cells, right, minor, console.width)
     for column, heading in zip(columns, headings, strict=True):

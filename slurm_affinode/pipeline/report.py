@@ -46,6 +46,7 @@ _COLUMNS = (
     "account", "partition", "qos", "state", "eligible", "start", "end",
     "elapsed_s", "suspended_s", "time_doubt_s", "timelimit_s",
     "nodes", "node_list", "gpus", "gpu_type",
+    "submit_line",
 )  # fmt: skip
 """Columns of accounting that figures need; half of a report's time for accounting would go to the others."""
 

@@ -149,17 +149,25 @@ def action_cards(result: WasteResult, links: Links = NO_LINKS) -> tuple[ActionCa
     return tuple(_advice(action, links, several=several) for action in actions.actions(result))
 
 
+def evidence(text: str, action: actions.ReturnAction, runs: str) -> str:
+    """Return the evidence of an action from its text; ``runs``: their number in words."""
+    utilization = None if action.utilization_pct is None else action.utilization_pct / 100
+    return text.format(
+        runs=runs, memory=fmt.quantity(action.memory_gib, "GiB"), longest=fmt.duration(action.longest_s),
+        unused=fmt.count(action.gpus_unused), gpus=fmt.count(action.gpus), utilization=fmt.percent(utilization),
+    )  # fmt: skip
+
+
 def _advice(action: actions.ReturnAction, links: Links, *, several: bool) -> ActionCard:
     text = actions.texts()[action.kind]
-    memory = fmt.quantity(action.memory_gib, "GiB")
-    evidence = text.evidence.format(runs=_runs(action.runs), memory=memory, longest=fmt.duration(action.longest_s))
     job = str(action.job_id)
     if action.array_job_id is not None and action.array_task_id is not None:
         job = f"{action.array_job_id}_{action.array_task_id}"
     where = f" --cluster {fmt.name(action.cluster)}" if several and action.cluster is not None else ""
     return ActionCard(
         fmt.clip(fmt.name(action.user), 40), f"on {fmt.name(action.cluster)}" if several else "", text.title,
-        fmt.hours(action.hours_returned, "GPU-h"), evidence, prose(text.advice),
+        fmt.hours(action.hours_returned, "GPU-h"),
+        evidence(text.evidence, action, _runs(action.runs)), prose(text.advice),
         f"slurm-affinode job {job}{where}", links.user(action.user),
         links.job({"cluster": action.cluster, "job_id": action.job_id}),
     )  # fmt: skip

@@ -159,9 +159,7 @@ def _todo(result: WasteResult, scope: UsageScope, texts: Texts) -> list[str]:
     for action in actions.actions(result, MAX_ACTIONS):
         text = actions.texts()[action.kind]
         jobs = texts.several("usage_runs", action.runs, count=fmt.count(action.runs))
-        evidence = texts.phrase(text.evidence).format(
-            runs=jobs, memory=fmt.quantity(action.memory_gib, "GiB"), longest=fmt.duration(action.longest_s)
-        )
+        evidence = headline.evidence(texts.phrase(text.evidence), action, jobs)
         owner = "" if scope.kind == "user" else f"{shown(action.user or fmt.UNKNOWN, 40)}: "
         hours = texts.say("usage_at_least", hours=fmt.hours(action.hours_returned, "GPU-h"))
         advice = texts.phrase(text.advice).replace("`", "")

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from slurm_affinode.analysis.result import JOB_COLUMNS, MEASURES, StartedWaits, Thresholds, WasteResult
+from slurm_affinode.analysis.result import JOB_COLUMNS, MEASURES, RUN_MEASURES, StartedWaits, Thresholds, WasteResult
 
 from .conftest import T0
 from .waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, every
@@ -28,7 +28,7 @@ def test_idle_and_busy_hours_add_up_to_allocated(analysed: Analysed, samples: Ro
     assert (total["gpu_hours_low"], total["gpu_hours_unknown"]) == (0, 0)
     assert total["idle_fraction"] == pytest.approx(0.5)
     assert total["util_mean_pct"] == pytest.approx(45)
-    assert result.jobs.columns == [*JOB_COLUMNS, *MEASURES]
+    assert result.jobs.columns == [*JOB_COLUMNS, *MEASURES, *RUN_MEASURES]
     assert result.jobs.select(MEASURES.keys()).row(0, named=True) == {name: total[name] for name in MEASURES}
 
 
