@@ -37,7 +37,7 @@ install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime
 $(LIBRARIES):  # without them, the rule above runs
 	@:
 
-demo: install ## Analyze recorded jobs and GPU metrics, write out/demo/report.html.
+demo: install ## Analyze synthetic jobs and GPU metrics, write out/demo/report.html.
 	@$(VENV)/slurm-affinode demo --out $(DEMO_OUT)
 
 system-packages: ## Install the Debian packages that the tests use (needs root).

@@ -13,6 +13,7 @@ from slurm_affinode.demo.histories import build_demo
 
 DAYS = 7.0
 SEED = 7
+TREND = 3
 
 
 @command()
@@ -20,26 +21,35 @@ SEED = 7
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/demo"), show_default=True,
     metavar="DIR", help="Write the input, the database and the report to DIR",
 )  # fmt: skip
-@click.option("--synthetic", is_flag=True, help="Use an invented week of a larger cluster")
+@click.option("--recorded/--synthetic", help="Use a recording of a small cluster, or an invented week of a larger one")
 @click.option(
     "--days", type=NumberInRange(0.5, 60), help=f"Set the length of the synthetic history [default: {DAYS:g}]"
 )
 @click.option("--seed", type=click.IntRange(0), help=f"Set the seed of the synthetic history [default: {SEED}]")
+@click.option(
+    "--trend", type=click.IntRange(0, 11), metavar="N", help=f"Invent N earlier periods as well [default: {TREND}]"
+)
 @json_option
-def demo(*, out: Path, synthetic: bool, days: float | None, seed: int | None, as_json: bool) -> None:
+def demo(
+    *, out: Path, recorded: bool, days: float | None, seed: int | None, trend: int | None, as_json: bool
+) -> None:  # fmt: skip
     """Analyze an included history and render the report.
 
-    The recording comes from a Slurm cluster in containers with emulated GPUs, and from a real inference engine on a
-    CPU; --synthetic uses a longer, invented history of a larger cluster (32 GPUs on six nodes). It is written as
-    sacct text and samples to DIR/input, ingested like a site's own files into DIR/state, and reported in
-    DIR/report.html and DIR/summary.json.
+    The history is invented: a week of a cluster with 32 GPUs on six nodes, and the weeks before it for the trend.
+    --recorded uses a recording of 12 minutes from a Slurm cluster in containers with emulated GPUs, and from a real
+    inference engine on a CPU. It is written as sacct text and samples to DIR/input, ingested like a site's own files
+    into DIR/state, and reported in DIR/report.html and DIR/summary.json.
     """
-    if not synthetic and (days is not None or seed is not None):
-        raise click.UsageError("--days and --seed require --synthetic")
+    if recorded and any(value is not None for value in (days, seed, trend)):
+        raise click.UsageError("--days, --seed and --trend are for the synthetic history: leave out --recorded")
     history = (
-        histories.synthetic(days=DAYS if days is None else days, seed=SEED if seed is None else seed)
-        if synthetic
-        else histories.recorded()
+        histories.recorded()
+        if recorded
+        else histories.synthetic(
+            days=DAYS if days is None else days,
+            seed=SEED if seed is None else seed,
+            earlier=TREND if trend is None else trend,
+        )
     )
     with stages() as step:
         result = build_demo(out, history, step=step)

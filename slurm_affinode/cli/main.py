@@ -49,7 +49,7 @@ _COMMANDS = {
 
 _EPILOG = """\b
 First steps:
-  slurm-affinode demo --out out/demo          a report from a recorded history
+  slurm-affinode demo --out out/demo          a report from a synthetic history
   slurm-affinode ingest sacct jobs.txt        your accounting (sacct -P or --json output)
   slurm-affinode ingest gpu history/          your GPU metrics (DCGM, Prometheus, nvidia-smi, CSV, Parquet)
   slurm-affinode report --since 7d --out out  the report of the last week

@@ -47,6 +47,8 @@ class DemoHistory:
     write_input: Callable[[Path], None]
     """Writes ``sacct.txt`` (format of ``sacct --parsable2``, UTC), ``gpu/`` and, if there are engine metrics,
     ``serving/`` into a directory."""
+    earlier: int = 0
+    """Periods of the same length before ``since``, for the trend."""
     engine_origin: str = ""
     """Origin of the engine metrics; empty without them."""
 
@@ -115,17 +117,22 @@ def _gpus(job: str) -> str:
     return ",".join(sorted(samples.filter(pl.col("job") == job)["uuid"].unique()))
 
 
-def synthetic(*, days: float, seed: int) -> DemoHistory:
-    """Return a synthetic history of 32 GPUs on six nodes, reproducible by its seed."""
+def synthetic(*, days: float, seed: int, earlier: int = 0) -> DemoHistory:
+    """Return a synthetic history of 32 GPUs on six nodes, reproducible by its seed.
+
+    ``earlier``: periods of as many ``days`` that precede the reported one.
+    """
+    start, whole = SYNTHETIC_START - timedelta(days=earlier * days), days * (1 + earlier)
 
     def write_input(target: Path) -> None:
-        runs = schedule(np.random.default_rng(seed), days=days, jobs_per_day=JOBS_PER_DAY)
-        lines = sacct_lines(runs, start=SYNTHETIC_START, horizon_s=int(days * 86400))
+        runs = schedule(np.random.default_rng(seed), days=whole, jobs_per_day=JOBS_PER_DAY)
+        lines = sacct_lines(runs, start=start, horizon_s=int(whole * 86400))
         (target / "gpu").mkdir(parents=True, exist_ok=True)
         write_text(target / "sacct.txt", "\n".join(lines) + "\n")
         for node in NODES:
             with replacing(target / "gpu" / f"{node.name}.parquet") as path:
-                node_history(node, runs, start=SYNTHETIC_START, days=days, seed=seed).write_parquet(path)
+                samples = node_history(node, runs, start=start, days=whole, seed=seed, shown=days)
+                samples.write_parquet(path)
 
     return DemoHistory(
         title="Demo: a synthetic cluster",
@@ -134,6 +141,7 @@ def synthetic(*, days: float, seed: int) -> DemoHistory:
         since=SYNTHETIC_START,
         until=SYNTHETIC_START + timedelta(days=days),
         write_input=write_input,
+        earlier=earlier,
     )
 
 
@@ -172,7 +180,9 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
     query = WasteQuery(
         history.since, history.until, thresholds=report.thresholds(config), working=report.working_time(config)
     )
-    presented = report.ReportOptions(title=history.title, csv=True, engine_origin=history.engine_origin)
+    presented = report.ReportOptions(
+        title=history.title, csv=True, engine_origin=history.engine_origin, computed_periods=history.earlier
+    )
     return report.build_report(config, query, out, options=presented, now=history.until, step=say)
 
 

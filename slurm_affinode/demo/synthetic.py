@@ -187,10 +187,12 @@ def _place(free: dict[str, set[int]], requested: int, rng: np.random.Generator) 
 FIELDS = (
     "Cluster", "JobIDRaw", "JobID", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Submit", "Eligible",
     "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NodeList", "NCPUS", "ReqMem", "ReqTRES", "AllocTRES",
-    "MaxRSS", "JobName",
+    "MaxRSS", "SubmitLine", "JobName",
 )  # fmt: skip
 CPUS_PER_GPU = 12
 MEM_PER_GPU_G = 120
+_PROGRAMS = {"interactive": "salloc"}
+"""Name of a job -> the program that submitted it, if it is not ``sbatch``."""
 _EXIT = {"FAILED": "1:0", "OUT_OF_MEMORY": "0:125", "TIMEOUT": "0:0"}
 
 
@@ -210,6 +212,7 @@ def _records(run: SyntheticRun, start: datetime, horizon_s: int, cluster: str) -
     gpus = len(run.gpus)
     cpus, mem_g = gpus * CPUS_PER_GPU, gpus * MEM_PER_GPU_G
     tres = f"cpu={cpus},mem={mem_g}G,node=1"
+    line = f"{_PROGRAMS.get(run.job_name, 'sbatch')} --gpus={gpus}"
     gres = f"gres/gpu:{run.node.gres}={gpus},gres/gpu={gpus}"
     elapsed = (horizon_s if run.end_s is None else run.end_s) - run.start_s
     exit_code = _EXIT.get(run.state, "0:0")
@@ -220,7 +223,7 @@ def _records(run: SyntheticRun, start: datetime, horizon_s: int, cluster: str) -
         [
             cluster, str(run.job_id), str(run.job_id), run.user, run.account, run.node.partition, run.kind.qos, *shared,
             str(run.timelimit_s // 60), "1", run.node.name, str(cpus), f"{mem_g}G",
-            f"billing={cpus},{tres},{gres}", f"billing={cpus},{tres},{gres}", "", run.job_name,
+            f"billing={cpus},{tres},{gres}", f"billing={cpus},{tres},{gres}", "", line, run.job_name,
         ]
     )  # fmt: skip
     step_state = "CANCELLED" if run.state == "TIMEOUT" else run.state.split()[0]
@@ -230,7 +233,7 @@ def _records(run: SyntheticRun, start: datetime, horizon_s: int, cluster: str) -
         [
             cluster, step, step, "", run.account, "", "", step_state, exit_code, began, began, began, at(run.end_s),
             str(elapsed), "", "1", run.node.name, str(cpus), "", "", f"{tres},{gres}",
-            f"{gpus * 14 * 1024 * 1024 + run.job_id % 977}K", "batch",
+            f"{gpus * 14 * 1024 * 1024 + run.job_id % 977}K", "", "batch",
         ]
     )  # fmt: skip
 
@@ -258,6 +261,8 @@ def activity(kind: str, minutes: int, gpu: int, rng: np.random.Generator) -> tup
     if kind == "notebook":
         busy = _bursts(rng, minutes, every=float(rng.uniform(70, 200)), length=9.0)
         return np.where(busy, 45.0 + 15.0 * noise, 0.0), 0.34 * np.clip(t / 20.0, 0.02, 1.0)
+    if kind == "keep-warm":  # a kernel a minute, so that the GPU is never idle
+        return np.where(t < 14, 80.0 + 6.0 * noise, 1.0), 0.96 * ramp
     if kind == "squatter":
         return np.where(t < 14, 80.0 + 6.0 * noise, 0.0), 0.96 * ramp
     if kind == "server":
@@ -282,10 +287,25 @@ def _bursts(rng: np.random.Generator, minutes: int, *, every: float, length: flo
 
 
 def node_history(
-    node: SyntheticNode, runs: Sequence[SyntheticRun], *, start: datetime, days: float, seed: int
+    node: SyntheticNode,
+    runs: Sequence[SyntheticRun],
+    *,
+    start: datetime,
+    days: float,
+    seed: int,
+    shown: float | None = None,
 ) -> pl.DataFrame:
-    """Return the node's samples for the whole history, with the column names of dcgm-exporter."""
-    return pl.concat([_gpu_history(node, gpu, runs, start=start, days=days, seed=seed) for gpu in range(node.gpus)])
+    """Return the node's samples for the whole history, with the column names of dcgm-exporter.
+
+    ``shown``: the last days of the history, in which there is an outage; by default all of them.
+    """
+    frame = pl.concat([_gpu_history(node, gpu, runs, start=start, days=days, seed=seed) for gpu in range(node.gpus)])
+    name, down, up = OUTAGE
+    if node.name != name:
+        return frame
+    first = start + timedelta(days=days - (shown or days))
+    lost = pl.col("timestamp").is_between(first + timedelta(days=down), first + timedelta(days=up), closed="left")
+    return frame.filter(~lost)
 
 
 def _gpu_history(
@@ -303,7 +323,8 @@ def _gpu_history(
             continue
         held = (at_s >= run.start_s) & (at_s < (run.end_s if run.end_s is not None else np.inf))
         length = int(((run.end_s or int(days * 86400)) - run.start_s) // STEP_S) + 2
-        own_util, own_memory = activity(run.kind.name, length, run.gpus.index(gpu), rng)
+        kind = run.job_name if run.job_name == "keep-warm" else run.kind.name
+        own_util, own_memory = activity(kind, length, run.gpus.index(gpu), rng)
         minute = (at_s[held] - run.start_s) // STEP_S
         util[held], memory[held] = own_util[minute], own_memory[minute]
         job[held] = str(run.job_id)
@@ -311,7 +332,7 @@ def _gpu_history(
     engine = np.round(util / 100.0 * rng.uniform(0.93, 0.99, minutes), 4)
     power = node.idle_w + (node.tdp_w - node.idle_w) * util / 100.0 * 0.86 + rng.normal(0.0, 1.2, minutes)
     labelled = node.name != UNLABELLED_NODE
-    frame = pl.DataFrame(
+    return pl.DataFrame(
         {
             "timestamp": [start + timedelta(seconds=int(s)) for s in at_s],
             "Hostname": node.name,
@@ -329,7 +350,3 @@ def _gpu_history(
             "hpc_job": pl.Series(job.tolist() if labelled else [None] * minutes, dtype=pl.String),
         }
     )
-    name, down, up = OUTAGE
-    if node.name == name:
-        frame = frame.filter(pl.Series((at_s < down * 86400) | (at_s >= up * 86400)))
-    return frame

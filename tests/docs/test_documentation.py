@@ -95,7 +95,7 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     env |= {"SLURM_AFFINODE_STATE": str(tmp_path / "state"), "TZ": "UTC"}
     env.pop("SLURM_AFFINODE_DB", None)
     run = ["bash", "-euo", "pipefail", "-c"]
-    make = "slurm-affinode demo --synthetic --days 1 --out made; cp made/input/sacct.txt .; cp -r made/input/gpu dcgm"
+    make = "slurm-affinode demo --days 1 --trend 0 --out made; cp made/input/sacct.txt .; cp -r made/input/gpu dcgm"
     made = subprocess.run(
         [*run, make],
         cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=250,

@@ -221,7 +221,7 @@ def test_full_disk_at_standard_output_is_reported_once() -> None:
     assert piped("$program report --config /none 2>/dev/full").returncode == 2
 
 
-@pytest.mark.parametrize("words", ["zombies list --min-score", "report --idle-pct", "demo --synthetic --days"])
+@pytest.mark.parametrize("words", ["zombies list --min-score", "report --idle-pct", "demo --days"])
 def test_nan_is_rejected(words: str) -> None:
     done = CliRunner().invoke(cli, [*words.split(), "nan"])
     assert (done.exit_code, "'nan' is not a number" in done.output) == (2, True)

@@ -16,7 +16,7 @@ from slurm_affinode.cli.main import cli
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two days of a synthetic cluster."""
     out = tmp_path_factory.mktemp("zombies")
-    result = CliRunner().invoke(cli, ["demo", "--synthetic", "--days", "2", "--out", str(out)])
+    result = CliRunner().invoke(cli, ["demo", "--days", "2", "--trend", "0", "--out", str(out)])
     assert result.exit_code == 0, result.output
     return out / "state"
 

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.analysis import actions
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.demo import demo
 from slurm_affinode.demo import histories
@@ -74,11 +75,26 @@ def test_demo_keeps_foreign_files(tmp_path):
     assert (tmp_path / "input" / "mine.txt").read_text() == "precious"
 
 
-def test_demo_command_uses_the_recording_by_default(tmp_path):
-    """Options of the synthetic data are rejected without ``--synthetic``."""
+def test_synthetic_demo_has_a_trend_and_all_causes(tmp_path):
+    """The report is on the last of four periods, and has actions against each cause."""
+    written = build_demo(tmp_path / "demo", histories.synthetic(days=7, seed=7, earlier=3))
+    assert [period["since"] for period in written.summary["trend"]["periods"]] == [
+        "2026-10-12T00:00:00Z", "2026-10-19T00:00:00Z", "2026-10-26T00:00:00Z",
+    ]  # fmt: skip
+    assert written.summary["query"]["since"] == "2026-11-02T00:00:00Z"
+    causes = {action.kind for action in actions.actions(written.result, top=100)}
+    assert causes == set(actions.texts())
+    assert written.summary["unmet_demand"]["partitions"][0]["gpu_hours_unmet"] > 0
+
+
+def test_demo_command_uses_the_synthetic_history_by_default(tmp_path):
+    """Its options are rejected with ``--recorded``."""
     run = CliRunner()
-    said = run.invoke(demo, ["--out", str(tmp_path / "a")], catch_exceptions=False)
-    assert "GPUs are emulated" in said.output
-    said = run.invoke(demo, ["--out", str(tmp_path / "b"), "--synthetic", "--days", "0.5"], catch_exceptions=False)
-    assert "The data is synthetic" in said.output
-    assert run.invoke(demo, ["--days", "2"]).exit_code == 2
+    options = ["--days", "0.5", "--trend", "1"]
+    for words in (options, ["--synthetic", *options]):
+        done = run.invoke(demo, ["--out", str(tmp_path / "a"), *words], catch_exceptions=False)
+        assert "The data is synthetic" in done.output
+    done = run.invoke(demo, ["--out", str(tmp_path / "b"), "--recorded"], catch_exceptions=False)
+    assert "GPUs are emulated" in done.output
+    for option in ("--days", "--seed", "--trend"):
+        assert run.invoke(demo, ["--recorded", option, "2"]).exit_code == 2
