@@ -46,6 +46,13 @@ def test_page_does_not_scroll_sideways(open_page: Open, name: str) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_table_of_all_jobs_fits_on_a_usual_screen(open_page: Open) -> None:
+    """No column is cut off at 1280 px."""
+    page = open_page("week")
+    table = page.locator(".long .scroll")
+    assert table.evaluate("frame => frame.scrollWidth - frame.clientWidth") == 0
+
+
 def test_hostile_names_are_not_executed(open_page: Open) -> None:
     """It is shown as text; it creates no element, handler or link."""
     page = open_page("hostile")
