@@ -93,6 +93,7 @@ def usage_digest(
         "color": COLORS["told"],
         "says": texts.say(f"usage_says_{scope.kind}{measured}", **values),
         "facts": [(label, _spaced(value)) for label, value in _facts(result, row, scope, texts)],
+        "bar": _bar(row, texts),
         "todo": [_spaced(line) for line in _todo(of_scope, scope, texts)],
         "jobs": [_spaced(line) for line in _jobs(of_scope, scope, texts)],
         "users": [(user_name, _spaced(value)) for user_name, value in _users(of_scope, scope)],
@@ -143,6 +144,23 @@ def _facts(result: WasteResult, row: Row, scope: UsageScope, texts: Texts) -> li
         value = texts.say("usage_waits_value", waited=fmt.count(waits.waited), jobs=fmt.count(waits.jobs))
         facts.append((texts.say("usage_waits"), value))
     return facts
+
+
+_BAR = {"busy": "#2f6eb5", "low": "#c4830a", "idle": "#b5320f", "unknown": "#a2abb7"}
+"""State -> color, as on pages. Mail programs show cells of a table, and block pictures that are files or drawings."""
+
+
+def _bar(row: Row, texts: Texts) -> list[tuple[str, float, str]]:
+    """Return label, share of the allocated time in percent and color of each state; empty if nothing was measured."""
+    allocated, idle = known(row, "gpu_hours_allocated"), known(row, "gpu_hours_idle")
+    if not allocated or idle is None:
+        return []
+    hours = {state: known(row, f"gpu_hours_{state}") or 0.0 for state in _BAR}
+    return [
+        (texts.say(f"usage_{state}"), round(100 * value / allocated, 1), _BAR[state])
+        for state, value in hours.items()
+        if value > 0.001 * allocated
+    ]
 
 
 def _rank(result: WasteResult, user: str) -> tuple[int, int] | None:

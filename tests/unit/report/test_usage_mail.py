@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 import unicodedata
 from datetime import UTC, datetime
@@ -74,6 +75,18 @@ def test_mail_about_an_account_lists_its_users(result: WasteResult) -> None:
     names = {line[2:].partition(":")[0] for line in listed.strip().splitlines()}
     assert names
     assert names <= set(inside)
+
+
+def test_mail_has_a_picture_of_the_states(result: WasteResult, unmeasured: WasteResult) -> None:
+    """A bar whose parts are all of the allocated time. There is none if nothing was measured."""
+    made = mail(result, UsageScope("site"))
+    widths = [float(width) for width in re.findall(r'<td title="[^"]+" width="([\d.]+)%"', made.html)]
+    assert len(widths) == 4
+    assert sum(widths) == pytest.approx(100, abs=0.2)
+    idle = 100 * float(result.total["gpu_hours_idle"] or 0) / float(result.total["gpu_hours_allocated"] or 1)
+    assert f'role="img" aria-label="Busy {widths[0]} %, ' in made.html
+    assert widths[2] == pytest.approx(idle, abs=0.1)
+    assert 'role="img"' not in mail(unmeasured, UsageScope("site")).html
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
