@@ -120,6 +120,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A published idle share of another cluster."""
+
+    cluster: str
+    share: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fact:
     """A term and its value."""
 
@@ -245,6 +254,8 @@ class ReportContext:
     split: Markup
     cards: tuple[Card, ...]
     money_note: str
+    elsewhere: tuple[Elsewhere, ...]
+    """Empty if no idle time was measured."""
     action_cards: tuple[ActionCard, ...]
     """Actions, most hours first."""
     advice_help: tuple[tuple[str, str], ...]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import tomllib
 
 from markupsafe import Markup, escape
 
 from slurm_affinode.analysis import definitions
 from slurm_affinode.analysis.result import MAPPINGS, Thresholds, WasteQuery, WasteResult
+from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Series, Words
-from slurm_affinode.report.context import Definition, Fact, Issue, Section
+from slurm_affinode.report.context import Definition, Elsewhere, Fact, Issue, Section
 from slurm_affinode.report.measures import shown
 
 _MAPPING_WORDS = {
@@ -22,6 +25,13 @@ _MAPPING_WORDS = {
     "unknown": "not found: all its time is unknown",
 }
 _MAPPING_FILLS = {"labels": "1", "recorded": "2", "whole-node": "3", "unknown": "unknown"}
+
+
+@functools.cache
+def elsewhere() -> tuple[Elsewhere, ...]:
+    """Return the idle shares of other clusters in ``reports/elsewhere.toml``."""
+    table = tomllib.loads((asset_dir("reports") / "elsewhere.toml").read_text(encoding="utf-8"))
+    return tuple(Elsewhere(**row) for row in table["row"])
 
 
 def quality_facts(result: WasteResult) -> tuple[Fact, ...]:

@@ -20,7 +20,7 @@ from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Series, legend_list
 from slurm_affinode.report.context import ModelServers, ReportContext
 from slurm_affinode.report.links import NO_LINKS, Links
-from slurm_affinode.report.measures import STATES
+from slurm_affinode.report.measures import STATES, known
 
 JOB_ROWS = 1000
 """Maximum rows of the table of all jobs, to keep the page small and fast."""
@@ -56,6 +56,7 @@ def build_context(
         split=headline.split(result),
         cards=headline.cards(result),
         money_note=headline.money_note(result),
+        elsewhere=method_section.elsewhere() if known(result.total, "gpu_hours_idle") is not None else (),
         action_cards=headline.action_cards(result, links),
         advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
         trend=trend_section.section(result),

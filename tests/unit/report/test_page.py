@@ -18,7 +18,7 @@ import pytest
 from slurm_affinode.analysis.emissions import EmissionFactor
 from slurm_affinode.analysis.result import QualityIssue, StartedWaits, WasteResult
 from slurm_affinode.analysis.working_hours import HOURS, WorkingTime
-from slurm_affinode.report import headline, render
+from slurm_affinode.report import headline, method_section, render
 from slurm_affinode.report.format import NBSP
 from slurm_affinode.report.measures import known
 from slurm_affinode.report.pages import JOB_ROWS, build_context, render_report
@@ -335,6 +335,14 @@ def test_few_jobs_or_no_measurements_give_no_findings(samples: ModuleType, unmea
     assert headline.findings(unmeasured) == ()
     few = samples.make_result(3)
     assert not [f for f in headline.findings(few) if "account" in f or "Half" in f]
+
+
+def test_idle_shares_of_other_clusters_name_their_sources(page: Page, unmeasured: WasteResult) -> None:
+    """Folded away, and absent where the page has no idle share to compare them with."""
+    assert "Idle shares of other clusters" in page.text
+    assert page.text.count("Source: ") >= 3
+    assert all(re.search(r"\b20\d\d\b", row.source) for row in method_section.elsewhere())
+    assert "Idle shares of other clusters" not in Page(render_plain(unmeasured)).text
 
 
 def test_waits_are_a_finding_without_gpu_metrics(unmeasured: WasteResult) -> None:
