@@ -82,8 +82,9 @@ def assessment_json(assessment: Assessment) -> dict[str, Any]:
 
 
 def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str | None = "") -> None:
-    """Print a table with a row per finding; with ``wide``, also all evidence.
+    """Print a table with a row per finding.
 
+    ``wide``: with a summary of the evidence on a terminal of any width, and all evidence below.
     ``explain``: options with which ``zombies explain`` uses the same data; ``None``: there are none.
     """
     out = console()
@@ -95,21 +96,23 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
         names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
         rows = [[(printable(cell), style) for cell, style in _row(finding)] for finding in assessment.findings]
-        widths = _widths(names, [[cell for cell, _ in row] for row in rows], out.width)
+        summaries = [printable(one.summary) for one in assessment.findings]
+        columns = _UNLIMITED if wide else out.width
+        widths = _widths(names, [[cell for cell, _ in row] for row in rows], columns)
         for name, width in zip(names, widths, strict=True):
             right = name in ("idle", "GPU-h", "waits", "score")
             table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
                              max_width=width)  # fmt: skip
-        room = 0 if wide else out.width - sum(width + 1 for width in widths)
+        room = columns - sum(width + 1 for width in widths)
         if room >= WHY_COLUMNS:
             table.add_column("why", no_wrap=True)
-            for row, finding in zip(rows, assessment.findings, strict=True):
-                text = Text(printable(finding.summary), style="dim")
+            for row, summary in zip(rows, summaries, strict=True):
+                text = Text(summary, style="dim")
                 text.truncate(room, overflow="ellipsis")
                 row.append((text.plain, "dim"))
         for row in rows:
             table.add_row(*(Text(cell, style=style) for cell, style in row))
-        out.print(table)
+        (Console(file=out.file, highlight=False, width=columns) if wide else out).print(table)
         if wide:
             for finding in assessment.findings:
                 out.print()
@@ -130,6 +133,8 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
         out.print(Text(f"{few} not measured, so not listed.", style="dim"))
 
 
+_UNLIMITED = 10_000
+"""Characters of a line that is not cut."""
 WHY_COLUMNS = 24
 """Minimum free width for a column with a summary of the evidence."""
 _WIDTHS = {"what": 19, "subject": 14, "user": 12, "where": 14}

@@ -46,6 +46,17 @@ def test_list_fits_the_terminal_width(state: Path, columns: int) -> None:
     assert any(line.startswith("squatter ") for line in lines)
 
 
+def test_wide_list_says_why_in_each_row(state: Path) -> None:
+    """On a terminal of any width, without an ellipsis."""
+    result = _run("list", "--state", str(state), "--wide", "--slurm-backend", "commands")
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[-1] == "why"
+    limits = [line for line in lines if line.startswith("time-limit ")]
+    assert limits
+    assert all("planned and not needed" in line for line in limits)
+    assert "…" not in "".join(lines[: lines.index("")])
+
+
 def test_no_findings_is_status_0(state: Path) -> None:
     result = _run("list", "--state", str(state), "--kind", "orphan-process", "--slurm-backend", "commands")
     assert _status(result) == 0
