@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.whatif.policy import Backfill, SchedulingPolicy
+from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Times
 from slurm_affinode.whatif.simulation import Workload, simulate
 
 from .reference_scheduler import Job, schedule
@@ -105,43 +105,121 @@ def test_easy_delays_the_second_waiting_job_and_conservative_does_not() -> None:
     assert simulate(jobs, 4, SchedulingPolicy("fcfs", "conservative", "actual")).tolist() == [0, 10, 20, 25]
 
 
-@pytest.mark.parametrize(
-    ("backfill", "rows", "expected"),
-    [
-        ("first-fit", [(0, 2, 2), (1, 1, 3), (1, 9, 2)], {3: 3, 4: 9}),
-        ("easy", [(1, 2, 1), (2, 9, 3), (2, 1, 2)], {3: 1, 4: 9}),
-    ],
-)
-def test_more_units_can_raise_the_total_wait(
-    backfill: Backfill, rows: list[tuple[int, int, int]], expected: dict[int, int]
-) -> None:
-    """The counterexamples of docs/whatif.md: rows are submission, run time and size."""
+@pytest.mark.parametrize("backfill", ["first-fit", "easy", "conservative"])
+def test_more_units_can_raise_the_total_wait(backfill: Backfill) -> None:
+    """The counterexample of docs/whatif.md: on 3 units the narrow jobs start together, on 4 the wide one starts."""
+    rows = [(0, 1, 1), (0, 2, 3), (0, 1, 2)]
     jobs = workload([Job(number, submit, run, units, run) for number, (submit, run, units) in enumerate(rows)])
     policy = SchedulingPolicy("fcfs", backfill, "actual")
-    assert {units: int((simulate(jobs, units, policy) - jobs.submit).sum()) for units in expected} == expected
+    assert simulate(jobs, 3, policy).tolist() == [0, 1, 0]
+    assert simulate(jobs, 4, policy).tolist() == [0, 0, 2]
 
 
-@given(jobs=logs(), which=st.integers(0, 13), more=st.integers(1, 5))
+def test_more_units_can_raise_the_total_wait_in_strict_order_of_run_times() -> None:
+    """On 4 units the long job starts before the short one is submitted."""
+    rows = [(0, 1, 1), (0, 4, 3), (1, 1, 3)]
+    jobs = workload([Job(number, submit, run, units, run) for number, (submit, run, units) in enumerate(rows)])
+    policy = SchedulingPolicy("sjf", "none", "actual")
+    assert simulate(jobs, 3, policy).tolist() == [0, 2, 1]
+    assert simulate(jobs, 4, policy).tolist() == [0, 0, 4]
+
+
+@pytest.mark.parametrize("times", ["requested", "actual", "last-two"])
+@pytest.mark.parametrize("backfill", ["none", "first-fit", "easy", "conservative"])
+@given(jobs=logs(), size=st.integers(1, CAPACITY), more=st.integers(1, 4))
+@settings(max_examples=50)
+def test_more_units_delay_no_job_where_all_have_the_same_size(
+    backfill: Backfill, times: Times, jobs: list[Job], size: int, more: int
+) -> None:
+    equal = workload([replace(job, units=size) for job in jobs])
+    policy = SchedulingPolicy("fcfs", backfill, times)
+    few, many = (simulate(equal, capacity, policy) for capacity in (CAPACITY, CAPACITY + more))
+    assert (many <= few).all()
+
+
+def starts_of(
+    which: int, pair: tuple[list[Job], list[Job]], policy: SchedulingPolicy, capacity: int = CAPACITY
+) -> tuple[int, int]:
+    before, after = (int(simulate(workload(jobs), capacity, policy)[which]) for jobs in pair)
+    return before, after
+
+
+def changed(jobs: list[Job], which: int, **values: int) -> list[Job]:
+    return [*jobs[:which], replace(jobs[which], **values), *jobs[which + 1 :]]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        policy
+        for policy in POLICIES
+        if policy.backfill in {"none", "first-fit"}
+        or (policy.times == "actual" and (policy.backfill == "conservative" or policy.order != "priority"))
+    ],
+    ids=str,
+)
+@given(jobs=logs().filter(bool), which=st.integers(0, 13), more=st.integers(1, 5))
 @example(jobs=[Job(0, 0, 3, 6, 3), Job(1, 0, 1, 1, 1)], which=1, more=5)
-def test_larger_job_never_starts_earlier_in_strict_order(jobs: list[Job], which: int, more: int) -> None:
-    if which >= len(jobs):
-        return
-    policy = SchedulingPolicy("fcfs", "none", "actual")
-    before = simulate(workload(jobs), CAPACITY, policy)
-    larger = replace(jobs[which], units=min(CAPACITY, jobs[which].units + more))
-    after = simulate(workload([*jobs[:which], larger, *jobs[which + 1 :]]), CAPACITY, policy)
-    assert after[which] >= before[which]
+@settings(max_examples=25)
+def test_job_with_more_units_never_starts_earlier(
+    policy: SchedulingPolicy, jobs: list[Job], which: int, more: int
+) -> None:
+    which %= len(jobs)
+    larger = changed(jobs, which, units=min(CAPACITY, jobs[which].units + more))
+    before, after = starts_of(which, (jobs, larger), policy)
+    assert after >= before
 
 
-@given(jobs=logs(), which=st.integers(0, 13), more=st.integers(1, 5))
-def test_larger_job_never_starts_earlier_with_first_fit(jobs: list[Job], which: int, more: int) -> None:
-    if which >= len(jobs):
-        return
-    policy = SchedulingPolicy("fcfs", "first-fit", "actual")
-    before = simulate(workload(jobs), CAPACITY, policy)
-    larger = replace(jobs[which], units=min(CAPACITY, jobs[which].units + more))
-    after = simulate(workload([*jobs[:which], larger, *jobs[which + 1 :]]), CAPACITY, policy)
-    assert after[which] >= before[which]
+@pytest.mark.parametrize(
+    "policy",
+    [
+        policy
+        for policy in POLICIES
+        if policy.times == "requested"
+        and (policy.backfill in {"first-fit", "easy"} or (policy.backfill == "none" and policy.order != "sjf"))
+    ],
+    ids=str,
+)
+@given(jobs=logs().filter(bool), which=st.integers(0, 13), more=st.integers(1, 9))
+@settings(max_examples=25)
+def test_job_with_a_longer_request_never_starts_earlier(
+    policy: SchedulingPolicy, jobs: list[Job], which: int, more: int
+) -> None:
+    which %= len(jobs)
+    longer = changed(jobs, which, request=jobs[which].request + more)
+    before, after = starts_of(which, (jobs, longer), policy)
+    assert after >= before
+
+
+def test_job_with_more_units_can_start_earlier_with_easy_and_requested_times() -> None:
+    """The counterexample of docs/whatif.md: the fourth job may start before the third if this one needs 4 units."""
+    rows = [(0, 10, 1, 10), (0, 2, 3, 10), (1, 5, 4, 5), (1, 20, 2, 20)]
+    jobs = [Job(number, submit, run, units, request) for number, (submit, run, units, request) in enumerate(rows)]
+    policy = SchedulingPolicy("fcfs", "easy", "requested")
+    assert starts_of(2, (jobs, changed(jobs, 2, units=5)), policy) == (10, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "which", "values", "expected"),
+    [
+        (
+            [(1, 4, 3, 12), (2, 3, 4, 3), (2, 6, 3, 6), (3, 4, 3, 4), (3, 4, 2, 4), (3, 2, 2, 2)],
+            5,
+            {"units": 3},
+            (7, 5),
+        ),
+        ([(0, 4, 4, 6), (2, 5, 3, 5), (3, 2, 4, 4)], 2, {"request": 6}, (11, 9)),
+    ],
+    ids=["units", "request"],
+)
+def test_job_that_requests_more_can_start_earlier_with_conservative(
+    rows: list[tuple[int, int, int, int]], which: int, values: dict[str, int], expected: tuple[int, int]
+) -> None:
+    """After a job has ended early, reservations move, and those of others leave a gap."""
+    jobs = [Job(number, submit, run, units, request) for number, (submit, run, units, request) in enumerate(rows)]
+    order: Order = "fcfs" if "units" in values else "sjf"
+    policy = SchedulingPolicy(order, "conservative", "requested")
+    assert starts_of(which, (jobs, changed(jobs, which, **values)), policy, 5) == expected
 
 
 def test_queue_of_many_blocks_is_searched_in_order() -> None:
