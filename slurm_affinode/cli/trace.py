@@ -157,7 +157,7 @@ def site(path: Path, out: Path | None, as_json: bool) -> None:
     """Analyze an anonymized data set that export trace has written.
 
     DIR has manifest.json and the tables; they are verified by their digests. The figures of the jobs are those of
-    trace swf DIR/jobs.swf; idle windows and the queue are added.
+    trace swf DIR/jobs.swf; idle windows, the queue, and waits by priority class are added.
 
     \b
     Example:
@@ -167,8 +167,13 @@ def site(path: Path, out: Path | None, as_json: bool) -> None:
 
     data = site_trace.read(path)
     jobs, idle = job_figures.analyse(site_trace.job_log(data)), site_trace.idle_figures(data)
-    summary = {"trace": "site", **jobs.as_dict(), "idle": dataclasses.asdict(idle), "published": [], "notes": []}
-    _present(summary, (), lambda: site_page.html(data, jobs, idle), out=out, as_json=as_json)
+    classes = site_trace.priority_classes(data)
+    by_class = None if classes is None else {name: dataclasses.asdict(one) for name, one in classes.items()}
+    summary = {
+        "trace": "site", **jobs.as_dict(), "idle": dataclasses.asdict(idle), "priority_classes": by_class,
+        "published": [], "notes": [],
+    }  # fmt: skip
+    _present(summary, (), lambda: site_page.html(data, jobs, idle, classes), out=out, as_json=as_json)
 
 
 @trace.command("philly", short_help="Analyze the jobs of Microsoft's Philly cluster")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import polars as pl
@@ -11,7 +12,7 @@ from slurm_affinode.report.charts import Series, Words, lines
 from slurm_affinode.report.format import quantity
 from slurm_affinode.traces import job_page, trace_page
 from slurm_affinode.traces.job_figures import JobLogSummary
-from slurm_affinode.traces.site_trace import IdleFigures, SiteTrace
+from slurm_affinode.traces.site_trace import PRIORITY_CLASSES, IdleFigures, PriorityClass, SiteTrace
 from slurm_affinode.traces.trace_page import TraceFinding, card
 
 _POINTS = 300
@@ -24,8 +25,8 @@ RECIPES = (
 )
 
 
-def html(trace: SiteTrace, jobs: JobLogSummary, idle: IdleFigures) -> str:
-    """Return the self-contained page."""
+def html(trace: SiteTrace, jobs: JobLogSummary, idle: IdleFigures, classes: Mapping[str, PriorityClass] | None) -> str:
+    """Return the self-contained page. ``classes``: by priority; ``None``: the data set has none."""
     kind = job_page.TRACES["site"]
     page = job_page.context(kind, jobs, ())
     known = idle.idle_share is not None
@@ -42,8 +43,14 @@ def html(trace: SiteTrace, jobs: JobLogSummary, idle: IdleFigures) -> str:
     completed = replace(
         page,
         cards=(*page.cards[:2], *cards, *page.cards[2:]),
-        findings=(_idle(idle), _queue(trace, idle), *page.findings),
+        findings=(
+            _idle(idle),
+            _queue(trace, idle),
+            *(() if classes is None else (_priorities(classes),)),
+            *page.findings,
+        ),
         recipes=(*RECIPES, *page.recipes),
+        absent=(*page.absent, *(("Priorities of the jobs.",) if classes is None else ())),
     )
     return trace_page.html(kind.title, completed)
 
@@ -80,6 +87,26 @@ def _queue(trace: SiteTrace, idle: IdleFigures) -> TraceFinding:
         x_label="Days since the first submission",
     )
     return TraceFinding("queue", "Queue", text, (chart,))
+
+
+def _priorities(classes: Mapping[str, PriorityClass]) -> TraceFinding:
+    text = (
+        "Classes are quarters of the jobs by the priority that accounting has recorded last; "
+        f"{PRIORITY_CLASSES} is the highest. Jobs with equal priorities are in the same class."
+    )
+    if "unknown" in classes:
+        text += " The class of rare requests, and of jobs without a recorded priority, is unknown."
+    head = ("Class", "Jobs", "of all", "GPU-hours", "of all", "Wait, mean", "median", "99 % at most")
+    rows = {
+        name: (
+            fmt.count(one.jobs), fmt.percent(one.job_share, digits=1), fmt.count(one.gpu_hours),
+            fmt.percent(one.hours_share, digits=1), fmt.duration(one.wait_s.mean), fmt.duration(one.wait_s.median),
+            fmt.duration(one.wait_s.p99),
+        )
+        for name, one in classes.items()
+    }  # fmt: skip
+    table = trace_page.numbers("priority-table", "Jobs by priority class", head, rows)
+    return TraceFinding("priorities", "Priorities", (text,), tables=(table,))
 
 
 def over_time(trace: SiteTrace) -> pl.DataFrame:

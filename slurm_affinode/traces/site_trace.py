@@ -27,6 +27,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import counted, one_line
 from slurm_affinode.metrics.readers.lines import reading
 from slurm_affinode.traces import csv_columns
+from slurm_affinode.traces.job_figures import Spread, spread
 from slurm_affinode.traces.job_log import JOBS, UNKNOWN, JobLog, with_user_means
 
 FORMAT, VERSION = "slurm-affinode-trace", 1
@@ -154,6 +155,17 @@ class IdleFigures:
     """Share of the time in which a job waits."""
     idle_while_waiting_gpu_hours: float
     """GPUs that are idle in jobs and requested by waiting ones at the same time: the smaller of the two, summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """The jobs of a class of priorities."""
+
+    jobs: int
+    job_share: float
+    gpu_hours: float
+    hours_share: float
+    wait_s: Spread
 
 
 def anonymized(raw: pl.DataFrame, idle: pl.DataFrame, capacity_gpus: int, options: ExportOptions) -> SiteTrace:
@@ -360,6 +372,22 @@ def idle_figures(trace: SiteTrace) -> IdleFigures:
         waiting_time_share=float((waiting > 0).sum()) / trace.queue.height if trace.queue.height else 0.0,
         idle_while_waiting_gpu_hours=float(both) * QUEUE_STEP_S / 3600,
     )
+
+
+def priority_classes(trace: SiteTrace) -> dict[str, PriorityClass] | None:
+    """Return the figures of each class, the highest first, and of ``unknown``; ``None`` if no job has a class."""
+    if not trace.jobs["priority_class"].count():
+        return None
+    whole = _gpu_hours(trace.jobs)
+    classes: dict[str, PriorityClass] = {}
+    by_class = trace.jobs.sort("priority_class", descending=True, nulls_last=True)
+    for (number,), jobs in by_class.group_by("priority_class", maintain_order=True):
+        wait, hours = spread(jobs["wait_s"]), _gpu_hours(jobs)
+        assert wait is not None  # noqa: S101 - a group has a job
+        classes["unknown" if number is None else str(number)] = PriorityClass(
+            jobs.height, jobs.height / trace.jobs.height, hours, hours / whole, wait
+        )
+    return classes
 
 
 def files(trace: SiteTrace, readme: str) -> dict[str, bytes]:

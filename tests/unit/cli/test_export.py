@@ -99,6 +99,7 @@ def test_both_readers_give_the_figures_of_the_export(site: Callable[..., Path], 
     for name in ("jobs", "users", "unit_hours", "run_s", "wait_s", "size", "span_s", "since"):
         assert ours[name] == standard[name], name
     assert ours["idle"]["idle_gpu_hours"] == 4.0
+    assert {name: row["jobs"] for name, row in ours["priority_classes"].items()} == {"4": 3}
     assert (ours["unit_hours"], ours["users"]) == (11.0, 3)
     assert "Idle windows" in (tmp_path / "page" / "report.html").read_text()
 

@@ -119,6 +119,35 @@ def test_priorities_are_quarters_of_the_jobs() -> None:
     assert sorted(log.priorities.to_list()) == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
+def test_jobs_hours_and_waits_of_priority_classes() -> None:
+    """By hand: the class 4 has two jobs of 2 GPUs that wait for 1 and 3 minutes; an unknown class comes last."""
+    start, end = TUESDAY + 60, TUESDAY + 60 + HOUR
+    rows = raw(
+        *({"priority": 9, "start_s": start + more, "end_s": end + more} for more in (0, 120)),
+        *({"priority": 1, "start_s": start + 600, "end_s": end + 600} for _ in range(2)),
+        *({"priority": None, "gpus": 4, "start_s": start, "end_s": end} for _ in range(2)),
+    )
+    classes = site_trace.priority_classes(site_trace.anonymized(rows, NO_IDLE, 99, OPTIONS))
+    assert classes is not None
+    assert list(classes) == ["4", "2", "unknown"]
+    figures = {name: (one.jobs, one.gpu_hours, one.hours_share, one.wait_s.mean) for name, one in classes.items()}
+    assert figures == {"4": (2, 4.0, 0.25, 120.0), "2": (2, 4.0, 0.25, 660.0), "unknown": (2, 8.0, 0.5, 60.0)}
+    assert sum(one.job_share for one in classes.values()) == pytest.approx(1)
+    assert (classes["4"].wait_s.median, classes["4"].wait_s.max) == (120.0, 180.0)
+
+
+def test_page_has_a_row_for_each_priority_class() -> None:
+    page = {}
+    for name, priority in (("with", 5), ("without", None)):
+        trace = site_trace.anonymized(raw({"priority": priority}, {"priority": priority}), NO_IDLE, 8, OPTIONS)
+        jobs, idle = job_figures.analyse(site_trace.job_log(trace)), site_trace.idle_figures(trace)
+        page[name] = site_page.html(trace, jobs, idle, site_trace.priority_classes(trace))
+    assert "Jobs by priority class" in page["with"]
+    assert "Priorities of the jobs." not in page["with"]
+    assert "Jobs by priority class" not in page["without"]
+    assert "Priorities of the jobs." in page["without"]
+
+
 def test_rare_class_of_a_request_removes_the_classes_of_the_request() -> None:
     """A single user has requested 4 GPUs with a high priority; 2 GPUs keep their classes, and all other columns."""
     rows = raw(
@@ -137,6 +166,7 @@ def test_jobs_without_a_priority_have_no_class() -> None:
     trace = site_trace.anonymized(raw({}, {}), NO_IDLE, 99, OPTIONS)
     assert trace.jobs["priority_class"].to_list() == [None, None]
     assert site_trace.job_log(trace).priorities is None
+    assert site_trace.priority_classes(trace) is None
 
 
 def test_classes_are_read_back_and_may_be_missing(tmp_path: Path) -> None:
@@ -233,7 +263,7 @@ def test_data_set_is_read_back_with_the_same_figures(tmp_path: Path) -> None:
     assert {name: standard[name] for name in compared} == {name: ours[name] for name in compared}
     assert standard["arrivals"]["hour"] == ours["arrivals"]["hour"]
     assert "Queue" in site_page.html(
-        again, job_figures.analyse(site_trace.job_log(again)), site_trace.idle_figures(again)
+        again, job_figures.analyse(site_trace.job_log(again)), site_trace.idle_figures(again), None
     )
 
 
