@@ -454,6 +454,7 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
         f"takes {model.base_s * 1e3:g} ms, {model.per_request_s * 1e6:g} us per request in the batch and "
         f"{model.per_prefill_token_s * 1e6:g} us per token of a prompt."
     )
+    echo("A prompt is prefilled in a single iteration, not in chunks, and prefixes are not cached.")
     if options["split_phases"]:
         echo(f"A KV cache moves in {comparison.transfer_token_s * 1e6:.3g} us per token.")
     echo("Published, of other systems and not computed here:", *(f"  {text}" for text in comparison.published))

@@ -7,8 +7,9 @@ An iteration decodes one token for every running request and prefills the reques
 Requests are admitted in the order of arrival while blocks of the KV cache, places in the batch and the prefill budget
 of the iteration last. Each generated token takes one more place in the cache; when none is left, the request admitted
 last is preempted: its tokens are dropped, and it is prefilled again with all of them. This is how vLLM's scheduler
-works (recomputation, first come first served). Chunked prefill is modeled as a budget per iteration, prefix caching not
-at all.
+works (recomputation, first come first served), except that vLLM divides prompts into chunks: here a prompt is prefilled
+in a single iteration, alone or with others within the budget, which delays the tokens of decoding requests for longer.
+Prefix caching is not modeled.
 """
 
 from __future__ import annotations

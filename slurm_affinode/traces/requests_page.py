@@ -172,7 +172,7 @@ def _model_lead(s: RequestSummary) -> tuple[str, ...]:
         f"and at most {fmt.count(e.max_running)} requests in a batch, whose iterations take "
         f"{quantity(1e3 * e.base_s, 'ms')} plus {quantity(1e6 * e.per_request_s, 'µs')} per running request and "
         f"{quantity(1e6 * e.per_prefill_token_s, 'µs')} per token of a prompt. These parameters are assumptions, not "
-        "measurements; prefix caching and the transfer of KV caches are not modeled.",
+        "measurements; prompts in chunks, prefix caching and the transfer of KV caches are not modeled.",
         f"One such engine would be overloaded in {fmt.percent(load.overloaded_share)} of the minutes. In the busiest "
         f"one, prefill alone takes {fmt.percent(load.prefill_peak)} of one engine's time, and the requests hold "
         f"{fmt.count(round(load.kv_needed_peak))} tokens of KV cache at any moment: {needed} needed.",
