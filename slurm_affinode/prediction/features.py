@@ -104,24 +104,27 @@ def build(submissions: pl.DataFrame, target: PredictionTarget, *, cut: bool = Tr
     }
     quantiles: dict[str, Floats] = {}
     for key in ("similar", "job", "user"):
-        history = History(codes[key], end, actual)
-        quantiles[key] = history.quantiles(codes[key], submit, WINDOW, LEVELS)
-        columns[f"{key}_count"] = history.count(codes[key], submit).astype(np.float64)
-        columns[f"{key}_last"] = history.last(codes[key], submit, 1)
+        earlier = History(codes[key], end, actual).before(codes[key], submit)
+        quantiles[key] = earlier.quantiles(WINDOW, LEVELS)
+        columns[f"{key}_count"] = earlier.count().astype(np.float64)
+        columns[f"{key}_last"] = earlier.last(1)
         for name, values in zip(("low", "median", "high"), quantiles[key], strict=True):
             columns[f"{key}_{name}"] = values
+        if key == "user":
+            columns["user_second"], columns["user_third"] = (earlier.last(back) for back in (2, 3))
     for key in ("queue", "account"):
-        history = History(codes[key], end, actual)
-        columns[f"{key}_median"] = history.quantiles(codes[key], submit, WINDOW, (0.5,))[0]
+        earlier = History(codes[key], end, actual).before(codes[key], submit)
+        columns[f"{key}_median"] = earlier.quantiles(WINDOW, (0.5,))[0]
     users = codes["user"]
-    history = History(users, end, actual)
-    columns["user_second"], columns["user_third"] = (history.last(users, submit, back) for back in (2, 3))
-    arrivals = History(users, submit, submit.astype(np.float64))
-    columns["user_gap"] = submit - arrivals.last(users, submit, 1)
-    ended = History(users, end, np.zeros(len(end)))
-    columns["user_active"] = (arrivals.count(users, submit) - ended.count(users, submit)).astype(np.float64)
-    all_users = np.zeros(len(submit), np.int64)
-    overall = History(all_users, end, actual).quantiles(all_users, submit, 8 * WINDOW, LEVELS)
+    submitted = History(users, submit, submit.astype(np.float64)).before(users, submit)
+    columns["user_gap"] = submit - submitted.last(1)
+    ended = History(users, end, np.zeros(len(end))).before(users, submit)
+    columns["user_active"] = (submitted.count() - ended.count()).astype(np.float64)
+    overall = np.full((len(LEVELS), len(submit)), np.nan)
+    # Only jobs without a request whose user has fewer than two ended jobs have the quantiles of all jobs.
+    rows = np.flatnonzero(np.isnan(limit) & np.isnan(columns["user_second"]))
+    all_jobs = History(np.zeros(len(submit), np.int64), end, actual)
+    overall[:, rows] = all_jobs.before(np.zeros(len(rows), np.int64), submit[rows]).quantiles(8 * WINDOW, LEVELS)
     matrix = np.empty((len(submit), len(NAMES)), np.float32)
     for number, name in enumerate(NAMES):
         values = columns[name]

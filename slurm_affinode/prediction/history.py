@@ -30,34 +30,43 @@ class History:
         self._places = (keys[known] * _SPAN + ends[known])[order]
         self._values = values[known][order]
 
-    def positions(self, keys: Ints, moments: Ints) -> tuple[Ints, Ints]:
-        """Return the ranges of the values of each key that ended before its moment: first, and one after the last."""
+    def before(self, keys: Ints, moments: Ints) -> EndedValues:
+        """Return for each key and moment the values of this key that ended before it."""
+        order = np.argsort(keys * _SPAN + moments)  # searches in the order of the places find them in the cache
+        sorted_keys = keys[order] * _SPAN
+        first, after = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+        first[order] = np.searchsorted(self._places, sorted_keys)
+        after[order] = np.searchsorted(self._places, sorted_keys + moments[order])
         no_key = keys < 0
-        first = np.searchsorted(self._places, keys * _SPAN)
-        after = np.searchsorted(self._places, keys * _SPAN + moments)
-        return np.where(no_key, 0, first), np.where(no_key, 0, after)
+        return EndedValues(self._values, np.where(no_key, 0, first), np.where(no_key, 0, after))
 
-    def count(self, keys: Ints, moments: Ints) -> Ints:
+
+class EndedValues:
+    """For each submission a range of values, by their end."""
+
+    def __init__(self, values: Floats, first: Ints, after: Ints) -> None:
+        """``first``, ``after``: position of the first value, and of the one after the last."""
+        self._values, self._first, self._after = values, first, after
+
+    def count(self) -> Ints:
         """Return the number of values."""
-        first, after = self.positions(keys, moments)
-        return after - first
+        return self._after - self._first
 
-    def last(self, keys: Ints, moments: Ints, back: int) -> Floats:
+    def last(self, back: int) -> Floats:
         """Return the value that ended ``back`` (1: last) values before; NaN: there is none."""
-        first, after = self.positions(keys, moments)
-        at = after - back
+        at = self._after - back
         if not len(self._values):
-            return np.full(len(keys), np.nan)
-        return np.where(at >= first, self._values[np.maximum(at, 0)], np.nan)
+            return np.full(len(at), np.nan)
+        return np.where(at >= self._first, self._values[np.maximum(at, 0)], np.nan)
 
-    def quantiles(self, keys: Ints, moments: Ints, window: int, levels: Sequence[float]) -> Floats:
+    def quantiles(self, window: int, levels: Sequence[float]) -> Floats:
         """Return quantiles of the last ``window`` values, one row per level; NaN: there is none."""
-        first, after = self.positions(keys, moments)
-        estimates = np.full((len(levels), len(keys)), np.nan)
+        first, after = self._first, self._after
+        estimates = np.full((len(levels), len(after)), np.nan)
         if not len(self._values):
             return estimates
         size = max(1, _CHUNK // window)
-        for begin in range(0, len(keys), size):
+        for begin in range(0, len(after), size):
             part = slice(begin, begin + size)
             at = after[part, None] - 1 - np.arange(window)
             exists = at >= first[part, None]

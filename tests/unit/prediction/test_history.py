@@ -23,8 +23,8 @@ def test_queries_use_the_last_values_that_ended_before_the_moment(
         np.array([np.nan if row[2] is None else row[2] for row in rows], np.float64),
     )  # fmt: skip
     keys, moments = (np.array(column, np.int64) for column in zip(*queries, strict=True))
-    counts, lasts = history.count(keys, moments), history.last(keys, moments, 1)
-    medians = history.quantiles(keys, moments, window, (0.25, 0.5))
+    earlier = history.before(keys, moments)
+    counts, lasts, medians = earlier.count(), earlier.last(1), earlier.quantiles(window, (0.25, 0.5))
     for number, (key, moment) in enumerate(queries):
         ended = sorted(
             ((end, value) for row_key, end, value in rows
