@@ -349,6 +349,8 @@ class _Easy(_Pool):
     def _examine(self, now: int) -> None:
         """Start the first jobs, then others that do not delay the first that does not fit."""
         units, waits, in_order = self._units, self._waits, self._in_order
+        if not self._count:
+            return
         while True:
             if self._first < 0:
                 while in_order and not waits[in_order[0] & JOB_MASK]:
@@ -376,8 +378,9 @@ class _Easy(_Pool):
             start = ending >> JOB_BITS
             lacking -= units[begun[ending & JOB_MASK]]
         window, spare = start - now, -lacking
+        longer = (window + 1) << 2 * JOB_BITS
         while True:
-            if entry >> 2 * JOB_BITS > window:  # also if there is none
+            if entry >= longer:  # also if there is none
                 entry = self._shortest.first(min(spare, self._free))
                 if entry == NONE:
                     return

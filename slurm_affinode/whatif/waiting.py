@@ -26,7 +26,8 @@ class SizeClasses:
         level = {size: at for at, size in enumerate(self._levels)}
         self._level = [level[size] for size in sizes]
         self._heaps: list[list[int]] = [[] for _ in self._levels]
-        self._heads = [NONE] * len(self._levels)
+        self._heads = [NONE] * (len(self._levels) + 1)
+        """First entries; before them ``NONE``, which is the first of no size."""
         self._waiting = bytearray(len(sizes))
 
     def add(self, job: int, key: int) -> None:
@@ -34,7 +35,7 @@ class SizeClasses:
         level = self._level[job]
         heap = self._heaps[level]
         heappush(heap, key << JOB_BITS | job)
-        self._heads[level] = heap[0]
+        self._heads[level + 1] = heap[0]
         self._waiting[job] = 1
 
     def remove(self, job: int) -> None:
@@ -44,11 +45,11 @@ class SizeClasses:
         heap, waiting = self._heaps[level], self._waiting
         while heap and not waiting[heap[0] & JOB_MASK]:
             heappop(heap)
-        self._heads[level] = heap[0] if heap else NONE
+        self._heads[level + 1] = heap[0] if heap else NONE
 
     def first(self, units: int) -> int:
         """Return the first entry of a job that needs at most ``units``; ``NONE`` if there is none."""
-        return min(self._heads[: bisect_right(self._levels, units)], default=NONE)
+        return min(self._heads[: bisect_right(self._levels, units) + 1])
 
 
 class OrderedJobs:
@@ -89,8 +90,7 @@ class OrderedJobs:
         shortest = NONE
         while node and tree[node] == estimate != shortest:
             tree[node] = shortest
-            beside = tree[node ^ 1]
-            shortest = min(beside, shortest)
+            shortest = min(tree[node ^ 1], shortest)
             node >>= 1
 
     def first(self, units: int, spare: int, window: int) -> int:
