@@ -91,7 +91,12 @@ def prepare(
     jobs, large = _without(jobs, pl.col("units") > capacity * log.parts, _TOO_LARGE, log.parts)
     left_out += large
     if jobs.is_empty():
-        raise InputError(f"no job fits on {counted(capacity, log.unit)}" if large else "no job is left", where=log.name)
+        if large:
+            raise InputError(f"no job fits on {counted(capacity, log.unit)}", where=log.name)
+        without = "".join(f" without {counted(part.jobs, 'job')} {part.reason}" for part in excluded)
+        raise InputError(
+            f"no job is left{without}", where=log.name, hint="choose a larger --max-run" if excluded else None
+        )
     return PreparedLog(
         _workload(jobs), jobs["number"].to_numpy(), jobs["wait_s"].to_numpy(), tuple(left_out),
         tuple(excluded), sampled_from, capacity * log.parts,

@@ -145,6 +145,7 @@ def test_longest_run_time_is_excluded(log: str) -> None:
         (("--trace", "LOG", "--sample", "4"), "a sample of 4 jobs is larger than the log, which has 3 usable ones"),
         (("--trace", "PHILLY", "--times", "requested"), "no job has a requested time"),
         (("--trace", "PHILLY", "--capacity", "1"), "no job fits on 1 GPU"),
+        (("--trace", "PHILLY", "--max-run", "60s"), "no job is left without 1 job with a run time above 60 s"),
         (
             (
                 "--trace",
