@@ -93,9 +93,9 @@ def prepare(
     if jobs.is_empty():
         if large:
             raise InputError(f"no job fits on {counted(capacity, log.unit)}", where=log.name)
-        without = "".join(f" without {counted(part.jobs, 'job')} {part.reason}" for part in excluded)
+        excluded_jobs = "".join(f" without {counted(part.jobs, 'job')} {part.reason}" for part in excluded)
         raise InputError(
-            f"no job is left{without}", where=log.name, hint="choose a larger --max-run" if excluded else None
+            f"no job is left{excluded_jobs}", where=log.name, hint="choose a larger --max-run" if excluded else None
         )
     return PreparedLog(
         _workload(jobs), jobs["number"].to_numpy(), jobs["wait_s"].to_numpy(), tuple(left_out),
