@@ -348,7 +348,9 @@ class Agent:
         self.journal = Journal(disk / "journal", clock=world.now)
         self.ledger = SuspensionLedger(shared / "ledger", node)
         self.notes = Notes(shared, signer, vouched=lambda note: vouched(self.tiers, note))
-        self.absences = Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now())
+        self.absences = Absences(
+            shared, signer, self.location.cluster, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now()
+        )
         self.environments = JobEnvironments(disk / "environment")
         self.created = CreatedFilesOfJobs(disk / "created-files")
         self.scratch_records = ScratchRecords(disk / "scratch")

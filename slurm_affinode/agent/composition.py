@@ -192,8 +192,9 @@ def build(context: AgentContext) -> Orchestration:
         notes,
     )
     absences = Absences(
-        suspend.journal.parent if root is None else root, signer, keep_s=parse_span_s(suspend.keep_unknown)
-    )
+        suspend.journal.parent if root is None else root, signer, location.cluster,
+        keep_s=parse_span_s(suspend.keep_unknown),
+    )  # fmt: skip
     files = LocalFiles(
         JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
         CreatedFilesOfJobs(suspend.journal.parent / "created-files"),

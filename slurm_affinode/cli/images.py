@@ -282,7 +282,7 @@ def prune(
             raise AffinodeError("the name of the cluster is not known", hint="set cluster.name in the configuration")
         failed: list[str] = []
         signer = signer_of(config)
-        notes, absences = notes_of(config, signer, tiers), absences_of(config, signer)
+        notes, absences = notes_of(config, signer, tiers), absences_of(config, signer, cluster)
         shared = None if tiers.shared is None else tiers.shared.store
         sweep = ImageSweep(
             slurm, cluster, tiers.stores, shared, notes, absences, failed=lambda _, why: failed.append(why)
@@ -362,11 +362,11 @@ def notes_of(config: Config, signer: Signer, tiers: Tiers) -> Notes:
     return Notes(root, signer, vouched=partial(vouched, tiers))
 
 
-def absences_of(config: Config, signer: Signer) -> Absences:
-    """Return the agents' record of jobs that Slurm does not know."""
+def absences_of(config: Config, signer: Signer, cluster: str | None = None) -> Absences:
+    """Return the agents' record of jobs that Slurm does not know; without ``cluster``, to read those of all."""
     suspend = config.suspend
     root = suspend.journal.parent if suspend.shared_store is None else suspend.shared_store.parent
-    return Absences(root, signer, keep_s=parse_span_s(suspend.keep_unknown))
+    return Absences(root, signer, cluster, keep_s=parse_span_s(suspend.keep_unknown))
 
 
 def shared_images(config: Config) -> Check:

@@ -138,7 +138,9 @@ def _absences() -> Iterator[Check]:
     logging.disable(logging.CRITICAL)
     with directory() as root:
         signer = Signer(_KEY, "c2")
-        absences = sweep.Absences(root, Signer(_KEY, "c1"), keep_s=3600.0, clock=lambda place, node: 1700003600.0)
+        absences = sweep.Absences(
+            root, Signer(_KEY, "c1"), "main", keep_s=3600.0, clock=lambda place, node: 1700003600.0
+        )
         absences._ask = lambda call, late=None: call()  # type: ignore[assignment]
         (root / "unknown").mkdir()
 
@@ -150,10 +152,10 @@ def _absences() -> Iterator[Check]:
                     purpose, name = (
                         (sweep._PURPOSE, "main.7.json")
                         if kind == b"unknown"
-                        else (sweep._STOPPED, "sweep-stopped.json")
+                        else (sweep._STOPPED, "sweep-stopped.main.json")
                     )
                     body = signer.encode(purpose, name, value).encode()
-            place = root / "unknown" / "main.7.json" if kind == b"unknown" else root / "sweep-stopped.json"
+            place = root / "unknown" / "main.7.json" if kind == b"unknown" else root / "sweep-stopped.main.json"
             put(str(place), body)
             found, stopped = absences.all(), absences.stopped()
             for one in found.values():

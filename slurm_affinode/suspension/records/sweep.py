@@ -5,8 +5,8 @@ which Slurm knows by its ID is not used.
 
 The time since which Slurm does not know a job is shared by all agents: beside the shared store, owned by root and
 signed, ``unknown/CLUSTER.JOBID.json`` is created when an agent first finds that Slurm responds without knowing the job,
-and removed when Slurm knows it again. ``sweep-stopped.json`` exists while a sweep waits for an administrator. Times are
-the file server's, read from a file just written there, because clocks of nodes differ and agents restart.
+and removed when Slurm knows it again. ``sweep-stopped.CLUSTER.json`` exists while a sweep waits for an administrator.
+Times are the file server's, read from a file just written there, because clocks of nodes differ and agents restart.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _FORGOTTEN_S = 30 * 86400.0
 _MOST_JOBS = 1000
 """Listed in the record of a stopped sweep."""
 _MOST_BYTES = 1 << 20
+_STOPPED_BEFORE = "sweep-stopped.json"
+"""Written by agents of 0.9.0: the jobs in it say of which cluster it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,17 @@ class Absences:
     """The jobs of one cluster that Slurm does not know. Can be used by several threads and nodes."""
 
     def __init__(
-        self, root: Path, signer: Signer, *, keep_s: float, clock: Callable[[Path, str], float] = server_time
-    ) -> None:
-        """``root``: the directory beside the shared store. ``keep_s``: how long images of unknown jobs are kept."""
+        self, root: Path, signer: Signer, cluster: str | None, *, keep_s: float,
+        clock: Callable[[Path, str], float] = server_time,
+    ) -> None:  # fmt: skip
+        """``root``: the directory beside the shared store. ``keep_s``: how long images of unknown jobs are kept.
+
+        ``cluster``: ``None`` to read the records of all clusters; nothing can be recorded then.
+        """
+        self._root = root
         self._directory = root / "unknown"
-        self._stop = root / "sweep-stopped.json"
+        self._cluster = cluster
+        self._stop = root / f"sweep-stopped.{cluster}.json"
         self._signer = signer
         self._keep_s = keep_s
         self._clock = clock
@@ -147,7 +155,7 @@ class Absences:
                 now = self._clock(directory, self._signer.node)
                 for name in unknown:
                     self._write(directory, name, there.get(name, (now, False))[0], confirmed=True)
-            self._stop.unlink(missing_ok=True)
+            self._remove_stop()
 
         try:
             self._ask(put)
@@ -183,7 +191,7 @@ class Absences:
         recorded = {}
         with contextlib.suppress(FileNotFoundError):
             for path in self._directory.iterdir():
-                if not JOB.fullmatch(path.stem) or path.suffix != ".json":
+                if not JOB.fullmatch(path.stem) or path.suffix != ".json" or not self._is_of(path.stem):
                     continue
                 signed = read_signed(self._signer, _PURPOSE, path)
                 if signed.value is None or not signed.signed:
@@ -196,12 +204,34 @@ class Absences:
     # --- a sweep that has stopped
 
     def stopped(self) -> StoppedSweep | None:
-        """Return the sweep that waits for an administrator. Raises ``AffinodeError`` if its record cannot be read."""
+        """Return the sweep that waits for an administrator, of several the one that waits for longest.
+
+        Raises ``AffinodeError`` if a record cannot be read.
+        """
         try:
-            content = self._ask(lambda: read_signed(self._signer, _STOPPED, self._stop, most=_MOST_BYTES))
+            sweeps = self._ask(lambda: [stopped for _, stopped in self._stops()])
         except OSError as error:
             raise AffinodeError(f"{self._stop}: {error.strerror or error}") from error
-        return None if content.value is None or not content.signed else _stopped_of(content.value)
+        return min(sweeps, key=lambda stopped: stopped.since, default=None)
+
+    def _stops(self) -> list[tuple[Path, StoppedSweep]]:
+        paths = [self._stop] if self._cluster is not None else sorted(self._root.glob("sweep-stopped.*.json"))
+        stops = []
+        for path in (*paths, self._root / _STOPPED_BEFORE):
+            content = read_signed(self._signer, _STOPPED, path, most=_MOST_BYTES)
+            stopped = None if content.value is None or not content.signed else _stopped_of(content.value)
+            if stopped is not None and (path.name != _STOPPED_BEFORE or any(map(self._is_of, stopped.jobs))):
+                stops.append((path, stopped))
+        return stops
+
+    def _is_of(self, job: str) -> bool:
+        """Return whether ``CLUSTER.JOBID`` is a job of the cluster."""
+        return self._cluster is None or job.rpartition(".")[0] == self._cluster
+
+    def _remove_stop(self) -> None:
+        for path, _ in self._stops():
+            path.unlink(missing_ok=True)
+        self._stop.unlink(missing_ok=True)
 
     def stop(self, store: str, going: int, present: int, jobs: Collection[str]) -> StoppedSweep:
         """Record that a sweep has stopped. Raises ``AffinodeError``."""
@@ -225,7 +255,7 @@ class Absences:
     def resume(self) -> None:
         """Remove the record of a stopped sweep: its reason is gone. Raises ``AffinodeError``."""
         try:
-            self._ask(lambda: self._stop.unlink(missing_ok=True))
+            self._ask(self._remove_stop)
         except OSError as error:
             raise AffinodeError(f"{self._stop}: {error.strerror or error}") from error
 
@@ -426,7 +456,7 @@ class ImageSweep:
                 stopped = self.absences.stop(str(store.path), len(names), len(images), going)
                 LOG.error("%s", stopped)
                 return stopped
-        if before is not None and all(name.rpartition(".")[0] == self.cluster for name in before.jobs):
+        if before is not None:
             self.absences.resume()
             LOG.info("the sweep of images continues: Slurm knows the jobs again, or an administrator has confirmed")
         return None

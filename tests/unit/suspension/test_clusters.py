@@ -15,6 +15,7 @@ from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.records.shared_state import Notes, StartPlan
+from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.wake import Lease
 
 from .test_lost_state import HOUR_S, keeper, lose_state, more_images, pass_time
@@ -76,9 +77,44 @@ def test_images_of_other_clusters_do_not_count_for_stopping_a_sweep(asleep: tupl
     assert len([name for name in agent.shared.jobs() if name.startswith("beta.")]) == 21
 
 
-def test_stopped_sweep_of_another_cluster_stays_stopped(asleep: tuple[World, Agent]) -> None:
-    """An administrator of that cluster confirms it."""
+def test_stopped_sweeps_of_clusters_are_separate(asleep: tuple[World, Agent]) -> None:
+    """The sweep of one stops, and continues; that of the other waits for its own administrator."""
     world, agent = asleep
-    stopped = agent.absences.stop("/images", 20, 21, {f"beta.{number}" for number in range(300, 320)})
-    pass_time(world, agent, HOUR_S)
-    assert agent.absences.stopped() == stopped
+    jobs = {f"beta.{number}" for number in range(300, 320)}
+    other = Absences(world.root / "shared", Signer(KEY, "d1"), "beta", keep_s=KEEP_UNKNOWN_S, clock=lambda directory, node: 1000.0)
+    stopped = other.stop("/images", 20, 21, jobs)
+    more_images(agent, 6)
+    lose_state(agent)
+    pass_time(world, agent, 2 * KEEP_UNKNOWN_S, step=HOUR_S)
+    assert "7 of 7 images" in str(agent.keeper.sweep_stopped())
+    assert other.stopped() == stopped
+    agent.absences.confirm(agent.absences.all())
+    assert agent.keeper.sweep_stopped() is None
+    assert other.stopped() == stopped
+
+
+def test_records_of_jobs_unknown_to_another_cluster_stay(tmp_path: Path) -> None:
+    """A cluster knows nothing of them, for however long they are unknown."""
+    clock = [1000.0]
+    alpha, beta = (
+        Absences(tmp_path, Signer(KEY, "c1"), cluster, keep_s=HOUR_S, clock=lambda directory, node: clock[0])
+        for cluster in ("alpha", "beta")
+    )
+    beta.update((), ["beta.7"])
+    clock[0] += 100 * 24 * HOUR_S
+    alpha.update(["alpha.7"], ["alpha.8"])
+    assert beta.all()["beta.7"].since == 1000.0
+
+
+def test_stopped_sweep_of_an_older_agent_is_that_of_its_cluster(tmp_path: Path) -> None:
+    """Its file has no cluster in its name."""
+    alpha, beta = (Absences(tmp_path, Signer(KEY, "c1"), cluster, keep_s=HOUR_S) for cluster in ("alpha", "beta"))
+    value = {"since": 5.0, "node": "c2", "store": "/images", "going": 9, "present": 9, "jobs": ["beta.7", "beta.8"]}
+    old = tmp_path / "sweep-stopped.json"
+    old.write_text(Signer(KEY, "c2").encode("stopped sweep", old.name, value))
+    assert alpha.stopped() is None
+    alpha.resume()
+    assert str(beta.stopped()).startswith("the sweep of images is stopped: Slurm does not know the jobs of 9 of 9")
+    beta.resume()
+    assert beta.stopped() is None
+    assert not old.exists()

@@ -317,7 +317,7 @@ def test_forged_promise_is_ignored(tmp_path: Path, text: str) -> None:
 
 def test_forged_absence_does_not_hasten_removal(tmp_path: Path) -> None:
     """The time since when Slurm does not know a job must be signed by a node."""
-    absences = Absences(tmp_path, Signer(KEY, "c1"), keep_s=100.0, clock=lambda directory, node: 1000.0)
+    absences = Absences(tmp_path, Signer(KEY, "c1"), "alpha", keep_s=100.0, clock=lambda directory, node: 1000.0)
     (tmp_path / "unknown").mkdir()
     path = tmp_path / "unknown" / "alpha.7.json"
     value = {"since": 1.0, "confirmed": True}
@@ -351,7 +351,7 @@ def use_promises(root: Path) -> None:
 
 
 def use_absences(root: Path) -> None:
-    absences = Absences(root, Signer(KEY, "c1"), keep_s=100.0)
+    absences = Absences(root, Signer(KEY, "c1"), "alpha", keep_s=100.0)
     with contextlib.suppress(AffinodeError):
         absences.update((), ("alpha.7",))
     with contextlib.suppress(AffinodeError):
