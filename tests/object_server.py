@@ -1,17 +1,24 @@
-"""A server that speaks the protocol of S3, in a thread of the test run: that of moto, which keeps objects in memory.
+"""A server that speaks the protocol of S3, in a thread of the test run.
 
-It honors conditional writes. Answers can be replaced, as those of a server that refuses.
+It is that of moto, which keeps objects in memory, or passes requests on to the gateway of a Ceph cluster
+(``ceph_server``). Both honor conditional writes. Answers can be replaced, as those of a server that refuses.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import ssl
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
+from ceph_server import ACCESS_KEY, SECRET_KEY, ceph_gateway
 
 from slurm_affinode.base.object_url import ObjectPrefix
 
@@ -24,11 +31,63 @@ def refusal(status: str, code: str, message: str) -> Answer:
     return status, f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>".encode()
 
 
-class ObjectServer:
-    """The server. ``before`` is called with method and path of each request, and may answer it itself."""
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""Of WSGI."""
 
-    def __init__(self) -> None:
-        from moto.server import DomainDispatcherApplication, create_backend_app
+
+def moto_application() -> Application:
+    """Return the server of moto, which also accepts ETags without their quotes, as S3 does."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+
+    moto: Application = DomainDispatcherApplication(create_backend_app)
+
+    def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if tag := environ.get("HTTP_IF_MATCH"):
+            environ["HTTP_IF_MATCH"] = f'"{tag.strip(chr(34))}"'
+        return moto(environ, start)
+
+    return application
+
+
+def forwarding(url: str) -> Application:
+    """Return a server that passes requests on to another one, with the ``Host`` that their signatures contain."""
+    server = urlsplit(url).netloc
+    ours = {"connection", "transfer-encoding", "date", "server", "keep-alive"}
+
+    def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        headers = {
+            name.removeprefix("HTTP_").replace("_", "-"): value
+            for name, value in environ.items() if name.startswith("HTTP_") or name in ("CONTENT_TYPE", "CONTENT_LENGTH")
+        }  # fmt: skip
+        headers = {name: value for name, value in headers.items() if name not in ("CONNECTION", "EXPECT")}
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        connection = http.client.HTTPConnection(server, timeout=60)
+        try:
+            body = environ["wsgi.input"].read(length)
+            connection.putrequest(
+                environ["REQUEST_METHOD"], environ["RAW_URI"], skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in headers.items():
+                connection.putheader(name.replace("_", "-"), value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        start(f"{answer.status} {answer.reason}", [one for one in answer.getheaders() if one[0].lower() not in ours])
+        return [content]
+
+    return application
+
+
+class ObjectServer:
+    """The server. ``before`` is called with method and path of each request, and may answer it itself.
+
+    ``bare_tags``: compare ``If-Match`` with the ETag without its quotes, as the gateway of Ceph 16 does.
+    """
+
+    def __init__(self, application: Application, certificate: tuple[Path, Path] | None = None) -> None:
+        """``certificate``: for TLS, with its key."""
         from werkzeug.serving import WSGIRequestHandler, make_server
 
         class Quiet(WSGIRequestHandler):
@@ -36,20 +95,28 @@ class ObjectServer:
                 pass
 
         self.before: Callable[[str, str], Answer | None] = lambda method, path: None
+        self.bare_tags = False
         self.requests: list[tuple[str, str]] = []
-        self._application = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
+        self.application = application
+        context = None
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+        self._server = make_server(
+            "127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet, ssl_context=context
+        )
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._buckets = 0
+        self.url = f"http{'s' if certificate else ''}://127.0.0.1:{self._server.server_port}"
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         request = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         self.requests.append(request)
         answer = self.before(*request)
+        if self.bare_tags and environ.get("HTTP_IF_MATCH", "").startswith('"'):
+            answer = refusal("412 Precondition Failed", "PreconditionFailed", "")
         if answer is None:
-            return self._application(environ, start)
+            return self.application(environ, start)
         status, body = answer
         start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [body]
@@ -62,8 +129,7 @@ class ObjectServer:
 
     def bucket(self) -> str:
         """Return the name of a new bucket."""
-        self._buckets += 1
-        name = f"samples-{self._buckets}"
+        name = f"samples-{uuid.uuid4()}"
         self.client().create_bucket(Bucket=name)
         return name
 
@@ -78,20 +144,25 @@ class ObjectServer:
         self._server.server_close()
 
 
-@pytest.fixture(scope="session")
-def s3_process() -> Iterator[ObjectServer]:
+@pytest.fixture(scope="session", params=["moto", pytest.param("ceph", marks=pytest.mark.nightly)])
+def s3_process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
     """Start the server once, with the environment of its clients."""
-    with pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in (
-            ("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "geheim"), ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY), ("AWS_REGION", "us-east-1"),
             ("AWS_DEFAULT_REGION", "us-east-1"), ("AWS_CONFIG_FILE", "/dev/null"),
             ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null"), ("AWS_EC2_METADATA_DISABLED", "true"),
         ):  # fmt: skip
             patch.setenv(name, value)
-        server = ObjectServer()
+        if request.param == "moto":
+            application = moto_application()
+        else:
+            application = forwarding(stack.enter_context(ceph_gateway(tmp_path_factory.mktemp("ceph"))))
+        server = ObjectServer(application)
+        stack.callback(server.close)
         patch.setenv("AWS_ENDPOINT_URL", server.url)
         yield server
-        server.close()
 
 
 @pytest.fixture
@@ -100,3 +171,4 @@ def s3(s3_process: ObjectServer) -> Iterator[ObjectServer]:
     s3_process.requests.clear()
     yield s3_process
     s3_process.before = lambda method, path: None
+    s3_process.bare_tags = False

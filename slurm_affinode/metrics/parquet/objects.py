@@ -1,8 +1,8 @@
 """Objects of an object store: conditional writes, and one-line errors.
 
 ``obstore`` writes on conditions (``If-Match``, ``If-None-Match``) to S3, Google Cloud Storage and Azure alike. For S3,
-``boto3`` supplies credentials, region and endpoint from the standard places (environment, ``~/.aws``, roles of the
-machine), and renews credentials that expire.
+``boto3`` supplies credentials, region, endpoint and CA bundle from the standard places (environment, ``~/.aws``, roles
+of the machine), and renews credentials that expire.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 import obstore
 from botocore.exceptions import BotoCoreError
 from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
 from obstore.store import from_url
 
 from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.http import tls_context
 from slurm_affinode.base.text import one_line
 
 _CODE = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _SERVER = re.compile(r" https?://(?:[^/@\s]*@)?([^/?\s]+)")
+_CA_HINT = "set SSL_CERT_FILE (for s3, also AWS_CA_BUNDLE) to the CA bundle (PEM) of the object store"
 _HINTS = {
     "NoSuchBucket": "create the bucket, or correct store.history",
     "AccessDenied": "the credentials must permit to list the bucket, and to get, put and delete its objects",
     "ExpiredToken": "renew the credentials",
+    "InvalidCertificate": _CA_HINT,
 }
 _UNREACHABLE = "check the endpoint (for s3, AWS_ENDPOINT_URL) and the network"
+_CERTIFICATE = re.compile(r"\bInvalidCertificate\(\s*(\w+)")
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "6h", "allow_http": True}
 """``timeout`` includes the transfer of a whole part."""
 _RETRIES = {"max_retries": 4, "retry_timeout": timedelta(minutes=2)}
@@ -72,8 +77,10 @@ class ObjectClient:
     def __init__(self, url: str) -> None:
         self.url = url
         with self._errors("", "opened"):
-            options: Any = {"client_options": _CLIENT, "retry_config": _RETRIES, **_settings(url)}
-            self._store: Any = from_url(url, **options)
+            settings, bundle = _settings(url)
+            options: Any = {"client_options": _CLIENT, "retry_config": _RETRIES, **settings}
+            with _trusting(bundle):
+                self._store: Any = from_url(url, **options)
 
     def get(self, name: str, known: Version | None = None) -> tuple[bytes, Version] | None:
         """Return content and version of an object; ``None`` if it does not exist.
@@ -96,12 +103,27 @@ class ObjectClient:
 
         Raises ``ConflictError``.
         """
-        mode: Any = "create" if known is None else known
+        try:
+            return self._put(name, content, "create" if known is None else known)
+        except ConflictError:
+            if known is None or not self._unchanged(name, known):
+                raise
+            # Ceph 16 compares If-Match with the ETag without its quotes, and so refuses the version that it has.
+            return self._put(name, content, {**known, "e_tag": known["e_tag"].strip('"')})
+
+    def _put(self, name: str, content: bytes, mode: Any) -> Version:
         try:
             with self._errors(name, "written", AlreadyExistsError, PreconditionError):
                 return _version(obstore.put(self._store, name, content, mode=mode))
         except (AlreadyExistsError, PreconditionError) as error:
             raise ConflictError(name) from error
+
+    def _unchanged(self, name: str, known: Version) -> bool:
+        try:
+            self.get(name, known)
+        except UnchangedError:
+            return True
+        return False
 
     def upload(self, name: str, path: Path) -> None:
         """Write an object from a file."""
@@ -185,6 +207,8 @@ def _explained(error: Exception) -> tuple[str, str]:
     first = text.partition("\n")[0]
     server = _SERVER.search(first)
     reason = first.rpartition(" - ")[2]
+    if server and (certificate := _CERTIFICATE.search(text)):
+        return "InvalidCertificate", one_line(f"{server[1]}: the certificate is not valid: {certificate[1]}")
     return "", one_line(f"{server[1]}: {reason}" if server else reason)
 
 
@@ -192,16 +216,40 @@ def _version(meta: Any) -> Version:
     return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
 
 
-def _settings(url: str) -> dict[str, Any]:
-    if urlsplit(url).scheme != "s3" or os.environ.get("AWS_SKIP_SIGNATURE"):
-        return {}
-    session = boto3.session.Session()
+def _settings(url: str) -> tuple[dict[str, Any], str | None]:
+    """Return settings of a client, and its CA bundle, if it is not that of the environment or the system."""
+    if urlsplit(url).scheme != "s3":
+        return {}, None
+    core = botocore.session.get_session()
+    bundle: str | None = core.get_config_variable("ca_bundle")
+    if bundle is not None:
+        tls_context(bundle)
+    if os.environ.get("AWS_SKIP_SIGNATURE"):
+        return {}, bundle
+    session = boto3.session.Session(botocore_session=core)
     settings: dict[str, Any] = {"credential_provider": _credentials(url, session)}
     region = session.region_name or "us-east-1"
     endpoint = session.client("s3", region_name=region).meta.endpoint_url
     if not endpoint.endswith((".amazonaws.com", ".amazonaws.com.cn")):
         settings["endpoint"] = endpoint
-    return {**settings, "region": region}
+    return {**settings, "region": region}, bundle
+
+
+@contextmanager
+def _trusting(bundle: str | None) -> Iterator[None]:
+    """Have a client that is made now trust a CA bundle: the library has no option for it, and reads this variable."""
+    if bundle is None:
+        yield
+        return
+    before = os.environ.get("SSL_CERT_FILE")
+    os.environ["SSL_CERT_FILE"] = bundle
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SSL_CERT_FILE"]
+        else:
+            os.environ["SSL_CERT_FILE"] = before
 
 
 def _credentials(url: str, session: boto3.session.Session) -> Callable[[], dict[str, Any]]:

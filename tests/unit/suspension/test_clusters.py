@@ -81,7 +81,9 @@ def test_stopped_sweeps_of_clusters_are_separate(asleep: tuple[World, Agent]) ->
     """The sweep of one stops, and continues; that of the other waits for its own administrator."""
     world, agent = asleep
     jobs = {f"beta.{number}" for number in range(300, 320)}
-    other = Absences(world.root / "shared", Signer(KEY, "d1"), "beta", keep_s=KEEP_UNKNOWN_S, clock=lambda directory, node: 1000.0)
+    other = Absences(
+        world.root / "shared", Signer(KEY, "d1"), "beta", keep_s=KEEP_UNKNOWN_S, clock=lambda directory, node: 1000.0
+    )
     stopped = other.stop("/images", 20, 21, jobs)
     more_images(agent, 6)
     lose_state(agent)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import traceback
+from collections.abc import Iterator
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 
 import pytest
+from ceph_server import ACCESS_KEY, SECRET_KEY
 from object_server import Answer, ObjectServer, refusal
 
-from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.metrics.parquet.objects import ConflictError, ObjectClient
 
 
@@ -25,6 +31,12 @@ def test_objects_are_written_on_conditions(s3: ObjectServer) -> None:
     assert client.get("y") is None
     client.delete(["x", "y"])
     assert client.get("x") is None
+
+
+def test_server_may_compare_tags_without_quotes(s3: ObjectServer) -> None:
+    """It refuses the version that it has; another one is refused as well."""
+    s3.bare_tags = True
+    test_objects_are_written_on_conditions(s3)
 
 
 def test_large_file_is_sent_in_pieces(s3: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +105,83 @@ def test_credentials_of_a_profile_are_used(monkeypatch: pytest.MonkeyPatch, s3: 
         monkeypatch.delenv(name)
     profile = tmp_path / "config"
     profile.write_text(
-        f"[profile site]\naws_access_key_id = a\naws_secret_access_key = b\nendpoint_url = {s3.url}\nregion = x-1\n"
+        f"[profile site]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+        f"endpoint_url = {s3.url}\nregion = x-1\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(profile))
     monkeypatch.setenv("AWS_PROFILE", "site")
     client = ObjectClient(f"s3://{bucket}/p")
     client.put("x", b"1", None)
     assert s3.requests[-1] == ("PUT", f"/{bucket}/p/x")
+
+
+@pytest.fixture(scope="module")
+def private_ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ``ca.pem``, ``other.pem``, and the certificate of a server by the former."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed: no certificate can be created")
+    directory = tmp_path_factory.mktemp("tls")
+    new = (openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
+              "-addext", "basicConstraints=critical,CA:FALSE")  # fmt: skip
+    for name, more in (("ca", ("-subj", "/CN=a")), ("other", ("-subj", "/CN=b")), ("server", signed)):
+        argv = (*new, *more, "-keyout", f"{name}.key", "-out", f"{name}.pem")
+        subprocess.run(argv, check=True, capture_output=True, timeout=240, cwd=directory)
+    return directory
+
+
+@pytest.fixture
+def private(private_ca: Path, s3: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of a server whose certificate is signed by a private CA; no bundle is set."""
+    monkeypatch.setattr("slurm_affinode.metrics.parquet.objects._RETRIES", {"max_retries": 0})
+    for name in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with closing(ObjectServer(s3.application, (private_ca / "server.pem", private_ca / "server.key"))) as server:
+        bucket = s3.bucket()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        yield f"s3://{bucket}/p"
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
+def test_private_ca_is_trusted(private: str, private_ca: Path, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundle of the object store is not that of other servers."""
+    monkeypatch.setenv(variable, str(private_ca / "ca.pem"))
+    before = dict(os.environ)
+    client = ObjectClient(private)
+    version = client.put("x", b"1", None)
+    assert client.get("x") == (b"1", version)
+    assert dict(os.environ) == before
+
+
+def test_ca_of_a_profile_is_trusted(
+    private: str, private_ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "config"
+    profile.write_text(f"[default]\nca_bundle = {private_ca}/ca.pem\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(profile))
+    assert ObjectClient(private).put("x", b"1", None)
+
+
+@pytest.mark.parametrize(
+    "bundle", [{}, {"AWS_CA_BUNDLE": "other.pem"}, {"SSL_CERT_FILE": "other.pem"}, {"SSL_CERT_FILE": "none.pem"}]
+)
+def test_certificate_of_another_ca_is_one_line(
+    private: str, private_ca: Path, bundle: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the hint says which variable to set."""
+    for name, file in bundle.items():
+        monkeypatch.setenv(name, str(private_ca / file))
+    message = rf"^{private}/x: cannot be read: 127\.0\.0\.1:\d+: the certificate is not valid: UnknownIssuer$"
+    with pytest.raises(UnreachableError, match=message) as error:
+        ObjectClient(private).get("x")
+    assert "AWS_CA_BUNDLE" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("file", ["none.pem", "ca.key"])
+def test_unusable_ca_bundle_is_one_line(
+    private: str, private_ca: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(private_ca / file))
+    with pytest.raises(AffinodeError, match=rf"{file}[^\n]*: holds no certificates: [^\n]+$"):
+        ObjectClient(private)
