@@ -504,16 +504,24 @@ class AccountingQueries:
         runs = and_(selected, self._reaches(since, until))
         names = self._clusters(job.cluster)
         only = names[0] if len(names) == 1 else None
-        of_these: ColumnElement[bool]
+        conditions: list[tuple[ColumnElement[bool], ColumnElement[bool]]]
         if only is None:
             same = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
             of_these = tuple_(gpu.cluster, gpu.job_id).in_(select(job.cluster, job.job_id).where(runs))
+            conditions = [(same, of_these)]
         else:
             recorded = self._clusters(gpu.cluster)
-            unnamed = gpu.cluster.in_({only, UNNAMED_CLUSTER, *(recorded if len(recorded) == 1 else ())})
-            same = and_(unnamed, job.cluster == only, job.job_id == gpu.job_id)
-            of_these = and_(unnamed, gpu.job_id.in_(select(job.job_id).where(runs)))
-        frame = self._frame(tables.allocation_gpus, ALLOCATION_GPUS, exists().where(same, runs), of_these)
+            # A query for each name: for a list of names, MariaDB reads all their records.
+            conditions = [
+                (and_(gpu.cluster == name, job.cluster == only, job.job_id == gpu.job_id),
+                 and_(gpu.cluster == name, gpu.job_id.in_(select(job.job_id).where(runs))))
+                for name in recorded if len(recorded) == 1 or name in (only, UNNAMED_CLUSTER)
+            ]  # fmt: skip
+        frames = [
+            self._frame(tables.allocation_gpus, ALLOCATION_GPUS, exists().where(same, runs), of_these)
+            for same, of_these in conditions
+        ]
+        frame = pl.concat([from_stored(from_rows((), ALLOCATION_GPUS), ALLOCATION_GPUS), *frames])
         known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
         frame = frame.with_columns(
             pl.col("cluster") if only is None else pl.lit(only).alias("cluster"),

@@ -86,7 +86,10 @@ def queries(filled: Repository) -> Iterator[list[tuple[str, Any]]]:
 
 
 def _scanned(engine: Engine, statement: str, values: Any) -> set[str]:
-    """Return the tables that a statement reads as a whole: in the order of their rows, or of an index."""
+    """Return the tables that a statement reads as a whole: in the order of their rows, or of an index.
+
+    MariaDB estimates a range that has all rows at half of them.
+    """
     kind = engine.dialect.name
     prefix = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN (FORMAT JSON) "}.get(kind, "EXPLAIN ")
     with engine.connect() as connection:
@@ -106,7 +109,10 @@ def _scanned(engine: Engine, statement: str, values: Any) -> set[str]:
                 scanned.add(node["Relation Name"])
     else:
         names = {"a": "allocation_gpus", "r": "jobs"}
-        scanned = {names.get(row.table, row.table) for row in rows if row.type in ("ALL", "index")}
+        whole = [
+            row for row in rows if row.type in ("ALL", "index") or (row.type == "range" and int(row.rows) > RUNS // 3)
+        ]
+        scanned = {names.get(row.table, row.table) for row in whole}
     return scanned & set(FACTS)
 
 
