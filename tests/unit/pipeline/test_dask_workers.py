@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import filecmp
 import json
 import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,17 @@ from distributed import LocalCluster
 
 from slurm_affinode.analysis import samples
 from slurm_affinode.analysis.join import kernel
-from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config, DaskConfig, StoreConfig
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.cli.main import main
-from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.schema import SAMPLES as ENGINE_SAMPLES
 from slurm_affinode.engines.store import engine_store
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.schema import SAMPLES
-from slurm_affinode.pipeline import dask_workers, report
-from slurm_affinode.slurm.accounting.schema import JOBS, conform
+from slurm_affinode.pipeline import dask_workers
+from slurm_affinode.slurm.accounting.schema import conform
 
-START = datetime(2026, 11, 2, tzinfo=UTC)
-DAYS, GPUS = 3, 8
-NOW = START + timedelta(days=DAYS)
-QUERY = WasteQuery(START, NOW)
+from .sampled_site import NOW, START, add_jobs, assert_same, command, samples_of, written
+
+GPUS = 8
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +42,10 @@ def cluster() -> Iterator[LocalCluster]:
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight GPUs for three days, one of them with two sources, and a job of six hours after the other on each."""
     directory = tmp_path_factory.mktemp("state")
-    jobs = [
-        {"cluster": "alpha", "job_id": 100 * gpu + k, "submit": START, "job_name": "train", "user": f"u{k % 3}",
-         "account": "physics", "partition": "gpu", "qos": "normal", "state": "COMPLETED",
-         "start": START + timedelta(hours=6 * k, minutes=7), "end": START + timedelta(hours=6 * k + 5, seconds=17),
-         "nodes": 1, "node_list": f"n{gpu}", "gpus": 1}
-        for gpu in range(GPUS) for k in range(4 * DAYS)
-    ]  # fmt: skip
-    with Repository.open(config_of(directory).db_url) as store:
-        store.upsert(conform(pl.DataFrame(jobs), JOBS))
-    rows = [
-        {"cluster": "alpha", "node": f"n{gpu}", "uuid": f"GPU-{gpu}", "index": 0, "model": "NVIDIA A100-SXM4-80GB",
-         "time": START + timedelta(minutes=i), "util_pct": 0.0 if i // 50 % 3 else 100 / (3 + gpu + i % 11),
-         "fb_used_mib": 1024 / (1 + gpu) + i % 977, "power_w": 55.7 + i % 13 / 7, "fb_total_mib": 81920.0}
-        for gpu in range(GPUS) for i in range(DAYS * 1440)
-    ]  # fmt: skip
-    history = SampleStore(directory / "history")
-    history.ingest(conform(pl.DataFrame(rows), SAMPLES), source="all")
-    again = [{**row, "time": row["time"] + timedelta(seconds=20)} for row in rows[: DAYS * 1440 : 2]]
-    history.ingest(conform(pl.DataFrame(again), SAMPLES), source="other")
-    history.close()
+    add_jobs(config_of(directory), GPUS)
+    with closing(SampleStore(directory / "history")) as history:
+        history.ingest(samples_of(range(GPUS)), source="all")
+        history.ingest(samples_of(range(1), 2, late_s=20), source="other")
     return directory
 
 
@@ -82,36 +60,16 @@ def config_of(state: Path) -> Config:
     return Config(store=StoreConfig(state_dir=state))
 
 
-def written(state: Path, out: Path, **more: Any) -> Path:
-    report.build_report(config_of(state), QUERY, out, options=report.ReportOptions(csv=True), now=NOW, **more)
-    return out
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """Run a command, and return its exit status."""
-    monkeypatch.setattr("sys.argv", ["slurm-affinode", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
-
-
-def assert_same(one: Path, other: Path) -> None:
-    """All files of two reports are equal."""
-    names = sorted(path.name for path in one.iterdir())
-    assert names == sorted(path.name for path in other.iterdir())
-    assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
-
-
 def test_report_of_workers_is_that_of_one_machine(cluster: LocalCluster, state: Path, tmp_path: Path) -> None:
     """Every byte of the page, the summary and the tables is the same."""
-    local = written(state, tmp_path / "local")
+    local = written(config_of(state), tmp_path / "local")
     with dask_workers.connected(cluster.scheduler_address) as workers:
-        assert_same(local, written(state, tmp_path / "dask", fold=workers.fold))
+        assert_same(local, written(config_of(state), tmp_path / "dask", fold=workers.fold))
 
 
 def test_report_survives_the_end_of_a_worker(cluster: LocalCluster, state: Path, tmp_path: Path) -> None:
     """The worker is killed after the first results; the cluster starts another one."""
-    local = written(state, tmp_path / "local")
+    local = written(config_of(state), tmp_path / "local")
     with dask_workers.connected(cluster.scheduler_address) as workers:
 
         def fold(index: Any, allocations: Any, cells: Any, thresholds: Any, advance: Any) -> Any:
@@ -128,7 +86,7 @@ def test_report_survives_the_end_of_a_worker(cluster: LocalCluster, state: Path,
             assert killed
             return totals
 
-        assert_same(local, written(state, tmp_path / "dask", fold=fold))
+        assert_same(local, written(config_of(state), tmp_path / "dask", fold=fold))
 
 
 def test_command_reports_with_workers(
@@ -175,7 +133,7 @@ def test_worker_of_another_version_is_refused(
         dask_workers.connected(cluster.scheduler_address) as workers,
         pytest.raises(UnreachableError, match=r"the command was started with 0\.1\.0, abc"),
     ):
-        written(state, tmp_path / "out", fold=workers.fold)
+        written(config_of(state), tmp_path / "out", fold=workers.fold)
     assert not (tmp_path / "out" / "report.html").exists()
 
 
@@ -187,7 +145,7 @@ def test_damaged_and_missing_stores_are_named(cluster: LocalCluster, state: Path
     part.write_bytes(part.read_bytes()[:-1000])
     with dask_workers.connected(cluster.scheduler_address) as workers:
         with pytest.raises(UnreachableError, match=part.name.partition(".")[0]):
-            written(copy, tmp_path / "out", fold=workers.fold)
+            written(config_of(copy), tmp_path / "out", fold=workers.fold)
 
         def moved(index: Any, *arguments: Any) -> Any:
             shutil.move(state_moved / "history", state_moved / "elsewhere")
@@ -196,7 +154,7 @@ def test_damaged_and_missing_stores_are_named(cluster: LocalCluster, state: Path
         state_moved = tmp_path / "moved"
         shutil.copytree(state, state_moved)
         with pytest.raises(UnreachableError, match="no such directory"):
-            written(state_moved, tmp_path / "out", fold=moved)
+            written(config_of(state_moved), tmp_path / "out", fold=moved)
     assert not (tmp_path / "out" / "report.html").exists()
 
 
@@ -215,7 +173,7 @@ def test_end_of_the_scheduler_ends_the_report(state: Path, tmp_path: Path) -> No
             return workers.fold(index, allocations, cells, thresholds, progress)
 
         with pytest.raises(UnreachableError, match=r"the Dask cluster \(tcp.* failed"):
-            written(state, tmp_path / "out", fold=fold)
+            written(config_of(state), tmp_path / "out", fold=fold)
     assert not (tmp_path / "out" / "report.html").exists()
 
 
@@ -352,7 +310,7 @@ def test_jobs_of_slurm_and_only_they_reach_the_scheduler(
     sbatch.chmod(0o755)
     (tmp_path / "scancel").symlink_to("/bin/true")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    local = written(state, tmp_path / "local")
+    local = written(config_of(state), tmp_path / "local")
     python = tmp_path / "python of $HOME"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -360,7 +318,7 @@ def test_jobs_of_slurm_and_only_they_reach_the_scheduler(
     quoted = tmp_path / "a state's directory"
     quoted.mkdir()
     with dask_workers.connected("slurm", settings, quoted) as workers:
-        assert_same(local, written(state, tmp_path / "dask", fold=workers.fold))
+        assert_same(local, written(config_of(state), tmp_path / "dask", fold=workers.fold))
         address = workers._client.scheduler_info()["address"]
         keys = [path for path in quoted.glob("dask-*/*") if path.is_file()]
         assert keys
