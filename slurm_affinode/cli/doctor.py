@@ -21,7 +21,7 @@ from slurm_affinode.model.cluster import Node
 from slurm_affinode.pipeline import bundle as bundles
 from slurm_affinode.pipeline import driver_check, node_doctor
 from slurm_affinode.pipeline.checks import OK, SKIPPED, Check
-from slurm_affinode.pipeline.doctor import examine, exit_code
+from slurm_affinode.pipeline.doctor import check_configuration, examine, exit_code
 from slurm_affinode.pipeline.node_doctor import Via
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.suspension.inplace.sock_diag import SockDiag, SockDiagError
@@ -50,6 +50,7 @@ Exit status: 0 all checks passed, 1 problems found, 3 a service does not respond
   slurm-affinode doctor
   slurm-affinode doctor --json | jq '.checks[] | select(.status != "ok")'
   slurm-affinode doctor --json | jq '.cuda.features[] | {name, available, why}'
+  slurm-affinode doctor --only-config --config new.toml    status 2 if it has a mistake
   slurm-affinode doctor --all-nodes                the checks of each node with GPUs, through ssh
   slurm-affinode doctor --all-nodes --nodes 'gpu[01-40]' --via srun
   slurm-affinode doctor --bundle support.tar.gz    for a support request: checks, settings, logs; secrets are removed
@@ -70,12 +71,14 @@ Exit status: 0 all checks passed, 1 problems found, 3 a service does not respond
     type=click.Choice(("ssh", "srun")),
     help="With --all-nodes: start the checks through this [default: ssh]",
 )
+@click.option("--only-config", is_flag=True, help="Check the configuration file alone, and connect to nothing")
 @json_option
 @config_options
 @slurm_options
 def doctor(
-    *, config: Config, as_json: bool, bundle: Path | None, all_nodes: bool, listed: str | None, via: Via | None
-) -> int:
+    *, config: Config, as_json: bool, bundle: Path | None, all_nodes: bool, listed: str | None, via: Via | None,
+    only_config: bool,
+) -> int:  # fmt: skip
     """Check configuration, database, GPU metrics, accounting and GPU driver of this machine. Read-only.
 
     With --all-nodes, the same is done on each node, up to 32 at a time, and equal problems are one row. ssh must work
@@ -96,8 +99,12 @@ def doctor(
     """
     if (listed or via) and not all_nodes:
         raise click.UsageError("--nodes and --via need --all-nodes")
+    if only_config and (all_nodes or bundle is not None):
+        raise click.UsageError("--only-config cannot be combined with --all-nodes or --bundle")
     if all_nodes:
         return _of_nodes(config, listed, via or "ssh", as_json=as_json)
+    if only_config:
+        return _report_configuration(config, as_json=as_json)
     checks = examine(config, now=datetime.now(UTC))
     cuda = driver_check.check_cuda()
     checks += [driver_check.check(cuda), check(), shared_images(config)]
@@ -138,6 +145,16 @@ def _of_nodes(config: Config, listed: str | None, via: Via, *, as_json: bool) ->
     if hints := node_doctor.hints(of_nodes):
         echo("", "What to do:", *(f"  {name}: {hint}" for name, hint in hints.items()))
     return code
+
+
+def _report_configuration(config: Config, *, as_json: bool) -> int:
+    """Report that the configuration is valid; an invalid one ends the command with status 2."""
+    outcome = check_configuration(config)
+    if as_json:
+        print_json({"ok": True, "checks": [asdict(outcome)]})
+    else:
+        echo(f"{outcome.detail}: no mistakes")
+    return 0
 
 
 def _write_bundle(path: Path, config: Config, checks: Mapping[str, Any]) -> None:

@@ -201,7 +201,7 @@ def examine(
     ``start`` starts the process in which pyslurm runs; ``etc`` is the directory with cron and unit files.
     """
     checks: list[Check] = []
-    checks += guarded("configuration", lambda: [_configuration(config)])
+    checks += guarded("configuration", lambda: [check_configuration(config)])
     checks += guarded("time zone", lambda: [_zone(config)])
     if missing := extras.missing():
         checks += _live(config, run, start, etc)
@@ -247,7 +247,8 @@ def forked_workers(plugin: Path) -> Check:
         return Check("forked workers", PROBLEM, str(error), error.hint)
 
 
-def _configuration(config: Config) -> Check:
+def check_configuration(config: Config) -> Check:
+    """Check the files that a configuration names: aliases, prices, emissions. Raises ``ConfigError``."""
     if not extras.missing():
         from slurm_affinode.metrics import aliases  # noqa: PLC0415
 

@@ -130,6 +130,15 @@ def test_services_without_criu_are_confined(name: str) -> None:
     assert values["CapabilityBoundingSet"] == few
 
 
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.stem.removeprefix("slurm-affinode-"))
+def test_units_need_no_program_of_another_package(unit: Path) -> None:
+    """``/bin/kill`` is in procps, which a small Debian does not have; the log names the service, and not env."""
+    found = settings(unit.read_text())
+    started = {value.lstrip("+-").partition(" ")[0] for name, value in found if name.startswith("Exec")}
+    assert started <= {"/usr/bin/env", "/bin/sh"}
+    assert dict(found)["SyslogIdentifier"] == unit.stem
+
+
 def test_polars_can_start() -> None:
     """It maps executable memory when it is imported."""
     for unit in SERVICES:

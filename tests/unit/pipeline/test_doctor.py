@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_affinode.base import config as configuration
-from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.errors import ConfigError, UnreachableError
 from slurm_affinode.base.process import Completed
 from slurm_affinode.cli.doctor import doctor
 from slurm_affinode.db.repository import Repository
@@ -305,3 +305,21 @@ def test_drop_ins_of_installed_services_are_considered(private: Path) -> None:
     drop_in.parent.mkdir()
     drop_in.write_text(f'[Service]\nEnvironment="PATH=/usr/nowhere:{slurm}"\n')
     assert services(None, private / "etc").status == "ok"
+
+
+def test_only_the_configuration_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is examined; a mistake in the file, or in one that it names, ends the command with status 2."""
+    monkeypatch.setattr("slurm_affinode.cli.doctor.examine", lambda *_, **__: pytest.fail("examined"))
+    file, prices = tmp_path / "config.toml", tmp_path / "prices.toml"
+    file.write_text(f'[price]\ntable = "{prices}"\n')
+    prices.write_text("")
+    argv = ["--only-config", "--config", str(file)]
+    done = CliRunner().invoke(doctor, argv)
+    assert (done.exit_code, done.output) == (0, f"{file}: no mistakes\n")
+    outcome = json.loads(CliRunner().invoke(doctor, [*argv, "--json"]).output)
+    assert (outcome["ok"], [check["name"] for check in outcome["checks"]]) == (True, ["configuration"])
+    prices.unlink()
+    done = CliRunner().invoke(doctor, argv)
+    assert isinstance(done.exception, ConfigError)
+    assert str(prices) in str(done.exception)
+    assert CliRunner().invoke(doctor, [*argv, "--all-nodes"]).exit_code == 2
