@@ -6,6 +6,7 @@ one is replaced in every file, and so is text that has the form of a credential.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -32,10 +33,18 @@ _TIMEOUT_S = 30.0
 _LARGEST = 4 << 20
 _LEAST = 4
 """A shorter value is no secret, and would be replaced in unrelated text."""
-_WORDS = r"(?:pass(?:word|wd|phrase)?|secret|token|api_?key|credential|authorization|cookie|webhook|jwt)"
+_WORDS = r"(?:pass(?:word|wd|phrase)?|secret|token|api[_-]?key|credential|authorization|cookie|webhook|jwt)"
 _KEY = re.compile(rf"(?:^|[_.-]){_WORDS}s?(?:$|[_.-])|^headers$|[a-z]pass$", re.IGNORECASE)
 _FILE = re.compile(r"_file$|^file$", re.IGNORECASE)
+_SECRET_SUFFIXES = frozenset({".key", ".password", ".token"})
+"""Files with secrets beside the configuration, which units name and it does not."""
 _PATTERNS = (
+    (re.compile(r"(\bcookie:\s*)[^\r\n\"']+", re.IGNORECASE), rf"\1{HIDDEN}"),
+    (re.compile(r"((?<!\S)(?:-u|--user)[ =][^\s:\"']+:)[^\s\"']+"), rf"\1{HIDDEN}"),
+    (
+        re.compile(rf"((?<!\S)--[\w-]*{_WORDS}\s+)(?!-)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)", re.IGNORECASE),
+        rf"\1{HIDDEN}",
+    ),
     (re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s\"']+(?=@)"), HIDDEN),
     (re.compile(r"(\b(?:bearer|basic)\s+)(?!realm)[A-Za-z0-9+/._~-]{8,}=*", re.IGNORECASE), rf"\1{HIDDEN}"),
     (
@@ -147,6 +156,7 @@ def write(
     variables = {
         name: value for name, value in environment.items() if name.startswith("SLURM_AFFINODE") or _KEY.search(name)
     }
+    variables |= {f"{path}_file": str(path) for path in _secret_files(config)}
     redact = Redactor([*secrets(texts.values(), variables, _small), *_of_url(config.db_url)])
     files = {
         "about.json": json.dumps({
@@ -172,6 +182,14 @@ def write(
     except OSError as error:
         raise unwritable(path, error) from error
     return sorted(clean), redact.removed
+
+
+def _secret_files(config: Config) -> Iterator[Path]:
+    """Yield the key of images, whose place is a default, and the files of secrets beside the configuration."""
+    yield config.suspend.key_file
+    if config.source is not None:
+        with contextlib.suppress(OSError):
+            yield from (path for path in config.source.parent.iterdir() if path.suffix in _SECRET_SUFFIXES)
 
 
 def _metrics(agent: Callable[[], Mapping[str, Any]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ PLANTED = {
     "bearer in a log": "QWxhZGRpbjpvcGVuIHNlc2FtZQ", "basic in a log": "dXNlcjpwYXNzd29yZA==",
     "url in a log": "log-url-pw", "slack": "https://hooks.slack.com/services/T1/B1/abcdef",
     "json web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTYifQ.c2lnbmF0dXJl", "private key": "MIIEvQIBADANBg",
-    "slurm": "SlurmAccountingPw", "option": "cli-passw",
+    "slurm": "SlurmAccountingPw", "option": "cli-passw", "option and value": "cli-spaced-t0ken",
+    "user and password": "curl-passw",
+    "key of images": "0f1e2d3c4b5a69788796a5b4c3d2e1f0", "token beside the configuration": "exporter-t0ken",
+    "key in a header": "x-api-key-value", "second cookie": "session-0123",
 }  # fmt: skip
 
 
@@ -32,6 +36,8 @@ PLANTED = {
 def config(tmp_path: Path) -> configuration.Config:
     (tmp_path / "token").write_text(PLANTED["token in a file"] + "\n")
     (tmp_path / "password").write_text(PLANTED["password in a file"] + "\n")
+    (tmp_path / "key").write_text(PLANTED["key of images"] + "\n")
+    (tmp_path / "exporter.token").write_text(PLANTED["token beside the configuration"] + "\n")
     (tmp_path / "zombies.toml").write_text(f'[mail]\nvia = "webhook"\nwebhook = "{PLANTED["webhook"]}"\n')
     (tmp_path / "config.toml").write_text(
         f"""# password = "{PLANTED["comment"]}"
@@ -48,7 +54,8 @@ def config(tmp_path: Path) -> configuration.Config:
         exporter_token_file = "{tmp_path}/password"
         """
     )
-    return configuration.load(tmp_path / "config.toml", env={})
+    config = configuration.load(tmp_path / "config.toml", env={})
+    return replace(config, suspend=replace(config.suspend, key_file=tmp_path / "key"))  # as if that were the default
 
 
 def runner(argv: Sequence[str], **_: Any) -> Completed:
@@ -59,6 +66,10 @@ def runner(argv: Sequence[str], **_: Any) -> Completed:
         post to {PLANTED["slack"]}: 404; cookie {PLANTED["json web token"]}
         AccountingStoragePass   = {PLANTED["slurm"]}
         exec foo --password={PLANTED["option"]} --verbose
+        exec foo --token {PLANTED["option and value"]} --token-file /etc/foo.token --verbose
+        curl -u ann:{PLANTED["user and password"]} -H "X-Api-Key: {PLANTED["key in a header"]}" https://host/x
+        Cookie: theme=dark; session={PLANTED["second cookie"]}
+        {PLANTED["key of images"]} is no key, {PLANTED["token beside the configuration"]} neither
         token {PLANTED["token in a file"]} was read from {PLANTED["environment"]}
         -----BEGIN PRIVATE KEY-----
         {PLANTED["private key"]}
@@ -104,6 +115,7 @@ def test_what_support_needs_is_kept(written: Mapping[str, str]) -> None:
     assert "token_file = " in written["config-config.toml"]
     assert "job 4711: suspended" in written["log-agent.txt"]
     assert "--verbose" in written["log-agent.txt"]
+    assert "--token-file /etc/foo.token" in written["log-agent.txt"]
     assert "no such program" in written["criu.txt"]
     assert '"version"' in written["about.json"]
     assert "job_info" not in written["agent-metrics.json"]
