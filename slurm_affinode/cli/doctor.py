@@ -153,7 +153,7 @@ def _report_configuration(config: Config, *, as_json: bool) -> int:
     if as_json:
         print_json({"ok": True, "checks": [asdict(outcome)]})
     else:
-        echo(f"{outcome.detail}: no mistakes")
+        echo(outcome.detail if config.source is None else f"{outcome.detail}: no mistakes")
     return 0
 
 

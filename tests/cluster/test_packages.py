@@ -10,7 +10,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -71,18 +72,102 @@ class Machine:
         return set(self.run(FILES).splitlines())
 
 
-@pytest.fixture
-def machine(packages: Path) -> Iterator[Machine]:
-    """The container; the packages are in /packages, and the folder ``deploy`` in /deploy."""
+@contextmanager
+def started(packages: Path, image_name: str, *command: str, options: Sequence[str] = ()) -> Iterator[Machine]:
+    """Run a container; the packages are in /packages, and the folder ``deploy`` in /deploy."""
     name = f"affinode-packages-{os.getpid()}"
     places = {packages: "/packages", REPOSITORY / "deploy": "/deploy", REPOSITORY / "tests" / "data": "/data"}
     volumes = [word for place, there in places.items() for word in ("--volume", f"{place}:{there}:ro")]
-    argv = ["docker", "run", "--rm", "--detach", "--init", "--name", name, *volumes, image("bookworm")]
-    subprocess.run([*argv, "sleep", "infinity"], check=True, timeout=60, stdout=sys.stderr)
+    argv = ["docker", "run", "--rm", "--detach", "--name", name, *volumes, *options, image_name, *command]
+    subprocess.run(argv, check=True, timeout=60, stdout=sys.stderr)
     try:
         yield Machine(name)
     finally:
         subprocess.run(["docker", "rm", "--force", name], check=True, timeout=60, stdout=sys.stderr)
+
+
+@pytest.fixture
+def machine(packages: Path) -> Iterator[Machine]:
+    """A bare Debian 12."""
+    with started(packages, image("bookworm"), "sleep", "infinity", options=["--init"]) as container:
+        yield container
+
+
+BOOTED = r"""
+FROM {base}
+RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+  apt-get install -qq --no-install-recommends ansible-core dbus systemd systemd-sysv >/dev/null
+RUN printf '[Service]\nExecStart=/bin/sleep infinity\nExecReload=/bin/touch /run/reloaded\n' \
+  >/etc/systemd/system/prometheus.service
+CMD ["sh", "-c", "mount --make-rshared / && exec /sbin/init"]
+"""
+"""Debian 12 with systemd and Ansible. Mounts propagate, as outside of containers: credentials of services need that."""
+SYSTEMD = ["--cgroupns=private", "--cap-add=SYS_ADMIN", "--security-opt=seccomp=unconfined"]
+SYSTEMD += ["--security-opt=apparmor=unconfined", "--tmpfs=/run", "--tmpfs=/run/lock", "--tmpfs=/tmp:exec"]
+SYSTEMD += ["--env=container=docker", "--stop-signal=SIGRTMIN+3"]
+
+
+def renumbered(package: Path, directory: Path) -> None:
+    """Write a copy of a deb package with version 99.0 into a directory; the contents are the same."""
+    steps = f"""
+        mkdir control; dpkg-deb --control {package} control; sed -i 's/{__version__}/99.0/g' control/control
+        tar -C control -czf control.tar.gz .; rm -r control; ar x {package} debian-binary data.tar.zst
+        ar rc {package.name.replace(f"_{__version__}", "_99.0")} debian-binary control.tar.gz data.tar.zst
+        rm debian-binary control.tar.gz data.tar.zst"""
+    subprocess.run(["sh", "-ec", steps], cwd=directory, check=True, timeout=120)
+
+
+@contextmanager
+def built(text: str, name: str) -> Iterator[str]:
+    """Build an image from the text of a Dockerfile; remove it at the end."""
+    tag = f"slurm-affinode-{name}:{os.getpid()}"
+    argv = ["docker", "build", "--quiet", "--tag", tag, "-"]
+    subprocess.run(argv, input=text, text=True, check=True, timeout=600, stdout=sys.stderr)
+    try:
+        yield tag
+    finally:
+        subprocess.run(["docker", "rmi", "--force", tag], check=True, timeout=60, stdout=sys.stderr)
+
+
+@contextmanager
+def boot(packages: Path, image_name: str, *options: str) -> Iterator[Machine]:
+    """Start a container in which systemd runs, and a unit with the name of Prometheus."""
+    with started(packages, image_name, options=[*SYSTEMD, *options]) as container:
+        container.run("for i in $(seq 60); do systemctl is-system-running --wait && exit; sleep 1; done; exit 1")
+        container.run("systemctl start prometheus")
+        yield container
+
+
+@pytest.fixture
+def booted(packages: Path, tmp_path: Path) -> Iterator[Machine]:
+    """A Debian 12 where systemd runs, with Ansible; copies of the packages with a higher version are in /newer."""
+    for package in packages.glob("*.deb"):
+        renumbered(package, tmp_path)
+    with (
+        built(BOOTED.format(base=image("bookworm")), "booted") as tag,
+        boot(packages, tag, f"--volume={tmp_path}:/newer:ro") as container,
+    ):
+        yield container
+
+
+DNF = r"""
+RUN apt-get install -qq --no-install-recommends createrepo-c dnf python3-dnf rpm >/dev/null
+RUN printf '%s\n' 'Name: base' 'Version: 1' 'Release: 1' 'Summary: None' 'License: none' 'BuildArch: noarch' \
+  'Provides: /bin/sh /usr/bin/python3 /usr/bin/python3.11 systemd' '%description' '%files' >/root/base.spec && \
+  rpmbuild -bb /root/base.spec && rpm --force-debian -i /root/rpmbuild/RPMS/noarch/base-1-1.noarch.rpm && \
+  createrepo_c /root/rpmbuild/RPMS && mkdir -p /etc/yum.repos.d && \
+  printf '[local]\nname=local\nbaseurl=file:///root/rpmbuild/RPMS\ngpgcheck=0\n' >/etc/yum.repos.d/local.repo
+CMD ["sh", "-c", "mount --make-rshared / && exec /sbin/init"]
+"""
+"""Debian's dnf, and a package that provides what the packages of RHEL would."""
+
+
+@pytest.fixture
+def booted_with_dnf(packages: Path) -> Iterator[Machine]:
+    """As above, with dnf: no image of RHEL or Rocky is at hand."""
+    text = BOOTED.format(base=image("bookworm")) + DNF
+    with built(text, "booted-dnf") as tag, boot(packages, tag) as container:
+        yield container
 
 
 @pytest.mark.timeout(1200, func_only=True)
@@ -156,19 +241,47 @@ cd /data/ansible && LC_ALL=C.UTF-8 ANSIBLE_ROLES_PATH=/deploy/ansible/roles ANSI
 
 
 @pytest.mark.timeout(1200, func_only=True)
-def test_role_installs_a_machine_once(machine: Machine) -> None:
-    """A check changes nothing, the first run installs, the second has nothing to change, and neither has a check."""
-    machine.run("apt-get update -qq && apt-get install -qq --no-install-recommends ansible-core python3-apt systemd")
-    before = machine.files()
-    machine.run(f"{PLAYBOOK} --check")
-    assert {file for file in machine.files() - before if "/root/.ansible" not in file} == set()
+def test_role_installs_changes_and_upgrades_a_machine(booted: Machine) -> None:
+    """A check changes nothing, the first run installs, the second has nothing to change; all of it under systemd."""
+    before = booted.files()
+    booted.run(f"{PLAYBOOK} --check")
+    assert {file for file in booted.files() - before if "/root/.ansible" not in file} == set()
 
-    assert recap(machine.run(PLAYBOOK))["changed"] > 0
-    done = machine.run(PLAYBOOK)
+    assert recap(booted.run(PLAYBOOK))["changed"] > 0
+    done = booted.run(PLAYBOOK)
     assert recap(done)["changed"] == 0, done
-    done = machine.run(f"{PLAYBOOK} --check")
+    done = booted.run(f"{PLAYBOOK} --check")
     assert recap(done)["changed"] == 0, done
+    check_settings(booted)
+    check_services(booted)
+    check_changes(booted)
+    check_upgrade(booted)
 
+    booted.run("apt-get purge -qq " + " ".join(NAMES))
+    assert booted.run("systemctl list-units --all --no-legend 'slurm-affinode*'") == ""
+    assert booted.run("/etc/slurm/prolog.d/20-slurm-affinode 2>/dev/null") == ""  # no node is drained
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200, func_only=True)
+def test_role_installs_rpm_packages(booted_with_dnf: Machine) -> None:
+    """The tasks for dnf, with the facts of RHEL; removal by dnf leaves no unit behind."""
+    playbook = f"{PLAYBOOK} --extra-vars format=rpm"
+    before = booted_with_dnf.files()
+    booted_with_dnf.run(f"{playbook} --check")
+    assert {file for file in booted_with_dnf.files() - before if not file.startswith("/root/")} == set()
+    assert recap(booted_with_dnf.run(playbook))["changed"] > 0
+    done = booted_with_dnf.run(playbook)
+    assert recap(done)["changed"] == 0, done
+    check_settings(booted_with_dnf)
+    check_services(booted_with_dnf)
+    booted_with_dnf.run(f"dnf --quiet --assumeyes remove {' '.join(NAMES)}")
+    assert booted_with_dnf.run("systemctl list-units --all --no-legend 'slurm-affinode*'") == ""
+    booted_with_dnf.run("test ! -e /usr/lib/slurm-affinode && test -e /etc/slurm-affinode/image.key")
+
+
+def check_settings(machine: Machine) -> None:
+    """Check the files that the role has written."""
     parsed = "import json, tomllib; print(json.dumps(tomllib.load(open('/etc/slurm-affinode/config.toml', 'rb'))))"
     config = json.loads(machine.run(f'python3 -c "{parsed}"'))
     assert config["prometheus"] == {"headers": {"X-Scope-OrgID": 'a "b" \u00e9'}}
@@ -176,8 +289,7 @@ def test_role_installs_a_machine_once(machine: Machine) -> None:
     assert config["suspend"]["dry_run"] is True
     assert config["suspend"]["tiers"] == {"memory": "/dev/shm/images"}  # noqa: S108 - a value, not a file
     machine.run(f"test -x {config['suspend']['shepherd']} && test -e {config['suspend']['criu_plugin']}")
-    assert "configuration " in machine.run("slurm-affinode doctor", 3)
-    assert "/etc/slurm-affinode/config.toml" in machine.run("slurm-affinode doctor", 3)
+    assert "no mistakes" in machine.run("slurm-affinode doctor --only-config")
     modes = machine.run("cd /etc; stat -c '%a %U %G' slurm-affinode/image.key slurm-affinode/config.toml")
     assert modes == "600 root root\n640 root slurm-affinode\n"
     assert machine.run("/etc/slurm/prolog.d/20-slurm-affinode; cat /etc/slurm/plugstack.conf").endswith(
@@ -189,6 +301,68 @@ def test_role_installs_a_machine_once(machine: Machine) -> None:
     assert targets == [{"labels": {"cluster": "alpha"}, "targets": ["gpu01:9402", "gpu02:9402"]}]
     rules = {path.name for path in (REPOSITORY / "deploy" / "prometheus").glob("*.rules.yml")}
     assert set(machine.run("ls /etc/prometheus/slurm-affinode").split()) == rules | {"targets.json"}
+
+
+SCRAPE = """
+import sys, urllib.error, urllib.request
+request = urllib.request.Request("http://127.0.0.1:9402/metrics")
+try: urllib.request.urlopen(request)
+except urllib.error.HTTPError as error: print(error.code)
+request.add_header("Authorization", "Bearer a-token-of-the-test")
+print("slurm_affinode_agent_up" in urllib.request.urlopen(request).read().decode())
+"""
+IDENTITY = "systemctl show --property=MainPID --property=NRestarts slurm-affinode-agent slurm-affinode-exporter"
+
+
+def check_services(machine: Machine) -> None:
+    """Check that each unit works under its settings."""
+    services = "slurm-affinode-agent slurm-affinode-exporter"
+    machine.run(f"systemctl is-active {services} slurm-affinode-nightly.timer; test -e /run/reloaded")
+    machine.run("! systemctl is-enabled slurm-affinode-zombies.timer")
+    assert machine.run("systemd-analyze verify /usr/lib/systemd/system/slurm-affinode-*") == ""
+    assert machine.run(f"python3 -c '{SCRAPE}'").split() == ["401", "True"]
+    machine.run(f"systemctl reload {services}")
+    log = machine.run("journalctl --no-pager --identifier slurm-affinode-agent")
+    assert "the configuration is reloaded: nothing has changed" in log
+    machine.run("slurm-affinode demo --out /srv/demo && systemctl start slurm-affinode-nightly")
+    assert machine.run("stat -c %U /var/lib/slurm-affinode/reports/index.html") == "slurm-affinode\n"
+    assert machine.run(IDENTITY).count("NRestarts=0") == 2
+
+
+def check_changes(machine: Machine) -> None:
+    """Check that settings which change restart what reads them, and that mistakes change nothing."""
+    config = machine.run("cat /etc/slurm-affinode/config.toml")
+    identity = machine.run(IDENTITY)
+    for variables, reason in {
+        '{"slurm_affinode_packaged_config": {"suspend": {"dry": 1}}}': "suspend.dry: unknown key",
+        '{"slurm_affinode_roles": ["gpu"]}': "must be one or more of: report, node, login, prometheus",
+        '{"slurm_affinode_image_key": "short"}': "slurm_affinode_image_key has at least 32 characters",
+    }.items():
+        done = machine.run(f"{PLAYBOOK} --extra-vars '{variables}'", 2)
+        assert reason in done
+        assert recap(done)["changed"] == 0
+    assert machine.run("cat /etc/slurm-affinode/config.toml") == config
+    assert machine.run(IDENTITY) == identity
+
+    plugin = "/usr/libexec/slurm-affinode-criu/device_files.so"
+    packaged = {"shepherd": "/usr/libexec/slurm-affinode-shepherd", "criu_plugin": plugin, "min_run": "20m"}
+    variables = {"slurm_affinode_packaged_config": {"suspend": packaged}, "slurm_affinode_exporter_token": ""}
+    assert recap(machine.run(f"{PLAYBOOK} --extra-vars '{json.dumps(variables)}'"))["changed"] > 0
+    changed = machine.run(IDENTITY)
+    assert set(changed.split()) & set(identity.split()) == {"NRestarts=0"}, "both services were to be restarted"
+    machine.run("python3 -c 'import urllib.request; urllib.request.urlopen(\"http://127.0.0.1:9402/metrics\")'")
+
+
+def check_upgrade(machine: Machine) -> None:
+    """Check that the role upgrades all packages at once, and that it refuses to go back."""
+    identity = machine.run(IDENTITY)
+    newer = "{{ query('fileglob', '/newer/*.deb') }}"
+    machine.run(f'printf \'slurm_affinode_package_files: "%s"\' "{newer}" >/srv/newer.yml')
+    assert recap(machine.run(f"{PLAYBOOK} --extra-vars @/srv/newer.yml"))["changed"] > 0
+    versions = machine.run("dpkg-query --show --showformat '${Version} ' " + " ".join(NAMES))
+    assert versions.split() == ["99.0-1", "99.0-1", f"99.0+slurm{SLURM}-1"]
+    assert set(machine.run(IDENTITY).split()) & set(identity.split()) == {"NRestarts=0"}
+    assert "Packages were downgraded" in machine.run(PLAYBOOK, 2)
 
 
 def recap(output: str) -> dict[str, int]:
