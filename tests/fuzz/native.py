@@ -54,7 +54,7 @@ _SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover
 
 
 @functools.cache
-def _library_program(name: str, directory: str) -> Path:
+def _library_program(name: str, directory: str, *flags: str) -> Path:
     """Build the fuzzer ``name`` of the C files in a directory of the package; return its path. Raises ``Wrong``.
 
     Overflow of integers, which wraps in the library, ends it.
@@ -65,7 +65,7 @@ def _library_program(name: str, directory: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         library = PACKAGE / directory
         sources = (str(Path(__file__).with_name(f"{name}.c")), *map(str, sorted(library.glob("*.c"))))
-        argv = ("gcc", "-std=c11", *_WARNINGS, *_SANITIZE, f"-I{library}", "-o", str(program), *sources)
+        argv = ("gcc", "-std=c11", *_WARNINGS, *_SANITIZE, *flags, f"-I{library}", "-o", str(program), *sources)
         built = subprocess.run(argv, check=False, capture_output=True, text=True)
     if built.returncode != 0:
         raise Wrong(built.stderr[-2000:])
@@ -244,7 +244,9 @@ TARGETS = (
         lambda rng: b"",
         contextlib.nullcontext,
         whole=functools.partial(
-            _run, "columns", program=functools.partial(_library_program, "columns", "base/columns")
+            _run,
+            "columns",
+            program=functools.partial(_library_program, "columns", "base/columns", "-DPART_BYTES=64"),
         ),
     ),  # type: ignore[arg-type]
     Target("option-parity", "--gpu-suspend-idle in C, and what the agent reads of it", _value, _parity, fed=_missing),

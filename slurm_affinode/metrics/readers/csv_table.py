@@ -104,8 +104,7 @@ def even_cells(text: bytes, delimiter: str, count: int) -> pl.DataFrame | None:
     lines = count_byte(text, b"\n")
     if not lines or count < 2:
         return None
-    split = native.split(text, delimiter, [f"c{at}" for at in range(count)], lines, skip_spaces=True)
-    return None if split is None else split[0]
+    return native.split(text, delimiter, [f"c{at}" for at in range(count)], lines, skip_spaces=True)
 
 
 def columns(lines: pl.DataFrame, delimiter: str, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:

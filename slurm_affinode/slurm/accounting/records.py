@@ -106,8 +106,8 @@ def settle(records: pl.DataFrame) -> pl.DataFrame:
     Without ``End``, a run that is over ended ``Elapsed`` and ``Suspended`` after its start. The GPUs, nodes and CPUs of
     a record that never started are only the request.
     """
-    if records["end"].has_nulls() and endless(records).any():
-        ended = endless(records) & pl.col("elapsed_s").is_not_null()
+    if records["end"].has_nulls() and (over := endless(records)).any():
+        ended = over & pl.col("elapsed_s").is_not_null()
         lasted_s = pl.col("elapsed_s") + pl.col("suspended_s").fill_null(0)
         lasted = pl.duration(milliseconds=lasted_s * 1000, time_unit="ms")
         records = records.with_columns(pl.when(ended).then(pl.col("start") + lasted).otherwise("end").alias("end"))
@@ -119,7 +119,8 @@ def settle(records: pl.DataFrame) -> pl.DataFrame:
 
 def endless(records: pl.DataFrame) -> pl.Series:
     """Return a mask of the ``records`` of runs that are over and have a start but no end."""
-    return records["start"].is_not_null() & records["end"].is_null() & records["state"].is_in(_OVER)
+    over = pl.col("start").is_not_null() & pl.col("end").is_null() & pl.col("state").is_in(_OVER)
+    return records.select(over.fill_null(value=False)).to_series()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +157,21 @@ def divide(records: pl.DataFrame) -> Divided:
 
 
 def joined(blocks: list[Divided]) -> Divided:
-    """Return the blocks of an input as one."""
+    """Return the blocks of an input as one. Empties ``blocks``, so that a column of them is freed when it is joined."""
     if not blocks:
         return divide(empty(RECORDS))
-    return Divided(
-        pl.concat([block.jobs for block in blocks]),
-        pl.concat([block.steps for block in blocks]),
-        frozenset().union(*(block.gpu_clusters for block in blocks)),
-        sum(block.stand_ins for block in blocks),
-        sum(block.endless for block in blocks),
-    )
+    clusters = frozenset[str]().union(*(block.gpu_clusters for block in blocks))
+    stand_ins, over = sum(block.stand_ins for block in blocks), sum(block.endless for block in blocks)
+    jobs, steps = [block.jobs.get_columns() for block in blocks], [block.steps.get_columns() for block in blocks]
+    blocks.clear()
+    return Divided(_one_chunk(jobs), _one_chunk(steps), clusters, stand_ins, over)
+
+
+def _one_chunk(frames: list[list[pl.Series]]) -> pl.DataFrame:
+    """Join frames, given as their columns from left to right, such that each column is in one piece of memory."""
+    for frame in frames:
+        frame.reverse()
+    return pl.DataFrame([pl.concat([frame.pop() for frame in frames], rechunk=True) for _ in range(len(frames[0]))])
 
 
 def assemble(records: Divided, *, counting: frozenset[str]) -> tuple[pl.DataFrame, pl.DataFrame, list[Problem]]:
@@ -292,8 +298,8 @@ def _contains(run: tuple[int, datetime, datetime | None, datetime | None], momen
 
 def _fill_from_steps(jobs: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Fill fields of jobs from their steps: the largest MaxRSS, and GPUs if the record of the job names none."""
-    # Grouping by text is slow, and job IDs are sufficient with one cluster.
-    on = ["job_id", "submit"] if jobs["cluster"].n_unique() <= 1 else list(JOB_KEY)
+    # Grouping by text or by several columns is slow, and job IDs are sufficient if no two runs have the same one.
+    on = ["job_id"] if jobs["job_id"].is_unique().all() else list(JOB_KEY)
     largest = _largest(steps.filter(pl.col("max_rss_bytes").is_not_null()), on, "max_rss_bytes")
     without = jobs.filter(pl.col("start").is_not_null() & (pl.col("gpus").fill_null(0) == 0)).select(on)
     with_gpus = steps.filter(pl.col("gpus") > 0).join(without, on=on, how="semi")

@@ -152,11 +152,10 @@ def _read_text(
             raise _first_problem(block_problems[0], name, "line")
         problems.extend(block_problems)
         decisions.extend(converter.decisions)
-        blocks.append(replace(block, cells=block.cells.clear()))
+        blocks.append(replace(block, cells=block.cells.clear(), converted=None))
         if advance is not None:
             advance(block.cells.height + len(block.problems))
     records = joined(divided)
-    divided.clear()
     count = records.height + sum(problem.dropped for problem in problems)
     complete = _assembled(records, problems, name, options, unit="line")
     return replace(complete, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))

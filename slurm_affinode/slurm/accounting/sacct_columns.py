@@ -12,20 +12,22 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import polars as pl
 
+from slurm_affinode.base.columns import native
 from slurm_affinode.base.limits import most_bytes, too_long
 from slurm_affinode.slurm import hostlist, identifiers, times, units
 from slurm_affinode.slurm.accounting import records
 from slurm_affinode.slurm.accounting.records import RECORDS, settle
-from slurm_affinode.slurm.accounting.sacct_lines import LINE, CellBlock, printed_name, shorten
+from slurm_affinode.slurm.accounting.sacct_lines import LINE, CellBlock, limit, printed_name, shorten
 from slurm_affinode.slurm.accounting.schema import TIME, Problem, TimeDecision, conform
 
 _MOST_KNOWN = 100_000
 """Cells of a column whose values are kept for the next block."""
+_SPECIAL_DIGITS = len(next(iter(identifiers.SPECIAL_STEPS)))
 _FACTORS = {suffix: factor for suffix, factor in units.SCALE.items() if suffix not in ("", "E")}
 
 
@@ -42,54 +44,73 @@ class Known:
     """Values of the cells of a column that earlier blocks had: most blocks have few new ones."""
 
     def __init__(self) -> None:
-        self.table: pl.DataFrame | None = None
-        """Columns ``key``, ``value`` and ``listed``, which is true: a value may be null."""
-        self.wrong: dict[str, str] = {}
+        self.values: pl.Series | None = None
+        self.places: dict[str | None, int] = {}
+        """Cell -> its place in ``values``."""
+        self.wrong: dict[str | None, str] = {}
         """Unreadable cell -> error."""
 
 
-def mapped(
-    cells: pl.Series, function: Callable[[str], Any], dtype: pl.DataType, known: Known | None = None
-) -> Typed:  # fmt: skip
+Cells = pl.Series | native.Column
+"""A column as text, or as the compiled library has converted it."""
+
+
+def mapped(cells: Cells, function: Callable[[str], Any], dtype: pl.DataType, known: Known | None = None) -> Typed:
     """Apply ``function`` to each distinct cell once; ``ValueError`` from it marks the cell as bad.
 
     ``known``: the results of earlier calls with the same function, to which those of this call are added.
     """
     known = known or Known()
-    if known.table is None or known.table.height > _MOST_KNOWN:
-        known.table, known.wrong = _table(pl.Series([], dtype=pl.String), pl.Series([], dtype=dtype)), {}
-    if known.table.height == 1 and (cells == known.table["key"][0]).all(ignore_nulls=False):
-        values = known.table["value"].new_from_index(0, len(cells))
-        return Typed(values.rename(cells.name), _positions(cells, known.wrong))
-    looked_up = _look_up(cells, known.table)
-    if looked_up["listed"].null_count() > cells.null_count():
-        distinct = cells.filter(looked_up["listed"].is_null()).drop_nulls().unique()
+    if known.values is None or len(known.values) > _MOST_KNOWN:
+        known.values, known.places, known.wrong = pl.Series([None], dtype=dtype), {None: 0}, {}
+    encoded = cells if isinstance(cells, native.Encoded) else _encoded(as_text(cells))
+    keys = encoded.distinct.to_list()
+    if new := [key for key in keys if key not in known.places]:
         out: list[Any] = []
-        for key in distinct.to_list():
+        for key in new:
+            known.places[key] = len(known.places)
             try:
                 out.append(function(key))
             except (ValueError, OverflowError) as error:
                 out.append(None)
                 known.wrong[key] = str(error)
-        known.table = pl.concat([known.table, _table(distinct, pl.Series(out, dtype=dtype, strict=False))])
-        looked_up = _look_up(cells, known.table)
-    values = looked_up["value"]
-    return Typed(values.rename(cells.name), _positions(cells, known.wrong))
+        known.values = pl.concat([known.values, pl.Series(out, dtype=dtype, strict=False)], rechunk=True)
+    values = encoded.spread(known.values[[known.places[key] for key in keys]])
+    return Typed(values.rename(cells.name), _positions(encoded, keys, known.wrong))
 
 
-def _table(keys: pl.Series, values: pl.Series) -> pl.DataFrame:
-    return pl.DataFrame({"key": keys, "value": values}).with_columns(listed=True)
+def _encoded(cells: pl.Series) -> native.Encoded:
+    cells = cells.set(cells == "", None)
+    distinct = cells.unique(maintain_order=True)
+    places = distinct.to_frame("cell").with_row_index("place")
+    joined = cells.to_frame("cell").join(places, on="cell", how="left", maintain_order="left", nulls_equal=True)
+    return native.Encoded(cells.name, distinct, joined["place"])
 
 
-def _look_up(cells: pl.Series, table: pl.DataFrame) -> pl.DataFrame:
-    return cells.to_frame("key").join(table, on="key", how="left", maintain_order="left")
-
-
-def _positions(cells: pl.Series, wrong: dict[str, str]) -> dict[int, str]:
-    if not wrong:
+def _positions(encoded: native.Encoded, keys: list[str | None], wrong: dict[str | None, str]) -> dict[int, str]:
+    unreadable = [at for at, key in enumerate(keys) if key in wrong] if wrong else []
+    if not unreadable:
         return {}
-    hit = cells.is_in(pl.Series(list(wrong), dtype=pl.String).implode()).fill_null(value=False)
-    return {at: wrong[cells[at]] for at in hit.arg_true().to_list()}
+    rows = encoded.places.is_in(pl.Series(unreadable, dtype=pl.UInt32).implode()).arg_true()
+    places = encoded.places.gather(rows).to_list()
+    return {at: wrong[keys[place]] for at, place in zip(rows.to_list(), places, strict=True)}
+
+
+def as_text(cells: Cells) -> pl.Series:
+    """Return the cells of a column that has not been converted to values; an empty one may be null."""
+    if isinstance(cells, native.Encoded):
+        return cells.spread(cells.distinct).rename(cells.name)
+    return cast("pl.Series", cells)
+
+
+def of_distinct(cells: Cells, function: Callable[[pl.Series], pl.Series]) -> pl.Series:
+    """Apply ``function`` to the cells, or once to each distinct one."""
+    return cells.spread(function(cells.distinct)) if isinstance(cells, native.Encoded) else function(as_text(cells))
+
+
+def merged(values: pl.Series, odd: native.Ints, typed: Typed) -> Typed:
+    """Return ``values`` with the result for the rows ``odd``."""
+    return Typed(values.scatter(odd, typed.values), {int(odd[at]): why for at, why in typed.bad.items()})
 
 
 def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]) -> Typed:
@@ -106,11 +127,13 @@ def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]
     return Typed(values, {positions[at]: why for at, why in slow.bad.items()})
 
 
-def _once(convert: Callable[[pl.Series], Typed]) -> Callable[[pl.Series], Typed]:
-    """Return ``convert`` such that a column with one value, such as ``00:00:00``, is converted once."""
+def _conversion(convert: Callable[[pl.Series], Typed]) -> Callable[[Cells], Typed]:
+    """Return ``convert`` such that a column with one value, such as ``00:00:00``, is converted once.
 
-    @functools.wraps(convert)
-    def of_column(cells: pl.Series) -> Typed:
+    Of a column that the library has converted, only the odd cells are.
+    """
+
+    def of_text(cells: pl.Series) -> Typed:
         first = cells[0] if len(cells) > 1 else None
         if first is not None and (cells == first).all(ignore_nulls=False):
             typed = convert(cells.head(1))
@@ -118,23 +141,31 @@ def _once(convert: Callable[[pl.Series], Typed]) -> Callable[[pl.Series], Typed]
             return Typed(typed.values.new_from_index(0, len(cells)), bad)
         return convert(cells)
 
+    @functools.wraps(convert)
+    def of_column(cells: Cells) -> Typed:
+        if isinstance(cells, native.Parsed):
+            values, odd = cells.values[0], cells.odd
+            return merged(values, odd, of_text(cells.cells)) if len(odd) else Typed(values, {})
+        return of_text(as_text(cells))
+
     return of_column
 
 
-@_once
+@_conversion
 def whole(cells: pl.Series) -> Typed:
     """Convert counts: ``12``, also ``1.5K`` (1024-based)."""
     quick = cells.cast(pl.Int64, strict=False)
     return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_count)
 
 
+@_conversion
 def joules(cells: pl.Series) -> Typed:
     """Convert ConsumedEnergy to joules: ``4217``, also ``1.5K`` (1000-based)."""
     quick = cells.cast(pl.Int64, strict=False)
     return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_joules)
 
 
-@_once
+@_conversion
 def seconds(cells: pl.Series) -> Typed:
     """Convert time spans such as ``[DD-]HH:MM:SS[.frac]`` to seconds, with the fraction."""
     plain = cells.str.contains(r"^\d+:\d+(?::\d+)?(?:\.\d+)?$").fill_null(value=False)
@@ -157,22 +188,23 @@ def _with_days(cells: pl.Series) -> pl.Series:
     return total.set(total > units.MAX_SECONDS, None)
 
 
-def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
-    """Convert sizes to bytes; a number without a suffix is in ``bare`` (see ``units.parse_memory``)."""
+@_conversion
+def bytes_(cells: pl.Series) -> Typed:
+    """Convert sizes to bytes; a number without a suffix is bytes (see ``units.parse_memory``)."""
     factor: int | pl.Series
     suffix = next(iter(cells.drop_nulls().head(1).str.slice(-1)), "")
     if suffix in _FACTORS and cells.str.ends_with(suffix).all():
         factor, digits = _FACTORS[suffix], cells.str.head(-1)
     else:
         last = cells.str.slice(-1)
-        factor = last.replace_strict(_FACTORS, default=units.SCALE[bare], return_dtype=pl.Int64)
+        factor = last.replace_strict(_FACTORS, default=1, return_dtype=pl.Int64)
         digits = cells.str.head(-1).zip_with(last.is_in(list(_FACTORS)).fill_null(value=False), cells)
     number = digits.cast(pl.Int64, strict=False)
     # A number so large that the bytes overflow is Slurm's "not set", which the slow path handles.
     quick = number.set(number >= units.NO_VALUE // factor, None) * factor
 
     def slow(text: str) -> int | None:
-        memory = units.parse_memory(text, bare=bare)
+        memory = units.parse_memory(text)
         return None if memory is None else memory.size_bytes
 
     return _fallback(cells, quick.rename(cells.name), slow)
@@ -190,8 +222,22 @@ class Times:
     """Row index -> naive local time with two readings."""
 
 
-def moments(cells: pl.Series, zone: str) -> Times:
+def moments(cells: Cells, zone: str) -> Times:
     """Convert times in any form that ``times.parse`` accepts; those without an offset are local in ``zone``."""
+    if isinstance(cells, native.Parsed):
+        naive, odd = cells.values[0], cells.odd
+        if not len(odd):
+            local, open_ = _local(naive, zone)
+            return Times(local, {}, open_)
+        rest = moments(cells.cells, zone)
+        local, open_ = _local(naive, zone)
+        at = {place: int(odd[place]) for place in {*rest.bad, *rest.open}}
+        return Times(
+            local.scatter(odd, rest.values),
+            {at[place]: why for place, why in rest.bad.items()},
+            dict(sorted({**open_, **{at[place]: moment for place, moment in rest.open.items()}}.items())),
+        )
+    cells = as_text(cells)
     naive = cells.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False, exact=True)
     possible = naive.is_between(*times.POSSIBLE, closed="left")
     if not possible.all():
@@ -255,7 +301,7 @@ TRES = {
 }  # fmt: skip
 
 
-def tres_columns(cells: pl.Series, known: Known | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
+def tres_columns(cells: Cells, known: Known | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
     """Parse TRES strings to the columns of ``TRES`` (``mem`` in bytes); also return the unreadable cells.
 
     ``gpus_bad`` is the error of an unreadable number of GPUs; the rest of that cell is used.
@@ -291,13 +337,6 @@ _TEXTS = {
 }  # fmt: skip
 
 
-_LIMITED = {
-    "alloctres": "alloc_tres", "reqtres": "req_tres", "allocgres": "alloc_tres", "reqgres": "req_tres",
-    "tresusageinmax": "tres_usage", "nodelist": "node_list", "jobid": "array_spec", "jobidraw": "array_spec",
-}  # fmt: skip
-"""Column -> name in ``limits.FIELD_BYTES``, in addition to those of ``_TEXTS``."""
-
-
 class Shared:
     """State that the blocks of an input share."""
 
@@ -312,6 +351,7 @@ class Converter:
 
     def __init__(self, block: CellBlock, *, zone: str, cluster: str, shared: Shared | None = None) -> None:
         self._cells = block.cells
+        self._converted = block.converted
         self._zone = zone
         self._cluster = cluster
         self._out: dict[str, pl.Series] = {}
@@ -328,7 +368,7 @@ class Converter:
         self._limit()
         for name, target in _TEXTS.items():
             if (cells := self._column(name)) is not None:
-                self._out[target] = cells.set(cells == "", None)
+                self._out[target] = self._text(cells)
         if "cluster" not in self._out:
             self._out["cluster"] = pl.Series("cluster", [self._cluster]).new_from_index(0, self._cells.height)
         else:
@@ -351,11 +391,11 @@ class Converter:
 
     def _limit(self) -> None:
         """Report cells that are too long, and set them to unknown."""
-        if self._cells.is_empty():
+        if self._cells.is_empty() or self._converted is not None:
             return
         longest = self._cells.select(pl.exclude(LINE).str.len_bytes().max()).row(0, named=True)
         for name, longest_bytes in longest.items():
-            most = most_bytes(_LIMITED.get(name, _TEXTS.get(name, name)))
+            most = most_bytes(limit(name))
             if longest_bytes is None or longest_bytes <= most:
                 continue
             size = self._cells[name].str.len_bytes()
@@ -364,9 +404,16 @@ class Converter:
                 self._problem(at, name, too_long(size[at], most), needed=name in _NEEDED or name == "cluster")
             self._cells = self._cells.with_columns(self._cells[name].scatter(over, None))
 
-    def _column(self, *names: str) -> pl.Series | None:
+    def _column(self, *names: str) -> Cells | None:
         """Return the first of the columns ``names`` that the input has."""
+        if self._converted is not None:
+            return next((self._converted[name] for name in names if name in self._converted), None)
         return next((self._cells[name] for name in names if name in self._cells.columns), None)
+
+    @staticmethod
+    def _text(cells: Cells) -> pl.Series:
+        texts = as_text(cells)
+        return texts if isinstance(cells, native.Encoded) else texts.set(texts == "", None)
 
     def _problem(self, at: int, name: str, why: str, *, needed: bool) -> None:
         if self._bad.get(at):
@@ -385,20 +432,10 @@ class Converter:
             self._problem(at, name, why, needed=name in _NEEDED)
 
     def _ids(self) -> None:
-        printed = self._column("jobid")
-        raw = self._column("jobidraw")
-        shown = self._cells["jobidraw"] if printed is None else printed
-        if raw is not None and printed is not None:
-            shown = printed.set(printed == "", None).fill_null(raw)
-        self._out["printed"] = shown
-        # JobIDRaw alone suffices for steps, and unless JobID differs from it (array tasks, heterogeneous jobs).
+        printed, raw = self._column("jobid", "jobidraw"), self._column("jobidraw")
         raw_parts = None if raw is None else _id_parts(raw)
-        if raw is None or raw_parts is None:
-            groups = _id_parts(self._out["printed"])
-        else:
-            differs = (self._out["printed"] != raw).fill_null(value=True)
-            other = (differs & (raw_parts["step"].is_null() | raw_parts["job"].is_null())).arg_true()
-            groups = _replaced(raw_parts, other, _id_parts(self._out["printed"].gather(other)))
+        shown, groups = self._shown(cast("Cells", printed), raw, raw_parts)  # a header has one of the two columns
+        self._out["printed"] = shown
         job, task, spec, het, step = (groups.to_series(i) for i in range(5))
         is_array = task.is_not_null() | spec.is_not_null()
         none = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(job))
@@ -413,10 +450,28 @@ class Converter:
             job_ids = raw_id.zip_with(raw_id.is_not_null() & raw_parts["task"].is_null(), job_ids)
             step = step.zip_with(step.is_not_null(), raw_parts["step"])
         self._out["job_id"] = job_ids
-        self._out["step_id"] = step.replace(identifiers.SPECIAL_STEPS) if step.null_count() < len(step) else step
+        if (step.str.len_bytes() == _SPECIAL_DIGITS).any():
+            step = step.replace(identifiers.SPECIAL_STEPS)
+        self._out["step_id"] = step
         for at in job_ids.is_null().arg_true().to_list():
             text = self._out["printed"][at] or ""
             self._problem(at, "jobid", f"{shorten(text)} is not a job ID", needed=True)
+
+    @staticmethod
+    def _shown(printed: Cells, raw: Cells | None, raw_parts: pl.DataFrame | None) -> tuple[pl.Series, pl.DataFrame]:
+        """Return the IDs as printed, and their parts."""
+        if raw is None or raw_parts is None:
+            return _id_texts(printed), _id_parts(printed)
+        # JobIDRaw alone suffices for steps, and unless JobID differs from it (array tasks, heterogeneous jobs).
+        incomplete = raw_parts["step"].is_null() | raw_parts["job"].is_null()
+        if isinstance(printed, native.Parsed):
+            parts = _id_parts(printed)
+            names = parts.columns
+            return _id_texts(printed), pl.DataFrame(parts[name].zip_with(incomplete, raw_parts[name]) for name in names)
+        raw, printed = as_text(raw), as_text(printed)
+        shown = printed.set(printed == "", None).fill_null(raw)
+        other = (incomplete & (shown != raw).fill_null(value=True)).arg_true()
+        return shown, _replaced(raw_parts, other, _id_parts(shown.gather(other)))
 
     def _state(self) -> None:
         if (cells := self._column("state")) is not None:
@@ -454,10 +509,11 @@ class Converter:
             else:
                 limit = mapped(cells, units.parse_duration_s, pl.Float64(), self._known[cells.name])
             self._take(limit, cells.name, "timelimit_s")
-            unlimited = cells.str.to_lowercase().is_in(sorted(units.UNLIMITED_WORDS))
+            words = sorted(units.UNLIMITED_WORDS)
+            unlimited = of_distinct(cells, lambda texts: texts.str.to_lowercase().is_in(words))
             self._out["timelimit_unlimited"] = unlimited.set(~unlimited & limit.values.is_null(), None)
 
-    def _first(self, *choices: tuple[str, Callable[[pl.Series], Typed]], target: str) -> None:
+    def _first(self, *choices: tuple[str, Callable[[Cells], Typed]], target: str) -> None:
         for name, convert in choices:
             if (cells := self._column(name)) is not None:
                 self._take(convert(cells), name, target)
@@ -522,14 +578,17 @@ class Converter:
         tres: dict[str, pl.DataFrame] = {}
         for name, target in (("alloctres", "alloc_tres"), ("reqtres", "req_tres")):
             if (cells := self._column(name)) is not None:
-                self._out[target] = cells.set(cells == "", None)
+                self._out[target] = self._text(cells)
                 tres[name], bad = tres_columns(cells, self._known[name])
                 self._note(bad, name)
                 why = tres[name]["gpus_bad"]
-                for at in why.is_not_null().arg_true().to_list():
+                unreadable = why.is_not_null().arg_true().to_list() if why.null_count() < height else ()
+                for at in unreadable:
                     self._problem(at, name, why[at], needed=False)
-        empty = pl.DataFrame(schema=TRES).clear(height)
-        alloc, req = tres.get("alloctres", empty), tres.get("reqtres", empty)
+        for name in ("alloctres", "reqtres"):
+            if name not in tres:
+                tres[name] = pl.DataFrame(schema=TRES).clear(height)
+        alloc, req = tres["alloctres"], tres["reqtres"]
         if (cells := self._column("nodelist")) is not None:
             typed = mapped(cells, _node_list, pl.String(), self._known["nodelist"])
             self._take(typed, "nodelist", "node_list")
@@ -539,7 +598,7 @@ class Converter:
         self._out["cpus"] = _coalesce(self._out.get("cpus"), alloc["cpu"])
         self._out["alloc_mem_bytes"] = alloc["mem"]
         self._requested_memory(req["mem"])
-        self._gpus(alloc, req, has_alloc="alloctres" in tres)
+        self._gpus(alloc, req, has_alloc="alloc_tres" in self._out)
 
     def _node_counts(self) -> pl.Series | None:
         if "node_list" not in self._out or self._out.get("nodes") is not None:
@@ -579,7 +638,8 @@ class Converter:
             old = self._gres(cells, "allocgres")
             count, kind = _coalesce(count, old["gpus"]), _coalesce(kind, old["kind"])
             # AllocGRES is empty for jobs without GRES, so the presence of the column is enough to mean "none".
-            recorded = recorded if recorded is not None else pl.repeat(True, len(cells), dtype=pl.Boolean, eager=True)
+            if recorded is None:
+                recorded = pl.repeat(True, self._cells.height, dtype=pl.Boolean, eager=True)
         requested, requested_kind = req["gpus"], req["kind"]
         if (cells := self._column("reqgres")) is not None:
             old = self._gres(cells, "reqgres")
@@ -595,7 +655,7 @@ class Converter:
         if recorded is not None:
             self._out["gpus_said"] = recorded
 
-    def _gres(self, cells: pl.Series, name: str) -> pl.DataFrame:
+    def _gres(self, cells: Cells, name: str) -> pl.DataFrame:
         def parts(text: str) -> dict[str, Any]:
             counts = units.parse_gres(text)
             return {"gpus": counts.count, "kind": counts.kind}
@@ -625,31 +685,53 @@ class Converter:
         if (cells := self._column("tresusageinmax")) is not None:
             self._high_water(cells)
 
-    def _high_water(self, cells: pl.Series) -> None:
+    def _high_water(self, cells: Cells) -> None:
         if "max_rss_bytes" not in self._out:
-            memory = bytes_(cells.str.extract(r"(?:^|,)mem=([^,]+)"))
+            memory = bytes_(as_text(cells).str.extract(r"(?:^|,)mem=([^,]+)"))
             self._take(memory, "tresusageinmax", "max_rss_bytes")
-        where = cells.str.contains("gres/gpu", literal=True).arg_true()
-        if where.is_empty():
-            return
-        usage = cells.gather(where)
-        util = whole(usage.str.extract(r"gres/gpuutil(?::[^=,]*)?=([^,]+)"))
-        memory = bytes_(usage.str.extract(r"gres/gpumem(?::[^=,]*)?=([^,]+)"))
-        positions = where.to_list() if util.bad or memory.bad else []
-        for typed, target in ((util, "gpu_util_max_pct"), (memory, "gpu_mem_max_bytes")):
-            missing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
-            self._out[target] = missing.scatter(where, typed.values)  # scatter changes its series
-            self._note({positions[at]: why for at, why in typed.bad.items()}, "tresusageinmax")
+        for typed, target in zip(_gpu_usage(cells), ("gpu_util_max_pct", "gpu_mem_max_bytes"), strict=True):
+            self._take(typed, "tresusageinmax", target)
 
 
-def _id_parts(cells: pl.Series, *, arrays: bool = False) -> pl.DataFrame:
+def _gpu_usage(cells: Cells) -> tuple[Typed, Typed]:
+    """Return the largest utilization in percent and the largest memory in bytes of GPUs."""
+    if isinstance(cells, native.Parsed):
+        if not len(cells.odd):
+            return Typed(cells.values[0], {}), Typed(cells.values[1], {})
+        util, memory = _gpu_usage(cells.cells)
+        return merged(cells.values[0], cells.odd, util), merged(cells.values[1], cells.odd, memory)
+    texts = as_text(cells)
+    where = texts.str.contains("gres/gpu", literal=True).arg_true()
+    usage = texts.gather(where)
+    missing, odd = pl.repeat(None, len(texts), dtype=pl.Int64, eager=True), where.to_numpy()
+    return (
+        merged(missing, odd, whole(usage.str.extract(r"gres/gpuutil(?::[^=,]*)?=([^,]+)"))),
+        merged(missing.clone(), odd, bytes_(usage.str.extract(r"gres/gpumem(?::[^=,]*)?=([^,]+)"))),
+    )
+
+
+def _missing(dtype: pl.DataType, count: int) -> pl.Series:
+    return pl.Series([None], dtype=dtype).new_from_index(0, count)
+
+
+def _id_texts(cells: Cells) -> pl.Series:
+    return cast("pl.Series", cells.texts) if isinstance(cells, native.Parsed) else as_text(cells)
+
+
+def _id_parts(cells: Cells, *, arrays: bool = False) -> pl.DataFrame:
     """Split printed IDs into their parts.
 
     Most IDs are a number with or without a step, and many others array tasks (``arrays``): both are parsed without a
     regular expression.
     """
+    if isinstance(cells, native.Parsed):
+        job, task, step = cells.values
+        parts = pl.DataFrame({"job": job, "task": task, "spec": _missing(pl.String(), len(job)),
+                              "het": _missing(pl.Int64(), len(job)), "step": step})  # fmt: skip
+        return _replaced(parts, pl.Series(cells.odd), _id_parts(cells.cells)) if len(cells.odd) else parts
+    cells = as_text(cells)
     head, step = cells.str.split_exact(".", 1).struct.unnest().get_columns()
-    missing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
+    missing = _missing(pl.Int64(), len(cells))
     task = index = missing
     if arrays:
         head, index = head.str.split_exact("_", 1).struct.unnest().get_columns()

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import polars as pl
 
+from slurm_affinode.base.columns import native
+from slurm_affinode.base.columns.native import Kind
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import count_byte, whole_lines
-from slurm_affinode.base.limits import ACCOUNTING_LINE_BYTES
+from slurm_affinode.base.limits import ACCOUNTING_LINE_BYTES, most_bytes
 from slurm_affinode.slurm import identifiers
 from slurm_affinode.slurm.accounting.sacct_header import FREE_TEXT, KNOWN, USED, Header, find_header, parse_header
 from slurm_affinode.slurm.accounting.schema import Problem
@@ -352,6 +354,18 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
 
 
+_LIMITED = {
+    "jobname": "job_name", "admincomment": "admin_comment", "workdir": "work_dir", "submitline": "submit_line",
+    "alloctres": "alloc_tres", "reqtres": "req_tres", "allocgres": "alloc_tres", "reqgres": "req_tres",
+    "tresusageinmax": "tres_usage", "nodelist": "node_list", "jobid": "array_spec", "jobidraw": "array_spec",
+}  # fmt: skip
+
+
+def limit(name: str) -> str:
+    """Return the name of the limit of a column in ``limits.FIELD_BYTES``."""
+    return _LIMITED.get(name, name)
+
+
 CHUNK_BYTES = 16 << 20
 LINE = "#line"
 """Name of the column with the line number, from 1."""
@@ -362,7 +376,10 @@ class CellBlock:
     """A block of records, as strings."""
 
     cells: pl.DataFrame
-    """``LINE`` (Int64) and the columns of ``header.names`` (String; an empty cell is empty or null)."""
+    """``LINE`` (Int64) and the columns of ``header.names`` (String; an empty cell is empty or null).
+
+    Without these columns, if they are in ``converted``.
+    """
     header: Header
     problems: tuple[Problem, ...] = ()
     continued: tuple[int, ...] = ()
@@ -373,6 +390,8 @@ class CellBlock:
     """Number of bytes that were not UTF-8, now ``\\xNN``."""
     unfinished: int | None = None
     """First line of the last record if the last line has no newline."""
+    converted: Mapping[str, native.Column] | None = None
+    """The columns that are read, each cell not longer than ``limit`` permits."""
 
 
 def read_blocks(
@@ -475,13 +494,10 @@ def _lines(data: bytes) -> pl.Series:
     """Return the lines of ``data``, empty ones as empty strings. The separator is NUL, which the input never has."""
     if data.count(b"\n") == len(data):
         return pl.Series("lines", [""] * len(data), dtype=pl.String)
-    return _csv(data, "\0", ["lines"])["lines"].fill_null("")
-
-
-def _csv(data: bytes, separator: str, names: list[str]) -> pl.DataFrame:
-    return pl.read_csv(
-        data, separator=separator, quote_char=None, has_header=False, new_columns=names, infer_schema=False
+    lines = pl.read_csv(
+        data, separator="\0", quote_char=None, has_header=False, new_columns=["lines"], infer_schema=False
     )
+    return lines["lines"].fill_null("")
 
 
 def _header_lines(lines: pl.Series, delimiter: str | None) -> list[tuple[int, Header]]:
@@ -505,12 +521,10 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     """Split at headers within the text (concatenated files); also return the header in force at the end."""
     if not buffer:
         return [], header
-    quick = _regular(buffer, header)
-    if quick is not None:
-        count = quick.height
+    count = count_byte(buffer, b"\n")
+    if buffer.endswith(b"\n") and (converted := _regular(buffer, header, count)) is not None:
         numbers = pl.int_range(first_line, first_line + count, eager=True, dtype=pl.Int64).alias(LINE)
-        unfinished = None if buffer.endswith(b"\n") else first_line + count - 1
-        return [CellBlock(quick.insert_column(0, numbers), header, unfinished=unfinished)], header
+        return [CellBlock(numbers.to_frame(), header, converted=converted)], header
     data, wrong = _utf8(buffer)
     lines = _lines(data)
     headers = _header_lines(lines, delimiter)
@@ -529,36 +543,47 @@ def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | Non
     return blocks, headers[-1][1]
 
 
-def _regular(data: bytes, header: Header) -> pl.DataFrame | None:
-    """Return the cells if all text is UTF-8 and every line has the right number of delimiters, else ``None``.
+_KINDS = {
+    **dict.fromkeys(("jobid", "jobidraw"), Kind.IDENTIFIERS),
+    **dict.fromkeys(_TIMES, Kind.CLOCKS),
+    **dict.fromkeys(("elapsed", "suspended", "totalcpu", "usercpu", "systemcpu"), Kind.SPANS),
+    **dict.fromkeys(
+        ("elapsedraw", "priority", "uid", "nnodes", "allocnodes", "reqnodes", "alloccpus", "ncpus", "reqcpus", "ntasks",
+         "consumedenergyraw"), Kind.INTEGERS
+    ),
+    "maxrss": Kind.SIZES,
+    "tresusageinmax": Kind.USAGES,
+}  # fmt: skip
+"""Columns whose cells are usually in a simple form."""
 
-    Polars refuses invalid UTF-8 and lines with more fields than the first, and pads lines with fewer. So if the total
-    number of delimiters is right, it is right in each line.
+
+def _regular(data: bytes, header: Header, lines: int) -> Mapping[str, native.Column] | None:
+    """Return the columns that are read if the library can split all lines, and no cell is too long.
+
+    All text is UTF-8, and each line has the right number of delimiters. No cell is the name of an ID column: that is a
+    header with other columns, of a concatenated file.
     """
     if header.delimiter is None or len(header.delimiter.encode()) != 1:
         return None
-    lines = count_byte(data, b"\n") + (not data.endswith(b"\n"))
-    if count_byte(data, header.delimiter.encode()) != lines * header.delimiters:
+    kinds = {name: _KINDS.get(name, Kind.TEXTS) if name in USED else Kind.SKIPPED for name in header.names}
+    if "maxrss" not in kinds and "tresusageinmax" in kinds:
+        kinds["tresusageinmax"] = Kind.TEXTS  # also for the memory of processes
+    if header.trailing:
+        kinds["#trailing"] = Kind.SKIPPED
+    printed = "jobid" if "jobid" in kinds else "jobidraw"
+    read = native.read(data, header.delimiter, kinds, lines, texts_of=printed, refused=("JobID", "JobIDRaw"))
+    if read is None:
         return None
-    names = [*header.names, "#trailing"] if header.trailing else list(header.names)
-    try:
-        cells = _csv(data, header.delimiter, names)
-    except pl.exceptions.PolarsError:
+    columns, longest = read
+    if any(longest[name] > most_bytes(limit(name)) for name in header.names):
         return None
-    if cells.width != len(names) or cells.height != lines or _names_an_id(data, header.delimiter):
+    ids = cast("native.Parsed", columns[header.names[header.id_column]])
+    if ids.cells.str.to_lowercase().is_in(["jobid", "jobidraw"]).any():
         return None
-    ids = cells[header.names[header.id_column]]
-    if ids.str.len_bytes().is_in([5, 8]).any() and ids.str.to_lowercase().is_in(["jobid", "jobidraw"]).any():
+    texts = cast("pl.Series", cast("native.Parsed", columns[printed]).texts)
+    if "jobidraw" in columns and texts.has_nulls():  # the text of such an ID is in the other column
         return None
-    return cells.select(header.names)
-
-
-def _names_an_id(data: bytes, delimiter: str) -> bool:
-    """Return whether a cell may be the name of an ID column: a header with other columns, of a concatenated file."""
-    if b"JobID" not in data:
-        return False
-    edge = rb"(?:^|\n|$|%b)" % re.escape(delimiter.encode())
-    return re.search(rb"%bJobID(?:Raw)?%b" % (edge, edge), data) is not None
+    return columns
 
 
 def _block(lines: pl.Series, header: Header, first_line: int, *, complete: bool) -> CellBlock:

@@ -51,16 +51,16 @@ def test_durations_agree(cells: list[str]) -> None:
     assert set(found.bad) == bad
 
 
-@given(st.lists(sizes, max_size=20), st.sampled_from(["", "M"]))
-def test_sizes_agree(cells: list[str], bare: str) -> None:
+@given(st.lists(sizes, max_size=20))
+def test_sizes_agree(cells: list[str]) -> None:
     """Suffixes, fractions, and numbers that stand for "not set"."""
 
     def one(text: str) -> int | None:
-        found = units.parse_memory(text, bare=bare)
+        found = units.parse_memory(text)
         return None if found is None else found.size_bytes
 
     values, bad = scalar(one, cells)
-    found = sacct_columns.bytes_(pl.Series(cells, dtype=pl.String), bare=bare)
+    found = sacct_columns.bytes_(pl.Series(cells, dtype=pl.String))
     assert found.values.to_list() == values
     assert set(found.bad) == bad
 

@@ -8,11 +8,15 @@ import io
 import lzma
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest import mock
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from slurm_affinode.base.columns import native
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.slurm.accounting.sacct import SacctReading, read
 from slurm_affinode.slurm.accounting.schema import JOBS, STEPS, Accounting
@@ -428,3 +432,63 @@ def test_field_that_is_too_long_is_reported_and_unknown() -> None:
         (4, "Cluster", True, "has 2"), (5, "State", False, "has 3"),
     ]  # fmt: skip
     assert str(found.problems[0]) == "job 1: JobName: has 100,000 bytes, at most 1,024 fit, so it is unknown"
+
+
+WORDS = st.sampled_from(
+    [
+        "", "1", "7.batch", "7.extern", "8_3", "8_[1-4]", "9+1.0", "x", "COMPLETED", "CANCELLED by 7", "OUT_OF_ME+",
+        "00:00:00", "1-02:03:04", "12:30.5", "3600", "1.5K", "4096K", "2026-01-01T10:00:00", "2026-10-25T02:30:00",
+        "Unknown", "None", "2026-01-01T10:00:00+0200", "1767261600", "2026-02-30T10:00:00", "cpu=1,gres/gpu=2,mem=1G",
+        "cpu=x", "18446744073709551614", "a|b", "a\nb", "\xff", "\u00e9", "gpu[1-3]", "0:15", "-5", "1" * 2000,
+        "gres/gpuutil=5,gres/gpumem=7G", "gres/gpuutil:a100=5", "7.4294967291", "JobID", "jobidraw", "1E",
+    ]
+)  # fmt: skip
+COLUMNS = [
+    "JobID",
+    "State",
+    "ExitCode",
+    "Submit",
+    "Start",
+    "End",
+    "Elapsed",
+    "Suspended",
+    "AllocTRES",
+    "NNodes",
+    "NodeList",
+    "ReqMem",
+    "TotalCPU",
+    "MaxRSS",
+    "TRESUsageInMax",
+    "ConsumedEnergy",
+    "TimelimitRaw",
+    "JobName",
+]
+LINES = st.one_of(
+    st.lists(WORDS, min_size=len(COLUMNS), max_size=len(COLUMNS)),
+    st.tuples(
+        st.sampled_from(["1", "2", "2.batch", "3_4", "3_4.0"]), st.sampled_from(["COMPLETED", "FAILED", "RUNNING"]),
+        st.just("0:0"), *[st.sampled_from(["2026-01-01T10:00:00", "2026-01-01T11:00:00", "Unknown"])] * 3,
+        st.just("01:00:00"), st.just("00:00:00"), st.sampled_from([GPU, ""]), st.just("1"), st.just("gpu1"),
+        st.just("4G"), st.just("01:02.500"), st.sampled_from(["", "1234K"]), st.just(""), st.just("0"), st.just("60"),
+        WORDS,
+    ).map(list),
+)  # fmt: skip
+
+
+@given(st.lists(LINES, max_size=8), st.sampled_from(["UTC", "Europe/Oslo"]), st.sampled_from([200, 1 << 20]))
+def test_result_does_not_depend_on_the_compiled_library(rows: list[list[str]], zone: str, chunk: int) -> None:
+    """The same records, problems, decisions and notes, of regular and of damaged lines."""
+    text = "\n".join(["|".join(cells) for cells in [COLUMNS, *rows]]) + "\n"
+    data = text.encode("latin-1").replace(b"\xe9", "\u00e9".encode())
+
+    def result() -> object:
+        try:
+            found = read(data, where="in", how=SacctReading(zone=zone, chunk_bytes=chunk))
+        except InputError as error:
+            return str(error)
+        return found.jobs.rows(), found.steps.rows(), found.problems, found.decisions, found.notes, found.records
+
+    assert native.library() is not None
+    with mock.patch.object(native, "library", return_value=None):
+        careful = result()
+    assert result() == careful
