@@ -168,7 +168,7 @@ def site(path: Path, out: Path | None, as_json: bool) -> None:
     data = site_trace.read(path)
     jobs, idle = job_figures.analyse(site_trace.job_log(data)), site_trace.idle_figures(data)
     classes = site_trace.priority_classes(data)
-    by_class = None if classes is None else {name: dataclasses.asdict(one) for name, one in classes.items()}
+    by_class = None if classes is None else {name: dataclasses.asdict(figures) for name, figures in classes.items()}
     summary = {
         "trace": "site", **jobs.as_dict(), "idle": dataclasses.asdict(idle), "priority_classes": by_class,
         "published": [], "notes": [],

@@ -96,7 +96,7 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
         names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
         rows = [[(printable(cell), style) for cell, style in _row(finding)] for finding in assessment.findings]
-        summaries = [printable(one.summary) for one in assessment.findings]
+        summaries = [printable(finding.summary) for finding in assessment.findings]
         columns = _UNLIMITED if wide else out.width
         widths = _widths(names, [[cell for cell, _ in row] for row in rows], columns)
         for name, width in zip(names, widths, strict=True):

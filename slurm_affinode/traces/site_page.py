@@ -99,11 +99,11 @@ def _priorities(classes: Mapping[str, PriorityClass]) -> TraceFinding:
     head = ("Class", "Jobs", "of all", "GPU-hours", "of all", "Wait, mean", "median", "99 % at most")
     rows = {
         name: (
-            fmt.count(one.jobs), fmt.percent(one.job_share, digits=1), fmt.count(one.gpu_hours),
-            fmt.percent(one.hours_share, digits=1), fmt.duration(one.wait_s.mean), fmt.duration(one.wait_s.median),
-            fmt.duration(one.wait_s.p99),
+            fmt.count(figures.jobs), fmt.percent(figures.job_share, digits=1), fmt.count(figures.gpu_hours),
+            fmt.percent(figures.hours_share, digits=1), fmt.duration(figures.wait_s.mean),
+            fmt.duration(figures.wait_s.median), fmt.duration(figures.wait_s.p99),
         )
-        for name, one in classes.items()
+        for name, figures in classes.items()
     }  # fmt: skip
     table = trace_page.numbers("priority-table", "Jobs by priority class", head, rows)
     return TraceFinding("priorities", "Priorities", (text,), tables=(table,))

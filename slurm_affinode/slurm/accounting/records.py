@@ -164,10 +164,10 @@ def joined(blocks: list[Divided]) -> Divided:
     stand_ins, over = sum(block.stand_ins for block in blocks), sum(block.endless for block in blocks)
     jobs, steps = [block.jobs.get_columns() for block in blocks], [block.steps.get_columns() for block in blocks]
     blocks.clear()
-    return Divided(_one_chunk(jobs), _one_chunk(steps), clusters, stand_ins, over)
+    return Divided(_contiguous(jobs), _contiguous(steps), clusters, stand_ins, over)
 
 
-def _one_chunk(frames: list[list[pl.Series]]) -> pl.DataFrame:
+def _contiguous(frames: list[list[pl.Series]]) -> pl.DataFrame:
     """Join frames, given as their columns from left to right, such that each column is in one piece of memory."""
     for frame in frames:
         frame.reverse()
