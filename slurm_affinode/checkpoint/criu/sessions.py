@@ -14,6 +14,9 @@ of the script: CRIU needs no helper for that, and every process stays below the 
 A job is stopped before it is dumped, and CRIU restores a process as it finds it. So the processes that the agent has
 stopped are marked as running: ``task_core_entry.task_state`` in ``core-PID.img`` (``images/core.proto``, CRIU 4.1).
 
+Their parents have received SIGCHLD with the news that a child stopped. Where such a signal is pending, it says in the
+image that the child continued: script(1) stops, too, when it reads that its child has stopped.
+
 The kernel rearms a periodic timerfd when the expiration is read (``timerfd_read_iter`` in ``fs/timerfd.c``). Until
 then ``/proc/PID/fdinfo`` shows no time left, and CRIU 4.1 sets the timer to that (``criu/timerfd.c``): to 0, which
 disarms it. A job is stopped for seconds before its dump, so most periodic timers have expired by then.
@@ -25,6 +28,8 @@ back. CRIU would fail to set that group (``tty_set_prgp`` in ``criu/tty.c``), so
 from __future__ import annotations
 
 import os
+import signal
+import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +38,7 @@ from slurm_affinode.checkpoint.files.file_table import FILES
 from slurm_affinode.checkpoint.image.criu_images import (
     BadImage,
     bodies,
+    encoded,
     framed,
     integer,
     message,
@@ -47,7 +53,11 @@ _MAGICS = 8  # bytes
 _PID, _PARENT, _GROUP, _SESSION = 1, 2, 3, 4  # fields of pstree_entry in images/pstree.proto
 _TERMINALS = "tty-info.img"
 _OF_SESSION, _FOREGROUND = 6, 7  # fields of tty_info_entry in images/tty.proto
-_TASK, _STATE = 3, 1
+_TASK, _STATE, _PENDING = 3, 1, 10  # fields of core_entry and task_core_entry in images/core.proto
+_SIGNALS, _INFO = 1, 1  # fields of signal_queue_entry and siginfo_entry in images/siginfo.proto
+_SIGINFO = struct.Struct("=iii4xiIi")
+"""Number, error, code, PID, UID, status: how ``siginfo_t`` of SIGCHLD begins on 64-bit machines (sigaction(2))."""
+_CLD_STOPPED, _CLD_CONTINUED = 5, 6  # asm-generic/siginfo.h
 _TIMERFD = 12  # field of file_entry in images/fdinfo.proto
 _TICKS, _LEFT_S, _LEFT_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10  # fields of timerfd_entry in images/timerfd.proto
 _ALIVE, _STOPPED = 1, 3  # criu/include/pstree.h
@@ -113,8 +123,7 @@ def resume(directory_fd: int, pids: Iterable[int], *, but: Collection[int]) -> N
     ``pids``, ``but``: PIDs in the job's namespace. The files are rewritten before digests are computed.
     """
     for pid in pids:
-        if pid not in but:
-            _resume(directory_fd, f"core-{pid}.img")
+        _resume(directory_fd, f"core-{pid}.img", runs=pid not in but, stopped=but)
 
 
 def rearm(directory_fd: int) -> None:
@@ -158,18 +167,39 @@ def _change(directory_fd: int, name: str, changed: Callable[[bytes], bytes]) -> 
             file.write(after)
 
 
-def _resume(directory_fd: int, name: str) -> None:
+def _resume(directory_fd: int, name: str, *, runs: bool, stopped: Collection[int]) -> None:
     data = read_image(directory_fd, name)
     body, *others = bodies(data)
     task = message(body).get(_TASK, [])
     if others or len(task) != 1 or not isinstance(task[0], bytes):
         raise BadImage(f"{name}: a process is described twice, or not at all")
-    if integer(message(task[0]), _STATE) != _STOPPED:
+    after = task[0]
+    if runs and integer(message(after), _STATE) == _STOPPED:
+        after = with_field(after, _STATE, _ALIVE)
+    pending = _part(after, _PENDING)
+    if pending is not None:
+        after = with_field(after, _PENDING, _without_stops(pending, stopped))
+    if after == task[0]:
         return
-    running = with_field(body, _TASK, with_field(task[0], _STATE, _ALIVE))
+    running = with_field(body, _TASK, after)
     fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     with os.fdopen(fd, "wb") as file:
         file.write(data[:_MAGICS] + framed(running))
+
+
+def _without_stops(pending: bytes, stopped: Collection[int]) -> bytes:
+    """Return a queue of signals in which children that had stopped, except ``stopped``, have continued."""
+    entries = message(pending).get(_SIGNALS, [])
+    made = []
+    for entry in entries:
+        if not isinstance(entry, bytes) or (info := _part(entry, _INFO)) is None or len(info) < _SIGINFO.size:
+            raise BadImage("a pending signal is incomplete")
+        number, error, code, child, user, _ = _SIGINFO.unpack_from(info)
+        if (number, code) == (signal.SIGCHLD, _CLD_STOPPED) and child not in stopped:
+            head = _SIGINFO.pack(number, error, _CLD_CONTINUED, child, user, signal.SIGCONT)
+            info = head + info[_SIGINFO.size :]
+        made.append(encoded(_SIGNALS, with_field(entry, _INFO, info)))
+    return b"".join(made)
 
 
 def _rearmed(entry: bytes) -> bytes:

@@ -229,8 +229,9 @@ class LinuxFreezer:
                 send([member for member in members if member.pid in stay], signal.SIGSTOP, proc=self.proc)
                 self._set(group, frozen=False, deadline=self.now() + 5)
             members = self.members(init_pid, init_started)
-        stopped_ones = [member for member in reversed(members) if member.pid not in stay and member.pid not in going]
-        send(stopped_ones, signal.SIGCONT, proc=self.proc)
+        LinuxProcesses(self.proc, self.sleep, self.now).resume(
+            member for member in members if member.pid not in stay and member.pid not in going
+        )
 
     def _freeze_apart(self, init_pid: int, init_started: int, path: Path, deadline: float) -> None:
         """Move the processes to a frozen cgroup below their own. A child of a process that was forking follows it."""

@@ -29,6 +29,8 @@ _SOON_S = 0.0005
 """Between two checks of what the kernel does by itself within microseconds."""
 _WAITS_S = 0.8
 """Patience with processes that wait in the kernel while no other one changes: these are stopped meanwhile."""
+_REACTION_S = 1.0
+"""Time in which a process reacts to a signal, on a busy node too."""
 _HOLD_S = 5.0
 """Timeout for traced threads to stop: a busy node may take long to schedule them."""
 STILL = "TtZXx"
@@ -92,7 +94,7 @@ class Processes(Protocol):
         ...
 
     def resume(self, members: Iterable[Member]) -> None:
-        """Send SIGCONT."""
+        """Send SIGCONT, and again to a process that stops because it learns that a child had been stopped."""
         ...
 
     def stop_all(
@@ -259,8 +261,30 @@ class LinuxProcesses:
         self._signal(members, signal.SIGSTOP)
 
     def resume(self, members: Iterable[Member]) -> None:
-        """Send SIGCONT to each process."""
-        self._signal(members, signal.SIGCONT)
+        """See ``Processes``. A process receives SIGCONT before its parent: a shell would take it for a stopped job.
+
+        Nothing removes the SIGCHLD that a parent has received when a child stopped. If it blocks that signal to read it
+        later, it learns of the stop when the child runs again, and script(1) then stops as well.
+        """
+        children_first = parents_first(members)[::-1]
+        readers = [member for member in children_first if self._reads_later(member, signal.SIGCHLD)]
+        self._signal(children_first, signal.SIGCONT)
+        deadline = self.now() + _REACTION_S
+        while readers and self.now() < deadline:
+            self.sleep(_SETTLE_S)
+            self._signal([member for member in readers if self._is_stopped(member)], signal.SIGCONT)
+
+    def _reads_later(self, member: Member, number: int) -> bool:
+        """Return whether the process has this signal pending, and blocks it."""
+        with contextlib.suppress(OSError), _held(member, self.proc) as process:
+            blocked = kernel_text.number(process.status().get("SigBlk"), 16) or 0
+            return is_pending(process, number) and bool(blocked >> (number - 1) & 1)
+        return False
+
+    def _is_stopped(self, member: Member) -> bool:
+        with contextlib.suppress(OSError), _held(member, self.proc) as process:
+            return thread_states(process) == {"T"}
+        return False
 
     def _signal(self, members: Iterable[Member], number: int) -> None:
         send(members, number, proc=self.proc)

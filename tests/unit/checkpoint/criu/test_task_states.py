@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from slurm_affinode.checkpoint.image.criu_images import BadImage, image_records,
 from .. import criu_files
 
 ALIVE, STOPPED, ZOMBIE = 1, 3, 6
+EXITED, CHILD_STOPPED, CHILD_CONTINUED = 1, 5, 6
+"""Codes of SIGCHLD."""
 
 
 @pytest.fixture
@@ -55,4 +59,47 @@ def test_process_without_a_single_description_is_refused(
 ) -> None:
     (tmp_path / "core-7.img").write_bytes(criu_files.image(criu_files.message((1, 1), *fields)))
     with pytest.raises(BadImage, match=r"core-7\.img: a process is described twice, or not at all"):
+        sessions.resume(image, (7,), but=())
+
+
+def pending(number: int, code: int, child: int, status: int) -> criu_files.Field:
+    """Return a pending signal of a child: 128 bytes, as the kernel writes them."""
+    info = struct.pack("=iii4xiIi", number, 0, code, child, 1000, status) + b"rest".ljust(100, b"\0")
+    return 1, criu_files.message((1, info))
+
+
+def signals(image: int, pid: int) -> list[bytes]:
+    """Return the pending signals of a process in the image."""
+    task = next(image_records(image, f"core-{pid}.img"))[3][0]
+    assert isinstance(task, bytes)
+    queue = message(task)[10][0]
+    assert isinstance(queue, bytes)
+    return [info for entry in message(queue)[1] for info in message(entry)[1]]  # type: ignore[misc, arg-type]
+
+
+@pytest.mark.parametrize("state_before", [STOPPED, ALIVE])
+def test_parents_do_not_learn_that_their_children_were_stopped_for_the_dump(
+    image: int, tmp_path: Path, state_before: int
+) -> None:
+    """script(1) would stop itself. Process 8 was stopped before, and its parent is told so."""
+    stop, resume = int(signal.SIGSTOP), int(signal.SIGCONT)
+    queue = [
+        pending(signal.SIGCHLD, CHILD_STOPPED, 9, stop), pending(signal.SIGCHLD, CHILD_STOPPED, 8, stop),
+        pending(signal.SIGCHLD, EXITED, 9, 3), pending(signal.SIGUSR1, CHILD_STOPPED, 9, stop),
+    ]  # fmt: skip
+    task = criu_files.message((1, state_before), (6, b"script"), (10, criu_files.message(*queue)), (13, 5))
+    (tmp_path / "core-7.img").write_bytes(criu_files.image(criu_files.message((1, 1), (3, task))))
+    before = signals(image, 7)
+    sessions.resume(image, (7, 8, 9), but={8})
+    assert state(image, 7) == ALIVE
+    continued = pending(signal.SIGCHLD, CHILD_CONTINUED, 9, resume)[1]
+    assert isinstance(continued, bytes)
+    assert signals(image, 7) == [*message(continued)[1], *before[1:]]
+
+
+@pytest.mark.parametrize("entry", [b"", criu_files.message((1, b"short")), criu_files.message((1, 5))])
+def test_incomplete_pending_signal_is_refused(image: int, tmp_path: Path, entry: bytes) -> None:
+    task = criu_files.message((1, ALIVE), (10, criu_files.message((1, entry))))
+    (tmp_path / "core-7.img").write_bytes(criu_files.image(criu_files.message((1, 1), (3, task))))
+    with pytest.raises(BadImage):
         sessions.resume(image, (7,), but=())

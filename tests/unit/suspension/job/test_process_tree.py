@@ -190,6 +190,31 @@ def test_released_job_stays_stopped_for_another_tracer(start):
     assert size() == before
 
 
+RECORDER = """
+import os, signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+while True:
+    if signal.sigwaitinfo({signal.SIGCHLD}).si_code == 5:  # CLD_STOPPED
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGCONT)
+"""
+"""Stops when it learns that its child has been stopped, as script(1) does."""
+
+
+def test_process_that_stops_because_its_child_was_stopped_is_resumed_as_well(start):
+    identity, _ = start(RECORDER)
+    wait_until("its child is up", lambda: len(LinuxProcesses().members(*identity)), lambda n: n >= 2)
+    time.sleep(0.3)  # the child has replaced its program
+    stop = StoppedJob(LinuxProcesses(), identity)
+    stop.stop(timeout_s=20)
+    stop.release()
+    LinuxProcesses().resume(LinuxProcesses().all_processes(*identity))
+    wait_until("all run", lambda: states(identity), lambda seen: seen == {"S"})
+    time.sleep(0.2)
+    assert states(identity) == {"S"}
+
+
 def test_excepted_processes_run_on_while_others_are_stopped(start):
     """Those with GPU memory have to run until it has moved."""
     identity, size = start(COUNTING, "import time; time.sleep(1000)")
