@@ -81,7 +81,7 @@ def signals(image: int, pid: int) -> list[bytes]:
 def test_parents_do_not_learn_that_their_children_were_stopped_for_the_dump(
     image: int, tmp_path: Path, state_before: int
 ) -> None:
-    """script(1) would stop itself. Process 8 was stopped before, and its parent is told so."""
+    """script(1) would stop itself. Process 8 was stopped before, and its parent still learns of that."""
     stop, resume = int(signal.SIGSTOP), int(signal.SIGCONT)
     queue = [
         pending(signal.SIGCHLD, CHILD_STOPPED, 9, stop), pending(signal.SIGCHLD, CHILD_STOPPED, 8, stop),
