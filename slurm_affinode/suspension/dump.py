@@ -163,7 +163,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         # A courtesy: it saves moving the GPU memory of a job that is refused by the same look at the stopped job.
         with suppress(NotStoppedError):
             try:
-                with self._processes.hold(members, _refuse_lost_states):
+                with self._processes.hold(members, _examine):
                     pass
             except AbortedError as error:
                 raise Refused(Refusal(RefusalCode.KERNEL_STATE, str(error))) from None
@@ -226,7 +226,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         members = self._processes.all_processes(job.init_pid, job.init_started)
         before = attempt.stopped_by_others(members)  # may have changed since it began
         announce(self._registry, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=before))
-        attempt.stop.stop(timeout_s=STOP_S, examine=_refuse_lost_states)
+        attempt.stop.stop(timeout_s=STOP_S, examine=_examine)
         tree = self._inspect(job.init_pid, attempt.root.pid)
         cuda = attempt.facts.cuda_pids or ()
         image = self._image_facts()  # the stores check their room when they are written to
@@ -373,9 +373,10 @@ def _gpu_count(job: WatchedJob) -> int:
     return len(job.devices or ())
 
 
-def _refuse_lost_states(process: Process) -> None:
-    """Raise ``AbortedError`` if a traced process has a state that a restore would lose."""
+def _examine(process: Process) -> None:
+    """Prepare a traced process for CRIU; raise ``AbortedError`` if it has a state that a restore would lose."""
     try:
+        kernel_states.repeat_polls(process)
         state = kernel_states.lost(process)
     except OSError as error:
         process.check()

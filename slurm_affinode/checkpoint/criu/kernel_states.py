@@ -1,10 +1,13 @@
-"""States of processes that CRIU does not carry, or restores so that they do harm.
+"""States of processes that CRIU does not carry, changes, or restores so that they do harm.
 
 A restored process would lose the permission to use AMX, without which its next matrix instruction raises SIGILL, the
 denial of writable and executable memory (``PR_SET_MDWE``), and others. The kernel shows none of them in ``/proc``, so
 the process, which is traced, is made to execute the queries: its registers, signal mask and memory are restored.
 
-The queries are for x86-64. Other architectures have no AMX, and their processes are not queried.
+Calls of poll(2) that a stop has interrupted fail with EINTR after a dump, in the process and in its image: CRIU does
+not repeat what the kernel repeats by restart_syscall(2) (``compel/arch/x86/src/lib/infect.c``).
+
+All of this is for x86-64. Processes of other architectures are not queried; AMX is not one of their features.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -47,7 +50,9 @@ _NAMES = (
 _BELOW_STACK = 512
 """Distance of the buffer for results from the top of the stack: beyond the 128 bytes that a function may use."""
 _INSTRUCTION = b"\x0f\x05"
-_PRCTL, _ARCH_PRCTL, _RESTART = 157, 158, 219
+_POLL, _PRCTL, _ARCH_PRCTL, _RESTART = 7, 157, 158, 219
+_LOAD_POLL = b"\xb8" + _POLL.to_bytes(4, "little")
+"""``mov $7,%eax``."""
 _RESTARTED, _RESTARTED_BY_CALL = (-512, -513, -514), -516
 """Values that the kernel puts in place of a result when it is to repeat an interrupted call (``linux/errno.h``)."""
 _MOST_STOPS = 100
@@ -123,12 +128,64 @@ def _queries() -> tuple[_Query, ...]:
     return (*_QUERIES, _Query(_ARCH_PRCTL, (_XCOMP_PERM, _BUFFER), 0, text, ~value.value))
 
 
+def repeat_polls(process: Process) -> None:
+    """Let calls of poll(2) without a timeout begin again when the process continues. Raises ``OSError``.
+
+    All threads of the process are stopped, and traced by the calling thread. A thread that is about to run a handler of
+    a signal is not changed: it may depend on EINTR. Nor are calls with a timeout, which would begin again as well.
+    """
+    if os.uname().machine != "x86_64":
+        return
+    memory = process.open("mem", os.O_RDONLY)
+    try:
+        for thread in process.threads():
+            with suppress(OSError):  # the thread has ended, or has registers of 32 bits
+                registers = _registers(thread)
+                if _polls_endlessly(registers, memory) and not _will_handle(process.status(f"task/{thread}/status")):
+                    registers.rax, registers.orig_rax = _POLL, (1 << 64) - 1
+                    registers.rip -= len(_INSTRUCTION)
+                    _set_registers(thread, registers)
+    finally:
+        os.close(memory)
+
+
+def _polls_endlessly(registers: _Registers, memory: int) -> bool:
+    """Return whether a thread waits in poll(2), called directly or by restart_syscall(2) since an earlier stop."""
+    number, result = (ctypes.c_int64(value).value for value in (registers.orig_rax, registers.rax))
+    if result != _RESTARTED_BY_CALL or ctypes.c_int32(registers.rdx & 0xFFFFFFFF).value >= 0:
+        return False
+    code = _LOAD_POLL + _INSTRUCTION
+    return number == _POLL or (number == _RESTART and os.pread(memory, len(code), registers.rip - len(code)) == code)
+
+
+def _will_handle(status: Mapping[str, str]) -> bool:
+    """Return whether a thread calls a handler as soon as it continues."""
+    private, shared, blocked, caught = (
+        int(status.get(name, "0"), 16) for name in ("SigPnd", "ShdPnd", "SigBlk", "SigCgt")
+    )
+    return bool((private | shared) & ~blocked & caught)
+
+
+def _registers(thread: int) -> _Registers:
+    registers = _Registers()
+    vector = _Vector(ctypes.addressof(registers), ctypes.sizeof(registers))
+    ptrace.ptrace(ptrace.GETREGSET, thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
+    if vector.length != ctypes.sizeof(registers):
+        raise OSError(0, "it is a program for 32 bits")
+    return registers
+
+
+def _set_registers(thread: int, registers: _Registers) -> None:
+    vector = _Vector(ctypes.addressof(registers), ctypes.sizeof(registers))
+    ptrace.ptrace(ptrace.SETREGSET, thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
+
+
 class _Tracee:
     """A stopped thread of a process, in which system calls are executed."""
 
     def __init__(self, thread: int, memory: int, instruction: int) -> None:
         self._thread, self._memory, self._instruction = thread, memory, instruction
-        self._saved = self._registers()
+        self._saved = _registers(thread)
         self.signals: list[int] = []
         """Signals that were about to be delivered, and were not."""
 
@@ -154,7 +211,7 @@ class _Tracee:
         registers.rax, registers.orig_rax, registers.rip = number, (1 << 64) - 1, self._instruction
         for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8"), arguments, strict=False):
             setattr(registers, name, value)
-        self._set(registers)
+        _set_registers(self._thread, registers)
         for _ in ("entry", "exit"):
             for _ in range(_MOST_STOPS):
                 ptrace.ptrace(ptrace.SYSCALL, self._thread)
@@ -168,7 +225,7 @@ class _Tracee:
                 self.signals.append(signal.SIGSTOP)
             else:
                 raise OSError(0, "it is stopped again and again")
-        return ctypes.c_int64(self._registers().rax).value
+        return ctypes.c_int64(_registers(self._thread).rax).value
 
     def restore(self) -> None:
         """Restore the registers. The kernel repeats a call that was interrupted only in its own way to the process."""
@@ -177,19 +234,7 @@ class _Tracee:
             registers.rax = _RESTART if value == _RESTARTED_BY_CALL else registers.orig_rax
             registers.rip -= len(_INSTRUCTION)
             registers.orig_rax = (1 << 64) - 1
-        self._set(registers)
-
-    def _registers(self) -> _Registers:
-        registers = _Registers()
-        vector = _Vector(ctypes.addressof(registers), ctypes.sizeof(registers))
-        ptrace.ptrace(ptrace.GETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
-        if vector.length != ctypes.sizeof(registers):
-            raise OSError(0, "it is a program for 32 bits")
-        return registers
-
-    def _set(self, registers: _Registers) -> None:
-        vector = _Vector(ctypes.addressof(registers), ctypes.sizeof(registers))
-        ptrace.ptrace(ptrace.SETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
+        _set_registers(self._thread, registers)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import pytest
 from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint.criu.kernel_states import lost
+from slurm_affinode.checkpoint.criu import kernel_states
+from slurm_affinode.checkpoint.criu.kernel_states import lost, repeat_polls
 from slurm_affinode.suspension.job.process_tree import LinuxProcesses
 
 pytestmark = [
@@ -158,3 +159,86 @@ def test_process_that_has_ended_is_skipped() -> None:
         running.kill()
         wait_until("it has ended", process.ended)
         found(process)
+
+
+POLL = """
+libc = ctypes.CDLL(None, use_errno=True)
+signal.signal(10, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, {{12}})
+r, w = os.pipe()
+entry = (ctypes.c_int * 2)(r, select.POLLIN)
+def poll():
+    result = libc.poll(entry, 1, {timeout_ms})
+    print(result, ctypes.get_errno(), flush=True)
+thread = threading.Thread(target=poll)
+thread.start()
+print("ready", flush=True)
+signal.sigwait({{12}})
+os.write(w, b"x")
+thread.join()
+"""
+
+
+def after_repeat(process: Process) -> list[tuple[int, int]]:
+    """Stop a process, repeat its calls of poll(2); return result and number of the call of each thread, and resume."""
+    processes, calls = LinuxProcesses(), list[tuple[int, int]]()
+    member = processes.read(process.pid)
+    assert member is not None
+
+    def examine(held: Process) -> None:
+        repeat_polls(held)
+        for thread in held.threads():
+            registers = kernel_states._registers(thread)
+            calls.append((registers.rax, registers.orig_rax))
+
+    processes.stop([member])
+    wait_until("it stops", lambda: process.stat().state, lambda state: state == "T")
+    with processes.hold([member], examine):
+        pass
+    processes.resume([member])
+    return calls
+
+
+@contextmanager
+def polling(timeout_ms: int) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+    """Run a program with a thread that waits in poll(2)."""
+    with program(POLL.format(timeout_ms=timeout_ms)) as (running, process):
+
+        def calls() -> list[str]:
+            return [process.text(f"task/{thread}/syscall").split()[0] for thread in process.threads()]
+
+        wait_until("a thread polls", calls, lambda numbers: "7" in numbers)
+        yield running, process
+
+
+AGAIN, BY_KERNEL = (7, (1 << 64) - 1), ((1 << 64) - 516, 7)
+
+
+@pytest.mark.parametrize("stopped_before", [False, True])
+def test_poll_without_timeout_begins_again(stopped_before: bool) -> None:
+    """Also one that the kernel has repeated after an earlier stop. For CRIU, the thread is then in no system call."""
+    with polling(-1) as (running, process):
+        if stopped_before:
+            running.send_signal(signal.SIGSTOP)
+            wait_until("it stops", lambda: process.stat().state, lambda state: state == "T")
+            running.send_signal(signal.SIGCONT)
+            wait_until("it runs", lambda: process.stat().state, lambda state: state == "S")
+        for _ in range(3):
+            assert after_repeat(process).count(AGAIN) == 1
+        running.send_signal(12)
+        assert running.stdout is not None
+        assert running.stdout.readline() == "1 0\n"
+
+
+def test_poll_with_timeout_or_before_a_handler_is_left_to_the_kernel() -> None:
+    """It would last longer, or not end for the handler."""
+    with polling(600_000) as (running, process):
+        assert BY_KERNEL in after_repeat(process)
+        running.send_signal(12)
+        assert running.stdout is not None
+        assert running.stdout.readline() == "1 0\n"
+    with polling(-1) as (running, process):
+        running.send_signal(signal.SIGSTOP)
+        wait_until("it stops", lambda: process.stat().state, lambda state: state == "T")
+        running.send_signal(10)
+        assert AGAIN not in after_repeat(process)
