@@ -106,7 +106,7 @@ class ObjectClient:
         try:
             return self._put(name, content, "create" if known is None else known)
         except ConflictError:
-            if known is None or not self._unchanged(name, known):
+            if known is None or "e_tag" not in known or not self._unchanged(name, known):
                 raise
             # Ceph 16 compares If-Match with the ETag without its quotes, and so refuses the version that it has.
             return self._put(name, content, {**known, "e_tag": known["e_tag"].strip('"')})
