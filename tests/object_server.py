@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import ssl
 import threading
 import uuid
@@ -144,9 +145,9 @@ class ObjectServer:
         self._server.server_close()
 
 
-@pytest.fixture(scope="session", params=["moto", pytest.param("ceph", marks=pytest.mark.nightly)])
-def s3_process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    """Start the server once, with the environment of its clients."""
+@pytest.fixture(scope="session")
+def s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """Start the server once, with the environment of its clients: that of moto, or with OBJECT_SERVER=ceph of Ceph."""
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in (
@@ -155,10 +156,10 @@ def s3_process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null"), ("AWS_EC2_METADATA_DISABLED", "true"),
         ):  # fmt: skip
             patch.setenv(name, value)
-        if request.param == "moto":
-            application = moto_application()
-        else:
+        if os.environ.get("OBJECT_SERVER") == "ceph":
             application = forwarding(stack.enter_context(ceph_gateway(tmp_path_factory.mktemp("ceph"))))
+        else:
+            application = moto_application()
         server = ObjectServer(application)
         stack.callback(server.close)
         patch.setenv("AWS_ENDPOINT_URL", server.url)

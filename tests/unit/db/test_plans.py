@@ -88,7 +88,7 @@ def queries(filled: Repository) -> Iterator[list[tuple[str, Any]]]:
 def _scanned(engine: Engine, statement: str, values: Any) -> set[str]:
     """Return the tables that a statement reads as a whole: in the order of their rows, or of an index.
 
-    MariaDB estimates a range that has all rows at half of them.
+    MariaDB estimates a range that has all rows at half of them; of one in order, LIMIT reads only the first rows.
     """
     kind = engine.dialect.name
     prefix = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN (FORMAT JSON) "}.get(kind, "EXPLAIN ")
@@ -109,9 +109,8 @@ def _scanned(engine: Engine, statement: str, values: Any) -> set[str]:
                 scanned.add(node["Relation Name"])
     else:
         names = {"a": "allocation_gpus", "r": "jobs"}
-        whole = [
-            row for row in rows if row.type in ("ALL", "index") or (row.type == "range" and int(row.rows) > RUNS // 3)
-        ]
+        most = RUNS if "LIMIT" in statement else RUNS // 3
+        whole = [row for row in rows if row.type in ("ALL", "index") or (row.type == "range" and int(row.rows) > most)]
         scanned = {names.get(row.table, row.table) for row in whole}
     return scanned & set(FACTS)
 
