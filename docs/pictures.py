@@ -33,8 +33,8 @@ def commands(page: Path = DOCS / "report.md") -> str:
 def run(directory: Path) -> None:
     """Run the commands of the walks in a directory. Raises ``CalledProcessError`` if one of them fails."""
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    run = ["bash", "-euo", "pipefail", "-c", commands()]
-    subprocess.run(run, cwd=directory, env=env, check=True)  # noqa: S603 - commands of the repository
+    argv = ["bash", "-euo", "pipefail", "-c", commands()]
+    subprocess.run(argv, cwd=directory, env=env, check=True)  # noqa: S603 - commands of the repository
 
 
 def take(directory: Path, out: Path = DOCS) -> None:
