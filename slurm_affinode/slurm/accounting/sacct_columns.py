@@ -419,7 +419,7 @@ class Converter:
         if self._bad.get(at):
             return
         self._bad[at] = needed
-        printed = self._out["printed"][at] if "printed" in self._out else None
+        printed = (self._out["printed"][at] or None) if "printed" in self._out else None
         reason = f"{why}, so it is unknown" if not needed else why
         self.problems.append(Problem(self._cells[LINE][at], printed, printed_name(name), reason, dropped=needed))
 

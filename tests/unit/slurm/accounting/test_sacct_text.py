@@ -13,7 +13,7 @@ from unittest import mock
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_affinode.base.columns import native
@@ -475,6 +475,13 @@ LINES = st.one_of(
 )  # fmt: skip
 
 
+REGULAR = [
+    "1", "COMPLETED", "0:0", *["2026-01-01T10:00:00"] * 3, "01:00:00", "00:00:00", GPU, "1", "gpu1", "4G", "01:02.500",
+    "", "", "0", "60", "",
+]  # fmt: skip
+
+
+@example(rows=[[""] * len(COLUMNS), REGULAR], zone="UTC", chunk=1 << 20)  # a line without an ID, and one with one
 @given(st.lists(LINES, max_size=8), st.sampled_from(["UTC", "Europe/Oslo"]), st.sampled_from([200, 1 << 20]))
 def test_result_does_not_depend_on_the_compiled_library(rows: list[list[str]], zone: str, chunk: int) -> None:
     """The same records, problems, decisions and notes, of regular and of damaged lines."""
