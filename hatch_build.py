@@ -37,8 +37,8 @@ def compiler() -> list[str] | None:
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
     for name in ("cc", "gcc", "clang"):
-        if (found := shutil.which(name)) and _works(found):
-            return [found]
+        if (path := shutil.which(name)) and _works(path):
+            return [path]
     return None
 
 

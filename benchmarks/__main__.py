@@ -69,10 +69,10 @@ def run(program: str, arguments: tuple[str, ...], *, quick: bool, accept: bool) 
     if quick:
         return []
     name = program.removesuffix(".py").removeprefix("bench_")
-    found = [f"{program}: {line}" for line in ratios.worse(ratios.kept(name), measured)]
-    if measured and (accept or not found):
+    problems = [f"{program}: {line}" for line in ratios.worse(ratios.kept(name), measured)]
+    if measured and (accept or not problems):
         ratios.keep(name, arguments, measured)
-    return [*found, *([f"{program} missed a target"] if status else [])]
+    return [*problems, *([f"{program} missed a target"] if status else [])]
 
 
 def main() -> int:

@@ -191,9 +191,9 @@ def main() -> int:
     print("| --- | --- | --- | --- | --- | --- |")
     for nodes in map(int, options.nodes.split(",")):
         for jobs in map(int, options.jobs.split(",")):
-            found = minute(nodes, jobs, options.idle, each)
-            print(f"| {nodes:,} | {jobs:,} | {found.queries:,} | {found.records:,} | {found.reads:,} | "
-                  f"{found.writes:,} |", flush=True)  # fmt: skip
+            load = minute(nodes, jobs, options.idle, each)
+            print(f"| {nodes:,} | {jobs:,} | {load.queries:,} | {load.records:,} | {load.reads:,} | "
+                  f"{load.writes:,} |", flush=True)  # fmt: skip
     return 0
 
 

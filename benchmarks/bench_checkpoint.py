@@ -142,20 +142,20 @@ def read_direct(directory: Path) -> float:
 
 def measure(work: Path, mib: int, rounds: int) -> Figures:
     """Measure one size of tree."""
-    found: dict[str, list[float]] = {name: [] for name in NAMES}
+    durations: dict[str, list[float]] = {name: [] for name in NAMES}
     size = 0
     with place_in(work) as place:
         for number in range(rounds):
             order = ORDERS[number % len(ORDERS)]
-            image = measure_dumps(place, mib, order, found)
+            image = measure_dumps(place, mib, order, durations)
             size = image.manifest.size
-            measure_restores(place, image, order, found)
+            measure_restores(place, image, order, durations)
             place.store.remove(image)
             shutil.rmtree(work / "bare")
-    return Figures(size, found)
+    return Figures(size, durations)
 
 
-def measure_dumps(place: Place, mib: int, order: Sequence[int], found: Mapping[str, list[float]]) -> Image:
+def measure_dumps(place: Place, mib: int, order: Sequence[int], durations: Mapping[str, list[float]]) -> Image:
     """Measure a round of dumps and writes. Return our image; that of bare criu is in ``bare``."""
     alone, images = place.work / "alone", list[Image]()
     with namespace(place.work, mib) as init:
@@ -168,20 +168,20 @@ def measure_dumps(place: Place, mib: int, order: Sequence[int], found: Mapping[s
         )
         for name, call in (turns[position] for position in order):
             os.sync()
-            found[name].append(call())
+            durations[name].append(call())
             if name == "our_dump":
                 for pid in members(init).values():
                     os.kill(pid, signal.SIGCONT)
     return images[0]
 
 
-def measure_restores(place: Place, image: Image, order: Sequence[int], found: Mapping[str, list[float]]) -> None:
+def measure_restores(place: Place, image: Image, order: Sequence[int], durations: Mapping[str, list[float]]) -> None:
     """Measure a round of restores and reads: first from the page cache, then from the disk."""
     images = place.work / "images"
     verify = partial(seconds, partial(place.store.verify, image))
-    found["bare_restore"].append(bare_restore(place.work, place.work / "bare"))
-    found["verify"].append(verify())
-    found["our_restore"].append(our_restore(place))
+    durations["bare_restore"].append(bare_restore(place.work, place.work / "bare"))
+    durations["verify"].append(verify())
+    durations["our_restore"].append(our_restore(place))
     colds: tuple[tuple[str, Callable[[], float]], ...] = (
         ("verify_cold", verify),
         ("restore_cold", partial(our_restore, place)),
@@ -190,7 +190,7 @@ def measure_restores(place: Place, image: Image, order: Sequence[int], found: Ma
     )
     for name, call in (colds[position] for position in order):
         forget(images)
-        found[name].append(call())
+        durations[name].append(call())
 
 
 def show(mib: int, figures: Figures) -> None:

@@ -84,9 +84,9 @@ def samples(day: int, devices: np.ndarray, owners: np.ndarray, rng: np.random.Ge
     """Yield one frame per GPU, in the order of the device number."""
     seconds = np.arange(day * 86400, (day + 1) * 86400, STEP_S)
     for slot in np.argsort(devices):
-        mine = owners[owners[:, 1] == slot]
-        at = np.searchsorted(mine[:, 2], seconds, side="right") - 1
-        job = np.where((at >= 0) & (seconds < mine[np.maximum(at, 0), 3]), 100_000 + mine[np.maximum(at, 0), 0], -1)
+        runs = owners[owners[:, 1] == slot]
+        at = np.searchsorted(runs[:, 2], seconds, side="right") - 1
+        job = np.where((at >= 0) & (seconds < runs[np.maximum(at, 0), 3]), 100_000 + runs[np.maximum(at, 0), 0], -1)
         util = np.where(rng.random(len(seconds)) < 0.35, 0.0, rng.integers(1, 100, len(seconds)))
         yield pl.DataFrame({
             "device": np.full(len(seconds), devices[slot], dtype=np.uint64),

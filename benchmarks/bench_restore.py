@@ -60,17 +60,17 @@ def measure(work: Path, mib: int, rounds: int) -> Figures:
             ("criu restore", partial(bare_restore, work, pages.parent)),
             ("dd by direct I/O", partial(dd, pages, "iflag=direct")),
         )
-        found: dict[str, list[float]] = {name: [] for name in (*dict(turns), CACHED)}
+        durations: dict[str, list[float]] = {name: [] for name in (*dict(turns), CACHED)}
         for number in range(rounds):
             for name, call in (turns[position] for position in ORDERS[number % len(ORDERS)]):
                 os.sync()
                 forget(work / "images")
-                found[name].append(call())
+                durations[name].append(call())
             dd(pages)
-            found[CACHED].append(bare_restore(work, pages.parent))
-            took = ", ".join(f"{name} {seconds_of[-1]:.1f} s" for name, seconds_of in found.items())
+            durations[CACHED].append(bare_restore(work, pages.parent))
+            took = ", ".join(f"{name} {seconds_of[-1]:.1f} s" for name, seconds_of in durations.items())
             print(f"  round {number + 1}: {took}", flush=True)
-    return Figures(size, found)
+    return Figures(size, durations)
 
 
 def show(figures: Figures, rounds: int) -> int:

@@ -135,9 +135,9 @@ def main() -> int:
         with path.open("w", encoding="utf-8") as out:
             out.writelines(f"{line}\n" for line in generate(options.records))
         megabytes = path.stat().st_size / 1e6
-        found = read(path, how=SacctReading(zone="UTC"))
-        assert not found.problems
-        assert found.records == options.records
+        accounting = read(path, how=SacctReading(zone="UTC"))
+        assert not accounting.problems
+        assert accounting.records == options.records
         ours = _timed(lambda: read(path, how=SacctReading(zone="UTC")), options.repeat)
         split = _timed(lambda: _csv_split(path), options.repeat)
         pandas = _timed(lambda: _pandas(path), options.repeat)

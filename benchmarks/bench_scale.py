@@ -183,17 +183,17 @@ def main() -> int:
             if count <= (os.cpu_count() or 1) and efficiency < EFFICIENCY:
                 missed.append("efficiency")
         last = counts[-1]
-        found = {"of_last_to_first": times[last] * last / (times[counts[0]] * counts[0])}
+        figures = {"of_last_to_first": times[last] * last / (times[counts[0]] * counts[0])}
         peers = options.peers.split(",") if options.peers else []
         if "dask" in peers:
             seconds = dask_frames(directory, last)
-            found["to_dask_dataframe"] = times[last] / seconds
+            figures["to_dask_dataframe"] = times[last] / seconds
             print(f"  Dask DataFrame, {last} workers: {seconds:6.2f} s, {seconds / times[last]:.1f} times ours")
         if "duckdb" in peers:
             seconds = bench_join.measure("duckdb", directory, plan)["seconds"]
-            found["to_duckdb"] = times[last] / seconds
+            figures["to_duckdb"] = times[last] / seconds
             print(f"  DuckDB, all cores: {seconds:6.2f} s, {seconds / times[last]:.1f} times ours")
-        report(**found)
+        report(**figures)
         if options.model:
             missed += model(constants(work, directory, times[last], last), plan, last)
     print("  goals met" if not missed else f"  missed: {', '.join(missed)}")

@@ -139,13 +139,13 @@ def errors(seeds: int, hours: float) -> bool:
         for bursts in (1.0, 4.0):
             shares = []
             for load in LOADS:
-                found = 0
+                flagged = 0
                 for seed in range(seeds):
                     samples = simulate(server, load * rate, hours * 3600, seed, bursts=bursts)
                     (examined,) = examine(EngineKey("c", "n", "a", "vllm", "m"), samples)
-                    found += any(diagnosis.kind == "queue-unstable" for diagnosis in examined.health.diagnoses)
-                shares.append(found / seeds)
-                good &= not (load <= 0.9 and found) and not (load >= 1.5 and found < seeds)
+                    flagged += any(diagnosis.kind == "queue-unstable" for diagnosis in examined.health.diagnoses)
+                shares.append(flagged / seeds)
+                good &= not (load <= 0.9 and flagged) and not (load >= 1.5 and flagged < seeds)
             how = "Poisson" if bursts == 1 else f"batches of {bursts:g}"
             print(f"| {name} | {how} | {' | '.join(f'{share:.0%}' for share in shares)} |", flush=True)
     return good
@@ -173,11 +173,11 @@ def main() -> int:
         if not any(directory.glob("*.parquet")):
             build(directory, options.engines, options.samples)
         this = [sys.executable, __file__, f"--keep={directory}"]
-        found = {
+        work = {
             part: json.loads(subprocess.run([*this, f"--only={part}"], check=True, capture_output=True).stdout)
             for part in ("scan", "diagnose")
         }
-    ours, scan = found["diagnose"], found["scan"]
+    ours, scan = work["diagnose"], work["scan"]
     rows = options.engines * options.samples
     print(f"{ours['engines']:,} engines, {rows:,} samples, {len(METRICS)} metrics: {ours['seconds']:.1f} s "
           f"({ours['cpu']:.1f} s of CPU with the start); peak memory {ours['gib']:.2f} GiB; "

@@ -34,14 +34,14 @@ ways = {
     "loaded": ({}, []),
     "option": ({}, ["--gpu-suspend-idle=15m,util=5,signal=USR1@60"]),
 }
-found = {name: [] for name in ways}
+delays_ms = {name: [] for name in ways}
 for _ in range(rounds):
     for name, (more, options) in ways.items():
         began = time.perf_counter()
         subprocess.run(["sbatch", "--test-only", *options, "--wrap=true"], env={**os.environ, **more},
                        check=True, capture_output=True)
-        found[name].append((time.perf_counter() - began) * 1000)
-print(json.dumps(found))
+        delays_ms[name].append((time.perf_counter() - began) * 1000)
+print(json.dumps(delays_ms))
 """
 
 
@@ -68,13 +68,13 @@ def measure_submission(rounds: int) -> dict[str, float]:
         "rm -f /tmp/bench-spank/slurmdbd.conf && chmod -R a+rX /tmp/bench-spank"
     )
     on("login", "sh", "-c", copy)
-    found = json.loads(on("login", "python3", "-c", SUBMIT, str(rounds), user="alice"))
-    return {name: statistics.median(values) for name, values in found.items()}
+    delays_ms = json.loads(on("login", "python3", "-c", SUBMIT, str(rounds), user="alice"))
+    return {name: statistics.median(values) for name, values in delays_ms.items()}
 
 
 def measure_start(rounds: int) -> dict[str, float]:
     """Return medians in milliseconds from the creation of the output file to the first line of the script."""
-    found: dict[str, list[float]] = {"without": [], "with_option": []}
+    delays_ms: dict[str, list[float]] = {"without": [], "with_option": []}
     script = "#!/bin/bash\necho $EPOCHREALTIME\n"
     on("c1", "install", "-d", "-m", "1777", str(Path(OUTPUT).parent))
     for _ in range(rounds):
@@ -92,8 +92,8 @@ def measure_start(rounds: int) -> dict[str, float]:
             # slurmstepd opens the output file just before it forks the task; the script's line is its first write.
             opened = float(on("c1", "stat", "--format=%.6W", OUTPUT))
             on("c1", "rm", "-f", OUTPUT)
-            found[name].append((written - opened) * 1000)
-    return {name: statistics.median(values) for name, values in found.items()}
+            delays_ms[name].append((written - opened) * 1000)
+    return {name: statistics.median(values) for name, values in delays_ms.items()}
 
 
 def main() -> int:

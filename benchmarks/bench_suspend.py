@@ -35,12 +35,12 @@ def main() -> int:
     parser.add_argument("--memory-mib", type=int, default=1024, help="GPU memory of the idle job")
     options = parser.parse_args()
     cluster = Cluster(options.cluster, options.release)
-    found = [_round(cluster, options.memory_mib) for _ in range(options.rounds)]
-    for outcome in found:
+    outcomes = [_round(cluster, options.memory_mib) for _ in range(options.rounds)]
+    for outcome in outcomes:
         print(f"  window reached -> other job runs: {outcome.total_s:5.2f} s: decision {outcome.decided_s:5.2f}, "
               f"dump {outcome.dump_s:5.2f}, rest of the suspension {outcome.rest_s:5.2f}, "
               f"until Slurm has started the other {outcome.started_s:5.2f}")  # fmt: skip
-    median_s = statistics.median(outcome.total_s - outcome.dump_s for outcome in found)
+    median_s = statistics.median(outcome.total_s - outcome.dump_s for outcome in outcomes)
     verdict = "below" if median_s < TARGET_S else "MISSED:"
     print(f"median without the dump: {median_s:.2f} s, {verdict} {TARGET_S:g} s")
     return 0 if median_s < TARGET_S else 1
@@ -88,8 +88,8 @@ def _stamp(output: str, word: str, *, after: bool = False) -> float:
 def _ledger(cluster: Cluster, job: str) -> dict[str, int]:
     lines = cluster.shell("c1", f"cat {LEDGER}/*.jsonl").splitlines()
     entries = [json.loads(line) for line in lines]
-    found = [entry for entry in entries if entry["job_id"] == int(job) and "dumped_ms" in entry]
-    return found[-1] if found else {}
+    dumps = [entry for entry in entries if entry["job_id"] == int(job) and "dumped_ms" in entry]
+    return dumps[-1] if dumps else {}
 
 
 if __name__ == "__main__":

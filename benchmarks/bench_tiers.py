@@ -115,14 +115,14 @@ def emptied(store: DirectoryStore) -> Iterator[None]:
     store.discard(KEY, 1)
 
 
-def measure(tier: Tier, source: Path, size: int, found: Seconds, *, ours_first: bool) -> None:
+def measure(tier: Tier, source: Path, size: int, seconds: Seconds, *, ours_first: bool) -> None:
     """Measure a round for one tier: dd write and read, dump, verified reading."""
     place, name = tier.store.path, tier.name
     alone = place / "alone"
 
     def add(what: str, call: Callable[[], object]) -> None:
         os.sync()
-        found.setdefault(f"{name}: {what}", []).append(timed(call))
+        seconds.setdefault(f"{name}: {what}", []).append(timed(call))
 
     def by_dd() -> None:
         add("dd write", partial(dd_write, source, alone, size, direct(place, "oflag")))
@@ -141,7 +141,7 @@ def measure(tier: Tier, source: Path, size: int, found: Seconds, *, ours_first: 
         measurement()
 
 
-def moves(tiers: Tiers, source: Path, size: int, found: Seconds) -> None:
+def moves(tiers: Tiers, source: Path, size: int, seconds: Seconds) -> None:
     """Measure a round of copies from each tier to each other."""
     for origin in tiers.tiers:
         with emptied(origin.store):
@@ -152,20 +152,20 @@ def moves(tiers: Tiers, source: Path, size: int, found: Seconds) -> None:
                         forget(origin.store.path)
                         os.sync()
                         took = timed(partial(tiers.move, copy, to))
-                        found.setdefault(f"copy {origin.name} to {to.name}", []).append(took)
+                        seconds.setdefault(f"copy {origin.name} to {to.name}", []).append(took)
 
 
 class Table:
     """Printed ratios, and missed goals."""
 
-    def __init__(self, size: int, found: Mapping[str, Sequence[float]]) -> None:
-        self.size, self.found = size, found
+    def __init__(self, size: int, seconds: Mapping[str, Sequence[float]]) -> None:
+        self.size, self.seconds = size, seconds
         self.rows: list[dict[str, object]] = []
         self.missed: list[str] = []
 
     def rate(self, what: str) -> str:
         """Return MB/s from the median of seconds."""
-        return f"{self.size / statistics.median(self.found[what]) / 1e6:7.0f} MB/s"
+        return f"{self.size / statistics.median(self.seconds[what]) / 1e6:7.0f} MB/s"
 
     def peer(self, what: str) -> None:
         """Return the values of the peer."""
@@ -173,7 +173,7 @@ class Table:
 
     def row(self, what: str, peer: str, goal: float | None) -> None:
         """Print a ratio; ``goal``: share of the peer's speed."""
-        shares = [theirs / ours for ours, theirs in zip(self.found[what], self.found[peer], strict=True)]
+        shares = [peer_s / own_s for own_s, peer_s in zip(self.seconds[what], self.seconds[peer], strict=True)]
         share = statistics.median(shares)
         self.rows.append({"what": what, "peer": peer, "share": share, "rounds": shares, "goal": goal})
         met = "" if goal is None else f"goal {goal:.2f}  {'met' if share >= goal else 'MISSED'}"
@@ -185,14 +185,14 @@ class Table:
 
 def all_tiers(places: Mapping[str, Path], size: int, rounds: int, memory: Path) -> Table:
     """Measure every tier, and copies between all pairs."""
-    found: Seconds = {}
+    seconds: Seconds = {}
     with ExitStack() as stack:
         source, tiers = prepared(stack, places, memory)
         for number in range(rounds):
             for tier in tiers.tiers[:: 1 if number % 2 else -1]:
-                measure(tier, source, size, found, ours_first=number % 4 in (1, 2))
-            moves(tiers, source, size, found)
-    table = Table(size, found)
+                measure(tier, source, size, seconds, ours_first=number % 4 in (1, 2))
+            moves(tiers, source, size, seconds)
+    table = Table(size, seconds)
     print(f"image of {size / (1 << 30):.2f} GiB, medians of {rounds} rounds")
     for name in places:
         for what in ("dd write", "dd read"):
@@ -206,7 +206,7 @@ def all_tiers(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
             if to != origin:
                 # The slower tier limits a copy.
                 ends = (f"{origin}: dd read", f"{to}: dd write")
-                slower = max(ends, key=lambda what: statistics.median(found[what]))
+                slower = max(ends, key=lambda what: statistics.median(seconds[what]))
                 goal = SHARE if to != "memory" else None
                 if (origin, to) == ("disk", "memory"):
                     slower, goal = f"{origin}: dd read", 1 / WITHIN
@@ -216,7 +216,7 @@ def all_tiers(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
 
 def from_disk(places: Mapping[str, Path], size: int, rounds: int, memory: Path) -> Table:
     """Measure one image on the disk: copied to memory, and verified in place, as in a restore from the disk."""
-    found: Seconds = {}
+    seconds: Seconds = {}
     with ExitStack() as stack:
         source, tiers = prepared(stack, places, memory)
         to, disk = tiers.tiers
@@ -238,13 +238,13 @@ def from_disk(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
                 forget(pages)
                 os.sync()
                 cpu = cpu_s()
-                found.setdefault(what, []).append(timed(call))
-                found.setdefault(f"cpu {what}", []).append(cpu_s() - cpu)
+                seconds.setdefault(what, []).append(timed(call))
+                seconds.setdefault(f"cpu {what}", []).append(cpu_s() - cpu)
             print(
-                f"  round {number + 1}: " + ", ".join(f"{what} {found[what][-1]:.1f} s" for what, _ in turns),
+                f"  round {number + 1}: " + ", ".join(f"{what} {seconds[what][-1]:.1f} s" for what, _ in turns),
                 flush=True,
             )
-    table = Table(size, found)
+    table = Table(size, seconds)
     print(f"image of {size / (1 << 30):.2f} GiB on the disk, cold, medians of {rounds} rounds")
     for what in ("dd read", "dd to memory"):
         table.peer(what)
@@ -253,7 +253,7 @@ def from_disk(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
     # Without a goal: the memory has to be allocated, unlike in a read.
     table.row("copied to memory", "dd read", None)
     for what, _ in turns:
-        print(f"  CPU time, {what:32} {statistics.median(found[f'cpu {what}']):6.2f} s")
+        print(f"  CPU time, {what:32} {statistics.median(seconds[f'cpu {what}']):6.2f} s")
     return table
 
 
@@ -299,7 +299,7 @@ def main() -> int:
     table = way(places, size, arguments.rounds, arguments.memory)
     if arguments.json:
         arguments.json.write_text(
-            json.dumps({"size": size, "rows": table.rows, "seconds": table.found}, indent=1) + "\n"
+            json.dumps({"size": size, "rows": table.rows, "seconds": table.seconds}, indent=1) + "\n"
         )
     print("\nmissed: " + ", ".join(table.missed) if table.missed else "\nall goals met")
     report(**{str(row["what"]).replace(" ", "_"): 1 / cast("float", row["share"]) for row in table.rows})

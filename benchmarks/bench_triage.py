@@ -79,11 +79,11 @@ def main() -> int:
                        env={**os.environ, "LC_ALL": "C"})  # fmt: skip
         grep_s = _children_s() - before
         started = time.process_time()
-        found = examine([str(log)], run=_no_command)
+        examination = examine([str(log)], run=_no_command)
         triage_s = time.process_time() - started
     peak_mib = peak_gib() * 1024
     result = {
-        "megabytes": round(megabytes), "failures_kept": len(found.result.failures),
+        "megabytes": round(megabytes), "failures_kept": len(examination.result.failures),
         "triage_mb_per_s": round(megabytes / triage_s), "grep_mb_per_s": round(megabytes / grep_s),
         "grep_over_triage": round(triage_s / grep_s, 2), "peak_mib": round(peak_mib),
         "limit_mb_per_s": LIMIT_MB_S, "met": megabytes / triage_s >= LIMIT_MB_S,

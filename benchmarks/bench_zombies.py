@@ -170,14 +170,14 @@ def from_history(state: Path, count: int) -> int:
     queries: list[str] = []
     event.listen(Engine, "before_cursor_execute", lambda *given: queries.append(given[2]))
     began = time.monotonic()
-    found = find.find(config, find.Request(), slurm=None, now=END)
+    assessment = find.find(config, find.Request(), slurm=None, now=END)
     took = time.monotonic() - began
     summary = f"{sum(query.lstrip().startswith('SELECT') for query in queries)} of the database, none of Slurm"
     began = time.monotonic()
     with closing(SampleStore(state / "history")) as history:
         history.scan(END - timedelta(days=1), END).select("util_pct", "fb_used_mib", "fb_total_mib").sum().collect()
     report(history_to_scan=took / (time.monotonic() - began))
-    return shown("from stored metrics", found, took, summary, count)
+    return shown("from stored metrics", assessment, took, summary, count)
 
 
 def from_the_cluster(state: Path, count: int) -> int:
@@ -187,7 +187,7 @@ def from_the_cluster(state: Path, count: int) -> int:
     os.environ["PATH"] = f"{root / 'bin'}:{os.environ['PATH']}"
     config = replace(Config(), store=StoreConfig(state_dir=state))
     began = time.monotonic()
-    found = live.find_live(
+    assessment = live.find_live(
         config, find.Request(), slurm=CommandsClient, ask=reading, now=END.timestamp, sleep=lambda _: None
     )
     took = time.monotonic() - began
@@ -195,7 +195,7 @@ def from_the_cluster(state: Path, count: int) -> int:
     nodes = len({gpu // PER_NODE for gpu in range(count)})
     summary = f"{len(queries)} of Slurm ({', '.join(queries)}), 1 of each of {nodes:,} nodes (simulated)"
     report(live_to_splitting=took / split(root))
-    return shown("live", found, took, summary, count) if len(queries) == len(set(queries)) else 1
+    return shown("live", assessment, took, summary, count) if len(queries) == len(set(queries)) else 1
 
 
 def split(root: Path) -> float:
@@ -208,14 +208,14 @@ def split(root: Path) -> float:
     return time.monotonic() - began
 
 
-def shown(what: str, found: find.Assessment, took: float, summary: str, count: int) -> int:
+def shown(what: str, assessment: find.Assessment, took: float, summary: str, count: int) -> int:
     """Print a result; return 1 if it is not as expected, ``MISSED`` above the limit."""
-    squatters = sum(finding.kind == "squatter" for finding in found.findings)
-    waited = sum(finding.impact.jobs for finding in found.findings if finding.impact is not None)
+    squatters = sum(finding.kind == "squatter" for finding in assessment.findings)
+    waited = sum(finding.impact.jobs for finding in assessment.findings if finding.impact is not None)
     peak = peak_gib()
-    print(f"{what}: {found.jobs:,} running GPU jobs, {len(found.findings):,} findings ({squatters:,} squatters): "
-          f"{took:.1f} s ({time.process_time():.1f} s of CPU with the start); peak memory {peak:.2f} GiB; "
-          f"limit {LIMIT_S:g} s")  # fmt: skip
+    print(f"{what}: {assessment.jobs:,} running GPU jobs, {len(assessment.findings):,} findings "
+          f"({squatters:,} squatters): {took:.1f} s ({time.process_time():.1f} s of CPU with the start); "
+          f"peak memory {peak:.2f} GiB; limit {LIMIT_S:g} s")  # fmt: skip
     print(f"  queries: {summary}; waiting jobs counted: {waited:,}")
     if squatters != -(-count // 10):
         return 1

@@ -58,10 +58,10 @@ def keep(name: str, arguments: tuple[str, ...], ratios: Mapping[str, float]) -> 
 
 def worse(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
     """Return a line for each ratio that has become worse, or that is no longer measured."""
-    found = [
+    worse_ratios = [
         f"{name}: {now[name]:g} instead of {was:g}" for name, was in before.items() if now.get(name, 0) > WORSE * was
     ]
-    return [*found, *(f"{name}: not measured" for name in before if name not in now)]
+    return [*worse_ratios, *(f"{name}: not measured" for name in before if name not in now)]
 
 
 def table() -> str:

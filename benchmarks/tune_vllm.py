@@ -80,13 +80,13 @@ class Request:
 def load(count: int, rate: float, seed: int) -> list[Request]:
     """Return the requests: Poisson arrivals, prompts of 48 to 144 characters, answers of 150 to 350 tokens."""
     draw = random.Random(seed)  # noqa: S311
-    at, found = 0.0, []
+    at, requests = 0.0, []
     for number in range(count):
         at += draw.expovariate(rate)
         # Different from the first character on, so that no prefix is cached.
         prompt = f"{number:04d}" + "".join(draw.choices("abcdefgh ", k=draw.randint(44, 140)))
-        found.append(Request(at, prompt, draw.randint(150, 350)))
-    return found
+        requests.append(Request(at, prompt, draw.randint(150, 350)))
+    return requests
 
 
 def cpu_seconds(session: int) -> float:
@@ -141,8 +141,8 @@ def scrape(port: int) -> str:
 
 def value(text: str, name: str) -> float:
     """Return the value of the only series with this name."""
-    (found,) = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)]
-    return found
+    (number,) = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)]
+    return number
 
 
 def ask(port: int, model: str, request: Request, failures: list[str]) -> None:
@@ -220,8 +220,8 @@ def advice(recording: Path, log: Path, state: Path, address: str) -> tuple[list[
     where = ("--state", str(state))
     product("ingest", "serving", *where, "--node", "local", "--address", address, str(recording))
     tune = ("serving", "tune", address, *where, "--log", str(log))
-    (found,) = json.loads(product(*tune, "--json"))
-    recommendations: list[dict[str, Any]] = found["recommendations"]
+    (result,) = json.loads(product(*tune, "--json"))
+    recommendations: list[dict[str, Any]] = result["recommendations"]
     return shlex.split(product(*tune, "--write"))[1:], recommendations
 
 
@@ -276,16 +276,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="output JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        found = []
+        outcomes = []
         for name in options.case or CASES:
             folder = (options.keep or Path(temporary)) / name
             folder.mkdir(parents=True)
-            found.append(run_case(CASES[name], options, folder))
+            outcomes.append(run_case(CASES[name], options, folder))
             if not options.json:
-                show(found[-1])
+                show(outcomes[-1])
     if options.json:
-        print(json.dumps(found, indent=2))
-    return 0 if all(result["improved"] for result in found) else 1
+        print(json.dumps(outcomes, indent=2))
+    return 0 if all(result["improved"] for result in outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -95,10 +95,10 @@ def main() -> int:
         if (missing := unusable(cuda, Path(top))) is not None:
             return skipped(missing, options.out)
         with programs(cuda, Path(top)) as run:
-            found = everything(Bench(machine, nvml, cuda, run), options, path)
-    report.show(found)
+            results = everything(Bench(machine, nvml, cuda, run), options, path)
+    report.show(results)
     print(f"\nwritten: {path}")
-    return 1 if found["failed"] or any(goal["met"] is False for goal in found["goals"]) else 0
+    return 1 if results["failed"] or any(goal["met"] is False for goal in results["goals"]) else 0
 
 
 def gibibytes(text: str) -> float:
@@ -138,63 +138,63 @@ class Step:
     size: int | None = None
     """Bytes, if the part has an entry for each size."""
 
-    def done(self, found: dict[str, Any]) -> bool:
+    def done(self, results: dict[str, Any]) -> bool:
         """Return whether the results have it."""
         if self.size is None:
-            return self.part in found
-        return any(entry["bytes"] == self.size for entry in found.get(self.part, ()))
+            return self.part in results
+        return any(entry["bytes"] == self.size for entry in results.get(self.part, ()))
 
-    def add(self, found: dict[str, Any]) -> None:
+    def add(self, results: dict[str, Any]) -> None:
         """Measure, and add the result."""
         taken = self.take()
         if self.size is None:
-            found[self.part] = taken
+            results[self.part] = taken
         else:
-            entries = [entry for entry in found.get(self.part, ()) if entry["bytes"] != self.size]
-            found[self.part] = sorted([*entries, taken], key=lambda entry: int(entry["bytes"]))
+            entries = [entry for entry in results.get(self.part, ()) if entry["bytes"] != self.size]
+            results[self.part] = sorted([*entries, taken], key=lambda entry: int(entry["bytes"]))
 
 
 def everything(bench: Bench, options: argparse.Namespace, path: Path) -> dict[str, Any]:
     """Make all measurements; write the file after each."""
     machine = bench.machine
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "status": "emulated" if machine.emulated else "measured",
         "complete": False,
         "command": report.COMMAND,
         "machine": json.loads(json.dumps(machine.facts())),
     }
     if options.resume:
-        found = {**_earlier(path, found["machine"]), **found}
-    asked, all_sizes = ([int(gib * 1024) for gib in some] for some in (options.gib, {*GIB_SIZES, *options.gib}))
+        results = {**_earlier(path, results["machine"]), **results}
+    sizes, all_sizes = ([int(gib * 1024) for gib in some] for some in (options.gib, {*GIB_SIZES, *options.gib}))
     if machine.emulated:
-        asked = all_sizes = list(EMULATED_MIB)
-    fit, found["left_out"] = measure.sizes(machine, bench.nvml, sorted(all_sizes))
-    found["failed"] = []
+        sizes = all_sizes = list(EMULATED_MIB)
+    fit, results["left_out"] = measure.sizes(machine, bench.nvml, sorted(all_sizes))
+    results["failed"] = []
     steps = list(_steps(bench, options, fit))
     for step in steps:
-        wanted = step.part in options.only and (step.part != "staging" or step.size in {mib * MIB for mib in asked})
-        if not wanted or (options.resume and step.done(found)):
+        selected = step.part in options.only and (step.part != "staging" or step.size in {mib * MIB for mib in sizes})
+        if not selected or (options.resume and step.done(results)):
             continue
         say(step.text)
         try:
-            step.add(found)
+            step.add(results)
         except Exception as error:  # continue with the others after any error
-            found["failed"].append(f"{step.text}: {type(error).__name__}: {' '.join(str(error).split())}")
-            say(f"FAILED: {found['failed'][-1]}")
+            results["failed"].append(f"{step.text}: {type(error).__name__}: {' '.join(str(error).split())}")
+            say(f"FAILED: {results['failed'][-1]}")
         finally:
             bench.run.close()
-        _save(path, found)
-    found["complete"] = not found["failed"] and all(step.done(found) for step in steps)
-    _save(path, found)
-    return found
+        _save(path, results)
+    results["complete"] = not results["failed"] and all(step.done(results) for step in steps)
+    _save(path, results)
+    return results
 
 
-def _save(path: Path, found: dict[str, Any]) -> None:
-    found["when"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    if "host_memory" in found:
-        found["host_memory_default"] = default_of(found["host_memory"])
-    found["goals"] = report.goals(found)
-    report.write(path, found)
+def _save(path: Path, results: dict[str, Any]) -> None:
+    results["when"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if "host_memory" in results:
+        results["host_memory_default"] = default_of(results["host_memory"])
+    results["goals"] = report.goals(results)
+    report.write(path, results)
 
 
 def _earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
@@ -266,8 +266,8 @@ def skipped(missing: Missing, out: Path | None) -> int:
     print(f"{report.NOT_MEASURED}: {why}")
     print(f"on a machine with an NVIDIA driver: {report.COMMAND}   (without a network: make gpu-bundle, ./run bench)")
     if out is not None:
-        found = {"status": "skipped", "result": report.NOT_MEASURED, "why": why, "command": report.COMMAND}
-        report.write(out, found)
+        results = {"status": "skipped", "result": report.NOT_MEASURED, "why": why, "command": report.COMMAND}
+        report.write(out, results)
     return 1 if missing.broken else 0
 
 

@@ -99,7 +99,7 @@ class Copying:
             for _ in range(rounds):
                 memory, made_s = _timed(lambda: make(size))
                 try:
-                    found = {
+                    times = {
                         "make_s": made_s,
                         "first_out_s": self._copy(memory.at, at, size, out=True),
                         "out_s": self._copy(memory.at, at, size, out=True),
@@ -107,7 +107,7 @@ class Copying:
                     }
                 finally:
                     memory.close()
-                best = {key: min(best[key], value) for key, value in found.items()}
+                best = {key: min(best[key], value) for key, value in times.items()}
         except (OSError, RuntimeError) as error:
             return {"kind": name, "bytes": size, "why_not": str(error)}
         return {"kind": name, "bytes": size, **best}

@@ -176,12 +176,12 @@ class Storage:
             field.value = None
         info = ctypes.cast(cell, ctypes.POINTER(_Info)).contents
         shown = cuda_driver.devices(self._driver)
-        found = []
+        mapped = []
         for number in range(info.count):
             mapping = info.devices[number]
             ordinal = self._ordinal(mapping.stream or 0, mapping.devPtr)
-            found.append(MappedMemory(shown[ordinal], ordinal, mapping.devPtr, mapping.size, mapping.stream or 0))
-        return info.handle, found
+            mapped.append(MappedMemory(shown[ordinal], ordinal, mapping.devPtr, mapping.size, mapping.stream or 0))
+        return info.handle, mapped
 
     def _ordinal(self, stream: int, at: int) -> int:
         """Return the GPU of a mapping: from the stream's context, or from the address for the default stream."""

@@ -65,8 +65,8 @@ class Ours:
     def free(self) -> dict[str, int | None]:
         """Return free bytes of the required GPUs, by UUID."""
         devices = [device for device in self.nvml.devices() if device.mig is None and device.uuid in self.needs]
-        found = {device.uuid: self.nvml.free_mib(device) for device in devices}
-        return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
+        by_uuid = {device.uuid: self.nvml.free_mib(device) for device in devices}
+        return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in by_uuid.items()}
 
     def restore(self, pid: int) -> None:
         """Raise ``CudaError``, before the driver is called, if there is not enough memory."""
@@ -125,10 +125,10 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
         raise AssertionError("the restored memory differs")
     run.close()
     medians = {
-        side: {phase: statistics.median(found) for phase, found in phases.items()} for side, phases in seconds.items()
+        side: {phase: statistics.median(values) for phase, values in phases.items()} for side, phases in seconds.items()
     }
     # Disturbances (other work on the host) only add time: the fastest round has none.
-    fastest = {side: {phase: min(found) for phase, found in phases.items()} for side, phases in seconds.items()}
+    fastest = {side: {phase: min(values) for phase, values in phases.items()} for side, phases in seconds.items()}
     out = {side: medians[side]["lock"] + medians[side]["checkpoint"] for side in medians}
     back = {side: medians[side]["restore"] + medians[side]["unlock"] for side in medians}
     return {
@@ -144,7 +144,7 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
 
 def pages(run: Programs, bare: Bare, mib: int, rounds: int) -> list[dict[str, Any]]:
     """Measure the driver's staging with and without transparent huge pages in the suspended process."""
-    found = []
+    entries = []
     for name, disable in (("default of the system", False), ("off in the process (prctl)", True)):
         with thp_disabled(disable):
             program = run.start()
@@ -156,8 +156,8 @@ def pages(run: Programs, bare: Bare, mib: int, rounds: int) -> list[dict[str, An
                 taken[phase].append(timed(action))
         run.close()
         medians = {stage: statistics.median(values) for stage, values in taken.items()}
-        found.append({"huge_pages": name, "bytes": mib * MIB, "seconds": medians})
-    return found
+        entries.append({"huge_pages": name, "bytes": mib * MIB, "seconds": medians})
+    return entries
 
 
 @contextlib.contextmanager
@@ -216,7 +216,7 @@ def file_system(directory: Path) -> str:
 
 def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] = (2, 4)) -> list[dict[str, Any]]:
     """Measure the same memory in several processes, in turn and at once, as the agent moves those of a job."""
-    found = []
+    entries = []
     for count in counts:
         started = [run.start() for _ in range(count)]
         for program in started:
@@ -226,13 +226,13 @@ def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] 
             with closing(Cuda(driver_version=nvml.version)) as cuda:
                 cuda.devices()  # its helper has started and initialized CUDA, which a restore requires
                 pids = [program.pid for program in started]
-                found.append({
+                entries.append({
                     "processes": count, "bytes": count * max(8, mib // count) * MIB,
                     "in_turn": _moved(cuda, [[pid] for pid in pids]), "at_once": _moved(cuda, [pids]),
                 })  # fmt: skip
         finally:
             run.close()
-    return found
+    return entries
 
 
 def _moved(cuda: Cuda, calls: list[list[int]]) -> dict[str, float]:

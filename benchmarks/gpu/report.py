@@ -15,10 +15,10 @@ NOT_MEASURED = "not yet measured on hardware"
 COMMAND = "make bench-gpu"
 
 
-def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
+def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Return each goal with its value; ``met`` is null if it was not measured on hardware."""
-    hardware = found["status"] == "measured"
-    sizes = found.get("staging", [])
+    hardware = results["status"] == "measured"
+    sizes = results.get("staging", [])
     largest = sizes[-1] if sizes else None
 
     def goal(name: str, target: str, value: float | None, met: bool) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
 
     added = max((entry["added"] for entry in sizes), default=None)
     wake = largest["wake_ratio"] if largest else None
-    default = found.get("host_memory_default")
+    default = results.get("host_memory_default")
     return [
         goal("added to the driver's own time, worst size", "under 5 %", added, (added or 0) < ADDED),
         goal("wake from host memory, ratio to the driver's restore", "at most 1.2", wake, (wake or 0) <= WAKE),
@@ -37,27 +37,27 @@ def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def show(found: dict[str, Any]) -> None:
+def show(results: dict[str, Any]) -> None:
     """Print the table."""
-    machine = found["machine"]
+    machine = results["machine"]
     gpu = machine["gpus"][0]
     print(
         f"\n{gpu['model']}, driver {machine['driver']}{' (EMULATED: not a measurement)' if machine['emulated'] else ''}"
     )
     print(f"{'':26}{'lock':>9}{'checkpoint':>12}{'restore':>9}{'unlock':>9}{'out':>11}{'in':>11}")
-    for entry in found.get("staging", ()):
+    for entry in results.get("staging", ()):
         for side in ("bare", "ours"):
             taken = entry["seconds"][side]
             cells = f"{taken['lock']:8.3f}s{taken['checkpoint']:11.3f}s{taken['restore']:8.3f}s{taken['unlock']:8.3f}s"
             rates = f"{entry['out_gbps'][side]:6.2f} GB/s{entry['in_gbps'][side]:6.2f} GB/s"
             print(f"{_gib(entry['bytes']):>10} {'driver alone' if side == 'bare' else 'our code':15}{cells}{rates}")
         print(f"{'':11}added {entry['added']:+.1%}, wake {entry['wake_ratio']:.2f} x the driver's restore")
-    for text in found["left_out"]:
+    for text in results["left_out"]:
         print(f"  not measured: {text}")
-    _copies(found.get("host_memory", ()), found.get("host_memory_default"))
-    _pages(found.get("huge_pages", ()))
+    _copies(results.get("host_memory", ()), results.get("host_memory_default"))
+    _pages(results.get("huge_pages", ()))
     print("\ncustom storage, copied to files")
-    for store in found.get("custom_storage", ()):
+    for store in results.get("custom_storage", ()):
         if isinstance(store, str):
             print(f"  not measured: {store}")
             continue
@@ -65,14 +65,14 @@ def show(found: dict[str, Any]) -> None:
         out, back = _rate(store["bytes"], taken["out"]), _rate(store["bytes"], taken["in"])
         print(f"  {_place(store)}: {out} out, {back} in")
     print("\nseveral processes, seconds          out in turn  out at once   in in turn   in at once")
-    for entry in found.get("parallel", ()):
+    for entry in results.get("parallel", ()):
         turn, once = entry["in_turn"], entry["at_once"]
         print(
             f"  {entry['processes']} with {_gib(entry['bytes'])} together{'':10}{turn['checkpoint_s']:10.3f}"
             f"{once['checkpoint_s']:13.3f}{turn['restore_s']:13.3f}{once['restore_s']:13.3f}"
         )
     print("\nwith CRIU and an image in files")
-    for image in found.get("images", ()):
+    for image in results.get("images", ()):
         if "why_not" in image:
             print(f"  {_gib(image['bytes'])} not measured: {image['why_not']}")
             continue
@@ -86,9 +86,9 @@ def show(found: dict[str, Any]) -> None:
         rates = "" if published.out_gbps is None else f"{published.out_gbps:g} GB/s out, {published.in_gbps:g} in; "
         print(f"  {published.what}: {rates}{published.source}")
     print()
-    for text in found["failed"]:
+    for text in results["failed"]:
         print(f"FAILED: {text}")
-    for entry in found["goals"]:
+    for entry in results["goals"]:
         in_percent = entry["target"].endswith("%")
         value = "not measured" if entry["value"] is None else f"{entry['value']:{'.1%' if in_percent else '.2f'}}"
         verdict = {True: "met", False: "MISSED", None: NOT_MEASURED}[entry["met"]]
@@ -118,9 +118,9 @@ def _pages(pages: Iterable[dict[str, Any]]) -> None:
         )
 
 
-def _place(found: dict[str, Any]) -> str:
-    kind = found.get("file_system", "unknown")
-    return f"{found['directory']} ({kind}{', which is memory' if kind in ('tmpfs', 'ramfs') else ''})"
+def _place(results: dict[str, Any]) -> str:
+    kind = results.get("file_system", "unknown")
+    return f"{results['directory']} ({kind}{', which is memory' if kind in ('tmpfs', 'ramfs') else ''})"
 
 
 def _gib(size: int) -> str:
@@ -131,10 +131,10 @@ def _rate(size: int, seconds: float) -> str:
     return f"{size / 1e9 / max(seconds, 1e-9):.2f} GB/s ({seconds:.2f} s)"
 
 
-def write(path: Path, found: dict[str, Any]) -> None:
+def write(path: Path, results: dict[str, Any]) -> None:
     """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
-    found = {**found, "published": [asdict(figure) for figure in PUBLISHED]}
-    new.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    results = {**results, "published": [asdict(figure) for figure in PUBLISHED]}
+    new.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     new.rename(path)

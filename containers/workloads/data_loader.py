@@ -56,8 +56,8 @@ def main() -> int:
             queue.put(step * options.workers + number)
         for _ in workers:
             number, count, index, batch = loaded.get()
-            found = batch if shared is None else shared[number * BATCH : (number + 1) * BATCH]
-            if found[:32] != hashlib.sha256(b"%d" % index).digest() or count != step:
+            rows = batch if shared is None else shared[number * BATCH : (number + 1) * BATCH]
+            if rows[:32] != hashlib.sha256(b"%d" % index).digest() or count != step:
                 gpu.log("end", worker=number, batch="damaged")
                 return 9
             counts[number] = count

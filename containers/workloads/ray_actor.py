@@ -90,8 +90,8 @@ def main() -> int:
     for number in range(1, step + 1):
         expected = trained(expected, parameters, batch(number))
     gpu.log("trained", state="identical" if state == expected else "different")
-    found = ray.get(Reader.remote().digest.remote(stored)) == hashlib.sha256(parameters).digest()
-    gpu.log("read", object="identical" if found else "different")
+    intact = ray.get(Reader.remote().digest.remote(stored)) == hashlib.sha256(parameters).digest()
+    gpu.log("read", object="identical" if intact else "different")
     intact = ray.get(trainer.intact.remote())
     gpu.log("end", memory="intact" if intact else "damaged")
     ray.shutdown()

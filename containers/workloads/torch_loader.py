@@ -121,9 +121,9 @@ def main() -> int:
     for child in children:
         child.join(30)
     gpu.log("exited", codes=",".join(str(child.exitcode) for child in children))
-    wanted = list(expected(length, options.epochs))
+    expected_digests = list(expected(length, options.epochs))
     for method, digests in seen.items():
-        gpu.log("sequence", method=method, batches="identical" if digests == wanted else "different")
+        gpu.log("sequence", method=method, batches="identical" if digests == expected_digests else "different")
     return gpu.finish(device, buffer)
 
 

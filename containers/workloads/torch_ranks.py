@@ -31,10 +31,10 @@ def loss(trained: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 def digest(trained: nn.Module) -> str:
     """Return the digest of all parameters."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for parameter in trained.parameters():
-        found.update(parameter.detach().numpy())
-    return found.hexdigest()[:16]
+        digest.update(parameter.detach().numpy())
+    return digest.hexdigest()[:16]
 
 
 def alone(ranks: int, steps: int) -> str:

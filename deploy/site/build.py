@@ -52,11 +52,11 @@ def navigation(readme: str) -> list[dict[str, Any]]:
 
 def stage(into: Path) -> None:
     """Copy the pages and the files that they link to. A link to a directory becomes its name."""
-    wanted = set(pages())
-    for page in sorted(wanted):
+    listed = set(pages())
+    for page in sorted(listed):
         text = page.read_text(encoding="utf-8")
         for target in linked(page, text):
-            if target.is_file() and target not in wanted:
+            if target.is_file() and target not in listed:
                 copy(target, into)
         target = into / page.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -41,8 +41,8 @@ def check():
     same((datagrams[1].recv(10), datagrams[1].recv(10)), (b"one", b"two"), "the datagrams")
     datagrams[0].send(b"one")
     datagrams[0].send(b"two")
-    found = {fd for fd, _ in poll.poll()}
-    same(found, {event, timer}, "what epoll reports")
+    ready = {fd for fd, _ in poll.poll()}
+    same(ready, {event, timer}, "what epoll reports")
 
 
 run(check)

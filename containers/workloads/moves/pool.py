@@ -11,7 +11,7 @@ if __name__ == "__main__":
     queue, lock, manager = context.Queue(), context.Lock(), context.Manager()
     shared = SharedMemory(create=True, size=1 << 20)
     shared.buf[:] = bytes(range(256)) * 4096
-    told = manager.dict(count=0)
+    counts = manager.dict(count=0)
     lock.acquire()
     queue.put("waiting")
     numbers = 0
@@ -25,9 +25,9 @@ if __name__ == "__main__":
             same(queue.get(timeout=30), "waiting", "the queue")
             queue.put("waiting")
             require(not lock.acquire(block=False), "the lock is free")
-            same(told["count"], numbers, "the manager's table")
+            same(counts["count"], numbers, "the manager's table")
             numbers += 1
-            told["count"] = numbers
+            counts["count"] = numbers
             same(bytes(shared.buf), bytes(range(256)) * 4096, "shared memory")
 
         run(check)
