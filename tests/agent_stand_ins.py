@@ -235,7 +235,7 @@ class Acts:
         self.ended_jobs.append((job_id, requeued))
 
     def suspended_ids(self) -> frozenset[int] | None:
-        return frozenset(one.key.job_id for one in self.suspended())
+        return frozenset(figure.key.job_id for figure in self.suspended())
 
     def suspended(self) -> Sequence[SuspendedJob]:
         return tuple(self.asleep)
@@ -306,7 +306,7 @@ class Node1:
         return wait_until(
             f"job {job_id} is watched",
             lambda: self.daemon.registry.get(job_id),
-            lambda one: one is not None and one.key is not None and one.devices is not None,
+            lambda figure: figure is not None and figure.key is not None and figure.devices is not None,
         )  # type: ignore[return-value]
 
 

@@ -122,7 +122,7 @@ class FakeProcesses:
             p.stopped = p.stopped and p.pid not in wanted
 
     def stop_all(self, init_pid: int, init_started: int, *, timeout_s: float, but=(), strict=False):  # type: ignore[no-untyped-def]
-        members = [one for one in self.all_processes(init_pid, init_started) if one.pid not in but]
+        members = [item for item in self.all_processes(init_pid, init_started) if item.pid not in but]
         self.stop(members)
         return members
 
@@ -160,8 +160,8 @@ class FakeCuda:
 
     def users(self, pids):  # type: ignore[no-untyped-def]
         wanted = set(pids)
-        found = (p for p in self.world.nodes[self.node].processes if p.pid in wanted and p.cuda is not None)
-        return frozenset(p.pid for p in found)
+        result = (p for p in self.world.nodes[self.node].processes if p.pid in wanted and p.cuda is not None)
+        return frozenset(p.pid for p in result)
 
     def restore_threads(self, pids):  # type: ignore[no-untyped-def]
         return frozenset(10_000 + pid for pid in self.users(pids))
@@ -256,7 +256,7 @@ class FakeGpus:
 
     def processes(self) -> dict[str, dict[int, int]]:
         there = self.world.nodes[self.node].processes
-        return {f"GPU-{self.node}-0": {one.pid: 1 << 20 for one in there if one.cuda is CudaState.RUNNING}}
+        return {f"GPU-{self.node}-0": {process.pid: 1 << 20 for process in there if process.cuda is CudaState.RUNNING}}
 
     def free_bytes(self, device: Device) -> int:
         return self.free
@@ -291,7 +291,7 @@ class FakeScratch(ScratchFiles):
         self.ambiguous = others
         return NOT_SEARCHED
 
-    def save(self, init, found, image_fd, owner, node, *, kept=(), timeout_s) -> ScratchOutcome:  # type: ignore[no-untyped-def]
+    def save(self, init, search, image_fd, owner, node, *, kept=(), timeout_s) -> ScratchOutcome:  # type: ignore[no-untyped-def]
         tied = None if self.outcome.kind == "copied" else self.outcome.text
         if self.outcome is not NO_SCRATCH_FILES:
             root_directory.write(image_fd, INDEX, ScratchIndex(owner.uid, tied, ()).encoded() or b"")
@@ -494,5 +494,5 @@ class Agent:
     def images(self, *, shared: bool) -> list[int]:
         store = self.shared if shared else self.local
         assert store is not None
-        assert not [one for one in store.images() if isinstance(one, ImageDamaged)]
-        return [one.manifest.seq for one in store.images() if isinstance(one, Image)]
+        assert not [image for image in store.images() if isinstance(image, ImageDamaged)]
+        return [image.manifest.seq for image in store.images() if isinstance(image, Image)]

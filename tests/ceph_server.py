@@ -63,9 +63,9 @@ _CAPABILITIES = {
 def _ports(number: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [entry.getsockname()[1] for entry in sockets]
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def policy(more: str = "", rule: str = RULE) -> Policy:
 
 def warned(finding: Finding, *ago: timedelta) -> Ledger:
     """Return a ledger of warnings about the finding, each sent that long ago."""
-    sent = tuple(SentWarning(finding.key, n, NOW - one) for n, one in enumerate(ago, 1))
+    sent = tuple(SentWarning(finding.key, n, NOW - item) for n, item in enumerate(ago, 1))
     return Ledger({finding.key: sent})
 
 

@@ -28,28 +28,28 @@ def faults(message: str) -> list[str]:
     if subject.startswith(_GENERATED):
         return []
     word = subject.partition(" ")[0]
-    found = []
+    result = []
     if not subject.strip():
-        found.append("the subject is empty")
+        result.append("the subject is empty")
     elif not word[:1].isupper():
-        found.append(f"the subject begins with {word!r}: begin with an imperative verb in upper case")
+        result.append(f"the subject begins with {word!r}: begin with an imperative verb in upper case")
     elif word not in _IMPERATIVE and _NOT_IMPERATIVE.fullmatch(word):
-        found.append(f"the subject begins with {word!r}: use the imperative (Fix, not Fixed, Fixes or Fixing)")
+        result.append(f"the subject begins with {word!r}: use the imperative (Fix, not Fixed, Fixes or Fixing)")
     if len(subject) > MOST:
-        found.append(f"the subject has {len(subject)} characters: {MOST} are allowed")
+        result.append(f"the subject has {len(subject)} characters: {MOST} are allowed")
     if subject.endswith("."):
-        found.append("the subject ends with a full stop")
+        result.append("the subject ends with a full stop")
     if len(lines) > 1 and lines[1].strip():
-        found.append("the second line is not empty")
-    return found
+        result.append("the second line is not empty")
+    return result
 
 
 def main(arguments: list[str]) -> int:
     """Print the faults of the message in the named file; return 1 if there is one."""
-    found = faults(Path(arguments[0]).read_text(encoding="utf-8"))
-    for fault in found:
+    result = faults(Path(arguments[0]).read_text(encoding="utf-8"))
+    for fault in result:
         print(f"commit message: {fault}", file=sys.stderr)
-    return bool(found)
+    return bool(result)
 
 
 if __name__ == "__main__":

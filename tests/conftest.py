@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Isolate tests from the user's terminal and cluster settings.
 _OF_A_TERMINAL = {"FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"}
-for name in [one for one in os.environ if one in _OF_A_TERMINAL or one.startswith("SLURM_AFFINODE_")]:
+for name in [text for text in os.environ if text in _OF_A_TERMINAL or text.startswith("SLURM_AFFINODE_")]:
     del os.environ[name]
 
 settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine

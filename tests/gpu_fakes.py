@@ -41,10 +41,10 @@ class FakeDriver:
 
     def processes(self, device: Device) -> list[GpuProcess]:
         self.read(device)
-        found = self.running.get(device, [])
-        if isinstance(found, GpuError):
-            raise found
-        return found
+        value = self.running.get(device, [])
+        if isinstance(value, GpuError):
+            raise value
+        return value
 
     def process_utilization(self, device: Device, since_us: int = 0) -> list[ProcessUtilization]:
         self.read(device)

@@ -298,9 +298,9 @@ class Node:
         return self.view_of(7)
 
     def view_of(self, job_id: int) -> dict[str, Any]:
-        found = self.scheduler.view(job_id)
-        assert found is not None
-        return found
+        view = self.scheduler.view(job_id)
+        assert view is not None
+        return view
 
 
 def entries(world: World) -> list[LedgerEntry]:

@@ -75,7 +75,7 @@ def forwarding(url: str) -> Application:
             content = answer.read()
         finally:
             connection.close()
-        start(f"{answer.status} {answer.reason}", [one for one in answer.getheaders() if one[0].lower() not in ours])
+        start(f"{answer.status} {answer.reason}", [item for item in answer.getheaders() if item[0].lower() not in ours])
         return [content]
 
     return application

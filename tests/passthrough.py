@@ -55,10 +55,10 @@ class Passthrough:
 
     @staticmethod
     def facts(path: str) -> bytes:
-        one = os.lstat(path)
-        times = int(one.st_atime), int(one.st_mtime), int(one.st_ctime)
-        whose = one.st_mode, one.st_nlink, one.st_uid, one.st_gid
-        return FACTS.pack(one.st_ino, one.st_size, one.st_blocks, *times, 0, 0, 0, *whose, 0, 4096, 0)
+        status = os.lstat(path)
+        times = int(status.st_atime), int(status.st_mtime), int(status.st_ctime)
+        whose = status.st_mode, status.st_nlink, status.st_uid, status.st_gid
+        return FACTS.pack(status.st_ino, status.st_size, status.st_blocks, *times, 0, 0, 0, *whose, 0, 4096, 0)
 
     def nothing(self, path: str, data: bytes) -> bytes:
         return b""
@@ -130,9 +130,9 @@ class Passthrough:
         return struct.pack("=II", os.pwrite(fd, data[40 : 40 + size], at), 0)
 
     def statfs(self, path: str, data: bytes) -> bytes:
-        one = os.statvfs(path)
-        blocks = one.f_blocks, one.f_bfree, one.f_bavail
-        return STATFS.pack(*blocks, one.f_files, one.f_ffree, one.f_bsize, 255, one.f_frsize, 0)
+        item = os.statvfs(path)
+        blocks = item.f_blocks, item.f_bfree, item.f_bavail
+        return STATFS.pack(*blocks, item.f_files, item.f_ffree, item.f_bsize, 255, item.f_frsize, 0)
 
     def release(self, path: str, data: bytes) -> bytes:
         os.close(struct.unpack_from("=Q", data)[0])
@@ -146,8 +146,8 @@ class Passthrough:
     def readdir(self, path: str, data: bytes) -> bytes:
         handle, at, size = READ.unpack_from(data)
         out = b""
-        for number, one in enumerate(self.listed[handle][at:], at + 1):
-            name = one.encode()
+        for number, text in enumerate(self.listed[handle][at:], at + 1):
+            name = text.encode()
             row = struct.pack("=QQII", number, number, len(name), 0) + name
             row += bytes(-len(row) % 8)
             if len(out) + len(row) > size:

@@ -179,7 +179,7 @@ def project_files() -> list[str]:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
         "\n"
     )
-    return [one for one in listed if Path(one).suffix in SUFFIXES and (ROOT / one).is_file()]
+    return [item for item in listed if Path(item).suffix in SUFFIXES and (ROOT / item).is_file()]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -190,9 +190,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rules = read_rules()
     own = {"tests/prose.toml", "tests/unit/test_prose.py", "CHANGELOG.md"}
-    files = [one for one in options.paths or project_files() if one not in own and (ROOT / one).is_file()]
+    files = [path for path in options.paths or project_files() if path not in own and (ROOT / path).is_file()]
     if not options.all and not options.paths:
-        files = [one for one in files if one.startswith(rules.clean)]
+        files = [item for item in files if item.startswith(rules.clean)]
     findings: list[Finding] = []
     for file in files:
         text = (ROOT / file).read_text(encoding="utf-8")

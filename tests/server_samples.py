@@ -79,10 +79,10 @@ def server_report(names: Sequence[str] = (), *, timelines: int = 15, note: str =
         engine("fine:8000", serving(), model=name(7, "mistral"), job="4713", user="ann", gpus="GPU-4"),
         engine("mute:8080", [{} for _ in range(40)], engine="llamacpp", model=name(8, "tiny")),
     ]  # fmt: skip
-    found = gpus("GPU-3", 30, used_mib=78_000.0, util_pct=0.0, power_w=70.0)
+    result = gpus("GPU-3", 30, used_mib=78_000.0, util_pct=0.0, power_w=70.0)
     order = [
-        (usage(one.health, one.series), timeline(one.samples, one.gpus, one.health.since, one.health.until))
-        for one in examine_all(pl.concat(samples).lazy(), Fleet(gpus=found.lazy()))
+        (usage(item.health, item.series), timeline(item.samples, item.gpus, item.health.since, item.health.until))
+        for item in examine_all(pl.concat(samples).lazy(), Fleet(gpus=result.lazy()))
     ]
     order.sort(key=lambda pair: pair[0].urgency)
     return ServerReport(tuple(used for used, _ in order), tuple(frame for _, frame in order)[:timelines], note)

@@ -28,15 +28,15 @@ START_S = 60
 def program_of(name: str, *patterns: str) -> str:
     """Return the path of ``name``: on PATH, in the sbin directories, or by ``patterns`` (globs below /)."""
     path = os.environ.get("PATH", "") + os.pathsep + os.pathsep.join(("/usr/sbin", "/usr/local/sbin", "/sbin"))
-    found = shutil.which(name, path=path)
-    if found is None:
-        found = next((str(p) for pattern in patterns for p in sorted(Path("/").glob(pattern), reverse=True)), None)
-    if found is None:
+    result = shutil.which(name, path=path)
+    if result is None:
+        result = next((str(p) for pattern in patterns for p in sorted(Path("/").glob(pattern), reverse=True)), None)
+    if result is None:
         reason = f"{name} is not installed"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    return found
+    return result
 
 
 def _unprivileged(*users: str) -> tuple[str, ...]:

@@ -66,29 +66,29 @@ def _run(  # noqa: PLR0917
             waiting.append(following)
             following += 1
         while waiting and len(running) < engine.batch:
-            one = waiting[0]
-            need = prompts[one] + outputs[one] - left[one]
+            item = waiting[0]
+            need = prompts[item] + outputs[item] - left[item]
             if used + need + len(running) + 1 > engine.pool:
                 break
             waiting.popleft()
-            running.append(one)
-            held[one], used = need, used + need
+            running.append(item)
+            held[item], used = need, used + need
             now += need * engine.prefill_s
             totals["prefill_s"] += need * engine.prefill_s
-            if not first[one]:
-                first[one] = True
-                totals["ttft_s"] += now - arrivals[one]
+            if not first[item]:
+                first[item] = True
+                totals["ttft_s"] += now - arrivals[item]
                 totals["ttft_count"] += 1
                 totals["prompt_tokens"] += need
         steps = max(int((scrape - now) / engine.iteration_s) + 1, 1)
         if running:
-            steps = min(steps, *(left[one] for one in running), (engine.pool - used) // len(running))
+            steps = min(steps, *(left[entry] for entry in running), (engine.pool - used) // len(running))
         if following < len(arrivals):
             steps = min(steps, max(int((arrivals[following] - now) / engine.iteration_s) + 1, 1))
         if running and steps == 0:
-            one = running.pop()
-            used -= held[one]
-            waiting.appendleft(one)
+            item = running.pop()
+            used -= held[item]
+            waiting.appendleft(item)
             totals["preemptions"] += 1
             continue
         now += max(steps, 1) * engine.iteration_s
@@ -98,16 +98,16 @@ def _run(  # noqa: PLR0917
             totals["token_latency_count"] += steps * len(running)
             totals["token_latency_s"] += steps * len(running) * engine.iteration_s
             totals["decode_s"] += steps * len(running) * engine.iteration_s
-            for one in running:
-                held[one] += steps
-                left[one] -= steps
-            done = [one for one in running if left[one] <= 0]
-            for one in done:
-                running.remove(one)
-                used -= held[one]
+            for item in running:
+                held[item] += steps
+                left[item] -= steps
+            done = [entry for entry in running if left[entry] <= 0]
+            for item in done:
+                running.remove(item)
+                used -= held[item]
                 totals["finished"] += 1
-                totals["prompt_length"] += prompts[one]
-                totals["generation_length"] += outputs[one]
+                totals["prompt_length"] += prompts[item]
+                totals["generation_length"] += outputs[item]
         while scrape <= now and scrape < seconds:
             rows.append({
                 "time": int(scrape * 1000), "running": len(running), "waiting": len(waiting),

@@ -63,8 +63,8 @@ def stalling(tmp_path: Path) -> Iterator[Callable[[Path], Stalling]]:
         return made[-1]
 
     yield mount
-    for one, timer in zip(made, late, strict=True):
+    for item, timer in zip(made, late, strict=True):
         timer.cancel()
-        one.program.kill()  # blocked requests fail
-        one.program.communicate()
-        subprocess.run(["umount", "-l", one.path], check=False, capture_output=True)
+        item.program.kill()  # blocked requests fail
+        item.program.communicate()
+        subprocess.run(["umount", "-l", item.path], check=False, capture_output=True)

@@ -149,9 +149,9 @@ def violations() -> Callable[[Page], list[Any]]:
 
     def check(page: Page) -> list[Any]:
         page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
-        found: list[Any] = page.evaluate(
+        evaluation: list[Any] = page.evaluate(
             "axe.run(document).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))"
         )
-        return found
+        return evaluation
 
     return check

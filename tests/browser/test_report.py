@@ -20,8 +20,8 @@ def column(page: Page, table: str, index: int) -> list[str]:
     """Return the visible texts of a column."""
     script = """([table, index]) => [...document.querySelector(table).tBodies[0].rows]
         .filter(row => !row.hidden).map(row => row.cells[index].innerText.trim())"""
-    found: list[str] = page.evaluate(script, [table, index])
-    return found
+    evaluation: list[str] = page.evaluate(script, [table, index])
+    return evaluation
 
 
 def numbers(texts: list[str]) -> list[float]:
@@ -172,9 +172,9 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, other: str) -> float:
     """Return the contrast ratio of two colors (WCAG 2)."""
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((luminance(first), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -255,10 +255,10 @@ def test_axis_labels_do_not_overlap(open_page: Open, width: int, name: str) -> N
            .map(([text, b]) => [text, b.left, b.right, b.top, b.bottom]))"""
     )
     for labels in boxes:
-        for i, (one, left, right, top, bottom) in enumerate(labels):
+        for i, (item, left, right, top, bottom) in enumerate(labels):
             for other, left2, right2, top2, bottom2 in labels[i + 1 :]:
                 apart = right <= left2 + 0.5 or right2 <= left + 0.5 or bottom <= top2 + 2 or bottom2 <= top + 2
-                assert apart, (one, other)
+                assert apart, (item, other)
 
 
 @pytest.mark.parametrize("name", ["week", "server"])
@@ -284,8 +284,8 @@ def test_axe_finds_no_violation(open_page: Open, scheme: Any, name: str) -> None
     page = open_page(name, color_scheme=scheme, bypass_csp=True)
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run(document).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))")
-    assert found == []
+    evaluation = page.evaluate("axe.run(document).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))")
+    assert evaluation == []
 
 
 def test_servers_are_sorted_with_the_keyboard(open_page: Open) -> None:

@@ -53,12 +53,12 @@ def zombies(cluster: Cluster, *words: str, **env: str) -> dict[str, Any]:
     policy = ("--policy", f"{STATE}/policy.toml") if words[0] in ("clean", "warn") else ()
     done = run(cluster, "zombies", *words, *policy, "--state", STATE, "--json", **env)
     assert done.stdout, done.stderr
-    found = json.loads(done.stdout)
-    return {**found, "status": done.returncode} if isinstance(found, dict) else {"rows": found}
+    record = json.loads(done.stdout)
+    return {**record, "status": done.returncode} if isinstance(record, dict) else {"rows": record}
 
 
-def about(found: dict[str, Any], job: str) -> list[tuple[str, str]]:
-    return [(one["verb"], one["result"]) for one in found["actions"] if one["job"] == job]
+def about(assessment: dict[str, Any], job: str) -> list[tuple[str, str]]:
+    return [(action["verb"], action["result"]) for action in assessment["actions"] if action["job"] == job]
 
 
 def squatting(
@@ -68,7 +68,7 @@ def squatting(
     job = cluster.submit(*where, *options, wrap=script, user=user)
     wait_until(
         f"job {job} is found",
-        lambda: [one["subject"].get("id") for one in zombies(cluster, "list", *LIVE)["findings"]],
+        lambda: [finding["subject"].get("id") for finding in zombies(cluster, "list", *LIVE)["findings"]],
         lambda ids: job in ids,
     )
     return job
@@ -83,7 +83,7 @@ def until(cluster: Cluster, job: str, verb: str, *words: str, **env: str) -> dic
     return wait_until(
         f"{verb} of job {job}",
         lambda: clean(cluster, *words, **env),
-        lambda found: any(v == verb for v, _ in about(found, job)),
+        lambda result: any(v == verb for v, _ in about(result, job)),
     )
 
 

@@ -118,7 +118,7 @@ def _collect(cluster: Cluster, began: float, test: str, failure: str) -> list[tu
     directory = Path(os.environ.get("CLUSTER_LOGS", REPOSITORY / "out" / "cluster-logs"))
     directory = directory / re.sub(r"[^\w.-]+", "_", test.rpartition("/")[2])
     directory.mkdir(parents=True, exist_ok=True)
-    found = cluster.logs(began)
+    logs = cluster.logs(began)
     for name, argv in {
         "squeue": ("squeue", "--all", "--long"),
         "sinfo": ("sinfo", "--Node", "--long"),
@@ -126,10 +126,10 @@ def _collect(cluster: Cluster, began: float, test: str, failure: str) -> list[tu
         "outputs": ("sh", "-c", "tail -n 50 /home/*/slurm-*.out"),
     }.items():
         done = cluster.run("login", *argv)
-        found[name] = done.stdout + done.stderr
-    for name, text in {**found, "failure": failure}.items():
+        logs[name] = done.stdout + done.stderr
+    for name, text in {**logs, "failure": failure}.items():
         (directory / f"{name}.log").write_text(text)
-    shown = [(name, "\n".join(text.splitlines()[-SHOWN_LINES:])) for name, text in found.items() if text.strip()]
+    shown = [(name, "\n".join(text.splitlines()[-SHOWN_LINES:])) for name, text in logs.items() if text.strip()]
     return [(f"{name} (all of it in {directory})", text) for name, text in shown]
 
 

@@ -109,10 +109,10 @@ class Cluster:
         """Return the container ID of a node, even if it is stopped."""
         if node not in self._containers:
             labels = (f"com.docker.compose.project={self.name}", f"com.docker.compose.service={node}")
-            found = docker("ps", "--all", "--quiet", "--no-trunc", *(f"--filter=label={label}" for label in labels))
-            if not found.strip():
+            result = docker("ps", "--all", "--quiet", "--no-trunc", *(f"--filter=label={label}" for label in labels))
+            if not result.strip():
                 raise ClusterError(f"{node} of {self.name} has no container")
-            self._containers[node] = found.split()[0]
+            self._containers[node] = result.split()[0]
         return self._containers[node]
 
     def run(
@@ -242,7 +242,7 @@ class Cluster:
 
     def logs(self, since: float) -> dict[str, str]:
         """Return the log of each container since a time (seconds since the epoch)."""
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for node in SERVICES:
             done = subprocess.run(
                 ("docker", "logs", f"--since={since:.3f}", self.container(node)),
@@ -252,8 +252,8 @@ class Cluster:
                 timeout=COMMAND_S,
                 check=False,
             )
-            found[node] = done.stdout
-        return found
+            result[node] = done.stdout
+        return result
 
     # --- faults
 

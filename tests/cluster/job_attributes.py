@@ -78,13 +78,13 @@ def limits() -> dict[str, str]:
 
 def prctl() -> dict[str, str]:
     """Return the attributes that prctl(2) reads."""
-    found = {}
+    outcome = {}
     for name, option in PRCTL.items():
         value = ctypes.c_int(-1)
         pointer = name in BY_POINTER
         result = call(LIBC.prctl, option, ctypes.byref(value) if pointer else 0, 0, 0, 0)
-        found[name] = str(value.value) if pointer and result == "0" else result
-    return found
+        outcome[name] = str(value.value) if pointer and result == "0" else result
+    return outcome
 
 
 def keyring(which: int) -> str:
@@ -146,13 +146,13 @@ def process_start_s() -> float:
 
 def descriptors() -> dict[str, str]:
     """Return kind, flags and name of each open descriptor."""
-    found = {}
+    result = {}
     for fd in (fd for fd in range(256) if Path(f"/proc/self/fd/{fd}").exists()):
         facts, name = os.fstat(fd), str(Path(f"/proc/self/fd/{fd}").readlink())
         flags = fields(read(f"/proc/self/fdinfo/{fd}"))["flags"]
         kind = "terminal" if os.isatty(fd) else stat.filemode(facts.st_mode)
-        found[f"descriptor_{fd}"] = f"{kind} {flags} {JOB_PARTS.sub('N', name)}"
-    return found
+        result[f"descriptor_{fd}"] = f"{kind} {flags} {JOB_PARTS.sub('N', name)}"
+    return result
 
 
 def namespaces(host: str) -> dict[str, str]:
@@ -167,14 +167,14 @@ def namespaces(host: str) -> dict[str, str]:
 
 def mounts() -> dict[str, str]:
     """Return the mounts: root in the file system, options, propagation and type of each."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for line in read("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         _, _, _, root, place, options, *tags = left.split(" ")
         shared = "+".join(sorted(tag.partition(":")[0] for tag in tags)) or "private"
-        found.setdefault(place, []).append(f"{root} {options} {shared} {right}")
+        result.setdefault(place, []).append(f"{root} {options} {shared} {right}")
     # A mount above another one of the same type and options, such as a job's own /proc, counts as a further one.
-    return {f"mount_{place}": "; ".join(rows) for place, rows in found.items()}
+    return {f"mount_{place}": "; ".join(rows) for place, rows in result.items()}
 
 
 def tracing() -> dict[str, str]:
@@ -219,9 +219,9 @@ def core_dump() -> dict[str, str]:
 
 def credentials_seen() -> str:
     """Return the relation between the PID that a peer of a UNIX socket sees and the own PID."""
-    one, other = socket.socketpair()
+    first, other = socket.socketpair()
     pid, _, _ = struct.unpack("iII", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    one.close()
+    first.close()
     other.close()
     return str(pid == os.getpid())
 
@@ -245,7 +245,7 @@ def variables() -> dict[str, str]:
 def main() -> None:
     """Print the attributes. The environment has the node's namespaces in ``HOST_NAMESPACES``."""
     status = fields(read("/proc/self/status"))
-    found = {
+    result = {
         **{name: status[name] for name in STATUS if name in status},
         **{name: read(f"/proc/self/{name}") for name in FILES},
         **{name: read(f"/proc/sys/{name}") for name in SYSTEM},
@@ -260,7 +260,7 @@ def main() -> None:
         **{f"keyring_{name}": keyring(number) for name, number in
            {"thread": -1, "process": -2, "session": -3, "user": -4, "user_session": -5}.items()},
     }  # fmt: skip
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 main()

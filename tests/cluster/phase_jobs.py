@@ -71,7 +71,7 @@ def passed(cluster: Cluster, phase: str) -> bool:
     seen = journals(cluster, NODE)
     if phase == "waking":
         return not seen
-    return any(IN_PLACE.index(one) > IN_PLACE.index(phase) for one in seen)
+    return any(IN_PLACE.index(item) > IN_PLACE.index(phase) for item in seen)
 
 
 def send_request(cluster: Cluster, verb: str, job: str) -> None:

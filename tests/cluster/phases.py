@@ -75,8 +75,8 @@ def wait_for_stop(cluster: Cluster, completed: Callable[[], bool], *, timeout_s:
         stopped = (node for node in GPU_NODES if cluster.run(node, "test", "-e", _STOPPED).returncode == 0)
         return next(stopped, "missed" if missed else "")
 
-    found = wait_until("an agent is stopped", stopped_node, timeout_s=timeout_s)
-    return None if found == "missed" else found
+    result = wait_until("an agent is stopped", stopped_node, timeout_s=timeout_s)
+    return None if result == "missed" else result
 
 
 def open_journals(cluster: Cluster) -> str:

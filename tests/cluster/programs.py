@@ -160,8 +160,8 @@ print(answer + 1, process == os.getpid(), device.intact(buffer))
 def guide() -> dict[str, str]:
     """Return the scripts in the guide for Open OnDemand by name, with Jupyter Server instead of JupyterLab."""
     text = GUIDE.read_text(encoding="utf-8")
-    found = re.findall(r"`template/(\w+\.sh)\.erb`[^`]*(?:`[^`]+`[^`]*)*?```sh\n(.*?)```", text, re.DOTALL)
-    return {name: script.replace("jupyter lab", f"{PYTHON} -m jupyter_server") for name, script in found}
+    result = re.findall(r"`template/(\w+\.sh)\.erb`[^`]*(?:`[^`]+`[^`]*)*?```sh\n(.*?)```", text, re.DOTALL)
+    return {name: script.replace("jupyter lab", f"{PYTHON} -m jupyter_server") for name, script in result}
 
 
 def connection(cluster: Cluster, host: str) -> dict[str, str]:
@@ -174,10 +174,10 @@ def connection(cluster: Cluster, host: str) -> dict[str, str]:
     return dict(line.split(": ") for line in text.splitlines())
 
 
-def run_cell(cluster: Cluster, found: dict[str, str], kernel: str, code: str) -> tuple[str, str]:
+def run_cell(cluster: Cluster, server: dict[str, str], kernel: str, code: str) -> tuple[str, str]:
     """Run code in a kernel through the paths of Open OnDemand; return the ID of the kernel and the output."""
-    base = f"/node/{found['host']}/{found['port']}/"
-    text = cluster.exec("login", PYTHON, "-c", CLIENT, found["password"], base, kernel, code, user="alice")
+    base = f"/node/{server['host']}/{server['port']}/"
+    text = cluster.exec("login", PYTHON, "-c", CLIENT, server["password"], base, kernel, code, user="alice")
     answer = json.loads(text)
     return answer["kernel"], answer["printed"]
 
@@ -273,4 +273,4 @@ def editor_sessions(cluster: Cluster, node: str, state: str) -> list[str]:
     text = cluster.exec(
         "login", PYTHON, "-c", EDITOR_CLIENT, node, str(EDITOR_PORT), *SESSIONS, state, user="alice", timeout_s=90
     )
-    return [one.get("reason") or one.get("type", "started") for one in json.loads(text)]
+    return [record.get("reason") or record.get("type", "started") for record in json.loads(text)]

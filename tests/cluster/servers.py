@@ -143,8 +143,8 @@ def in_place(cluster: Cluster, job: str) -> dict[str, Any] | None:
     A new agent knows the job only after its shepherd has reconnected.
     """
     rows = wait_until(f"an agent knows job {job}", lambda: status(cluster, job).get("jobs"))
-    found: dict[str, Any] | None = rows[0]["in_place"]
-    return found
+    result: dict[str, Any] | None = rows[0]["in_place"]
+    return result
 
 
 def put_to_sleep(cluster: Cluster, job: str) -> None:

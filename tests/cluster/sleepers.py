@@ -73,10 +73,10 @@ def each_once(output: str) -> bool:
 
 def steps_by_process(output: str) -> dict[str, list[int]]:
     """Return the steps that each process of a job has counted, by its PID in the job."""
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for pid, number in re.findall(r"pid=(\d+) step number=(\d+)", output):
-        found.setdefault(pid, []).append(int(number))
-    return found
+        result.setdefault(pid, []).append(int(number))
+    return result
 
 
 def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:

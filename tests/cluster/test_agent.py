@@ -64,9 +64,9 @@ def watched(cluster: Cluster, job: str, good: Callable[[dict[str, Any]], bool], 
             return None  # its shepherd has not connected yet
         return row if row["idle"] is not None and row["next"] is not None and good(row) else None
 
-    found = wait_until(f"job {job} has the expected status", look)
-    assert found is not None
-    return found
+    result = wait_until(f"job {job} has the expected status", look)
+    assert result is not None
+    return result
 
 
 def restart_agent(cluster: Cluster, node: str, signal: str = "KILL") -> None:
@@ -96,7 +96,7 @@ def test_status_follows_job_through_idle_window(cluster: Cluster) -> None:
     job = submit(cluster, "6s", script=f"exec {WORKLOADS}/idle_after.py --busy 8 --idle 600")
     busy = watched(cluster, job, lambda row: row["idle"]["verdict"] == "busy")
     assert busy["next"]["code"] == "busy"
-    assert any(one["value"] > one["limit"] for one in busy["idle"]["signals"])
+    assert any(signal["value"] > signal["limit"] for signal in busy["idle"]["signals"])
     idle = watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle" and row["idle"]["progress_s"] > 0)
     assert idle["idle"]["progress_s"] + idle["idle"]["remaining_s"] == pytest.approx(6, abs=0.2)
     assert idle["memory_held_bytes"] > 0
@@ -171,7 +171,10 @@ def test_slurmctld_outage_is_survived(cluster: Cluster) -> None:
     docker("stop", "--time=10", cluster.container("slurmctld"))
     try:
         row = watched(
-            cluster, job, lambda row: any(one["code"] == "queue-unknown" for one in row["next"]["against"]), node="c1"
+            cluster,
+            job,
+            lambda row: any(refusal["code"] == "queue-unknown" for refusal in row["next"]["against"]),
+            node="c1",
         )
         assert row["idle"]["verdict"] == "idle"
     finally:
@@ -237,7 +240,7 @@ def test_status_names_rules_of_the_site(cluster: Cluster, configured: Callable[[
     configured('exclude_partitions = ["gpu"]\nusers = {alice = {min_run = "1h"}}')
     job = submit(cluster, "2s,when=always")
     row = watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
-    assert {one["code"] for one in row["next"]["against"]} == {"excluded-partition", "min-run"}
+    assert {refusal["code"] for refusal in row["next"]["against"]} == {"excluded-partition", "min-run"}
 
 
 def test_credential_is_valid_once_and_for_one_node(cluster: Cluster) -> None:

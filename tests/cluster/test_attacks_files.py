@@ -127,9 +127,9 @@ def test_held_tree_has_only_files_that_its_user_may_open(attack: Callable[..., A
     attack("dump")
     attack("steal")
     attack("restore_victim")
-    found = attack("stolen")
-    assert found["taken"]
-    assert found["beyond"] == []
+    result = attack("stolen")
+    assert result["taken"]
+    assert result["beyond"] == []
 
 
 def test_hundreds_of_mapped_files_are_restored(attack: Callable[..., Any]) -> None:
@@ -178,4 +178,4 @@ def test_unaccepted_connection_prevents_dump(attack: Callable[..., Any]) -> None
 
 def test_open_process_file_prevents_suspension(attack: Callable[..., Any]) -> None:
     attack("victim", "process")
-    assert "undumpable" in [one["code"] for one in attack("refusals")]
+    assert "undumpable" in [refusal["code"] for refusal in attack("refusals")]

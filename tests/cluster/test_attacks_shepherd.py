@@ -132,7 +132,7 @@ def test_shepherd_is_announced_as_long_as_its_job_runs(cluster: Cluster) -> None
     wait_for_agents(cluster)
     wait_until("the next agent accepts it", lambda: status(cluster, job))
     cluster.exec("login", "scancel", job)
-    wait_until("the announcement is removed", lambda: announcements(cluster), lambda found: not found)
+    wait_until("the announcement is removed", lambda: announcements(cluster), lambda result: not result)
 
 
 def test_announcement_of_killed_keeper_is_removed(cluster: Cluster) -> None:
@@ -140,7 +140,7 @@ def test_announcement_of_killed_keeper_is_removed(cluster: Cluster) -> None:
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="echo up; sleep 60")
     cluster.wait_for_output(job, "up")
     cluster.shell(NODE, f"kill -KILL $(sed -n 's/^keeper=//p' {ANNOUNCEMENTS}/{job})")
-    wait_until("the announcement is removed", lambda: announcements(cluster), lambda found: not found)
+    wait_until("the announcement is removed", lambda: announcements(cluster), lambda result: not result)
 
 
 def test_job_without_announced_shepherd_runs_without_option(cluster: Cluster) -> None:
@@ -157,8 +157,8 @@ def test_job_without_announced_shepherd_runs_without_option(cluster: Cluster) ->
 @pytest.mark.parametrize("path", ["/usr/local/lib/slurm/slurm_affinode.so", SHEPHERD], ids=["plugin", "shepherd"])
 def test_binaries_are_hardened(cluster: Cluster, path: str) -> None:
     data = base64.b64decode(cluster.exec(NODE, "base64", path))
-    found = elf.read(data)
-    assert (found.shared, found.relro, found.now, found.executable_stack) == (True, True, True, False)
-    assert not found.interpreted
+    result = elf.read(data)
+    assert (result.shared, result.relro, result.now, result.executable_stack) == (True, True, True, False)
+    assert not result.interpreted
     assert b"__stack_chk_fail" in data or b"stack smashing detected" in data
     assert b"__snprintf_chk" in data or b"buffer overflow detected" in data

@@ -62,7 +62,7 @@ def cgroups(cluster: Cluster) -> None:
     wait_for_agents(cluster)
 
 
-def found(cluster: Cluster, node: str) -> dict[str, Any]:
+def reported(cluster: Cluster, node: str) -> dict[str, Any]:
     """Return Alice's processes on a node with their jobs and cgroups, and the usage of all jobs."""
     program = "/opt/slurm-affinode/bin/python"
     text = cluster.shell(node, INSIDE, program, "-c", FIND, ALICE)
@@ -80,9 +80,9 @@ def test_processes_are_found_by_cgroup(cluster: Cluster) -> None:
     before = {node: set(batch_cgroups(cluster, node)) for node in ("c1", "c2")}  # a step that was killed leaves its own
     job = cluster.submit(script=idle_job("--nodelist=c1", BY_HAND, busy=0, idle=60))
     cluster.wait_for_output(job, "step number=1")
-    seen = found(cluster, "c1")
+    seen = reported(cluster, "c1")
     assert len(seen["processes"]) >= 3  # shepherd, script, workload
-    assert {(one["job"], one["source"]) for one in seen["processes"]} == {(int(job), "cgroup")}
+    assert {(process["job"], process["source"]) for process in seen["processes"]} == {(int(job), "cgroup")}
     (use,) = seen["uses"]
     assert use["job"] == int(job)
     assert use["cpu_s"] > 0
@@ -104,11 +104,11 @@ def test_restored_job_is_in_cgroups_of_new_attempt(cluster: Cluster) -> None:
     before = set(batch_cgroups(cluster, "c2"))
     wake(cluster, job)
     cluster.wait_for_output(job, "restored on c2")
-    seen = found(cluster, "c2")
-    assert {(one["job"], one["source"]) for one in seen["processes"]} == {(int(job), "cgroup")}
+    seen = reported(cluster, "c2")
+    assert {(process["job"], process["source"]) for process in seen["processes"]} == {(int(job), "cgroup")}
     shepherd, *others = seen["processes"]
     assert others
-    assert all(one["paths"] == shepherd["paths"] for one in others)
+    assert all(other["paths"] == shepherd["paths"] for other in others)
     place = shepherd["paths"].get("memory")
     if cluster.run(NODE, "test", "-d", "/sys/fs/cgroup/memory").returncode == 0:
         used = int(cluster.exec("c2", "cat", f"/sys/fs/cgroup/memory{place}/memory.usage_in_bytes"))
@@ -116,7 +116,7 @@ def test_restored_job_is_in_cgroups_of_new_attempt(cluster: Cluster) -> None:
     cluster.exec("login", "scancel", job, user="alice")
     cluster.wait_for_state(job, "CANCELLED")
     wait_until("its cgroups are gone", lambda: set(batch_cgroups(cluster, "c2")) - before, lambda left: not left)
-    assert found(cluster, "c2")["processes"] == []
+    assert reported(cluster, "c2")["processes"] == []
 
 
 def test_other_gpus_are_closed_to_job(cluster: Cluster) -> None:
@@ -148,7 +148,7 @@ def test_time_suspended_by_slurm_is_not_idle_time(cluster: Cluster) -> None:
         value: dict[str, Any] = rows[0].get("idle") or {}
         return value
 
-    seen = wait_until("its use is unknown", idle, lambda one: one.get("verdict") == "unknown")
+    seen = wait_until("its use is unknown", idle, lambda item: item.get("verdict") == "unknown")
     assert "scontrol suspend" in seen["why"]
     cluster.shell("login", "sleep 10")
     assert cluster.job(job)["JobState"] == "SUSPENDED"
@@ -193,4 +193,4 @@ def test_sleeper_is_frozen_in_its_cgroup(cluster: Cluster) -> None:
     cluster.exec("login", "scancel", "--full", "--signal=KILL", server.job, user="alice")
     cluster.wait_for_state(server.job, "FAILED", "CANCELLED", "COMPLETED")
     wait_until("its cgroup is gone", lambda: own_cgroups(cluster), lambda left: not left)
-    assert found(cluster, NODE)["processes"] == []
+    assert reported(cluster, NODE)["processes"] == []

@@ -108,8 +108,8 @@ def drive(programs: Cluster) -> Iterator[Callable[..., Drive]]:
         return made[-1]
 
     yield on
-    for one in made:
-        one.close()
+    for connection in made:
+        connection.close()
     programs.run("c1", "gpu-emulatorctl", "fault", "clear")
 
 
@@ -302,11 +302,11 @@ def test_refusals_are_found_in_real_tree(drive: Callable[..., Drive]) -> None:
         ("namespace", "namespaces"),
         ("uring", "io-uring"),
     ):
-        found = on("provoke", what)
-        if found is None:
+        result = on("provoke", what)
+        if result is None:
             continue  # not available on this kernel
-        assert code in [refusal["code"] for refusal in found], what
-        assert all("\n" not in refusal["text"] for refusal in found)
+        assert code in [refusal["code"] for refusal in result], what
+        assert all("\n" not in refusal["text"] for refusal in result)
     assert on("refusals") == []
 
 

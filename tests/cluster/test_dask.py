@@ -82,10 +82,10 @@ def test_report_of_slurm_jobs_is_that_of_one_machine(cluster: Cluster, state: st
 
     canceller = threading.Thread(target=cancel)
     canceller.start()
-    found = report(cluster, state, "dask", "--dask", "slurm")
+    result = report(cluster, state, "dask", "--dask", "slurm")
     canceller.join()
     assert seen[0]
-    assert found == local
+    assert result == local
     compare = 'cd "$1" && for file in local/*.csv; do cmp "$file" "dask/${file#*/}"; done; ls local'
     assert "jobs.csv" in cluster.shell("login", compare, state)
     wait_until("no worker is left", lambda: workers(cluster), lambda jobs: not jobs)

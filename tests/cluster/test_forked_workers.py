@@ -138,7 +138,7 @@ def refusal(cluster: Cluster, job: str) -> str:
 
     def texts() -> list[str]:
         rows = status(cluster, job).get("jobs", ())
-        found = [one for row in rows for one in (row["next"] or {}).get("against", ())]
-        return [one["text"] for one in found if one["code"] == "gpu-file"]
+        result = [item for row in rows for item in (row["next"] or {}).get("against", ())]
+        return [problem["text"] for problem in result if problem["code"] == "gpu-file"]
 
     return str(wait_until("status names the refusal", texts)[0])

@@ -105,12 +105,12 @@ def test_idle_server_sleeps_and_open_connection_wakes_it(cluster: Cluster) -> No
             "a connection is open",
             lambda: cluster.run("login", "test", "-e", "/home/alice/inplace-open").returncode == 0,
         )
-        seen = wait_until("it sleeps", lambda: in_place(cluster, server.job), lambda one: one is not None)
+        seen = wait_until("it sleeps", lambda: in_place(cluster, server.job), lambda item: item is not None)
         assert seen is not None
         assert seen["why"].startswith("idle ")
         cluster.shell("login", "touch /home/alice/inplace-ask")
         assert json.loads(late.result().splitlines()[-1])["prediction"] == server.prediction
-    wait_until("it sleeps again", lambda: in_place(cluster, server.job), lambda one: one is not None)
+    wait_until("it sleeps again", lambda: in_place(cluster, server.job), lambda item: item is not None)
 
 
 # A server whose master kills workers that have sent no heartbeat for three seconds.
@@ -168,7 +168,7 @@ def test_watchdog_does_not_kill_workers_after_sleep(cluster: Cluster) -> None:
     """The master checks its workers, frozen for longer than its timeout, only after their next heartbeat."""
     job = cluster.submit(BY_HAND, script=WATCHED.format(node=NODE, workloads=WORKLOADS))
     cluster.wait_for_output(job, "listening")
-    wait_until("all listen", lambda: cluster.output(job).count("listening"), lambda found: found == 3)
+    wait_until("all listen", lambda: cluster.output(job).count("listening"), lambda result: result == 3)
     for _ in range(3):
         put_to_sleep(cluster, job)
         time.sleep(4)  # longer than its timeout
@@ -200,7 +200,7 @@ def test_four_servers_take_turns_with_one_gpu(cluster: Cluster) -> None:
     for server, answer, _ in results:
         assert answer["prediction"] == server.prediction
     for server in servers:  # each request is counted once: none was served twice or lost
-        numbers = sorted(answer["number"] for one, answer, _ in results if one is server)
+        numbers = sorted(answer["number"] for item, answer, _ in results if item is server)
         assert numbers == list(range(2, 2 + len(numbers)))
     took = sorted(seconds for _, _, seconds in results)
     moves = cluster.logs(began)[NODE].count(": asleep in place")
@@ -302,7 +302,9 @@ def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
         with fault(cluster, "restore-fails"):
             asked = pool.submit(ask, cluster, server.url)
             seen = wait_until(
-                "it is reported", lambda: in_place(cluster, server.job), lambda one: one is not None and one["failure"]
+                "it is reported",
+                lambda: in_place(cluster, server.job),
+                lambda item: item is not None and item["failure"],
             )
             assert seen is not None
             assert "move the GPU memory" in seen["failure"]
@@ -330,7 +332,7 @@ def test_wake_waits_for_occupied_gpu_memory(cluster: Cluster) -> None:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(ask, cluster, server.url)
             seen = wait_until(
-                "it waits", lambda: in_place(cluster, server.job), lambda one: one is not None and one["waits"]
+                "it waits", lambda: in_place(cluster, server.job), lambda item: item is not None and item["waits"]
             )
             assert seen is not None
             assert "is left there: other processes hold the rest" in seen["waits"]

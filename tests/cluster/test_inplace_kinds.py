@@ -153,8 +153,8 @@ def kinds(cluster: Cluster, job: str) -> list[str]:
     """Return the rows that status names for a job; empty until the agent knows it."""
     return [
         kind
-        for one in status(cluster, job).get("jobs", ())
-        for kind in (one["compatibility"] or {"kinds": ()})["kinds"]
+        for item in status(cluster, job).get("jobs", ())
+        for kind in (item["compatibility"] or {"kinds": ()})["kinds"]
     ]
 
 
@@ -180,7 +180,7 @@ def sleep_and_wake(cluster: Cluster, job: str, processes: int = 1, row: str | No
     cluster.wait_for_output(job, "step number=2", timeout_s=START_S)
     wait_until("all count", counted, lambda seen: len(seen) == processes, timeout_s=START_S)
     if row is not None:
-        wait_until("status names the row", lambda: kinds(cluster, job), lambda found: row in found)
+        wait_until("status names the row", lambda: kinds(cluster, job), lambda result: row in result)
     held = used_mib(cluster)
     sleep_in_place(cluster, job, processes * MEMORY_MIB)
     asleep = counted()
@@ -316,11 +316,11 @@ def test_llama_server_wakes_on_request(cluster: Cluster) -> None:
 def test_notebook_server_wakes_on_request(cluster: Cluster) -> None:
     """A client runs code in a kernel of the sleeping server, which still has its variables and its GPU memory."""
     job = notebook_server(cluster, OPTION, *ON_GPU)
-    found = connection(cluster, NODE)
-    kernel, printed = run_cell(cluster, found, "new", CELL)
+    result = connection(cluster, NODE)
+    kernel, printed = run_cell(cluster, result, "new", CELL)
     assert printed == "ready\n"
     sleep_in_place(cluster, job, CELL_MIB)
-    assert run_cell(cluster, found, kernel, CELL_AGAIN) == (kernel, "42 True True\n")
+    assert run_cell(cluster, result, kernel, CELL_AGAIN) == (kernel, "42 True True\n")
     wait_awake(cluster, job)
     cluster.exec("login", "scancel", job, user="alice")
 

@@ -67,7 +67,7 @@ def test_insufficient_host_memory_is_refused_without_side_effects(cluster: Clust
 
         def against() -> list[str]:
             row = status(cluster, server.job)["jobs"][0]
-            return [one["code"] for one in (row["next"] or {"against": []})["against"]]
+            return [refusal["code"] for refusal in (row["next"] or {"against": []})["against"]]
 
         wait_until("status shows the refusal", against, lambda codes: "host-memory" in codes)
         shown = cluster.exec("login", "slurm-affinode", "status", server.job, user="alice")
@@ -94,7 +94,7 @@ def test_wake_deadline_is_enforced(cluster: Cluster, ends: bool) -> None:
             with ThreadPoolExecutor(1) as pool:
                 asked = pool.submit(ask, cluster, server.url)
                 seen = wait_until(
-                    "it is overdue", lambda: in_place(cluster, server.job), lambda one: bool(one and one["overdue"])
+                    "it is overdue", lambda: in_place(cluster, server.job), lambda item: bool(item and item["overdue"])
                 )
                 assert seen is not None
                 assert "is left there" in seen["waits"]
@@ -128,21 +128,21 @@ def test_queue_of_wake_requests_survives_agent_restart(cluster: Cluster) -> None
             cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid)")
             wait_until("the first one is awake", lambda: in_place(cluster, first.job), lambda seen: seen is None)
             put_to_sleep(cluster, first.job)  # this frees memory for the other one
-            answers = [one.result()[0] for one in asked]
-        assert answers == [{"prediction": one.prediction, "number": 2} for one in (first, later)]
+            answers = [outcome.result()[0] for outcome in asked]
+        assert answers == [{"prediction": answer.prediction, "number": 2} for answer in (first, later)]
 
 
 def test_awake_limit_is_enforced(cluster: Cluster) -> None:
     """Two servers that fit on the GPU together take turns if the site limits the memory of awake jobs."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
     with gpus_of(cluster, 2 * GPU_MIB), inplace_configured(cluster, awake_limit_pct=50):
-        one = serve(cluster, 8001, option, memory_mib=SERVER_MIB)
-        put_to_sleep(cluster, one.job)
+        item = serve(cluster, 8001, option, memory_mib=SERVER_MIB)
+        put_to_sleep(cluster, item.job)
         other = serve(cluster, 8002, option, memory_mib=SERVER_MIB)
-        places = [cluster.shell("login", 'curl --silent "$1/health"', server.url) for server in (one, other)]
+        places = [cluster.shell("login", 'curl --silent "$1/health"', server.url) for server in (item, other)]
         assert len({json.loads(place)["gpu"] for place in places}) == 1
         for number in (2, 3, 4):
-            for server in (one, other):
+            for server in (item, other):
                 assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": number}
                 assert max(used_mib(cluster)) < 2 * (SERVER_MIB + CONTEXT_MIB)
 

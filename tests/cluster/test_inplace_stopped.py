@@ -61,7 +61,7 @@ def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None
         seen = wait_until(
             "the request is seen, and Slurm stops it",
             lambda: in_place(cluster, server.job),
-            lambda one: bool(one and one["suspended_by_slurm"] and one["waits"]),
+            lambda item: bool(item and item["suspended_by_slurm"] and item["waits"]),
         )
         assert seen is not None
         assert not seen["overdue"]

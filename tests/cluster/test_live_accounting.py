@@ -141,12 +141,12 @@ def test_metrics_name_the_job_that_has_the_gpu(cluster: Cluster) -> None:
         "--partition=gpu", "--nodelist=c2", "--gres=gpu:1", wrap=workload("squatter", "--memory-mib=60000")
     )
     written = cluster.wait_for_output(job, " squatting ")
-    found = re.search(r"gpu=(GPU-\S+)", written)
-    assert found is not None
+    match = re.search(r"gpu=(GPU-\S+)", written)
+    assert match is not None
 
     def metrics() -> list[str]:
         text = cluster.exec("login", "curl", "--silent", "--fail", "http://c2:9402/metrics")
-        return [line for line in text.splitlines() if line.startswith("DCGM_FI_DEV_FB_USED{") and found[1] in line]
+        return [line for line in text.splitlines() if line.startswith("DCGM_FI_DEV_FB_USED{") and match[1] in line]
 
     def shown(lines: list[str]) -> bool:
         return f'hpc_job="{job}"' in lines[0] and float(lines[0].rpartition(" ")[2]) >= 60000
@@ -162,8 +162,8 @@ def test_processes_are_traced_to_their_job(cluster: Cluster) -> None:
     cgroups = "proctrack/cgroup" in cluster.exec("login", "scontrol", "show", "config")
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("squatter"))
     cluster.wait_for_output(job, " squatting ")
-    found = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
-    [held] = [gpu for gpu in found if gpu["refs"]]
+    record = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
+    [held] = [gpu for gpu in record if gpu["refs"]]
     assert held["jobs"] == [job]
     assert held["refs"] == [[int(job), "batch", "cgroup" if cgroups else "slurmstepd"]]
 
@@ -173,8 +173,8 @@ def test_leftover_process_belongs_to_no_running_job(cluster: Cluster) -> None:
     """The environment of the process names a job that no longer has the GPU."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("leaking"))
     cluster.wait_for_state(job, "COMPLETED")
-    found = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
-    [held] = [gpu for gpu in found if gpu["refs"]]
+    record = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
+    [held] = [gpu for gpu in record if gpu["refs"]]
     assert held["jobs"] is None
     assert [(ref[0], ref[2]) for ref in held["refs"]] == [(int(job), "environment")]
 

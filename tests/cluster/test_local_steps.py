@@ -109,8 +109,8 @@ def test_local_steps_are_like_those_of_slurm(cluster: Cluster) -> None:
     slurm, local = (ran(cluster, option, script) for option in (BY_HAND, LOCAL))
     parts = [re.split(r"^=== \d+\n", text, flags=re.MULTILINE)[1:] for text in (slurm, local)]
     assert [len(part) for part in parts] == [len(commands)] * 2
-    for command, expected, found in zip(commands, *parts, strict=True):
-        assert (command, settled(found.splitlines())) == (command, settled(expected.splitlines()))
+    for command, expected, result in zip(commands, *parts, strict=True):
+        assert (command, settled(result.splitlines())) == (command, settled(expected.splitlines()))
 
 
 def test_tasks_of_local_steps_get_different_gpus(cluster: Cluster) -> None:
@@ -178,9 +178,9 @@ done
 def remedies_of_steps(cluster: Cluster, job: str) -> list[str]:
     """Return the remedies against running steps in the status of a job; empty if there are no such steps."""
     jobs = status(cluster, job)["jobs"]  # empty until the agent knows the job
-    found = jobs[0]["compatibility"] if jobs else None
-    against = () if found is None else found["modes"]["requeue"]["against"]
-    return [one["remedy"] for one in against if one["code"] == "srun-steps"]
+    compatibility = jobs[0]["compatibility"] if jobs else None
+    against = () if compatibility is None else compatibility["modes"]["requeue"]["against"]
+    return [refusal["remedy"] for refusal in against if refusal["code"] == "srun-steps"]
 
 
 def test_other_steps_are_run_by_slurm(cluster: Cluster) -> None:

@@ -40,16 +40,16 @@ def mailed(cluster: Cluster) -> Iterator[None]:
 
 def subjects(cluster: Cluster) -> dict[str, str]:
     """Return the subject and text of each mail sent."""
-    found = {}
+    result = {}
     for node in GPU_NODES:
         for name in cluster.run(node, "sh", "-c", f"ls {BOX}/*.mail 2>/dev/null").stdout.split():
             mail = message_from_string(cluster.exec(node, "cat", name), policy=policy.default)
             assert mail["To"] == "alice@example.org"
             body = mail.get_body(("plain",))
             assert body is not None
-            assert mail["Subject"] not in found, "an event is mailed once"
-            found[str(mail["Subject"])] = body.get_content()
-    return found
+            assert mail["Subject"] not in result, "an event is mailed once"
+            result[str(mail["Subject"])] = body.get_content()
+    return result
 
 
 def wait_for_mail(cluster: Cluster, subject: str) -> str:

@@ -62,7 +62,7 @@ def paused(cluster: Cluster) -> Iterator[None]:
 
 def limits(cluster: Cluster) -> list[int]:
     """Return the limits of the job's batch step and of the job in MiB."""
-    return [int(one) for one in cluster.shell(NODE, LIMITS).split()]
+    return [int(word) for word in cluster.shell(NODE, LIMITS).split()]
 
 
 def used(cluster: Cluster) -> int:
@@ -77,7 +77,7 @@ def records(cluster: Cluster) -> str:
 
 def wait_until_lowered(cluster: Cluster, limit_mib: int = LIMIT_MIB, *, timeout_s: float = 60) -> None:
     wait_until(
-        "the limit is Slurm's", lambda: limits(cluster), lambda found: found == [limit_mib] * 2, timeout_s=timeout_s
+        "the limit is Slurm's", lambda: limits(cluster), lambda result: result == [limit_mib] * 2, timeout_s=timeout_s
     )
     wait_until("no record is left", lambda: records(cluster), lambda names: names == "")
 

@@ -85,7 +85,7 @@ def suspend_in_the_end(cluster: Cluster, job: str) -> None:
         cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
         return cluster.job(job)["JobState"]
 
-    wait_until("it is suspended", state, lambda found: found == "PENDING", timeout_s=SUSPEND_S)
+    wait_until("it is suspended", state, lambda result: result == "PENDING", timeout_s=SUSPEND_S)
 
 
 @pytest.mark.timeout(600, func_only=True)

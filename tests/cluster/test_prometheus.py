@@ -37,7 +37,7 @@ def url(cluster: Cluster) -> str:
     client = Client(Server(f"http://{address}:9090"))
 
     def scraped() -> list[str]:
-        return [one["metric"]["instance"] for one in client.instant("up == 1", _now_ms())]
+        return [item["metric"]["instance"] for item in client.instant("up == 1", _now_ms())]
 
     wait_until("Prometheus scrapes both nodes", scraped, lambda nodes: sorted(nodes) == ["c1:9402", "c2:9402"])
     return f"http://{address}:9090"

@@ -133,9 +133,9 @@ def test_job_with_too_many_bytes_returns_to_its_node(cluster: Cluster) -> None:
     with configured(cluster, **MORE_THAN_LIMIT):
         suspend(cluster, job)
         assert wait_asleep(cluster, job)["ReqNodeList"] == node
-        found = row(cluster, job)
-        assert found["tied_to"] == node
-        assert str(found["local_files"]).startswith(f"tied to {node}: "), found
+        result = row(cluster, job)
+        assert result["tied_to"] == node
+        assert str(result["local_files"]).startswith(f"tied to {node}: "), result
         assert f"tied to {node}" in cluster.comment(job)
         assert is_there(cluster, node, path)
         wake(cluster, job)
@@ -193,10 +193,10 @@ def test_files_of_another_job_of_the_user_are_not_moved(cluster: Cluster) -> Non
     cluster.wait_for_runs(other, "COMPLETED")
     suspend(cluster, job)
     wait_asleep(cluster, job)
-    found = row(cluster, job)
-    assert found["tied_to"] == node
+    result = row(cluster, job)
+    assert result["tied_to"] == node
     assert (
-        f"other jobs of its user ran on this node, and may have created some of them: {other}" in found["local_files"]
+        f"other jobs of its user ran on this node, and may have created some of them: {other}" in result["local_files"]
     )
     assert is_there(cluster, node, f"{RESULT}{other}")
     wake(cluster, job)

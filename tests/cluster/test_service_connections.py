@@ -97,7 +97,7 @@ def test_request_to_service_in_progress_is_refused(cluster: Cluster) -> None:
     ask(cluster, job, 2, "slow; echo who", wait=False)
     refusals = wait_until(
         "status names the request",
-        lambda: [one["text"] for one in status(cluster, job)["jobs"][0]["next"].get("against", ())],
+        lambda: [problem["text"] for problem in status(cluster, job)["jobs"][0]["next"].get("against", ())],
     )
     assert refusals == [next(text for text in refusals if f"has a request to {SSSD} in progress" in text)]
     done = cluster.run("login", "slurm-affinode", "suspend", job, user="alice")

@@ -50,9 +50,9 @@ def listed(cluster: Cluster, job: str) -> dict[str, Any]:
     if done.returncode == 2:
         assert "has no samples of engines" in done.stderr or "has no metric of an engine" in done.stderr, done.stderr
         return {}
-    found = [one for one in json.loads(done.stdout)["engines"] if one["job"] == job]
-    assert len(found) <= 1
-    return found[0] if found else {}
+    engines = [engine for engine in json.loads(done.stdout)["engines"] if engine["job"] == job]
+    assert len(engines) <= 1
+    return engines[0] if engines else {}
 
 
 @pytest.mark.usefixtures("discovery", "administrator")
@@ -65,7 +65,7 @@ def test_overload_is_diagnosed_live_and_the_engine_is_found_without_its_server(c
     (engine,) = map(int, re.findall(r" engine=(\d+)", output))
     # Scrapes fail until the model is loaded.
     calm = wait_until(
-        "the server is healthy", lambda: listed(cluster, job), lambda one: one.get("current") == ["healthy"]
+        "the server is healthy", lambda: listed(cluster, job), lambda item: item.get("current") == ["healthy"]
     )  # fmt: skip
     assert (calm["key"]["engine"], calm["key"]["node"], calm["user"]) == ("llamacpp", "c1", "alice")
     assert len(calm["gpus"]) == 1
@@ -75,12 +75,12 @@ def test_overload_is_diagnosed_live_and_the_engine_is_found_without_its_server(c
     ill = wait_until(
         "the overload is diagnosed",
         lambda: listed(cluster, job),
-        lambda one: "queue-unstable" in one.get("current", ()),
+        lambda item: "queue-unstable" in item.get("current", ()),
         timeout_s=WITHIN_S,
     )
     assert time.time() - began < WITHIN_S
     *_, overload = [
-        one for one in ill["diagnoses"] if one["kind"] == "queue-unstable"
+        diagnosis for diagnosis in ill["diagnoses"] if diagnosis["kind"] == "queue-unstable"
     ]  # one may be queued while the rate is measured
     unknown = {item["dimension"] for item in overload["evidence"] if item["unknown"]}
     assert "queue" not in unknown
@@ -93,8 +93,8 @@ def test_overload_is_diagnosed_live_and_the_engine_is_found_without_its_server(c
     orphans = ("list", "--live", "--kind", "orphaned-engine")
     assert zombies(cluster, *orphans)["findings"] == []
     cluster.exec("c1", "kill", "-KILL", pid)
-    (one,) = wait_until("the engine is found", lambda: zombies(cluster, *orphans)["findings"])
-    assert (one["subject"]["pid"], one["subject"]["job"]["id"]) == (engine, job)
-    assert f":{PORT}" in one["evidence"][0]["text"]
+    (entry,) = wait_until("the engine is found", lambda: zombies(cluster, *orphans)["findings"])
+    assert (entry["subject"]["pid"], entry["subject"]["job"]["id"]) == (engine, job)
+    assert f":{PORT}" in entry["evidence"][0]["text"]
     assert cluster.job(job)["JobState"] == "RUNNING"
     assert any(engine in gpu.pids for gpu in cluster.gpus("c1"))

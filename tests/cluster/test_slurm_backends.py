@@ -36,7 +36,7 @@ def test_backends_report_the_same(cluster: Cluster) -> None:
     cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
     with pyslurm:
         # Slurm schedules every two seconds: wait until both have read the same plan.
-        wait_until("both report the same", lambda: differences(commands, pyslurm), lambda found: not found)
+        wait_until("both report the same", lambda: differences(commands, pyslurm), lambda result: not result)
         assert {node.name: node for node in commands.nodes()} == {node.name: node for node in pyslurm.nodes()}
         commands.cancel(team)
 
@@ -49,29 +49,29 @@ def test_data_parsers_report_the_same(cluster: Cluster, monkeypatch: pytest.Monk
     )
     cluster.submit(*CPU, "--hold", wrap=HALF_HOUR)
     listed = run(scontrol.LIST_PARSERS, timeout_s=30).stdout.decode()
-    found = {}
+    result = {}
     for name in (name for name in scontrol.PARSERS if f"data_parser/{name}\n" in listed):
         monkeypatch.setattr(scontrol, "parser", lambda _, name=name: name)
         client = CommandsClient(run)
         jobs = [replace(job, priority=None, end=None) for job in client.jobs(steps=True)]
-        found[name] = (jobs, client.nodes())
-    assert len(found) == (4 if cluster.release == "26.05" else 1)
-    for name, (jobs, nodes) in found.items():
-        first_jobs, first_nodes = found["v0.0.42"]
+        result[name] = (jobs, client.nodes())
+    assert len(result) == (4 if cluster.release == "26.05" else 1)
+    for name, (jobs, nodes) in result.items():
+        first_jobs, first_nodes = result["v0.0.42"]
         assert [(name, *pair) for pair in zip(first_jobs, jobs, strict=True) if pair[0] != pair[1]] == []
         assert [(name, *pair) for pair in zip(first_nodes, nodes, strict=True) if pair[0] != pair[1]] == []
 
 
-def differences(one: SlurmClient, other: SlurmClient) -> list[str]:
+def differences(left: SlurmClient, right: SlurmClient) -> list[str]:
     """Return the differences between the jobs that both clients report."""
-    first, second = ({job.id: job for job in client.jobs(steps=True, gpu_detail=True)} for client in (one, other))
-    found = [f"only one has {name}" for name in first.keys() ^ second.keys()]
+    first, second = ({job.id: job for job in client.jobs(steps=True, gpu_detail=True)} for client in (left, right))
+    result = [f"only one has {name}" for name in first.keys() ^ second.keys()]
     for name in first.keys() & second.keys():
         for attribute in (each.name for each in fields(first[name]) if each.name != "exit_code"):
             here, there = getattr(first[name], attribute), getattr(second[name], attribute)
             if here != there:
-                found.append(f"{name} {attribute}: {here!r}, {there!r}")
-    return found
+                result.append(f"{name} {attribute}: {here!r}, {there!r}")
+    return result
 
 
 def test_auto_selects_pyslurm_or_reports_reason(cluster: Cluster) -> None:

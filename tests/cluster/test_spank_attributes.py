@@ -37,8 +37,8 @@ def documented(heading: str) -> dict[str, Difference]:
     """Return the rows of the table below a heading of docs/spank.md."""
     section = PAGE.read_text().partition(f"\n### {heading}\n")[2].partition("\n#")[0]
     rows = [re.split(r" (?<!\\)\| ", line.strip("| \n")) for line in section.splitlines() if line.startswith("| `")]
-    found = [Difference(_code(row[0]) or "", _code(row[1]), _code(row[2])) for row in rows]
-    return {row.attribute: row for row in found}
+    result = [Difference(_code(row[0]) or "", _code(row[1]), _code(row[2])) for row in rows]
+    return {row.attribute: row for row in result}
 
 
 def _code(cell: str) -> str | None:
@@ -49,8 +49,8 @@ def _code(cell: str) -> str | None:
 def check(heading: str, without: Mapping[str, str], with_option: Mapping[str, str]) -> None:
     """Compare the differences of two jobs with the table: none is missing in it, none is too many, values agree."""
     table = documented(heading)
-    found = {name for name in without.keys() | with_option.keys() if without.get(name) != with_option.get(name)}
-    shown = {name: (without.get(name), with_option.get(name)) for name in sorted(found ^ table.keys())}
+    names = {name for name in without.keys() | with_option.keys() if without.get(name) != with_option.get(name)}
+    shown = {name: (without.get(name), with_option.get(name)) for name in sorted(names ^ table.keys())}
     assert not shown, "differences of the jobs and of docs/spank.md"
     for name, row in table.items():
         for given, measured in ((row.without, without.get(name)), (row.with_option, with_option.get(name))):
@@ -107,28 +107,30 @@ def test_signals_arrive_as_documented(cluster: Cluster) -> None:
             wait_until(
                 f"the processes of job {job} record signals",
                 lambda job=job: _recorded(cluster, job),  # type: ignore[misc]
-                lambda found, processes=processes, ending=ending: (  # type: ignore[misc]
-                    found.keys() == {*processes} and all(ending.awaited in found[one] for one in processes[:1])
+                lambda result, processes=processes, ending=ending: (  # type: ignore[misc]
+                    result.keys() == {*processes} and all(ending.awaited in result[item] for item in processes[:1])
                 ),
                 timeout_s=150,
             )
         for job in pairs[name].both:
             for command in ending.commands:
                 cluster.shell("login", command.replace("JOB", job), user="root")
-    found: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    outcome: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for name, pair in pairs.items():
         ends = outcomes(cluster, pair)
         assert ends[0] == ends[1]
-        for job, signals in zip(pair.both, found, strict=True):
+        for job, signals in zip(pair.both, outcome, strict=True):
             for process, text in _recorded(cluster, job).items():
                 # In no order: of those pending at once, the program gets the lowest number first.
-                signals[f"{name}_{process}"] = ", ".join(sorted(one.partition(" from ")[0] for one in text.split(", ")))
-                senders = {one.partition(" from ")[2] for one in text.split(", ")} | {
+                signals[f"{name}_{process}"] = ", ".join(
+                    sorted(word.partition(" from ")[0] for word in text.split(", "))
+                )
+                senders = {word.partition(" from ")[2] for word in text.split(", ")} | {
                     *signals.get("sender", "").split(", ")
                 }
                 signals["sender"] = ", ".join(sorted(senders - {""}))
-    assert "SIGTERM" in found[0]["scancel_script"]
-    check("Signals", *found)
+    assert "SIGTERM" in outcome[0]["scancel_script"]
+    check("Signals", *outcome)
 
 
 def _submit(cluster: Cluster, ending: Ending) -> Pair:

@@ -39,8 +39,8 @@ def plugstack(cluster: Cluster) -> Iterator[str]:
 def starts_plainly(cluster: Cluster, why: str) -> None:
     """Assert that the job runs outside a namespace and that one line of its output gives the reason."""
     job = cluster.submit(*ON_C1, script=SCRIPT)
-    found = outcome(cluster, job)
-    assert (found.state, found.exit_code) == ("FAILED", "6:0")
+    result = outcome(cluster, job)
+    assert (result.state, result.exit_code) == ("FAILED", "6:0")
     *printed, last = cluster.output(job).splitlines()
     assert last == "plain"
     assert len(printed) == 1
@@ -87,8 +87,8 @@ def test_suspended_job_is_held_without_shepherd(cluster: Cluster, plugstack: str
     printed = cluster.output(job)
     assert "it is held: /no/such/shepherd cannot be executed" in printed
     assert "step number" not in printed
-    found = cluster.job(other)
-    assert (found["JobState"], found["Restarts"]) == ("RUNNING", "0")
+    result = cluster.job(other)
+    assert (result["JobState"], result["Restarts"]) == ("RUNNING", "0")
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} min_window=1s {stores}\n")
     wake(cluster, job)
     cluster.wait_for_output(job, "restored on c1")
@@ -154,6 +154,6 @@ def test_script_starts_at_process_limit(cluster: Cluster) -> None:
     script = "#!/bin/bash\necho started\nexit 4\n"
     argv = ("prlimit", "--nproc=1:1", "sbatch", "--parsable", "--propagate=NPROC", *ON_C1)
     job = cluster.exec("login", *argv, user="alice", stdin=script).strip()
-    found = outcome(cluster, job)
-    assert (found.state, found.exit_code) == ("FAILED", "4:0")
+    result = outcome(cluster, job)
+    assert (result.state, result.exit_code) == ("FAILED", "4:0")
     assert cluster.output(job) == "started\n"

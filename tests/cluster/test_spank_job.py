@@ -66,9 +66,9 @@ cd; id; umask; nice; pwd
     outcomes(cluster, pair)
     without, with_option = outputs(cluster, pair)
     filtered = ("Seccomp:\t2\n", "Seccomp:\t0\n"), ("Seccomp_filters:\t1\n", "Seccomp_filters:\t0\n")
-    for found, expected in filtered:
-        assert found in with_option
-        with_option = with_option.replace(found, expected)
+    for result, expected in filtered:
+        assert result in with_option
+        with_option = with_option.replace(result, expected)
     assert with_option == without
 
 
@@ -169,8 +169,8 @@ def test_output_before_kill_is_kept(cluster: Cluster) -> None:
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
         cluster.exec("login", "scancel", "--signal=KILL", "--full", job)
-    expected, found = outcomes(cluster, pair)
-    assert found == expected
+    expected, result = outcomes(cluster, pair)
+    assert result == expected
     without, with_option = outputs(cluster, pair)
     assert with_option == without
 
@@ -184,9 +184,9 @@ for i in $(seq 100); do head -c 1000 /dev/zero || note; done
     results = []
     for option in ((), (OPTION,)):
         job = cluster.submit(*PARTITION, *option, f"--output={small_disk}/out", script=script)
-        found = outcome(cluster, job)
+        result = outcome(cluster, job)
         size = cluster.exec("c1", "stat", "--format=%s", f"{small_disk}/out").strip()
-        results.append((found, size, cluster.exec("login", "cat", f"/home/alice/slurm-full-{job}.out")))
+        results.append((result, size, cluster.exec("login", "cat", f"/home/alice/slurm-full-{job}.out")))
         cluster.exec("c1", "rm", f"{small_disk}/out")
     assert results[0] == results[1]
     assert results[0][0].exit_code == "28:0"

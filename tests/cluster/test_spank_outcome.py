@@ -175,10 +175,10 @@ def submit(cluster: Cluster, case: Case) -> Pair:
 
 def check(cluster: Cluster, case: Case, pair: Pair) -> None:
     """Compare the ends of both jobs with each other and with those of the case."""
-    expected, found = outcomes(cluster, pair)
-    assert found == expected, case.name
-    known = (case.state or found.state, case.exit_code or found.exit_code)
-    assert (found.state, found.exit_code) == known, case.name
+    expected, result = outcomes(cluster, pair)
+    assert result == expected, case.name
+    known = (case.state or result.state, case.exit_code or result.exit_code)
+    assert (result.state, result.exit_code) == known, case.name
     without, with_option = outputs(cluster, pair)
     assert with_option == without, case.name
 
@@ -214,9 +214,9 @@ def test_child_of_canceled_job_cleans_up(cluster: Cluster) -> None:
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
         cluster.exec("login", "scancel", job, user="alice")
-    expected, found = outcomes(cluster, pair)
-    assert found == expected
-    assert found.state == "CANCELLED"
+    expected, result = outcomes(cluster, pair)
+    assert result == expected
+    assert result.state == "CANCELLED"
     for job in pair.both:
         wait_until(
             f"the shared memory of job {job} is removed, or its owner is killed",
@@ -254,9 +254,9 @@ def test_time_limit_is_enforced(cluster: Cluster) -> None:
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
         cluster.exec("login", "scontrol", "update", f"jobid={job}", "timelimit=0:05")
-    expected, found = outcomes(cluster, pair)
-    assert found == expected
-    assert found.state == "TIMEOUT"
+    expected, result = outcomes(cluster, pair)
+    assert result == expected
+    assert result.state == "TIMEOUT"
     without, with_option = outputs(cluster, pair)
     assert with_option == without
     assert "got 15" in with_option
@@ -283,8 +283,8 @@ def test_job_is_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
         assert cluster.job(job)["JobState"] == "SUSPENDED"
         assert "end" not in cluster.output(job)
         cluster.exec("login", "scontrol", "resume", job)
-    expected, found = outcomes(cluster, pair)
-    assert found == expected
+    expected, result = outcomes(cluster, pair)
+    assert result == expected
     assert outputs(cluster, pair) == ("ready\nend\n", "ready\nend\n")
 
 
@@ -295,8 +295,8 @@ def test_requeued_job_starts_afresh(cluster: Cluster) -> None:
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
         cluster.exec("login", "scontrol", "requeue", job)
-    expected, found = outcomes(cluster, pair)
-    assert found == expected
+    expected, result = outcomes(cluster, pair)
+    assert result == expected
     assert outputs(cluster, pair) == ("ready 1\n", "ready 1\n")
 
 
@@ -305,8 +305,8 @@ def test_array_tasks_end_independently(cluster: Cluster) -> None:
     job = cluster.submit(
         "--array=1-3", "--gpu-suspend-idle", wrap="echo task $SLURM_ARRAY_TASK_ID; exit $((SLURM_ARRAY_TASK_ID == 2))"
     )
-    found = [outcome(cluster, f"{job}_{task}") for task in (1, 2, 3)]
-    assert [one.exit_code for one in found] == ["0:0", "1:0", "0:0"]
+    result = [outcome(cluster, f"{job}_{task}") for task in (1, 2, 3)]
+    assert [item.exit_code for item in result] == ["0:0", "1:0", "0:0"]
     assert [cluster.output(f"{job}_{task}") for task in (1, 2, 3)] == [f"task {task}\n" for task in (1, 2, 3)]
 
 

@@ -137,18 +137,18 @@ def test_output_is_unchanged_by_suspension(cluster: Cluster, mode: str) -> None:
         suspend(cluster, job)
         return job
 
-    one, two = writer(), writer("--output=/home/alice/slurm-%j.out", "--error=/home/alice/slurm-%j.err.out")
-    for job in (one, two):
+    item, two = writer(), writer("--output=/home/alice/slurm-%j.out", "--error=/home/alice/slurm-%j.err.out")
+    for job in (item, two):
         wait_asleep(cluster, job)
         wake(cluster, job)
-    for job in (one, two):
+    for job in (item, two):
         cluster.wait_for_state(job, "COMPLETED")
 
     def lines(name: str) -> list[str]:
         text = cluster.exec("login", "cat", f"/home/alice/{name}")
         return [line for line in text.splitlines() if not line.startswith("slurm-affinode: ")]
 
-    assert lines(f"slurm-{one}.out") == [f"{kind} {n}" for n in range(1, 13) for kind in ("out", "err")]
+    assert lines(f"slurm-{item}.out") == [f"{kind} {n}" for n in range(1, 13) for kind in ("out", "err")]
     assert lines(f"slurm-{two}.out") == [f"out {n}" for n in range(1, 13)]
     assert lines(f"slurm-{two}.err.out") == [f"err {n}" for n in range(1, 13)]
 
@@ -301,8 +301,8 @@ def test_daemons_are_restored(cluster: Cluster) -> None:
     runs = cluster.wait_for_runs(job, "REQUEUED", "REQUEUED", "FAILED", duplicates=True)
     assert runs[-1].exit_code == "7:0"
     for kind in kinds:
-        found = [row[:2] for row in rows(kind)]
-        assert found == [[str(number), found[0][1]] for number in range(1, len(found) + 1)], kind
+        result = [row[:2] for row in rows(kind)]
+        assert result == [[str(number), result[0][1]] for number in range(1, len(result) + 1)], kind
     (script,) = re.findall(r"^script (\d+)$", cluster.output(job), re.MULTILINE)
     nested = parents.pop("nested")
     assert (nested[0], len(nested), "1" in nested) == (script, 2, False)

@@ -29,18 +29,18 @@ def agents(cluster: Cluster) -> None:
 def reasons(cluster: Cluster, job: str) -> dict[str, str]:
     """Return the refusals of a suspension in ``status``: code -> text."""
     rows = status(cluster, job).get("jobs", ())
-    return {one["code"]: one["text"] for row in rows for one in (row["next"] or {}).get("against", ())}
+    return {problem["code"]: problem["text"] for row in rows for problem in (row["next"] or {}).get("against", ())}
 
 
 def wait_for_reason(cluster: Cluster, job: str, code: str) -> str:
     """Wait until ``status`` shows the code; return its text."""
-    return wait_until(f"status names {code}", lambda: reasons(cluster, job), lambda found: code in found)[code]
+    return wait_until(f"status names {code}", lambda: reasons(cluster, job), lambda result: code in result)[code]
 
 
 def compatibility(cluster: Cluster, job: str) -> dict[str, Any]:
     """Return the kinds of a job and its refusals by mode, from ``status``."""
-    found: dict[str, Any] = status(cluster, job)["jobs"][0]["compatibility"]
-    return found
+    result: dict[str, Any] = status(cluster, job)["jobs"][0]["compatibility"]
+    return result
 
 
 def assert_continues(cluster: Cluster, job: str, code: str) -> str:
@@ -232,18 +232,18 @@ def test_srun_steps_are_refused(cluster: Cluster) -> None:
     script = f"#!/bin/bash\nsrun --overlap sh -c '{UNTIL_END}'\necho steps are over\nsleep 120\n"
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
     assert "srun" in wait_for_reason(cluster, job, "srun-steps")
-    found = compatibility(cluster, job)
-    assert found["kinds"] == ["batch script", "srun in the script"], found
+    result = compatibility(cluster, job)
+    assert result["kinds"] == ["batch script", "srun in the script"], result
     for mode in ("requeue", "inplace"):
-        against = {one["code"]: one["remedy"] for one in found["modes"][mode]["against"]}
+        against = {item["code"]: item["remedy"] for item in result["modes"][mode]["against"]}
         assert "steps=local" in against["srun-steps"]
     end(cluster, job)
     cluster.wait_for_output(job, "steps are over")
-    wait_until("status does not name it", lambda: reasons(cluster, job), lambda found: "srun-steps" not in found)
+    wait_until("status does not name it", lambda: reasons(cluster, job), lambda outcome: "srun-steps" not in outcome)
     wait_until(
         "it can be suspended",
         lambda: compatibility(cluster, job),
-        lambda found: found["modes"]["requeue"]["possible"] and found["kinds"] == ["batch script"],
+        lambda outcome: outcome["modes"]["requeue"]["possible"] and outcome["kinds"] == ["batch script"],
     )
     assert cluster.job(job)["Restarts"] == "0"
 

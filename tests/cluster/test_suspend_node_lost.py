@@ -61,10 +61,10 @@ def held_or_runs(cluster: Cluster, job: str) -> str:
     """Wait until a requeued job runs again or is held."""
 
     def look() -> str:
-        found = cluster.job(job)
-        if found["JobState"] in ("RUNNING", "COMPLETED"):
+        result = cluster.job(job)
+        if result["JobState"] in ("RUNNING", "COMPLETED"):
             return "runs"
-        return "held" if found["Priority"] == "0" and found["JobState"] == "PENDING" else ""
+        return "held" if result["Priority"] == "0" and result["JobState"] == "PENDING" else ""
 
     return wait_until("it runs again, or is held", look, timeout_s=150)
 

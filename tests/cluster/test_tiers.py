@@ -72,7 +72,7 @@ def test_damaged_copy_is_replaced_by_another_tier(cluster: Cluster) -> None:
     with memory_tier(cluster, "1g"):
         job = asleep(cluster, idle_job(), BY_HAND)
         node = cluster.job(job).get("BatchHost") or next(
-            one for one in GPU_NODES if "memory" in tiers_of(cluster, one, job)
+            item for item in GPU_NODES if "memory" in tiers_of(cluster, item, job)
         )
         assert tiers_of(cluster, node, job) == ["memory", "disk", "shared"]
         for place in (MEMORY, "/var/lib/slurm-affinode/images"):
@@ -104,7 +104,7 @@ def test_full_memory_tier_falls_back_to_disk(cluster: Cluster) -> None:
         seen = wait_until(
             "the image is on a disk",
             lambda: [tiers_of(cluster, node, job) for node in GPU_NODES],
-            lambda found: ["disk", "shared"] in found,
+            lambda result: ["disk", "shared"] in result,
         )
         assert not any("memory" in tiers for tiers in seen)
         wake(cluster, job)
@@ -146,7 +146,7 @@ def test_compressed_image_is_prefetched_to_planned_node(cluster: Cluster) -> Non
         wait_until(
             "the image is in the memory of c2",
             lambda: tiers_of(cluster, "c2", job),
-            lambda found: found == ["memory", "shared"],
+            lambda result: result == ["memory", "shared"],
         )
         assert cluster.job(job)["JobState"] == "PENDING"
         # From here on, the shared copy cannot be read.

@@ -62,12 +62,12 @@ def test_jobs_and_attempts_have_different_pids(cluster: Cluster) -> None:
         "if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then scontrol requeue $SLURM_JOB_ID; sleep 60; fi\n"
     )
     jobs = [cluster.submit("--partition=gpu", OPTION, "--open-mode=append", script=script) for _ in range(2)]
-    found = []
+    result = []
     for job in jobs:
         cluster.wait_for_runs(job, "REQUEUED", "COMPLETED", duplicates=True)
-        found += [int(line.split()[1]) for line in cluster.output(job).splitlines() if line.startswith("pid ")]
-    assert len(set(found)) == len(found) == 4, found
-    assert min(found) > 1000
+        result += [int(line.split()[1]) for line in cluster.output(job).splitlines() if line.startswith("pid ")]
+    assert len(set(result)) == len(result) == 4, result
+    assert min(result) > 1000
 
 
 def test_job_near_the_highest_pid_moves(cluster: Cluster) -> None:

@@ -22,9 +22,9 @@ def workload(name: str, *arguments: str) -> str:
 
 def reading_of(cluster: Cluster, written: str) -> GpuReading:
     """Return NVML's reading of the GPU that a workload on c1 uses, according to its output."""
-    found = re.search(r"gpu=(GPU-\S+)", written)
-    assert found is not None, written
-    return next(gpu for gpu in cluster.gpus("c1") if gpu.uuid == found[1])
+    match = re.search(r"gpu=(GPU-\S+)", written)
+    assert match is not None, written
+    return next(gpu for gpu in cluster.gpus("c1") if gpu.uuid == match[1])
 
 
 def test_every_gpu_has_its_own_uuid(cluster: Cluster) -> None:

@@ -65,7 +65,7 @@ def test_idle_component_is_spared_while_another_computes(cluster: Cluster) -> No
     step = f"srun --het-group=1 bash -c '{busy}' &\n{SQUATTER}\n"
     job = cluster.submit(script="#!/bin/bash\n" + "#SBATCH hetjob\n".join(parts) + step)
     spared = until(cluster, f"{job}+0", "none")
-    assert [(one["code"], one["job"]) for one in spared["actions"]] == [("part", f"{job}+0")]
+    assert [(action["code"], action["job"]) for action in spared["actions"]] == [("part", f"{job}+0")]
     assert history(cluster, f"{job}+0") == [("warn-user", "done"), ("warn-user", "done")]
     assert "canceled after" not in cluster.exec("login", "sh", "-c", f"cat {STATE}/mail-*")
     cluster.exec("login", "touch", f"/home/alice/idle-{job}", user="alice")
@@ -81,8 +81,8 @@ def test_node_drained_for_failed_kill_is_resumed(cluster: Cluster) -> None:
     for node, reason in (("c1", "Kill task failed"), ("c2", "disk is full")):
         cluster.exec("login", "scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
     try:
-        found = zombies(cluster, "clean", "--live", "--kind", "drained-kill-failed", "--yes")
-        assert [(one["verb"], one["result"], one["target"]) for one in found["actions"]] == [
+        result = zombies(cluster, "clean", "--live", "--kind", "drained-kill-failed", "--yes")
+        assert [(action["verb"], action["result"], action["target"]) for action in result["actions"]] == [
             ("resume", "done", "node c1")
         ]
         wait_until("c1 is in service", lambda: cluster.nodes()["c1"], lambda state: state == "idle")
@@ -108,17 +108,17 @@ def test_job_that_computes_again_is_spared(cluster: Cluster) -> None:
         wait_until(
             f"warning {number}",
             lambda: zombies(cluster, "warn", *stored),
-            lambda found: about(found, job) == [("warn-user", "done")],
+            lambda result: about(result, job) == [("warn-user", "done")],
         )
-    spared = wait_until("it is decided", lambda: zombies(cluster, "clean", *stored), lambda found: about(found, job))
+    spared = wait_until("it is decided", lambda: zombies(cluster, "clean", *stored), lambda result: about(result, job))
     assert about(spared, job) == [("cancel", "spared")]
     assert "computes" in spared["actions"][0]["text"]
     assert cluster.job(job)["JobState"] == "RUNNING"
     assert history(cluster, job)[-1] == ("cancel", "spared")
     cluster.exec("login", "scancel", job)
     cluster.wait_for_state(job, "CANCELLED")
-    gone = wait_until("it is decided", lambda: zombies(cluster, "clean", *stored), lambda found: about(found, job))
-    assert [one["code"] for one in gone["actions"] if one["job"] == job] == ["ended"]
+    gone = wait_until("it is decided", lambda: zombies(cluster, "clean", *stored), lambda result: about(result, job))
+    assert [action["code"] for action in gone["actions"] if action["job"] == job] == ["ended"]
 
 
 def test_failed_scancel_is_reported_and_retried(cluster: Cluster) -> None:
@@ -137,9 +137,9 @@ def test_cancellation_by_another_administrator_is_not_a_failure(cluster: Cluster
     """The other administrator cancels the job at the same moment."""
     job = squatting(cluster)
     other = scancel(cluster, f'/usr/bin/scancel {job}; exec /usr/bin/scancel "$@"')
-    found = until(cluster, job, "cancel", **other)
-    assert about(found, job)[0][1] in ("gone", "done")
-    assert found["status"] == 0
+    result = until(cluster, job, "cancel", **other)
+    assert about(result, job)[0][1] in ("gone", "done")
+    assert result["status"] == 0
     cluster.wait_for_state(job, "CANCELLED")
 
 
@@ -149,8 +149,8 @@ def test_concurrent_runs_do_not_act_twice(cluster: Cluster) -> None:
     both: list[tuple[str, str]] = []
     with ThreadPoolExecutor(2) as pool:
         while not any(verb == "cancel" for verb, _ in both):
-            for found in pool.map(lambda _: clean(cluster), range(2)):
-                both += about(found, job)
+            for number in pool.map(lambda _: clean(cluster), range(2)):
+                both += about(number, job)
     done = [verb for verb, result in both if result == "done"]
     assert sorted(done) == ["cancel", "warn-user", "warn-user"]
     assert len(mails(cluster)) == 3
@@ -168,7 +168,7 @@ def test_owner_postpones_once(cluster: Cluster) -> None:
     again = run(cluster, "keep", job, *why, user="alice")
     assert (again.returncode, "only one is allowed" in again.stderr) == (1, True)
     kept = zombies(cluster, "clean", *LIVE, "--warn", "--yes")
-    assert [one["code"] for one in kept["actions"] if one["job"] == job] == ["kept"]
+    assert [action["code"] for action in kept["actions"] if action["job"] == job] == ["kept"]
     assert history(cluster, job)[0] == ("keep", "done")
     assert mails(cluster) == []
 
@@ -200,12 +200,12 @@ def test_orphan_is_killed_and_its_memory_freed(cluster: Cluster) -> None:
     cluster.wait_for_state(job, "COMPLETED")
     held = [gpu for gpu in cluster.gpus("c1") if gpu.pids]
     assert len(held) == 2
-    found = wait_until(
+    result = wait_until(
         "the orphan is found",
         lambda: zombies(cluster, "clean", "--live", "--kind", "orphan-process", "--yes"),
-        lambda one: bool(one["actions"]),
+        lambda item: bool(item["actions"]),
     )
-    assert [(one["verb"], one["result"]) for one in found["actions"]] == [("kill-process", "done")]
+    assert [(action["verb"], action["result"]) for action in result["actions"]] == [("kill-process", "done")]
     left = wait_until(
         "its memory is free", lambda: [gpu for gpu in cluster.gpus("c1") if gpu.pids], lambda g: len(g) == 1
     )
@@ -237,7 +237,7 @@ def test_node_with_dirty_gpu_is_drained_if_configured(cluster: Cluster) -> None:
         assert drained
         assert f"after job {job}: GPU" in reason
         listed = zombies(cluster, "list", "--live", "--kind", "drained-by-epilog")
-        assert [one["nodes"] for one in listed["findings"]] == [["c1"]]
+        assert [finding["nodes"] for finding in listed["findings"]] == [["c1"]]
     finally:
         cluster.shell("c1", f"rm -f {path}")
         cluster.run("login", "scontrol", "update", "nodename=c1", "state=resume")

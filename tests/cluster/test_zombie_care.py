@@ -32,8 +32,8 @@ POLICY_C1 = "/etc/slurm-affinode/zombies.toml"
 DIRTY = '[epilog]\nkill = false\ndirty = "drain"\nwait = "1s"\n'
 
 
-def kinds(found: dict[str, Any], job: str) -> list[str]:
-    return [one["kind"] for one in found["findings"] if one["subject"].get("id") == job]
+def kinds(assessment: dict[str, Any], job: str) -> list[str]:
+    return [finding["kind"] for finding in assessment["findings"] if finding["subject"].get("id") == job]
 
 
 def test_squatter_on_gpu_share_is_canceled_alone(cluster: Cluster) -> None:
@@ -57,13 +57,13 @@ def test_squatter_beside_busy_job_is_warned_but_not_canceled(
     busy = cluster.submit(*SHARED, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="bob")
     job = cluster.submit(*SHARED, wrap=SQUATTER)
     cluster.wait_for_output(job, "squatting")
-    found = zombies(cluster, "list", *WATCHED)
-    assert (kinds(found, job), kinds(found, busy)) == (["squatter"], [])
+    result = zombies(cluster, "list", *WATCHED)
+    assert (kinds(result, job), kinds(result, busy)) == (["squatter"], [])
     for _ in range(3):
         zombies(cluster, "clean", *WATCHED, "--warn", "--yes")
     assert history(cluster, job) == [("warn-user", "done")]
     assert len(mails(cluster)) == 1
-    assert {cluster.job(one)["JobState"] for one in (whole, busy, job)} == {"RUNNING"}
+    assert {cluster.job(item)["JobState"] for item in (whole, busy, job)} == {"RUNNING"}
 
 
 def test_job_asleep_in_place_on_a_whole_gpu_is_treated_as_idle(cluster: Cluster) -> None:
@@ -74,10 +74,12 @@ def test_job_asleep_in_place_on_a_whole_gpu_is_treated_as_idle(cluster: Cluster)
     cluster.wait_for_output(job, "squatting")
     suspend(cluster, job)
     wait_until(f"job {job} sleeps", lambda: status(cluster, job).get("jobs"), lambda rows: rows[0]["state"] == "asleep")
-    found = wait_until(
-        "it is found", lambda: clean(cluster), lambda seen: [one for one in seen["actions"] if one["job"] == job]
+    result = wait_until(
+        "it is found",
+        lambda: clean(cluster),
+        lambda seen: [action for action in seen["actions"] if action["job"] == job],
     )
-    assert [one["code"] for one in found["actions"] if one["job"] == job] == ["due"]
+    assert [action["code"] for action in result["actions"] if action["job"] == job] == ["due"]
     assert [name.startswith("mail-alice") for name in mails(cluster)] == [True]
     assert cluster.job(job)["JobState"] == "RUNNING"
     page = zombies(cluster, "explain", job, "--live", "--watch", "1s")
@@ -90,8 +92,8 @@ def test_node_drained_by_administrator_is_not_resumed(cluster: Cluster) -> None:
     reason = "Kill task failed twice; the vendor comes on Monday"
     cluster.exec("login", "scontrol", "update", "nodename=c2", "state=drain", f"reason={reason}")
     try:
-        found = zombies(cluster, "clean", "--live", "--kind", "drained-kill-failed", "--yes")
-        assert [(one["verb"], one["result"]) for one in found["actions"]] == [("resume", "spared")]
+        result = zombies(cluster, "clean", "--live", "--kind", "drained-kill-failed", "--yes")
+        assert [(action["verb"], action["result"]) for action in result["actions"]] == [("resume", "spared")]
         assert cluster.nodes()["c2"].startswith("drain")
     finally:
         cluster.run("login", "scontrol", "update", "nodename=c2", "state=resume")
@@ -118,7 +120,7 @@ def test_interrupted_action_is_in_audit(cluster: Cluster) -> None:
     """systemd stops a run after its timeout; the next run completes the rest."""
     job = squatting(cluster)
     for number in (1, 2):
-        wait_until(f"warning {number}", lambda: clean(cluster), lambda found: about(found, job))
+        wait_until(f"warning {number}", lambda: clean(cluster), lambda result: about(result, job))
     hangs = scancel(cluster, f"touch {STATE}/begun; exec sleep 60")
     line = f"slurm-affinode zombies clean {' '.join(LIVE)} --yes --policy {STATE}/policy.toml --state {STATE}"
     settings = " ".join(f"{name}={value}" for name, value in hangs.items())

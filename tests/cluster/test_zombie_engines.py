@@ -47,7 +47,7 @@ def known(cluster: Cluster) -> None:
     cluster.shell("c1", "sleep 7")
 
 
-def found(cluster: Cluster) -> list[dict[str, Any]]:
+def orphaned_engines(cluster: Cluster) -> list[dict[str, Any]]:
     return list(zombies(cluster, "list", *ENGINES)["findings"])
 
 
@@ -56,19 +56,19 @@ def test_orphaned_engine_is_found_and_ended_by_policy(cluster: Cluster) -> None:
     cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RULE}\nX")
     job, serves = serving(cluster)
     known(cluster)
-    assert found(cluster) == []
+    assert orphaned_engines(cluster) == []
     cluster.exec("c1", "kill", "-STOP", str(serves["server"]))
     known(cluster)
-    assert found(cluster) == []  # it is late, and has not ended
+    assert orphaned_engines(cluster) == []  # it is late, and has not ended
     cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
-    one = wait_until("the engine is found", lambda: found(cluster), lambda rows: len(rows) == 1)[0]
-    assert (one["kind"], one["subject"]["pid"], one["subject"]["job"]["id"]) == (
+    diagnosis = wait_until("the engine is found", lambda: orphaned_engines(cluster), lambda rows: len(rows) == 1)[0]
+    assert (diagnosis["kind"], diagnosis["subject"]["pid"], diagnosis["subject"]["job"]["id"]) == (
         "orphaned-engine",
         serves["engine"],
         job,
     )
-    assert one["score"] == 1.0
-    assert f"127.0.0.1:{serves['port']}" in one["evidence"][0]["text"]
+    assert diagnosis["score"] == 1.0
+    assert f"127.0.0.1:{serves['port']}" in diagnosis["evidence"][0]["text"]
     assert "orphaned-engine" in run(cluster, "zombies", "list", *ENGINES).stdout
 
     planned = wait_until(
@@ -85,7 +85,7 @@ def test_orphaned_engine_is_found_and_ended_by_policy(cluster: Cluster) -> None:
     assert cluster.job(job)["JobState"] == "RUNNING"
     assert history(cluster, job) == [("kill-process", "done")]
     assert ["alice@example.org" in name for name in mails(cluster)] == [True]
-    assert found(cluster) == []
+    assert orphaned_engines(cluster) == []
 
 
 def test_restarted_server_protects_processes_of_the_first_one(cluster: Cluster) -> None:
@@ -94,11 +94,11 @@ def test_restarted_server_protects_processes_of_the_first_one(cluster: Cluster) 
     job, serves = serving(cluster)
     known(cluster)
     cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
-    wait_until("the engine is found", lambda: found(cluster), lambda rows: len(rows) == 1)
+    wait_until("the engine is found", lambda: orphaned_engines(cluster), lambda rows: len(rows) == 1)
     script = f'setsid --fork python3 -c "{BESIDE.format(port=serves["port"])}" >/dev/null 2>&1'
     cluster.exec("c1", "bash", "-c", script, user="alice")
     try:
-        wait_until("it is no longer found", lambda: found(cluster), lambda rows: rows == [])
+        wait_until("it is no longer found", lambda: orphaned_engines(cluster), lambda rows: rows == [])
         assert about(zombies(cluster, "clean", *ENGINES, "--yes"), job) == []
         assert sum(len(gpu.pids) for gpu in cluster.gpus("c1")) == 2
     finally:
@@ -109,7 +109,7 @@ def test_orphaned_engine_without_a_rule_is_reported_to_its_owner(cluster: Cluste
     job, serves = serving(cluster)
     known(cluster)
     cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
-    wait_until("the engine is found", lambda: found(cluster), lambda rows: len(rows) == 1)
+    wait_until("the engine is found", lambda: orphaned_engines(cluster), lambda rows: len(rows) == 1)
     done = zombies(cluster, "clean", *ENGINES, "--warn", "--yes")
     assert about(done, job) == [("warn-user", "done")]
     text = cluster.exec("login", "sh", "-c", f"cat {STATE}/mail-alice*")
@@ -124,14 +124,14 @@ def test_orphaned_engine_is_listed_as_a_model_server(cluster: Cluster, discovery
     def engine() -> dict[str, Any]:
         done = run(cluster, "serving", "list", "--live", "--prometheus", "http://prometheus:9090", "--json")
         rows = json.loads(done.stdout)["engines"] if done.stdout else []
-        return next((one for one in rows if one["job"] == job), {})
+        return next((row for row in rows if row["job"] == job), {})
 
     job, serves = serving(cluster)
     wait_until("the server is listed", engine)
     known(cluster)
     cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
-    one = wait_until("its end is listed", engine, lambda found: "orphaned-engine" in found["current"])
-    (left,) = [each for each in one["diagnoses"] if each["kind"] == "orphaned-engine"]
+    item = wait_until("its end is listed", engine, lambda result: "orphaned-engine" in result["current"])
+    (left,) = [each for each in item["diagnoses"] if each["kind"] == "orphaned-engine"]
     assert left["figures"]["processes"] == 1
     assert left["figures"]["gpu_memory_mib"] > 3000
     words = ("serving", "explain", job, "--live", "--prometheus", "http://prometheus:9090")

@@ -47,19 +47,19 @@ def zombies(cluster: Cluster, *words: str) -> dict[str, Any]:
     argv = ("slurm-affinode", "zombies", *words, *policy, "--config", CONFIG, "--state", STATE, "--json")
     done = cluster.run("login", *argv)
     assert done.stdout, done.stderr
-    found = json.loads(done.stdout)
-    return found if isinstance(found, dict) else {"rows": found}
+    record = json.loads(done.stdout)
+    return record if isinstance(record, dict) else {"rows": record}
 
 
 def until_found(cluster: Cluster, kind: str, *words: str) -> dict[str, Any]:
     """Wait for a finding of a kind; return the first one."""
-    found = wait_until(
+    result = wait_until(
         f"{kind} is found",
         lambda: zombies(cluster, "list", "--live", "--kind", kind, *words)["findings"],
         timeout_s=90,
     )
-    one: dict[str, Any] = found[0]
-    return one
+    item: dict[str, Any] = result[0]
+    return item
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def external_process(cluster: Cluster) -> Iterator[None]:
 def test_memory_without_process_is_found_and_node_drained(cluster: Cluster) -> None:
     """The finding includes the driver's last XID error."""
     cluster.exec("c1", "gpu-emulatorctl", "fault", "xid", "79", "--gpu", "1")
-    one = until_found(cluster, "orphan-memory")
-    assert (one["subject"]["type"], one["nodes"], one["gpus"][0]["gpu"]) == ("node", ["c1"], "1")
-    texts = {row["dimension"]: row["text"] for row in one["evidence"]}
+    item = until_found(cluster, "orphan-memory")
+    assert (item["subject"]["type"], item["nodes"], item["gpus"][0]["gpu"]) == ("node", ["c1"], "1")
+    texts = {row["dimension"]: row["text"] for row in item["evidence"]}
     assert texts["processes"] == "the driver shows no process on it"
     assert texts["xid"] == "XID 79: the GPU has fallen off the bus"
     try:
@@ -112,10 +112,10 @@ def hanging(cluster: Cluster) -> Iterator[None]:
 def test_job_stuck_in_completing_is_found(cluster: Cluster) -> None:
     """The finding has the duration and the node; once the epilog ends, it disappears."""
     job = cluster.submit(*ON_C1, wrap="true")
-    one = until_found(cluster, "completing")
-    assert (one["subject"]["id"], one["subject"]["state"], one["nodes"]) == (job, "COMPLETING", ["c1"])
-    assert one["window_s"] >= 2
-    assert one["held_gpu_hours"] > 0
+    item = until_found(cluster, "completing")
+    assert (item["subject"]["id"], item["subject"]["state"], item["nodes"]) == (job, "COMPLETING", ["c1"])
+    assert item["window_s"] >= 2
+    assert item["held_gpu_hours"] > 0
     cluster.shell("c1", f"rm -f {FLAG}")
     cluster.wait_for_state(job, "COMPLETED")
     assert zombies(cluster, "list", "--live", "--kind", "completing")["findings"] == []
@@ -134,9 +134,9 @@ def test_misfits_are_found_while_jobs_run(cluster: Cluster) -> None:
     wait_until(
         "they are found",  # jobs of other tests may be found as well: recently ended jobs are also checked
         lambda: {
-            (one["subject"]["id"], one["kind"])
-            for one in zombies(cluster, "list", "--live")["findings"]
-            if one["subject"]["type"] == "job"
+            (finding["subject"]["id"], finding["kind"])
+            for finding in zombies(cluster, "list", "--live")["findings"]
+            if finding["subject"]["type"] == "job"
         },
         misfits.issubset,
     )
@@ -179,7 +179,7 @@ def test_owner_sees_findings_about_own_job(cluster: Cluster) -> None:
     wait_until(
         "the page lists the job",
         lambda: cluster.run("login", *words, "--json", user="alice").stdout,
-        lambda text: bool(text) and [one["kind"] for one in json.loads(text)["findings"]] == ["squatter"],
+        lambda text: bool(text) and [finding["kind"] for finding in json.loads(text)["findings"]] == ["squatter"],
     )
     assert "GPU memory is held and nothing computes" in cluster.exec("login", *words, user="alice")
 

@@ -22,9 +22,13 @@ def listed(cluster: Cluster, *options: str) -> dict[str, Any]:
     return json.loads(text)  # type: ignore[no-any-return]
 
 
-def of_job(found: dict[str, Any], job: str) -> list[str]:
+def of_job(assessment: dict[str, Any], job: str) -> list[str]:
     """Return the variants, or else kinds, of a job's findings."""
-    return [one["variant"] or one["kind"] for one in found["findings"] if one["subject"].get("id") == job]
+    return [
+        finding["variant"] or finding["kind"]
+        for finding in assessment["findings"]
+        if finding["subject"].get("id") == job
+    ]
 
 
 @pytest.fixture
@@ -46,27 +50,27 @@ def test_idle_holders_are_found_and_busy_jobs_are_not(cluster: Cluster, squatter
     waits = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 10", user="carol")
     wait_until("the busy job computes", lambda: cluster.gpus("c1"),
                lambda gpus: any(gpu.utilization_pct > 50 for gpu in gpus))  # fmt: skip
-    found = listed(cluster, "--live", "--watch 8s", "--window 5s")
-    assert of_job(found, squatter) == ["squatter"]
-    assert of_job(found, unused) in (
+    result = listed(cluster, "--live", "--watch 8s", "--window 5s")
+    assert of_job(result, squatter) == ["squatter"]
+    assert of_job(result, unused) in (
         ["never-used"],
         ["idle"],
     )  # the variant depends on whether its GPUs have been sampled yet
-    assert of_job(found, busy) == []
-    (one,) = [row for row in found["findings"] if row["subject"].get("id") == squatter]
-    assert one["impact"]["examples"] == [waits]
-    assert {row["dimension"] for row in one["evidence"] if row["met"]} == {"memory", "compute", "time", "state"}
+    assert of_job(result, busy) == []
+    (item,) = [row for row in result["findings"] if row["subject"].get("id") == squatter]
+    assert item["impact"]["examples"] == [waits]
+    assert {row["dimension"] for row in item["evidence"] if row["met"]} == {"memory", "compute", "time", "state"}
 
 
 def test_squatter_is_found_in_prometheus_samples_and_explained(cluster: Cluster, squatter: str) -> None:
     """The idle window is based on scraped samples; ``list`` and ``explain`` agree after ingestion."""
     prometheus = "--prometheus http://prometheus:9090"
-    found = wait_until(
+    result = wait_until(
         "the squatter is found within its window",
         lambda: listed(cluster, "--live", "--window 10s", "--since 5m", prometheus),
         lambda seen: bool(of_job(seen, squatter)),
     )
-    assert of_job(found, squatter) == ["squatter"]
+    assert of_job(result, squatter) == ["squatter"]
     cluster.exec("login", "slurm-affinode", "ingest", "sacct", "--since", "1h")
     cluster.shell("login", f"slurm-affinode ingest gpu {prometheus} --since 10m")
     assert of_job(listed(cluster, "--window 5s", "--running"), squatter) == ["squatter"]
@@ -87,6 +91,6 @@ def orphan(cluster: Cluster) -> Iterator[int]:
 def test_process_outside_jobs_is_orphan(cluster: Cluster, orphan: int) -> None:
     """The finding names no job, and its user has none on the node."""
     wait_until("the process is on the GPU", lambda: cluster.gpus("c1"), lambda gpus: any(gpu.pids for gpu in gpus))
-    (one,) = listed(cluster, "--live", "--kind orphan-process")["findings"]
-    assert (one["subject"]["type"], one["user"], one["nodes"]) == ("process", "carol", ["c1"])
-    assert one["subject"]["start_ticks"] > 0
+    (finding,) = listed(cluster, "--live", "--kind orphan-process")["findings"]
+    assert (finding["subject"]["type"], finding["user"], finding["nodes"]) == ("process", "carol", ["c1"])
+    assert finding["subject"]["start_ticks"] > 0

@@ -32,18 +32,18 @@ def file_of(module: str) -> Path:
 @cache
 def modules() -> dict[str, ast.Module]:
     """Return the modules that the daemon imports, also in functions."""
-    found: dict[str, ast.Module] = {}
+    result: dict[str, ast.Module] = {}
     left = list(ROOTS)
     while left:
         name = left.pop()
-        if name in found or not file_of(name).is_file():
+        if name in result or not file_of(name).is_file():
             continue
-        found[name] = tree = ast.parse(file_of(name).read_bytes())
+        result[name] = tree = ast.parse(file_of(name).read_bytes())
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
                 place = (node.module or "").removeprefix(PACKAGE).lstrip(".")
-                left += [place, *(f"{place}.{one.name}".lstrip(".") for one in node.names)]
-    return found
+                left += [place, *(f"{place}.{item.name}".lstrip(".") for item in node.names)]
+    return result
 
 
 def table(heading: str) -> list[list[str]]:
@@ -59,7 +59,7 @@ def text_of(node: ast.expr | None) -> str | None:
 def argument(call: ast.Call, which: str | int) -> ast.expr | None:
     if isinstance(which, int):
         return call.args[which] if which < len(call.args) else None
-    return next((one.value for one in call.keywords if one.arg == which), None)
+    return next((item.value for item in call.keywords if item.arg == which), None)
 
 
 def queues() -> Iterator[tuple[str, bool]]:
@@ -67,7 +67,7 @@ def queues() -> Iterator[tuple[str, bool]]:
     for name, tree in modules().items():
         for call in ast.walk(tree):
             if isinstance(call, ast.Call) and re.search(r"\bworkers\.queue$", ast.unparse(call.func)):
-                last = any(one.arg == "last" for one in call.keywords)
+                last = any(item.arg == "last" for item in call.keywords)
                 if text := text_of(argument(call, 0)):
                     yield text, last
                 else:  # one call for several: their names are in the same module
@@ -103,12 +103,12 @@ def test_the_daemon_is_found() -> None:
 
 def test_queues_are_listed() -> None:
     """A queue with ``*`` is one that the agent waits for when it stops."""
-    listed = [one for row in table("queue") for one in re.findall(r"`([^`]+)`(\*?)", row[0])]
+    listed = [match for row in table("queue") for match in re.findall(r"`([^`]+)`(\*?)", row[0])]
     assert sorted((name, bool(star)) for name, star in listed) == sorted(set(queues()))
 
 
 def test_threads_are_listed() -> None:
-    listed = {one for row in table("other thread") for one in re.findall(r"`([^`]+)`", row[0])}
+    listed = {match for row in table("other thread") for match in re.findall(r"`([^`]+)`", row[0])}
     listed |= set(re.findall(r"one thread \(`([^`]+)`\)", SECTION))
     assert sorted(listed) == sorted(set(threads()))
 
@@ -119,5 +119,5 @@ def test_locks_are_listed() -> None:
     for row in table("object"):
         for name in re.findall(r"`([^`]+)`", row[0]):
             listed.append(name if "." in name else f"{listed[-1].rpartition('.')[0]}.{name}")
-    found = {place if place in listed else place.rpartition(".")[0] for place in locks()}
-    assert sorted(listed) == sorted(found)
+    result = {place if place in listed else place.rpartition(".")[0] for place in locks()}
+    assert sorted(listed) == sorted(result)

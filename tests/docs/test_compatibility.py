@@ -19,8 +19,8 @@ _CODE = re.compile(r"`([a-z-]+)`")
 
 def rows() -> list[list[str]]:
     """Return the cells of the table, without its head."""
-    found = [line.strip("|\n ").split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
-    return [cells for cells in found if cells[0] not in ("a job started as", "---")]
+    result = [line.strip("|\n ").split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
+    return [cells for cells in result if cells[0] not in ("a job started as", "---")]
 
 
 def test_table_is_found() -> None:

@@ -71,7 +71,8 @@ def test_walkthroughs_name_fewer_than_ten_modules() -> None:
     """Each module exists: in the package, or below the repository."""
     text = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Four walkthroughs")[2].partition("\n## ")[0]
     walks = [
-        re.findall(r"`([\w/]+\.(?:py|c))`", one) for one in re.findall(r"^1\. .*?\n\n", text, re.MULTILINE | re.DOTALL)
+        re.findall(r"`([\w/]+\.(?:py|c))`", match)
+        for match in re.findall(r"^1\. .*?\n\n", text, re.MULTILINE | re.DOTALL)
     ]
     assert [5 <= len(set(names)) < 10 for names in walks] == [True] * 4
     places = (REPOSITORY / "slurm_affinode", REPOSITORY)

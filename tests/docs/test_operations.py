@@ -42,8 +42,8 @@ def test_every_alert_has_a_section_in_the_runbook() -> None:
 
 def blocks(kind: str) -> list[str]:
     """Return the commands of the backup and of the restoration for a kind of database."""
-    found = re.findall(r"^```sh\n(.*?)^```", section("Backup and restore"), re.MULTILINE | re.DOTALL)
-    return [block for block in found if block.startswith(f"# {kind}")]
+    result = re.findall(r"^```sh\n(.*?)^```", section("Backup and restore"), re.MULTILINE | re.DOTALL)
+    return [block for block in result if block.startswith(f"# {kind}")]
 
 
 def jobs(url: str) -> pl.DataFrame:

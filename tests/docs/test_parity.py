@@ -41,7 +41,7 @@ lower_ratio safety_fraction min_nodes_thres"""
 """Every setting in its documentation and example files."""
 
 
-@pytest.mark.parametrize("name", [*(f"--{one}" for one in ALERTS.split()), *OPTIONS.split()])
+@pytest.mark.parametrize("name", [*(f"--{word}" for word in ALERTS.split()), *OPTIONS.split()])
 def test_every_alert_and_option_has_a_row(name: str) -> None:
     """In the first column, or in the second if the first names the alert."""
     cells = [cell for row in TABLE.splitlines() if row.startswith("|") for cell in row.split("|")[1:3]]
@@ -58,9 +58,9 @@ def test_named_commands_and_options_exist(line: str) -> None:
     command: click.Command = cli
     context = click.Context(cli)
     while words and isinstance(command, click.Group) and not words[0].startswith("--"):
-        found = command.get_command(context, words.pop(0))
-        assert found is not None, line
-        command = found
+        result = command.get_command(context, words.pop(0))
+        assert result is not None, line
+        command = result
     known = {option: param for param in command.params for option in param.opts}
     for word, following in itertools.pairwise([*words, ""]):
         if word.startswith("--"):

@@ -25,8 +25,8 @@ def functions(file: Path) -> frozenset[str]:
 def rows() -> list[list[str]]:
     """Return the cells of the tables of boundaries."""
     section = TEXT.partition("\n## Trust boundaries\n")[2].partition("\n## ")[0]
-    found = [line.strip("|\n ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
-    return [cells for cells in found if cells[0] not in ("crosses", "---")]
+    result = [line.strip("|\n ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return [cells for cells in result if cells[0] not in ("crosses", "---")]
 
 
 def test_every_boundary_has_an_entry() -> None:
@@ -57,7 +57,7 @@ def test_named_modules_exist() -> None:
     names = set(_MODULE.findall(TEXT))
     assert len(names) > 30
     assert {
-        one for one in names if not any((top / one).is_file() for top in (REPOSITORY, REPOSITORY / "slurm_affinode"))
+        name for name in names if not any((top / name).is_file() for top in (REPOSITORY, REPOSITORY / "slurm_affinode"))
     } == set()
 
 

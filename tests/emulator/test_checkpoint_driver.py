@@ -112,20 +112,20 @@ def test_errors_have_names_of_driver(cuda: Cuda, node: Node) -> None:
 def test_several_processes_are_moved_at_once(cuda: Cuda, node: Node) -> None:
     """The error names the process that failed; the others have moved."""
     first, second = node.user(), node.user()
-    for one in (first, second):
-        one.do("a = alloc(30)")
-    written = [one.get("fill(a, 30 * MIB, 1)") for one in (first, second)]
+    for process in (first, second):
+        process.do("a = alloc(30)")
+    written = [item.get("fill(a, 30 * MIB, 1)") for item in (first, second)]
     cuda.lock(first.pid, timeout_ms=5000)
     with pytest.raises(CudaError, match=rf"process {second.pid} out: .*CUDA_ERROR_ILLEGAL_STATE"):
         cuda.checkpoint(first.pid, second.pid)
-    assert [cuda.state(one.pid) for one in (first, second)] == [CudaState.CHECKPOINTED, CudaState.RUNNING]
+    assert [cuda.state(item.pid) for item in (first, second)] == [CudaState.CHECKPOINTED, CudaState.RUNNING]
     suspend(cuda, second)
     with pytest.raises(CudaError, match=rf"process {2**22 - 1} back: "):
         cuda.restore(first.pid, 2**22 - 1)
     cuda.restore(second.pid)
-    for one in (first, second):
-        cuda.unlock(one.pid)
-    assert [one.get("digest(a, 30 * MIB)") for one in (first, second)] == written
+    for process in (first, second):
+        cuda.unlock(process.pid)
+    assert [item.get("digest(a, 30 * MIB)") for item in (first, second)] == written
     cuda.checkpoint()  # none
 
 
@@ -196,14 +196,14 @@ def test_features_follow_driver_version(node: Node, version: str, has: str) -> N
     node.ctl("driver", version)
     cuda = Cuda(driver_version=lambda: version, env=node.env)
     can = cuda.capabilities()
-    assert {one.feature for one in can.table if one.available} == {Feature[name] for name in has.split()}
+    assert {item.feature for item in can.table if item.available} == {Feature[name] for name in has.split()}
     assert (can.checkpoint, can.why_not is None) == ("LOCK" in has, "LOCK" in has)
-    for one in can.table:
-        if one.available:
-            cuda.require(one.feature)
+    for entry in can.table:
+        if entry.available:
+            cuda.require(entry.feature)
         else:
-            with pytest.raises(CudaUnavailable, match=rf"^{one.feature}: .*\({one.since} (can|has it)\)$"):
-                cuda.require(one.feature)
+            with pytest.raises(CudaUnavailable, match=rf"^{entry.feature}: .*\({entry.since} (can|has it)\)$"):
+                cuda.require(entry.feature)
     if has and "MIGRATION" not in has:
         with pytest.raises(CudaUnavailable, match=r"restore on other GPUs: driver 570\.124\.06 cannot \(580 can\)"):
             cuda.restore(1, pairs={"GPU-1": "GPU-2"})
@@ -216,12 +216,12 @@ def test_features_follow_older_of_library_and_kernel_driver(node: Node) -> None:
     older_kernel = Cuda(driver_version=lambda: "570.124.06", env=node.env)
     can = older_kernel.capabilities()
     assert can.checkpoint
-    available = {one.feature for one in can.table if one.available}
+    available = {item.feature for item in can.table if item.available}
     assert available & {Feature.MIGRATION, Feature.IPC, Feature.CUSTOM_STORAGE} == {Feature.CUSTOM_STORAGE}
     older_kernel.close()
     node.ctl("driver", "570.124.06")
     older_library = Cuda(driver_version=lambda: "610.57.04", env=node.env)
-    table = {one.feature: one for one in older_library.capabilities().table}
+    table = {capability.feature: capability for capability in older_library.capabilities().table}
     assert table[Feature.MIGRATION].why == "the driver's library is of CUDA 12.8 (13.0 can, driver 580)"
     older_library.close()
 

@@ -86,7 +86,7 @@ def test_memory_is_written_to_file_and_restored(cuda: Cuda, custom: Custom, node
     stored = custom.checkpoint(user.pid, {cuda.devices()[0]: 200 * MIB})
     assert cuda.state(user.pid) is CudaState.CHECKPOINTED
     assert free(node)
-    assert [one["size"] for one in stored] == [73 * MIB]
+    assert [item["size"] for item in stored] == [73 * MIB]
     file = tmp_path / stored[0]["file"]
     assert (file.stat().st_size, file.stat().st_mode & 0o777) == (73 * MIB, 0o600)
     with pytest.raises(CudaError):

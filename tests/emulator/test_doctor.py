@@ -28,9 +28,9 @@ def test_table_follows_driver(node: Node, tmp_path: Path, version: str, count: i
     node.ctl("driver", version)
     said: dict[str, Any] = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
     assert (said["driver"], len(said["gpus"])) == (version, 2)
-    assert sum(one["available"] for one in said["features"]) == count
+    assert sum(feature["available"] for feature in said["features"]) == count
     assert said["checkpoint"] == (count > 0)
-    assert all(one["available"] or f"({one['since']} " in one["why"] for one in said["features"])
+    assert all(feature["available"] or f"({feature['since']} " in feature["why"] for feature in said["features"])
 
 
 def test_text_has_same_table_as_json(node: Node, tmp_path: Path) -> None:
@@ -39,19 +39,19 @@ def test_text_has_same_table_as_json(node: Node, tmp_path: Path) -> None:
     said = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
     shown = doctor(node, tmp_path)
     assert "NVIDIA driver 610.57.04, CUDA 13.3" in shown
-    for one in said["features"]:
-        line = next(line for line in shown.splitlines() if line.startswith(f"{one['name']} "))
-        since, used_for, here = re.split(r"\s{2,}", line.split(one["name"], 1)[1].strip())[:3]
-        assert (since, used_for) == (str(one["since"]), one["used_for"])
-        assert here.split()[0] == ("yes" if one["available"] else "no")
-        assert one["why"][:60] in line
+    for feature in said["features"]:
+        line = next(line for line in shown.splitlines() if line.startswith(f"{feature['name']} "))
+        since, used_for, here = re.split(r"\s{2,}", line.split(feature["name"], 1)[1].strip())[:3]
+        assert (since, used_for) == (str(feature["since"]), feature["used_for"])
+        assert here.split()[0] == ("yes" if feature["available"] else "no")
+        assert feature["why"][:60] in line
 
 
 def test_driver_without_checkpoint_is_problem(node: Node, tmp_path: Path) -> None:
     """A machine with a driver that cannot suspend is reported."""
     node.ctl("driver", "560.35.03")
     checks = json.loads(doctor(node, tmp_path, "--json"))["checks"]
-    found = next(one for one in checks if one["name"] == "CUDA checkpoint")
-    assert found["status"] == "problem"
-    assert "cuCheckpointProcessLock" in found["detail"]
-    assert "570" in found["hint"]
+    check = next(item for item in checks if item["name"] == "CUDA checkpoint")
+    assert check["status"] == "problem"
+    assert "cuCheckpointProcessLock" in check["detail"]
+    assert "570" in check["hint"]

@@ -20,43 +20,43 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def test_device_without_working_driver_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a device is not broken."""
     monkeypatch.setattr(machine, "_DEVICE", tmp_path / "nvidiactl")
-    found = machine.find()
-    if isinstance(found, machine.Machine):
+    findings = machine.find()
+    if isinstance(findings, machine.Machine):
         pytest.skip("there is a GPU here")
-    assert not found.broken
+    assert not findings.broken
     (tmp_path / "nvidiactl").touch()
-    found = machine.find()
-    assert isinstance(found, machine.Missing)
-    assert found.broken
-    assert "no NVIDIA driver answers" in found.why
+    findings = machine.find()
+    assert isinstance(findings, machine.Missing)
+    assert findings.broken
+    assert "no NVIDIA driver answers" in findings.why
 
 
 def test_gpu_in_exclusive_mode_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on clusters with MPS: a second process would fail with the driver's "unavailable" error."""
     gpu = Device(uuid="GPU-1", index=0)
-    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda item: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeMode", {"GPU-1": 3}.__getitem__)
-    found = machine.find()
-    assert isinstance(found, machine.Missing)
-    assert not found.broken
-    assert "one process at a time" in found.why
-    assert "nvidia-smi -i 0 -c DEFAULT" in found.why
+    findings = machine.find()
+    assert isinstance(findings, machine.Missing)
+    assert not findings.broken
+    assert "one process at a time" in findings.why
+    assert "nvidia-smi -i 0 -c DEFAULT" in findings.why
     driver.close.assert_called_once()
 
 
 def test_gpu_with_mig_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML lists only the GPU then, and CUDA none."""
     gpu = Device(uuid="GPU-1", index=0)
-    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda item: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeMode", lambda handle: 0)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: [1, 1])
-    found = machine.find()
-    assert isinstance(found, machine.Missing)
-    assert (found.broken, "MIG is on" in found.why) == (False, True)
+    findings = machine.find()
+    assert isinstance(findings, machine.Missing)
+    assert (findings.broken, "MIG is on" in findings.why) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -67,47 +67,47 @@ def test_gpu_with_mig_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_invisible_first_gpu_is_not_used(visible: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It belongs to someone else if CUDA_VISIBLE_DEVICES assigns the GPUs of a machine."""
     gpu = Device(uuid="GPU-123", index=0)
-    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda item: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
     monkeypatch.setattr(machine, "_VISIBLE", visible)
     monkeypatch.setattr(machine, "torch_version", lambda: (None, machine.Missing("none")))
-    found = machine.find()
-    assert isinstance(found, machine.Machine) is ours
-    assert ours or f"CUDA_VISIBLE_DEVICES={visible} leaves out" in found.why  # type: ignore[union-attr]
+    findings = machine.find()
+    assert isinstance(findings, machine.Machine) is ours
+    assert ours or f"CUDA_VISIBLE_DEVICES={visible} leaves out" in findings.why  # type: ignore[union-attr]
 
 
 def test_full_gpu_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts alone would not fit: each test would fail with the driver's "out of memory" error."""
     gpu = Device(uuid="GPU-1", index=0)
-    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 900.0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda item: 900.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
-    found = machine.find()
-    assert isinstance(found, machine.Missing)
-    assert (found.broken, "900 MiB are free on the first GPU" in found.why) == (False, True)
+    findings = machine.find()
+    assert isinstance(findings, machine.Missing)
+    assert (findings.broken, "900 MiB are free on the first GPU" in findings.why) == (False, True)
 
 
 @pytest.mark.parametrize(("version", "there"), [("570.158.01", False), ("575.57.08", True), ("580.95.05", True)])
 def test_pytorch_is_skipped_on_old_driver(version: str, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs can be suspended with it."""
     gpu = Device(uuid="GPU-1", index=0)
-    driver = Mock(devices=lambda: [gpu], version=lambda: version, free_mib=lambda one: 80_000.0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: version, free_mib=lambda item: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
     monkeypatch.setattr(machine, "torch_version", lambda: ("2.11.0", None))
-    found = machine.find()
-    assert isinstance(found, machine.Machine)
-    assert (found.torch is not None) is there
-    assert there or "issue 34" in found.no_torch.why  # type: ignore[union-attr]
+    findings = machine.find()
+    assert isinstance(findings, machine.Machine)
+    assert (findings.torch is not None) is there
+    assert there or "issue 34" in findings.no_torch.why  # type: ignore[union-attr]
 
 
 def test_invalid_size_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one line and not skipped, as the size was set explicitly."""
     gpu = Device(uuid="GPU-1", index=0)
-    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
+    driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda item: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
     monkeypatch.setenv("GPU_TEST_MIB", "10G")
-    found = machine.find()
-    assert isinstance(found, machine.Missing)
-    assert (found.broken, "'10G'" in found.why) == (True, True)
+    findings = machine.find()
+    assert isinstance(findings, machine.Missing)
+    assert (findings.broken, "'10G'" in findings.why) == (True, True)
 
 
 _LONELY = """

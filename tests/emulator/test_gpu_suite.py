@@ -43,11 +43,11 @@ def run(
 @pytest.mark.slow
 def test_suite_passes_on_emulated_driver(node: Node, tmp_path: Path) -> None:
     """None fails; tests of PyTorch, of missing counters, and of unavailable CRIU and namespaces are skipped."""
-    ran, found = run(node.env, tmp_path / "results.json")
+    ran, result = run(node.env, tmp_path / "results.json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert found["status"] == "emulated"
-    outcomes = {one["test"].split("::")[1]: one for one in found["tests"]}
-    skipped = {name for name, one in outcomes.items() if one["outcome"] == "skipped"}
+    assert result["status"] == "emulated"
+    outcomes = {item["test"].split("::")[1]: item for item in result["tests"]}
+    skipped = {name for name, outcome in outcomes.items() if outcome["outcome"] == "skipped"}
     assert all(outcomes[name]["why"] for name in skipped)
     assert {name for name in skipped if "criu" not in (test := outcomes[name]["test"]) and "servers" not in test} == {
         "test_training_continues_bit_for_bit",
@@ -62,32 +62,32 @@ def test_suite_passes_on_emulated_driver(node: Node, tmp_path: Path) -> None:
 def test_suite_passes_with_other_drivers(node: Node, tmp_path: Path, version: str, skipped: int) -> None:
     """Migration and custom storage either work or are refused by name."""
     node.ctl("driver", version)
-    ran, found = run(node.env, tmp_path / "results.json", "-k", "moves or custom or refused_by_name or this_driver")
+    ran, result = run(node.env, tmp_path / "results.json", "-k", "moves or custom or refused_by_name or this_driver")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert sorted(one["outcome"] for one in found["tests"]) == ["passed"] * (4 - skipped) + ["skipped"] * skipped
-    assert all("615 has it" in one["why"] for one in found["tests"] if one["outcome"] == "skipped")
-    assert found["machine"]["driver"] == version
+    assert sorted(test["outcome"] for test in result["tests"]) == ["passed"] * (4 - skipped) + ["skipped"] * skipped
+    assert all("615 has it" in test["why"] for test in result["tests"] if test["outcome"] == "skipped")
+    assert result["machine"]["driver"] == version
 
 
 def test_suite_is_skipped_without_gpu(tmp_path: Path) -> None:
     """And the results show that nothing was measured."""
     env = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "GPU_EMULATOR_STATE")}
-    ran, found = run(env, tmp_path / "results.json")
-    if found["machine"] is not None:
+    ran, result = run(env, tmp_path / "results.json")
+    if result["machine"] is not None:
         pytest.skip("there is a GPU here")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("on a machine with a GPU: make test-gpu") == 1
-    assert found["status"] == "not yet measured on hardware"
-    assert {one["outcome"] for one in found["tests"]} == {"skipped"}
+    assert result["status"] == "not yet measured on hardware"
+    assert {test["outcome"] for test in result["tests"]} == {"skipped"}
 
 
 def test_idle_detection_uses_performance_counters(bare_node: Node, tmp_path: Path) -> None:
     """On Hopper, idle detection has both signals."""
     bare_node.init("--model", "h100-80g", "--gpus", "1", "--context-mib", "100")
-    ran, found = run(bare_node.env, tmp_path / "results.json", "-k", "engine_and_memory or work_is_busy")
+    ran, result = run(bare_node.env, tmp_path / "results.json", "-k", "engine_and_memory or work_is_busy")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert [one["outcome"] for one in found["tests"]] == ["passed"] * 2
-    shown = {name: value for one in found["tests"] for name, value in one["found"].items()}
+    assert [test["outcome"] for test in result["tests"]] == ["passed"] * 2
+    shown = {name: value for test in result["tests"] for name, value in test["found"].items()}
     assert shown["busy"]["engine"] > 1 >= shown["idle"]["engine"]
 
 
@@ -95,10 +95,10 @@ def test_idle_detection_uses_performance_counters(bare_node: Node, tmp_path: Pat
 def test_idle_tests_are_skipped_with_too_few_signals(node: Node, tmp_path: Path) -> None:
     """Idle detection needs two signals; an agent would suspend nothing there."""
     node.ctl("fault", "util-unsupported")
-    ran, found = run(node.env, tmp_path / "results.json", "-k", "work_is_busy")
+    ran, result = run(node.env, tmp_path / "results.json", "-k", "work_is_busy")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    (one,) = found["tests"]
-    assert (one["outcome"], "needs 2 signals" in one["why"]) == ("skipped", True)
+    (test,) = result["tests"]
+    assert (test["outcome"], "needs 2 signals" in test["why"]) == ("skipped", True)
 
 
 def cut_off(command: list[str], env: dict[str, str], enough: Callable[[], bool]) -> int:
@@ -125,10 +125,10 @@ def test_interrupted_run_is_completed_by_another(node: Node, tmp_path: Path) -> 
     before = json.loads(results.read_text(encoding="utf-8"))
     assert before["status"] == "emulated"
     assert 0 < len(before["tests"]) < 3
-    ran, found = run(node.env, results, "-k", "refused_by_name")
+    ran, result = run(node.env, results, "-k", "refused_by_name")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert [one["test"] for one in found["tests"]] == [
-        *(one["test"] for one in before["tests"]),
+    assert [test["test"] for test in result["tests"]] == [
+        *(test["test"] for test in before["tests"]),
         "test_inplace::test_unsupported_features_are_refused_by_name",
     ]
 
@@ -162,12 +162,12 @@ PROCESSES_OF_TWO = 6
 
 def servers_of(node: Node) -> list[int]:
     """Return the processes of model servers on a node."""
-    state, found = node.env["GPU_EMULATOR_STATE"].encode(), []
+    state, result = node.env["GPU_EMULATOR_STATE"].encode(), []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if b"server.py" in (path / "cmdline").read_bytes() and state in (path / "environ").read_bytes():
-                found.append(int(path.name))
-    return found
+                result.append(int(path.name))
+    return result
 
 
 def test_killed_run_leaves_no_server(node: Node, tmp_path: Path) -> None:
@@ -199,11 +199,11 @@ def test_broken_bindings_fail_tests(node: Node, tmp_path: Path) -> None:
     (broken.parent / "__init__.py").touch()
     (broken / "__init__.py").write_text("raise ImportError('torn')\n")
     env = {**node.env, "PYTHONPATH": str(tmp_path / "broken")}
-    ran, found = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
+    ran, result = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert [one["outcome"] for one in found["tests"]] == ["failed"]
+    assert [test["outcome"] for test in result["tests"]] == ["failed"]
     assert (
-        "cannot checkpoint: cannot reach the driver: cuda-bindings is not installed (torn)" in found["tests"][0]["why"]
+        "cannot checkpoint: cannot reach the driver: cuda-bindings is not installed (torn)" in result["tests"][0]["why"]
     )
 
 
@@ -215,10 +215,10 @@ def test_unusable_criu_skips_tests(node: Node, tmp_path: Path) -> None:
     criu = tmp_path / "criu"
     criu.write_text("#!/bin/sh\n[ $1 = --version ] && echo Version: 4.2 && exit\necho no capability >&2\nexit 1\n")
     criu.chmod(0o755)
-    ran, found = run({**node.env, "CRIU": str(criu)}, tmp_path / "results.json", "-k", "criu")
+    ran, result = run({**node.env, "CRIU": str(criu)}, tmp_path / "results.json", "-k", "criu")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert {one["outcome"] for one in found["tests"]} == {"skipped"}
-    assert all("CRIU cannot dump a plain process here" in one["why"] for one in found["tests"])
+    assert {test["outcome"] for test in result["tests"]} == {"skipped"}
+    assert all("CRIU cannot dump a plain process here" in test["why"] for test in result["tests"])
 
 
 @pytest.mark.nightly
@@ -226,9 +226,9 @@ def test_missing_loopback_interface_skips_tests(node: Node, tmp_path: Path) -> N
     """As on a small virtual machine."""
     if (why := tree.namespaces()) is not None:
         pytest.skip(why)
-    ran, found = run(node.env, tmp_path / "results.json", "-k", "turns and kernels", within=("unshare", "--net"))
+    ran, result = run(node.env, tmp_path / "results.json", "-k", "turns and kernels", within=("unshare", "--net"))
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert [one["why"] for one in found["tests"]] == ["the loopback interface is down: ip link set lo up"]
+    assert [test["why"] for test in result["tests"]] == ["the loopback interface is down: ip link set lo up"]
 
 
 def bench(env: dict[str, str], out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -245,19 +245,19 @@ def test_benchmark_reports_emulated_driver(node: Node, tmp_path: Path) -> None:
     node.ctl("driver", "615.71.05")
     ran = bench(node.env, tmp_path / "bench.json", "--rounds", "1", "--directory", str(tmp_path))
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    found = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
-    assert (found["status"], found["complete"], found["failed"]) == ("emulated", True, [])
+    record = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert (record["status"], record["complete"], record["failed"]) == ("emulated", True, [])
     assert "EMULATED" in ran.stdout
-    assert len(found["staging"]) == 2
-    for one in found["staging"]:
+    assert len(record["staging"]) == 2
+    for item in record["staging"]:
         for side in ("bare", "ours"):
-            assert set(one["seconds"][side]) == {"lock", "checkpoint", "restore", "unlock"}
-    assert len(found["goals"]) == 3
-    assert all(one["met"] is None and one["value"] is not None for one in found["goals"])
-    assert {one["processes"] for one in found["parallel"]} == {2, 4}
-    assert [Path(one["directory"]).name for one in found["custom_storage"]] == ["shm", tmp_path.name]
-    assert not any("why_not" in one for one in found["host_memory"])
-    assert "11.4 s" in json.dumps(found["published"])
+            assert set(item["seconds"][side]) == {"lock", "checkpoint", "restore", "unlock"}
+    assert len(record["goals"]) == 3
+    assert all(goal["met"] is None and goal["value"] is not None for goal in record["goals"])
+    assert {entry["processes"] for entry in record["parallel"]} == {2, 4}
+    assert [Path(entry["directory"]).name for entry in record["custom_storage"]] == ["shm", tmp_path.name]
+    assert not any("why_not" in entry for entry in record["host_memory"])
+    assert "11.4 s" in json.dumps(record["published"])
     assert not any(gpu["processes"] for gpu in node.show()["gpus"])
 
 
@@ -271,11 +271,11 @@ def test_interrupted_benchmark_is_resumed(node: Node, tmp_path: Path) -> None:
     assert (before["status"], before["complete"]) == ("emulated", False)
     ran = bench(node.env, out, "--quick", "--resume", "--only", "staging")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert found["staging"][: len(before["staging"])] == before["staging"]
-    assert len(found["staging"]) == 2
+    record = json.loads(out.read_text(encoding="utf-8"))
+    assert record["staging"][: len(before["staging"])] == before["staging"]
+    assert len(record["staging"]) == 2
     assert ran.stderr.count("measuring: staging") == 2 - len(before["staging"])
-    assert not found["complete"]  # the other parts were not selected
+    assert not record["complete"]  # the other parts were not selected
 
 
 def test_disturbed_rounds_do_not_count_as_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,10 +288,10 @@ def test_disturbed_rounds_do_not_count_as_overhead(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measure, "timed", lambda action: action())
     ours = side("ours")
     ours.nvml.devices.return_value = [Mock(uuid="GPU-1")]
-    found = measure.staging(Mock(), ours, side("bare"), 1024, rounds=2)
-    assert found["added"] == pytest.approx(0.02)
-    assert found["wake_ratio"] == pytest.approx(2.04)
-    assert found["seconds"]["ours"]["checkpoint"] == pytest.approx(3.01)
+    result = measure.staging(Mock(), ours, side("bare"), 1024, rounds=2)
+    assert result["added"] == pytest.approx(0.02)
+    assert result["wake_ratio"] == pytest.approx(2.04)
+    assert result["seconds"]["ours"]["checkpoint"] == pytest.approx(3.01)
 
 
 def test_benchmark_rejects_invalid_options(node: Node, tmp_path: Path) -> None:
@@ -321,10 +321,10 @@ def test_failed_measurement_does_not_affect_others(node: Node, tmp_path: Path) -
     env = {**node.env, "PYTHONPATH": str(tmp_path)}
     ran = bench(env, out, "--rounds", "1", "--only", "staging", "parallel")
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert [one.partition(":")[0] for one in found["failed"]] == ["staging of 0.015625 GiB"]
+    record = json.loads(out.read_text(encoding="utf-8"))
+    assert [item.partition(":")[0] for item in record["failed"]] == ["staging of 0.015625 GiB"]
     assert "FAILED: staging of 0.015625 GiB" in ran.stdout
-    assert (found["complete"], len(found["staging"]), len(found["parallel"])) == (False, 1, 2)
+    assert (record["complete"], len(record["staging"]), len(record["parallel"])) == (False, 1, 2)
 
 
 @pytest.mark.nightly
@@ -336,9 +336,9 @@ def test_failing_cuda_is_reported_in_one_line(node: Node, tmp_path: Path) -> Non
         "cuda.Cuda.devices = devices\n"
     )
     env = {**node.env, "PYTHONPATH": str(tmp_path)}
-    ran, found = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
+    ran, result = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert found["tests"][0]["why"] == "CUDA cannot be used here: cannot list the GPUs: the driver failed"
+    assert result["tests"][0]["why"] == "CUDA cannot be used here: cannot list the GPUs: the driver failed"
     ran = bench(env, tmp_path / "bench.json")
     assert (ran.returncode, "CUDA cannot be used here" in ran.stdout, "Traceback" in ran.stderr) == (1, True, False)
 
@@ -347,10 +347,10 @@ def test_failing_cuda_is_reported_in_one_line(node: Node, tmp_path: Path) -> Non
 def test_refused_checkpoint_is_reported_once(node: Node, tmp_path: Path, code: int, outcome: str, status: int) -> None:
     """A refusal (container, sandbox, virtual GPU) skips the tests with its reason; other errors fail."""
     node.ctl("fault", "checkpoint-fails", "--error", str(code))
-    ran, found = run(node.env, tmp_path / "results.json", "-k", "test_lock or moves_to_another")
+    ran, result = run(node.env, tmp_path / "results.json", "-k", "test_lock or moves_to_another")
     assert ran.returncode == status, ran.stdout + ran.stderr
-    assert {one["outcome"] for one in found["tests"]} == {outcome}
-    (why,) = {one["why"] for one in found["tests"]}
+    assert {test["outcome"] for test in result["tests"]} == {outcome}
+    (why,) = {test["why"] for test in result["tests"]}
     assert why.startswith("not even a small program can be suspended here: cannot move the GPU memory of process")
     ran = bench(node.env, tmp_path / "bench.json")
     assert (ran.returncode, why.partition("process")[0] in ran.stdout, "Traceback" in ran.stderr) == (
@@ -363,9 +363,9 @@ def test_startup_error_of_program_is_reported(node: Node, tmp_path: Path) -> Non
     """The program's standard error is discarded, as required for a dump."""
     (tmp_path / "sitecustomize.py").write_text("import kernels\nkernels.PTX = b'no program'\n")
     env = {**node.env, "PYTHONPATH": f"{tmp_path}:{REPOSITORY / 'tests' / 'gpu'}"}
-    ran, found = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
+    ran, result = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert "the program says: OSError: CUDA_ERROR_INVALID" in found["tests"][0]["why"]
+    assert "the program says: OSError: CUDA_ERROR_INVALID" in result["tests"][0]["why"]
 
 
 def test_benchmark_is_skipped_without_gpu(tmp_path: Path) -> None:
@@ -381,9 +381,9 @@ def test_benchmark_is_skipped_without_gpu(tmp_path: Path) -> None:
 
 def test_emulated_results_are_not_called_measured() -> None:
     """Until measured on hardware, the results file states that, with the command to run."""
-    found = json.loads((REPOSITORY / "benchmarks" / "results" / "gpu.json").read_text(encoding="utf-8"))
-    if found["status"] == "measured":
-        assert not found["machine"]["emulated"]
+    record = json.loads((REPOSITORY / "benchmarks" / "results" / "gpu.json").read_text(encoding="utf-8"))
+    if record["status"] == "measured":
+        assert not record["machine"]["emulated"]
     else:
-        assert found["result"] == "not yet measured on hardware"
-        assert found["command"] == "make bench-gpu"
+        assert record["result"] == "not yet measured on hardware"
+        assert record["command"] == "make bench-gpu"

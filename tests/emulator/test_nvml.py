@@ -17,13 +17,13 @@ def test_gpus_are_found_by_index_uuid_address_and_serial(node: Node) -> None:
     uuid = agent.get("n.nvmlDeviceGetUUID(h)")
     assert uuid.startswith("GPU-")
     assert len(uuid) == 40
-    for found in (
+    for text in (
         "n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h))",
         "n.nvmlDeviceGetHandleByPciBusId(p.busId)",
         "n.nvmlDeviceGetHandleByPciBusId(p.busIdLegacy.lower())",
         "n.nvmlDeviceGetHandleBySerial(n.nvmlDeviceGetSerial(h))",
     ):
-        assert agent.get(f"n.nvmlDeviceGetIndex({found})") == 1
+        assert agent.get(f"n.nvmlDeviceGetIndex({text})") == 1
     assert agent.get("n.nvmlDeviceGetMinorNumber(h)") == 1
     assert agent.get("[p.domain, p.bus, p.device]") == [0, 15, 0]
     assert agent.get("p.busId") == "00000000:0F:00.0"

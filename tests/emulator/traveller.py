@@ -23,10 +23,10 @@ def work(directory: Path) -> None:
     while not (directory / "go").exists():
         ok(d.cuCtxSynchronize())  # to be dumped while waiting in a call
         time.sleep(0.01)
-    found = [digest(small, 20 * MIB), digest(large + 1234 * MIB, 1000)]
+    result = [digest(small, 20 * MIB), digest(large + 1234 * MIB, 1000)]
     alloc(1)
     used = n.nvmlDeviceGetMemoryInfo(handle(1), n.nvmlMemory_v2).used
-    (directory / "done.new").write_text(f"{found == written} {used // MIB}")
+    (directory / "done.new").write_text(f"{result == written} {used // MIB}")
     (directory / "done.new").rename(directory / "done")
 
 

@@ -25,7 +25,9 @@ def main() -> int:
         for target in TARGETS.values():
             print(f"{target.name:<22} {target.about}")
         return 0
-    wanted = [one for one in TARGETS.values() if any(fnmatch(one.name, pattern) for pattern in options.targets or "*")]
+    wanted = [
+        item for item in TARGETS.values() if any(fnmatch(item.name, pattern) for pattern in options.targets or "*")
+    ]
     if not wanted:
         print(f"fuzz: no target matches {' '.join(options.targets)}; --list shows them", file=sys.stderr)
         return 2

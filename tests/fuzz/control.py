@@ -221,7 +221,7 @@ def _live() -> Iterator[Check]:
         server.start()
         stack.callback(server.stop)
         held: list[socket.socket] = []
-        stack.callback(lambda: [one.close() for one in held])
+        stack.callback(lambda: [connection.close() for connection in held])
         count = 0
 
         def visit(how: str, parts: list[bytes], end: str) -> bytes:
@@ -281,10 +281,10 @@ def _live() -> Iterator[Check]:
                     raise Wrong(f"a request that is right is answered with {good!r}")
             if not answer:
                 return False
-            found = json.loads(answer)
-            if found["ok"] is not True and found["error"]["code"] == "fault":
+            record = json.loads(answer)
+            if record["ok"] is not True and record["error"]["code"] == "fault":
                 raise Wrong(f"a fault of the agent: {parts!r:.300}")
-            return found["ok"] is True
+            return record["ok"] is True
 
         yield check
 

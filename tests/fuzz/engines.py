@@ -47,11 +47,11 @@ def _text(rng: Random) -> bytes:
 @contextlib.contextmanager
 def _scraped() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        found = scrape.readings(data.decode("utf-8", "replace"))
-        line = scrape.report(found).encode()
-        if scrape.decode(line) != found:
+        readings = scrape.readings(data.decode("utf-8", "replace"))
+        line = scrape.report(readings).encode()
+        if scrape.decode(line) != readings:
             raise Wrong("the report differs from the readings")
-        return bool(found)
+        return bool(readings)
 
     yield check
 
@@ -59,11 +59,11 @@ def _scraped() -> Iterator[Check]:
 @contextlib.contextmanager
 def _reported() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        for one in scrape.decode(data):
-            sound = all(isinstance(value, float) and math.isfinite(value) for value in one.values.values())
-            sound &= all(counts[-1][0] == math.inf for counts in one.buckets.values())
-            if not sound or not (one.model or "").isprintable() or one.engine not in metric_table.load().engines:
-                raise Wrong(f"{one!r:.80} was accepted")
+        for item in scrape.decode(data):
+            sound = all(isinstance(value, float) and math.isfinite(value) for value in item.values.values())
+            sound &= all(counts[-1][0] == math.inf for counts in item.buckets.values())
+            if not sound or not (item.model or "").isprintable() or item.engine not in metric_table.load().engines:
+                raise Wrong(f"{item!r:.80} was accepted")
         return True
 
     yield check

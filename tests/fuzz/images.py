@@ -55,13 +55,13 @@ _WORDS = (
 @cache
 def _files() -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(_DUMP.read_bytes())) as archive:
-        found = {one.name: file.read() for one in archive if (file := archive.extractfile(one)) is not None}
+        results = {item.name: file.read() for item in archive if (file := archive.extractfile(item)) is not None}
     # The last two as zombies, which have no memory and are read faster.
-    found = {name: data for name, data in found.items() if not re.match(r"(mm|pagemap)-557[34]|(fs|ids)-", name)}
+    results = {name: data for name, data in results.items() if not re.match(r"(mm|pagemap)-557[34]|(fs|ids)-", name)}
     for pid in (5569, 5571, 5572):
         mm, pages = f"mm-{pid}.img", f"pagemap-{pid}.img"
-        found[mm], found[pages] = _shortened(found[mm], found[pages])
-    return found
+        results[mm], results[pages] = _shortened(results[mm], results[pages])
+    return results
 
 
 def _shortened(mm: bytes, pages: bytes) -> tuple[bytes, bytes]:
@@ -92,12 +92,12 @@ def _read_names() -> tuple[str, ...]:
 
 
 def _bodies(data: bytes) -> list[bytes]:
-    found, at = [], 8
+    result, at = [], 8
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "little")
-        found.append(data[at + 4 : at + 4 + length])
+        result.append(data[at + 4 : at + 4 + length])
         at += 4 + length
-    return found
+    return result
 
 
 def _mutated_records(rng: Random, data: bytes) -> bytes:
@@ -193,16 +193,16 @@ def _put_pages(place: Path, name: str) -> None:
 
 
 def _read(fd: int) -> bool:
-    before = {one.pid: one for one in _settled(fd)}
+    before = {process.pid: process for process in _settled(fd)}
     sessions.settle(fd)
     tree = _settled(fd)
-    if {one.pid for one in tree} != set(before) or len(tree) != len(before):
+    if {process.pid for process in tree} != set(before) or len(tree) != len(before):
         raise Wrong(f"processes were lost or made: {before} became {tree}")
     seen: set[int] = {0}
-    for one in tree:
-        if one.parent not in seen:
+    for path in tree:
+        if path.parent not in seen:
             raise Wrong(f"a child before its parent: {tree}")
-        seen.add(one.pid)
+        seen.add(path.pid)
     inventory = criu_images.inspect(fd)
     if not set(inventory.pids) <= inventory.numbers or inventory.parents[inventory.pids[0]] not in (0, *inventory.pids):
         raise Wrong(f"{inventory}")
@@ -259,10 +259,10 @@ def _log(rng: Random) -> bytes:
 @contextlib.contextmanager
 def _logs() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        found = criu_images.failure(data.decode("utf-8", "backslashreplace"))
-        if "\n" in found or not found:
-            raise Wrong(repr(found))
-        return found != "its log has no error"
+        failure = criu_images.failure(data.decode("utf-8", "backslashreplace"))
+        if "\n" in failure or not failure:
+            raise Wrong(repr(failure))
+        return failure != "its log has no error"
 
     yield check
 
@@ -288,7 +288,7 @@ def _entries() -> tuple[bytes, ...]:
         Type.INOTIFY: encoded(1, 9) + encoded(5, watch),
         Type.FIFO: encoded(1, 10) + encoded(3, 11),
         Type.TTY: encoded(1, 12) + encoded(6, 13),
-        Type.REG: b"".join(encoded(*one) for one in ((1, 99), (2, 2), (3, 0), (6, b"/tmp/x"), (10, 0o100644))),
+        Type.REG: b"".join(encoded(*item) for item in ((1, 99), (2, 2), (3, 0), (6, b"/tmp/x"), (10, 0o100644))),
     }
     return tuple(
         encoded(1, kind) + encoded(2, 5) + encoded(file_table._BODY[kind], body) for kind, body in bodies.items()
@@ -304,8 +304,8 @@ def _table(rng: Random) -> bytes:
     kind = int(rng.random() * 8)
     if kind < 3:
         recorded = _bodies(_files()["files.img"])
-        bodies = [*recorded, *(one for one in _ENTRIES if rng.random() < 0.5)]
-        made = (mutated(rng, one, (*_WORDS, *_PATHS), 4096) if rng.random() < 0.15 else one for one in bodies)
+        bodies = [*recorded, *(entry for entry in _ENTRIES if rng.random() < 0.5)]
+        made = (mutated(rng, body, (*_WORDS, *_PATHS), 4096) if rng.random() < 0.15 else body for body in bodies)
         data = _files()["files.img"][:8] + b"".join(map(framed, made))
         return b"0" + (_mutated_records(rng, data) if rng.random() < 0.3 else data)
     if kind == 3:
@@ -317,7 +317,7 @@ def _table(rng: Random) -> bytes:
     if kind == 5:
         times = encoded(1, 1700000000) + encoded(2, 5)
         ghost = b"".join(
-            encoded(*one) for one in ((1, 2001), (2, 100), (3, 0o100600), (5, 77), (7, times), (8, times), (9, 1))
+            encoded(*item) for item in ((1, 2001), (2, 100), (3, 0o100600), (5, 77), (7, times), (8, times), (9, 1))
         )
         return b"3" + mutated(rng, bytes(8) + framed(ghost) + b"contents", _WORDS)
     if kind == 6:
@@ -362,17 +362,17 @@ def _check_rewritten(data: bytes) -> bool:
     """No path is left for CRIU, even if an entry has duplicate fields."""
     table = FileTable.parse(data)
     names = {number: f"affinode-{number}" for number in table.regular}
-    sockets = [one.id for one in table.sockets]
+    sockets = [socket.id for socket in table.sockets]
     for body in criu_images.bodies(table.rewritten(names, sockets)):
         facts = criu_images.message(body)
         for field, place in ((file_table._BODY[Type.REG], 6), (file_table._BODY[Type.UNIXSK], 11)):
             if integer_or_none(facts, 1) != {6: Type.REG, 11: Type.UNIXSK}[place]:
                 continue
             for inner in facts.get(field, []):
-                found = criu_images.message(inner).get(place) if isinstance(inner, bytes) else None
-                left = [one for one in found or [] if not isinstance(one, bytes) or one.startswith(b"/")]
-                if left or found is None or len(found) != 1 or len(facts[field]) != 1:
-                    raise Wrong(f"CRIU would find {found} in {facts}")
+                value = criu_images.message(inner).get(place) if isinstance(inner, bytes) else None
+                left = [text for text in value or [] if not isinstance(text, bytes) or text.startswith(b"/")]
+                if left or value is None or len(value) != 1 or len(facts[field]) != 1:
+                    raise Wrong(f"CRIU would find {value} in {facts}")
                 if place == 11 and 14 in criu_images.message(inner):
                     raise Wrong(f"CRIU would change to a directory: {facts}")
     unix_sockets.refusal(table)

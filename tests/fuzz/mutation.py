@@ -200,7 +200,7 @@ def _changed(rng: Random, value: Any) -> Any:
         key = some(rng, list(value))
         what = rng.random()
         if what < 0.1:
-            return {one: inner for one, inner in value.items() if one != key}
+            return {item: inner for item, inner in value.items() if item != key}
         if what < 0.2:
             return {**value, some(rng, (*value, "x", "", "\ud800", "__class__")): some(rng, HOSTILE)}
         return {**value, key: _changed(rng, value[key])}

@@ -181,17 +181,17 @@ def _parity() -> Iterator[Check]:
                 return False
             spank.option_format(ctypes.byref(option), formatted, ctypes.c_size_t(160))
             text = formatted.value.decode("ascii")
-            found = SuspendOption.parse(text)
-            signal = None if found.signal is None else (found.signal.name, found.signal.before_s)
+            parsed = SuspendOption.parse(text)
+            signal = None if parsed.signal is None else (parsed.signal.name, parsed.signal.before_s)
             mine = (
-                found.window_s,
-                round(found.util_pct * 100),
-                found.mode.value,
-                found.when.value,
-                found.wake,
+                parsed.window_s,
+                round(parsed.util_pct * 100),
+                parsed.mode.value,
+                parsed.when.value,
+                parsed.wake,
                 signal,
-                found.steps.value,
-                "site" if found.after_loss is None else found.after_loss.value,
+                parsed.steps.value,
+                "site" if parsed.after_loss is None else parsed.after_loss.value,
             )
             its = (
                 option.window_s,
@@ -205,8 +205,8 @@ def _parity() -> Iterator[Check]:
             )
             if mine != its:
                 raise Wrong(f"{text}: {mine} is not {its}")
-            if found.wake not in ("auto", "hold"):
-                wake_time(found.wake, 1700000000.0)
+            if parsed.wake not in ("auto", "hold"):
+                wake_time(parsed.wake, 1700000000.0)
             return True
 
         yield check

@@ -42,12 +42,12 @@ def _announcements() -> Iterator[Check]:
 
         def check(data: bytes) -> bool:
             put(str(place / "7"), data)
-            found = announcements.of(7)
-            if found is None or found.job_id != 7:
-                raise Wrong(f"{found}")
+            result = announcements.of(7)
+            if result is None or result.job_id != 7:
+                raise Wrong(f"{result}")
             lines = data.decode("ascii", "replace").splitlines()
-            for one in dataclasses.fields(found):
-                value = getattr(found, one.name)
+            for field in dataclasses.fields(result):
+                value = getattr(result, field.name)
                 if isinstance(value, User):
                     ids = (line for line in lines if line.partition("=")[0] in ("uid", "gid", "groups"))
                     numbers = re.findall("[0-9]+", " ".join(ids))
@@ -55,10 +55,10 @@ def _announcements() -> Iterator[Check]:
                         raise Wrong(f"the owner is {value}, of {numbers}")
                     continue
                 values = value if isinstance(value, tuple) else (value,)
-                key = "job" if one.name == "job_id" else one.name
+                key = "job" if field.name == "job_id" else field.name
                 said = [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
                 if len(said) != 1 or [int(number) for number in said[0].split(":")] != list(values):
-                    raise Wrong(f"{one.name} is {value}, of {said}")
+                    raise Wrong(f"{field.name} is {value}, of {said}")
             return True
 
         yield check
@@ -73,7 +73,7 @@ _VARIABLES = (
 def _environ(rng: Random) -> bytes:
     """Return the environment of a process, as the kernel shows it, often changed."""
     variables = [some(rng, _VARIABLES) + text(rng) for _ in range(some(rng, (0, 1, 2, 8)))]
-    data = b"".join(one.encode("utf-8", "surrogateescape") + b"\0" for one in variables)
+    data = b"".join(variable.encode("utf-8", "surrogateescape") + b"\0" for variable in variables)
     return mutated(rng, data, (b"\0", b"=", b"'", b"\n", b"SLURM_")) if rng.random() < 0.5 else data
 
 
@@ -91,10 +91,10 @@ def _environments() -> Iterator[Check]:
             if equals and len(name) <= 85 and names.fullmatch(name) and not name.startswith(b"SLURM_JWT"):
                 wanted[name] = value
         words = [os.fsencode(word) for word in shlex.split(os.fsdecode(job_environment.exports(data)))]
-        found = dict(word.partition(b"=")[::2] for word in words[1::2])
-        if found != wanted or words[::2] != [b"export"] * len(wanted):
+        result = dict(word.partition(b"=")[::2] for word in words[1::2])
+        if result != wanted or words[::2] != [b"export"] * len(wanted):
             raise Wrong(f"{words!r:.200} of {wanted!r:.200}")
-        return bool(found)
+        return bool(result)
 
     yield check
 
@@ -111,15 +111,15 @@ _LIMITS = {
 @contextlib.contextmanager
 def _limits() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        found = memory_limits._decoded(data.decode("utf-8", "replace"))
-        if memory_limits._decoded(json.dumps({"version": 1, **dataclasses.asdict(found)})) != found:
-            raise Wrong(f"{found} is another one when it is written and read again")
-        for one in found.limits:
-            if "/" in one.name or one.before < 0 or min(one.written, default=-1) < 0:
-                raise Wrong(f"{one} would be written")
-        if found.over_since is not None and not 0 <= found.over_since < math.inf:
-            raise Wrong(f"the grace period began at {found.over_since}")
-        return bool(found.limits)
+        decoded = memory_limits._decoded(data.decode("utf-8", "replace"))
+        if memory_limits._decoded(json.dumps({"version": 1, **dataclasses.asdict(decoded)})) != decoded:
+            raise Wrong(f"{decoded} is another one when it is written and read again")
+        for limit in decoded.limits:
+            if "/" in limit.name or limit.before < 0 or min(limit.written, default=-1) < 0:
+                raise Wrong(f"{limit} would be written")
+        if decoded.over_since is not None and not 0 <= decoded.over_since < math.inf:
+            raise Wrong(f"the grace period began at {decoded.over_since}")
+        return bool(decoded.limits)
 
     yield check
 
@@ -157,14 +157,14 @@ def _absences() -> Iterator[Check]:
                     body = signer.encode(purpose, name, value).encode()
             place = root / "unknown" / "main.7.json" if kind == b"unknown" else root / "sweep-stopped.main.json"
             put(str(place), body)
-            found, stopped = absences.all(), absences.stopped()
-            for one in found.values():
-                if not math.isfinite(one.since) or one.age_s < 0 or not isinstance(one.confirmed, bool):
-                    raise Wrong(f"{one}")
+            result, stopped = absences.all(), absences.stopped()
+            for item in result.values():
+                if not math.isfinite(item.since) or item.age_s < 0 or not isinstance(item.confirmed, bool):
+                    raise Wrong(f"{item}")
             if stopped is not None and not (math.isfinite(stopped.since) and str(stopped)):
                 raise Wrong(f"{stopped}")
             place.unlink()
-            return bool(found) or stopped is not None
+            return bool(result) or stopped is not None
 
         yield check
 

@@ -75,51 +75,51 @@ def _process(rng: Random) -> dict[str, Any]:
     }
 
 
-def _texts(one: dict[str, Any]) -> dict[str, bytes]:
+def _texts(process: dict[str, Any]) -> dict[str, bytes]:
     """Return the files of a process, as kernel 6.1 writes them. Source: fs/proc/array.c, fs/proc/task_mmu.c."""
-    name = _escaped(one["comm"])
-    times = f"0 0 0 -1 4194560 0 0 0 0 7 5 3 2 20 0 {one['threads']} 0 {one['started']} 1000 200"
-    ids = "\t".join(map(str, one["uids"]))
+    name = _escaped(process["comm"])
+    times = f"0 0 0 -1 4194560 0 0 0 0 7 5 3 2 20 0 {process['threads']} 0 {process['started']} 1000 200"
+    ids = "\t".join(map(str, process["uids"]))
     status = (
-        f"Name:\t{name}\nUmask:\t0022\nState:\t{one['state']} (x)\nTgid:\t{PID}\nNgid:\t0\nPid:\t{PID}\n"
-        f"PPid:\t{one['parent']}\nTracerPid:\t0\nUid:\t{ids}\nGid:\t{ids}\nFDSize:\t64\n"
-        f"Groups:\t{' '.join(map(str, one['groups']))} \nNStgid:\t{PID}\n"
-        f"NSpid:\t{chr(9).join(map(str, one['ns_pids']))}\n"
+        f"Name:\t{name}\nUmask:\t0022\nState:\t{process['state']} (x)\nTgid:\t{PID}\nNgid:\t0\nPid:\t{PID}\n"
+        f"PPid:\t{process['parent']}\nTracerPid:\t0\nUid:\t{ids}\nGid:\t{ids}\nFDSize:\t64\n"
+        f"Groups:\t{' '.join(map(str, process['groups']))} \nNStgid:\t{PID}\n"
+        f"NSpid:\t{chr(9).join(map(str, process['ns_pids']))}\n"
     )
-    if one["memory"]:
+    if process["memory"]:
         status += "VmPeak:\t 900 kB\nVmHWM:\t 800 kB\nVmRSS:\t 700 kB\nRssAnon:\t 50 kB\nRssFile:\t 1 kB\n"
         status += "RssShmem:\t 2 kB\nVmSwap:\t 3 kB\n"
-    status += f"Threads:\t{one['threads']}\nSigQ:\t0/1\n"
+    status += f"Threads:\t{process['threads']}\nSigQ:\t0/1\n"
     status += "SigPnd:\t0000000000000200\nShdPnd:\t0000000000004000\nSigBlk:\t0000000000000000\n"
     return {
-        "stat": _bytes(f"{PID} ({name}) {one['state']} {one['parent']} {times} 0 0 0\n"),
+        "stat": _bytes(f"{PID} ({name}) {process['state']} {process['parent']} {times} 0 0 0\n"),
         "status": _bytes(status),
-        "cmdline": b"".join(_bytes(word) + b"\0" for word in one["argv"]),
-        "environ": b"".join(_bytes(word) + b"\0" for word in one["env"]),
+        "cmdline": b"".join(_bytes(word) + b"\0" for word in process["argv"]),
+        "environ": b"".join(_bytes(word) + b"\0" for word in process["env"]),
         "io": b"rchar: 10\nwchar: 20\nsyscr: 1\nsyscw: 2\nread_bytes: 30\nwrite_bytes: 40\ncancelled_write_bytes: 0\n",
-        "comm": _bytes(one["comm"]) + b"\n",
-        "syscall": b"0 0x0 0x1 0x2 0x3 0x4 0x5 0x7ffd 0x7fee\n" if one["state"] == "S" else b"running\n",
+        "comm": _bytes(process["comm"]) + b"\n",
+        "syscall": b"0 0x0 0x1 0x2 0x3 0x4 0x5 0x7ffd 0x7fee\n" if process["state"] == "S" else b"running\n",
         "children": b"301 302 ",
         "smaps_rollup": b""
-        if not one["memory"]
+        if not process["memory"]
         else b"00-01 ---p 00:00 0 [rollup]\nPss_Anon: 40 kB\nPss_Shmem: 2 kB\nSwapPss: 1 kB\n",
     }
 
 
 def _damaged(rng: Random, files: dict[str, bytes], share: float) -> dict[str, str]:
     """Return the damaged ones among ``files``, as text with one character per byte."""
-    found = {}
+    result = {}
     if rng.random() < share:
         for name, whole in files.items():
             if rng.random() < 0.3:
                 data = mutation.mutated(rng, whole, (b"Uid:", b"NSpid:\t", b"VmRSS:", b"kB", b"\n\n", b") "))
-                found[name] = _MISSING if rng.random() < 0.1 else data.decode("latin-1")
-    return found
+                result[name] = _MISSING if rng.random() < 0.1 else data.decode("latin-1")
+    return result
 
 
 def _process_input(rng: Random) -> bytes:
-    one = _process(rng)
-    return json.dumps([one, _damaged(rng, _texts(one), 0.5)]).encode()
+    process = _process(rng)
+    return json.dumps([process, _damaged(rng, _texts(process), 0.5)]).encode()
 
 
 class _Proc:
@@ -128,7 +128,7 @@ class _Proc:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.base = f"{root}/{PID}"
-        for one in (
+        for item in (
             f"{PID}/task/{PID}",
             f"{PID}/fd",
             f"{PID}/fdinfo",
@@ -140,7 +140,7 @@ class _Proc:
             "sysvipc",
             "net",
         ):
-            (root / one).mkdir(parents=True, exist_ok=True)
+            (root / item).mkdir(parents=True, exist_ok=True)
         put(f"{root}/stat", b"cpu 0\nbtime 1700000000\n")
         for kind in ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup"):
             os.symlink(f"{kind}:[4026531840]", f"{self.base}/ns/{kind}")
@@ -162,9 +162,9 @@ class _Proc:
                     put(f"{self.base}/task/{PID}/stat", data)
 
 
-def _expect(what: str, found: object, true: object) -> None:
-    if found != true:
-        raise Wrong(f"{what}: {found!r:.200} in place of {true!r:.200}")
+def _expect(what: str, actual: object, true: object) -> None:
+    if actual != true:
+        raise Wrong(f"{what}: {actual!r:.200} in place of {true!r:.200}")
 
 
 @contextlib.contextmanager
@@ -174,8 +174,8 @@ def _processes() -> Iterator[Check]:
         tree, inspector = LinuxProcesses(root), Inspector(root)
 
         def check(data: bytes) -> bool:
-            one, damage = json.loads(data)
-            files = _texts(one)
+            item, damage = json.loads(data)
+            files = _texts(item)
             proc.write(files, damage)
             finder = JobFinder(root, cgroups=root / "cgroup")
             read = {
@@ -193,7 +193,7 @@ def _processes() -> Iterator[Check]:
             }
             _sound(read)
             if not damage:
-                _true(one, read)
+                _true(item, read)
             return read["member"] is not None
 
         yield check
@@ -231,19 +231,19 @@ def _sound(read: dict[str, Any]) -> None:
         raise Wrong(f"{job}")
 
 
-def _true(one: dict[str, Any], read: dict[str, Any]) -> None:
+def _true(process: dict[str, Any], read: dict[str, Any]) -> None:
     """Check that the values of an undamaged process are true."""
-    state = one["state"]
-    _expect("start", read["started"], one["started"])
+    state = process["state"]
+    _expect("start", read["started"], process["started"])
     _expect("CPU time", read["cpu"], 7 + 5 + 3 + 2)
     _expect("bytes", read["io"], (70, 30))
     _expect("children", read["children"], [301, 302])
     member = read["member"]
-    of_thread = state == "Z" and one["threads"] > 1
+    of_thread = state == "Z" and process["threads"] > 1
     _expect(
         "member",
         (member.pid_ns, member.parent, member.started, member.uid),
-        (one["ns_pids"][-1], one["parent"], one["started"], one["uids"][1]),
+        (process["ns_pids"][-1], process["parent"], process["started"], process["uids"][1]),
     )
     if not of_thread:
         _expect("state", member.state, state)
@@ -251,16 +251,16 @@ def _true(one: dict[str, Any], read: dict[str, Any]) -> None:
     _expect("states", read["states"], {state})
     _expect("signals", read["mask"], 0x4200)
     status, held = read["status"], read["held"]
-    _expect("held", (held.state, held.parent, held.started), (state, one["parent"], one["started"]))
-    for name, value in (("Uid", one["uids"]), ("PPid", [one["parent"]]), ("NSpid", one["ns_pids"])):
+    _expect("held", (held.state, held.parent, held.started), (state, process["parent"], process["started"]))
+    for name, value in (("Uid", process["uids"]), ("PPid", [process["parent"]]), ("NSpid", process["ns_pids"])):
         _expect(name, status[name].split(), list(map(str, value)))
     fact = read["facts"]
-    _expect("uids", fact.uids, tuple(one["uids"]))
+    _expect("uids", fact.uids, tuple(process["uids"]))
     _expect("state of the facts", fact.state, state)
-    _expect("memory", fact.memory, 43 * 1024 if one["memory"] else 0)
+    _expect("memory", fact.memory, 43 * 1024 if process["memory"] else 0)
     _expect("tracer", fact.tracer, 0)
-    _expect("memory to come back", read["host"] is not None, one["memory"])
-    variables = {word.partition("=")[0]: word.partition("=")[2] for word in one["env"] if "=" in word}
+    _expect("memory to come back", read["host"] is not None, process["memory"])
+    variables = {word.partition("=")[0]: word.partition("=")[2] for word in process["env"] if "=" in word}
     named = variables.get("SLURM_JOB_ID", "")
     job = read["job"]
     if job is not None and job.source == "environment":
@@ -331,7 +331,7 @@ def _mappings() -> Iterator[Check]:
             with pidfd.Process(PID, proc=root) as process:
                 devices = inspection._mapped_devices(process)
                 try:
-                    mapped = {one.begin for one in device_files._mappings(process)}
+                    mapped = {item.begin for item in device_files._mappings(process)}
                 except OSError:
                     mapped = set()
                 try:
@@ -342,19 +342,19 @@ def _mappings() -> Iterator[Check]:
                 with contextlib.suppress(OSError):
                     list(_opened(root))
                 return False
-            found = {one for one in _opened(root) if one.startswith("map_files/")}
+            result = {text for text in _opened(root) if text.startswith("map_files/")}
             wanted = {
                 (inode, _how(mode)): f"map_files/{begin:x}-{end:x}"
                 for begin, end, mode, inode, path in reversed(rows)
                 if path.startswith("/")
             }
-            _expect("files", found, set(wanted.values()))
+            _expect("files", result, set(wanted.values()))
             heaps = (
                 range(begin, end)
                 for begin, end, mode, inode, path in rows
                 if mode == "rw-p" and inode == 0 and path in ("", "[heap]")
             )
-            there = any(_TENSOR_AT in one and _TENSOR_AT + len(tensor) - 1 in one for one in heaps)
+            there = any(_TENSOR_AT in item and _TENSOR_AT + len(tensor) - 1 in item for item in heaps)
             _expect("tensors", names, ["torch_1_2_3"] if there else [])
             _expect("devices", "/dev/nvidia0" in devices, any(path == "/dev/nvidia0" for *_, path in rows))
             _expect("mappings", mapped, {begin for begin, *_, path in rows if path == "/dev/nvidia0"})
@@ -370,7 +370,7 @@ def _mappings() -> Iterator[Check]:
 def _opened(root: Path) -> list[str]:
     """Return the open files of a process as found after a restore."""
     with pidfd.Process(PID, proc=root) as process:
-        return [one.name for one in open_files._files(process)]
+        return [file.name for file in open_files._files(process)]
 
 
 def _how(mode: str) -> str:
@@ -455,20 +455,20 @@ def _descriptors() -> Iterator[Check]:
                 raise Wrong(f"{waiters}")
             with pidfd.Process(PID, proc=root) as process:
                 files, _, _ = inspection._files(process)
-                found = sock_diag.socket_inodes(process)
+                socket_inodes = sock_diag.socket_inodes(process)
             with contextlib.suppress(OSError):
                 list(_opened(root))
             true = {int(target[8:-1]) for target, _ in links if re.fullmatch(r"socket:\[[0-9]+\]", target)}
-            _expect("sockets", found, frozenset(true))
+            _expect("sockets", socket_inodes, frozenset(true))
             with pidfd.Process(PID, proc=root) as process:
                 list(deleted_files._nameless_of(process))
                 list(local_files._open_files([process], local_files.PLACES, lambda: None))
                 sockets = local_files._sockets([process], local_files.PLACES)
             if not all(path.startswith("/tmp/") for path in sockets):
                 raise Wrong(f"{sockets}")
-            one = inspection.ProcessFacts(PID, "x", (2001,), files=files)
+            process_facts = inspection.ProcessFacts(PID, "x", (2001,), files=files)
             with pidfd.Process(PID, proc=root) as process:
-                if inspection._has_inet((one,), process) and not true:
+                if inspection._has_inet((process_facts,), process) and not true:
                     raise Wrong("it has a socket of the internet")
             return bool(files)
 

@@ -110,18 +110,20 @@ _claimed = _json({"who": "c1/17/12345", "submit": 1700000000, "uid": 2001})
 _ENTRY = ledger.LedgerEntry("main", 7, 1700000000, 1700000100000, 1, "alice", 2001, "vision", "gpu", "c1", gpus=2)
 
 
-def _sound(one: Any) -> None:
+def _sound(record: Any) -> None:
     """Check that each field has a value of its type. Raises ``Wrong``."""
-    for name, kinds in _hints(type(one)):
-        value = getattr(one, name)
+    for name, kinds in _hints(type(record)):
+        value = getattr(record, name)
         if not any(_is(value, each) for each in kinds):
-            raise Wrong(f"{type(one).__name__}.{name} is {value!r:.80}, not {kinds}")
+            raise Wrong(f"{type(record).__name__}.{name} is {value!r:.80}, not {kinds}")
 
 
 @functools.cache
 def _hints(kind: type) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the fields with their types."""
-    return [(name, typing.get_args(one) or (one,)) for name, one in typing.get_type_hints(kind).items()]
+    return [
+        (name, typing.get_args(type_hint) or (type_hint,)) for name, type_hint in typing.get_type_hints(kind).items()
+    ]
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -150,16 +152,16 @@ def _manifest() -> Iterator[Check]:
         with contextlib.suppress(ImageDamaged):
             manifest.decode(data, b"0" * 64, _KEY)
             raise Wrong("a manifest without a signature is accepted")
-        found = manifest.decode(data, manifest.sign(data, _KEY, "c1").encode() + b"\n", _KEY)
-        again = manifest.encode(found)
-        if manifest.decode(again, manifest.sign(again, _KEY, "c1").encode(), _KEY) != found:
-            raise Wrong(f"{found} is another one when it is written and read again")
-        for part in (found, found.key, found.versions, *found.gpus, *found.outputs, *found.files):
-            for one in dataclasses.fields(part):
-                value = getattr(part, one.name)
+        text = manifest.decode(data, manifest.sign(data, _KEY, "c1").encode() + b"\n", _KEY)
+        again = manifest.encode(text)
+        if manifest.decode(again, manifest.sign(again, _KEY, "c1").encode(), _KEY) != text:
+            raise Wrong(f"{text} is another one when it is written and read again")
+        for part in (text, text.key, text.versions, *text.gpus, *text.outputs, *text.files):
+            for field in dataclasses.fields(part):
+                value = getattr(part, field.name)
                 if isinstance(value, float) and not math.isfinite(value):
-                    raise Wrong(f"{one.name} is {value}")
-        manifest.summary(found)
+                    raise Wrong(f"{field.name} is {value}")
+        manifest.summary(text)
         return True
 
     yield check
@@ -180,9 +182,9 @@ def _signature() -> Iterator[Check]:
     signer = Signer(_KEY, "c1")
 
     def check(data: bytes) -> bool:
-        found = signer.decode("note", "main.7.json", data)
-        if {key: one for key, one in found.items() if key not in (NAME, SIGNER)} != _PLAIN_NOTE:
-            raise Wrong(f"{found} was never signed")
+        text = signer.decode("note", "main.7.json", data)
+        if {key: item for key, item in text.items() if key not in (NAME, SIGNER)} != _PLAIN_NOTE:
+            raise Wrong(f"{text} was never signed")
         return True
 
     yield check
@@ -202,13 +204,13 @@ def _notes() -> Iterator[Check]:
         def check(data: bytes) -> bool:
             put(str(root / "asleep" / "main.7.json"), _signed(shared_state._NOTE, "main.7.json", data, signer))
             beside._revisions.clear()
-            found = beside.all()
-            if not any(one.job_id == 8 for one in found):
+            result = beside.all()
+            if not any(job.job_id == 8 for job in result):
                 raise Wrong("the note of another job does not exist")
-            for one in found:
-                _sound(one)
-                _ = (one.key, one.problem)
-            return len(found) > 1
+            for figure in result:
+                _sound(figure)
+                _ = (figure.key, figure.problem)
+            return len(result) > 1
 
         yield check
 
@@ -223,13 +225,13 @@ def _plan() -> Iterator[Check]:
 
         def check(data: bytes) -> bool:
             put(str(root / "plan.alpha.json"), _signed(shared_state._PLAN, "plan.alpha.json", data, signer))
-            found = beside.plan("alpha")
-            for job, plan in found.items():
+            result = beside.plan("alpha")
+            for job, plan in result.items():
                 if not isinstance(job, int) or not all(isinstance(node, str) for node in plan.nodes):
                     raise Wrong(f"{job}: {plan}")
                 if not math.isfinite(plan.start_epoch):
                     raise Wrong(f"{plan} has no time")
-            return bool(found)
+            return bool(result)
 
         yield check
 
@@ -246,10 +248,10 @@ def _claims() -> Iterator[Check]:
 
         def check(data: bytes) -> bool:
             put(str(path), _signed(shared_state._CLAIMED, path.name, data, signer))
-            found, _ = beside._claimant(path, run, former=data.startswith(b"c"))
-            if not isinstance(found, str | None):
-                raise Wrong(repr(found))
-            return found is not None
+            result, _ = beside._claimant(path, run, former=data.startswith(b"c"))
+            if not isinstance(result, str | None):
+                raise Wrong(repr(result))
+            return result is not None
 
         yield check
 
@@ -264,12 +266,12 @@ def _promise() -> Iterator[Check]:
 
         def check(data: bytes) -> bool:
             put(str(path), _signed(promises._PURPOSE, path.name, data, signer))
-            found = given._read(path)
-            if found is None:
+            result = given._read(path)
+            if result is None:
                 return False
-            _sound(found.promise)
-            if not math.isfinite(found.until) or found.promise.node != "c2":
-                raise Wrong(f"{found}")
+            _sound(result.promise)
+            if not math.isfinite(result.until) or result.promise.node != "c2":
+                raise Wrong(f"{result}")
             return True
 
         yield check
@@ -300,11 +302,11 @@ def _journal() -> Iterator[Check]:
         entries, end, damage = journal.parse(data)
         if not 0 <= end <= len(data) or (damage is not None and not isinstance(damage, str)):
             raise Wrong(f"{end} of {len(data)}, {damage!r}")
-        for one in entries:
-            if not isinstance(one.phase, Phase) or not math.isfinite(one.time_epoch):
-                raise Wrong(f"{one}")
-            if record.decode(json.loads(json.dumps(record.encode(one.facts)))) != one.facts:
-                raise Wrong(f"{one.facts} are others when they are written and read again")
+        for entry in entries:
+            if not isinstance(entry.phase, Phase) or not math.isfinite(entry.time_epoch):
+                raise Wrong(f"{entry}")
+            if record.decode(json.loads(json.dumps(record.encode(entry.facts)))) != entry.facts:
+                raise Wrong(f"{entry.facts} are others when they are written and read again")
         again = journal.parse(data[:end])
         if again != (entries, end, None):
             raise Wrong(f"{again} of what was read as {entries}")
@@ -328,33 +330,35 @@ _JOURNALS = [
 def _journal_lines(rng: Random) -> bytes:
     values = [line | {"phase": some(rng, list(Phase))} for line in some(rng, _JOURNALS)[: 1 + int(rng.random() * 4)]]
     changed = some(rng, range(len(values)))
-    lines = [mutated_json(rng, one) if at == changed else json.dumps(one).encode() for at, one in enumerate(values)]
+    lines = [
+        mutated_json(rng, value) if at == changed else json.dumps(value).encode() for at, value in enumerate(values)
+    ]
     return mutated(rng, b"\n".join(lines) + b"\n", (b"\n", b"\r\n", b"\x85"))
 
 
 @contextlib.contextmanager
 def _ledger() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        found = ledger.decode(data.decode("utf-8", "replace"))
-        _sound(found)
-        if ledger.decode(ledger.encode(found)) != found:
-            raise Wrong(f"{found} is another one when it is written and read again")
+        text = ledger.decode(data.decode("utf-8", "replace"))
+        _sound(text)
+        if ledger.decode(ledger.encode(text)) != text:
+            raise Wrong(f"{text} is another one when it is written and read again")
         return True
 
     yield check
 
 
 def _numbers_check(path: Path) -> bool:
-    found = GpuNumbers(path)
-    for job, numbers in found.data.items():
-        if not isinstance(job, int) or not all(isinstance(one, int) for one in numbers):
-            raise Wrong(repr(found.data)[:200])
-    return bool(found.data)
+    gpu_numbers = GpuNumbers(path)
+    for job, numbers in gpu_numbers.data.items():
+        if not isinstance(job, int) or not all(isinstance(number, int) for number in numbers):
+            raise Wrong(repr(gpu_numbers.data)[:200])
+    return bool(gpu_numbers.data)
 
 
 def _leftovers_check(path: Path) -> bool:
-    found = hook_records.LeftoverReports(path)
-    rows = found.all()
+    leftover_reports = hook_records.LeftoverReports(path)
+    rows = leftover_reports.all()
     if not all(isinstance(row["id"], str) and isinstance(row["job"], int) for row in rows):
         raise Wrong(repr(rows)[:200])
     json.dumps(rows)
@@ -369,8 +373,8 @@ def _local_files() -> Iterator[Check]:
     """
     with directory() as place:
         image, root, proc = place / "image", place / "root", place / "proc"
-        for one in (image, root / "tmp", root / "etc", proc / "5"):
-            one.mkdir(parents=True)
+        for item in (image, root / "tmp", root / "etc", proc / "5"):
+            item.mkdir(parents=True)
         (proc / "5" / "root").symlink_to(root)
         put(str(proc / "5" / "stat"), b"5 (x) S" + b" 1" * 49)
         put(str(proc / "5" / "status"), b"Name:\tx\nUid:\t2001\t2001\t2001\t2001\nGroups:\t\n")
@@ -401,7 +405,7 @@ def _local_files() -> Iterator[Check]:
             try:
                 made = restore_files(data)
             finally:
-                odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
+                odd = [path.name for path in root.iterdir() if path.name not in ("tmp", "etc")]
                 if odd or sorted(os.listdir(root / "etc")) != before:
                     raise Wrong(f"made outside of its places: {odd}")
                 if [os.lstat(root / "tmp" / name) for name in _OTHERS] != others:
@@ -421,8 +425,8 @@ def _scratch() -> Iterator[Check]:
     """Nothing is created outside the node-local directories, and no file of another job is replaced."""
     with directory() as place:
         root, proc = place / "root", place / "proc"
-        for one in (root / "tmp" / "d", root / "etc", proc / "5"):
-            one.mkdir(parents=True)
+        for item in (root / "tmp" / "d", root / "etc", proc / "5"):
+            item.mkdir(parents=True)
         (proc / "5" / "root").symlink_to(root)
         put(str(proc / "5" / "stat"), b"5 (x) S" + b" 1" * 49)
         put(str(proc / "5" / "status"), b"Name:\tx\nUid:\t2001\t2001\t2001\t2001\nGroups:\t\n")
@@ -441,7 +445,7 @@ def _scratch() -> Iterator[Check]:
             try:
                 restored = files.restore_files(Id(5, 1), index, data, _OWNER, record, timeout_s=10)
             finally:
-                odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
+                odd = [path.name for path in root.iterdir() if path.name not in ("tmp", "etc")]
                 if odd or os.listdir(root / "etc"):
                     raise Wrong(f"made outside of its places: {odd}")
                 if [os.lstat(root / "tmp" / name) for name in _OTHERS] != others:
@@ -474,11 +478,11 @@ def _created_check(path: Path) -> bool:
     record = CreatedFilesOfJobs(path.parent).of(_MANIFEST.key, 0)
     record.path.unlink(missing_ok=True)
     path.rename(record.path)
-    found = record.read()
-    record.write(found)
-    if record.read() != found:
-        raise Wrong(f"{found}")
-    return bool(found)
+    result = record.read()
+    record.write(result)
+    if record.read() != result:
+        raise Wrong(f"{result}")
+    return bool(result)
 
 
 def _give(*paths: str) -> None:
@@ -546,11 +550,11 @@ _REMAPS = {
 @contextlib.contextmanager
 def _addresses() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        found = inet_sockets.recorded(data)
-        for address, name in found.items():
+        recorded = inet_sockets.recorded(data)
+        for address, name in recorded.items():
             if address.version not in (4, 6) or not isinstance(name, str):
                 raise Wrong(f"{address} of {name}")
-        return bool(found)
+        return bool(recorded)
 
     yield check
 
@@ -558,11 +562,11 @@ def _addresses() -> Iterator[Check]:
 @contextlib.contextmanager
 def _affinities() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        found = cpu_affinity.recorded(data)
-        for thread, positions in found.items():
+        recorded = cpu_affinity.recorded(data)
+        for thread, positions in recorded.items():
             if thread < 0 or not positions or positions[0] < 0 or sorted(positions) != positions:
                 raise Wrong(f"thread {thread} at {positions}")
-        return bool(found)
+        return bool(recorded)
 
     yield check
 
@@ -574,14 +578,14 @@ def _remaps() -> Iterator[Check]:
 
         def check(data: bytes) -> bool:
             put(str(image / deleted_files.INDEX), data)
-            owner, found = deleted_files._read(fd)
-            for one in found:
-                _sound(one)
+            owner, result = deleted_files._read(fd)
+            for item in result:
+                _sound(item)
                 if not all(0 <= number < 2**32 - 1 for number in owner):
                     raise Wrong(f"a user {owner}")
-                if "/" in one.name or "/" in one.aside or "\0" in one.directory + one.name + one.aside:
-                    raise Wrong(f"{one} is not a name in a directory")
-            return bool(found)
+                if "/" in item.name or "/" in item.aside or "\0" in item.directory + item.name + item.aside:
+                    raise Wrong(f"{item} is not a name in a directory")
+            return bool(result)
 
         try:
             yield check

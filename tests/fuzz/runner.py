@@ -97,14 +97,14 @@ class Outcome:
     def as_json(self) -> str:
         """Return the outcome as one line of JSON."""
         return json.dumps(
-            asdict(self) | {"failures": [asdict(one) | {"data": one.data.hex()} for one in self.failures]}
+            asdict(self) | {"failures": [asdict(failure) | {"data": failure.data.hex()} for failure in self.failures]}
         )
 
     @classmethod
     def of_json(cls, line: str) -> Outcome:
         """Return the outcome from such a line."""
         value = json.loads(line)
-        failures = [Failure(one["index"], bytes.fromhex(one["data"]), one["what"]) for one in value.pop("failures")]
+        failures = [Failure(gpu["index"], bytes.fromhex(gpu["data"]), gpu["what"]) for gpu in value.pop("failures")]
         return cls(**value, failures=failures)
 
 
@@ -211,14 +211,14 @@ def _settled() -> int:
 
     Memory that was freed and that glibc keeps for the next allocations does not count (malloc_trim(3)).
     """
-    found, deadline = _resident(), time.monotonic() + MEMORY_SETTLE_S
+    result, deadline = _resident(), time.monotonic() + MEMORY_SETTLE_S
     libc = ctypes.CDLL(None)
     while time.monotonic() < deadline:
         gc.collect()
         libc.malloc_trim(0)
-        found = min(found, _resident())
+        result = min(result, _resident())
         time.sleep(0.1)
-    return found
+    return result
 
 
 def _held_by_process() -> tuple[int, int]:

@@ -170,7 +170,7 @@ def _live() -> Iterator[Check]:
         stack.callback(server.stop)
         passed = _descriptors(stack)
         lingering: list[socket.socket] = []
-        stack.callback(lambda: [one.close() for one in lingering])
+        stack.callback(lambda: [connection.close() for connection in lingering])
         seen = 0
 
         def check(data: bytes) -> bool:

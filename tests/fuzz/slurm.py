@@ -77,12 +77,12 @@ def _table(rng: Random) -> bytes:
 @contextlib.contextmanager
 def _tables() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        found = list(squeue.jobs(data, _MARK))
-        if any(not isinstance(one.job_id, int) or one.job_id < 0 for one in found):
-            raise Wrong(f"{found}")
-        if data.count(_MARK.encode()) == len(_ROW) and len(found) > 1:
+        jobs = list(squeue.jobs(data, _MARK))
+        if any(not isinstance(job.job_id, int) or job.job_id < 0 for job in jobs):
+            raise Wrong(f"{jobs}")
+        if data.count(_MARK.encode()) == len(_ROW) and len(jobs) > 1:
             raise Wrong("one row has become several jobs")
-        return bool(found)
+        return bool(jobs)
 
     yield check
 
@@ -140,8 +140,8 @@ _NODE = {
 
 
 def _document(rng: Random) -> bytes:
-    kind, one = some(rng, (("jobs", _JOB), ("jobs", _JOB), ("steps", _STEP), ("nodes", _NODE)))
-    whole = {kind: [one], "last_update": {"set": True, "number": 1700000000}}
+    kind, item = some(rng, (("jobs", _JOB), ("jobs", _JOB), ("steps", _STEP), ("nodes", _NODE)))
+    whole = {kind: [item], "last_update": {"set": True, "number": 1700000000}}
     return kind.encode() + b"\n" + mutated_json(rng, whole, (b"gpu[1-262145]", b"[1-9]" * 2000, b"\\udc80"))
 
 
@@ -175,11 +175,11 @@ def _texts(rng: Random) -> bytes:
 def _plain() -> Iterator[Check]:
     def check(data: bytes) -> bool:
         said = data.decode("utf-8", "backslashreplace")
-        found = scontrol.config(said)
+        config = scontrol.config(said)
         scontrol.version(said)
         scontrol.release(said)
         scontrol.span_s(said[:40])
-        return bool(scontrol.partitions(said)) or bool(found)
+        return bool(scontrol.partitions(said)) or bool(config)
 
     yield check
 

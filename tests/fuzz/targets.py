@@ -6,4 +6,4 @@ from fuzz import control, engines, exporter, images, native, node_files, procfs,
 from fuzz.runner import Target
 
 _PARTS = (shepherds, control, images, procfs, records, node_files, slurm, engines, exporter, snapshots, native)
-TARGETS: dict[str, Target] = {one.name: one for part in _PARTS for one in part.TARGETS}
+TARGETS: dict[str, Target] = {target.name: target for part in _PARTS for target in part.TARGETS}

@@ -139,13 +139,13 @@ def test_undeclared_outcome_is_a_failure(check: Check, inputs: int, said: str, m
 
 def test_same_seed_gives_same_inputs() -> None:
     """They are the same from any number on; another seed gives other inputs."""
-    for one in TARGETS.values():
-        if one.whole is None:
-            recorded = len(list((runner.CORPUS / one.name).glob("*")))
-            inputs = list(islice(runner.inputs(one, 3), recorded, recorded + 20))
-            assert inputs == list(islice(runner.inputs(one, 3), recorded, recorded + 20))
-            assert inputs[7:] == list(islice(runner.inputs(one, 3, 7), 13))
-            assert inputs != list(islice(runner.inputs(one, 4), recorded, recorded + 20))
+    for item in TARGETS.values():
+        if item.whole is None:
+            recorded = len(list((runner.CORPUS / item.name).glob("*")))
+            inputs = list(islice(runner.inputs(item, 3), recorded, recorded + 20))
+            assert inputs == list(islice(runner.inputs(item, 3), recorded, recorded + 20))
+            assert inputs[7:] == list(islice(runner.inputs(item, 3, 7), 13))
+            assert inputs != list(islice(runner.inputs(item, 4), recorded, recorded + 20))
 
 
 def test_single_input_is_replayed(tmp_path: Path) -> None:

@@ -85,9 +85,9 @@ def test_process_name_does_not_affect_other_fields(name: str, zombie: bool) -> N
         assert (member.parent, member.uid, member.gone) == (os.getpid(), os.getuid(), zombie)
         with Process(pid) as held:
             assert member.pid_ns == int(held.status()["NSpid"].split()[-1])
-        (found,) = inspection.collect(pid, pid).processes
-        assert (found.uids, found.state == "Z", found.tracer) == (me, zombie, 0)
-        assert (found.memory > 0) is not zombie
+        (process,) = inspection.collect(pid, pid).processes
+        assert (process.uids, process.state == "Z", process.tracer) == (me, zombie, 0)
+        assert (process.memory > 0) is not zombie
         assert (cuda.host_bytes(pid) is None) is zombie
         assert Inspector().started(pid) == member.started == facts_started(pid)
         with Process(pid) as held:
@@ -133,7 +133,7 @@ def test_name_of_mapped_file_does_not_forge_line(tmp_path: Path, name: str) -> N
     mapped: list[mmap.mmap] = []
     with child(b"x", prepare) as pid:
         with Process(pid) as held:
-            names = [one.name for one in open_files._files(held) if one.name.startswith("map_files/")]
+            names = [file.name for file in open_files._files(held) if file.name.startswith("map_files/")]
         links = [f"/proc/{pid}/{name}" for name in names]
         assert os.fspath(path) in {os.readlink(link) for link in links}
         assert all(os.readlink(link).startswith("/") for link in links)
@@ -150,8 +150,8 @@ def test_name_of_socket_does_not_forge_line(tmp_path: Path, end: str, monkeypatc
     sock.bind(row.replace("/", "-"))
     try:
         with Process(os.getpid()) as held:
-            found = socket_inodes(held)
-        assert os.fstat(sock.fileno()).st_ino in found
+            result = socket_inodes(held)
+        assert os.fstat(sock.fileno()).st_ino in result
         with Process(os.getpid()) as held:
             names = _sockets([held], [str(tmp_path)])
         assert all(path.startswith(f"{tmp_path}/") for path in names)
@@ -178,7 +178,7 @@ def test_name_of_cgroup_does_not_forge_line(end: str) -> None:
             assert os.fsencode(group.name) in inside
             assert group / "cgroup.procs" in cgroup_files(pid)
             if end != "\udcff":  # names that are not UTF-8 are not checked
-                assert any(Path(str(one)).name == group.name for one in LinuxFreezer()._cgroups_of((pid,)))
+                assert any(Path(str(cgroup)).name == group.name for cgroup in LinuxFreezer()._cgroups_of((pid,)))
             assert inspection.memory_facts(pid).available > 0
             JobFinder().find(pid)
     finally:
@@ -197,24 +197,24 @@ def no_descriptors() -> Iterator[None]:
 
 
 READERS: dict[str, Callable[[Process], object]] = {
-    "processes": lambda one: list(processes()),
-    "processes of a list": lambda one: list(processes((one.pid,))),
-    "file": lambda one: one.read("stat"),
-    "threads": lambda one: one.threads(),
-    "end": lambda one: one.ended(),
-    "start": lambda one: Inspector().started(one.pid),
-    "children": lambda one: Inspector().tree(one.pid),
-    "alive": lambda one: LinuxProcesses().alive(one.pid, one.started),
-    "member": lambda one: LinuxProcesses().read(one.pid),
-    "job": lambda one: JobFinder().find(one.pid),
-    "jobs of the node": lambda one: JobFinder().jobs_here(),
-    "usage": lambda one: orphans.uses(JobFinder()),
-    "tree": lambda one: inspection.collect(one.pid, one.pid),
-    "host memory": lambda one: cuda.host_bytes(one.pid),
-    "cgroups": lambda one: cgroup_files(one.pid),
-    "cgroups to freeze": lambda one: list(LinuxFreezer()._cgroups_of((one.pid,))),
-    "ended member": lambda one: LinuxFreezer().ended((one.pid,)),
-    "waits": lambda one: waits((one.pid,)),
+    "processes": lambda item: list(processes()),
+    "processes of a list": lambda process: list(processes((process.pid,))),
+    "file": lambda item: item.read("stat"),
+    "threads": lambda item: item.threads(),
+    "end": lambda item: item.ended(),
+    "start": lambda process: Inspector().started(process.pid),
+    "children": lambda process: Inspector().tree(process.pid),
+    "alive": lambda process: LinuxProcesses().alive(process.pid, process.started),
+    "member": lambda process: LinuxProcesses().read(process.pid),
+    "job": lambda process: JobFinder().find(process.pid),
+    "jobs of the node": lambda item: JobFinder().jobs_here(),
+    "usage": lambda item: orphans.uses(JobFinder()),
+    "tree": lambda process: inspection.collect(process.pid, process.pid),
+    "host memory": lambda process: cuda.host_bytes(process.pid),
+    "cgroups": lambda process: cgroup_files(process.pid),
+    "cgroups to freeze": lambda process: list(LinuxFreezer()._cgroups_of((process.pid,))),
+    "ended member": lambda process: LinuxFreezer().ended((process.pid,)),
+    "waits": lambda process: waits((process.pid,)),
     "sockets": socket_inodes,
 }
 
@@ -231,16 +231,16 @@ def test_missing_descriptor_is_not_taken_for_end_of_process(reader: Callable[[Pr
 
 
 CLEAN_UPS: dict[str, Callable[[Id], object]] = {
-    "names before a dump": lambda one: deleted_files.give_names(one, [one], OWNER),
-    "names of removed files": lambda one: deleted_files.ahead([one]),
-    "names of an aborted dump": lambda one: deleted_files.forget(one, [one], OWNER),
-    "files of a failed restore": lambda one: local_files.remove(one, {}, OWNER),
+    "names before a dump": lambda item: deleted_files.give_names(item, [item], OWNER),
+    "names of removed files": lambda item: deleted_files.ahead([item]),
+    "names of an aborted dump": lambda item: deleted_files.forget(item, [item], OWNER),
+    "files of a failed restore": lambda item: local_files.remove(item, {}, OWNER),
 }
 
 
 @pytest.mark.parametrize("clean_up", CLEAN_UPS.values(), ids=CLEAN_UPS.keys())
 def test_clean_up_without_descriptors_does_not_fail(clean_up: Callable[[Id], object]) -> None:
     with Process(os.getpid()) as held:
-        one = held.id
+        item = held.id
     with no_descriptors():
-        clean_up(one)
+        clean_up(item)

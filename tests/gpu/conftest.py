@@ -48,14 +48,14 @@ _tests: dict[str, dict[str, Any]] = {}
 @pytest.fixture(scope="session")
 def machine() -> Machine:
     """The machine; skips without a GPU."""
-    found = find()
-    if isinstance(found, Missing):
-        _found["why"] = found.why
-        without(found)
-    _found["machine"] = found.facts()
+    findings = find()
+    if isinstance(findings, Missing):
+        _found["why"] = findings.why
+        without(findings)
+    _found["machine"] = findings.facts()
     # As for Ctrl-C, so that the programs on the GPU are ended properly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return found
+    return findings
 
 
 @pytest.fixture(scope="session")
@@ -154,6 +154,6 @@ def _earlier(machine: dict[str, Any] | None) -> list[dict[str, Any]]:
         before = json.loads(_RESULTS.read_text(encoding="utf-8"))
         there = before["machine"]
         same = machine is not None and (there["driver"], there["gpus"]) == (machine["driver"], machine["gpus"])
-        return [one for one in before["tests"] if one["test"] not in _tests] if same else []
+        return [test for test in before["tests"] if test["test"] not in _tests] if same else []
     except (OSError, ValueError, KeyError, TypeError):
         return []

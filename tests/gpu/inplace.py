@@ -117,7 +117,7 @@ class InPlace:
         """Suspend the job in place; return the reason if it keeps running."""
         detector, began = self.detectors[job.job_id], time.monotonic()
         try:
-            found = self.suspender.suspend(
+            result = self.suspender.suspend(
                 job, why, sample_again=lambda: still_idle(detector.rule, self.watch.sample(job, detector.rule))
             )
         except Refused as refused:
@@ -125,9 +125,9 @@ class InPlace:
         finally:
             detector.restart()
             self.states.pop(job.job_id, None)
-        if found.failure is None:
+        if result.failure is None:
             self.moves.append(time.monotonic() - began)
-        return found.failure
+        return result.failure
 
     def idle_s(self, job_id: int) -> float | None:
         """Return how long a job has been idle in seconds, if its window is full."""
@@ -210,8 +210,8 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         made.stop()
         thread.join(60.0)
         scheduler.stop()
-        for one in threading.enumerate():  # wait for its last iteration, which needs the sockets
-            if one.name == "inplace":
-                one.join(60.0)
+        for item in threading.enumerate():  # wait for its last iteration, which needs the sockets
+            if item.name == "inplace":
+                item.join(60.0)
         with suppress(OSError):
             sockets.close()

@@ -95,13 +95,13 @@ class Machine:
 def settled(look: Callable[[], T]) -> T:
     """Poll until two results in a row are equal: the driver clears freed memory before it counts it as free."""
     deadline = time.monotonic() + _SETTLES_S
-    found = look()
+    result = look()
     while time.monotonic() < deadline:
         time.sleep(_LOOK_S)
-        before, found = found, look()
-        if found == before:
+        before, result = result, look()
+        if result == before:
             break
-    return found
+    return result
 
 
 def emulated() -> bool:
@@ -117,9 +117,9 @@ def find() -> Machine | Missing:
     """Return the machine, or why the tests cannot run on it."""
     driver = NvmlDriver()
     try:
-        devices = [one for one in driver.devices() if one.mig is None]
+        devices = [device for device in driver.devices() if device.mig is None]
         version = driver.version()
-        free = [driver.free_mib(one) or 0.0 for one in devices]
+        free = [driver.free_mib(device) or 0.0 for device in devices]
         mode = modes(devices[0].uuid) if devices else ()
     except GpuError as error:
         if _DEVICE.exists():
@@ -170,14 +170,14 @@ def modes(uuid: str) -> tuple[str, ...]:
 
     ``mig``, also without an instance; ``exclusive``: one process at a time, or none.
     """
-    found = []
+    result = []
     with contextlib.suppress(pynvml.NVMLError):
         if pynvml.nvmlDeviceGetComputeMode(pynvml.nvmlDeviceGetHandleByUUID(uuid)) != 0:
-            found.append("exclusive")
+            result.append("exclusive")
     with contextlib.suppress(pynvml.NVMLError):
         if pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))[0] != 0:
-            found.append("mig")
-    return tuple(found)
+            result.append("mig")
+    return tuple(result)
 
 
 def is_first(visible: str | None, first: Device) -> bool:
@@ -187,8 +187,8 @@ def is_first(visible: str | None, first: Device) -> bool:
     """
     if visible is None:
         return True
-    for one in visible.split(","):
-        name = one.strip()
+    for word in visible.split(","):
+        name = word.strip()
         if name == "0" or (name.startswith("GPU-") and first.uuid.startswith(name)):
             return True
         if not name.isdecimal() and not name.startswith("GPU-"):
@@ -249,11 +249,11 @@ def torch_env() -> dict[str, str]:
 def criu_path() -> tuple[str | None, Missing | None]:
     """Return the CRIU (4.1 or newer) that ``CRIU`` names or that is on the path, or why there is none."""
     named = os.environ.get("CRIU")
-    found = shutil.which(named or "criu")
-    if found is None:
+    result = shutil.which(named or "criu")
+    if result is None:
         text = f"CRIU names {named}, which is no program" if named else "no criu is installed"
         return None, Missing(f"{text} (CRIU names one of 4.1 or newer; make gpu-bundle packs it)", bool(named))
-    path = str(Path(found).resolve())
+    path = str(Path(result).resolve())
     try:
         Criu(program=path).check()
     except CheckpointError as error:

@@ -152,12 +152,14 @@ def undisturbed() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {one: signal.signal(one, lambda number, _: came.append(number)) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        item: signal.signal(item, lambda number, _: came.append(number)) for item in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for entry, handler in before.items():
+            signal.signal(entry, handler)
         for number in came:
             signal.raise_signal(number)
 

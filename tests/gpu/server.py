@@ -61,8 +61,8 @@ class Layers:
         """Return the sum of the output in hexadecimal."""
         with self.torch.inference_mode():
             x = self.x
-            for one in self.weights:
-                x = self.torch.tanh(x + x @ one)
+            for weight in self.weights:
+                x = self.torch.tanh(x + x @ weight)
             return float(x.sum().item()).hex()
 
 

@@ -132,10 +132,10 @@ def test_process_is_restored_from_image(  # noqa: PLR0917 - fixtures
             program.pid = second.members()[root_ns]
             assert cuda.state(program.pid) is CudaState.CHECKPOINTED
             _, in_s = measured(lambda: run.resume(program))
-            found = [began_with, program.ask("steps", count=2), program.ask("digest")]
+            result = [began_with, program.ask("steps", count=2), program.ask("digest")]
             end(cuda, program)
             assert ended(program, 60.0)
-        assert found == expected
+        assert result == expected
         for name, value in (("gib", mib / 1024), ("image_bytes", image.manifest.size), ("checkpoint_s", out_s),
                             ("dump_s", dump_s), ("restore_s", restore_s), ("resume_s", in_s)):  # fmt: skip
             note(name, round(value, 3))

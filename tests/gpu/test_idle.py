@@ -37,7 +37,9 @@ def quiet(machine: Machine, nvml: NvmlDriver) -> None:
     deadline = time.monotonic() + 10
     while True:
         try:
-            others = [one.pid for one in nvml.processes(nvml.devices()[0]) if not only_queries_driver(one.pid)]
+            others = [
+                process.pid for process in nvml.processes(nvml.devices()[0]) if not only_queries_driver(process.pid)
+            ]
         except (NotPermitted, NotSupported) as error:
             pytest.skip(f"who uses the GPU is not told here: {error}")
         if not others:
@@ -125,7 +127,7 @@ def by_default(watch: Watch, job: WatchedJob) -> str:
 
 def values(state: IdleState) -> dict[str, float | None]:
     """Return the values of the GPU's signals by name."""
-    return {one.name: one.value for one in state.signals if one.of != "host"}
+    return {signal.name: signal.value for signal in state.signals if signal.of != "host"}
 
 
 @pytest.mark.usefixtures("quiet")
@@ -145,8 +147,8 @@ def test_work_is_busy_and_held_memory_is_idle(run: Programs, nvml: NvmlDriver, n
 
     idle, states = until(watch, job, detector, lambda state: state.reached, "idle for its window")
     note("idle", values(idle))
-    note("by_the_agents_defaults", found := by_default(watch, job))
-    assert found == "idle"
+    note("by_the_agents_defaults", result := by_default(watch, job))
+    assert result == "idle"
     assert idle.used_bytes is not None
     assert idle.used_bytes >= 64 << 20
     assert idle.progress_s >= 2.0
@@ -186,8 +188,8 @@ def test_engine_and_memory_activity_where_the_gpu_counts_them(
     program.answer(asked)
     idle, _ = until(watch, job, detector, lambda state: state.reached, "idle for its window")
     note("idle", values(idle))
-    note("by_the_agents_defaults", found := by_default(watch, job))
-    assert found == "idle"
+    note("by_the_agents_defaults", result := by_default(watch, job))
+    assert result == "idle"
     assert all((values(idle)[name] or 0.0) <= FLOORS[name] for name in ("engine", "dram"))
 
 

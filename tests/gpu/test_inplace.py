@@ -22,10 +22,10 @@ STORAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "custom_s
 
 def free_mib(nvml: NvmlDriver, index: int = 0) -> float:
     """Return the free memory of a GPU according to NVML."""
-    device = next(one for one in nvml.devices() if one.index == index)
-    found = settled(lambda: nvml.free_mib(device))
-    assert found is not None
-    return found
+    device = next(item for item in nvml.devices() if item.index == index)
+    result = settled(lambda: nvml.free_mib(device))
+    assert result is not None
+    return result
 
 
 def test_outputs_are_those_of_an_uninterrupted_run(
@@ -72,8 +72,8 @@ def test_process_is_suspended_ten_times(machine: Machine, run: Programs) -> None
     """Ten times, with computations in between."""
     mib = max(8, machine.mib // 8)
     calm, program = run.start(), run.start()
-    for one in (calm, program):
-        one.ask("setup", mib=mib, seed=11)
+    for item in (calm, program):
+        item.ask("setup", mib=mib, seed=11)
     for _ in range(10):
         assert program.ask("steps", count=1) == calm.ask("steps", count=1)
         run.suspend(program)
@@ -120,7 +120,7 @@ def test_process_moves_to_another_gpu(machine: Machine, run: Programs, cuda: Cud
         run.resume(program)
         assert program.ask("digest") == digest
         return
-    models = {one.uuid: one.model for one in machine.gpus}
+    models = {gpu.uuid: gpu.model for gpu in machine.gpus}
     if len(uuids) < 2 or models[uuids[0]] != models[uuids[1]]:
         pytest.skip("there are no two GPUs of one model here")
     used = free_mib(nvml, 1)
@@ -149,23 +149,23 @@ def test_custom_storage_writes_files_of_our_own(
     stored = storage.ask("checkpoint", **where, held={machine.gpus[0].uuid: mib * MIB})["result"]
     assert cuda.state(program.pid) is CudaState.CHECKPOINTED
     assert resident(program.pid) - before < mib * MIB // 2
-    note("files", [one["size"] for one in stored])
+    note("files", [item["size"] for item in stored])
     program.restored = True
     storage.ask("restore", **where, stored=stored)
     cuda.unlock(program.pid)
-    for one in stored:
-        (tmp_path / one["file"]).unlink()
+    for entry in stored:
+        (tmp_path / entry["file"]).unlink()
     assert program.ask("digest") == digest
 
 
 def test_unsupported_features_are_refused_by_name(cuda: Cuda) -> None:
     """For any driver: each feature is available, or its error names the driver that has it."""
-    for one in cuda.capabilities().table:
-        if one.available:
-            cuda.require(one.feature)
+    for capability in cuda.capabilities().table:
+        if capability.available:
+            cuda.require(capability.feature)
         else:
-            with pytest.raises(CudaUnavailable, match=rf"^{one.feature}: .*{one.since}"):
-                cuda.require(one.feature)
+            with pytest.raises(CudaUnavailable, match=rf"^{capability.feature}: .*{capability.since}"):
+                cuda.require(capability.feature)
 
 
 def test_host_memory_grows_by_size_of_gpu_memory(machine: Machine, run: Programs, note: Any) -> None:
@@ -185,15 +185,15 @@ def test_only_threads_of_cuda_move_with_its_memory(machine: Machine, run: Progra
     program = run.start()
     program.ask("setup", mib=max(8, machine.mib // 8), seed=4)
     there = waits([program.pid])
-    names = {one: Path(f"/proc/{program.pid}/task/{one}/comm").read_text(encoding="utf-8").strip() for one in there}
+    names = {item: Path(f"/proc/{program.pid}/task/{item}/comm").read_text(encoding="utf-8").strip() for item in there}
     before = {**there, **dict.fromkeys(cuda.restore_threads([program.pid]), "")}
     run.suspend(program)
     after = waits([program.pid])
     run.resume(program)
     others = {
-        one: place for one, place in after.items() if one != program.pid
+        item: place for item, place in after.items() if item != program.pid
     }  # without the main thread, which polls for commands
-    moved = sorted(names.get(one, "new") for one in others if went_on(before, {one: others[one]}))
+    moved = sorted(names.get(other, "new") for other in others if went_on(before, {other: others[other]}))
     note("moved", moved)
     assert moved == []
 

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 def free(nvml: NvmlDriver) -> dict[str, int | None]:
     """Return the free bytes per UUID."""
-    found = settled(lambda: {one.uuid: nvml.free_mib(one) for one in nvml.devices() if one.mig is None})
-    return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
+    result = settled(lambda: {device.uuid: nvml.free_mib(device) for device in nvml.devices() if device.mig is None})
+    return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in result.items()}
 
 
 def test_insufficient_gpu_memory_is_refused_without_side_effects(

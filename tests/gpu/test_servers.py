@@ -116,9 +116,9 @@ def test_four_servers_take_turns_with_one_gpu(  # noqa: PLR0917 - fixtures
         agent.moves.clear()
         results = load(served)
         assert not agent.trouble, agent.trouble
-        for one in served:
-            answers = [answer for asked, answer, _ in results if asked is one]
-            assert {answer["prediction"] for answer in answers} <= {one.prediction}
+        for item in served:
+            answers = [answer for asked, answer, _ in results if asked is item]
+            assert {answer["prediction"] for answer in answers} <= {item.prediction}
             assert sorted(answer["number"] for answer in answers) == list(range(2, 2 + len(answers)))
         took = sorted(seconds for _, _, seconds in results)
         swap_s = max(agent.moves, default=1.0) * 2
@@ -136,10 +136,10 @@ def load(served: list[Served]) -> list[tuple[Served, dict[str, Any], float]]:
     asked: list[Any] = []
     with ThreadPoolExecutor(16) as pool:
         for _ in range(BURSTS):
-            one = chance.choice(served)
-            asked += [(one, pool.submit(ask, one.port)) for _ in range(chance.randint(1, 3))]
+            choice = chance.choice(served)
+            asked += [(choice, pool.submit(ask, choice.port)) for _ in range(chance.randint(1, 3))]
             time.sleep(chance.expovariate(1))
-        return [(one, *future.result()) for one, future in asked]
+        return [(item, *future.result()) for item, future in asked]
 
 
 def sockets_untold() -> str | None:
@@ -155,10 +155,10 @@ def sockets_untold() -> str | None:
 def held_mib(nvml: NvmlDriver, pid: int) -> float | None:
     """Return the GPU memory of a process according to NVML."""
     try:
-        found = [one.used_mib for one in nvml.processes(nvml.devices()[0]) if one.pid == pid]
+        used_mibs = [process.used_mib for process in nvml.processes(nvml.devices()[0]) if process.pid == pid]
     except (NotPermitted, NotSupported):
         return None
-    return found[0] if found else None
+    return used_mibs[0] if used_mibs else None
 
 
 def leave_room_for_one(run: Programs, nvml: NvmlDriver, held: float) -> None:

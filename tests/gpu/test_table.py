@@ -21,8 +21,8 @@ def test_features_of_this_driver(machine: Machine, note: Any) -> None:
     note("table", report.as_json())
     branch = major_of(report.capabilities.driver)
     assert branch is not None
-    for one in report.capabilities.table:
-        if branch < one.since:
-            assert not one.available, one
+    for capability in report.capabilities.table:
+        if branch < capability.since:
+            assert not capability.available, capability
     if branch >= oldest():
         assert driver_check.check(report).status == OK

@@ -66,12 +66,12 @@ class Training:
 
     def steps(self, count: int) -> list[str]:
         """Return the loss of each step in hexadecimal."""
-        found = []
+        result = []
         for _ in range(count):
             self._feed()
             self.graph.replay()
-            found.append(float(self.loss.item()).hex())
-        return found
+            result.append(float(self.loss.item()).hex())
+        return result
 
     def digest(self) -> str:
         """Return a digest of all weights and the whole optimizer state."""
@@ -84,8 +84,8 @@ class Training:
             for tensor in tensors:
                 flat = tensor.detach().reshape(-1).view(self.torch.uint8)
                 blocks = (flat[at : at + _BLOCK].cpu() for at in range(0, flat.numel(), _BLOCK))
-                for one in pool.map(_digest, blocks):
-                    whole.update(one)
+                for block in pool.map(_digest, blocks):
+                    whole.update(block)
         return whole.hexdigest()
 
     def drop(self) -> None:

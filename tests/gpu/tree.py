@@ -151,9 +151,9 @@ def trial(criu: Criu, work: Path) -> str | None:
     except CheckpointError as error:
         return f"CRIU cannot dump a plain process here and restore it: {error}"
     finally:
-        for one in store.images():
-            if not isinstance(one, Exception):
-                store.remove(one)
+        for item in store.images():
+            if not isinstance(item, Exception):
+                store.remove(item)
         store.close()
     return None
 

@@ -83,7 +83,7 @@ class Work:
 
     def steps(self, count: int, busy_ms: int = 0) -> list[int]:
         """Compute this many steps; return the checksum of each."""
-        found = []
+        result = []
         for _ in range(count):
             self.step += 1
             for number, piece in enumerate(self.pieces):
@@ -91,8 +91,8 @@ class Work:
             if self.graph is not None:
                 ok(d.cuGraphLaunch(self.graph, self._stream))
             ok(d.cuStreamSynchronize(self._stream))
-            found.append(self.sample())
-        return found
+            result.append(self.sample())
+        return result
 
     def digest(self) -> str:
         """Return a digest of all memory."""
@@ -111,8 +111,8 @@ class Work:
                 number = count % len(buffers)
                 ok(d.cuMemcpyDtoH(views[number], at, size))
                 under_way.append(pool.submit(digest_of, number, size))
-            for one in under_way:
-                whole.update(one.result())
+            for outcome in under_way:
+                whole.update(outcome.result())
         return whole.hexdigest()
 
     def busy(self, seconds: float) -> None:
@@ -171,13 +171,13 @@ class Work:
         return None
 
     def sample(self) -> int:
-        found, view = 0, (ctypes.c_char * SAMPLE)()
+        result, view = 0, (ctypes.c_char * SAMPLE)()
         for piece in self.pieces:
             ok(d.cuMemcpyDtoH(view, piece.at, SAMPLE))
-            found = zlib.crc32(view.raw, found)
+            result = zlib.crc32(view.raw, result)
             ok(d.cuMemcpyDtoH(view, piece.at + piece.size - SAMPLE, SAMPLE))
-            found = zlib.crc32(view.raw, found)
-        return found
+            result = zlib.crc32(view.raw, result)
+        return result
 
     def _blocks(self) -> list[tuple[int, int]]:
         return [

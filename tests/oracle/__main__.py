@@ -36,9 +36,9 @@ def main() -> int:
         batches = {workers.submit(compare, seed, size, features): (seed, size) for seed, size in seeds.items()}
         for done in as_completed(batches):
             batch = done.result()
-            for cluster, found in batch.differing:
+            for cluster, result in batch.differing:
                 differing += 1
-                _keep(cluster, found, f"{options.seed}-{differing}")
+                _keep(cluster, result, f"{options.seed}-{differing}")
                 worst = worst or batches[done]
             compared += batch.compared
             print(
@@ -55,17 +55,17 @@ def main() -> int:
 
 
 def _replay(path: Path) -> int:
-    found = differences(loads(path.read_text(encoding="utf-8")))
-    print("\n".join(found) or "no difference")
-    return int(bool(found))
+    result = differences(loads(path.read_text(encoding="utf-8")))
+    print("\n".join(result) or "no difference")
+    return int(bool(result))
 
 
-def _keep(cluster: Cluster, found: list[str], name: str) -> None:
+def _keep(cluster: Cluster, differences: list[str], name: str) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"{name}.json"
     path.write_text(dumps(cluster), encoding="utf-8")
-    more = f"\n  and {len(found) - 12} more" if len(found) > 12 else ""
-    lines = "\n  ".join(found[:12])
+    more = f"\n  and {len(differences) - 12} more" if len(differences) > 12 else ""
+    lines = "\n  ".join(differences[:12])
     print(f"{path}:\n  {lines}{more}\n  again: make oracle ARGS='--replay {path}'", flush=True)
 
 

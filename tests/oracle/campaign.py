@@ -27,10 +27,10 @@ def compare(seed: int, size: int, features: frozenset[str]) -> Batch:
     batch = Batch()
 
     def look(cluster: Cluster) -> None:
-        found = differences(cluster)
+        result = differences(cluster)
         batch.compared += 1
-        if found:
-            batch.differing.append((cluster, found))
+        if result:
+            batch.differing.append((cluster, result))
 
     _draw(look, features, seed, size, Phase.generate)
     return batch
@@ -41,8 +41,8 @@ def shrink(seed: int, size: int, features: frozenset[str]) -> Cluster:
     failing: list[Cluster] = []
 
     def look(cluster: Cluster) -> None:
-        found = differences(cluster)
-        if found:
+        result = differences(cluster)
+        if result:
             failing.append(cluster)
             raise AssertionError
 

@@ -121,7 +121,7 @@ def _slots(draw: st.DrawFn, features: frozenset[str], node: str, origin: int) ->
         st.sampled_from([("util_pct",), ("util_pct", "sm_active", "dram_active"), ("dram_active",), _ACTIVITY])
     )
     signals += draw(st.sampled_from([("fb_used_mib", "power_w"), ("fb_used_mib",), ()]))
-    found = []
+    result = []
     divided = "mig" in features and draw(st.integers(0, 3)) == 0
     instances = [(index, 1 + k if divided else None) for index in range(draw(st.integers(1, 2 if divided else 4)))
                  for k in range(draw(st.integers(1, 3)) if divided else 1)]  # fmt: skip
@@ -160,8 +160,8 @@ def _slots(draw: st.DrawFn, features: frozenset[str], node: str, origin: int) ->
                 gpu.samples += [Sample(day + 60_000 * i, {signals[0]: 0.0}) for i in range(3)]
             gpu.samples += _samples(draw, features, signals, (origin + 60 * first) * 1000, (origin + 60 * last) * 1000)
         slot.gpus = [gpu for gpu in slot.gpus if gpu.samples]
-        found.append(slot)
-    return found
+        result.append(slot)
+    return result
 
 
 def _twin(draw: st.DrawFn, gpu: Gpu) -> Gpu | None:
@@ -172,8 +172,8 @@ def _twin(draw: st.DrawFn, gpu: Gpu) -> Gpu | None:
     pci = gpu.pci if draw(st.booleans()) else None
     kept = draw(st.sampled_from([1.0, 0.0]))
     samples = [
-        Sample(one.time_ms + shift, {name: value and value * kept for name, value in one.values.items()})
-        for one in gpu.samples
+        Sample(sample.time_ms + shift, {name: value and value * kept for name, value in sample.values.items()})
+        for sample in gpu.samples
     ]
     return Gpu(gpu.node, None, pci, gpu.index, samples, gpu.mig)
 
@@ -323,5 +323,5 @@ def _label(gpu: Gpu, job_id: int, start: int, end: int, every: int = 1) -> None:
             sample.jobs.append(job_id)
 
 
-def _overlap(one: Run, other: Run, now: int) -> bool:
-    return max(one.start, other.start) < min(one.end or now, other.end or now)
+def _overlap(first: Run, other: Run, now: int) -> bool:
+    return max(first.start, other.start) < min(first.end or now, other.end or now)

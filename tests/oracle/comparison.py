@@ -42,7 +42,7 @@ class _IngestError(Exception):
 def differences(cluster: Cluster) -> list[str]:
     """Return where the figures of the product differ from the rules."""
     read = {"sacct.txt": rules.report(rules.as_read(cluster)), "sacct.json": rules.report(cluster)}
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="oracle-") as directory:
         states = {name: _with_accounting(cluster, name, Path(directory)) for name in ACCOUNTING}
         for way, (name, write, accounting) in WAYS.items():
@@ -61,8 +61,8 @@ def differences(cluster: Cluster) -> list[str]:
                 lines = [str(error)]
             shutil.rmtree(state)
             for line in lines:
-                found.setdefault(line, []).append(way)
-    return [f"{'all formats' if len(ways) == len(WAYS) else ', '.join(ways)}: {line}" for line, ways in found.items()]
+                result.setdefault(line, []).append(way)
+    return [f"{'all formats' if len(ways) == len(WAYS) else ', '.join(ways)}: {line}" for line, ways in result.items()]
 
 
 def _with_accounting(cluster: Cluster, name: str, directory: Path) -> Path:
@@ -133,11 +133,11 @@ def _compared(expected: rules.Report, result: WasteResult) -> Iterator[str]:
     yield from _figures("total", asdict(expected.total), dict(result.total))
 
 
-def _figures(name: str, expected: dict[str, float | None], found: dict[str, object]) -> Iterator[str]:
+def _figures(name: str, expected: dict[str, float | None], actual: dict[str, object]) -> Iterator[str]:
     for figure, wanted in expected.items():
-        if figure not in found:
+        if figure not in actual:
             continue
-        value = found[figure]
+        value = actual[figure]
         if wanted is None or value is None:
             same = wanted is value
         else:

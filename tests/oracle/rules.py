@@ -233,13 +233,13 @@ def _existing(cluster: Cluster, g: int) -> tuple[float, float] | None:
 def _better(cluster: Cluster, g: int) -> dict[int, tuple[float, float]]:
     """Return the better named GPUs in the same slot at the same time, and their lifetimes: they are this GPU."""
     gpu, own = cluster.gpus[g], _lifetime(cluster, g)
-    found = {}
+    result = {}
     for o, other in enumerate(cluster.gpus):
         if own and _slot(other) == _slot(gpu) and _rank(other) > _rank(gpu):
             life = _lifetime(cluster, o)
             if life and life[0] < own[1] and own[0] < life[1]:
-                found[o] = life
-    return found
+                result[o] = life
+    return result
 
 
 def _counted(cluster: Cluster, g: int, held: tuple[int, int]) -> list[tuple[float, float]]:
@@ -259,17 +259,17 @@ def _counted(cluster: Cluster, g: int, held: tuple[int, int]) -> list[tuple[floa
 
 def _united(samples: list[Sample]) -> list[Sample]:
     """Return the samples in order; of several values at one time, the largest one counts, and all labels do."""
-    found: dict[int, Sample] = {}
-    for one in sorted(samples, key=lambda s: s.time_ms):
-        if (before := found.get(one.time_ms)) is None:
-            found[one.time_ms] = one
+    result: dict[int, Sample] = {}
+    for sample in sorted(samples, key=lambda s: s.time_ms):
+        if (before := result.get(sample.time_ms)) is None:
+            result[sample.time_ms] = sample
             continue
         values = {
-            name: max((v for v in (before.values.get(name), one.values.get(name)) if v is not None), default=None)
-            for name in {**before.values, **one.values}
+            name: max((v for v in (before.values.get(name), sample.values.get(name)) if v is not None), default=None)
+            for name in {**before.values, **sample.values}
         }
-        found[one.time_ms] = Sample(one.time_ms, values, sorted({*before.jobs, *one.jobs}))
-    return list(found.values())
+        result[sample.time_ms] = Sample(sample.time_ms, values, sorted({*before.jobs, *sample.jobs}))
+    return list(result.values())
 
 
 def _without_suspended(sums: _Sums, suspended_s: int) -> _Sums:
@@ -498,8 +498,8 @@ def mapping(cluster: Cluster) -> Pairs:
         silent = [n for n in run.nodes if not names.get(n) and not any(slot[0] == n for slot in slots)]
         left = run.gpus - sum(_named_there(cluster, run, node, slots) for node in run.nodes)
         for node in _whole_nodes(cluster, run, silent, left):
-            found = [g for g, gpu in enumerate(cluster.gpus) if gpu.node == node and _reaches(cluster, gpu, run)]
-            pairs[r] |= dict.fromkeys(found, "whole-node")
+            result = [g for g, gpu in enumerate(cluster.gpus) if gpu.node == node and _reaches(cluster, gpu, run)]
+            pairs[r] |= dict.fromkeys(result, "whole-node")
     return pairs
 
 
@@ -515,14 +515,14 @@ def _named(cluster: Cluster) -> tuple[Pairs, set[int]]:
         records[r] = []
     complete = {r for r, run in enumerate(runs) if run.gpus and named[r] == run.gpus}
 
-    def slots(found: Iterable[int]) -> set[Slot]:
-        return {_slot(gpus[g]) for g in found}
+    def slots(numbers: Iterable[int]) -> set[Slot]:
+        return {_slot(gpus[g]) for g in numbers}
 
-    def too_many(r: int, found: Iterable[int]) -> bool:
+    def too_many(r: int, numbers: Iterable[int]) -> bool:
         if not (limit := runs[r].gpus):
             return False
         others = len(runs[r].nodes) - 1
-        here = [sum(slot[0] == node for slot in slots(found)) for node in runs[r].nodes]
+        here = [sum(slot[0] == node for slot in slots(numbers)) for node in runs[r].nodes]
         return sum(here) > limit or max(here) > (limit - others if limit > others else limit)
 
     many = {r for r in labels if too_many(r, labels[r])}
@@ -644,7 +644,7 @@ def _labelled(cluster: Cluster, run: Run) -> dict[int, bool]:
     A label is the job ID or, if no job with this ID matches, the ID of its array or heterogeneous job.
     """
     leaders = {of[0] for of in (run.array, run.het) if of} - {run.job_id}
-    found: dict[int, bool] = {}
+    result: dict[int, bool] = {}
     for g, gpu in enumerate(cluster.gpus):
         own = [span for span in _label_spans(gpu, run.job_id) if _fits(cluster, run, gpu, span)]
         spans = list(own)
@@ -656,8 +656,8 @@ def _labelled(cluster: Cluster, run: Run) -> dict[int, bool]:
                 if _fits(cluster, run, gpu, span) and not any(_fits(cluster, job, gpu, span) for job in jobs)
             ]
         if spans and _reaches(cluster, gpu, run):
-            found[g] = not own
-    return found
+            result[g] = not own
+    return result
 
 
 def _fits(cluster: Cluster, run: Run, gpu: Gpu, span: tuple[int, int]) -> bool:
@@ -706,7 +706,7 @@ def _perhaps_labelled(cluster: Cluster, run: Run) -> bool:
     if not (span and run.doubt):
         return False
     longer = replace(run, end=(run.end or 0) + run.doubt, doubt=0)
-    other = replace(cluster, runs=[longer if one is run else one for one in cluster.runs])
+    other = replace(cluster, runs=[longer if item is run else item for item in cluster.runs])
     return bool(_labelled(other, longer))
 
 
@@ -770,14 +770,14 @@ def _known_until(cluster: Cluster) -> int:
     return max(*ran, *(run.start for run in cluster.runs), *(run.submit for run in cluster.runs))
 
 
-def _together(one: Run, other: Run, cluster: Cluster) -> bool:
-    return _overlap(_held(cluster, one), _held(cluster, other))
+def _together(first: Run, other: Run, cluster: Cluster) -> bool:
+    return _overlap(_held(cluster, first), _held(cluster, other))
 
 
-def _perhaps_together(one: Run, other: Run, cluster: Cluster) -> bool:
+def _perhaps_together(first: Run, other: Run, cluster: Cluster) -> bool:
     """Return whether two runs may have held GPUs at the same time."""
     spans = []
-    for run in (one, other):
+    for run in (first, other):
         span = _span(cluster, run)
         spans.append((span[0], span[1] + run.doubt * 1000) if span and run.doubt else _held(cluster, run))
     return _overlap(*spans)

@@ -25,10 +25,10 @@ FAILED = Path("out/oracle/test.json")
 @given(clusters())
 def test_figures_agree_with_the_rules(cluster: Cluster) -> None:
     """Compares each run and the total, in three formats of GPU metrics. Keeps the smallest cluster that differs."""
-    if found := differences(cluster):
+    if result := differences(cluster):
         FAILED.parent.mkdir(parents=True, exist_ok=True)
         FAILED.write_text(dumps(cluster), encoding="utf-8")
-        pytest.fail("\n".join([f"again: make oracle ARGS='--replay {FAILED}'", *found]), pytrace=False)
+        pytest.fail("\n".join([f"again: make oracle ARGS='--replay {FAILED}'", *result]), pytrace=False)
 
 
 @settings(max_examples=5, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))

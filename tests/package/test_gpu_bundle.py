@@ -59,9 +59,9 @@ def lean(tmp_path: Path) -> Path:
     python = tmp_path / "lean" / "bin" / "python"
     asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    found = re.search(r"^wanted='(.+)'$", (REPOSITORY / "tests" / "gpu" / "bundle" / "make").read_text(), re.M)
-    assert found is not None
-    for name in found[1].split("|"):
+    match = re.search(r"^wanted='(.+)'$", (REPOSITORY / "tests" / "gpu" / "bundle" / "make").read_text(), re.M)
+    assert match is not None
+    for name in match[1].split("|"):
         for file in distribution(name).files or ():
             if file.parts[0] != ".." and file.suffix != ".pyc":
                 (site / file).parent.mkdir(parents=True, exist_ok=True)

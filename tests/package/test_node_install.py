@@ -46,8 +46,8 @@ def commands() -> Iterator[str]:
         for name in group.list_commands(context):
             words = (*path, name)
             yield " ".join(words)
-            if " ".join(words) not in ANALYSIS and isinstance(found := group.get_command(context, name), click.Group):
-                yield from walk(found, words)
+            if " ".join(words) not in ANALYSIS and isinstance(command := group.get_command(context, name), click.Group):
+                yield from walk(command, words)
 
     return walk(cli, ())
 

@@ -43,22 +43,22 @@ def test_release_is_reproducible_and_signed(clones: tuple[Path, Path], tmp_path:
     for clone in clones:
         done = run(clone / "deploy/release", cwd=tmp_path, KEY=str(key))
         assert done.returncode == 0, done.stderr
-    one, another = (clone / "dist/release" for clone in clones)
-    names = sorted(path.name for path in one.iterdir())
+    item, another = (clone / "dist/release" for clone in clones)
+    names = sorted(path.name for path in item.iterdir())
     assert {Path(name).suffix for name in names} >= {".whl", ".gz", ".json", ".sig"}
     for name in names:
-        assert (one / name).read_bytes() == (another / name).read_bytes(), name
-    assert run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=one).returncode == 0
+        assert (item / name).read_bytes() == (another / name).read_bytes(), name
+    assert run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=item).returncode == 0
     public = key.with_suffix(".pub").read_text(encoding="utf-8")
     (tmp_path / "signers").write_text(f"release {public}", encoding="utf-8")
     verify = ("ssh-keygen", "-Y", "verify", "-f", tmp_path / "signers", "-I", "release", "-n", "file")
-    with (one / "SHA256SUMS").open() as sums:
-        done = subprocess.run([*verify, "-s", one / "SHA256SUMS.sig"], check=False, stdin=sums, capture_output=True)
+    with (item / "SHA256SUMS").open() as sums:
+        done = subprocess.run([*verify, "-s", item / "SHA256SUMS.sig"], check=False, stdin=sums, capture_output=True)
     assert done.returncode == 0, done.stderr
-    bom = json.loads((one / "slurm-affinode-analysis.cdx.json").read_text(encoding="utf-8"))
+    bom = json.loads((item / "slurm-affinode-analysis.cdx.json").read_text(encoding="utf-8"))
     assert {"polars", "sqlalchemy"} <= {component["name"] for component in bom["components"]}
     assert bom["metadata"]["component"]["version"] == __version__
-    with tarfile.open(next(one.glob("slurm_affinode-*.tar.gz"))) as archive:  # sites build the plugin for their Slurm
+    with tarfile.open(next(item.glob("slurm_affinode-*.tar.gz"))) as archive:  # sites build the plugin for their Slurm
         packed = {name.partition("/")[2] for name in archive.getnames()}
     sources = (*(REPOSITORY / "spank").glob("*.[ch]"), *(REPOSITORY / "spank").glob("tests/*.[ch]"))
     assert {"spank/Makefile", "spank/plugin.map", *(str(path.relative_to(REPOSITORY)) for path in sources)} <= packed

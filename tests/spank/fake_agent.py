@@ -68,9 +68,9 @@ def child_of(pid: int) -> int:
 
 def pid_inside(pid: int) -> int:
     """Return the PID of a process in its own PID namespace."""
-    found = re.search(r"^NSpid:\s.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+    match = re.search(r"^NSpid:\s.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1])
 
 
 def suspend(job: str) -> None:

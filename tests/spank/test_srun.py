@@ -184,7 +184,7 @@ def test_tasks_have_the_environment_of_a_step(site: Site) -> None:
     )
     assert (ended.out, ended.err, ended.status) == ("", "", 0)
     both = [variables((site.root / f"env.{task}").read_text()) for task in range(2)]
-    for task, found in enumerate(both):
+    for task, result in enumerate(both):
         expected = {
             "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), "SLURM_NODEID": "0", "SLURM_NTASKS": "2",
             "SLURM_NPROCS": "2", "SLURM_GTIDS": "0,1", "SLURM_TASKS_PER_NODE": "2", "SLURM_STEP_ID": "1",
@@ -194,9 +194,9 @@ def test_tasks_have_the_environment_of_a_step(site: Site) -> None:
             "SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2", "SRUN_DEBUG": "3",
             "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_JOB_NAME": "train",
         }  # fmt: skip
-        assert {name: found.get(name) for name in expected} == expected
-        assert (site.root / f"env.{task}").read_text().split()[-1] == found["SLURM_TASK_PID"]
-        assert "LC_CTYPE" not in found
+        assert {name: result.get(name) for name in expected} == expected
+        assert (site.root / f"env.{task}").read_text().split()[-1] == result["SLURM_TASK_PID"]
+        assert "LC_CTYPE" not in result
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_tasks_have_the_environment_of_a_step(site: Site) -> None:
     ],
 )
 def test_export_selects_variables(site: Site, text: str, present: dict[str, str], absent: set[str]) -> None:
-    found = variables(site.run(f"srun --export={text} /usr/bin/env", MINE="yes", TMPDIR="/t").out)
-    assert present.items() <= found.items()
-    assert not absent & found.keys()
+    result = variables(site.run(f"srun --export={text} /usr/bin/env", MINE="yes", TMPDIR="/t").out)
+    assert present.items() <= result.items()
+    assert not absent & result.keys()
     assert variables(site.run("SLURM_EXPORT_ENV=NONE srun /usr/bin/env", MINE="yes").out).get("MINE") is None
 
 
@@ -578,25 +578,25 @@ def test_file_of_another_user_is_not_used(site: Site, kind: str) -> None:
     """Another user who has taken the name prevents no local step: it would keep the job from being suspended."""
     path = TMP / f".slurm-affinode-steps-0-{JOB}-0"
     taken = [path, path.with_name(f"{path.name}.0123")]
-    for one in taken:
+    for item in taken:
         if kind == "link":
-            one.symlink_to("/etc/passwd")
+            item.symlink_to("/etc/passwd")
         elif kind == "fifo":
-            os.mkfifo(one)
+            os.mkfifo(item)
         elif kind == "directory":
-            one.mkdir()
+            item.mkdir()
         else:
-            one.touch()
-        os.chown(one, 12345, 12345, follow_symlinks=False)
+            item.touch()
+        os.chown(item, 12345, 12345, follow_symlinks=False)
     try:
         show = "srun bash -c 'echo $SLURM_STEP_ID'"
         assert site.run(f"{show}; {show}") == Ended("0\n1\n", "", 0)
         assert site.run(f"{show} & {show}; wait").out in ("2\n3\n", "3\n2\n")
-        (own,) = (one for one in TMP.glob(f"{path.name}.*") if one not in taken)
+        (own,) = (entry for entry in TMP.glob(f"{path.name}.*") if entry not in taken)
         assert (own.stat().st_uid, own.read_text()) == (os.getuid(), "4")
     finally:
-        for one in taken:
-            one.rmdir() if kind == "directory" else one.unlink()
+        for item in taken:
+            item.rmdir() if kind == "directory" else item.unlink()
 
 
 # --- Slurm's srun

@@ -141,10 +141,10 @@ def test_shepherd_ignores_loader_variables(shepherd: Path, tmp_path: Path) -> No
 
 def test_shepherd_is_hardened(shepherd: Path) -> None:
     """Static, position independent, with read-only relocations and a non-executable stack."""
-    found = read(shepherd.read_bytes())
-    assert not found.interpreted
-    assert not found.executable_stack
-    assert (found.shared, found.pie, found.relro, found.now) == (True, True, True, True)
+    result = read(shepherd.read_bytes())
+    assert not result.interpreted
+    assert not result.executable_stack
+    assert (result.shared, result.pie, result.relro, result.now) == (True, True, True, True)
     assert b"buffer overflow detected" in shepherd.read_bytes()
     assert b"stack smashing detected" in shepherd.read_bytes()
 
@@ -155,8 +155,8 @@ def test_criu_plugin_is_hardened(tmp_path: Path) -> None:
     path = tmp_path / "device_files.so"
     built = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", "criu-plugin")
     assert built.returncode == 0, built.stderr
-    found = read(path.read_bytes())
-    assert (found.shared, found.relro, found.now, found.executable_stack) == (True, True, True, False)
+    result = read(path.read_bytes())
+    assert (result.shared, result.relro, result.now, result.executable_stack) == (True, True, True, False)
     assert b"__stack_chk_fail" in path.read_bytes()
     symbols = [line.split() for line in run("nm", "--dynamic", "--defined-only", str(path)).stdout.splitlines()]
     assert [words[-1] for words in symbols] == ["CR_PLUGIN_DESC"]

@@ -146,7 +146,7 @@ def test_columns_and_types_are_those_described(
             table = api.columns(name.partition(" ")[0])
             assert list(frame.columns) == list(table["column"])
             types = {"text": "string", "time": "datetime64[ms, UTC]", "number": "Int64"}
-            assert [str(one) for one in frame.dtypes] == [types.get(unit, "float64") for unit in table["unit"]]
+            assert [str(dtype) for dtype in frame.dtypes] == [types.get(unit, "float64") for unit in table["unit"]]
             assert (table["meaning"].str.len() > 0).all()
 
 

@@ -37,7 +37,7 @@ def test_benchmark_loads(program: Path) -> None:
 
 def test_simulated_slurm_answers_what_is_asked(tmp_path: Path) -> None:
     """It has every column and option that the product requests."""
-    program = next(one for one in PROGRAMS if one.stem == "bench_zombies")
+    program = next(item for item in PROGRAMS if item.stem == "bench_zombies")
     command = [sys.executable, str(program), "--jobs", "200", "--keep", str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

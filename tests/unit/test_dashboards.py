@@ -50,12 +50,12 @@ def expressions(dashboard: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def rules() -> list[tuple[str, str]]:
     """Return the name and the expression of each rule."""
-    found = []
+    result = []
     for path in sorted(RULES.glob("*.rules.yml")):
         text = path.read_text(encoding="utf-8")
         for name, expr in re.findall(r"- (?:alert|record): (\S+)\n\s+expr: ((?:\|.*\n(?:\s{10}.*\n|\n)+)|.*\n)", text):
-            found.append((name, " ".join(expr.removeprefix("|").split())))
-    return found
+            result.append((name, " ".join(expr.removeprefix("|").split())))
+    return result
 
 
 # --- form
@@ -74,10 +74,10 @@ def test_dashboards_are_those_of_their_source() -> None:
 
 def test_dashboards_have_the_form_that_grafana_reads() -> None:
     """Identities are unique, panels do not overlap, and each query names the selected data source."""
-    assert len({one["uid"] for one in dashboards()}) == len(dashboards()) >= 6
+    assert len({item["uid"] for item in dashboards()}) == len(dashboards()) >= 6
     for dashboard in dashboards():
         assert dashboard["schemaVersion"] >= 36
-        variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+        variables = {item["name"]: item for item in dashboard["templating"]["list"]}
         assert variables["datasource"]["type"] == "datasource"
         taken: set[tuple[int, int]] = set()
         assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
@@ -104,7 +104,7 @@ def test_metrics_of_rules_and_dashboards_are_exported() -> None:
     known = {metric.name for metric in METRICS} | exported_fields().keys() | {EXPORTED_UP}
     known |= {"slurm_affinode_agent_up", "slurm_affinode_exporter_up", "slurm_affinode_exporter_gpus_failed"}
     recorded = {name for name, _ in rules() if ":" in name}
-    texts = [expr for _, expr in rules()] + [expr for one in dashboards() for _, expr in expressions(one)]
+    texts = [expr for _, expr in rules()] + [expr for dashboard in dashboards() for _, expr in expressions(dashboard)]
     for expr in texts:
         bare = re.sub(r'"[^"]*"', "", expr)
         assert set(re.findall(r"\bslurm_affinode_\w+", bare)) <= known, expr
@@ -169,7 +169,7 @@ def _agents() -> Iterator[str]:
                 combinations = [{"hpc_job": job, "user": user} for job, (user, on, *_) in JOBS.items() if on == node]
             else:
                 choices = [list(known) or values[label] for label, known in metric.labels.items()]
-                combinations = [dict(zip(metric.labels, one, strict=True)) for one in itertools.product(*choices)]
+                combinations = [dict(zip(metric.labels, item, strict=True)) for item in itertools.product(*choices)]
             for labels in combinations:
                 text = ",".join(f'{key}="{value}"' for key, value in (base | labels).items())
                 for minute in range(MINUTES):
@@ -226,7 +226,7 @@ def value_at(url: str, expr: str) -> list[float]:
 
     reply = httpx.get(f"{url}/api/v1/query", params={"query": expr, "time": LAST + 59.998}, timeout=60).json()
     assert reply["status"] == "success", (expr, reply)
-    return [float(one["value"][1]) for one in reply["data"]["result"]]
+    return [float(item["value"][1]) for item in reply["data"]["result"]]
 
 
 def filled(expr: str) -> str:
@@ -242,7 +242,7 @@ def filled(expr: str) -> str:
 @pytest.mark.database
 def test_every_expression_returns_data(server: str) -> None:
     """Panels, variables and rules, at a time at which every alert has a reason."""
-    empty = [title for one in dashboards() for title, expr in expressions(one) if not value_at(server, filled(expr))]
+    empty = [title for item in dashboards() for title, expr in expressions(item) if not value_at(server, filled(expr))]
     assert empty == []
     for dashboard in dashboards():
         for variable in dashboard["templating"]["list"][1:]:
@@ -273,7 +273,7 @@ def test_figures_of_the_fleet_are_those_of_a_report(server: str, tmp_path: Path)
         assert done.exit_code == 0, done.output
     until = datetime.fromtimestamp(BEGIN + MINUTES * 60, UTC)
     total = api.waste(datetime.fromtimestamp(BEGIN, UTC), until, state_dir=tmp_path / "state").total
-    fleet = dict(expressions(next(one for one in dashboards() if one["title"] == "GPU fleet")))
+    fleet = dict(expressions(next(dashboard for dashboard in dashboards() if dashboard["title"] == "GPU fleet")))
     shown = {
         name: value_at(server, filled(fleet[f"GPU fleet: GPU-hours {what}"]))[0]
         for name, what in (("gpu_hours_capacity", "of all GPUs"), ("gpu_hours_idle", "idle"),

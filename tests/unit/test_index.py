@@ -29,7 +29,7 @@ def mirrored(module: str) -> Path:
 @cache
 def imports(file: Path) -> frozenset[str]:
     """Return the modules of the package that a file imports, and the helpers of the tests, as paths of both trees."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         names = []
         if isinstance(node, ast.Import):
@@ -41,22 +41,22 @@ def imports(file: Path) -> frozenset[str]:
         for name in filter(None, names):
             path = Path(*name.split(".")).with_suffix(".py")
             places = (TESTS.parent / path, TESTS / path, *(folder / path for folder in file.parents[:3]))
-            found |= {str(place) for place in places if place.is_file()}
-    return frozenset(found)
+            result |= {str(place) for place in places if place.is_file()}
+    return frozenset(result)
 
 
 @cache
 def reached(file: Path) -> frozenset[str]:
     """Return the modules that a test reaches through imports, its own and those of the fixtures of its folders."""
-    found: set[str] = set()
+    result: set[str] = set()
     folders = [folder for folder in file.parents if folder.is_relative_to(TESTS)]
     todo = [str(file), *(str(folder / "conftest.py") for folder in folders if (folder / "conftest.py").is_file())]
     while todo:
         path = todo.pop()
-        if path not in found:
-            found.add(path)
+        if path not in result:
+            result.add(path)
             todo += imports(Path(path))
-    return frozenset(found)
+    return frozenset(result)
 
 
 def test_every_module_has_tests() -> None:

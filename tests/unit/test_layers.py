@@ -103,23 +103,23 @@ IMPURE = {
 @cache
 def modules() -> dict[str, ast.Module]:
     """Return module (without the package's name) -> syntax tree."""
-    found = {}
+    result = {}
     for file in (ROOT / PACKAGE).rglob("*.py"):
         name = ".".join(file.relative_to(ROOT / PACKAGE).with_suffix("").parts)
-        found[name.removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    return found
+        result[name.removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    return result
 
 
 def imported(name: str, tree: ast.Module) -> Iterator[str]:
     """Yield the full names of all imports, also those in functions: ``a.b.c`` for ``from a.b import c``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (item.name for item in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}, line {node.lineno}: imports are absolute"
-            yield from (f"{node.module}.{one.name}" for one in node.names)
+            yield from (f"{node.module}.{item.name}" for item in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (str(one.value) for one in node.args if isinstance(one, ast.Constant))
+            yield from (str(argument.value) for argument in node.args if isinstance(argument, ast.Constant))
 
 
 @cache
@@ -130,8 +130,8 @@ def imports() -> Mapping[str, set[str]]:
 
 def own(name: str) -> set[str]:
     """Return the imports from the package: ``slurm.schema.JOBS``."""
-    mine = (one.removeprefix(PACKAGE + ".") for one in imports()[name] if one.startswith(PACKAGE + "."))
-    return {one for one in mine if one != "__version__"}
+    mine = (item.removeprefix(PACKAGE + ".") for item in imports()[name] if item.startswith(PACKAGE + "."))
+    return {item for item in mine if item != "__version__"}
 
 
 def part(name: str) -> str:
@@ -178,7 +178,9 @@ def test_imports_point_one_way() -> None:
 def test_every_exception_is_used() -> None:
     """Every pair of SIBLINGS is used."""
     pairs = [(name, target) for name in modules() for target in own(name)]
-    unused = [one for one in SIBLINGS if not any(within(a, one[0]) and within(b, one[1]) for a, b in pairs)]
+    unused = [
+        sibling for sibling in SIBLINGS if not any(within(a, sibling[0]) and within(b, sibling[1]) for a, b in pairs)
+    ]
     assert unused == []
 
 
@@ -215,8 +217,8 @@ def test_nodes_import_no_library_of_the_extra() -> None:
     while left:
         name = left.pop()
         reached.add(name)
-        targets = {module_of(one) for one in own(name)} & modules().keys()
-        left |= {one for one in targets - reached if (name, one) not in GUARDED}
+        targets = {module_of(item) for item in own(name)} & modules().keys()
+        left |= {target for target in targets - reached if (name, target) not in GUARDED}
     wrong = {
         f"{name} imports {target}"
         for name in reached
@@ -235,12 +237,12 @@ def test_deciding_modules_have_no_side_effects() -> None:
         tops = {part(target) for target in imports()[name]} - {PACKAGE}
         assert tops <= sys.stdlib_module_names - IMPURE, name
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        assert not {one for one in calls if re.search(r"(^|\.)(now|utcnow|today|open|print)$", one)}, name
+        assert not {call for call in calls if re.search(r"(^|\.)(now|utcnow|today|open|print)$", call)}, name
 
 
 def test_modules_have_no_import_cycles() -> None:
     """There are no import cycles, not even in functions."""
-    left = {name: {module_of(one) for one in own(name)} for name in modules()}
+    left = {name: {module_of(item) for item in own(name)} for name in modules()}
     while free := {name for name, needs in left.items() if not needs & left.keys()}:
         left = {name: needs for name, needs in left.items() if name not in free}
     assert left == {}
@@ -249,9 +251,9 @@ def test_modules_have_no_import_cycles() -> None:
 def test_packages_do_not_import_each_other() -> None:
     """A package and one inside it may, as far as their modules have no cycle."""
     pairs = {
-        (name.rpartition(".")[0], module_of(one).rpartition(".")[0])
+        (name.rpartition(".")[0], module_of(item).rpartition(".")[0])
         for name in modules()
-        for one in own(name)
+        for item in own(name)
         if part(name) != SUPPORT  # the configuration has types of the model
     }
     beside = {(a, b) for a, b in pairs if not within(a, b) and not within(b, a)}
@@ -292,12 +294,12 @@ PROGRAMS = {
 
 def importers() -> Mapping[str, set[str]]:
     """Module -> the modules of the package that import it."""
-    found: dict[str, set[str]] = {name: set() for name in modules()}
+    result: dict[str, set[str]] = {name: set() for name in modules()}
     for name in modules():
-        for one in own(name):
-            if module_of(one) in found:
-                found[module_of(one)].add(name)
-    return found
+        for item in own(name):
+            if module_of(item) in result:
+                result[module_of(item)].add(name)
+    return result
 
 
 def test_small_modules_have_two_importers() -> None:
@@ -323,7 +325,7 @@ def test_public_class_names_are_unique() -> None:
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: place for name, place in places.items() if len(place) > 1} == {}
 
 
 ELSEWHERE = {"Hash"}
@@ -340,18 +342,18 @@ def is_self(node: ast.expr) -> bool:
 
 def members(node: ast.ClassDef, classes: Mapping[str, list[ast.ClassDef]]) -> set[str]:
     """Return the methods and attributes of a class and of its bases, which are found by name."""
-    found = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
-    of_class = {id(one) for statement in node.body for one in ast.iter_child_nodes(statement)}
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and id(one) in of_class:
-            found.add(one.id)
-        elif isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and is_self(one.value):
-            found.add(one.attr)
+    names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    of_class = {id(item) for statement in node.body for item in ast.iter_child_nodes(statement)}
+    for entry in ast.walk(node):
+        if isinstance(entry, ast.Name) and isinstance(entry.ctx, ast.Store) and id(entry) in of_class:
+            names.add(entry.id)
+        elif isinstance(entry, ast.Attribute) and isinstance(entry.ctx, ast.Store) and is_self(entry.value):
+            names.add(entry.attr)
     for base in node.bases:
         name = re.sub(r"\[.*", "", ast.unparse(base)).rpartition(".")[2]
-        for one in classes.get(name, []) if name != node.name else ():
-            found |= members(one, classes)
-    return found
+        for entry in classes.get(name, []) if name != node.name else ():
+            names |= members(entry, classes)
+    return names
 
 
 def test_protocols_have_two_implementations() -> None:
@@ -368,6 +370,6 @@ def test_protocols_have_two_implementations() -> None:
         for node in defined
         if is_protocol(node)
         and has[id(node)] != {"__call__"}
-        and sum(has[id(node)] <= has[id(one)] for one in everything if not is_protocol(one)) < 2
+        and sum(has[id(node)] <= has[id(item)] for item in everything if not is_protocol(item)) < 2
     }
     assert rare == ELSEWHERE

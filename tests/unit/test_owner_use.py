@@ -81,9 +81,9 @@ def called(node: ast.AST) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def places(found: set[tuple[str, str]], known: dict[tuple[str, str], str]) -> tuple[list[object], list[object]]:
+def places(uses: set[tuple[str, str]], known: dict[tuple[str, str], str]) -> tuple[list[object], list[object]]:
     """Return what is not in the list, and what is only in the list."""
-    return sorted(found - known.keys()), sorted(known.keys() - found)
+    return sorted(uses - known.keys()), sorted(known.keys() - uses)
 
 
 def makers(tree: ast.Module) -> set[str]:
@@ -101,19 +101,21 @@ def followers(tree: ast.Module) -> set[str]:
         for name, node in functions(tree)
         if called(node) in OPENING
         and isinstance(node, ast.Call)
-        and any(called(one) in {"link", "readlink"} and one is not node for arg in node.args for one in ast.walk(arg))
+        and any(
+            called(item) in {"link", "readlink"} and item is not node for arg in node.args for item in ast.walk(arg)
+        )
     }
 
 
 def test_owner_of_a_job_is_from_a_record() -> None:
-    found = {(module, name) for module, tree in modules().items() for name in makers(tree)}
-    assert places(found, OWNERS) == ([], [])
+    result = {(module, name) for module, tree in modules().items() for name in makers(tree)}
+    assert places(result, OWNERS) == ([], [])
 
 
 def test_ids_of_processes_are_only_compared() -> None:
     """No function that reads them takes or gives rights."""
-    found = {(module, name) for module, tree in modules().items() for name in readers(tree)}
-    assert places(found, READERS) == ([], [])
+    result = {(module, name) for module, tree in modules().items() for name in readers(tree)}
+    assert places(result, READERS) == ([], [])
     users = {(m, name) for m, tree in modules().items() for name, node in functions(tree) if called(node) in RIGHTS}
     assert not users & READERS.keys()
 

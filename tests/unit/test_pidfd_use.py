@@ -107,8 +107,8 @@ class Source:
         self._tree = tree
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self._modules = {name: name for name in _MODULES} | {
-            one.asname: one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names
-            if one.asname
+            name.asname: name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+            if name.asname
         }  # fmt: skip
         self._libraries = {
             ast.unparse(target)
@@ -124,13 +124,13 @@ class Source:
 
     def _rules(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names if one.name.partition(".")[0] in OTHER_MODULES)
+            yield from (name.name for name in node.names if name.name.partition(".")[0] in OTHER_MODULES)
         elif isinstance(node, ast.ImportFrom):
             yield from self._imported(node)
         elif isinstance(node, ast.Attribute):
             yield from self._attribute(node)
-        elif isinstance(node, ast.Name) and (found := _NUMBER.fullmatch(node.id)) is not None:
-            yield found[1].lower()
+        elif isinstance(node, ast.Name) and (match := _NUMBER.fullmatch(node.id)) is not None:
+            yield match[1].lower()
         elif isinstance(node, ast.Call):
             yield from self._call(node)
         elif isinstance(node, ast.Constant):
@@ -147,11 +147,11 @@ class Source:
     def _imported(self, node: ast.ImportFrom) -> Iterator[str]:
         if node.module in OTHER_MODULES:
             yield str(node.module)
-        for one in node.names:
-            name = f"{node.module}.{one.name}"
-            if name in FORBIDDEN | ZERO_ONLY or (node.module in _MODULES and one.name == "*"):
+        for item in node.names:
+            name = f"{node.module}.{item.name}"
+            if name in FORBIDDEN | ZERO_ONLY or (node.module in _MODULES and item.name == "*"):
                 yield name
-            if one.name in ROOTS and one.asname not in (None, *ROOTS):
+            if item.name in ROOTS and item.asname not in (None, *ROOTS):
                 yield "a path below /proc"
 
     def _named(self, node: ast.expr) -> str:
@@ -177,7 +177,7 @@ class Source:
             yield "a system call by its number"
         if name == "vars" and arguments and self._named(arguments[0]) in _MODULES:
             yield "vars"
-        texts = {text_of(one) for one in arguments if isinstance(one, ast.Constant)}
+        texts = {text_of(argument) for argument in arguments if isinstance(argument, ast.Constant)}
         if name in ("getattr", "operator.attrgetter", "operator.methodcaller", "attrgetter", "methodcaller"):
             yield from texts & _LAST
             if arguments and self._named(arguments[0]) in _MODULES and not isinstance(arguments[-1], ast.Constant):
@@ -193,20 +193,20 @@ class Source:
             yield text
         if re.search(r"\bnsenter\b", text):
             yield "nsenter"
-        found = _BY_NUMBER.search(text)
+        match = _BY_NUMBER.search(text)
         # A text that ends with "/proc/" does not use a process ID if nothing is appended.
-        if found is not None and (found[1] or isinstance(parent, ast.JoinedStr | ast.BinOp)):
+        if match is not None and (match[1] or isinstance(parent, ast.JoinedStr | ast.BinOp)):
             yield "a path below /proc"
 
     def _defaults(self, node: ast.arguments) -> Iterator[str]:
         """Check that the default of an argument is ``/proc`` only if its name tells."""
         of_names = [*node.posonlyargs, *node.args]
         of_names = of_names[len(of_names) - len(node.defaults) :]
-        for one, default in (
+        for item, default in (
             *zip(of_names, node.defaults, strict=True),
             *zip(node.kwonlyargs, node.kw_defaults, strict=True),
         ):
-            if default is not None and is_root(default) and one.arg not in ROOTS:
+            if default is not None and is_root(default) and item.arg not in ROOTS:
                 yield "a path below /proc"
 
     def _may_have_root(self, node: ast.expr) -> bool:
@@ -245,17 +245,17 @@ def violations(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def modules() -> dict[str, ast.Module]:
-    found = {}
+    result = {}
     for file in (ROOT / PACKAGE).rglob("*.py"):
         name = ".".join(file.relative_to(ROOT / PACKAGE).with_suffix("").parts)
-        found[name.removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    return found
+        result[name.removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    return result
 
 
 @cache
 def all_violations() -> list[tuple[str, int, str]]:
-    found = sorted(modules().items())
-    return [(name, *one) for name, tree in found if name != OWNER for one in sorted(set(violations(tree)))]
+    result = sorted(modules().items())
+    return [(name, *violation) for name, tree in result if name != OWNER for violation in sorted(set(violations(tree)))]
 
 
 def test_no_module_uses_a_process_by_its_pid() -> None:
@@ -348,7 +348,7 @@ def test_every_exception_is_used() -> None:
 )
 def test_use_by_pid_is_found(source: str, rule: str) -> None:
     """It is found in each form that this project has used, and in others: aliases, programs, the C library."""
-    assert rule in {found for _, found in violations(ast.parse(source))}
+    assert rule in {result for _, result in violations(ast.parse(source))}
 
 
 @pytest.mark.parametrize(

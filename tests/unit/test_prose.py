@@ -13,11 +13,11 @@ RULES = prose.read_rules()
 
 
 def phrases(path: str, text: str) -> list[tuple[int, str]]:
-    return [(one.line, one.phrase) for one in prose.check_text(path, text, RULES.banned)]
+    return [(problem.line, problem.phrase) for problem in prose.check_text(path, text, RULES.banned)]
 
 
 def test_clean_paths_exist() -> None:
-    assert [one for one in RULES.clean if not (ROOT / one).exists()] == []
+    assert [path for path in RULES.clean if not (ROOT / path).exists()] == []
 
 
 def test_python_is_checked_in_comments_and_strings_only() -> None:
@@ -36,7 +36,7 @@ class SilentNode:
 
 def test_names_are_checked() -> None:
     """Those of classes, functions, parameters, fields, constants and aliases, but not of local variables."""
-    names = {one.phrase for one in prose.check_names("a.py", NAMES, RULES.names)}
+    names = {problem.phrase for problem in prose.check_names("a.py", NAMES, RULES.names)}
     assert sorted(names) == ["ASKED_S", "SilentNode", "eyes", "mine", "theirs", "told", "wanted", "whoever_asks"]
     assert not list(prose.check_names("a.py", "def settle(salute, commands, undermined): ...\n", RULES.names))
 
@@ -44,7 +44,7 @@ def test_names_are_checked() -> None:
 def test_names_of_constants_are_checked() -> None:
     """A name that says of what the constant is, and not what it is; a longer name may hold these words."""
     text = "_OF_JOB = 1\nNOTHING = 2\nMAX_OF_ADDRESS = WHY_UNKNOWN = 3\ndef of_job(): of_step = 1\n"
-    assert [one.phrase for one in prose.check_constants("a.py", text, RULES.constants)] == ["_OF_JOB", "NOTHING"]
+    assert [item.phrase for item in prose.check_constants("a.py", text, RULES.constants)] == ["_OF_JOB", "NOTHING"]
 
 
 def test_names_of_local_variables_are_checked_below_some_paths() -> None:
@@ -53,8 +53,8 @@ def test_names_of_local_variables_are_checked_below_some_paths() -> None:
         "    own = own_names = None\n"
     )
     local = RULES.all_names("slurm_affinode/suspension/wake.py")
-    found = sorted((one.line, one.phrase) for one in prose.check_names("a.py", text, (), local))
-    assert found == [(2, "found"), (2, "one"), (3, "look"), (4, "own")]
+    result = sorted((problem.line, problem.phrase) for problem in prose.check_names("a.py", text, (), local))
+    assert result == [(2, "found"), (2, "one"), (3, "look"), (4, "own")]
     assert RULES.all_names("tests/waiting.py") == ()
 
 
@@ -71,7 +71,7 @@ def test_markdown_code_is_not_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "found"),
+    ("message", "expected"),
     [
         ("Reject images signed with another key\n\nThe reason.\n", []),
         ("Process messages of shepherds in order", []),
@@ -85,10 +85,10 @@ def test_markdown_code_is_not_checked() -> None:
         ("", ["empty"]),
     ],
 )
-def test_commit_subject(message: str, found: list[str]) -> None:
+def test_commit_subject(message: str, expected: list[str]) -> None:
     faults = commit_subject.faults(message)
-    assert len(faults) == len(found)
-    assert all(part in fault for part, fault in zip(found, faults, strict=True))
+    assert len(faults) == len(expected)
+    assert all(part in fault for part, fault in zip(expected, faults, strict=True))
 
 
 def test_commit_message_hook_exits_with_1(tmp_path: Path) -> None:

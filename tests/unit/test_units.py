@@ -82,8 +82,8 @@ def test_agent_unit_gives_nothing_to_restored_jobs() -> None:
 
 
 def test_agent_unit_is_as_strict_as_restored_jobs_allow() -> None:
-    found = settings((UNITS / "slurm-affinode-agent.service").read_text())
-    assert {name: value for name, value in found if name in REQUIRED} == REQUIRED
+    result = settings((UNITS / "slurm-affinode-agent.service").read_text())
+    assert {name: value for name, value in result if name in REQUIRED} == REQUIRED
 
 
 def test_agent_unit_explains_each_missing_setting() -> None:
@@ -107,8 +107,8 @@ def test_exposure_of_units(unit: Path) -> None:
 
 @pytest.mark.parametrize("name", ["exporter", "nightly", "zombies"])
 def test_services_without_criu_are_confined(name: str) -> None:
-    found = settings((UNITS / f"slurm-affinode-{name}.service").read_text())
-    values = dict(found)
+    result = settings((UNITS / f"slurm-affinode-{name}.service").read_text())
+    values = dict(result)
     for setting in (
         "NoNewPrivileges", "PrivateTmp", "PrivateMounts", "PrivateIPC", "ProtectClock", "ProtectControlGroups",
         "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables", "LockPersonality",
@@ -121,7 +121,7 @@ def test_services_without_criu_are_confined(name: str) -> None:
     assert values["KeyringMode"] == "private"
     assert values["SystemCallArchitectures"] == "native"
     assert values["RestrictAddressFamilies"] == "AF_UNIX AF_INET AF_INET6"
-    filters = [value for setting, value in found if setting == "SystemCallFilter"]
+    filters = [value for setting, value in result if setting == "SystemCallFilter"]
     assert filters[0] == "@system-service"
     assert "@resources" in filters[1]
     # DevicePolicy= instead where GPUs must stay visible.
@@ -133,10 +133,10 @@ def test_services_without_criu_are_confined(name: str) -> None:
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.stem.removeprefix("slurm-affinode-"))
 def test_units_need_no_program_of_another_package(unit: Path) -> None:
     """``/bin/kill`` is in procps, which a small Debian does not have; the log names the service, and not env."""
-    found = settings(unit.read_text())
-    started = {value.lstrip("+-").partition(" ")[0] for name, value in found if name.startswith("Exec")}
+    result = settings(unit.read_text())
+    started = {value.lstrip("+-").partition(" ")[0] for name, value in result if name.startswith("Exec")}
     assert started <= {"/usr/bin/env", "/bin/sh"}
-    assert dict(found)["SyslogIdentifier"] == unit.stem
+    assert dict(result)["SyslogIdentifier"] == unit.stem
 
 
 def test_polars_can_start() -> None:
@@ -147,8 +147,8 @@ def test_polars_can_start() -> None:
 
 def test_clean_up_cannot_write_crontabs() -> None:
     """Crontabs are below /var/spool, and the state directory may belong to another user."""
-    found = settings((UNITS / "slurm-affinode-zombies.service").read_text())
-    paths = {path.lstrip("-") for name, value in found if name == "ReadWritePaths" for path in value.split()}
+    result = settings((UNITS / "slurm-affinode-zombies.service").read_text())
+    paths = {path.lstrip("-") for name, value in result if name == "ReadWritePaths" for path in value.split()}
     assert "/var/spool/postfix" in paths
     assert not {path for path in paths if path in ("/", "/var", "/var/spool") or "cron" in path or "/at" in path}
 
@@ -163,7 +163,7 @@ def test_installed_unit_is_as_strict_as_the_shipped_one(tmp_path: Path, user: st
     shipped = settings((UNITS / unit.name).read_text())
     written = settings(unit.read_text())
     changed = {"User", "ExecStart", "ExecStartPre", "Environment", "CapabilityBoundingSet"}
-    assert [one for one in written if one[0] not in changed] == [one for one in shipped if one[0] not in changed]
+    assert [item for item in written if item[0] not in changed] == [item for item in shipped if item[0] not in changed]
     assert (dict(written)["CapabilityBoundingSet"] == "") == (user != "root")
 
 

@@ -194,15 +194,15 @@ class Seen:
 
     def events(self) -> list[str]:
         """Return the events received so far."""
-        found, data = set(), b""
+        result, data = set(), b""
         with suppress(BlockingIOError):
             data = os.read(self._fd, 1 << 16)
         while data:
             mask, length = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
             # Every user may open a directory to search or list it.
-            found |= {name for bit, name in EVENTS.items() if mask & bit and not (bit == 0x20 and mask & 0x40000000)}
+            result |= {name for bit, name in EVENTS.items() if mask & bit and not (bit == 0x20 and mask & 0x40000000)}
             data = data[16 + length :]
-        return sorted(found)
+        return sorted(result)
 
 
 class Attacks(Driven):

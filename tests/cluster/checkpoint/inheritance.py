@@ -40,7 +40,7 @@ def call(number: int) -> None:
 
 
 def prctl(option: int, *arguments: int) -> int:
-    return int(LIBC.prctl(option, *(ctypes.c_ulong(one) for one in (*arguments, 0, 0, 0, 0)[:4])))
+    return int(LIBC.prctl(option, *(ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4])))
 
 
 def filtered() -> None:
@@ -74,14 +74,14 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 def seen() -> dict[str, object]:
     """Return the attributes of this process."""
     rows = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
-    found: dict[str, object] = {key: value.strip() for key, _, value in rows if key in FACTS}
+    texts: dict[str, object] = {key: value.strip() for key, _, value in rows if key in FACTS}
     for name in ("oom_score_adj", "coredump_filter", "personality", "timerslack_ns"):
-        found[name] = Path("/proc/self", name).read_text().strip()
+        texts[name] = Path("/proc/self", name).read_text().strip()
     for kind in ("uts", "ipc", "net", "cgroup", "user"):
-        found[f"{kind} namespace"] = str(Path("/proc/self/ns", kind).readlink())
-    found["limits"] = [resource.getrlimit(kind) for kind in (resource.RLIMIT_CORE, resource.RLIMIT_STACK)]
-    found["nice"], found["I/O priority"] = os.nice(0), LIBC.syscall(_SYS_IOPRIO[1], 1, 0)
-    return found
+        texts[f"{kind} namespace"] = str(Path("/proc/self/ns", kind).readlink())
+    texts["limits"] = [resource.getrlimit(kind) for kind in (resource.RLIMIT_CORE, resource.RLIMIT_STACK)]
+    texts["nice"], texts["I/O priority"] = os.nice(0), LIBC.syscall(_SYS_IOPRIO[1], 1, 0)
+    return texts
 
 
 def sleeper(work: Path) -> None:
@@ -99,11 +99,11 @@ def sleeper(work: Path) -> None:
 
 def wait_for(look: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + DEADLINE_S
-    while not (found := look()):
+    while not (result := look()):
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(0.02)
-    return found
+    return result
 
 
 class Container:
@@ -146,11 +146,11 @@ def dump(work: Path) -> dict[str, object]:
             ),
             check=True, timeout=DEADLINE_S,
         )  # fmt: skip
-        found = _attributes(work)
+        attributes = _attributes(work)
     finally:
         container.end()
     started.wait()
-    return found
+    return attributes
 
 
 def _inner(init: int, word: str) -> int | None:
@@ -201,13 +201,13 @@ def main(arguments: list[str]) -> int:
                 work.chmod(0o777)
                 (work / "image").mkdir(0o755)
                 before = dump(work)
-                found = {}
+                result = {}
                 for name in SETTINGS:
                     after = restored(work, name)
-                    found[name] = None if after is None else sorted(k for k in before if before[k] != after[k])
+                    result[name] = None if after is None else sorted(k for k in before if before[k] != after[k])
             finally:
                 shutil.rmtree(work)
-            print(json.dumps(found))
+            print(json.dumps(result))
     return 0
 
 

@@ -31,11 +31,11 @@ class Rights(Driven):
 
     def rights(self) -> list[list[int]]:
         """Return the supplementary groups of each process."""
-        found = []
+        result = []
         for pid in self.pids():
             with Process(pid) as process:
-                found.append(sorted(int(word) for word in process.status()["Groups"].split()))
-        return found
+                result.append(sorted(int(word) for word in process.status()["Groups"].split()))
+        return result
 
     def pids(self) -> list[int]:
         """Return the PIDs of the namespace's processes in this PID namespace."""
@@ -57,8 +57,8 @@ class Rights(Driven):
         assert self.watcher.stdout is not None
         self.watcher.stdout.readline()
         self.restore()
-        found: dict[str, Any] = json.loads(told.read_text())
-        return found
+        record: dict[str, Any] = json.loads(told.read_text())
+        return record
 
     def verified(self, pages: Pages) -> Pages:
         """Extend the verification by two seconds and then wait for the watcher, if there is one."""

@@ -118,13 +118,13 @@ class Session:
 
     def see_stopped(self) -> None:
         """Record the processes that the workload itself has stopped; they must stay stopped."""
-        self.stopped = {one.pid for one in collect(self.init, self.init).processes if one.state == "T"}
+        self.stopped = {process.pid for process in collect(self.init, self.init).processes if process.state == "T"}
 
     def end(self) -> None:
         """End the attempt."""
-        for one in self.shepherds:
-            one.kill()
-            one.wait()
+        for shepherd in self.shepherds:
+            shepherd.kill()
+            shepherd.wait()
         self.shepherds.clear()
 
     # --- the agent
@@ -258,9 +258,9 @@ class Session:
         """Have the workload verify itself and exit; return its report and the wait status that PID 1 received."""
         (self.work / "go").touch()
         wait_for("the workload's end", (self.work / "done").exists)
-        found = json.loads((self.work / "done").read_text())
+        record = json.loads((self.work / "done").read_text())
         ended = wait_for("the root's end", self._ended)
-        return {"found": found, "status": ended, "output": self.out.read_text()}
+        return {"found": record, "status": ended, "output": self.out.read_text()}
 
     def _ended(self) -> str | None:
         """Return the wait status of the root process that PID 1 received."""
@@ -292,11 +292,11 @@ class Session:
         if adopt:
             tree = replace(tree, processes=(*tree.processes, *tree.outside), outside=())
         gpu = GpuUseFacts(self.cuda.capabilities(), frozenset(self.users()), 1 << 20)
-        found = refusals(
+        result = refusals(
             JobFacts(batch=True, requeue=True), tree, gpu, memory_facts(self.init), owner=self.owner,
             image=ImageFacts(self.criu.check(), os.uname().release),
         )  # fmt: skip
-        return [asdict(one) for one in found]
+        return [asdict(item) for item in result]
 
     def version(self) -> str:
         """Return the version of CRIU."""

@@ -19,7 +19,7 @@ PTRACE_SEIZE, PTRACE_DETACH, PIDFD_GETFD = 0x4206, 17, 438
 
 def attempts(libc: ctypes.CDLL, pid: int) -> list[str]:
     """Return the ways in which this process can trace another process."""
-    found = []
+    result = []
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -27,16 +27,16 @@ def attempts(libc: ctypes.CDLL, pid: int) -> list[str]:
     for number in range(8):
         fd = libc.syscall(PIDFD_GETFD, pidfd, number, 0)
         if fd >= 0:
-            found.append(f"descriptor {number}: {Path(f'/proc/self/fd/{fd}').readlink()}")
+            result.append(f"descriptor {number}: {Path(f'/proc/self/fd/{fd}').readlink()}")
             os.close(fd)
     os.close(pidfd)
     with contextlib.suppress(OSError):
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
-        found.append("memory")
+        result.append("memory")
     if libc.ptrace(PTRACE_SEIZE, pid, None, None) == 0:
         libc.ptrace(PTRACE_DETACH, pid, None, None)
-        found.append("ptrace")
-    return found
+        result.append("ptrace")
+    return result
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
             if name.isdigit():
                 asked += 1
                 seen.add(name)
-                got.update(f"{name}: {one}" for one in attempts(libc, int(name)))
+                got.update(f"{name}: {attempt}" for attempt in attempts(libc, int(name)))
     told.write_text(json.dumps({"asked": asked, "seen": len(seen), "got": sorted(got)}))
 
 

@@ -89,12 +89,12 @@ def files(directory: Path) -> Iterator[Check | str]:
         appending.write("after\n")
         appending.flush()
         deleted.seek(0)
-        found = (
+        result = (
             reading.read(), (directory / "append").read_text(), hashlib.sha256(deleted.read()).hexdigest(),
             min(entry.name for entry in os.scandir(opened)),
         )  # fmt: skip
         wanted = ("456789", "before\nafter\n", hashlib.sha256(b"x" * (3 * MIB)).hexdigest(), "append")
-        return "ok" if found == wanted else wrong(found)
+        return "ok" if result == wanted else wrong(result)
 
     yield check
 
@@ -120,8 +120,8 @@ def shm(_: Path) -> Iterator[Check | str]:
         os.write(asked[1], b"1")
         os.read(answer[0], 1)
         os.waitpid(child, 0)
-        found = [anonymous[:15], unlinked[:15]]
-        return "ok" if found == [b"shared\0\0\0\0child"] * 2 else wrong(found)
+        result = [anonymous[:15], unlinked[:15]]
+        return "ok" if result == [b"shared\0\0\0\0child"] * 2 else wrong(result)
 
     yield check
 
@@ -163,8 +163,8 @@ def named(_: Path) -> Iterator[Check | str]:
         libc.sem_unlink(f"/{name}".encode())  # the next workload on this node expects the initial value
         if value.value != 4:
             return wrong(f"semaphore {value.value}")
-        found = (shared[MIB : MIB + 5], path.read_bytes()[MIB : MIB + 5], scratch.read(), os.read(fifo, 100))
-        return "ok" if found == (b"named", b"named", "written", b"waiting") else wrong(found)
+        result = (shared[MIB : MIB + 5], path.read_bytes()[MIB : MIB + 5], scratch.read(), os.read(fifo, 100))
+        return "ok" if result == (b"named", b"named", "written", b"waiting") else wrong(result)
 
     yield check
 
@@ -178,10 +178,10 @@ def pipes(_: Path) -> Iterator[Check | str]:
     poll.register(reading, select.EPOLLIN)
 
     def check() -> str:
-        found = (os.read(reading, 100), os.eventfd_read(event), [])
+        result = (os.read(reading, 100), os.eventfd_read(event), [])
         os.write(writing, b"more")
-        found = (*found[:2], [fd == reading for fd, _ in poll.poll(5)])
-        return "ok" if found == (b"in the pipe", 3, [True]) else wrong(found)
+        result = (*result[:2], [fd == reading for fd, _ in poll.poll(5)])
+        return "ok" if result == (b"in the pipe", 3, [True]) else wrong(result)
 
     yield check
 
@@ -193,8 +193,8 @@ def sockets(_: Path) -> Iterator[Check | str]:
     client = socket.create_connection(("127.0.0.1", port))
     server, _address = listening.accept()
     client.send(b"in flight")
-    one, other = socket.socketpair()
-    one.send(b"in the pair")
+    first, other = socket.socketpair()
+    first.send(b"in the pair")
     datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     datagram.bind(("127.0.0.1", 0))
 
@@ -211,8 +211,8 @@ def sockets(_: Path) -> Iterator[Check | str]:
             accepted, _ = listening.accept()
             accepted.send(b"hello")
             hello = again.recv(10)
-        found = (ends, hello, other.recv(20))
-        return "ok" if found == ([b"in flight", b"back"], b"hello", b"in the pair") else wrong(found)
+        result = (ends, hello, other.recv(20))
+        return "ok" if result == ([b"in flight", b"back"], b"hello", b"in the pair") else wrong(result)
 
     yield check
 
@@ -257,11 +257,11 @@ def children(directory: Path) -> Iterator[Check | str]:
     def check() -> str:
         state = Path(f"/proc/{stopped.pid}/stat").read_text().rpartition(")")[2].split()[0]
         stopped.kill()
-        found = (
+        result = (
             own.communicate(timeout=10)[0], shell.communicate(timeout=10)[0], state, stopped.wait(),
             os.waitstatus_to_exitcode(os.waitpid(zombie, 0)[1]), os.getsid(0) == os.getpid(),
         )  # fmt: skip
-        return "ok" if found == ("continued\n", "shell\n", "T", -9, 7, True) else wrong(found)
+        return "ok" if result == ("continued\n", "shell\n", "T", -9, 7, True) else wrong(result)
 
     yield check
 
@@ -288,9 +288,9 @@ def daemons(directory: Path) -> Iterator[Check | str]:
 
     def wait(kind: str, count: int) -> list[list[str]]:
         deadline = time.monotonic() + 10
-        while len(found := rows(kind)) < count and time.monotonic() < deadline:
+        while len(result := rows(kind)) < count and time.monotonic() < deadline:
             time.sleep(0.01)
-        return found
+        return result
 
     kinds = ("once", "leads", "twice")
     for kind in kinds:
@@ -300,13 +300,13 @@ def daemons(directory: Path) -> Iterator[Check | str]:
     before = {kind: len(wait(kind, 3)) for kind in kinds}
 
     def check() -> str:
-        found = {kind: wait(kind, len(rows(kind)) + 3) for kind in kinds}
-        for kind, lines in found.items():
+        waits = {kind: wait(kind, len(rows(kind)) + 3) for kind in kinds}
+        for kind, lines in waits.items():
             pid = int(lines[0][1])
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             counted = [str(number) for number in range(1, len(lines) + 1)]
-            if len(lines) < before[kind] + 3 or lines != [[one, str(pid), str(os.getpid())] for one in counted]:
+            if len(lines) < before[kind] + 3 or lines != [[item, str(pid), str(os.getpid())] for item in counted]:
                 return wrong(f"{kind} {lines[-1]}")
         return "ok"
 
@@ -365,13 +365,13 @@ def gpus(_: Path) -> Iterator[Check | str]:
         )
         for ordinal in (0, 1)
     ]
-    for one in made:
-        if one.stdout is None or one.stdout.readline() != "filled\n":
+    for item in made:
+        if item.stdout is None or item.stdout.readline() != "filled\n":
             yield wrong("not filled")
 
     def check() -> str:
-        found = [one.communicate("\n", timeout=30)[0] for one in made]
-        return "ok" if found == ["True\n"] * 2 else wrong(found)
+        result = [entry.communicate("\n", timeout=30)[0] for entry in made]
+        return "ok" if result == ["True\n"] * 2 else wrong(result)
 
     yield check
 
@@ -421,12 +421,12 @@ def _with_worker(*, restored: bool) -> Iterator[Check | str]:
 
     def check() -> str:
         asked.put(True)
-        found, now = answered.get(timeout=20), sorted(Path(f"/proc/{worker.pid}/fd").iterdir())
+        result, now = answered.get(timeout=20), sorted(Path(f"/proc/{worker.pid}/fd").iterdir())
         asked.put(False)
         worker.join(20)
         if (now, worker.exitcode, equal()) != (descriptors, 0, True):
             return wrong((now, descriptors, worker.exitcode))
-        return str(found)
+        return str(result)
 
     yield check if began == "ok" else str(began)
 
@@ -446,8 +446,8 @@ def keys(_: Path) -> Iterator[Check | str]:
 
     def check() -> str:
         libc = ctypes.CDLL(None, use_errno=True)
-        found = int(libc.syscall(250, 10, -3, b"user", b"checkpoint-test-of-root", 0))  # KEYCTL_SEARCH
-        return "ok" if found < 0 else wrong(f"key {found} of root's")
+        result = int(libc.syscall(250, 10, -3, b"user", b"checkpoint-test-of-root", 0))  # KEYCTL_SEARCH
+        return "ok" if result < 0 else wrong(f"key {result} of root's")
 
     yield check
 
@@ -468,17 +468,17 @@ def main() -> None:
     (directory / "ready").touch()
     while not (directory / "go").exists():
         time.sleep(0.02)
-    found = {}
+    result = {}
     for name, check in checks.items():
         try:
-            found[name] = check if isinstance(check, str) else check()
+            result[name] = check if isinstance(check, str) else check()
         except Exception as error:
-            found[name] = wrong(f"{type(error).__name__}: {error}")
-    (directory / "done.new").write_text(json.dumps(found))
+            result[name] = wrong(f"{type(error).__name__}: {error}")
+    (directory / "done.new").write_text(json.dumps(result))
     (directory / "done.new").rename(directory / "done")
     with contextlib.suppress(OSError):
         os.closerange(3, 100)
-    os._exit(0 if set(found.values()) == {"ok"} else 1)
+    os._exit(0 if set(result.values()) == {"ok"} else 1)
 
 
 if __name__ == "__main__":

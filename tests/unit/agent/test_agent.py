@@ -48,7 +48,9 @@ def test_failed_suspension_delays_the_next_one(node: Node1, monkeypatch: pytest.
     watched(node, option="window=1,when=always")
     loop = node.daemon.loop
     decision = wait_until(
-        "it is delayed", lambda: loop.states[7].decision, lambda one: one is not None and one.code == "failed"
+        "it is delayed",
+        lambda: loop.states[7].decision,
+        lambda refusal: refusal is not None and refusal.code == "failed",
     )
     assert decision is not None
     assert "its last suspension failed; the next one may be in " in decision.text
@@ -89,7 +91,7 @@ def test_end_of_idle_window_is_known(node: Node1) -> None:
     assert node.daemon.loop.full_s() is None
     watched(node, option="window=3600,when=always")
     state = wait_until(
-        "it is idle", lambda: node.daemon.loop.states[7].detector.state, lambda one: one is not None and one.since_s
+        "it is idle", lambda: node.daemon.loop.states[7].detector.state, lambda item: item is not None and item.since_s
     )
     assert node.daemon.loop.full_s() == state.since_s + 3600
     node.gpus.util_pct[0] = 12.0
@@ -101,7 +103,7 @@ def test_busy_job_is_not_suspended(node: Node1) -> None:
     node.gpus.util_pct[0] = 12.0
     watched(node, option="window=1,when=always")
     row = wait_until(
-        "it was seen busy", lambda: ask(node, verb="status", job=7)["jobs"][0], lambda one: bool(one["idle"])
+        "it was seen busy", lambda: ask(node, verb="status", job=7)["jobs"][0], lambda item: bool(item["idle"])
     )
     assert row["idle"]["verdict"] == "busy"
     assert row["next"]["code"] == "busy"
@@ -141,9 +143,9 @@ def test_slurmctld_away_and_back(node: Node1) -> None:
     node.slurm.all[99] = waiting()
     row = wait_until(
         "the agent says what it does not know", lambda: ask(node, verb="status", job=7)["jobs"][0],
-        lambda one: one["next"] is not None and one["next"]["against"],
+        lambda item: item["next"] is not None and item["next"]["against"],
     )  # fmt: skip
-    assert {one["code"] for one in row["next"]["against"]} >= {"queue-unknown", "run-unknown"}
+    assert {refusal["code"] for refusal in row["next"]["against"]} >= {"queue-unknown", "run-unknown"}
     assert not node.acts.suspended_jobs
     node.slurm.down = False
     with node.daemon.loop._lock:
@@ -169,7 +171,7 @@ def test_lost_gpu_makes_job_unknown(node: Node1) -> None:
     node.gpus.lost.add(0)
     watched(node, option="window=1,when=always")
     row = wait_until(
-        "it was sampled", lambda: ask(node, verb="status", job=7)["jobs"][0], lambda one: one["idle"] is not None
+        "it was sampled", lambda: ask(node, verb="status", job=7)["jobs"][0], lambda item: item["idle"] is not None
     )
     assert row["idle"]["why"] == "GPU 0: GPU 0: GPU is lost"
     assert not node.acts.suspended_jobs
@@ -181,7 +183,7 @@ def test_refusals_are_shown_and_respected(node: Node1) -> None:
     watched(node, option="window=1,when=always")
     row = wait_until(
         "its window is full", lambda: ask(node, verb="status", job=7)["jobs"][0],
-        lambda one: one["next"] is not None and one["next"]["code"] == "srun-steps",
+        lambda item: item["next"] is not None and item["next"]["code"] == "srun-steps",
     )  # fmt: skip
     assert row["next"]["against"][0] == {"code": "srun-steps", "text": "it runs srun steps"}
     assert not node.acts.suspended_jobs
@@ -242,7 +244,7 @@ def test_suspension_in_place_does_not_wait_for_image_of_another_job(node: Node1)
     wait_until("one in place begins", lambda: node.daemon.work.under_way().get(8))
     assert node.daemon.work.freeing() == 1
     beside(9)
-    wait_until("the other one in place waits", code, lambda found: found == "node-busy")
+    wait_until("the other one in place waits", code, lambda result: result == "node-busy")
     assert node.daemon.work.under_way().keys() == {7, 8}
 
 
@@ -256,7 +258,7 @@ def test_simultaneous_suspensions_are_limited(tmp_path: Path) -> None:
             for job_id in (8, 9):
                 registry._jobs[job_id] = replace(registry._jobs[7], job_id=job_id)
                 loop.states[job_id] = replace(loop.states[7], refusals_s=-1e9)
-        wait_until("another begins", node.daemon.work.under_way, lambda found: len(found) > 1)
+        wait_until("another begins", node.daemon.work.under_way, lambda result: len(result) > 1)
         (last,) = {7, 8, 9} - node.daemon.work.under_way().keys()
         assert loop.states[last].decision.code == "node-busy"
 
@@ -311,7 +313,7 @@ def test_pending_job_promised_by_another_node_creates_no_pressure(tmp_path: Path
         watched(node, option=OPTION)
         row = wait_until(
             "its window is full", lambda: ask(node, verb="status", job=7)["jobs"][0],
-            lambda one: one["next"] is not None and one["next"]["code"] == "promised",
+            lambda item: item["next"] is not None and item["next"]["code"] == "promised",
         )  # fmt: skip
         assert "(99) get GPUs of c2" in row["next"]["text"]
         assert not node.acts.suspended_jobs

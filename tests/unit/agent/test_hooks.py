@@ -128,5 +128,5 @@ def test_leftovers_on_instances_without_index_are_searched(monkeypatch: pytest.M
     monkeypatch.setattr(hooks, "ask_local", lambda _, request, **__: asked.append(dict(request)) or {})
     for names in ("MIG-1a2b,MIG-3c4d", "0,1", ""):
         assert hooks.run("epilog", {}, JOB | {"SLURM_JOB_GPUS": names}) == []
-    assert [one["gpus"] for one in asked if one["verb"] == "leftovers"] == [[], [0, 1]]
-    assert [one.get("gpus") for one in asked if one["verb"] == "epilog"] == [None, [0, 1], None]
+    assert [action["gpus"] for action in asked if action["verb"] == "leftovers"] == [[], [0, 1]]
+    assert [action.get("gpus") for action in asked if action["verb"] == "epilog"] == [None, [0, 1], None]

@@ -17,7 +17,7 @@ def process(proc: Path, pid: int, *, parent: int = 1, cpu_s: tuple[int, ...] = (
     """Create a process with its times: user, system, and those of its children."""
     directory = proc / str(pid)
     directory.mkdir(parents=True)
-    times = " ".join(str(one * TICKS) for one in cpu_s)
+    times = " ".join(str(item * TICKS) for item in cpu_s)
     (directory / "stat").write_text(f"{pid} (a) b) S {parent} 0 0 0 0 0 0 0 0 0 {times} 0 0 0 0 {100 + pid} 0\n")
     for name, text in files.items():
         (directory / name).write_text(text)
@@ -30,8 +30,8 @@ def test_processes_of_job_are_summed(tmp_path: Path) -> None:
     process(tmp_path, 11, parent=10, cpu_s=(2, 0, 0, 0), environ=environ, status="VmHWM:\t  1024 kB\n")
     process(tmp_path, 12, cpu_s=(50, 0, 0, 0), environ="HOME=/root\0")
     process(tmp_path, 13, parent=2, cpu_s=(50, 0, 0, 0))
-    found = orphans.uses(JobFinder(tmp_path), proc=tmp_path, cgroups=tmp_path)
-    assert [use.row(job) for job, use in found.items()] == [
+    uses = orphans.uses(JobFinder(tmp_path), proc=tmp_path, cgroups=tmp_path)
+    assert [use.row(job) for job, use in uses.items()] == [
         {"job": 7, "cpu_s": 12.0, "memory_mib": 3.0, "by": "processes"}
     ]
 

@@ -36,7 +36,7 @@ def test_next_agent_has_reports_in_order(tmp_path: Path) -> None:
     assert second.all() == [report(1, drained=True), report(2)]
     assert path.stat().st_mode & 0o777 == 0o600
     assert second.taken(["r1", "other"]) == 1
-    assert [one["id"] for one in LeftoverReports(path).all()] == ["r2"]
+    assert [element["id"] for element in LeftoverReports(path).all()] == ["r2"]
 
 
 def test_number_of_reports_is_limited_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -45,7 +45,7 @@ def test_number_of_reports_is_limited_and_logged(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         for number in range(3):
             reports.add(report(number))
-    assert [one["job"] for one in LeftoverReports(tmp_path / "x").all()] == [1, 2]
+    assert [element["job"] for element in LeftoverReports(tmp_path / "x").all()] == [1, 2]
     assert "leftovers of job 0 is dropped" in caplog.text
 
 
@@ -53,11 +53,11 @@ def test_damage_and_full_disk_do_not_block_epilog(tmp_path: Path, caplog: pytest
     """Readable reports count; unwritable ones stay in memory; both cases are logged."""
     path = tmp_path / "x"
     path.write_text(f"{json.dumps(report(1))}\n{{torn\n[]\n")
-    assert [one["job"] for one in LeftoverReports(path).all()] == [1]
+    assert [element["job"] for element in LeftoverReports(path).all()] == [1]
     assert "x:2: not a report" in caplog.text
     nowhere = LeftoverReports(path / "below-a-file" / "y")
     nowhere.add(report(3))
-    assert [one["job"] for one in nowhere.all()] == [3]
+    assert [element["job"] for element in nowhere.all()] == [3]
     assert "cannot be written" in caplog.text
 
 
@@ -80,8 +80,8 @@ def test_report_is_removed_when_it_is_in_audit_log(tmp_path: Path) -> None:
         assert act.collect(["g1", "g2"], ask, "c", log, now=NOW, run="1", forget=False) == 1
         assert len(agent.all()) == 2
         assert act.collect(["g1"], ask, "c", log, now=NOW, run="2") == 0
-        assert [one["id"] for one in agent.all()] == ["r2"]
+        assert [element["id"] for element in agent.all()] == ["r2"]
         later = NOW + timedelta(hours=1)
         assert act.collect(["g1"], ask, "c", log, now=later, run="3") == 1
         assert agent.all() == []
-        assert [(one.verb, one.job) for one in log.history()] == [("epilog", "1"), ("epilog", "2")]
+        assert [(action.verb, action.job) for action in log.history()] == [("epilog", "1"), ("epilog", "2")]

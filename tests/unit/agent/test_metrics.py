@@ -50,28 +50,28 @@ def test_metrics_of_an_agent_are_exported(tmp_path: Path) -> None:
         wait_until("it is suspended", lambda: node.acts.suspended_jobs)
         outcome = wait_until("its outcome is known", lambda: node.daemon.work.outcome(7))
         assert outcome is not None
-        found = scraped(of_agent(node.run_dir))
-    assert found[UP, frozenset()] == 1.0
-    assert found[SCRAPE_S, frozenset()] >= 0
+        result = scraped(of_agent(node.run_dir))
+    assert result[UP, frozenset()] == 1.0
+    assert result[SCRAPE_S, frozenset()] >= 0
     suspended = frozenset({("mode", "requeue"), ("outcome", "suspended")})
-    assert found[metrics.SUSPENSIONS, suspended] == 1.0
-    assert found[metrics.SUSPENSIONS, frozenset({("mode", "inplace"), ("outcome", "failed")})] == 0.0
-    assert found[metrics.SAMPLES, frozenset()] > 0
-    assert found[metrics.JOBS, frozenset({("state", "restoring")})] == 0.0
-    assert sum(value for (name, _), value in found.items() if name == metrics.JOBS) == 1.0
-    assert found[metrics.SLURM_UP, frozenset()] == 1.0
-    assert found[metrics.JOURNALS, frozenset()] == 0.0
-    assert found[metrics.JOB_INFO, frozenset({("hpc_job", "7"), ("user", getpass.getuser())})] == 1.0
+    assert result[metrics.SUSPENSIONS, suspended] == 1.0
+    assert result[metrics.SUSPENSIONS, frozenset({("mode", "inplace"), ("outcome", "failed")})] == 0.0
+    assert result[metrics.SAMPLES, frozenset()] > 0
+    assert result[metrics.JOBS, frozenset({("state", "restoring")})] == 0.0
+    assert sum(value for (name, _), value in result.items() if name == metrics.JOBS) == 1.0
+    assert result[metrics.SLURM_UP, frozenset()] == 1.0
+    assert result[metrics.JOURNALS, frozenset()] == 0.0
+    assert result[metrics.JOB_INFO, frozenset({("hpc_job", "7"), ("user", getpass.getuser())})] == 1.0
     # Without stores, as in this test, their sizes are unknown.
-    assert not any(name in (metrics.IMAGE_BYTES, metrics.IMAGES) for name, _ in found)
+    assert not any(name in (metrics.IMAGE_BYTES, metrics.IMAGES) for name, _ in result)
 
 
 def test_agent_that_does_not_run_is_down(tmp_path: Path) -> None:
     """Its directory is there, as it is after a stop, or a start that has failed."""
     (tmp_path / "run").mkdir()
-    found = scraped(of_agent(tmp_path / "run"))
-    assert found[UP, frozenset()] == 0.0
-    assert {name for name, _ in found} == {UP, SCRAPE_S}
+    result = scraped(of_agent(tmp_path / "run"))
+    assert result[UP, frozenset()] == 0.0
+    assert {name for name, _ in result} == {UP, SCRAPE_S}
 
 
 def test_node_without_an_agent_has_no_metrics_of_one(tmp_path: Path) -> None:
@@ -92,16 +92,16 @@ def test_node_without_an_agent_has_no_metrics_of_one(tmp_path: Path) -> None:
 )
 def test_reply_of_another_form_counts_as_none(tmp_path: Path, reply: Mapping[str, Any]) -> None:
     """A reply of a later release does not hide the metrics of the GPUs."""
-    found = scraped(AgentMetrics(tmp_path, lambda: reply, node="c1", cluster=None))
-    assert {name: value for (name, _), value in found.items() if name != SCRAPE_S} == {UP: 0.0}
+    result = scraped(AgentMetrics(tmp_path, lambda: reply, node="c1", cluster=None))
+    assert {name: value for (name, _), value in result.items() if name != SCRAPE_S} == {UP: 0.0}
 
 
 def test_agent_that_does_not_respond_is_down(tmp_path: Path) -> None:
     def fail() -> Mapping[str, Any]:
         raise UnreachableError("it does not respond")
 
-    found = scraped(AgentMetrics(tmp_path, fail, node="c1", cluster="c"))
-    assert found[UP, frozenset()] == 0.0
+    result = scraped(AgentMetrics(tmp_path, fail, node="c1", cluster="c"))
+    assert result[UP, frozenset()] == 0.0
 
 
 def test_failed_suspension_is_counted_with_its_phase(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,17 +113,17 @@ def test_failed_suspension_is_counted_with_its_phase(node: Node1, monkeypatch: p
     node.acts.go.set()
     watched(node, option="window=1,when=always")
     wait_until("it has failed", lambda: node.daemon.work.outcome(7))
-    found = scraped(of_agent(node.run_dir))
-    assert found[metrics.SUSPENSION_FAILURES, frozenset({("mode", "requeue"), ("phase", "dumping")})] == 1.0
-    assert found[metrics.SUSPENSIONS, frozenset({("mode", "requeue"), ("outcome", "failed")})] == 1.0
+    result = scraped(of_agent(node.run_dir))
+    assert result[metrics.SUSPENSION_FAILURES, frozenset({("mode", "requeue"), ("phase", "dumping")})] == 1.0
+    assert result[metrics.SUSPENSIONS, frozenset({("mode", "requeue"), ("outcome", "failed")})] == 1.0
 
 
 def test_owner_of_a_job_is_exported_until_its_epilog(node: Node1) -> None:
     """Also of jobs without the option, which the prolog reports."""
 
     def owners() -> set[str]:
-        found = scraped(of_agent(node.run_dir))
-        return {dict(labels)["hpc_job"] for name, labels in found if name == metrics.JOB_INFO}
+        result = scraped(of_agent(node.run_dir))
+        return {dict(labels)["hpc_job"] for name, labels in result if name == metrics.JOB_INFO}
 
     ask(node, verb="prolog", job=12, uid=0, gpus=[0])
     assert owners() == {"12"}
@@ -141,7 +141,7 @@ def test_metrics_do_not_wait_for_a_directory_of_users(node: Node1, monkeypatch: 
         return "alice"
 
     def owners() -> set[str]:
-        families = {one["name"]: one["samples"] for one in ask(node, verb="metrics")["metrics"]}
+        families = {metric["name"]: metric["samples"] for metric in ask(node, verb="metrics")["metrics"]}
         return {labels["user"] for labels, _ in families[metrics.JOB_INFO]}
 
     monkeypatch.setattr(node.daemon.service, "name_of", name_of)

@@ -106,9 +106,9 @@ def test_network_clients_do_not_starve_the_node(node: Node1, monkeypatch: pytest
     monkeypatch.setattr(control, "machine_of", str)
     with ExitStack() as stack:
         held = [
-            (number, one)
+            (number, item)
             for number in range(2, 10)
-            for one in from_network(node, f"127.0.0.{number}", control.MAX_PER_HOLDER, stack)
+            for item in from_network(node, f"127.0.0.{number}", control.MAX_PER_HOLDER, stack)
         ]
         open_ = node.daemon.control._open
         wait_until("all are seated or shown out", lambda: len(open_) + len(closed(held)), lambda sum_: sum_ >= 256)
@@ -126,9 +126,9 @@ def test_full_network_seats_are_shared_by_address(node: Node1, monkeypatch: pyte
     monkeypatch.setattr(control, "machine_of", str)
     with ExitStack() as stack:
         held = [
-            (number, one)
+            (number, item)
             for number in range(2, 10)
-            for one in from_network(node, f"127.0.0.{number}", control.MAX_NETWORK_CONNECTIONS // 8, stack)
+            for item in from_network(node, f"127.0.0.{number}", control.MAX_NETWORK_CONNECTIONS // 8, stack)
         ]
         from_network(node, "127.0.0.99", 4, stack)
         wait_until("four have given their seats", lambda: closed(held), lambda gone: len(gone) == 4)
@@ -139,8 +139,8 @@ def test_full_network_seats_are_shared_by_address(node: Node1, monkeypatch: pyte
 
 def closed(held: list[tuple[int, socket.socket]]) -> list[tuple[int, socket.socket]]:
     """Return the connections that the agent has closed."""
-    readable, _, _ = select.select([one for _, one in held], [], [], 0)
-    return [(number, one) for number, one in held if one in readable]
+    readable, _, _ = select.select([item for _, item in held], [], [], 0)
+    return [(number, item) for number, item in held if item in readable]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ class World:
         @contextlib.contextmanager
         def driver() -> Iterator[Gpus]:
             for pids in self.gpus.holders.values():
-                pids[:] = [pid for pid in pids if any(one.pid == pid and one.poll() is None for one in self.made)]
+                pids[:] = [
+                    pid for pid in pids if any(process.pid == pid and process.poll() is None for process in self.made)
+                ]
             yield self.gpus
 
         def queue() -> SlurmQueue | None:
@@ -77,9 +79,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def started(child: subprocess.Popen[str]) -> int:
-    found = JobFinder().started(child.pid)
-    assert found is not None
-    return found
+    result = JobFinder().started(child.pid)
+    assert result is not None
+    return result
 
 
 def refused(world: World, child: subprocess.Popen[str], **more: Any) -> str:
@@ -128,7 +130,9 @@ def test_epilog_spares_unnamed_processes_of_unlisted_job(world: World) -> None:
     assert report["left"] == []
     assert child.poll() is None
     world.queue = SlurmQueue(0.0, (job(7, uid=uid, state="COMPLETING"),), (NODE,))
-    assert [one["pid"] for one in world.orphans().leftovers(7, uid, [0], kill=True, wait_s=1)["left"]] == [child.pid]
+    assert [leftover["pid"] for leftover in world.orphans().leftovers(7, uid, [0], kill=True, wait_s=1)["left"]] == [
+        child.pid
+    ]
 
 
 def test_stubborn_process_gets_sigkill(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +265,7 @@ def test_leftovers_on_gpus_are_killed_and_reported(world: World) -> None:
     )  # fmt: skip
     orphans = world.orphans()
     report = orphans.leftovers(7, os.getuid(), [0], kill=True, wait_s=DEADLINE_S)
-    assert [one["pid"] for one in report["left"]] == [mine.pid]
+    assert [process["pid"] for process in report["left"]] == [mine.pid]
     assert report["left"][0]["ended_by"] == "SIGTERM"
     assert mine.wait(DEADLINE_S) == -15
     assert (other.poll(), elsewhere.poll()) == (None, None)
@@ -276,7 +280,7 @@ def test_leftovers_are_searched_on_all_gpus_if_unknown(world: World) -> None:
     mine, other = world.process(device=1, SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8")
     for indices in ([], [9]):
         report = world.orphans().leftovers(7, os.getuid(), indices, kill=True, wait_s=DEADLINE_S)
-        assert ([one["pid"] for one in report["left"]], report["dirty"]) == ([mine.pid], [])
+        assert ([process["pid"] for process in report["left"]], report["dirty"]) == ([mine.pid], [])
         assert other.poll() is None
         mine.wait(DEADLINE_S)
         mine = world.process(device=1, SLURM_JOB_ID="7")
@@ -352,7 +356,7 @@ def test_leftovers_are_killed_in_parallel(world: World, monkeypatch: pytest.Monk
     for _ in range(3):
         world.process(SLURM_JOB_ID="7")
     report = world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=0.1)
-    assert sorted(one["ended_by"] for one in report["left"]) == ["0", "1", "2"]
+    assert sorted(item["ended_by"] for item in report["left"]) == ["0", "1", "2"]
 
 
 # --- processes without their server

@@ -43,7 +43,7 @@ def test_status_is_for_owner_and_administrators(tmp_path: Path) -> None:
     """Other users are refused, and do not see the job in the list."""
     with agent(config_of(tmp_path, agent='admins = ["boss"]')) as node:
         watched(node)
-        node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
+        node.daemon.registry.change(7, lambda item: replace(item, uid=2001))
         boss, slurm = Caller(3000, "boss", True), Caller(64030, "slurm", True)
         for caller in (ALICE, ROOT, boss):
             assert ask(node, caller, verb="status", job=7)["jobs"][0]["uid"] == 2001
@@ -59,7 +59,7 @@ def test_suspend_on_request(node: Node1) -> None:
     """It begins at once, idle or not; a second request reports that it is in progress."""
     node.gpus.util_pct[0] = 100.0
     watched(node)
-    node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
+    node.daemon.registry.change(7, lambda item: replace(item, uid=2001))
     assert ask(node, ALICE, verb="suspend", job=7)["begun"] is True
     with pytest.raises(Exception, match="is being worked on: suspending"):
         ask(node, ALICE, verb="suspend", job=7)
@@ -68,12 +68,12 @@ def test_suspend_on_request(node: Node1) -> None:
     assert node.acts.looks == [None]
 
 
-def by_record(one: WatchedJob) -> list[Refusal]:
+def by_record(watched: WatchedJob) -> list[Refusal]:
     """Refuse a job based on slurmctld's record alone."""
     return (
         [Refusal(RefusalCode.SLURM, "not reported")]
-        if one.slurm is None
-        else refusals.of_steps(refusals.JobFacts.of(one.slurm))
+        if watched.slurm is None
+        else refusals.of_steps(refusals.JobFacts.of(watched.slurm))
     )
 
 
@@ -86,7 +86,7 @@ def test_suspend_request_is_decided_by_current_record(
     step = Step(7, "0", "hostname", "RUNNING", ("c1",), NOW, 1, None)
     old = None if before == "no record" else job(7, steps=(step,))
     node.daemon.loop.states[7].inspected_s = node.daemon.loop.clock() + 3600.0
-    node.daemon.registry.change(7, lambda one: replace(one, slurm=old))
+    node.daemon.registry.change(7, lambda item: replace(item, slurm=old))
     monkeypatch.setattr(node.acts, "refusals", by_record)
     node.slurm.down = True
     with pytest.raises(control.RequestError) as caught:
@@ -101,7 +101,7 @@ def test_step_that_has_ended_does_not_prevent_suspension(node: Node1, monkeypatc
     """The record was read while a step ran; the check of the refusals requests it again."""
     watched(node)
     step = Step(7, "0", "hostname", "RUNNING", ("c1",), NOW, 1, None)
-    node.daemon.registry.change(7, lambda one: replace(one, slurm=job(7, steps=(step,))))
+    node.daemon.registry.change(7, lambda item: replace(item, slurm=job(7, steps=(step,))))
     monkeypatch.setattr(node.acts, "refusals", by_record)
     node.daemon.loop.refusals(7)
     wait_until("the record is current", lambda: by_record(node.daemon.registry.get(7)) == [])  # type: ignore[arg-type]
@@ -299,7 +299,7 @@ def test_suspend_on_request_respects_limits(node: Node1, rule: dict[str, float],
     """An attempt that is too short, or a job suspended recently, is refused; an administrator may force it."""
     busy(node)
     node.daemon.loop.policy = replace(node.daemon.loop.policy, **rule)  # type: ignore[arg-type]
-    node.daemon.registry.change(7, lambda one: replace(one, suspensions=3))
+    node.daemon.registry.change(7, lambda item: replace(item, suspensions=3))
     for caller in (ALICE, ROOT):
         with pytest.raises(control.RequestError, match="cannot be suspended yet") as caught:
             ask(node, caller, verb="suspend", job=7)
@@ -316,7 +316,7 @@ def test_suspend_on_request_waits_until_earlier_suspensions_are_known(
 ) -> None:
     """Right after a restore, the job has slurmctld's record, but its image and restores were not read yet."""
     busy(node)
-    node.daemon.registry.change(7, lambda one: replace(one, key=None, suspensions=0))
+    node.daemon.registry.change(7, lambda item: replace(item, key=None, suspensions=0))
 
     def unreadable(job: WatchedJob) -> tuple[JobKey, int]:
         raise AffinodeError("the store does not respond")
@@ -336,7 +336,7 @@ def busy(node: Node1) -> None:
     """Start a busy job 7 of alice, which is suspended only on request."""
     node.gpus.util_pct[0] = 100.0
     watched(node)
-    node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
+    node.daemon.registry.change(7, lambda item: replace(item, uid=2001))
 
 
 def test_suspend_on_request_backs_off(node: Node1) -> None:
@@ -355,11 +355,11 @@ def test_suspend_on_request_backs_off(node: Node1) -> None:
 
     node.acts.go.set()
     backoff = node.daemon.loop.policy.backoff_s
-    found = []
+    result = []
     for seconds in (0.0, 0.0, backoff - 1, 1, backoff, backoff):
         clock[0] += seconds
-        found.append(code())
-    assert found == ["begun", "backoff", "backoff", "begun", "backoff", "begun"]
+        result.append(code())
+    assert result == ["begun", "backoff", "backoff", "begun", "backoff", "begun"]
 
 
 def test_wake_on_request(node: Node1) -> None:
@@ -476,14 +476,14 @@ def test_slow_and_excess_connections_are_closed(tmp_path: Path, monkeypatch: pyt
         slow = [connect(node) for _ in range(8)]
         slow[0].send(b"{")
         assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
-        for error in (json.loads(one.makefile("rb").read())["error"] for one in slow[4:]):
+        for error in (json.loads(item.makefile("rb").read())["error"] for item in slow[4:]):
             assert (error["code"], error["exit_code"]) == ("too-often", 3)
             assert "too many connections of yours" in error["message"]
         monkeypatch.setattr(control, "REQUEST_S", 0.1)
         slow.append(connect(node))  # triggers the check for late connections
-        assert [one.recv(10) for one in slow[:4]] == [b""] * 4
-        for one in slow:
-            one.close()
+        assert [connection.recv(10) for connection in slow[:4]] == [b""] * 4
+        for entry in slow:
+            entry.close()
 
 
 def control_peer(uid: int) -> Any:
@@ -506,16 +506,16 @@ def test_prolog_is_not_delayed_by_requests_of_users(tmp_path: Path, monkeypatch:
     with agent(config_of(tmp_path)) as node:
         monkeypatch.setattr(node.acts, "suspended", lambda: store.wait(DEADLINE_S) and ())
         users = [connect(node) for _ in range(12)]
-        for one in users:
-            one.sendall(b'{"service": "slurm-affinode", "verb": "status"}\n')
+        for user in users:
+            user.sendall(b'{"service": "slurm-affinode", "verb": "status"}\n')
         try:
             told = ask_local(node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=DEADLINE_S)
         finally:
             store.set()
         assert told["job_id"] == 9
-        for one in users:
-            assert json.loads(one.makefile("rb").read())["ok"] is True
-            one.close()
+        for user in users:
+            assert json.loads(user.makefile("rb").read())["ok"] is True
+            user.close()
 
 
 def test_busy_driver_does_not_block_queries_to_slurmctld(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,10 +542,10 @@ def test_prolog_is_served_if_public_socket_is_full(node: Node1, monkeypatch: pyt
         full.bind(str(node.run_dir / "control.sock"))
         full.listen(0)
         for _ in range(3):
-            one = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            one.setblocking(False)
+            item = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            item.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                one.connect(str(node.run_dir / "control.sock"))
+                item.connect(str(node.run_dir / "control.sock"))
         told = ask_local(node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=DEADLINE_S)
         assert told["job_id"] == 9
         (node.run_dir / "root.sock").unlink()  # as with an agent of an older version

@@ -46,7 +46,7 @@ class Agents:
     def _answer(self, node: str, request: dict[str, Any]) -> dict[str, Any]:
         if "job" in request and request["job"] not in self.known.get(node, set()):
             raise AnswerError(self.code, "no such job", hint=None, exit_code=1)
-        return {"node": node, "jobs": [{"job_id": one} for one in sorted(self.known.get(node, set()))]}
+        return {"node": node, "jobs": [{"job_id": item} for item in sorted(self.known.get(node, set()))]}
 
 
 @pytest.fixture
@@ -153,9 +153,9 @@ def test_unreachable_agent_is_an_error(reach: MakeReach) -> None:
     assert caught.value.exit_code == 3
     uncounted = job(gpus_requested=None, gpus_allocated=None)  # AccountingStorageTRES lacks gres/gpu
     shards = job(**NO_GPU)  # which Slurm does not count as GPUs
-    for one in (uncounted, shards):
+    for item in (uncounted, shards):
         with pytest.raises(UnreachableError):
-            reach(Agents({}, down=frozenset({"c1"})), Slurm({7: one})).about("7", {"verb": "status"})
+            reach(Agents({}, down=frozenset({"c1"})), Slurm({7: item})).about("7", {"verb": "status"})
 
 
 def test_invalid_job_id_is_rejected(reach: MakeReach) -> None:
@@ -173,9 +173,9 @@ def test_all_nodes_are_queried(reach: MakeReach) -> None:
     assert [node for node, _ in reach(agents, slurm).everywhere((), 2001, user="alice")] == ["c1"]
     shards = Slurm({7: job(gpus_allocated=None), 8: job(8, gpus_allocated=None, batch_host="cpu1")}, nodes)
     assert [node for node, _ in reach(agents, shards).everywhere((), 2001, user="alice")] == ["c1"]
-    found = dict(reach(agents, slurm).everywhere((), 0, user="root"))
-    assert isinstance(found["c1"], dict)
-    assert "does not respond" in str(found["c2"])
+    result = dict(reach(agents, slurm).everywhere((), 0, user="root"))
+    assert isinstance(result["c1"], dict)
+    assert "does not respond" in str(result["c2"])
 
 
 @pytest.mark.parametrize("comment", ["suspended: idle 15m", "not restored: bad size", "mine", None])

@@ -95,8 +95,8 @@ def test_jobs_without_processes_on_gpus_are_not_examined() -> None:
         assert requested == []
 
 
-@pytest.mark.parametrize(("mode", "found"), [(Mode.REQUEUE, True), (Mode.INPLACE, False)])
-def test_jobs_that_may_sleep_in_place_are_not_requested(mode: Mode, found: bool) -> None:
+@pytest.mark.parametrize(("mode", "expected"), [(Mode.REQUEUE, True), (Mode.INPLACE, False)])
+def test_jobs_that_may_sleep_in_place_are_not_requested(mode: Mode, expected: bool) -> None:
     """The request would wake them."""
     with serving('vllm:num_requests_running{model_name="m"} 0\n') as (server, engine, _):
         registry = Registry()
@@ -109,4 +109,4 @@ def test_jobs_that_may_sleep_in_place_are_not_requested(mode: Mode, found: bool)
         server.kill()
         server.wait()
         search.search()
-        assert (search.trees.lost(held, 7) is not None) is found
+        assert (search.trees.lost(held, 7) is not None) is expected

@@ -146,7 +146,7 @@ def test_shepherd_is_answered_and_its_job_is_watched(node: Node1) -> None:
     shepherd = Shepherd(node.run_dir).hello()
     assert shepherd.hear() == "start"
     shepherd.send("started\nroot=2")
-    job = wait_until("its root is known", node.watched, lambda one: one.root == 2)
+    job = wait_until("its root is known", node.watched, lambda item: item.root == 2)
     assert (job.job_id, job.uid, job.init_pid) == (7, os.getuid(), os.getpid())
     shepherd.send("exit\nstatus=0")
     shepherd.close()
@@ -301,7 +301,7 @@ def test_files_that_cannot_be_closed_are_limited(
                 with contextlib.suppress(ConnectionResetError):  # it was not even read
                     assert sock.recv(1) == b""
         assert streams.stuck(os.getuid())
-        assert [one.name for one in threading.enumerate()].count("close") == 3
+        assert [thread.name for thread in threading.enumerate()].count("close") == 3
     finally:
         theirs.go_on()
     wait_until("they are closed", lambda: streams.stuck(os.getuid()), lambda stuck: not stuck)
@@ -317,7 +317,7 @@ def test_idle_connections_are_closed_and_limited(config: Config, monkeypatch: py
         with monkeypatch.context() as patch:
             patch.setattr(shepherd_server, "HELLO_S", 0.3)
             silent = [Shepherd(node.run_dir) for _ in range(5)]
-            assert [one.hear() for one in silent] == [""] * 5
+            assert [item.hear() for item in silent] == [""] * 5
         assert Shepherd(node.run_dir).hello().hear() == "start"
 
 
@@ -351,8 +351,8 @@ def test_full_seats_are_shared_by_user(config: Config, monkeypatch: pytest.Monke
 
 def closed(shepherds: list[Shepherd]) -> list[Shepherd]:
     """Return those whose connection the agent has closed."""
-    readable, _, _ = select.select([one.sock for one in shepherds], [], [], 0)
-    return [one for one in shepherds if one.sock in readable]
+    readable, _, _ = select.select([shepherd.sock for shepherd in shepherds], [], [], 0)
+    return [shepherd for shepherd in shepherds if shepherd.sock in readable]
 
 
 def test_connection_is_closed_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:

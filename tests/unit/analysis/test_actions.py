@@ -32,14 +32,14 @@ def test_causes_and_hours_by_owner(analysed: Analysed, samples: Rows, jobs: Jobs
         + samples(TIMES, uuid="GPU-3", index=3, job="4", util_pct=90, fb_used_mib=20_480)
     )
     runs = jobs(*({"job_id": n, "start": 0, "end": DAY, "user": user} for n, user in enumerate("abcd", 1)))
-    found = actions.actions(analysed(rows, runs, until=DAY))
-    assert [(one.kind, one.user, one.job_id) for one in found] == [
+    result = actions.actions(analysed(rows, runs, until=DAY))
+    assert [(diagnosis.kind, diagnosis.user, diagnosis.job_id) for diagnosis in result] == [
         ("empty", "a", 1),
         ("loaded", "b", 2),
         ("pauses", "c", 3),
     ]
-    assert [one.hours_returned for one in found] == pytest.approx([24, 23.75, 19.75])
-    assert [one.hours_idle for one in found] == pytest.approx([24, 24, 20])
+    assert [item.hours_returned for item in result] == pytest.approx([24, 23.75, 19.75])
+    assert [item.hours_idle for item in result] == pytest.approx([24, 24, 20])
 
 
 def test_runs_of_an_owner_are_summed(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
@@ -70,7 +70,7 @@ def test_runs_of_an_owner_are_summed(analysed: Analysed, samples: Rows, jobs: Jo
 def test_unknown_is_no_cause(analysed: Analysed, samples: Rows, jobs: Jobs, values: dict[str, Any]) -> None:
     """Nothing is advised without measurements of nearly the whole run, and of its memory."""
     result = analysed(samples(TIMES, job="1", **values), jobs({"start": 0, "end": DAY}), until=DAY)
-    assert [one for one in actions.actions(result) if one.kind != "pauses"] == []
+    assert [action for action in actions.actions(result) if action.kind != "pauses"] == []
 
 
 def test_unused_gpus_of_an_active_run_are_a_cause(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:

@@ -10,9 +10,9 @@ from slurm_affinode.analysis.bootstrap import interval
 
 def test_interval_covers_the_mean_and_needs_two_days() -> None:
     days, values = np.repeat([1, 2, 3, 4], 25), np.tile(np.arange(25.0), 4) + np.repeat([0.0, 1, 2, 3], 25)
-    found = interval(days, values, mean=True)
-    assert found is not None
-    assert found[0] < values.mean() < found[1]
+    result = interval(days, values, mean=True)
+    assert result is not None
+    assert result[0] < values.mean() < result[1]
     assert interval(np.ones(5, np.int64), np.ones(5), mean=True) is None
 
 
@@ -27,8 +27,8 @@ def test_interval_of_two_days_is_between_them() -> None:
 def test_interval_has_95_percent_of_the_resamples() -> None:
     """For many days, it is that of the normal distribution of the mean: 1.96 standard errors on each side."""
     values = np.tile([0.0, 1.0], 200)
-    found = interval(np.arange(400), values, mean=True)
-    assert found is not None
+    result = interval(np.arange(400), values, mean=True)
+    assert result is not None
     error = 0.5 / 400**0.5
-    assert found[0] == pytest.approx(0.5 - 1.96 * error, abs=0.25 * error)
-    assert found[1] == pytest.approx(0.5 + 1.96 * error, abs=0.25 * error)
+    assert result[0] == pytest.approx(0.5 - 1.96 * error, abs=0.25 * error)
+    assert result[1] == pytest.approx(0.5 + 1.96 * error, abs=0.25 * error)

@@ -39,13 +39,13 @@ class Taken:
 
 def issue(result: WasteResult, code: str) -> QualityIssue:
     """Return the only issue with this code."""
-    (found,) = (found for found in result.quality.issues if found.code == code)
-    return found
+    (outcome,) = (actual for actual in result.quality.issues if actual.code == code)
+    return outcome
 
 
 def codes(result: WasteResult) -> set[str]:
     """Return the codes of all issues."""
-    return {found.code for found in result.quality.issues}
+    return {outcome.code for outcome in result.quality.issues}
 
 
 def test_complete_data_has_no_issue(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
@@ -68,17 +68,17 @@ def test_sampling_intervals_are_counted_by_device(analysed: Analysed, samples: R
 
 def test_run_on_node_without_metrics_is_unmapped(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """The issue gives the hours, the run and the fact that its node has no metrics."""
-    found = jobs({"job_id": 1, "start": 0, "end": 7200}, {"job_id": 2, "start": 0, "end": HOUR, "node_list": "n7"})
-    unmapped = issue(analysed(samples(TIMES, util_pct=50), found), "unmapped-gpus")
+    result = jobs({"job_id": 1, "start": 0, "end": 7200}, {"job_id": 2, "start": 0, "end": HOUR, "node_list": "n7"})
+    unmapped = issue(analysed(samples(TIMES, util_pct=50), result), "unmapped-gpus")
     assert (unmapped.count, unmapped.gpu_hours, unmapped.examples) == (1, pytest.approx(1), ("job 2 of ann on n7",))
     assert "1 of them ran on nodes without any GPU metrics" in unmapped.detail
 
 
 def test_unmapped_issue_names_mismatched_cluster_names(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """If accounting and metrics use different cluster names, the issue names the ``ingest`` option that fixes it."""
-    found = jobs({"job_id": 1, "cluster": "b", "start": 0}, {"job_id": 1, "cluster": "c", "start": 0})
+    result = jobs({"job_id": 1, "cluster": "b", "start": 0}, {"job_id": 1, "cluster": "c", "start": 0})
     history = samples(TIMES, util_pct=50, job="1", cluster="default")
-    unmapped = issue(analysed(history, found), "unmapped-gpus")
+    unmapped = issue(analysed(history, result), "unmapped-gpus")
     assert "The GPU metrics name the cluster default, accounting b, c" in unmapped.detail
     assert "--cluster NAME" in unmapped.detail
 
@@ -109,8 +109,8 @@ def test_clock_skew_is_detected_from_job_labels(
             TIMES, util_pct=9, uuid=f"GPU-{n}", job=lambda t, n=n: str(n + 1) if 600 <= t < HOUR else None
         )
     ]
-    found = jobs(*({"job_id": n + 1, "start": 600 + shift, "end": HOUR + shift} for n in range(3)))
-    result = analysed(rows, found)
+    outcome = jobs(*({"job_id": n + 1, "start": 600 + shift, "end": HOUR + shift} for n in range(3)))
+    result = analysed(rows, outcome)
     if said is None:
         assert "clock-skew" not in codes(result)
     else:
@@ -132,24 +132,24 @@ def test_bad_records_are_reported_from_the_journal(analysed: Analysed, samples: 
 
 
 def test_quality_counts_follow_user_filter(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": HOUR, "end": 7200, "user": "bob"})
-    quality = analysed(samples(TIMES, util_pct=50), found, users=("bob",)).quality
+    result = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": HOUR, "end": 7200, "user": "bob"})
+    quality = analysed(samples(TIMES, util_pct=50), result, users=("bob",)).quality
     assert (quality.job_runs, quality.mapped_runs["whole-node"]) == (1, 1)
 
 
 def test_running_job_with_stale_accounting_is_reported(analysed: Analysed, jobs: Jobs) -> None:
     """Such a run counts as running until the end, but only its last record is certain; a one-day delay is normal."""
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": 0, "end": None, "state": "RUNNING", "elapsed_s": HOUR, "gpus": 2},
         {"job_id": 2, "start": 0, "end": None, "state": "RUNNING", "elapsed_s": 30 * HOUR, "node_list": "n2"},
         {"job_id": 3, "start": 0, "end": None, "state": "RUNNING", "elapsed_s": None, "node_list": "n3"},
         {"job_id": 4, "start": -60 * HOUR, "end": None, "state": "RUNNING", "elapsed_s": HOUR, "node_list": "n4"},
     )
-    result = analysed([], found, until=50 * HOUR, now=99 * HOUR)
+    result = analysed([], outcome, until=50 * HOUR, now=99 * HOUR)
     found_ = issue(result, "running-unseen")
     assert (found_.count, found_.gpu_hours) == (2, pytest.approx(2 * 49 + 50))
     assert found_.examples == ("job 4 of ann on n4", "job 1 of ann on n1")
-    hour = issue(analysed([], found, since=49 * HOUR, until=50 * HOUR, now=99 * HOUR), "running-unseen")
+    hour = issue(analysed([], outcome, since=49 * HOUR, until=50 * HOUR, now=99 * HOUR), "running-unseen")
     assert hour.gpu_hours == pytest.approx(3)
 
 
@@ -157,11 +157,11 @@ def test_gpu_model_with_nonzero_idle_reading_is_reported(analysed: Analysed, sam
     """The issue gives the model, the signal, its smallest value while no memory is held, and the remedy."""
     gpu = {"model": "NVIDIA L40S", "fb_used_mib": 3.0, "util_pct": 0}
     rows = samples(TIMES, **gpu, dram_active=lambda t: 0.0007 + 0.0001 * (t % 120 > 0))
-    found = issue(analysed(rows, jobs({"start": 0, "end": 7200})), "never-zero")
-    assert found.examples == (
+    result = issue(analysed(rows, jobs({"start": 0, "end": 7200})), "never-zero")
+    assert result.examples == (
         "NVIDIA L40S (1 GPU): dram reads at least 0.07 %, and up to 0.08 % while no memory is held",
     )
-    assert "floors_pct" in found.detail
+    assert "floors_pct" in result.detail
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ def test_gini_is_half_the_relative_mean_difference(values: list[int]) -> None:
     assume(sum(values) > 0)
     n = len(values)
     difference = sum(abs(x - y) for x in values for y in values) / n**2
-    found = gini(values)
-    assert found is not None
-    assert found == pytest.approx(difference / (2 * statistics.fmean(values)), abs=1e-12)
-    assert -1e-12 <= found < 1
+    result = gini(values)
+    assert result is not None
+    assert result == pytest.approx(difference / (2 * statistics.fmean(values)), abs=1e-12)
+    assert -1e-12 <= result < 1
 
 
 @given(amounts)
@@ -76,8 +76,8 @@ def test_percentile_interpolates_linearly(values: list[float], q: float) -> None
     low = min(int(rank), len(ordered) - 1)
     high = min(low + 1, len(ordered) - 1)
     expected = ordered[low] + (rank - low) * (ordered[high] - ordered[low])
-    found = percentile(pl.Series(values, dtype=pl.Float64), q)
-    assert found == pytest.approx(expected, rel=1e-9, abs=1e-6)
+    result = percentile(pl.Series(values, dtype=pl.Float64), q)
+    assert result == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
 def test_nulls_and_empty_series_give_unknown() -> None:

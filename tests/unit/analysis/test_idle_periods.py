@@ -38,7 +38,7 @@ def store_of(root: Path, gpus: dict[str, list[tuple[int, float | None]]]) -> Sam
     return store
 
 
-def found(store: SampleStore, *, gpus: int, minutes: int) -> tuple[list[tuple[int, int]], squatters.HeldGpus]:
+def held_periods(store: SampleStore, *, gpus: int, minutes: int) -> tuple[list[tuple[int, int]], squatters.HeldGpus]:
     """Return the idle periods, in minutes, of a job on the whole node."""
     row = {"cluster": "c", "job_id": 1, "submit": EVENING, "start": EVENING, "gpus": gpus, "node_list": "n",
            "nodes": 1, "end": EVENING + timedelta(minutes=minutes), "state": "COMPLETED"}  # fmt: skip
@@ -55,20 +55,20 @@ def test_period_needs_all_gpus_and_crosses_midnight(tmp_path: Path) -> None:
         "GPU-a": [(minute, 0.0 if 5 <= minute < 30 else 90.0) for minute in minutes],
         "GPU-b": [(minute, 0.0 if minute < 20 or minute >= 25 else 90.0) for minute in minutes],
     })) as store:  # fmt: skip
-        periods, _ = found(store, gpus=2, minutes=40)
+        periods, _ = held_periods(store, gpus=2, minutes=40)
     assert periods == [(5, 20), (25, 30)]
 
 
 def test_gap_and_missing_signal_end_a_period(tmp_path: Path) -> None:
     values = [(minute, None if minute == 10 else 0.0) for minute in range(40) if not 20 <= minute < 27]
     with closing(store_of(tmp_path, {"GPU-a": values})) as store:
-        periods, _ = found(store, gpus=1, minutes=40)
+        periods, _ = held_periods(store, gpus=1, minutes=40)
     assert periods == [(0, 10), (11, 20), (27, 40)]
 
 
 def test_job_with_an_unmeasured_gpu_has_no_period(tmp_path: Path) -> None:
     with closing(store_of(tmp_path, {"GPU-a": [(minute, 0.0) for minute in range(40)]})) as store:
-        periods, _ = found(store, gpus=2, minutes=40)
+        periods, _ = held_periods(store, gpus=2, minutes=40)
     assert periods == []
 
 
@@ -76,7 +76,7 @@ def test_late_sample_after_midnight_does_not_end_a_period(tmp_path: Path) -> Non
     """A sample counts until the next one, also on the next day."""
     values = [(minute, 0.0) for minute in range(40) if minute not in (10, 11)]
     with closing(store_of(tmp_path, {"GPU-a": values})) as store:
-        periods, _ = found(store, gpus=1, minutes=40)
+        periods, _ = held_periods(store, gpus=1, minutes=40)
     assert periods == [(0, 40)]
 
 
@@ -86,7 +86,7 @@ def test_periods_are_the_windows_of_the_job_page(tmp_path: Path) -> None:
     with closing(store_of(tmp_path, {
         "GPU-a": [(minute, 0.0 if minute % 13 > 2 else 90.0) for minute in minutes if not 20 <= minute < 27],
     })) as store:  # fmt: skip
-        periods, held = found(store, gpus=1, minutes=40)
+        periods, held = held_periods(store, gpus=1, minutes=40)
         (track,) = gpu_tracks.follow(replace(held, query=replace(held.query, thresholds=Thresholds(5.0, 5.0))), store)
     windows = [((low - BEGIN_MS) // MINUTE_MS, (high - BEGIN_MS) // MINUTE_MS) for low, high in track.windows]
     assert periods == windows
@@ -99,7 +99,7 @@ def test_last_period_is_the_trailing_window(steps: list[tuple[int, float | None]
     at = np.cumsum([gap for gap, _ in steps]).tolist()
     values = [(minute, value) for minute, (_, value) in zip(at, steps, strict=True)]
     with tempfile.TemporaryDirectory() as place, closing(store_of(Path(place), {"GPU-a": values})) as store:
-        periods, held = found(store, gpus=1, minutes=at[-1] + 1)
+        periods, held = held_periods(store, gpus=1, minutes=at[-1] + 1)
     trailing = held.followed[5.0]
     if held.pairs.height and trailing.since[0] != NEVER:
         last = ((int(trailing.since[0]) - BEGIN_MS) // MINUTE_MS, (int(trailing.until[0]) - BEGIN_MS) // MINUTE_MS)
@@ -111,7 +111,7 @@ def test_last_period_is_the_trailing_window(steps: list[tuple[int, float | None]
 def test_run_with_an_unknown_number_of_gpus_has_none(tmp_path: Path) -> None:
     """Others of its GPUs may be busy, and unmeasured."""
     with closing(store_of(tmp_path, {"GPU-a": [(minute, 0.0) for minute in range(40)]})) as store:
-        periods, held = found(store, gpus=1, minutes=40)
+        periods, held = held_periods(store, gpus=1, minutes=40)
         unknown = replace(held, runs=held.runs.with_columns(pl.lit(None, pl.Int64).alias("gpus")))
         assert periods == [(0, 40)]
         assert idle_periods.find(store, unknown, 5.0).is_empty()

@@ -77,8 +77,8 @@ def test_trailing_window_equals_last_idle_window_of_join(
 ) -> None:
     """Covers zeros, activity, missing values, noise, gaps, windows across midnight and runs within the samples."""
     rules = Thresholds(idle_pct=LIMIT_PCT, low_pct=LIMIT_PCT)
-    times = np.cumsum([0, *(round(one[0] * STEP_MS) for one in drawn[1:])]).tolist()
-    rows = [(ms, *one[1:]) for ms, one in zip(times, drawn, strict=True)]
+    times = np.cumsum([0, *(round(item[0] * STEP_MS) for item in drawn[1:])]).tolist()
+    rows = [(ms, *item[1:]) for ms, item in zip(times, drawn, strict=True)]
     low = max(BEGIN_MS, BEGIN_MS + start * STEP_MS + odd_ms)
     high = low + length * STEP_MS
     until = EVENING + timedelta(milliseconds=high - BEGIN_MS)
@@ -88,13 +88,13 @@ def test_trailing_window_equals_last_idle_window_of_join(
         ends = np.full(len(device), high)
         pairs = Pairs(device, np.full(len(device), low), ends, index.devices["step_ms"].to_numpy())
         seen = follow(store, pairs, EVENING, until, LIMIT_PCT, rules)
-        found, sums = joined(index, low, high, rules)
+        result, sums = joined(index, low, high, rules)
         since = int(seen.since[0])
         window = joined(index, since, high, rules)[1] if since != NEVER else None
-    within = [ms for ms in (BEGIN_MS + one for one in times) if low <= ms < high]
+    within = [ms for ms in (BEGIN_MS + time for time in times) if low <= ms < high]
     expected = None
-    if found is not None and within and found[0] <= within[-1] < found[1]:
-        expected = found
+    if result is not None and within and result[0] <= within[-1] < result[1]:
+        expected = result
     got = None if since == NEVER or seen.until[0] == since else (since, int(seen.until[0]))
     assert got == expected
     assert seen.measured_ms[0] == sums["busy"] + sums["low"] + sums["idle"]
@@ -119,8 +119,8 @@ def test_pairs_do_not_affect_each_other(
 ) -> None:
     """Pairs in any order, also of the same GPU at the same time, folded together or in parts, are as each one alone."""
     rules = Thresholds()
-    times = np.cumsum([0, *(round(one[0] * STEP_MS) for one in drawn[1:])]).tolist()
-    rows = [(ms, *one[1:]) for ms, one in zip(times, drawn, strict=True)]
+    times = np.cumsum([0, *(round(item[0] * STEP_MS) for item in drawn[1:])]).tolist()
+    rows = [(ms, *item[1:]) for ms, item in zip(times, drawn, strict=True)]
     until = EVENING + timedelta(minutes=60)
     with tempfile.TemporaryDirectory() as root, closing(store_of(Path(root), rows)) as store:
         known = store.devices(EVENING, until)["device"].to_numpy()
@@ -135,7 +135,7 @@ def test_pairs_do_not_affect_each_other(
             together = follow(store, pairs, EVENING, until, LIMIT_PCT, rules)
         for place in range(len(runs)):
             only = slice(place, place + 1)
-            one = Pairs(pairs.device[only], pairs.start[only], pairs.end[only], pairs.step[only])
-            alone = follow(store, one, EVENING, until, LIMIT_PCT, rules)
+            entry = Pairs(pairs.device[only], pairs.start[only], pairs.end[only], pairs.step[only])
+            alone = follow(store, entry, EVENING, until, LIMIT_PCT, rules)
             for name in (field.name for field in dataclasses.fields(alone)):
                 np.testing.assert_array_equal(getattr(together, name)[only], getattr(alone, name), err_msg=name)

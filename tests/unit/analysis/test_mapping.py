@@ -40,7 +40,7 @@ def node(samples: Rows) -> Callable[..., list[dict[str, Any]]]:
 
 def issue(result: WasteResult, code: str) -> QualityIssue | None:
     """Return the issue with this code, if any."""
-    return next((found for found in result.quality.issues if found.code == code), None)
+    return next((outcome for outcome in result.quality.issues if outcome.code == code), None)
 
 
 def how(result: WasteResult) -> dict[int, tuple[str, float | None, float | None]]:
@@ -64,9 +64,9 @@ def test_recorded_index_of_several_gpus_is_ambiguous(
     rows = renumbered(samples, {0: {"GPU-a": 0, "GPU-b": 1}, restart: {"GPU-b": 0}}, {"GPU-a": 0, "GPU-b": 90})
     gpus = [{"cluster": "c", "job_id": job, "node": "n1", "gpu": gpu}
             for job, gpu in ((1, "0"), (2, "GPU-b"), (3, "0"))]  # fmt: skip
-    found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": 0, "end": HOUR},
+    outcome = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": 0, "end": HOUR},
                  {"job_id": 3, "start": restart * HOUR, "end": (restart + 1) * HOUR})  # fmt: skip
-    result = analysed(rows, found, until=17 * HOUR, recorded=gpus)
+    result = analysed(rows, outcome, until=17 * HOUR, recorded=gpus)
     first = ("unknown", None, None) if restart == 1 else ("recorded", 1, 0)
     assert how(result) == {1: first, 2: ("recorded", 0, 1), 3: ("recorded", 0, 1)}
     assert (issue(result, "ambiguous-gpus") is not None) == (restart == 1)
@@ -81,8 +81,8 @@ def test_model_of_a_gpu_with_several_is_unknown(analysed: Analysed, samples: Row
     rows = [row for job, models in (("1", ("A100", "NVIDIA A100")), ("2", ("A100", "H100")))
             for hour, model in zip(times, models, strict=True)
             for row in samples(hour, uuid=f"GPU-{job}", index=None, model=model, util_pct=0, job=job)]  # fmt: skip
-    found = ({"job_id": job, "start": 0, "end": 2 * HOUR, "gpu_type": None} for job in (1, 2))
-    result = analysed(rows, jobs(*found))
+    outcome = ({"job_id": job, "start": 0, "end": 2 * HOUR, "gpu_type": None} for job in (1, 2))
+    result = analysed(rows, jobs(*outcome))
     models = dict(result.jobs.select("job_id", "gpu_model").iter_rows())
     assert models == {1: "NVIDIA A100", 2: None}
 
@@ -109,11 +109,11 @@ def test_label_identifies_the_run(analysed: Analysed, node: Rows, jobs: Jobs, la
 
 
 def test_labels_distinguish_array_tasks(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    found = jobs(
+    outcome = jobs(
         {"job_id": 11, "array_job_id": 10, "array_task_id": 1, "start": 0, "end": HOUR},
         {"job_id": 10, "array_job_id": 10, "array_task_id": 2, "start": 0, "end": HOUR},
     )
-    result = analysed(node({"job": "10_1"}, {"job": "10_2"}), found)
+    result = analysed(node({"job": "10_1"}, {"job": "10_2"}), outcome)
     assert how(result) == {11: ("labels", 1, 0), 10: ("labels", 0, 1)}
 
 
@@ -131,9 +131,9 @@ def test_label_without_matching_run_is_reported(analysed: Analysed, node: Rows, 
     """Accounting has no such job, so the label does not assign the GPU."""
     result = analysed(node({"job": label}, {}), jobs({"start": 0, "end": HOUR}))
     assert how(result) == {1: ("unknown", None, None)}
-    found = issue(result, "label-mismatch")
-    assert found is not None
-    assert (found.count, found.examples) == (1, (f"job {label} on n1: 60 samples",))
+    outcome = issue(result, "label-mismatch")
+    assert outcome is not None
+    assert (outcome.count, outcome.examples) == (1, (f"job {label} on n1: 60 samples",))
 
 
 @pytest.mark.parametrize(
@@ -145,19 +145,19 @@ def test_label_must_match_node_cluster_and_time(
     analysed: Analysed, node: Rows, jobs: Jobs, elsewhere: dict[str, Any]
 ) -> None:
     """The label may come from an old mapping file, or from a job with the same ID in another cluster."""
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": 0, "end": HOUR, **elsewhere},
         {"job_id": 2, "start": 0, "end": HOUR, "node_list": "n5"},
     )
-    result = analysed(node({"job": "1"}, {}), found, until=4 * HOUR)
+    result = analysed(node({"job": "1"}, {}), outcome, until=4 * HOUR)
     assert how(result)[1] == ("unknown", None, None)
     assert issue(result, "label-mismatch") is not None
 
 
 def ambiguous(result: WasteResult) -> tuple[int, float | None] | None:
     """Return the number of runs with ambiguous evidence, and their unmapped hours."""
-    found = issue(result, "ambiguous-gpus")
-    return None if found is None else (found.count, pytest.approx(found.gpu_hours))
+    outcome = issue(result, "ambiguous-gpus")
+    return None if outcome is None else (outcome.count, pytest.approx(outcome.gpu_hours))
 
 
 def test_labels_beyond_allocated_gpu_count_are_ambiguous(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
@@ -172,8 +172,8 @@ def test_labels_beyond_allocated_gpu_count_are_ambiguous(analysed: Analysed, nod
 def test_labels_on_gpus_of_other_runs_are_excluded(analysed: Analysed, node: Rows, jobs: Jobs, at: Any) -> None:
     """Two of three labeled GPUs belong to other runs, by a label and by a record, so the third is the job's."""
     record = {"cluster": "c", "job_id": 3, "start": at(0), "node": "n1", "gpu": "2"}
-    found = jobs(*({"job_id": number, "start": 0, "end": HOUR} for number in (1, 2, 3)))
-    result = analysed(node({"job": "1,2"}, {"job": "1"}, {"job": "1"}), found, recorded=[record])
+    outcome = jobs(*({"job_id": number, "start": 0, "end": HOUR} for number in (1, 2, 3)))
+    result = analysed(node({"job": "1,2"}, {"job": "1"}, {"job": "1"}), outcome, recorded=[record])
     assert how(result) == {1: ("labels", 0, 1), 2: ("labels", 1, 0), 3: ("recorded", 0, 1)}
     assert ambiguous(result) is None
 
@@ -190,8 +190,8 @@ def test_mig_instances_labeled_with_all_jobs_of_their_gpu_are_ambiguous(
 ) -> None:
     """As with dcgm-exporter: the busy job must not get the idle instance."""
     rows = [row for n in (1, 2) for row in samples(TIMES, mig=str(n), engine_active=n - 1, job="1,2")]
-    found = jobs(*({"job_id": number, "start": 0, "end": HOUR, "gpus": gpus} for number in (1, 2)))
-    result = analysed(rows, found)
+    outcome = jobs(*({"job_id": number, "start": 0, "end": HOUR, "gpus": gpus} for number in (1, 2)))
+    result = analysed(rows, outcome)
     assert result.total["gpu_hours_idle"] in {0, None}
     if gpus:
         assert how(result) == {1: ("unknown", None, None), 2: ("unknown", None, None)}
@@ -205,8 +205,8 @@ def test_record_of_one_job_decides_labels_of_mig_instances(
     rows = [row for n in (1, 2) for row in samples(TIMES, mig=f"MIG-{n}", engine_active=n - 1, job="1,2")]
     record = {"cluster": "c", "job_id": 1, "start": at(0), "node": "n1", "gpu": "MIG-2"}
     for other in (1, 2):
-        found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": 0, "end": HOUR, "gpus": other})
-        assert how(analysed(rows, found, recorded=[record])) == {1: ("recorded", 0, 1), 2: ("labels", 1, 0)}
+        result = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": 0, "end": HOUR, "gpus": other})
+        assert how(analysed(rows, result, recorded=[record])) == {1: ("recorded", 0, 1), 2: ("labels", 1, 0)}
 
 
 def test_array_id_as_label_of_concurrent_tasks_is_ambiguous(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
@@ -244,8 +244,8 @@ def test_gpu_that_appears_after_the_interval_is_not_counted(
 
 def test_labels_must_leave_a_gpu_for_each_other_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """One of the two labels is left over: the second of two GPUs is on the other node, which has no metrics."""
-    found = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
-    result = analysed(node({"job": "1"}, {"job": "1"}), found)
+    outcome = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
+    result = analysed(node({"job": "1"}, {"job": "1"}), outcome)
     assert how(result) == {1: ("unknown", None, None)}
     assert ambiguous(result) == (1, 2)
 
@@ -260,7 +260,7 @@ def test_recorded_id_identifies_the_gpu(analysed: Analysed, node: Rows, jobs: Jo
 
 def test_recorded_id_applies_to_its_own_attempt(analysed: Analysed, node: Rows, jobs: Jobs, at: Any) -> None:
     """A requeued job has a different GPU in each attempt."""
-    found = jobs(
+    result = jobs(
         {"start": 0, "end": 1800},
         {"submit": 1800, "start": 1800, "end": HOUR},
     )
@@ -268,7 +268,7 @@ def test_recorded_id_applies_to_its_own_attempt(analysed: Analysed, node: Rows, 
         {"cluster": "c", "job_id": 1, "start": at(0), "node": "n1", "gpu": "0"},
         {"cluster": "c", "job_id": 1, "start": at(1800), "node": "n1.example.org", "gpu": "1"},
     ]
-    rows = analysed(node({}, {}), found, recorded=records).jobs.sort("submit")
+    rows = analysed(node({}, {}), result, recorded=records).jobs.sort("submit")
     assert rows.select("mapping", "gpu_hours_idle", "gpu_hours_busy").rows() == [
         ("recorded", pytest.approx(0.5), 0),
         ("recorded", 0, pytest.approx(0.5)),
@@ -280,9 +280,9 @@ def test_recorded_ids_without_start_are_ambiguous_after_requeue(
     analysed: Analysed, node: Rows, jobs: Jobs, gpus: int
 ) -> None:
     """Which attempt had which GPU is unknown, also if there is one record for one of two attempts."""
-    found = jobs({"start": 0, "end": 1800}, {"start": 1800, "end": HOUR, "submit": 10})
+    outcome = jobs({"start": 0, "end": 1800}, {"start": 1800, "end": HOUR, "submit": 10})
     recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": str(gpu)} for gpu in range(gpus)]
-    result = analysed(node({}, {}), found, recorded=recorded)
+    result = analysed(node({}, {}), outcome, recorded=recorded)
     assert result.jobs["mapping"].to_list() == ["unknown", "unknown"]
     undated = issue(result, "undated-records")
     assert undated is not None
@@ -307,15 +307,15 @@ def test_recorded_mig_uuid_identifies_the_instance(analysed: Analysed, samples: 
     """The metrics identify MIG instances by NVIDIA's MIG UUID or by number, which is not a GPU index."""
     rows = [row for n in (1, 2) for row in samples(TIMES, uuid=None, index=None, mig=f"MIG-a{n}", engine_active=n - 1)]
     recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "MIG-A2"}]
-    found = jobs({"start": 0, "end": HOUR})
-    assert how(analysed(rows, found, recorded=recorded)) == {1: ("recorded", 0, 1)}
+    result = jobs({"start": 0, "end": HOUR})
+    assert how(analysed(rows, result, recorded=recorded)) == {1: ("recorded", 0, 1)}
 
 
 def test_recorded_index_without_node_is_ignored(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """A UUID needs no node."""
-    found = jobs({"start": 0, "end": HOUR})
-    assert how(analysed(node({}, {}), found, recorded=[{"job_id": 1, "gpu": "1"}])) == {1: ("unknown", None, None)}
-    result = analysed([], found, recorded=[{"job_id": 1, "gpu": "GPU-n1-1"}])
+    outcome = jobs({"start": 0, "end": HOUR})
+    assert how(analysed(node({}, {}), outcome, recorded=[{"job_id": 1, "gpu": "1"}])) == {1: ("unknown", None, None)}
+    result = analysed([], outcome, recorded=[{"job_id": 1, "gpu": "GPU-n1-1"}])
     assert how(result) == {1: ("recorded", 0, pytest.approx(1))}
 
 
@@ -334,11 +334,11 @@ def test_contradicting_label_and_record_are_ambiguous(analysed: Analysed, node: 
 
 def test_run_with_all_gpus_of_a_node_is_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """The run has both GPUs of the node; the only other job there uses no GPU."""
-    found = jobs(
+    result = jobs(
         {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2},
         {"job_id": 2, "start": 0, "end": HOUR, "gpus": 0},
     )
-    assert how(analysed(node({}, {}), found)) == {1: ("whole-node", 1, 1)}
+    assert how(analysed(node({}, {}), result)) == {1: ("whole-node", 1, 1)}
 
 
 def test_run_with_all_gpus_of_several_nodes_is_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
@@ -430,7 +430,7 @@ def test_node_with_more_gpus_than_its_metrics_is_not_mapped(  # noqa: PLR0917
     else:
         later = [{"job_id": 2, "start": HOUR, "end": 2 * HOUR, **other}]
     ids = [] if record is None else [record] if isinstance(record, str) else record
-    records = [{"cluster": "c", "job_id": 2, "node": "n1", "gpu": one, "start": at(HOUR)} for one in ids]
+    records = [{"cluster": "c", "job_id": 2, "node": "n1", "gpu": item, "start": at(HOUR)} for item in ids]
     result = analysed(node({}, {}), jobs(asked, *later), recorded=records)
     assert how(result)[1] == ("unknown", None, None)
 
@@ -456,8 +456,8 @@ def test_recorded_gpu_without_samples_is_not_another_gpu(analysed: Analysed, nod
 def test_recorded_gpu_without_samples_counts_on_its_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """One of three GPUs is on the first node, which has no metrics; two remain for the second node, which has three."""
     records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "GPU-lost"}]
-    found = jobs({"start": 0, "end": HOUR, "gpus": 3, "nodes": 2, "node_list": "n[1-2]"})
-    assert how(analysed(node({}, {}, {}, name="n2"), found, recorded=records)) == {1: ("unknown", None, None)}
+    result = jobs({"start": 0, "end": HOUR, "gpus": 3, "nodes": 2, "node_list": "n[1-2]"})
+    assert how(analysed(node({}, {}, {}, name="n2"), result, recorded=records)) == {1: ("unknown", None, None)}
 
 
 def test_node_with_unsampled_lower_gpu_indices_is_not_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
@@ -468,11 +468,11 @@ def test_node_with_unsampled_lower_gpu_indices_is_not_mapped(analysed: Analysed,
 
 def test_consecutive_runs_do_not_add_up_to_more_gpus(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """The second run starts at the moment at which the first ends."""
-    found = jobs(
+    result = jobs(
         {"job_id": 1, "start": 0, "end": 1800, "gpus": 2},
         {"job_id": 2, "start": 1800, "end": HOUR, "gpus": 2},
     )
-    assert {word for word, _, _ in how(analysed(node({}, {}), found)).values()} == {"whole-node"}
+    assert {word for word, _, _ in how(analysed(node({}, {}), result)).values()} == {"whole-node"}
 
 
 @pytest.mark.parametrize("second", ["record", "whole node"])
@@ -511,8 +511,8 @@ def test_label_on_one_gpu_keeps_recorded_ids_of_others(analysed: Analysed, node:
 def test_recorded_id_contradicting_label_adds_no_gpu(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """The label and the recorded ID name different GPUs; the run had only one GPU on this node."""
     records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}]
-    found = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
-    result = analysed(node({"job": "1"}, {}), found, recorded=records)
+    outcome = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
+    result = analysed(node({"job": "1"}, {}), outcome, recorded=records)
     assert how(result) == {1: ("unknown", None, None)}
     assert result.total["gpu_hours_unknown"] == pytest.approx(2)
 
@@ -536,9 +536,9 @@ def test_run_is_partly_mapped_if_one_node_has_no_metrics(analysed: Analysed, nod
     result = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "gpus": 4, "nodes": 2, "node_list": "n[1-2]"}))
     assert how(result) == {1: ("whole-node", 1, 1)}
     assert result.total["gpu_hours_unknown"] == pytest.approx(2)
-    found = issue(result, "partly-mapped")
-    assert found is not None
-    assert (found.count, found.gpu_hours) == (1, pytest.approx(2))
+    outcome = issue(result, "partly-mapped")
+    assert outcome is not None
+    assert (outcome.count, outcome.gpu_hours) == (1, pytest.approx(2))
 
 
 @pytest.mark.parametrize(
@@ -555,27 +555,27 @@ def test_unmapped_run_is_reported_as_unknown(
     row = result.jobs.row(by_predicate=pl.col("job_id") == 1, named=True)
     assert (row["mapping"], row["idle_fraction"]) == ("unknown", None)
     assert row["gpu_hours_unknown"] == pytest.approx(mine["gpus"])
-    found = issue(result, "unmapped-gpus")
-    assert found is not None
-    assert found.count == 1 + len(others)
-    assert "job 1 of ann on n1" in found.examples
+    outcome = issue(result, "unmapped-gpus")
+    assert outcome is not None
+    assert outcome.count == 1 + len(others)
+    assert "job 1 of ann on n1" in outcome.examples
 
 
 def test_consecutive_runs_each_have_the_whole_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """Intervals are half-open: a run that starts when another ends is alone on the node."""
-    found = jobs(*({"job_id": n, "start": s, "end": s + 1800, "gpus": 2} for n, s in ((1, 0), (2, 1800))))
-    assert how(analysed(node({}, {}), found)) == {1: ("whole-node", 0.5, 0.5), 2: ("whole-node", 0.5, 0.5)}
+    result = jobs(*({"job_id": n, "start": s, "end": s + 1800, "gpus": 2} for n, s in ((1, 0), (2, 1800))))
+    assert how(analysed(node({}, {}), result)) == {1: ("whole-node", 0.5, 0.5), 2: ("whole-node", 0.5, 0.5)}
 
 
 def test_unmapped_run_has_gpu_model_of_its_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """On a node with several models the GPU type from accounting is used."""
     rows = node({}, {}) + node({}, {"model": "NVIDIA H100 80GB HBM3"}, name="n2")
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": 0, "end": HOUR, "gpu_type": None},
         {"job_id": 2, "start": 0, "end": HOUR, "gpu_type": "h100", "node_list": "n2"},
         {"job_id": 3, "start": 0, "end": HOUR, "gpu_type": None, "node_list": "n3"},
     )
-    result = analysed(rows, found)
+    result = analysed(rows, outcome)
     models = dict(result.jobs.select("job_id", "gpu_model").rows())
     assert models == {1: "NVIDIA A100-SXM4-80GB", 2: "h100", 3: None}
     assert set(result.groups["gpu_model"]["name"]) == set(models.values())
@@ -586,8 +586,8 @@ def test_mig_instances_count_as_gpus_without_their_parent(analysed: Analysed, sa
     rows = samples(TIMES, util_pct=None, power_w=300)
     for mig, engine in (("1", 0.0), ("2", 0.9)):
         rows += samples(TIMES, mig=mig, mig_profile="1g.10gb", engine_active=engine, job=mig)
-    found = jobs(*({"job_id": n, "start": 0, "end": HOUR} for n in (1, 2)))
-    result = analysed(rows, found)
+    outcome = jobs(*({"job_id": n, "start": 0, "end": HOUR} for n in (1, 2)))
+    result = analysed(rows, outcome)
     assert how(result) == {1: ("labels", 1, 0), 2: ("labels", 0, 1)}
     assert (result.quality.devices, result.total["unallocated_gpu_hours"]) == (2, 0)
     assert result.total["util_mean_pct"] is None
@@ -623,13 +623,13 @@ def test_run_with_invalid_node_list_is_not_mapped(analysed: Analysed, node: Rows
 def test_hours_are_broken_down_by_mapping(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """The hours by mapping add up in the total, in each group and over all runs."""
     rows = node({"job": "1"}, {}) + node({}, name="n2") + node({}, {}, name="n3")
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": 0, "end": HOUR, "gpus": 3, "nodes": 2, "node_list": "n[1-2]"},
         {"job_id": 2, "start": 0, "end": HOUR, "gpus": 1, "node_list": "n3"},
     )
     record = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}
     second = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": "0"}
-    result = analysed(rows, found, recorded=[record, second])
+    result = analysed(rows, outcome, recorded=[record, second])
     names = ("by_labels", "by_records", "by_whole_node", "unmapped")
     expected = [1, 1, 1, 1]
     assert [result.total[f"gpu_hours_{name}"] for name in names] == pytest.approx(expected)
@@ -642,11 +642,11 @@ DAY = 24 * HOUR
 
 def test_job_lost_by_slurm_holds_nothing_after_its_time_limit(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """Accounting shows it as running two years after its limit of an hour; another job has the node since."""
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": -700 * DAY, "elapsed_s": 700 * DAY + HOUR, "timelimit_s": HOUR, "state": "RUNNING"},
         {"job_id": 2, "start": 0, "end": HOUR},
     )
-    result = analysed(node({}), found, until=HOUR, known_until={"c": T0 + timedelta(hours=1)})
+    result = analysed(node({}), outcome, until=HOUR, known_until={"c": T0 + timedelta(hours=1)})
     assert how(result) == {1: ("unknown", None, None), 2: ("whole-node", 1, 0)}
     assert result.total["unallocated_gpu_hours"] == 0
     lost = issue(result, "runaway-jobs")
@@ -750,15 +750,15 @@ def test_run_in_a_repeated_hour_leaves_the_mapping_of_its_node(analysed: Analyse
     """
     rows = [row for hour in range(4) for row in samples([hour * HOUR + t for t in TIMES], util_pct=0)]
     doubt = {"start": 600, "end": 2400, "time_doubt_s": HOUR}
-    found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, **doubt},
+    outcome = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, **doubt},
                  {"job_id": 3, "start": HOUR, "end": 2 * HOUR}, {"job_id": 4, "start": 2 * HOUR, "end": 3 * HOUR},
                  )  # fmt: skip
-    result = analysed(rows, found, until=4 * HOUR)
+    result = analysed(rows, outcome, until=4 * HOUR)
     assert how(result)[4] == ("whole-node", 1, 0)
     assert [how(result)[job][0] for job in (1, 2, 3)] == ["unknown"] * 3
-    one = issue(result, "repeated-hour")
-    assert one is not None
-    assert (one.count, one.gpu_hours) == (1, 0.5)
+    item = issue(result, "repeated-hour")
+    assert item is not None
+    assert (item.count, item.gpu_hours) == (1, 0.5)
 
 
 def test_long_run_that_starts_in_a_repeated_hour_has_its_certain_time(
@@ -961,14 +961,14 @@ def whole_nodes(
     every = typed([{**row, "first": clock(row["first"]), "last": clock(row["last"])} for row in seen], columns)
     sure = frame.filter(~pl.col("run").is_in(list(maybe or ())))
     uncertain = nodes.join(frame, on="run").filter(pl.col("run").is_in(list(maybe))) if maybe is not None else None
-    found = mapping.by_whole_node(
+    result = mapping.by_whole_node(
         frame if maybe is None else sure, sure, nodes, every, every.head(len(seen) if table is None else table),
         typed([{"cluster": "c", "job_id": job, "node": "n1", "gpu": gpu} for job, gpu in recorded], RECORDED_GPUS),
         typed([{"run": run, "at": at} for run, at in known], {"run": pl.Int64(), "at": pl.Int64()}),
         pl.DataFrame(there, schema={"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}, orient="row"),
         pl.Series("run", list(evidence), pl.Int64), uncertain,
     )  # fmt: skip
-    return found.select("run", "at").rows()
+    return result.select("run", "at").rows()
 
 
 BOTH = ["n1", "n2"]
@@ -1057,8 +1057,8 @@ def test_gpu_that_was_divided_at_another_time_counts_once(whole: dict[str, int])
 def test_node_that_another_run_may_have_shared_is_not_mapped(other: dict[str, Any], alone: bool) -> None:
     """The other run has a GPU; without GPUs in accounting it has none, unless a label or a record names one."""
     all_gpus = [(1, 0), (1, 1)]
-    found = whole_nodes([{}, {"gpus": 1, **other}], [{}, {}])
-    assert [pair for pair in found if pair[0] == 1] == (all_gpus if alone else [])
+    result = whole_nodes([{}, {"gpus": 1, **other}], [{}, {}])
+    assert [pair for pair in result if pair[0] == 1] == (all_gpus if alone else [])
     for gpus in (0, None):
         runs = [{}, {**other, "gpus": gpus}]
         assert whole_nodes(runs, [{}, {}], evidence=[2]) == (all_gpus if alone else [])
@@ -1102,8 +1102,8 @@ def test_uncertain_stay_on_a_node_counts_as_shared() -> None:
 )
 def test_node_has_at_least_the_gpus_that_runs_had_at_once(others: list[dict[str, Any]], expected: list[int]) -> None:
     """Also at another time; where the GPUs of a run on several nodes were is unknown."""
-    found = whole_nodes([{}, *others], [{}, {}])
-    assert [at for run, at in found if run == 1] == expected
+    result = whole_nodes([{}, *others], [{}, {}])
+    assert [at for run, at in result if run == 1] == expected
 
 
 @pytest.mark.parametrize(

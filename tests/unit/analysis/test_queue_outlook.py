@@ -36,8 +36,8 @@ def pending(number: int, gpus: int, **more: Any) -> Job:
 def test_gpus_become_free_when_jobs_reach_their_limits() -> None:
     """One of four GPUs is free; a job ends in an hour, another one in five."""
     jobs = [running(1, 1, 2), running(2, 2, 6), pending(3, 1), pending(4, 2), pending(5, 4), pending(6, 5)]
-    found = outlooks(jobs, [place("n1", 4, 3)], NOW, None)
-    assert found == [
+    result = outlooks(jobs, [place("n1", 4, 3)], NOW, None)
+    assert result == [
         GpuOutlook(3, 1, NOW, None), GpuOutlook(4, 1, NOW + HOUR, None), GpuOutlook(5, 1, NOW + 5 * HOUR, None),
         GpuOutlook(6, 1, None, None),
     ]  # fmt: skip
@@ -52,8 +52,8 @@ def test_job_that_has_outrun_its_prediction_ends_at_its_limit() -> None:
 
 def test_job_without_a_limit_never_ends_by_limits() -> None:
     jobs = [running(1, 4, None), pending(2, 1)]
-    (found,) = outlooks(jobs, [place("n1", 4, 4)], NOW, {1: NOW + HOUR})
-    assert (found.enough_by_limits, found.enough_by_predictions) == (None, NOW + HOUR)
+    (outlook,) = outlooks(jobs, [place("n1", 4, 4)], NOW, {1: NOW + HOUR})
+    assert (outlook.enough_by_limits, outlook.enough_by_predictions) == (None, NOW + HOUR)
 
 
 def test_nodes_of_other_partitions_and_types_and_drained_ones_do_not_count() -> None:

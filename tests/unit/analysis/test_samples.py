@@ -221,6 +221,6 @@ def test_part_with_missing_samples_is_rejected(history: History, samples: Sample
 
 def samples_index(store: SampleStore, t0: datetime, days: int = 1) -> samples.Index:
     """Return the sample index of ``days`` days."""
-    found = samples.read_index(store, t0, t0 + timedelta(days=days), max_gap_steps=3)
-    assert found.rows == int(np.sum(found.pieces.end - found.pieces.row))
-    return found
+    index = samples.read_index(store, t0, t0 + timedelta(days=days), max_gap_steps=3)
+    assert index.rows == int(np.sum(index.pieces.end - index.pieces.row))
+    return index

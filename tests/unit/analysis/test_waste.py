@@ -136,12 +136,12 @@ def test_runs_are_clipped_to_the_interval(analysed: Analysed, samples: Rows, job
 
 def test_run_outside_the_interval_is_excluded(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """The interval is half-open: runs that end at its start or start at its end are excluded."""
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": -HOUR, "end": 0},
         {"job_id": 2, "start": 7200, "end": 9000},
         {"job_id": 3, "start": None, "end": None, "state": "PENDING"},
     )
-    result = analysed(samples(every(0, 7200), util_pct=0), found)
+    result = analysed(samples(every(0, 7200), util_pct=0), outcome)
     assert (result.total["jobs"], result.total["gpu_hours_allocated"], len(result.jobs)) == (0, 0, 0)
     assert result.total["idle_fraction"] is None
 
@@ -157,11 +157,11 @@ def test_running_job_counts_until_now(analysed: Analysed, samples: Rows, jobs: J
 
 def test_requeued_job_has_a_row_per_attempt(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """The same job ID with two submit times gives two rows, each with its own hours."""
-    found = jobs(
+    outcome = jobs(
         {"start": 0, "end": 1800, "state": "REQUEUED"},
         {"submit": 1800, "start": HOUR, "end": 2 * HOUR},
     )
-    result = analysed(samples(every(0, 7200), util_pct=lambda t: 0 if t < 1800 else 50), found)
+    result = analysed(samples(every(0, 7200), util_pct=lambda t: 0 if t < 1800 else 50), outcome)
     assert result.total["jobs"] == 2
     assert result.jobs.sort("submit").select("gpu_hours_idle", "gpu_hours_busy").rows() == [
         (pytest.approx(0.5), 0),
@@ -171,8 +171,8 @@ def test_requeued_job_has_a_row_per_attempt(analysed: Analysed, samples: Rows, j
 
 def test_sums_have_no_floating_point_noise(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """An hour is 1, not 0.9999999999999999, in the table of runs and in the total."""
-    found = jobs(*({"job_id": n, "start": n * HOUR, "end": (n + 1) * HOUR} for n in range(2)))
-    result = analysed(samples(every(0, 7200), util_pct=0, fb_used_mib=3072, power_w=300), found, prices=EUROS)
+    outcome = jobs(*({"job_id": n, "start": n * HOUR, "end": (n + 1) * HOUR} for n in range(2)))
+    result = analysed(samples(every(0, 7200), util_pct=0, fb_used_mib=3072, power_w=300), outcome, prices=EUROS)
     columns = ("gpu_hours_allocated", "gpu_hours_idle", "mem_gib_h", "energy_kwh", "cost", "idle_cost")
     assert result.jobs.select(columns).rows() == [(1, 1, 3, 0.3, 2, 2)] * 2
     assert tuple(result.total[name] for name in columns) == (2, 2, 6, 0.6, 4, 4)
@@ -183,25 +183,25 @@ def test_cluster_filter_excludes_runs_and_free_gpus(analysed: Analysed, samples:
     rows = samples(every(0, 7200), util_pct=0)
     rows += samples(every(0, 7200), util_pct=50, cluster="d", uuid="GPU-d")
     rows += samples(every(0, 7200), util_pct=0, node="n2", uuid="GPU-2")
-    found = jobs({"start": 0, "end": 7200}, {"cluster": "d", "start": 0, "end": 7200})
-    whole, one = analysed(rows, found), analysed([], found, clusters=("d",))
+    result = jobs({"start": 0, "end": 7200}, {"cluster": "d", "start": 0, "end": 7200})
+    whole, group = analysed(rows, result), analysed([], result, clusters=("d",))
     assert (whole.total["gpu_hours_busy"], whole.total["unallocated_gpu_hours"]) == (2, 2)
     assert whole.groups["cluster"].select("name", "gpu_hours_idle", "gpu_hours_busy").rows() == [
         ("c", 2, 0),
         ("d", 0, 2),
     ]
-    assert one.jobs["cluster"].to_list() == ["d"]
-    assert (one.total["gpu_hours_busy"], one.total["unallocated_gpu_hours"]) == (2, 0)
+    assert group.jobs["cluster"].to_list() == ["d"]
+    assert (group.total["gpu_hours_busy"], group.total["unallocated_gpu_hours"]) == (2, 0)
 
 
 def test_runs_without_gpus_are_excluded(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """A CPU job on the same node does not count; accounting without GPU TRES is reported as an issue."""
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": 0, "end": 7200},
         {"job_id": 2, "start": 0, "end": 7200, "gpus": 0, "user": "bob"},
         {"job_id": 3, "start": 0, "end": 7200, "gpus": None, "user": "eve", "node_list": "n9"},
     )
-    result = analysed(samples(every(0, 7200), util_pct=0), found)
+    result = analysed(samples(every(0, 7200), util_pct=0), outcome)
     assert result.jobs["job_id"].to_list() == [1]
     assert (result.total["users"], result.total["gpu_hours_idle"]) == (1, pytest.approx(2))
     assert (result.quality.job_runs, result.quality.gpu_job_runs) == (3, 1)
@@ -213,8 +213,8 @@ def test_run_without_allocated_gpu_gets_its_share_by_label(
     analysed: Analysed, samples: Rows, jobs: Jobs, gpus: int | None
 ) -> None:
     """Labels assign the run a GPU that accounting does not count for it (shards, or untracked GPUs)."""
-    found = jobs({"job_id": 1, "start": 0, "end": 7200, "gpus": gpus})
-    result = analysed(samples(every(0, 7200), util_pct=0, job="1"), found)
+    outcome = jobs({"job_id": 1, "start": 0, "end": 7200, "gpus": gpus})
+    result = analysed(samples(every(0, 7200), util_pct=0, job="1"), outcome)
     assert result.total["gpu_hours_allocated"] == result.total["gpu_hours_idle"] == pytest.approx(2)
     assert result.over_time["gpu_hours_allocated"].to_list() == [pytest.approx(1), pytest.approx(1)]
 
@@ -227,8 +227,8 @@ def test_runs_sharing_a_gpu_split_its_hours(
 
     If accounting allocated a whole GPU to each, the other hour of each is unknown.
     """
-    found = jobs(*({"job_id": n, "start": 0, "end": 7200, "gpus": gpus} for n in (1, 2)))
-    result = analysed(samples(every(0, 7200), util_pct=0, power_w=100, fb_used_mib=1024, job="1,2"), found)
+    outcome = jobs(*({"job_id": n, "start": 0, "end": 7200, "gpus": gpus} for n in (1, 2)))
+    result = analysed(samples(every(0, 7200), util_pct=0, power_w=100, fb_used_mib=1024, job="1,2"), outcome)
     for row in result.jobs.iter_rows(named=True):
         assert row["gpu_hours_allocated"] == pytest.approx(allocated)
         assert row["gpu_hours_idle"] == pytest.approx(1)
@@ -242,8 +242,8 @@ def test_runs_sharing_a_gpu_split_its_hours(
 
 def test_sharing_counts_in_user_filtered_report(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """The user gets half of the GPU although the other user's job is filtered out."""
-    found = jobs({"job_id": 1, "start": 0, "end": 7200}, {"job_id": 2, "start": 0, "end": 7200, "user": "bob"})
-    result = analysed(samples(every(0, 7200), util_pct=0, job="1,2"), found, users=("bob",))
+    outcome = jobs({"job_id": 1, "start": 0, "end": 7200}, {"job_id": 2, "start": 0, "end": 7200, "user": "bob"})
+    result = analysed(samples(every(0, 7200), util_pct=0, job="1,2"), outcome, users=("bob",))
     assert result.jobs["user"].to_list() == ["bob"]
     assert (result.total["gpu_hours_idle"], result.total["unallocated_gpu_hours"]) == (pytest.approx(1), None)
 
@@ -353,18 +353,18 @@ def test_suspended_time_is_not_idle(analysed: Analysed, samples: Rows, jobs: Job
     """Accounting has how long the job was suspended, not when: so much of its idle time is unknown."""
     rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 90, fb_used_mib=1024, power_w=100)
     result = analysed(rows, jobs({"start": 0, "end": 7200, "suspended_s": 900}))
-    found = {name: result.jobs[name].item() for name in (
+    texts = {name: result.jobs[name].item() for name in (
         "gpu_hours_idle", "gpu_hours_unknown", "gpu_hours_busy", "idle_mem_gib_h", "idle_energy_kwh", "longest_idle_s",
         "idle_windows",
     )}  # fmt: skip
-    assert list(found.values()) == pytest.approx([0.75, 0.25, 1, 0.75, 0.075, 2700, 1])
-    assert {name: result.total[name] for name in found} == found
+    assert list(texts.values()) == pytest.approx([0.75, 0.25, 1, 0.75, 0.075, 2700, 1])
+    assert {name: result.total[name] for name in texts} == texts
     assert result.over_time["gpu_hours_idle"].sum() == pytest.approx(0.75)
     assert result.over_time["gpu_hours_unknown"].sum() == pytest.approx(0.25)
     slots_s = (result.timelines["to"] - result.timelines["from"]).dt.total_seconds()
     assert (result.timelines["idle"] * slots_s).sum() == pytest.approx(2700)
-    (one,) = [one for one in result.quality.issues if one.code == "suspended-by-slurm"]
-    assert (one.count, one.gpu_hours) == (1, pytest.approx(0.25))
+    (item,) = [entry for entry in result.quality.issues if entry.code == "suspended-by-slurm"]
+    assert (item.count, item.gpu_hours) == (1, pytest.approx(0.25))
 
 
 def test_job_suspended_for_longer_than_it_was_idle_has_no_idle_time(
@@ -392,7 +392,7 @@ def test_running_job_that_was_suspended_is_not_unseen(analysed: Analysed, sample
     """Elapsed and suspended time together reach the end of accounting."""
     rows = samples(every(0, 7200), util_pct=90)
     job = {"start": 0, "end": None, "state": "RUNNING", "elapsed_s": HOUR, "suspended_s": HOUR}
-    codes = [one.code for one in analysed(rows, jobs(job)).quality.issues]
+    codes = [item.code for item in analysed(rows, jobs(job)).quality.issues]
     assert "running-unseen" not in codes
 
 

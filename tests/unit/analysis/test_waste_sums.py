@@ -34,11 +34,11 @@ def test_costs_are_computed_from_prices(analysed: Analysed, samples: Rows, jobs:
     """Two hours at 2 EUR, one of them idle; the cost of a model without a price is null and reported as an issue."""
     rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 90)
     rows += samples(every(0, 7200), util_pct=0, node="n2", uuid="GPU-9", model="NVIDIA B200")
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": 0, "end": 7200},
         {"job_id": 2, "start": 0, "end": 7200, "node_list": "n2", "gpu_type": "b200"},
     )
-    result = analysed(rows, found, prices=EUROS)
+    result = analysed(rows, outcome, prices=EUROS)
     amounts = {row["job_id"]: (row["cost"], row["idle_cost"]) for row in result.jobs.iter_rows(named=True)}
     assert amounts == {1: (pytest.approx(4), pytest.approx(2)), 2: (None, None)}
     assert (result.total["cost"], result.total["idle_cost"]) == (pytest.approx(4), pytest.approx(2))
@@ -48,8 +48,8 @@ def test_costs_are_computed_from_prices(analysed: Analysed, samples: Rows, jobs:
 
 def test_buckets_cover_only_the_time_of_runs(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """An interval of a century does not give 36,525 empty daily buckets."""
-    found = jobs({"start": 0, "end": HOUR})
-    result = analysed(samples(every(0, HOUR), util_pct=0), found, since=-50 * YEAR, until=50 * YEAR)
+    outcome = jobs({"start": 0, "end": HOUR})
+    result = analysed(samples(every(0, HOUR), util_pct=0), outcome, since=-50 * YEAR, until=50 * YEAR)
     assert (result.over_time.height, result.bucket_s) == (60, 60), "minutes of that hour"
     assert result.over_time["gpu_hours_idle"].sum() == pytest.approx(1)
 
@@ -84,7 +84,7 @@ def varied(samples: Rows, jobs: Jobs) -> Case:
     rows += samples(every(0, 7200), util_pct=30, node="n2", uuid="GPU-2", model="NVIDIA H100 80GB HBM3", power_w=500)
     rows += samples(every(0, 7200), util_pct=0, node="n3", uuid="GPU-3", power_w=70)
     rows += samples(every(0, 7200), util_pct=0, node="n3", uuid="GPU-4", index=1, power_w=70)
-    found = jobs(
+    result = jobs(
         {"job_id": 1, "start": 0, "end": 7000},
         {"job_id": 2, "start": 100, "end": 4000, "user": "bob", "account": "chem"},
         {"job_id": 3, "start": 2000, "end": 6500, "user": "eve", "qos": "high", "gpus": 0},
@@ -92,7 +92,7 @@ def varied(samples: Rows, jobs: Jobs) -> Case:
         {"job_id": 5, "start": 0, "end": 6000, "node_list": "n3", "qos": "high"},
         {"job_id": 6, "start": 0, "end": 6000, "node_list": "n[8-9]", "gpus": 4, "gpu_type": None, "qos": None},
     )
-    return rows, found
+    return rows, result
 
 
 def test_every_grouping_sums_to_the_total(analysed: Analysed, varied: Case) -> None:
@@ -181,12 +181,12 @@ def test_timelines_agree_with_runs(analysed: Analysed, varied: Case) -> None:
 def test_histogram_bins_runs_by_idle_fraction(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """There are ten bins; 0 is in the first, 1 in the last; a run without measurements is in none."""
     rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 50)
-    found = jobs(
+    result = jobs(
         {"job_id": 1, "start": 0, "end": HOUR},
         {"job_id": 2, "start": HOUR, "end": 7200},
         {"job_id": 3, "start": 0, "end": 7200, "node_list": "n9"},
     )
-    histogram = analysed(rows, found).idle_fraction_histogram
+    histogram = analysed(rows, result).idle_fraction_histogram
     assert histogram["jobs"].to_list() == [1, *[0] * 8, 1]
     assert histogram["gpu_hours_allocated"].to_list() == pytest.approx([1, *[0] * 8, 1])
 

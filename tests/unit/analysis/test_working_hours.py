@@ -20,10 +20,10 @@ MONDAY = datetime(2026, 11, 2, tzinfo=UTC)
 
 def inside_h(working: WorkingTime, since: datetime, until: datetime, zone: str = "UTC") -> float | None:
     """Return the working hours in an interval."""
-    found = edges(working, since, until, ZoneInfo(zone))
-    if found is None:
+    result = edges(working, since, until, ZoneInfo(zone))
+    if result is None:
         return None
-    times, inside = found
+    times, inside = result
     return float(np.diff(times)[np.array(inside)].sum() / 3_600_000)
 
 
@@ -72,8 +72,8 @@ def test_short_long_and_uniform_intervals_are_not_divided(since: datetime, until
 def test_idle_hours_are_divided_to_the_minute(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """A GPU is busy from Monday 08:00 to 17:30, and idle until the end of the job on Tuesday 08:15."""
     rows = samples(every(0, DAY + 900), util_pct=lambda t: 90 if t < 9.5 * HOUR else 0)
-    found = jobs({"start": 0, "end": DAY + 900})
-    result = analysed(rows, found, until=3 * DAY, working=OFFICE)
+    outcome = jobs({"start": 0, "end": DAY + 900})
+    result = analysed(rows, outcome, until=3 * DAY, working=OFFICE)
     assert result.working_hours is not None
     assert dict(result.working_hours.schema) == HOURS
     inside, outside = result.working_hours.iter_rows(named=True)
@@ -87,13 +87,13 @@ def test_division_changes_no_other_figure(analysed: Analysed, samples: Rows, job
     """Two jobs have a GPU each, and a third has none that was measured; the two kinds add up to the total."""
     rows = samples(every(0, 3 * DAY, 600), util_pct=lambda t: 90 * (t // 7000 % 2), job="1")
     rows += samples(every(0, 3 * DAY, 600), util_pct=lambda t: 90 * (t // 9000 % 2), job="2", uuid="GPU-1", index=1)
-    found = jobs(
+    outcome = jobs(
         {"job_id": 1, "start": 0, "end": 2 * DAY},
         {"job_id": 2, "start": HOUR, "end": 2.5 * DAY, "user": "bob"},
         {"job_id": 3, "start": 30 * HOUR, "end": 50 * HOUR, "node_list": "n2"},
     )
-    plain = analysed(rows, found, until=3 * DAY)
-    result = analysed(rows, found, until=3 * DAY, working=OFFICE)
+    plain = analysed(rows, outcome, until=3 * DAY)
+    result = analysed(rows, outcome, until=3 * DAY, working=OFFICE)
     assert plain.working_hours is None
     for name in ("allocated", "idle", "busy", "unknown"):
         assert result.total[f"gpu_hours_{name}"] == pytest.approx(plain.total[f"gpu_hours_{name}"])

@@ -23,10 +23,10 @@ def test_replies_are_read_line_by_line():
     """They may be long, and output on standard error does not interfere."""
     noisy = "import sys\nfor line in sys.stdin: sys.stderr.write('x' * 200000); print(line.strip() * 3, flush=True)"
     for program, times, answer in ((ECHO, 1, b"cba"), (noisy, 3, b"abcabcabc")):
-        one = child(program)
+        item = child(program)
         for _ in range(times):
-            assert one.ask(b"abc", timeout_s=30) == answer
-        one.close()
+            assert item.ask(b"abc", timeout_s=30) == answer
+        item.close()
     long = child(ECHO)
     assert long.ask(b"a" * 3_000_000, timeout_s=30) == b"a" * 3_000_000
     long.close()
@@ -38,9 +38,9 @@ def test_child_works_with_many_open_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
     many = [os.open("/", os.O_PATH) for _ in range(1030)]
     try:
-        one = child(ECHO)
-        assert one.ask(b"abc", timeout_s=30) == b"cba"
-        one.close()
+        item = child(ECHO)
+        assert item.ask(b"abc", timeout_s=30) == b"cba"
+        item.close()
     finally:
         for fd in many:
             os.close(fd)
@@ -53,18 +53,18 @@ def test_exit_status_of_a_dead_child_is_reported():
         ("import sys; input(); sys.exit('fatal: no slurm.conf')", "ended with status 1: fatal: no slurm.conf"),
         ("import sys; sys.exit(3)", "ended with status 3"),
     ):
-        one = child(program)
+        item = child(program)
         with pytest.raises(ChildEndedError) as caught:
-            one.ask(b"x", timeout_s=30)
+            item.ask(b"x", timeout_s=30)
         assert str(caught.value) == said
 
 
 def test_child_that_hangs_is_killed():
-    one = child("import sys, time; input(); print('waiting', file=sys.stderr, flush=True); time.sleep(600)")
+    item = child("import sys, time; input(); print('waiting', file=sys.stderr, flush=True); time.sleep(600)")
     with pytest.raises(ChildEndedError, match=r"gave timed out after 2 s: waiting"):
-        one.ask(b"x", timeout_s=2)
+        item.ask(b"x", timeout_s=2)
     with pytest.raises(ProcessLookupError):
-        os.kill(one.pid, 0)
+        os.kill(item.pid, 0)
 
 
 def test_missing_program_is_reported():

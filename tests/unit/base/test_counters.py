@@ -14,7 +14,7 @@ METRICS = (
 
 
 def values(counters: Counters) -> dict[str, list[tuple[dict[str, str], float]]]:
-    return {one["name"]: [(labels, value) for labels, value in one["samples"]] for one in counters.families()}
+    return {family["name"]: [(labels, value) for labels, value in family["samples"]] for family in counters.families()}
 
 
 def test_counters_with_known_labels_begin_at_zero() -> None:

@@ -26,4 +26,4 @@ def test_missing_modules_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_table_has_the_libraries_of_the_extra() -> None:
     file = Path(__file__).parents[3] / "pyproject.toml"
     declared = tomllib.loads(file.read_text())["project"]["optional-dependencies"]["analysis"]
-    assert tuple(one.partition(">")[0] for one in declared) == extras.LIBRARIES
+    assert tuple(item.partition(">")[0] for item in declared) == extras.LIBRARIES

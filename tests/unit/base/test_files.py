@@ -75,7 +75,7 @@ def test_directory_that_is_swapped_is_not_written(tmp_path: Path) -> None:
         theirs.rename(tmp_path / "moved")
         theirs.symlink_to(victim)
     assert (victim / "passwd").read_text() == "root"
-    assert [one.name for one in victim.iterdir()] == ["passwd"]
+    assert [path.name for path in victim.iterdir()] == ["passwd"]
 
 
 def test_output_that_is_not_a_regular_file_is_written_directly(tmp_path: Path) -> None:

@@ -81,17 +81,17 @@ def test_program_is_started_directly_if_the_server_has_ended(starter: Starter) -
 
 
 def test_concurrent_programs_have_their_own_results(starter: Starter) -> None:
-    found: dict[int, bytes] = {}
+    result: dict[int, bytes] = {}
 
-    def one(number: int) -> None:
-        found[number] = run(["echo", str(number)], timeout_s=DEADLINE_S).stdout
+    def respond(number: int) -> None:
+        result[number] = run(["echo", str(number)], timeout_s=DEADLINE_S).stdout
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=respond, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {number: f"{number}\n".encode() for number in range(8)}
+    assert result == {number: f"{number}\n".encode() for number in range(8)}
 
 
 def test_file_that_cannot_be_closed_does_not_block(

@@ -213,7 +213,7 @@ def test_namespace_of_a_dead_first_process_is_gone(tmp_path: Path) -> None:
 def test_ancestors_are_held_in_order() -> None:
     """They range from the parent to PID 1; a parent younger than its child is another process."""
     with sleeper() as child:
-        above = [(one.pid, one.stat().parent) for one in pidfd.ancestors(Process(child.pid))]
+        above = [(ancestor.pid, ancestor.stat().parent) for ancestor in pidfd.ancestors(Process(child.pid))]
     assert above[0][0] == os.getpid()
     assert [parent for _, parent in above[:-1]] == [pid for pid, _ in above[1:]]
     assert above[-1][1] == 0

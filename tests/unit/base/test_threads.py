@@ -165,7 +165,7 @@ def test_threads_end_after_close(workers: Workers, stalled: Stalled) -> None:
     queue.submit(lambda: None).result(DEADLINE_S)
     workers.close()
     stalled.go.set()
-    wait_until("they have ended", lambda: all(one.name != queue.name for one in threading.enumerate()))
+    wait_until("they have ended", lambda: all(thread.name != queue.name for thread in threading.enumerate()))
 
 
 def test_finish_waits_for_last_queues_only(workers: Workers, stalled: Stalled) -> None:
@@ -235,7 +235,7 @@ def test_pool_cancels_calls_that_have_not_begun(stalled: Stalled) -> None:
 
     with pytest.raises(KeyError):
         operation()
-    assert [(one.done(), one.cancelled()) for one in futures] == [(True, False), (True, True)]
+    assert [(future.done(), future.cancelled()) for future in futures] == [(True, False), (True, True)]
 
 
 def test_call_in_own_thread_returns_its_result_and_error() -> None:

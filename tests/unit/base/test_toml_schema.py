@@ -139,11 +139,11 @@ def test_text_that_is_not_toml_has_one_fault() -> None:
 def test_list_of_strings(value: Any, items: tuple[str, ...] | str) -> None:
     """A string counts as a list of one where that is allowed."""
     file = TomlFile("")
-    found = file.value(TomlList(text, single=True, whole_set="everything"), value, ("key",))
+    result = file.value(TomlList(text, single=True, whole_set="everything"), value, ("key",))
     if isinstance(items, str):
         assert items in file.faults[0].message
     else:
-        assert found == items
+        assert result == items
 
 
 @pytest.mark.parametrize(("value", "expected"), [("90m", 5400.0), (90, 90.0), (0, 0.0), ("36500d", 3153600000.0)])

@@ -34,10 +34,10 @@ def of_day(zone: ZoneInfo, year: int, month: int, day: int, width_s: int) -> lis
 )
 def test_edges_of_a_day_follow_the_local_clock(zone: ZoneInfo, day: tuple[int, int, int], hours: int) -> None:
     """One interval per elapsed hour, each from a full local hour; one per day, from midnight to midnight."""
-    found = of_day(zone, *day, HOUR)
-    assert len(found) == hours + 1
-    assert {b - a for a, b in itertools.pairwise(found)} == {timedelta(hours=1)}
-    assert {at.astimezone(zone).minute for at in found} == {0}
+    result = of_day(zone, *day, HOUR)
+    assert len(result) == hours + 1
+    assert {b - a for a, b in itertools.pairwise(result)} == {timedelta(hours=1)}
+    assert {at.astimezone(zone).minute for at in result} == {0}
     midnights = of_day(zone, *day, DAY)
     assert [at.astimezone(zone).hour for at in midnights] == [0, 0]
     assert midnights[1] - midnights[0] == timedelta(hours=hours)
@@ -52,8 +52,8 @@ def test_edges_of_six_hours_absorb_the_change_of_the_clock() -> None:
 
 def test_edges_of_a_week_begin_on_monday() -> None:
     """A week begins on Monday at local midnight."""
-    found = times.edges(datetime(2026, 3, 27, tzinfo=UTC), datetime(2026, 3, 31, tzinfo=UTC), 7 * DAY, BERLIN)
-    assert [times.shown(at, BERLIN) for at in found] == ["2026-03-23 00:00", "2026-03-30 00:00", "2026-04-06 00:00"]
+    edges = times.edges(datetime(2026, 3, 27, tzinfo=UTC), datetime(2026, 3, 31, tzinfo=UTC), 7 * DAY, BERLIN)
+    assert [times.shown(at, BERLIN) for at in edges] == ["2026-03-23 00:00", "2026-03-30 00:00", "2026-04-06 00:00"]
 
 
 def test_edges_where_midnight_is_skipped_begin_the_day_at_the_change() -> None:
@@ -73,10 +73,10 @@ def test_edges_enclose_the_interval_in_order(second: int, span_s: int, width_s: 
     """They cover the interval without gaps, and none is outside of it."""
     since = datetime.fromtimestamp(second, UTC)
     until = since + timedelta(seconds=min(span_s, 300 * width_s))
-    found = times.edges(since, until, width_s, ZoneInfo(name))
-    assert found == sorted(set(found))
-    assert found[0] <= since < found[1]
-    assert found[-2] < until <= found[-1]
+    edges = times.edges(since, until, width_s, ZoneInfo(name))
+    assert edges == sorted(set(edges))
+    assert edges[0] <= since < edges[1]
+    assert edges[-2] < until <= edges[-1]
 
 
 def test_printed_times_distinguish_the_repeated_hour() -> None:

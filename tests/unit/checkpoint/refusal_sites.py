@@ -67,18 +67,18 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+        return "".join(str(value.value) if isinstance(value, ast.Constant) else "{}" for value in node.values)
     return "{}"
 
 
 @cache
 def _modules() -> dict[str, ast.Module]:
-    found = {}
+    result = {}
     for folder in _FOLDERS:
         for path in sorted((PACKAGE / folder).rglob("*.py")):
             name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-            found[name] = ast.parse(path.read_text(encoding="utf-8"))
-    return found
+            result[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return result
 
 
 def _functions(module: str, tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -86,9 +86,9 @@ def _functions(module: str, tree: ast.Module) -> Iterator[tuple[str, ast.Functio
         if isinstance(node, ast.FunctionDef):
             yield f"{module}:{node.name}", node
         if isinstance(node, ast.ClassDef):
-            for one in node.body:
-                if isinstance(one, ast.FunctionDef):
-                    yield f"{module}:{node.name}.{one.name}", one
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef):
+                    yield f"{module}:{node.name}.{item.name}", item
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
@@ -105,24 +105,24 @@ def functions() -> dict[str, ast.FunctionDef]:
 @cache
 def _imports(module: str) -> dict[str, str]:
     """Return the names that a module has from others: name -> module, or ``module:name``."""
-    found = {}
+    result = {}
     for node in ast.walk(_modules()[module]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PREFIX):
             origin = (node.module or "").removeprefix(_PREFIX)
-            for one in node.names:
-                inner = f"{origin}.{one.name}"
-                found[one.asname or one.name] = inner if inner in _modules() else f"{origin}:{one.name}"
-    return found
+            for name in node.names:
+                inner = f"{origin}.{name.name}"
+                result[name.asname or name.name] = inner if inner in _modules() else f"{origin}:{name.name}"
+    return result
 
 
 @cache
 def _methods() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for name in functions():
         _, _, inner = name.partition(":")
         if "." in inner:
-            found.setdefault(inner.partition(".")[2], []).append(name)
-    return found
+            result.setdefault(inner.partition(".")[2], []).append(name)
+    return result
 
 
 @cache
@@ -147,33 +147,33 @@ def _referred(name: str) -> Iterator[str]:
             elif imported.get(holder, "") in _modules():
                 yield f"{imported[holder]}:{node.attr}"
             else:
-                yield from (one for one in _methods().get(node.attr, ()) if one.partition(":")[0] in known)
+                yield from (method for method in _methods().get(node.attr, ()) if method.partition(":")[0] in known)
 
 
 @cache
 def reached(roots: tuple[str, ...]) -> set[str]:
     """Return the functions that these reach, with themselves. Raises ``KeyError`` if one of them does not exist."""
-    found: set[str] = set()
+    result: set[str] = set()
     todo = list(roots)
     for root in todo:
         functions()[root]
     while todo:
         name = todo.pop()
-        if name not in found and name in functions():
-            found.add(name)
+        if name not in result and name in functions():
+            result.add(name)
             todo += _references(name)
-    return found
+    return result
 
 
 def refusal_codes(names: Iterable[str]) -> set[str]:
     """Return the codes of the refusals that these functions make."""
-    found: set[str] = set()
+    result: set[str] = set()
     for name in names:
         for node in _own_nodes(functions()[name]):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Refusal", "refuse"):
-                found |= {
-                    RefusalCode[one.attr].value
-                    for one in node.args[:1]
-                    if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "RefusalCode"
+                result |= {
+                    RefusalCode[argument.attr].value
+                    for argument in node.args[:1]
+                    if isinstance(argument, ast.Attribute) and ast.unparse(argument.value) == "RefusalCode"
                 }
-    return found
+    return result

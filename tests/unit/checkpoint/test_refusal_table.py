@@ -45,14 +45,14 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _sites_of(row: dict[str, Any]) -> list[RefusalSite]:
-    return [one for one in sites() if (one.module, one.by, one.text) == (row["module"], row["by"], row["text"])]
+    return [site for site in sites() if (site.module, site.by, site.text) == (row["module"], row["by"], row["text"])]
 
 
 def test_every_refusal_has_its_row() -> None:
     """A new one has to be classified, and a row without a refusal is removed."""
     rows = [(row["module"], row["by"], row["text"]) for row in ROWS]
     assert sorted(set(rows)) == sorted(rows)
-    assert {(one.module, one.by, one.text) for one in sites()} == set(rows)
+    assert {(site.module, site.by, site.text) for site in sites()} == set(rows)
 
 
 def test_refusals_are_found_in_sources() -> None:
@@ -60,7 +60,7 @@ def test_refusals_are_found_in_sources() -> None:
     for name in ("RestoreFailed", "RestoreInterrupted", "restore_failure", "DumpFailed"):
         text = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "checkpoint").rglob("*.py"))
         made = len(re.findall(rf"(?<!class )(?<!def )\b{name}\(", text))
-        assert sum(one.by == name and one.module.startswith("checkpoint") for one in sites()) == made
+        assert sum(site.by == name and site.module.startswith("checkpoint") for site in sites()) == made
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "check" in row], ids=_name)
@@ -68,7 +68,7 @@ def test_admission_calls_the_check_of_a_refusal(row: dict[str, Any]) -> None:
     """It is the function that the dump or restore calls, too."""
     assert row["check"] in functions()
     assert row["check"] in reached(ADMISSION)
-    assert all(row["check"] in reached((one.function,)) for one in _sites_of(row))
+    assert all(row["check"] in reached((site.function,)) for site in _sites_of(row))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "checked_by_dump" in row], ids=_name)
@@ -96,7 +96,11 @@ def test_every_code_is_used() -> None:
     assert named | built == set(RefusalCode)
 
 
-@pytest.mark.parametrize("message", [one for one in criu_images.table() if one.checks], ids=lambda one: one.text[:40])
+@pytest.mark.parametrize(
+    "message",
+    [criu_image for criu_image in criu_images.table() if criu_image.checks],
+    ids=lambda problem: problem.text[:40],
+)
 def test_check_of_an_error_of_criu_is_reached(message: criu_images.CriuMessage) -> None:
     """Before a dump, by the admission; before a restore, by the dump or the restore itself."""
     if message.at == "dump":

@@ -40,14 +40,14 @@ def test_unknown_scope_counts_as_no_yama(tmp_path: Path, text: str) -> None:
 def test_doctor_and_agent_agree(setting: tuple[Path, int]) -> None:
     """Both use the same decision, and the message has a remedy."""
     path, value = setting
-    found = tracing(path)
+    result = tracing(path)
     if value:
-        assert found.status == OK
+        assert result.status == OK
         assert yama.check(path) is None
         return
-    assert found.status in (SKIPPED, PROBLEM)
-    assert found.hint is not None
-    assert "sysctl.d" in found.hint
+    assert result.status in (SKIPPED, PROBLEM)
+    assert result.hint is not None
+    assert "sysctl.d" in result.hint
     assert "kernel.yama.ptrace_scope=1" in (yama.check(path) or "")
 
 

@@ -72,10 +72,10 @@ def test_data_set_has_jobs_idle_windows_and_queue(site: Callable[..., Path], tmp
     out = tmp_path / "set"
     state = str(site(*JOBS_OF_THREE))
     text, _ = run("export", "trace", *INTERVAL, "--least-users", "3", "--state", state, "--out", str(out), "--json")
-    found = json.loads(text)
-    assert (found["jobs"], found["gpu_hours"], found["cluster"]) == (3, 11.0, "c")
-    assert found["left_out"] == {"not ended in the interval": 1}
-    assert (found["suppressed_jobs"], found["idle_gpu_hours"]) == (1, 4.0)
+    record = json.loads(text)
+    assert (record["jobs"], record["gpu_hours"], record["cluster"]) == (3, 11.0, "c")
+    assert record["left_out"] == {"not ended in the interval": 1}
+    assert (record["suppressed_jobs"], record["idle_gpu_hours"]) == (1, 4.0)
     jobs = pl.read_csv(out / "jobs.csv").sort("submit_s", "run_s")
     assert jobs.select("gpus", "wait_s", "run_s", "state").rows() == [
         (2, 0, 14_400, "completed"), (2, 12_600, 1800, "completed"), (2, 600, 3600, "failed"),

@@ -68,7 +68,7 @@ def config(tmp_path: Path, open_path: Path) -> Path:
 
 def run(*arguments: object) -> tuple[int, str]:
     """Return the exit status and the output of the command."""
-    done = CliRunner().invoke(images, [str(one) for one in arguments], standalone_mode=False)
+    done = CliRunner().invoke(images, [str(argument) for argument in arguments], standalone_mode=False)
     if done.exception is not None:
         raise done.exception
     return int(done.return_value or 0), done.output
@@ -81,9 +81,9 @@ def test_images_are_listed(config: Path) -> None:
     assert "alpha.123" in text
     assert "3 GiB" in text
     assert "1 images" in text
-    found = json.loads(run("list", "--json", "--config", config)[1])
-    assert [image["key"]["job_id"] for image in found["images"]] == [123]
-    assert len(found["stores"]) == 2
+    record = json.loads(run("list", "--json", "--config", config)[1])
+    assert [image["key"]["job_id"] for image in record["images"]] == [123]
+    assert len(record["stores"]) == 2
     assert "alpha.123" not in run("list", "124", "--config", config)[1]
 
 
@@ -318,10 +318,10 @@ def test_tiers_and_their_problems_are_listed(config: Path) -> None:
     assert re.search(r"disk \d+%", text)
     assert "alpha.123/0001." in text
     assert "set aside" in text
-    found = json.loads(run("list", "--json", "--config", config)[1])
-    assert [(one["tier"], one["key"]["job_id"]) for one in found["partial"]] == [("disk", 123)]
-    assert found["images"] == []
-    assert found["missing"] == [] or "not on a tmpfs" in found["missing"][0]
+    record = json.loads(run("list", "--json", "--config", config)[1])
+    assert [(figure["tier"], figure["key"]["job_id"]) for figure in record["partial"]] == [("disk", 123)]
+    assert record["images"] == []
+    assert record["missing"] == [] or "not on a tmpfs" in record["missing"][0]
     assert run("list", "5", "--config", config)[0] == 0
 
 
@@ -330,8 +330,8 @@ def test_unread_tier_is_reported(config: Path) -> None:
     status, text = run("verify", "--quiet", "--config", config)
     assert status == 0
     assert f"not used: {config.parent}/shared: does not exist" in text
-    found = json.loads(run("verify", "--json", "--config", config)[1])
-    assert found["missing"] == [f"{config.parent}/shared: does not exist"]
+    record = json.loads(run("verify", "--json", "--config", config)[1])
+    assert record["missing"] == [f"{config.parent}/shared: does not exist"]
     assert "not used: " in run("prune", "123", "--dry-run", "--config", config)[1]
 
 
@@ -388,8 +388,8 @@ def test_copy_in_progress_is_listed(config: Path) -> None:
     shared.cut(image, 10)
     with shared.take_up(image):
         assert "disk, shared " in run("list", "--config", config)[1]
-        found = json.loads(run("list", "--json", "--config", config)[1])
-        assert [one["tier"] for one in found["partial"]] == ["shared"]
+        record = json.loads(run("list", "--json", "--config", config)[1])
+        assert [item["tier"] for item in record["partial"]] == ["shared"]
     local.close()
     shared.close()
 
@@ -408,12 +408,12 @@ def test_unreadable_store_does_not_hide_the_others(config: Path, monkeypatch: py
     shared = (config.parent / "shared").stat().st_ino
 
     def failing(call: Callable[[int], Any]) -> Callable[[int], Any]:
-        def one(at: int) -> Any:
+        def image_at(at: int) -> Any:
             if os.fstat(at).st_ino == shared:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             return call(at)
 
-        return one
+        return image_at
 
     monkeypatch.setattr(root_directory, "size_of", failing(size_of))
     monkeypatch.setattr(root_directory, "names", failing(names))

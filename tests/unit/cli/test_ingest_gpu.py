@@ -156,9 +156,9 @@ def test_columns_and_cluster_come_from_the_configuration(tmp_path: Path) -> None
     """An invalid time zone is reported."""
     config = Config(gpu_history=GpuHistoryConfig(columns={"Busy": "util_pct"}))
     options = ingest.read_options(config, zone="Europe/Oslo")
-    found = options.aliases.column("busy")
-    assert found is not None
-    assert found.field == "util_pct"
+    column = options.aliases.column("busy")
+    assert column is not None
+    assert column.field == "util_pct"
     assert options.default_cluster == "default"
     with pytest.raises(AffinodeError, match="not a time zone"):
         ingest.read_options(config, zone="x")

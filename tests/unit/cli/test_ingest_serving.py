@@ -74,10 +74,10 @@ class Endpoint:
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    found = Endpoint()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    result = Endpoint()
+    yield result
+    result.server.shutdown()
+    result.server.server_close()
 
 
 def test_file_is_ingested_once(state: Path, tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_stored_samples_are_scanned_lazily_by_interval(state: Path, tmp_path: Pa
     since = datetime.fromtimestamp(MS / 1000 + 1, UTC)
     rows = store(state).scan(since, since + timedelta(minutes=1))
     assert isinstance(rows, pl.LazyFrame)
-    found = rows.collect()
-    assert dict(found.schema) == {"device": pl.UInt64(), **SAMPLES}
-    assert found.select("cluster", "address", "engine", "model", "running", "kv_usage").rows() == [
+    result = rows.collect()
+    assert dict(result.schema) == {"device": pl.UInt64(), **SAMPLES}
+    assert result.select("cluster", "address", "engine", "model", "running", "kv_usage").rows() == [
         ("default", "a", "vllm", "m", 6.0, None)
     ]
 
@@ -112,10 +112,10 @@ def test_stored_samples_are_scanned_lazily_by_interval(state: Path, tmp_path: Pa
 def test_later_file_completes_a_sample(state: Path, tmp_path: Path) -> None:
     """Values that are missing in a later source are kept, buckets included."""
     name = "vllm:request_prompt_tokens_bucket"
-    one, two = tmp_path / "one.prom", tmp_path / "two.prom"
-    one.write_text(f'{name}{{le="5"}} 2 {MS}\n{name}{{le="+Inf"}} 3 {MS}\nvllm:num_requests_running 1 {MS}\n')
+    item, two = tmp_path / "one.prom", tmp_path / "two.prom"
+    item.write_text(f'{name}{{le="5"}} 2 {MS}\n{name}{{le="+Inf"}} 3 {MS}\nvllm:num_requests_running 1 {MS}\n')
     two.write_text(f"vllm:num_requests_running 2 {MS}\n")
-    for path in (one, two):
+    for path in (item, two):
         assert run(state, path, "--address", "x:1").return_value == 0
     row = store(state).scan().collect().row(0, named=True)
     assert row["running"] == 2
@@ -225,8 +225,8 @@ def test_prometheus_gives_samples_of_engines_and_failed_scrapes(state: Path, tmp
         arguments = ("--prometheus", url, "--since", since, "--until", until, "--json")
         first, second = (run(state, *arguments) for _ in range(2))
     assert (first.return_value, second.return_value) == (0, 0), first.stderr
-    found = json.loads(first.stdout)
-    assert (found["new"], found["by_engine"], found["failed_scrapes"]) == (3, {"vllm": 1}, 1)
+    record = json.loads(first.stdout)
+    assert (record["new"], record["by_engine"], record["failed_scrapes"]) == (3, {"vllm": 1}, 1)
     assert json.loads(second.stdout)["new"] == 0
     rows = store(state).scan().sort("time").collect()
     names = ("node", "address", "model", "rank", "running", "kv_usage", "open_files", "scrape_s", "error")
@@ -254,8 +254,8 @@ def test_prometheus_gives_the_failed_scrapes_of_the_exporter(state: Path, tmp_pa
     interval = ("--since", "2026-11-01T07:00Z", "--until", "2026-11-01T09:00Z")
     with prometheus(tmp_path / "prometheus", history + up) as url:
         result = run(state, "--prometheus", url, *interval, "--json")
-    found = json.loads(result.stdout)
-    assert (found["new"], found["failed_scrapes"], found["by_engine"]) == (2, 1, {"vllm": 1})
+    record = json.loads(result.stdout)
+    assert (record["new"], record["failed_scrapes"], record["by_engine"]) == (2, 1, {"vllm": 1})
     rows = store(state).scan().sort("time").collect().select("address", "job", "running", "scrape_s", "error").rows()
     assert rows == [("127.0.0.1:8000", "7", 1, 0.5, None), ("127.0.0.1:8000", "7", None, 3, NO_RESPONSE)]
 

@@ -22,13 +22,13 @@ from slurm_affinode.cli.options import print_json
 def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the words of every command."""
     context = click.Context(group)
-    found: list[tuple[str, ...]] = []
+    result: list[tuple[str, ...]] = []
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        found.append((*path, name))
+        result.append((*path, name))
         if isinstance(command, click.Group):
-            found += commands(command, (*path, name))
-    return found
+            result += commands(command, (*path, name))
+    return result
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
@@ -136,9 +136,9 @@ def test_paths_are_completed_by_the_shell(words: tuple[str, ...]) -> None:
     context, command = click.Context(cli), cli
     for word in words:
         command = command.get_command(context, word)  # type: ignore[assignment, union-attr]
-    for one in command.params:
-        if {"FILE", "PATH", "DIR"} & set(re.findall("[A-Z]+", one.make_metavar(context))):
-            assert [found.type for found in one.shell_complete(context, "/et")] in (["file"], ["dir"]), one.name
+    for item in command.params:
+        if {"FILE", "PATH", "DIR"} & set(re.findall("[A-Z]+", item.make_metavar(context))):
+            assert [result.type for result in item.shell_complete(context, "/et")] in (["file"], ["dir"]), item.name
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -155,7 +155,7 @@ def test_control_characters_in_json_are_escaped(capsys: pytest.CaptureFixture[st
     print_json(names)
     text = capsys.readouterr().out
     assert json.loads(text) == names
-    assert all(one.isprintable() or one == "\n" for one in text)
+    assert all(item.isprintable() or item == "\n" for item in text)
     assert "J\u00fcrgen" in text
 
 

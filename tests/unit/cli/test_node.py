@@ -363,9 +363,9 @@ def test_agent_rejects_configuration_writable_by_others(
         (lambda: file.parent.chmod(0o777), lambda: file.parent.chmod(0o755)),
     ):
         change()
-        found = error()
-        assert isinstance(found, ConfigError)
-        assert "users other than root may write to" in str(found)
+        result = error()
+        assert isinstance(result, ConfigError)
+        assert "users other than root may write to" in str(result)
         with pytest.raises(ConfigError, match="users other than root may write to"):
             read()
         back()

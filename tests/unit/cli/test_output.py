@@ -24,12 +24,12 @@ PRINTERS = {
 
 def test_only_these_modules_print_text_themselves() -> None:
     """All others use ``echo``, ``warn``, ``print_table`` and ``print_json`` of ``options``."""
-    found = set()
+    result = set()
     for path in Path(str(cli.__file__)).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "click.secho", "print"):
-                found.add(path.stem)
-    assert found == set(PRINTERS)
+                result.add(path.stem)
+    assert result == set(PRINTERS)
 
 
 def test_printed_text_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,8 +74,8 @@ def test_site_is_trained_shown_and_advised(site: Path) -> None:
     assert (site / "prediction.json").is_file()
     assert "ann" not in (site / "prediction.json").read_text()
     assert run("show", "--state", str(site)) == trained
-    found = run("advise", *SITE, "--user", "ann", "--name", "fit200", "--state", str(site))
-    time, memory = found["targets"]
+    completed = run("advise", *SITE, "--user", "ann", "--name", "fit200", "--state", str(site))
+    time, memory = completed["targets"]
     assert (time["predicted"], time["requested"], time["suggested"]) == (3600, 86_400, 3600)
     assert (memory["predicted"], memory["suggested"]) == (6 * 2**30, 6 * 2**30)
     assert time["similar_jobs"] == 200
@@ -103,10 +103,15 @@ def test_running_jobs_are_expected_to_end_as_predicted(site: Path) -> None:
 
 
 def test_evaluation_of_the_site_simulates_its_gpus(site: Path) -> None:
-    found = run("evaluate", *SITE, "--state", str(site))
-    assert (found["capacity"], found["unit"]) == (2, "GPU")
-    assert {one["estimates"] for one in found["schedules"]} >= {"requested", "last-two", "median", "actual"}
-    assert all(one["all_jobs"]["mean_wait_s"] == 0 for one in found["schedules"])
+    completed = run("evaluate", *SITE, "--state", str(site))
+    assert (completed["capacity"], completed["unit"]) == (2, "GPU")
+    assert {schedule["estimates"] for schedule in completed["schedules"]} >= {
+        "requested",
+        "last-two",
+        "median",
+        "actual",
+    }
+    assert all(schedule["all_jobs"]["mean_wait_s"] == 0 for schedule in completed["schedules"])
 
 
 @pytest.fixture
@@ -134,10 +139,10 @@ def exported(tmp_path: Path) -> Path:
 
 def test_idle_time_is_predicted_by_user_and_name(exported: Path) -> None:
     """Only measured jobs count; what repeats without a difference is predicted without an error."""
-    found = run("evaluate", "--trace", f"site:{exported}", "--no-schedule")
-    target = next(one for one in found["targets"] if one["target"] == "idle_pct")
+    completed = run("evaluate", "--trace", f"site:{exported}", "--no-schedule")
+    target = next(item for item in completed["targets"] if item["target"] == "idle_pct")
     assert (target["unit"], target["fitted_jobs"]) == ("%", 162)
-    losses = {one["predictor"]: one["pinball"] for one in target["qualities"]}
+    losses = {item["predictor"]: item["pinball"] for item in target["qualities"]}
     assert losses["median"] == 0
     assert target["choice"]["predictor"] != "lightgbm"
 
@@ -146,11 +151,11 @@ def test_advice_has_the_idle_time(exported: Path, tmp_path: Path) -> None:
     words = ("--trace", f"site:{exported}", "--model", str(tmp_path / "model.json"))
     run("train", *words)
     rows = json.loads((tmp_path / "model.json").read_text())
-    assert "idle_pct" in {one["target"] for one in rows["targets"]}
+    assert "idle_pct" in {target["target"] for target in rows["targets"]}
     done = {user: run("advise", *words, "--user", user)["targets"][-1] for user in ("1", "2", "3")}
-    assert {one["target"] for one in done.values()} == {"idle_pct"}
-    assert sorted(one["predicted"] for one in done.values()) == [1, 30, 80]  # below 1 % counts as 1 %
-    assert all(one["suggested"] is None and one["requested"] is None for one in done.values())
+    assert {item["target"] for item in done.values()} == {"idle_pct"}
+    assert sorted(item["predicted"] for item in done.values()) == [1, 30, 80]  # below 1 % counts as 1 %
+    assert all(item["suggested"] is None and item["requested"] is None for item in done.values())
     text = CliRunner().invoke(cli, ["predict", "advise", *words, "--user", "1"], catch_exceptions=False).stdout
     assert " %" in text
 
@@ -189,17 +194,17 @@ def test_doctor_reports_drift(site: Path) -> None:
 
 
 def test_evaluation_of_a_log_has_losses_and_schedules(tmp_path: Path) -> None:
-    found = run("evaluate", "--trace", swf(tmp_path / "log.swf"))
-    (target,) = found["targets"]
-    losses = {one["predictor"]: one["pinball"] for one in target["qualities"]}
+    completed = run("evaluate", "--trace", swf(tmp_path / "log.swf"))
+    (target,) = completed["targets"]
+    losses = {item["predictor"]: item["pinball"] for item in target["qualities"]}
     assert losses["limit"] == pytest.approx(400, rel=0.01)  # half of 900, 800 and 700 s, in the mean
     assert (losses["last-two"], losses["median"]) == (0, 0)
-    assert found["submissions"] == 400
-    assert len(found["schedules"]) >= 8
-    assert {"total_completion_s", "max_stretch", "makespan_s"} <= set(found["schedules"][0]["all_jobs"])
+    assert completed["submissions"] == 400
+    assert len(completed["schedules"]) >= 8
+    assert {"total_completion_s", "max_stretch", "makespan_s"} <= set(completed["schedules"][0]["all_jobs"])
     assert run("evaluate", "--trace", swf(tmp_path / "log.swf"), "--no-schedule")["schedules"] == []
     smaller = run("evaluate", "--trace", swf(tmp_path / "log.swf"), "--capacity", "2")
-    assert [(one["reason"], one["jobs"]) for one in smaller["left_out"]] == [("larger than the capacity", 133)]
+    assert [(group["reason"], group["jobs"]) for group in smaller["left_out"]] == [("larger than the capacity", 133)]
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,8 @@ def test_doctor_checks_the_configured_server(state: Path, tmp_path: Path) -> Non
     def check() -> dict[str, str]:
         argv = ["doctor", "--config", str(config), "--state", str(state), "--json"]
         checks = json.loads(CliRunner().invoke(cli, argv, standalone_mode=False).stdout)["checks"]
-        (found,) = [one for one in checks if one["name"] == "Prometheus"]
-        return found
+        (result,) = [item for item in checks if item["name"] == "Prometheus"]
+        return result
 
     with serving(judge=Api()) as fake:
         config.write_text(f'[prometheus]\nurl = "{fake.url}"\n')

@@ -95,12 +95,12 @@ def test_samples_of_prometheus_are_diagnosed_without_a_store(overloaded: str, tm
     folder = tmp_path / "state"
     arguments = ("--state", str(folder), "--prometheus", overloaded, "--until", LIVE.isoformat())
     code, text = invoke("list", *arguments, "--live", "--json")
-    found = json.loads(text)
-    (engine,) = found["engines"]
+    record = json.loads(text)
+    (engine,) = record["engines"]
     assert code == 1
     assert (engine["job"], engine["user"], engine["gpus"]) == ("7", "ann", ["GPU-1"])
     assert "queue-unstable" in engine["current"]
-    assert datetime.fromisoformat(found["since"]) == LIVE - timedelta(minutes=30)
+    assert datetime.fromisoformat(record["since"]) == LIVE - timedelta(minutes=30)
     code, text = invoke("explain", "7", *arguments)
     assert code == 0
     assert "the queue grew by" in text
@@ -237,7 +237,7 @@ def test_no_command_line_is_written_without_an_advised_option(state: Path) -> No
 
 def test_advice_as_json(state: Path) -> None:
     (row,) = json.loads(invoke("tune", "busy:8000", "--state", str(state), "--json")[1])
-    assert {one["setting"] for one in row["recommendations"]} == {"replicas"}
+    assert {recommendation["setting"] for recommendation in row["recommendations"]} == {"replicas"}
     assert row["command"] is None
 
 
@@ -274,7 +274,7 @@ def test_watch_follows_figures_that_grow(
 
     def ingest(count: int) -> None:
         path = tmp_path / f"{count}.prom"
-        path.write_text(head + "".join(f"# scrape {one}" for one in scrapes[:count]))
+        path.write_text(head + "".join(f"# scrape {scrape}" for scrape in scrapes[:count]))
         arguments = ["ingest", "serving", *where, "--node", "n1", "--address", "busy:8000", str(path)]
         assert CliRunner().invoke(cli, arguments).exit_code in (0, 1)
 

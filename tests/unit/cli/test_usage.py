@@ -53,7 +53,7 @@ def state(tmp_path: Path) -> Path:
         row(7, "ann", 0, eligible=None, array_job_id=7, array_spec="2-9", reason="Dependency"),
         row(8, "ann", 5, gpus=1, end=None, state="RUNNING", elapsed_s=6 * 3600),
     ]  # fmt: skip
-    types = {name: dtype for name, dtype in JOBS.items() if any(name in one for one in rows)}
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in item for item in rows)}
     with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
         store.upsert(conform(pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None), JOBS))
     return tmp_path
@@ -64,19 +64,19 @@ def run(state: Path, *words: str) -> Result:
 
 
 def rows(state: Path, *words: str) -> dict[str, dict[str, Any]]:
-    found = json.loads(run(state, "users", "--json", *words).stdout)
-    return {one[found["group"]]: one for one in found["rows"]}
+    record = json.loads(run(state, "users", "--json", *words).stdout)
+    return {item[record["group"]]: item for item in record["rows"]}
 
 
 def test_usage_per_user(state: Path) -> None:
     """GPU-hours, core-hours, numbers of jobs, running and pending jobs, and failures."""
-    found = rows(state)
-    assert list(found) == ["ann", "bob", "eve\x1b[31m"]
-    ann = found["ann"]
+    result = rows(state)
+    assert list(result) == ["ann", "bob", "eve\x1b[31m"]
+    ann = result["ann"]
     assert (ann["jobs"], ann["gpu_jobs"], ann["running"], ann["waiting"], ann["failed"]) == (3, 3, 1, 2, 1)
     assert ann["gpu_hours"] == pytest.approx(10 * 2 + 2 + 6, abs=0.01)
     assert (ann["gpus_now"], ann["cores_now"]) == (1, 8)
-    assert found["bob"]["cpu_job_core_hours"] == pytest.approx(20 * 64)
+    assert result["bob"]["cpu_job_core_hours"] == pytest.approx(20 * 64)
     assert list(rows(state, "--by", "core-hours")) == ["bob", "ann", "eve\x1b[31m"]
     assert list(rows(state, "--group", "partition", "--by", "jobs")) == ["gpu", "cpu", "gpu,long"]
     assert list(rows(state, "--partition", "cpu")) == ["bob", "ann"]
@@ -93,26 +93,26 @@ def test_unaccounted_gpus_are_unknown(tmp_path: Path) -> None:
     """Without GPUs in accounting, GPU-hours are unknown, not 0; a user with pending jobs only has used 0."""
     table = [row(1, "ann", 10, gpus=None), row(2, "bob", 4, gpus=None, cpus=None), row(3, "eve", 0)]
     with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
-        types = {name: dtype for name, dtype in JOBS.items() if any(name in one for one in table)}
+        types = {name: dtype for name, dtype in JOBS.items() if any(name in item for item in table)}
         store.upsert(conform(pl.DataFrame(table, schema_overrides=types, infer_schema_length=None), JOBS))
-    found = rows(tmp_path)
+    result = rows(tmp_path)
     names = ("gpu_jobs", "gpu_hours", "gpus_now", "core_hours", "cpu_job_core_hours", "jobs")
-    assert [found["ann"][name] for name in names] == [None, None, 0, pytest.approx(80), None, 1]
-    assert [found["bob"][name] for name in names] == [None, None, 0, None, None, 1]
-    assert [found["eve"][name] for name in names] == [0] * 6
+    assert [result["ann"][name] for name in names] == [None, None, 0, pytest.approx(80), None, 1]
+    assert [result["bob"][name] for name in names] == [None, None, 0, None, None, 1]
+    assert [result["eve"][name] for name in names] == [0] * 6
     assert "unknown" in run(tmp_path, "users").stdout
 
 
 def test_pending_jobs_by_wait_time(state: Path) -> None:
     """The longest wait comes first; a job that is not eligible yet has not waited."""
-    found = json.loads(run(state, "queue", "--json").stdout)["jobs"]
-    assert [(one["id"], one["user"], one["gpus"], one["reason"]) for one in found] == [
+    jobs = json.loads(run(state, "queue", "--json").stdout)["jobs"]
+    assert [(group["id"], group["user"], group["gpus"], group["reason"]) for group in jobs] == [
         ("6", "ann", 0, "Resources"), ("5", "bob", 4, "Priority"), ("7_[2-9]", "ann", None, "Dependency"),
     ]  # fmt: skip
-    assert found[0]["waited_s"] == pytest.approx(9 * 3600, abs=60)
-    assert found[2]["waited_s"] == 0
+    assert jobs[0]["waited_s"] == pytest.approx(9 * 3600, abs=60)
+    assert jobs[2]["waited_s"] == 0
     only = json.loads(run(state, "queue", "--json", "--gpus", "--partition", "long").stdout)
-    assert [one["id"] for one in only["jobs"]] == ["5"]
+    assert [job["id"] for job in only["jobs"]] == ["5"]
     assert "9h" in run(state, "queue").stdout
     assert "No pending jobs" in run(state, "queue", "--user", "nobody").stdout
 
@@ -153,12 +153,12 @@ def test_live_usage_and_queue(state: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ]  # fmt: skip
     monkeypatch.setattr(usage, "open_client", lambda backend, **_: Slurm(jobs))
     empty = state / "none"
-    found = rows(empty, "--live", "--by", "cores")
-    assert (found["ann"]["cores_now"], found["ann"]["running"]) == (32, 2)
-    assert (found["bob"]["waiting"], found["bob"]["cores_now"]) == (1, 0)
-    (one,) = json.loads(run(empty, "queue", "--live", "--json").stdout)["jobs"]
-    assert (one["id"], one["gpus"], one["partition"]) == ("4", 8, "a,b")
-    assert one["waited_s"] == pytest.approx(3600, abs=60)
+    result = rows(empty, "--live", "--by", "cores")
+    assert (result["ann"]["cores_now"], result["ann"]["running"]) == (32, 2)
+    assert (result["bob"]["waiting"], result["bob"]["cores_now"]) == (1, 0)
+    (job,) = json.loads(run(empty, "queue", "--live", "--json").stdout)["jobs"]
+    assert (job["id"], job["gpus"], job["partition"]) == ("4", 8, "a,b")
+    assert job["waited_s"] == pytest.approx(3600, abs=60)
     monkeypatch.setattr(usage, "open_client", lambda backend, **_: Slurm([]))
     assert rows(empty, "--live") == {}
     assert "No pending jobs" in run(empty, "queue", "--live").stdout
@@ -172,9 +172,9 @@ def test_live_queue_shows_when_gpus_become_free(state: Path, monkeypatch: pytest
     pending = slurm_job(4, user="bob", state="PENDING", start=None, eligible=begun, gpus_requested=GpuCount(2),
                         nodes=(), reason="Resources")  # fmt: skip
     monkeypatch.setattr(usage, "open_client", lambda backend, **_: Slurm([holder, pending], [NODE]))
-    (one,) = json.loads(run(state, "queue", "--live", "--json").stdout)["jobs"]
-    assert (one["gpus_free"], one["enough_by_predictions"], "idle_jobs" in one) == (0, None, False)
-    assert datetime.fromisoformat(one["enough_by_limits"]) == begun + timedelta(hours=2)
+    (job,) = json.loads(run(state, "queue", "--live", "--json").stdout)["jobs"]
+    assert (job["gpus_free"], job["enough_by_predictions"], "idle_jobs" in job) == (0, None, False)
+    assert datetime.fromisoformat(job["enough_by_limits"]) == begun + timedelta(hours=2)
     text = run(state, "queue", "--live").stdout
     assert "GPUs free in" in text
     assert "predicted" not in text
@@ -184,8 +184,8 @@ def test_live_queue_shows_when_gpus_become_free(state: Path, monkeypatch: pytest
     assert broken.exit_code == 0
     ends = {1: NOW + timedelta(minutes=20)}
     monkeypatch.setattr(usage, "_expected", lambda *_: (ends, "median", ""))
-    found = json.loads(run(state, "queue", "--live", "--json").stdout)
-    assert (found["predictor"], datetime.fromisoformat(found["jobs"][0]["enough_by_predictions"])) == (
+    record = json.loads(run(state, "queue", "--live", "--json").stdout)
+    assert (record["predictor"], datetime.fromisoformat(record["jobs"][0]["enough_by_predictions"])) == (
         "median", ends[1]
     )  # fmt: skip
     assert "predicted" in run(state, "queue", "--live").stdout
@@ -210,10 +210,10 @@ def test_live_queue_names_the_idle_jobs_in_front(state: Path, monkeypatch: pytes
 
     monkeypatch.setattr(usage.live, "find_live", find_live)
     done = run(state, "queue", "--live", "--idle", "--json")
-    found = json.loads(done.stdout)
-    assert {one["id"]: [(each["job"], each["user"], each["idle_gpus"]) for each in one["idle_jobs"]]
-            for one in found["jobs"]} == {"4": [("1", "ann", 1)], "5": []}  # fmt: skip
-    assert found["notes"] == ["n9 is unknown"]
+    record = json.loads(done.stdout)
+    assert {job["id"]: [(each["job"], each["user"], each["idle_gpus"]) for each in job["idle_jobs"]]
+            for job in record["jobs"]} == {"4": [("1", "ann", 1)], "5": []}  # fmt: skip
+    assert record["notes"] == ["n9 is unknown"]
     assert "1 (ann, 1 GPU)" in run(state, "queue", "--live", "--idle").stdout
     assert set(asked[0].kinds) == {"squatter", "idle-allocation"}
     assert "--idle needs --live" in CliRunner().invoke(cli, ["report", "queue", "--idle"]).output
@@ -232,9 +232,9 @@ def test_outdated_accounting_is_reported_and_not_extrapolated(tmp_path: Path) ->
         store.upsert(conform(pl.DataFrame(rows, infer_schema_length=None), JOBS))
     week = CliRunner().invoke(cli, ["report", "users", "--since", "7d", "--state", str(tmp_path)])
     assert week.exit_code != 0
-    found = run(tmp_path, "users", "--since", "30d", "--json")
-    told = json.loads(found.stdout)
-    assert {one["user"]: one["gpu_hours"] for one in told["rows"]} == {"ann": 192.0, "bob": 0.0}
+    completed = run(tmp_path, "users", "--since", "30d", "--json")
+    told = json.loads(completed.stdout)
+    assert {item["user"]: item["gpu_hours"] for item in told["rows"]} == {"ann": 192.0, "bob": 0.0}
     assert "accounting is known up to" in told["notes"][0]
     assert "accounting is known up to" in run(tmp_path, "users", "--since", "30d").stderr
     queued = json.loads(run(tmp_path, "queue", "--json").stdout)

@@ -74,8 +74,8 @@ def test_jobs_larger_than_the_capacity_are_left_out_and_named(log: str) -> None:
     done = CliRunner().invoke(cli, ["whatif", "--trace", log, "--capacity", "3"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "left out: 1 job larger than the capacity (56 % of the processor-hours): job 2" in done.stderr
-    found, _ = run("--trace", log, "--capacity", "3")
-    assert (found["jobs"], found["left_out"][0]["examples"]) == (2, ["job 2"])
+    result, _ = run("--trace", log, "--capacity", "3")
+    assert (result["jobs"], result["left_out"][0]["examples"]) == (2, ["job 2"])
 
 
 def test_predicted_run_times_are_estimates(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_predicted_run_times_are_estimates(tmp_path: Path) -> None:
     jobs = [(400 * at, 10 if at % 2 else 900, 1, 1000, at % 2) for at in range(200)]
     log = swf(tmp_path / "log.swf", *jobs)
     words = ("--trace", log, "--capacity", "1", "--order", "sjf", "--backfill", "first-fit", "--times")
-    found = {times: run(*words, times)[0] for times in ("requested", "predicted", "actual")}
-    assert found["predicted"]["predictor"] in ("median", "last-two", "lightgbm")
-    assert found["predicted"]["mean_wait_s"] < 0.8 * found["requested"]["mean_wait_s"]
-    assert found["predicted"]["mean_wait_s"] == pytest.approx(found["actual"]["mean_wait_s"], rel=0.1)
-    assert found["requested"]["predictor"] is None
-    assert found["actual"]["total_completion_s"] == pytest.approx(200 * found["actual"]["mean_jct_s"])
-    assert found["actual"]["max_stretch"] > 1
+    texts = {times: run(*words, times)[0] for times in ("requested", "predicted", "actual")}
+    assert texts["predicted"]["predictor"] in ("median", "last-two", "lightgbm")
+    assert texts["predicted"]["mean_wait_s"] < 0.8 * texts["requested"]["mean_wait_s"]
+    assert texts["predicted"]["mean_wait_s"] == pytest.approx(texts["actual"]["mean_wait_s"], rel=0.1)
+    assert texts["requested"]["predictor"] is None
+    assert texts["actual"]["total_completion_s"] == pytest.approx(200 * texts["actual"]["mean_jct_s"])
+    assert texts["actual"]["max_stretch"] > 1
 
 
 def test_more_than_a_tenth_left_out_needs_partial(tmp_path: Path) -> None:
@@ -104,10 +104,12 @@ def test_more_than_a_tenth_left_out_needs_partial(tmp_path: Path) -> None:
 
 def test_sample_is_drawn_from_the_first_rows_and_repeats(tmp_path: Path) -> None:
     log = swf(tmp_path / "log.swf", *[(at, 10 + at, 1, 100, 1) for at in range(50)])
-    one, _ = run("--trace", log, "--sample", "3", "--arrivals", "2")
-    assert (one["jobs"], one["sampled_from"], one["seed"]) == (3, 31, 42)
-    assert one == run("--trace", log, "--sample", "3", "--arrivals", "2")[0]
-    assert one["mean_jct_s"] != run("--trace", log, "--sample", "3", "--arrivals", "2", "--seed", "1")[0]["mean_jct_s"]
+    group, _ = run("--trace", log, "--sample", "3", "--arrivals", "2")
+    assert (group["jobs"], group["sampled_from"], group["seed"]) == (3, 31, 42)
+    assert group == run("--trace", log, "--sample", "3", "--arrivals", "2")[0]
+    assert (
+        group["mean_jct_s"] != run("--trace", log, "--sample", "3", "--arrivals", "2", "--seed", "1")[0]["mean_jct_s"]
+    )
 
 
 def test_priority_is_the_order_of_a_trace_that_has_one(tmp_path: Path) -> None:
@@ -132,8 +134,8 @@ def test_priority_needs_priorities(log: str) -> None:
 
 
 def test_longest_run_time_is_excluded(log: str) -> None:
-    found, _ = run("--trace", log, "--max-run", "50s")
-    assert (found["jobs"], found["excluded"][0]["jobs"]) == (1, 2)
+    result, _ = run("--trace", log, "--max-run", "50s")
+    assert (result["jobs"], result["excluded"][0]["jobs"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +208,8 @@ def site(tmp_path: Path) -> Path:
 
 def test_suspension_returns_gpus_that_another_job_uses(site: Path) -> None:
     """Job 1 is suspended 15 min and 17 s after it became idle; job 2 runs for 30 min on its GPUs."""
-    found, _ = run(*SITE, "--suspend-idle", "15m", "--state", str(site))
-    (cluster,) = found["clusters"]
+    result, _ = run(*SITE, "--suspend-idle", "15m", "--state", str(site))
+    (cluster,) = result["clusters"]
     assert (cluster["gpus"], cluster["jobs"], cluster["left_out"]) == (2, 2, {})
     waits = cluster["waits"][0]
     assert (waits["recorded_mean_s"], waits["before_mean_s"]) == (210 * 60 / 2, 210 * 60 / 2)
@@ -261,9 +263,9 @@ def test_priority_classes_of_an_exported_trace_are_the_order(tmp_path: Path) -> 
     for name, data in site_trace.files(trace, "synthetic").items():
         (tmp_path / name).write_bytes(data)
     words = ("--trace", f"site:{tmp_path}", "--order", "priority", "--backfill", "none", "--partial")
-    found, _ = run(*words)
-    assert [(one["reason"], one["jobs"]) for one in found["left_out"]] == [("without a priority", 2)]
-    assert found["mean_wait_s"] == (2 * 3480 + 2 * 7140) / 6
+    result, _ = run(*words)
+    assert [(group["reason"], group["jobs"]) for group in result["left_out"]] == [("without a priority", 2)]
+    assert result["mean_wait_s"] == (2 * 3480 + 2 * 7140) / 6
     with pytest.raises(AffinodeError, match="2 jobs without a priority"):
         run(*words[:-1])
 
@@ -271,8 +273,8 @@ def test_priority_classes_of_an_exported_trace_are_the_order(tmp_path: Path) -> 
 def test_idle_windows_of_an_exported_trace(exported: Path, tmp_path: Path) -> None:
     """The same schedule as from the site's own data; unmeasured jobs are unknown and are not suspended."""
     words = ("--trace", f"site:{exported}")
-    found, messages = run(*words, "--suspend-idle", "15m", "--sweep", "1h,4h")
-    (cluster,) = found["clusters"]
+    result, messages = run(*words, "--suspend-idle", "15m", "--sweep", "1h,4h")
+    (cluster,) = result["clusters"]
     waits = cluster["waits"][0]
     assert (waits["recorded_mean_s"], waits["before_mean_s"]) == (210 * 60 / 3, 210 * 60 / 3)
     assert waits["after_mean_s"] == (45 * 60 + 17) / 3
@@ -280,7 +282,7 @@ def test_idle_windows_of_an_exported_trace(exported: Path, tmp_path: Path) -> No
     assert (cluster["suspended_jobs"], cluster["costs_from"]) == (1, "docs/hardware.md")
     assert cluster["cluster"] == "trace"
     assert [gain["suspended_jobs"] for gain in cluster["sweep"]] == [1, 0]
-    assert (found["measured_jobs"], found["unknown_gpu_hours"]) == (2, 2.0)
+    assert (result["measured_jobs"], result["unknown_gpu_hours"]) == (2, 2.0)
     assert "1 job with 2 GPU-hours without samples" in messages
     same, _ = run(*words, "--gpus", "0", "--sweep", "4h", "--backfill", "easy", "--times", "actual")
     assert same["clusters"][0]["saved_wait_mean_s"] == 0
@@ -293,10 +295,10 @@ def test_idle_windows_of_an_exported_trace(exported: Path, tmp_path: Path) -> No
 
 def test_idle_shares_of_ended_jobs(site: Path) -> None:
     """Job 1 is idle for two of four hours, job 2 never; jobs without samples are not in the table."""
-    found = idle_shares(
+    result = idle_shares(
         load_config(None, state_dir=site), SINCE, SINCE + timedelta(days=1), now=SINCE + timedelta(days=2)
     )
-    assert sorted(found.select("job_id", "idle_pct").rows()) == [(1, pytest.approx(50, abs=1)), (2, 0)]
+    assert sorted(result.select("job_id", "idle_pct").rows()) == [(1, pytest.approx(50, abs=1)), (2, 0)]
 
 
 def test_returned_hours_by_predicted_idle_time(tmp_path: Path) -> None:
@@ -530,36 +532,36 @@ def requests(tmp_path: Path) -> str:
 
 def test_servers_share_gpus(requests: str) -> None:
     """With a GPU for each, both are loaded; with one, they take turns and the first is woken again."""
-    found, _ = run("--trace", requests, "--pool-servers", "--capacity", "1")
-    assert (found["requests"], found["servers"], found["load_s"], found["wake_s"]) == (4, 2, 22.0, 6.0)
-    apart, shared = found["pools"]
+    result, _ = run("--trace", requests, "--pool-servers", "--capacity", "1")
+    assert (result["requests"], result["servers"], result["load_s"], result["wake_s"]) == (4, 2, 22.0, 6.0)
+    apart, shared = result["pools"]
     assert (apart["gpus"], apart["most_awake"], apart["hot_share"], apart["cold_share"]) == (2, 2, 0.5, 0.5)
     assert apart["wait_mean_s"] == (22 + 22 + 0 + 5) / 4
     assert (shared["gpus"], shared["most_awake"]) == (1, 1)
     assert shared["wait_mean_s"] == (22 + 49 + 6 + 11) / 4
     assert (shared["warm_share"], shared["cold_share"]) == (0.5, 0.5)
-    assert found["notes"] == ["1 request without a time, an execution time or a model"]
-    assert any("Aegaeon" in text for text in found["published"])
+    assert result["notes"] == ["1 request without a time, an execution time or a model"]
+    assert any("Aegaeon" in text for text in result["published"])
     cold, _ = run("--trace", requests, "--pool-servers", "--capacity", "1", "--warm", "0")
     assert cold["pools"][1]["cold_share"] == 1.0
     asleep, _ = run("--trace", requests, "--pool-servers", "--capacity", "1", "--suspend-idle", "10s")
     assert [row["window_s"] for row in asleep["pools"]] == [None, 10.0]
     assert asleep["pools"][1]["gpu_hours_awake"] < shared["gpu_hours_awake"]
-    assert found["gpu_hours"] == pytest.approx(2 * 105 / 3600)
+    assert result["gpu_hours"] == pytest.approx(2 * 105 / 3600)
     text = CliRunner().invoke(cli, ["whatif", "--trace", requests, "--pool-servers"], catch_exceptions=False).stdout
     assert "wait for a wake" in text
     assert "not computed here" in text
 
 
 def test_tiers_compare_rules_of_eviction(requests: str) -> None:
-    found, _ = run("--trace", requests, "--pool-servers", "--tiers", "--capacity", "1")
-    assert (found["servers"], found["gpus"], found["load_mean_s"]) == (2, 1, 22.0)
-    assert [(row["warm"], row["eviction"]) for row in found["tiers"][:4]] == [
+    result, _ = run("--trace", requests, "--pool-servers", "--tiers", "--capacity", "1")
+    assert (result["servers"], result["gpus"], result["load_mean_s"]) == (2, 1, 22.0)
+    assert [(row["warm"], row["eviction"]) for row in result["tiers"][:4]] == [
         (0, "lru"), (0, "cost"), (1, "lru"), (1, "cost"),
     ]  # fmt: skip
-    assert [row["cold_share"] for row in found["tiers"][:4]] == [1.0, 1.0, 0.75, 0.5]
+    assert [row["cold_share"] for row in result["tiers"][:4]] == [1.0, 1.0, 0.75, 0.5]
     for name in ("Aegaeon", "ServerlessLLM", "FaasCache", "vLLM sleep mode"):
-        assert any(name in text for text in found["published"])
+        assert any(name in text for text in result["published"])
     single, _ = run("--trace", requests, "--pool-servers", "--tiers", "--warm", "1", "--suspend-idle", "10s")
     assert [row["warm"] for row in single["tiers"]] == [1, 1]
     with pytest.raises(click.UsageError, match="need --pool-servers"):
@@ -612,15 +614,15 @@ def services(tmp_path: Path) -> Path:
 def test_engines_are_sized_for_a_latency_target(services: Path) -> None:
     """On one engine, a prompt of 1.1 s delays the other service's tokens; with separate phases it does not."""
     words = ("--trace", f"azure:{services}", *_SLOW_ENGINE)
-    found, _ = run(*words, "--split-phases", "--pool-servers", "--between-tokens", "0.11,0.5", "--first-token", "2")
-    assert [(one["name"], one["requests"]) for one in found["services"]] == [("chat", 10), ("code", 10)]
-    relaxed, strict = found["targets"]
+    result, _ = run(*words, "--split-phases", "--pool-servers", "--between-tokens", "0.11,0.5", "--first-token", "2")
+    assert [(service["name"], service["requests"]) for service in result["services"]] == [("chat", 10), ("code", 10)]
+    relaxed, strict = result["targets"]
     assert relaxed["target"] == {"first_token_s": 2.0, "between_tokens_s": 0.5}
-    assert (relaxed["mixed"]["engines"], [one["engines"] for one in relaxed["apart"]]) == (1, [1, 1])
+    assert (relaxed["mixed"]["engines"], [item["engines"] for item in relaxed["apart"]]) == (1, [1, 1])
     assert strict["mixed"]["engines"] == 2
     assert (strict["split"]["engines"], strict["split"]["prefill_engines"]) == (2, 1)
-    assert (found["gpus_per_engine"], found["engine"]["base_s"]) == (2, 0.1)
-    assert any("Splitwise" in text for text in found["published"])
+    assert (result["gpus_per_engine"], result["engine"]["base_s"]) == (2, 0.1)
+    assert any("Splitwise" in text for text in result["published"])
     unreachable, _ = run(*words, "--between-tokens", "0.05")
     assert (unreachable["targets"][0]["mixed"], unreachable["targets"][0]["split"]) == (None, None)
     done = CliRunner().invoke(cli, ["whatif", *words, "--split-phases", "--pool-servers"], catch_exceptions=False)
@@ -642,11 +644,11 @@ def test_time_between_tokens_of_single_tokens_is_unknown(services: Path) -> None
     (services / "chat.csv").write_text(text)
     words = ("--trace", f"azure:{services / 'chat.csv'}", *_SLOW_ENGINE, "--split-phases",
              "--between-tokens", "0.5", "--first-token", "2")  # fmt: skip
-    found, _ = run(*words)
-    for one in found["targets"]:
-        assert (one["mixed"]["between_tokens_p99_s"], one["split"]["between_tokens_mean_s"]) == (None, None)
+    result, _ = run(*words)
+    for target in result["targets"]:
+        assert (target["mixed"]["between_tokens_p99_s"], target["split"]["between_tokens_mean_s"]) == (None, None)
     done = CliRunner().invoke(cli, ["whatif", *words], catch_exceptions=False, env={"COLUMNS": "200"})
-    assert done.stdout.count("unknown") == 2 * len(found["targets"])
+    assert done.stdout.count("unknown") == 2 * len(result["targets"])
 
 
 def test_defaults_of_the_engine_are_those_of_the_model() -> None:

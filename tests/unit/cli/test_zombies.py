@@ -66,14 +66,14 @@ def test_no_findings_is_status_0(state: Path) -> None:
 def test_list_as_json(state: Path) -> None:
     """Evidence has value, threshold, weight, and whether it is unknown."""
     result = _run("list", "--state", str(state), "--json", "--kind", "squatter", "--slurm-backend", "commands")
-    found = json.loads(result.stdout)
+    record = json.loads(result.stdout)
     assert _status(result) == 1
-    assert found["source"] == "history"
-    one = found["findings"][0]
+    assert record["source"] == "history"
+    finding = record["findings"][0]
     assert {"dimension", "value", "unit", "threshold", "weight", "text", "unknown", "met", "sources"} == set(
-        one["evidence"][0]
+        finding["evidence"][0]
     )
-    assert one["subject"]["type"] == "job"
+    assert finding["subject"]["type"] == "job"
 
 
 def test_explain_shows_timeline_of_every_gpu(state: Path, tmp_path: Path) -> None:

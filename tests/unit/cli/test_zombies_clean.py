@@ -64,10 +64,10 @@ def test_clean_without_yes_takes_no_action(state: Path, policy: Path) -> None:
     base = ("--state", str(state), "--slurm-backend", "commands", "--policy", str(policy), "--json")
     result = run("zombies", "clean", "--warn", *base)
     assert status(result) == 0, told(result)
-    found = json.loads(result.stdout)
-    assert found["dry_run"]
-    assert {one["result"] for one in found["actions"]} <= {"planned", "spared"}
-    assert any(one["verb"] == "warn-user" for one in found["actions"])
+    record = json.loads(result.stdout)
+    assert record["dry_run"]
+    assert {action["result"] for action in record["actions"]} <= {"planned", "spared"}
+    assert any(action["verb"] == "warn-user" for action in record["actions"])
     rows = json.loads(run("zombies", "history", "--state", str(state), "--json").stdout)
     assert {row["verb"] for row in rows} == {"look"}
 
@@ -89,12 +89,12 @@ def test_dry_run_prints_mails(state: Path, policy: Path) -> None:
     assert "What you can do" in result.stdout
     policy.write_text(policy.read_text() + '[default]\nwarn_admins = true\n[mail]\nadmins = ["ops@example.org"]\n')
     mails = json.loads(run(*words, str(policy), "--json").stdout)["mails"]
-    users = [one["user"] for one in mails if one["recipient"] == one["user"]]
+    users = [mail["user"] for mail in mails if mail["recipient"] == mail["user"]]
     assert users
-    assert sorted((one["user"], one["recipient"]) for one in mails) == sorted(
+    assert sorted((mail["user"], mail["recipient"]) for mail in mails) == sorted(
         (user, to) for user in users for to in (user, "ops@example.org")
     )
-    assert all("What you can do" in one["text"] and one["html"].startswith("<!doctype") for one in mails)
+    assert all("What you can do" in mail["text"] and mail["html"].startswith("<!doctype") for mail in mails)
 
 
 def test_clean_reports_pending_warnings(state: Path, policy: Path) -> None:
@@ -107,7 +107,7 @@ def test_stale_evidence_has_its_own_code(state: Path) -> None:
     """The built-in policy, with metrics that ended long ago."""
     result = run("zombies", "clean", "--warn", "--state", str(state), "--slurm-backend", "commands", "--json",
                  "--kind", "squatter")  # fmt: skip
-    assert {one["code"] for one in json.loads(result.stdout)["actions"]} <= {"stale"}
+    assert {action["code"] for action in json.loads(result.stdout)["actions"]} <= {"stale"}
 
 
 @pytest.mark.parametrize("command", ["clean", "warn"])
@@ -149,8 +149,8 @@ def test_policy_check_reports_every_error_by_line(tmp_path: Path) -> None:
     assert status(result) == 1
     assert f"{path}:2: limits.cancle: unknown key" in result.stdout
     assert f"{path}:5: default.action" in result.stdout
-    found = json.loads(run("zombies", "policy", "check", str(path), "--json").stdout)
-    assert [one["line"] for one in found["faults"]] == [2, 5]
+    record = json.loads(run("zombies", "policy", "check", str(path), "--json").stdout)
+    assert [fault["line"] for fault in record["faults"]] == [2, 5]
     assert status(run("zombies", "policy", "check", str(tmp_path / "none"))) == 2
     assert "z.toml:2: limits.cancle" in told(run("zombies", "clean", "--policy", str(path)))
 
@@ -162,9 +162,9 @@ def test_policy_check_replays_the_history(state: Path, policy: Path) -> None:
     result = run("zombies", "policy", "check", str(policy), "--state", str(state), "--json", "--until", until,
                  "--since", listed["since"], "--look-every", "6h", "--every", "30m")  # fmt: skip
     assert status(result) == 0, told(result)
-    found = json.loads(result.stdout)
-    assert found["replay"], found
-    assert {one["verb"] for one in found["replay"]} >= {"warn-user"}
+    record = json.loads(result.stdout)
+    assert record["replay"], record
+    assert {action["verb"] for action in record["replay"]} >= {"warn-user"}
     text = run("zombies", "policy", "check", str(policy), "--state", str(state), "--until", until, "--since",
                listed["since"], "--look-every", "12h", "--every", "1h").stdout  # fmt: skip
     assert "it would have done:" in text
@@ -286,17 +286,17 @@ def test_audit_log_is_pruned_only_with_yes(state: Path) -> None:
 
 def test_only_unfiltered_search_forgets_findings_that_are_gone() -> None:
     """First-seen times are forgotten only for kinds that were searched for on all nodes."""
-    found = find.Assessment((), NOW, NOW, "live", snapshot=find.Snapshot("alpha", (), ()))
+    assessment = find.Assessment((), NOW, NOW, "live", snapshot=find.Snapshot("alpha", (), ()))
 
     def over(about: find.Assessment, acting: bool = True, **values: Any) -> list[str]:
         request = find.Request(**values)
         asked = CleanUpRequest(Config(), request, True, None, False, Policy(), False, False, acting)
         return Session(asked, about, None, None, None, NOW)._looked_at_all()  # type: ignore[arg-type]
 
-    assert over(found) == ["alpha/orphan-process/", "alpha/orphan-memory/"]
-    assert over(found, kinds=("orphan-memory",)) == ["alpha/orphan-memory/"]
-    assert over(found, nodes=("c1",)) == over(found, users=("bob",)) == over(found, min_score=0.5) == []
-    assert over(replace(found, snapshot=None)) == over(found, acting=False) == []
+    assert over(assessment) == ["alpha/orphan-process/", "alpha/orphan-memory/"]
+    assert over(assessment, kinds=("orphan-memory",)) == ["alpha/orphan-memory/"]
+    assert over(assessment, nodes=("c1",)) == over(assessment, users=("bob",)) == over(assessment, min_score=0.5) == []
+    assert over(replace(assessment, snapshot=None)) == over(assessment, acting=False) == []
 
 
 def test_ended_and_requeued_jobs_are_excluded() -> None:
@@ -305,15 +305,15 @@ def test_ended_and_requeued_jobs_are_excluded() -> None:
     jobs = [slurm_job(7, submit=submitted), slurm_job(8, submit=NOW), slurm_job(9, submit=submitted, state="COMPLETED")]
     findings = tuple(squatter(subject=job(job_id=n, id=str(n))) for n in (7, 8, 9, 10))
     other, ended = squatter(cluster="beta"), squatter(kind="time-limit", subject=job(end=NOW, state="TIMEOUT"))
-    found = find.Assessment((*findings, other, ended), NOW, NOW, "history")
+    assessment = find.Assessment((*findings, other, ended), NOW, NOW, "history")
     asked = CleanUpRequest(Config(), find.Request(), False, None, False, Policy(), False, False)
 
     class Here:
         slurm = Slurm()
 
     def over(known: list[Any] | None) -> set[str]:
-        return set(Session(asked, found, None, Here(), None, NOW, known)._over())  # type: ignore[arg-type]
+        return set(Session(asked, assessment, None, Here(), None, NOW, known)._over())  # type: ignore[arg-type]
 
-    assert over(jobs) == {one.key for one in findings[1:]}
-    assert over([]) == {one.key for one in findings}
+    assert over(jobs) == {finding.key for finding in findings[1:]}
+    assert over([]) == {finding.key for finding in findings}
     assert over(None) == set()

@@ -71,10 +71,10 @@ kinds = ["squatter", "idle-allocation"]
 action = "cancel"
 sliding = { first_warning = "1h", second_warning = "1h30m", cancel = "2h" }
 """
-    for one, other in ((first, then), (then, first)):
-        assert verdict(one, alike, warned(other, timedelta(minutes=29))) == ("none", "too-early", 0)
-        assert verdict(one, alike, warned(other, timedelta(minutes=30))) == ("warn-user", "due", 2)
-        assert verdict(one, alike, warned(other, *TWICE))[0] == "cancel"
+    for item, other in ((first, then), (then, first)):
+        assert verdict(item, alike, warned(other, timedelta(minutes=29))) == ("none", "too-early", 0)
+        assert verdict(item, alike, warned(other, timedelta(minutes=30))) == ("warn-user", "due", 2)
+        assert verdict(item, alike, warned(other, *TWICE))[0] == "cancel"
     gentle = alike + '[[rule]]\nkinds = ["squatter"]\ndo_not_cancel = true\n'  # it announced no cancellation
     assert verdict(then, gentle, warned(first, *TWICE)) == ("warn-user", "due", 1)
     told = Ledger(mailed={first.matter: NOW - timedelta(hours=1), then.matter: NOW - timedelta(days=8)})
@@ -268,13 +268,13 @@ name = "another"
 users = ["bob"]
 min_gpus = 9
 """
-    found = effective(policy(more), squatter())
-    settings = found.settings
+    result = effective(policy(more), squatter())
+    settings = result.settings
     assert (settings.min_gpus, settings.min_run_s, settings.grace_s) == (1, 3600.0, 3600.0)
     assert (settings.repeat_s, settings.min_score, settings.gpu_fraction) == (3600.0, 0.1, 0.5)
-    assert found.origin["gpu_fraction"] == "cluster"
-    assert found.rules == ("idle", "cluster", "partition", "node", "qos", "account", "user")
-    assert found.rule == "idle"
+    assert result.origin["gpu_fraction"] == "cluster"
+    assert result.rules == ("idle", "cluster", "partition", "node", "qos", "account", "user")
+    assert result.rule == "idle"
 
 
 SECOND = timedelta(seconds=1)

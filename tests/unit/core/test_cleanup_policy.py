@@ -57,7 +57,7 @@ smtp = { host = "mail.example.org", port = 465, tls = "tls" }
 
 
 def faults(text: str) -> list[tuple[int, str]]:
-    return [(one.line, one.message) for one in read_policy(text, where="z.toml")[1]]
+    return [(problem.line, problem.message) for problem in read_policy(text, where="z.toml")[1]]
 
 
 def test_complete_policy_is_parsed() -> None:

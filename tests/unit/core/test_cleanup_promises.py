@@ -53,14 +53,14 @@ def test_destructive_actions_meet_all_guarantees(
     more += f"holidays = [{'2026-11-18' if holiday else ''}]\n[[exempt]]\njobs = ['3']\nuntil = 'never'\nreason = 'x'"
     ledger = Ledger(
         {
-            one.key: tuple(SentWarning(one.key, n, NOW - timedelta(seconds=s)) for n, s in enumerate(ago, 1))
-            for one, ago in zip(findings, agos, strict=False)
+            item.key: tuple(SentWarning(item.key, n, NOW - timedelta(seconds=s)) for n, s in enumerate(ago, 1))
+            for item, ago in zip(findings, agos, strict=False)
         }
     )
     actions = plan(findings, policy(more), ledger, NOW, opted_in=opted_in)
     assert len(actions) == len(findings)
     acting = [action for action in actions if action.verb in DESTRUCTIVE]
-    assert all(sum(one.verb == verb for one in acting) <= most for verb in ("cancel", "suspend"))
+    assert all(sum(item.verb == verb for item in acting) <= most for verb in ("cancel", "suspend"))
     assert len({action.target for action in acting}) == len(acting)
     for action in acting:
         finding = action.finding
@@ -71,13 +71,13 @@ def test_destructive_actions_meet_all_guarantees(
         assert ref.job_id != 3
         assert not holiday
         assert NOW - finding.observed_at <= timedelta(minutes=10)
-        dimensions = {one.dimension for one in finding.evidence if one.met and one.weight > 0 and not one.unknown}
+        dimensions = {item.dimension for item in finding.evidence if item.met and item.weight > 0 and not item.unknown}
         assert {"memory", "compute"} <= dimensions
-        assert all(one.flagged and one.measured for one in finding.gpus)
+        assert all(item.flagged and item.measured for item in finding.gpus)
         sent = ledger.warnings[finding.key]
-        assert [one.number for one in sent] == [1, 2]
+        assert [item.number for item in sent] == [1, 2]
         assert finding.since is not None
-        assert all(one.at >= finding.since for one in sent)
-        assert NOW - max(one.at for one in sent) >= timedelta(minutes=15)
+        assert all(item.at >= finding.since for item in sent)
+        assert NOW - max(item.at for item in sent) >= timedelta(minutes=15)
         assert (action.verb == "suspend") == (ref.job_id in opted_in)
     assert plan(findings, policy(more), ledger, NOW, opted_in=opted_in) == actions

@@ -145,7 +145,7 @@ def test_job_suspended_in_place_is_neither_warned_nor_canceled() -> None:
 def test_limit_of_a_run_selects_the_worst() -> None:
     """The others wait for an administrator or the next run, and are reported so."""
     findings = [squatter(subject=job(job_id=n, id=str(n)), held_gpu_hours=float(n)) for n in range(1, 9)]
-    ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in findings})
+    ledger = Ledger({finding.key: warned(finding, *TWICE).warnings[finding.key] for finding in findings})
     actions = plan(findings, policy("[limits]\ncancel = 3"), ledger, NOW)
     assert [action.finding.held_gpu_hours for action in actions if action.verb == "cancel"] == [8.0, 7.0, 6.0]
     assert {action.code for action in actions[3:]} == {"limit"}
@@ -154,16 +154,16 @@ def test_limit_of_a_run_selects_the_worst() -> None:
 def test_job_with_two_findings_is_canceled_once() -> None:
     """It is a squatter and an idle allocation."""
     first, second = squatter(), squatter(kind="idle-allocation")
-    ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in (first, second)})
-    assert [one.verb for one in plan([first, second], policy(), ledger, NOW)].count("cancel") == 1
+    ledger = Ledger({figure.key: warned(figure, *TWICE).warnings[figure.key] for figure in (first, second)})
+    assert [action.verb for action in plan([first, second], policy(), ledger, NOW)].count("cancel") == 1
 
 
 def test_finding_of_another_cluster_is_reported_only() -> None:
     """Its job ID is that of another job here; it does not count towards the limit."""
     there, here = squatter(cluster="beta", held_gpu_hours=9.0), squatter()
-    ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in (there, here)})
+    ledger = Ledger({figure.key: warned(figure, *TWICE).warnings[figure.key] for figure in (there, here)})
     actions = plan([there, here], policy("[limits]\ncancel = 1"), ledger, NOW, elsewhere={"beta"})
-    assert [(one.verb, one.code) for one in actions] == [("none", "elsewhere"), ("cancel", "due")]
+    assert [(action.verb, action.code) for action in actions] == [("none", "elsewhere"), ("cancel", "due")]
     assert plan([there], policy(), Ledger(), NOW, elsewhere={"beta"})[0].verb == "warn-user"
 
 
@@ -189,7 +189,9 @@ def test_heterogeneous_job_is_canceled_if_all_components_are_due() -> None:
     both = {7: {7, 8}, 8: {7, 8}}
 
     def codes(findings: list[Finding], sent: Ledger = ledger, **options: Any) -> list[tuple[str, str, bool]]:
-        return [(one.verb, one.code, one.stays) for one in plan(findings, policy(), sent, NOW, **options)]
+        return [
+            (refusal.verb, refusal.code, refusal.stays) for refusal in plan(findings, policy(), sent, NOW, **options)
+        ]
 
     assert codes([first], parts=both) == [("none", "part", False)]
     assert codes([first], parts={}) == [("none", "part", False)]
@@ -201,8 +203,8 @@ def test_heterogeneous_job_is_canceled_if_all_components_are_due() -> None:
     assert codes([second], Ledger(), parts=both) == [("warn-user", "due", True)]
     elsewhere = replace(second, cluster="beta")
     assert codes([first, elsewhere], parts=both)[0] == ("none", "part", False)
-    [one, other] = plan([first, second], policy(), ledger, NOW, parts=both)
-    assert (one.parts, other.parts) == ((second,), (first,))
+    [item, other] = plan([first, second], policy(), ledger, NOW, parts=both)
+    assert (item.parts, other.parts) == ((second,), (first,))
     assert codes([first]) == [("cancel", "due", False)]  # of unknown parts, those with findings count
     assert codes([first, second], warned(first, *TWICE))[0] == ("none", "part", False)
     busy = replace(second, gpus=(gpu(flagged=False),))

@@ -27,18 +27,29 @@ def test_evidence_has_the_texts_of_its_dimension() -> None:
 
 
 def test_zero_is_a_value() -> None:
-    one = TEXTS.evidence("gpu.memory", 0.0, 0.4, met=False, limit=1)
-    assert (one.text, one.unknown, one.met) == ("0.0 GiB held", False, False)
+    evidence = TEXTS.evidence("gpu.memory", 0.0, 0.4, met=False, limit=1)
+    assert (evidence.text, evidence.unknown, evidence.met) == ("0.0 GiB held", False, False)
 
 
 def test_unknown_value_is_not_met() -> None:
-    one = TEXTS.evidence("gpu.memory", None, 0.4, limit=1)
-    assert (one.value, one.text, one.threshold, one.unknown, one.points) == (None, "not known", "above 1 GiB", True, 0)
+    evidence = TEXTS.evidence("gpu.memory", None, 0.4, limit=1)
+    assert (evidence.value, evidence.text, evidence.threshold, evidence.unknown, evidence.points) == (
+        None,
+        "not known",
+        "above 1 GiB",
+        True,
+        0,
+    )
 
 
 def test_variant_replaces_texts_of_its_dimension() -> None:
-    one = TEXTS.evidence("gpu.memory-free", 3.0, limit=1, why="")
-    assert (one.dimension, one.unit, one.threshold, one.text) == ("memory", "GiB", "above 1 GiB", "3.0 GiB free")
+    evidence = TEXTS.evidence("gpu.memory-free", 3.0, limit=1, why="")
+    assert (evidence.dimension, evidence.unit, evidence.threshold, evidence.text) == (
+        "memory",
+        "GiB",
+        "above 1 GiB",
+        "3.0 GiB free",
+    )
     assert TEXTS.evidence("gpu.memory-free", None, limit=1, why="no driver").text == "not known: no driver"
 
 

@@ -19,8 +19,8 @@ from slurm_affinode.model.finding import KINDS
 )
 def test_xid_has_a_meaning(number: int | None, text: str, unknown: bool) -> None:
     """It is shown, and adds nothing to the score."""
-    one = xid(number)
-    assert (one.text, one.unknown, one.met, one.points) == (text, unknown, False, 0)
+    item = xid(number)
+    assert (item.text, item.unknown, item.met, item.points) == (text, unknown, False, 0)
 
 
 def test_advice_shows_its_values() -> None:

@@ -41,9 +41,9 @@ def test_job_that_fits_wakes_immediately() -> None:
 
 def test_jobs_that_do_not_fit_together_take_turns() -> None:
     """The first wakes; the second waits until it is idle."""
-    found = plan([card()], [], [], [Waiter(2, held(48)), Waiter(1, held(48))])
-    assert found.wakes == (2,)
-    assert "it needs 48" in found.waits[1]
+    result = plan([card()], [], [], [Waiter(2, held(48)), Waiter(1, held(48))])
+    assert result.wakes == (2,)
+    assert "it needs 48" in result.waits[1]
 
 
 def test_order_of_the_queue_is_kept() -> None:
@@ -56,33 +56,33 @@ def test_order_of_the_queue_is_kept() -> None:
         Waiter(4, {A: 1, B: 1}),
         Waiter(5, held(1, B)),
     ]
-    found = plan(cards, [Awake(9, held(70))], [], queue)
-    assert found.wakes == (3,)
-    assert found.waits[2] == "job 1 is ahead of it in the queue"
-    assert found.waits[4] == "job 1 is ahead of it in the queue"
-    assert found.waits[5] == "job 4 is ahead of it in the queue"
+    result = plan(cards, [Awake(9, held(70))], [], queue)
+    assert result.wakes == (3,)
+    assert result.waits[2] == "job 1 is ahead of it in the queue"
+    assert result.waits[4] == "job 1 is ahead of it in the queue"
+    assert result.waits[5] == "job 4 is ahead of it in the queue"
 
 
 def test_idle_job_makes_room() -> None:
     """The cheapest is chosen: fewer bytes, longer idle. A busy job stays."""
     awake = [Awake(1, held(30), idle_s=100), Awake(2, held(30), idle_s=900), Awake(3, held(10), idle_s=None)]
-    found = plan([card(free_gib=10)], awake, [], [Waiter(7, held(30))])
-    assert (found.wakes, found.make_room, found.waits) == ((), {2: 7}, {7: "job 2 makes room"})
+    result = plan([card(free_gib=10)], awake, [], [Waiter(7, held(30))])
+    assert (result.wakes, result.make_room, result.waits) == ((), {2: 7}, {7: "job 2 makes room"})
 
 
 def test_no_second_job_is_moved_for_the_same_room() -> None:
     """While one is being moved, the others stay."""
     awake = [Awake(1, held(40), idle_s=10, leaving=True), Awake(2, held(40), idle_s=900)]
-    found = plan([card(free_gib=0.1)], awake, [], [Waiter(7, held(30))])
-    assert (found.make_room, found.waits) == ({}, {7: "job 1 makes room"})
+    result = plan([card(free_gib=0.1)], awake, [], [Waiter(7, held(30))])
+    assert (result.make_room, result.waits) == ({}, {7: "job 1 makes room"})
 
 
 def test_several_jobs_make_room_if_one_is_not_enough() -> None:
     """A job that is not needed stays."""
     awake = [Awake(1, held(20), idle_s=50), Awake(2, held(20), idle_s=60), Awake(3, held(38), idle_s=10)]
-    found = plan([card(free_gib=2)], awake, [], [Waiter(7, held(40))])
-    assert set(found.make_room) == {1, 2}
-    assert found.waits[7] == "each of the jobs 2, 1 makes room"
+    result = plan([card(free_gib=2)], awake, [], [Waiter(7, held(40))])
+    assert set(result.make_room) == {1, 2}
+    assert result.waits[7] == "each of the jobs 2, 1 makes room"
 
 
 def test_busy_job_makes_room_when_its_turn_is_over() -> None:
@@ -144,8 +144,8 @@ def test_holders_of_the_memory_are_named() -> None:
 def test_awake_limit_of_the_site_is_kept() -> None:
     """It applies even if the GPU has room; a job that could never wake is reported before it is suspended."""
     tight = card(free_gib=80, limit_gib=40)
-    found = plan([tight], [Awake(1, held(20))], [], [Waiter(7, held(30))])
-    assert found.wakes == ()
+    result = plan([tight], [Awake(1, held(20))], [], [Waiter(7, held(30))])
+    assert result.wakes == ()
     assert plan([tight], [Awake(1, held(20), idle_s=5)], [], [Waiter(7, held(30))]).make_room == {1: 7}
     assert plan([tight], [], [Arriving(1, held(20), held(20))], [Waiter(7, held(30))]).wakes == ()
     assert "the site lets jobs in place hold" in plan([tight], [], [], [Waiter(7, held(50))]).waits[7]
@@ -156,8 +156,8 @@ def test_awake_limit_of_the_site_is_kept() -> None:
 def test_job_that_can_never_wake_does_not_block_the_queue() -> None:
     """The site lowered its limit during the suspension: that job gets the reason, and the others take turns."""
     tight = card(free_gib=80, limit_gib=40)
-    found = plan([tight], [], [], [Waiter(7, held(50)), Waiter(8, held(30))])
-    assert (found.wakes, list(found.waits)) == ((8,), [7])
+    result = plan([tight], [], [], [Waiter(7, held(50)), Waiter(8, held(30))])
+    assert (result.wakes, list(result.waits)) == ((8,), [7])
 
 
 def test_job_that_fills_a_gpu_could_not_wake() -> None:
@@ -196,10 +196,10 @@ def test_cheapest_set_is_sufficient_and_minimal(movable: list[tuple[int, float]]
     if sum(size for size, _ in movable) < lack:
         assert chosen == ()
         return
-    total = sum(one.held[A] for one in chosen)
+    total = sum(job.held[A] for job in chosen)
     assert total >= lack
-    assert all(total - one.held[A] < lack for one in chosen)
-    alone = [price(one) for one in jobs if one.held[A] >= lack]
+    assert all(total - job.held[A] < lack for job in chosen)
+    alone = [price(job) for job in jobs if job.held[A] >= lack]
     if alone and len(jobs) <= 10:
         assert sum(map(price, chosen)) <= min(alone) * (1 + 1e-9)
 
@@ -243,30 +243,30 @@ class Sharing:
             )
             for job, until in self.awake.items()
         ]
-        found = plan(cards, awake, [], [Waiter(job, self.needs[job]) for job in self.line])
-        self.check(found)
-        for job in found.make_room:
+        result = plan(cards, awake, [], [Waiter(job, self.needs[job]) for job in self.line])
+        self.check(result)
+        for job in result.make_room:
             del self.awake[job]
-        for job in found.wakes:
+        for job in result.wakes:
             self.line.remove(job)
             self.awake[job] = self.now + self.works_s
             self.since[job] = self.now
             self.begun_epoch.append(job)
 
-    def check(self, found: WakePlan) -> None:
+    def check(self, plan: WakePlan) -> None:
         """Check the order, the limit, and that every waiting job has a reason."""
-        assert set(found.wakes) | set(found.waits) == set(self.line)
+        assert set(plan.wakes) | set(plan.waits) == set(self.line)
         for place, job in enumerate(self.line):
-            if job in found.wakes:
+            if job in plan.wakes:
                 mine = {uuid for uuid, need in self.needs[job].items() if need}
                 for earlier in self.line[:place]:
                     theirs = {uuid for uuid, need in self.needs[earlier].items() if need}
-                    assert earlier in found.wakes or not mine & theirs
+                    assert earlier in plan.wakes or not mine & theirs
         for uuid in (A, B):
-            awake = self.used(uuid) + sum(self.needs[job].get(uuid, 0) for job in found.wakes)
-            assert awake <= self.limit or not any(self.needs[job].get(uuid, 0) for job in found.wakes)
-            assert not any(self.needs[job].get(uuid, 0) for job in found.wakes) or awake <= self.total - MARGIN
-        for job in found.make_room:
+            awake = self.used(uuid) + sum(self.needs[job].get(uuid, 0) for job in plan.wakes)
+            assert awake <= self.limit or not any(self.needs[job].get(uuid, 0) for job in plan.wakes)
+            assert not any(self.needs[job].get(uuid, 0) for job in plan.wakes) or awake <= self.total - MARGIN
+        for job in plan.make_room:
             assert self.awake[job] < self.now or (self.turn_s is not None and self.now - self.since[job] >= self.turn_s)
 
 
@@ -334,15 +334,15 @@ def test_job_waits_in_turn_for_jobs_that_leave_or_are_idle() -> None:
 def test_leaving_job_is_not_chosen_again() -> None:
     """Its memory counts, and only the rest is freed by others."""
     awake = [Awake(1, held(30), idle_s=900, leaving=True), Awake(2, held(30), idle_s=100)]
-    found = plan([card(free_gib=10)], awake, [], [Waiter(7, held(60))])
-    assert (found.make_room, found.waits) == ({2: 7}, {7: "each of the jobs 1, 2 makes room"})
+    result = plan([card(free_gib=10)], awake, [], [Waiter(7, held(60))])
+    assert (result.make_room, result.waits) == ({2: 7}, {7: "each of the jobs 1, 2 makes room"})
 
 
 def test_job_makes_room_for_one_waiter() -> None:
     """The first one, though its memory on another GPU would help the next."""
     both = Awake(1, held(60) | held(60, B), idle_s=100)
-    found = plan([card(A, 10), card(B, 10)], [both], [], [Waiter(7, held(60)), Waiter(8, held(60, B))])
-    assert found.make_room == {1: 7}
+    result = plan([card(A, 10), card(B, 10)], [both], [], [Waiter(7, held(60)), Waiter(8, held(60, B))])
+    assert result.make_room == {1: 7}
 
 
 def test_reason_names_the_gpu_that_lacks_most() -> None:
@@ -388,9 +388,9 @@ def priced(number: int, gib: int, gib_per_s: float) -> Awake:
 def test_up_to_ten_jobs_give_the_cheapest_set() -> None:
     """Adding jobs in order of price would choose the first two."""
     jobs = [priced(1, 6, 2e-3), priced(2, 5, 2.1e-3), priced(3, 10, 3e-3), *(priced(9 + i, 1, 1.0) for i in range(7))]
-    assert [one.job_id for one in cheapest(held(10), jobs)] == [3]
+    assert [job.job_id for job in cheapest(held(10), jobs)] == [3]
 
 
 def test_more_than_ten_jobs_give_a_set_without_redundant_expensive_ones() -> None:
     jobs = [priced(1, 6, 2e-3), priced(2, 5, 2.1e-3), priced(3, 10, 3e-3), *(priced(9 + i, 1, 1.0) for i in range(8))]
-    assert {one.job_id for one in cheapest(held(12), jobs)} == {1, 3}
+    assert {job.job_id for job in cheapest(held(12), jobs)} == {1, 3}

@@ -174,7 +174,7 @@ def test_pending_job_with_a_promise_causes_no_pressure() -> None:
         second = replace(WAITING, job_id=132, shown_id="132")
         decision = decide(POLICY, JOB, replace(promised, waiting=(WAITING, second)))
         assert decision.act
-        assert [one.job_id for one in decision.presses] == [132]
+        assert [item.job_id for item in decision.presses] == [132]
 
 
 def test_promise_of_this_node_counts_if_it_covers_the_job() -> None:
@@ -189,10 +189,10 @@ def test_promise_of_this_node_counts_if_it_covers_the_job() -> None:
 def test_array_is_pressure_while_tasks_have_no_promise() -> None:
     """One record of the queue stands for several tasks."""
     array = replace(WAITING, tasks=2)
-    one = Surroundings((array,), NODE, promises=(Promise(131, "c2", 1),))
-    assert decide(POLICY, JOB, one).act
+    surroundings = Surroundings((array,), NODE, promises=(Promise(131, "c2", 1),))
+    assert decide(POLICY, JOB, surroundings).act
     both = (Promise(131, "c2", 1), Promise(131, "c3", 1))
-    assert decide(POLICY, JOB, replace(one, promises=both)).code == "promised"
+    assert decide(POLICY, JOB, replace(surroundings, promises=both)).code == "promised"
 
 
 def test_unavailable_node_has_no_pressure() -> None:
@@ -228,7 +228,7 @@ def test_all_reasons_against_are_reported() -> None:
     policy = SuspendPolicy(users={"alice": Limit(exclude=True)}, min_run_s=9000)
     refusal = Refusal(RefusalCode.SRUN_STEPS, "it has srun steps")
     decision = decide(policy, replace(JOB, refusals=(refusal,)), replace(PRESSED, no_room="the store is full"))
-    assert [one.code for one in decision.against] == ["srun-steps", "excluded-user", "min-run", "no-room"]
+    assert [item.code for item in decision.against] == ["srun-steps", "excluded-user", "min-run", "no-room"]
     assert not decision.act
 
 
@@ -265,13 +265,13 @@ def test_additional_suspension_counts_for_all_its_limits() -> None:
     policy = SuspendPolicy(
         max_at_once=9, users={"alice": Limit(1)}, accounts={"vision": Limit(2)}, partitions={"gpu": Limit(3)}
     )
-    one = PRESSED.with_one_more(JOB)
+    item = PRESSED.with_one_more(JOB)
     assert decide(policy, JOB, PRESSED).act
-    assert [two.code for two in decide(policy, JOB, one).against] == ["limit-user"]
-    codes = [two.code for two in decide(policy, JOB, one.with_one_more(JOB).with_one_more(JOB)).against]
+    assert [two.code for two in decide(policy, JOB, item).against] == ["limit-user"]
+    codes = [two.code for two in decide(policy, JOB, item.with_one_more(JOB).with_one_more(JOB)).against]
     assert codes == ["limit-partition", "limit-account", "limit-user"]
-    assert (one.under_way, one.with_one_more(JOB).under_way) == (1, 2)
-    assert decide(replace(policy, users={}, max_at_once=1), JOB, one).code == "node-busy"
+    assert (item.under_way, item.with_one_more(JOB).under_way) == (1, 2)
+    assert decide(replace(policy, users={}, max_at_once=1), JOB, item).code == "node-busy"
     unknown = PRESSED.with_one_more(replace(JOB, user=None, account=None, partition=None))
     assert (unknown.suspended_users, unknown.suspended_accounts, unknown.suspended_partitions) == ({}, {}, {})
     in_place = PRESSED.with_one_more(replace(JOB, option=replace(JOB.option, mode=Mode.INPLACE)))

@@ -28,7 +28,7 @@ from slurm_affinode.core.signatures import (
 from slurm_affinode.model.finding import Evidence
 
 FILE = signatures.parse((asset_dir("reports") / "signatures.toml").read_text(encoding="utf-8"))
-SIGNATURES = {one.name: one for one in FILE.signatures}
+SIGNATURES = {entry.name: entry for entry in FILE.signatures}
 RUNNING = RunFacts("RUNNING", running=True, elapsed_s=20_000, limit_s=86_400)
 SQUATTING = GpuFacts({"util_pct": 0.0}, 7200.0, 77.6, 80.0, 60.0, used_before=False)
 
@@ -55,15 +55,15 @@ def test_packaged_signatures_are_valid_and_judge_their_examples() -> None:
     """The file has no faults and an example of each outcome, and all examples have the expected outcome."""
     assert not FILE.faults
     tried = signatures.try_examples(FILE)
-    assert [one.example.claim for one in tried if not one.ok] == []
-    assert {one.example.fits for one in tried} == {True, False}
+    assert [entry.example.claim for entry in tried if not entry.ok] == []
+    assert {entry.example.fits for entry in tried} == {True, False}
 
 
 def test_framework_that_preallocates_and_computes_is_not_a_squatter() -> None:
     """97 % of the memory and 98.6 % utilization match no signature."""
     busy = GpuFacts({"util_pct": 98.6}, 0.0, 38.8, 40.0, 390.0, used_before=True)
-    for one in FILE.signatures:
-        assert not judge(one, busy, RUNNING).fits
+    for entry in FILE.signatures:
+        assert not judge(entry, busy, RUNNING).fits
 
 
 def test_held_memory_without_measured_activity_is_not_a_finding() -> None:
@@ -103,7 +103,7 @@ def test_power_is_reported_and_never_required(watts: float | None) -> None:
 def test_evidence_has_value_threshold_weight_and_unknown() -> None:
     """Each dimension can be read separately."""
     unknown = dataclasses.replace(SQUATTING, memory_gib=None)
-    evidence = {one.dimension: one for one in judge(SIGNATURES["squatter"], unknown, RUNNING).evidence}
+    evidence = {entry.dimension: entry for entry in judge(SIGNATURES["squatter"], unknown, RUNNING).evidence}
     assert evidence["memory"].unknown
     assert evidence["memory"].value is None
     assert evidence["memory"].points == 0
@@ -123,7 +123,7 @@ IDLE = GpuFacts({"util_pct": 0.0}, 7200.0)
 
 def item(dimension: str, gpu: GpuFacts = IDLE, run: RunFacts = RUNNING, **parts: Any) -> Evidence:
     """Return the evidence of one dimension."""
-    return next(found for found in judge(signature(**parts), gpu, run).evidence if found.dimension == dimension)
+    return next(result for result in judge(signature(**parts), gpu, run).evidence if result.dimension == dimension)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_less_knowledge_never_raises_a_score(gpu: GpuFacts, run: RunFacts, name:
 def test_one_dimension_is_never_a_finding(gpu: GpuFacts, run: RunFacts, name: str) -> None:
     """A match has at least two dimensions, one of which is measured compute."""
     verdict = judge(SIGNATURES[name], gpu, run)
-    met = {one.dimension for one in verdict.evidence if one.met and one.weight > 0}
+    met = {entry.dimension for entry in verdict.evidence if entry.met and entry.weight > 0}
     if verdict.fits:
         assert len(met) >= 2
         assert "compute" in met
@@ -381,7 +381,7 @@ weight = 0.2
 def test_faults_are_reported_by_line(old: str, new: str, line: int, words: str) -> None:
     assert not signatures.parse(GOOD).faults
     faults = signatures.parse(GOOD.replace(old, new, 1)).faults
-    assert any(one.line == line and words in one.message for one in faults), faults
+    assert any(fault.line == line and words in fault.message for fault in faults), faults
 
 
 FULL = (
@@ -530,6 +530,6 @@ def test_example_with_another_outcome_is_reported(tmp_path: Path) -> None:
     example = '[[signature.example]]\nsays = "idle"\nfits = true\nmemory_gib = 79\nmemory_total_gib = 80\n'
     example += 'peaks_pct = { util_pct = 0 }\nidle = "30m"\n'
     tried = signatures.try_examples(signatures.parse(GOOD + example))
-    assert [one.ok for one in tried] == [False]
+    assert [entry.ok for entry in tried] == [False]
     half = signatures.parse(GOOD + example).with_window(1200)
-    assert [one.ok for one in signatures.try_examples(half)] == [True]
+    assert [entry.ok for entry in signatures.try_examples(half)] == [True]

@@ -118,34 +118,36 @@ def recovered(machine: Machine, journal: list[Phase], answered: bool) -> bool:
     """Run recovery once, as the agent does when it starts; return whether the suspension is over."""
     if journal[-1] is Phase.RUNNING:
         return True
-    found = recover(journal[-1], facts(machine, answered))
-    for action in found.actions:
+    result = recover(journal[-1], facts(machine, answered))
+    for action in result.actions:
         act(machine, action)
     machine.effect()
-    if found.phase is None:
+    if result.phase is None:
         journal.append(Phase.RUNNING)
         return True
-    journal.append(found.phase)
+    journal.append(result.phase)
     return False
 
 
 @given(phase=st.sampled_from(Phase), tree=st.booleans(), image=st.booleans(), job=st.sampled_from(JobFact))
 def test_recovery_is_safe_in_any_state(phase: Phase, tree: bool, image: bool, job: JobFact) -> None:
     """No process tree is killed without an image, and the only copy of a live job is never removed."""
-    found = recover(phase, World(job, tree, image))
+    result = recover(phase, World(job, tree, image))
     over = job is JobFact.ENDED
-    if RecoveryAction.KILL_TREE in found.actions:
+    if RecoveryAction.KILL_TREE in result.actions:
         assert over or image
-    if RecoveryAction.DROP_IMAGE in found.actions and not over:
+    if RecoveryAction.DROP_IMAGE in result.actions and not over:
         assert tree or not image or phase not in (Phase.DUMPED, Phase.REQUEUEING, Phase.QUEUED, Phase.RESTORING)
-    if RecoveryAction.RESUME in found.actions:
+    if RecoveryAction.RESUME in result.actions:
         assert tree
-        assert not image or found.actions.index(RecoveryAction.DROP_IMAGE) < found.actions.index(RecoveryAction.RESUME)
-    if RecoveryAction.REQUEUE in found.actions:
+        assert not image or result.actions.index(RecoveryAction.DROP_IMAGE) < result.actions.index(
+            RecoveryAction.RESUME
+        )
+    if RecoveryAction.REQUEUE in result.actions:
         assert image
         assert job is JobFact.THIS_RUN
-    assert bool({RecoveryAction.CLOSE, RecoveryAction.LOST} & set(found.actions)) == (found.phase is None)
-    if RecoveryAction.LOST in found.actions:
+    assert bool({RecoveryAction.CLOSE, RecoveryAction.LOST} & set(result.actions)) == (result.phase is None)
+    if RecoveryAction.LOST in result.actions:
         assert not tree
         assert not over
 
@@ -174,14 +176,14 @@ def test_crash_in_place_ends_in_a_running_or_suspended_job(steps: list[int], ans
             if journal[-1] is Phase.RUNNING:
                 break
             world = replace(facts(machine, answered), in_place=True)
-            found = recover(journal[-1], world)
+            result = recover(journal[-1], world)
             assert not {
                 RecoveryAction.KILL_TREE,
                 RecoveryAction.REQUEUE,
                 RecoveryAction.RESTORE,
                 RecoveryAction.WAIT,
-            } & set(found.actions)
-            for action in found.actions:
+            } & set(result.actions)
+            for action in result.actions:
                 if action is RecoveryAction.WAKE:
                     machine.effect()
                     journal.append(Phase.WAKING)
@@ -190,7 +192,7 @@ def test_crash_in_place_ends_in_a_running_or_suspended_job(steps: list[int], ans
                     machine.effect(tree="held")
                 else:
                     act(machine, action)
-            if found.phase is not Phase.FROZEN:
+            if result.phase is not Phase.FROZEN:
                 machine.effect()
                 journal.append(Phase.RUNNING)
     assert (machine.job.tree, machine.job.copies, machine.job.image) in (("running", 0, False), ("held", 0, False))
@@ -211,19 +213,19 @@ def test_processes_lost_with_their_node_are_reported_when_slurm_responds() -> No
     for phase in (Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.FROZEN, Phase.WAKING):
         for in_place in (True, False) if phase not in IN_PLACE else (True,):
 
-            def found(job: JobFact, phase: Phase = phase, in_place: bool = in_place) -> tuple[RecoveryAction, ...]:
+            def actions(job: JobFact, phase: Phase = phase, in_place: bool = in_place) -> tuple[RecoveryAction, ...]:
                 return recover(phase, World(job, tree=False, image=False, in_place=in_place)).actions
 
-            assert found(JobFact.UNKNOWN) == (RecoveryAction.WAIT,)
+            assert actions(JobFact.UNKNOWN) == (RecoveryAction.WAIT,)
             for job in (JobFact.THIS_RUN, JobFact.QUEUED, JobFact.LATER_RUN):
-                assert found(job)[-1] is RecoveryAction.LOST
-            assert found(JobFact.ENDED)[-1] is RecoveryAction.CLOSE
+                assert actions(job)[-1] is RecoveryAction.LOST
+            assert actions(JobFact.ENDED)[-1] is RecoveryAction.CLOSE
 
 
 def test_tree_stays_stopped_if_slurm_does_not_respond_to_a_requeue() -> None:
     """It may have accepted the request: a resumed tree would run beside its image."""
-    found = recover(Phase.REQUEUEING, World(JobFact.UNKNOWN, tree=True, image=True))
-    assert found.actions == (RecoveryAction.WAIT,)
+    result = recover(Phase.REQUEUEING, World(JobFact.UNKNOWN, tree=True, image=True))
+    assert result.actions == (RecoveryAction.WAIT,)
 
 
 A, B, C, D = (GpuFact(f"GPU-{name}", "H100", 80) for name in "ABCD")
@@ -264,9 +266,9 @@ def test_gpus_that_do_not_match_are_refused() -> None:
         ([A, *others(B)], [A, B], "gpu-count"),
         ([A], [replace(B, model="L40S")], "gpu-model"),
     ):
-        found = pair_gpus(old, new)
-        assert isinstance(found, Refusal)
-        assert found.code == code
+        result = pair_gpus(old, new)
+        assert isinstance(result, Refusal)
+        assert result.code == code
 
 
 ENDED, QUEUED, LATER, THIS, UNKNOWN = (

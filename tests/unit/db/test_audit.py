@@ -44,16 +44,16 @@ def test_records_are_returned_complete_and_in_order(log: ZombieLog) -> None:
 def test_records_are_found_by_job_user_verb_and_time(log: ZombieLog) -> None:
     """An array is found by its job ID, and each task by its name or raw ID; 5 does not match 55."""
     log.record([entry(), entry(job="55", job_id=55, user="bob"), entry(job="5", job_id=5, at=NOW + HOLD)])
-    assert [one.job for one in log.history(job="5")] == ["5_2", "5"]
-    assert [one.job for one in log.history(job="5_2")] == ["5_2"]
-    assert [one.job for one in log.history(job="7")] == ["5_2"]
-    assert [one.job for one in log.history(user="bob")] == ["55"]
-    assert [one.job for one in log.history(since=NOW + HOLD)] == ["5"]
-    assert [one.job for one in log.history(until=NOW)] == []
-    assert [one.job for one in log.history(limit=1)] == ["5"]
+    assert [item.job for item in log.history(job="5")] == ["5_2", "5"]
+    assert [item.job for item in log.history(job="5_2")] == ["5_2"]
+    assert [item.job for item in log.history(job="7")] == ["5_2"]
+    assert [item.job for item in log.history(user="bob")] == ["55"]
+    assert [item.job for item in log.history(since=NOW + HOLD)] == ["5"]
+    assert [item.job for item in log.history(until=NOW)] == []
+    assert [item.job for item in log.history(limit=1)] == ["5"]
     assert log.history(verb="keep") == []
     log.record([entry(job="6+1", job_id=8)])
-    assert [one.job for one in log.history(job="6")] == ["6+1"]
+    assert [item.job for item in log.history(job="6")] == ["6+1"]
     for odd in ("9" * 40, "\u00b2", "5%", ""):
         assert log.history(job=odd) == []
 
@@ -103,11 +103,11 @@ def test_new_first_warning_resets_the_later_ones(log: ZombieLog) -> None:
         log.claim_warning(KEY, number, "r1", now=NOW, hold=HOLD, seen=None)
         log.warned(KEY, number, NOW, "alice", "r1")
     seen = log.ledger(NOW).warnings[KEY]
-    assert [one.number for one in seen] == [1, 2]
+    assert [item.number for item in seen] == [1, 2]
     later = NOW + timedelta(hours=9)
     assert log.claim_warning(KEY, 1, "r2", now=later, hold=HOLD, seen=seen[0].at)
     log.warned(KEY, 1, later, "alice", "r2")
-    assert [(one.number, one.at) for one in log.ledger(later).warnings[KEY]] == [(1, later)]
+    assert [(warning.number, warning.at) for warning in log.ledger(later).warnings[KEY]] == [(1, later)]
 
 
 def test_notices_without_stages_are_separate_from_warnings(log: ZombieLog) -> None:
@@ -170,7 +170,7 @@ def test_pruning_of_old_records_is_recorded(log: ZombieLog) -> None:
     assert told.reason == "1 record from before 2026-11-21 12:00 UTC deleted: nightly.keep_audit"
     assert log.ledger(later).warnings == {}
     log.record([entry(at=later)])
-    assert [one.number for one in log.history()] == [2, 3, 4]
+    assert [item.number for item in log.history()] == [2, 3, 4]
 
 
 def test_settled_claims_are_pruned_with_their_records(log: ZombieLog) -> None:

@@ -52,7 +52,7 @@ def all_texts(repository: Repository) -> str:
     """Return every value of every table."""
     with repository.engine.connect() as connection:
         rows = [connection.execute(select(table)).all() for table in tables.metadata.sorted_tables]
-    return "\n".join(repr(row) for found in rows for row in found)
+    return "\n".join(repr(row) for result in rows for row in result)
 
 
 def mentions(repository: Repository) -> list[str]:
@@ -67,12 +67,12 @@ def test_user_is_replaced_in_every_table(repository: Repository, jobs: Frame, st
     assert pseudonym.startswith(PREFIX)
     assert mentions(repository) == []
     assert rows.keys() == {"jobs", "steps", "suspensions", "zombie_audit", "zombie_keeps", "ingests", "ingest_problems"}
-    found = {row["job_id"]: row for row in repository.jobs(T0 - DAY, NOW).to_dicts()}
-    assert found[1]["user"] == found[1]["cancelled_by"] == found[3]["cancelled_by"] == pseudonym
-    assert (found[1]["uid"], found[1]["job_name"], found[1]["work_dir"]) == (None, None, None)
-    assert (found[2]["user"], found[2]["uid"], found[2]["job_name"]) == ("bob", 5002, "alice2")
-    assert found[3]["user"] == "alicia"
-    assert [one.user for one in repository.suspensions(T0, NOW)] == [pseudonym, "bob"]
+    result = {row["job_id"]: row for row in repository.jobs(T0 - DAY, NOW).to_dicts()}
+    assert result[1]["user"] == result[1]["cancelled_by"] == result[3]["cancelled_by"] == pseudonym
+    assert (result[1]["uid"], result[1]["job_name"], result[1]["work_dir"]) == (None, None, None)
+    assert (result[2]["user"], result[2]["uid"], result[2]["job_name"]) == ("bob", 5002, "alice2")
+    assert result[3]["user"] == "alicia"
+    assert [suspension.user for suspension in repository.suspensions(T0, NOW)] == [pseudonym, "bob"]
 
 
 def test_dry_run_changes_nothing(repository: Repository, jobs: Frame, steps: Frame) -> None:

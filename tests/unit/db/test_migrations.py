@@ -36,12 +36,12 @@ def test_migrated_schema_matches_the_tables_in_the_code(engine):
     inspector = inspect(engine)
     assert set(inspector.get_table_names()) == {*tables.metadata.tables, "schema_migrations"}
     for table in tables.metadata.tables.values():
-        found = inspector.get_columns(table.name)
-        assert [column["name"] for column in found] == [column.name for column in table.columns]
+        columns = inspector.get_columns(table.name)
+        assert [column["name"] for column in columns] == [column.name for column in table.columns]
         assert set(inspector.get_pk_constraint(table.name)["constrained_columns"]) == set(
             table.primary_key.columns.keys()
         )
-        for column, actual in zip(table.columns, found, strict=True):
+        for column, actual in zip(table.columns, columns, strict=True):
             assert actual["nullable"] == column.nullable, (table.name, column.name)
             kinds = {
                 Text: (Text, String),

@@ -150,8 +150,8 @@ def test_attempts_are_found_by_half_open_overlap(repository, jobs):
             {"job_id": 6, "state": "CANCELLED", "end": T0 + HOUR / 2},
         )
     )
-    found = repository.jobs(T0, T0 + HOUR).get_column("job_id").sort().to_list()
-    assert found == [2, 3, 4]
+    result = repository.jobs(T0, T0 + HOUR).get_column("job_id").sort().to_list()
+    assert result == [2, 3, 4]
     assert repository.jobs(T0, T0 + HOUR + timedelta(milliseconds=1)).height == 4
 
 
@@ -410,9 +410,9 @@ def test_attempt_without_submit_time_is_not_counted_twice(repository, jobs, step
         repository.upsert(*frames)
     [job] = all_jobs()
     assert (job["submit"], job["qos"], job["account"]) == (WAITED, "normal", "physics")
-    found = stored_steps(repository).sort("step_id")
-    assert found.get_column("step_id").to_list() == ["0", "batch"]
-    assert found.get_column("submit").unique().to_list() == [WAITED]
+    result = stored_steps(repository).sort("step_id")
+    assert result.get_column("step_id").to_list() == ["0", "batch"]
+    assert result.get_column("submit").unique().to_list() == [WAITED]
     for frames in (guess, true):
         again = repository.upsert(*frames)
         assert (again.jobs, again.steps) == (Counts(unchanged=1), Counts(unchanged=1))

@@ -44,10 +44,10 @@ def test_recorded_demo_names_its_source(tmp_path):
 def test_recorded_demo_shows_a_real_overload(tmp_path):
     """The engine's samples fit the job in which it is shown. Each page states their origin."""
     written = build_demo(tmp_path / "demo", histories.recorded())
-    found = written.summary["servers"]
-    (engine,) = found["list"]
+    servers = written.summary["servers"]
+    (engine,) = servers["list"]
     assert (engine["engine"], engine["worst"]) == ("vllm", "preemption-storm")
-    assert {"queue-unstable", "kv-saturated", "recovering"} <= {one["kind"] for one in engine["diagnoses"]}
+    assert {"queue-unstable", "kv-saturated", "recovering"} <= {diagnosis["kind"] for diagnosis in engine["diagnoses"]}
     assert engine["preemptions"] > 100
     (job,) = written.result.jobs.filter(pl.col("job_id") == int(engine["job"])).iter_rows(named=True)
     assert (job["user"], job["node_list"], job["gpus"]) == (engine["user"], engine["node"], engine["gpus"])

@@ -23,7 +23,7 @@ from slurm_affinode.engines import metric_table
 )
 def test_server_is_known_by_its_command_line(command: str, title: str) -> None:
     names = metric_table.program_names(command.split(" "))
-    assert [one.title for one in metric_table.servers_named(names)] == [title]
+    assert [check.title for check in metric_table.servers_named(names)] == [title]
 
 
 @pytest.mark.parametrize(

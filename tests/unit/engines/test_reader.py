@@ -45,33 +45,38 @@ def values(frame: pl.DataFrame, *names: str) -> list[tuple[object, ...]]:
 def test_recordings_have_the_documented_figures(
     read: Read, recordings: Path, *, name: str, rows: int, failed: int, figures: dict[str, float]
 ) -> None:
-    found, notes = read(recordings / f"{name}.prom.gz")
-    assert len(found) == rows
-    assert found["error"].is_not_null().sum() == failed
-    assert {field: found[field].max() for field in figures} == figures
-    assert found.select("engine", "address").unique().rows() == [(name.partition("-")[0], name)]
+    result, notes = read(recordings / f"{name}.prom.gz")
+    assert len(result) == rows
+    assert result["error"].is_not_null().sum() == failed
+    assert {field: result[field].max() for field in figures} == figures
+    assert result.select("engine", "address").unique().rows() == [(name.partition("-")[0], name)]
     assert notes.problem_count == 0
 
 
 def test_llamacpp_has_no_kv_usage_and_no_preemptions(read: Read, recordings: Path) -> None:
     """A metric that an engine does not export is unknown, never 0."""
-    found, _ = read(recordings / "llamacpp-episode.prom.gz")
-    assert found.select(pl.col("kv_usage", "preemptions", "asleep", "finished").count()).row(0) == (0, 0, 0, 0)
+    result, _ = read(recordings / "llamacpp-episode.prom.gz")
+    assert result.select(pl.col("kv_usage", "preemptions", "asleep", "finished").count()).row(0) == (0, 0, 0, 0)
 
 
 def test_killed_server_keeps_its_identity_in_failed_scrapes(read: Read, recordings: Path) -> None:
-    found, _ = read(recordings / "vllm-0.32-cpu-api-server-killed.prom.gz")
-    last = found.row(-1, named=True)
+    result, _ = read(recordings / "vllm-0.32-cpu-api-server-killed.prom.gz")
+    last = result.row(-1, named=True)
     assert (last["model"], last["rank"], last["running"], last["rss_bytes"]) == ("tiny", "0", None, None)
     assert "Connection refused" in last["error"]
-    assert 0.9 < found["kv_usage"].max() < 0.92
+    assert 0.9 < result["kv_usage"].max() < 0.92
 
 
 def test_scrape_with_buckets_of_prompt_lengths(read: Read, recordings: Path) -> None:
-    found, _ = read(recordings / "vllm-0.32-cpu-saturated.prom", start=NOON)
-    buckets = found["prompt_lengths"][0].to_list()
-    assert [(one["le"], one["count"]) for one in buckets][-4:] == [(100, 23), (200, 23), (500, 23), (float("inf"), 23)]
-    assert values(found, "asleep", "cached_tokens", "failed", "memory_share") == [(False, 1472, 0, 0.92)]
+    result, _ = read(recordings / "vllm-0.32-cpu-saturated.prom", start=NOON)
+    buckets = result["prompt_lengths"][0].to_list()
+    assert [(bucket["le"], bucket["count"]) for bucket in buckets][-4:] == [
+        (100, 23),
+        (200, 23),
+        (500, 23),
+        (float("inf"), 23),
+    ]
+    assert values(result, "asleep", "cached_tokens", "failed", "memory_share") == [(False, 1472, 0, 0.92)]
 
 
 # -- engines and releases -------------------------------------------------------------------------------------------
@@ -79,8 +84,8 @@ def test_scrape_with_buckets_of_prompt_lengths(read: Read, recordings: Path) -> 
 
 @pytest.mark.parametrize("name", ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "vllm_kv_cache_usage_perc"])
 def test_both_names_of_vllm_kv_usage(read: Read, name: str) -> None:
-    found, _ = read(f'{name}{{model_name="m"}} 0.5 {MS}\n')
-    assert values(found, "engine", "model", "kv_usage") == [("vllm", "m", 0.5)]
+    result, _ = read(f'{name}{{model_name="m"}} 0.5 {MS}\n')
+    assert values(result, "engine", "model", "kv_usage") == [("vllm", "m", 0.5)]
 
 
 def test_first_name_of_the_table_wins(read: Read) -> None:
@@ -107,8 +112,8 @@ def test_tgi(read: Read) -> None:
     failures = {"overloaded": 4, "generation": 1, "validation": 1}
     text = f"tgi_queue_size 3 {MS}\ntgi_batch_current_size 2 {MS}\n"
     text += "".join(f'tgi_request_failure{{err="{why}"}} {count} {MS}\n' for why, count in failures.items())
-    found, _ = read(text)
-    assert values(found, "engine", "waiting", "running", "rejected", "failed", "kv_usage") == [
+    result, _ = read(text)
+    assert values(result, "engine", "waiting", "running", "rejected", "failed", "kv_usage") == [
         ("tgi", 3, 2, 4, 2, None)
     ]
 
@@ -124,22 +129,22 @@ def test_triton_computes_kv_usage_from_blocks(read: Read) -> None:
     for model in ("llm", "resnet"):
         text += f'nv_inference_request_success{{model="{model}",version="1"}} 10 {MS}\n'
         text += f'nv_inference_request_duration_us{{model="{model}",version="1"}} 2500000 {MS}\n'
-    found, _ = read(text)
-    assert values(found, "model", "kv_usage", "kv_tokens", "waiting", "finished", "e2e_s") == [
+    result, _ = read(text)
+    assert values(result, "model", "kv_usage", "kv_tokens", "waiting", "finished", "e2e_s") == [
         ("llm", 0.25, 7680, 8, 10, 2.5)
     ]
 
 
 def test_sleeping_engine(read: Read) -> None:
     states = {"awake": 0, "weights_offloaded": 1, "discard_all": 0}
-    text = "".join(f'vllm:engine_sleep_state{{sleep_state="{one}"}} {on} {MS}\n' for one, on in states.items())
+    text = "".join(f'vllm:engine_sleep_state{{sleep_state="{item}"}} {on} {MS}\n' for item, on in states.items())
     assert values(read(text)[0], "asleep") == [(True,)]
 
 
 def test_counters_are_read_with_and_without_total(read: Read) -> None:
     text = f"vllm:num_preemptions 3 {MS}\nllamacpp:prompt_tokens 5 {MS}\n"
-    found = read(text)[0].sort("engine")
-    assert values(found, "engine", "prompt_tokens", "preemptions") == [("llamacpp", 5, None), ("vllm", None, 3)]
+    result = read(text)[0].sort("engine")
+    assert values(result, "engine", "prompt_tokens", "preemptions") == [("llamacpp", 5, None), ("vllm", None, 3)]
 
 
 def test_table_reads_every_column(options: object) -> None:
@@ -161,8 +166,8 @@ def test_ranks_and_models_behind_one_port_are_separate(read: Read) -> None:
         for rank in (0, 1)
     )
     text += f'vllm:admission_rejections_total{{model_name="m",reason="a"}} 6 {MS}\nprocess_open_fds 40 {MS}\n'
-    found, _ = read(text)
-    assert values(found, "rank", "running", "block_size", "open_files", "rejected") == [
+    result, _ = read(text)
+    assert values(result, "rank", "running", "block_size", "open_files", "rejected") == [
         (None, None, None, None, 6), ("0", 1, 16, 40, None), ("1", 2, 32, 40, None),
     ]  # fmt: skip
 
@@ -187,8 +192,8 @@ def test_engines_of_several_addresses(read: Read) -> None:
         f'process_open_fds{{instance="gpu0{n}:8000",hpc_job="7"}} {n}0 {MS}\n'
         for n in (1, 2)
     )
-    found = read(text)[0].sort("node")
-    assert values(found, "node", "address", "running", "open_files", "job") == [
+    result = read(text)[0].sort("node")
+    assert values(result, "node", "address", "running", "open_files", "job") == [
         ("gpu01", "gpu01:8000", 1, 10, "7"), ("gpu02", "gpu02:8000", 2, 20, "7"),
     ]  # fmt: skip
 
@@ -198,17 +203,17 @@ def test_engines_of_several_addresses(read: Read) -> None:
 
 def test_scrape_cut_in_the_middle_of_a_line(read: Read) -> None:
     """The cut line is reported with its number and not used: 1 could be the beginning of 12."""
-    found, notes = read(f"vllm:num_requests_running 3 {MS}\nvllm:num_requests_waiting 1")
-    assert values(found, "running", "waiting") == [(3, None)]
-    assert [(one.line, one.reason.split(":")[0]) for one in notes.problems] == [
+    result, notes = read(f"vllm:num_requests_running 3 {MS}\nvllm:num_requests_waiting 1")
+    assert values(result, "running", "waiting") == [(3, None)]
+    assert [(problem.line, problem.reason.split(":")[0]) for problem in notes.problems] == [
         (2, "is cut off in its last line; the lines before are read")
     ]
 
 
 def test_openmetrics_without_its_end(read: Read) -> None:
     text = f"# UNIT x y\nvllm:num_requests_running 3 {MS / 1000}\n"
-    found, notes = read(text)
-    assert values(found, "running") == [(3,)]
+    result, notes = read(text)
+    assert values(result, "running") == [(3,)]
     assert "# EOF" in notes.problems[0].reason
 
 
@@ -224,18 +229,18 @@ def test_readable_part_of_a_truncated_compressed_file_is_kept(read: Read, tmp_pa
     whole = pack(text)
     path = tmp_path / "a.prom.packed"
     path.write_bytes(whole[: len(whole) * 9 // 10])
-    found, notes = read(path)
-    assert len(found) > (18_000 if kind == "bzip2" else 30_000)  # bzip2 has blocks of 900 kB
-    assert found["running"].to_list() == numbers[: len(found)]
+    result, notes = read(path)
+    assert len(result) > (18_000 if kind == "bzip2" else 30_000)  # bzip2 has blocks of 900 kB
+    assert result["running"].to_list() == numbers[: len(result)]
     assert "cut off or damaged" in notes.problems[-1].reason
 
 
 def test_bad_lines_are_reported_and_skipped(read: Read) -> None:
     running = "vllm:num_requests_running"
     text = f"{running} x {MS}\n!!\n{running}{{a=b}} 1 {MS}\n{running} 4 {MS}\n"
-    found, notes = read(text, format="prometheus")
-    assert values(found, "running") == [(4,)]
-    assert sorted(one.line or 0 for one in notes.problems) == [1, 2, 3]
+    result, notes = read(text, format="prometheus")
+    assert values(result, "running") == [(4,)]
+    assert sorted(problem.line or 0 for problem in notes.problems) == [1, 2, 3]
 
 
 def test_strict_reading_stops_at_the_first_bad_line(read: Read) -> None:
@@ -251,15 +256,15 @@ def test_not_a_number_infinite_and_negative_values_are_unknown(read: Read) -> No
 
 
 def test_impossible_share_is_unknown_and_noted(read: Read) -> None:
-    found, notes = read(f"vllm:kv_cache_usage_perc 37 {MS}\n")
-    assert values(found, "kv_usage") == [(None,)]
-    assert any("kv_usage above 1" in one for one in notes.decisions)
+    result, notes = read(f"vllm:kv_cache_usage_perc 37 {MS}\n")
+    assert values(result, "kv_usage") == [(None,)]
+    assert any("kv_usage above 1" in decision for decision in notes.decisions)
 
 
 def test_restarting_counters_are_kept_and_noted(read: Read) -> None:
     text = "".join(f"vllm:generation_tokens_total {value} {MS + n}\n" for n, value in enumerate((5, 9, 2, 3)))
-    found, notes = read(text)
-    assert found["generation_tokens"].to_list() == [5, 9, 2, 3]
+    result, notes = read(text)
+    assert result["generation_tokens"].to_list() == [5, 9, 2, 3]
     assert [count for what, count in notes.decisions.items() if "decreased" in what] == [1]
 
 
@@ -267,8 +272,8 @@ def test_clock_set_back_and_samples_of_the_future_are_noted(read: Read) -> None:
     future = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1000)
     times = (MS + 1000, MS, future)
     text = "".join(f"# scrape {at} took 0.1s\nvllm:num_requests_running 1 {at}\n" for at in times)
-    found, notes = read(text)
-    assert len(found) == 3
+    result, notes = read(text)
+    assert len(result) == 3
     assert sorted(notes.decisions.values()) == [1, 1]
 
 
@@ -279,8 +284,8 @@ def test_clock_set_back_is_noted_without_recorded_scrapes(
     monkeypatch.setattr("slurm_affinode.engines.reader.CHUNK", 512)
     name = "vllm:num_requests_running"
     text = "".join(f"{name} {n} {MS + 15000 * (n if n < 40 else n - 10)}\n" for n in range(80))
-    found, notes = read(text)
-    assert (len(found), found["running"].max()) == (70, 79)
+    result, notes = read(text)
+    assert (len(result), result["running"].max()) == (70, 79)
     assert notes.decisions == {
         "scrapes are earlier than the one before: the clock was set back": 1,
         "values of a series at the same time differ: the last one counts": 10,
@@ -303,15 +308,15 @@ def test_labels_of_a_hundred_thousand_series_are_bounded(
     text = f"vllm:num_preemptions_total 2 {MS}\n" + "".join(
         f'vllm:request_success_total{{finished_reason="{n}"}} 1 {MS}\n' for n in range(100_000)
     )
-    found, notes = read(text)
-    assert values(found, "preemptions", "finished") == [(2, 999)]
+    result, notes = read(text)
+    assert values(result, "preemptions", "finished") == [(2, 999)]
     assert notes.problem_count == 99_001
     assert len(notes.problems) == 100
 
 
 def test_oversized_model_name_is_rejected(read: Read) -> None:
-    found, notes = read(f'vllm:num_requests_running{{model_name="{"x" * 5000}"}} 1 {MS}\n')
-    assert found.is_empty()
+    result, notes = read(f'vllm:num_requests_running{{model_name="{"x" * 5000}"}} 1 {MS}\n')
+    assert result.is_empty()
     assert "at most 1,024 fit" in notes.problems[0].reason
 
 
@@ -319,13 +324,13 @@ def test_failed_scrapes_before_the_engine_is_known(read: Read) -> None:
     text = (
         f"# scrape {MS} failed after 1.0s: refused\n# scrape {MS + 9} took 0.5s\nvllm:num_requests_running 1 {MS + 9}\n"
     )
-    found, _ = read(text)
-    assert values(found, "error", "scrape_s", "running") == [("refused", 1.0, None), (None, 0.5, 1)]
+    result, _ = read(text)
+    assert values(result, "error", "scrape_s", "running") == [("refused", 1.0, None), (None, 0.5, 1)]
 
 
 def test_failed_scrapes_of_an_unknown_engine_are_reported(read: Read) -> None:
-    found, notes = read(f"# scrape {MS} failed after 1.0s: refused\n", format="prometheus")
-    assert found.is_empty()
+    result, notes = read(f"# scrape {MS} failed after 1.0s: refused\n", format="prometheus")
+    assert result.is_empty()
     assert "no scrape identifies the engine" in notes.problems[0].reason
 
 
@@ -333,8 +338,8 @@ def test_text_without_times_needs_a_start(read: Read) -> None:
     text = "vllm:num_requests_running 1\nvllm:num_requests_running 2\n"
     with pytest.raises(InputError, match="no timestamp"):
         read(text)
-    found, _ = read(text, start=NOON, interval_s=15)
-    assert values(found, "time", "running") == [(NOON, 1), (NOON + timedelta(seconds=15), 2)]
+    result, _ = read(text, start=NOON, interval_s=15)
+    assert values(result, "time", "running") == [(NOON, 1), (NOON + timedelta(seconds=15), 2)]
 
 
 def test_small_memory_gives_the_same_samples(
@@ -374,15 +379,15 @@ def test_scrape_that_failed_for_the_exporter_is_a_failed_sample(read: Read) -> N
     own = "slurm_affinode_serving_"
     text = "".join(
         f"{own}{name}{{{labels}}} {value} {at}\n"
-        for at, found in (
+        for at, result in (
             (MS, {"up": 1, "running": 2, "scrape_s": 0.5}),
             (MS + 15000, {"up": 0, "scrape_s": 3}),
             (MS + 30000, {"up": 1, "running": 4, "scrape_s": 2.5}),
         )
-        for name, value in found.items()
+        for name, value in result.items()
     )
-    found, notes = read(text)
-    assert values(found, "job", "running", "scrape_s", "error") == [
+    outcome, notes = read(text)
+    assert values(outcome, "job", "running", "scrape_s", "error") == [
         ("7", 2, 0.5, None),
         ("7", None, 3, samples.NO_RESPONSE),
         ("7", 4, 2.5, None),

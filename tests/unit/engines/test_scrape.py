@@ -28,9 +28,10 @@ NOBODY = 65534
 RUNNING = "vllm:num_requests_running"
 
 
-def as_rows(found: list[EngineReading]) -> list[tuple[object, ...]]:
+def as_rows(readings: list[EngineReading]) -> list[tuple[object, ...]]:
     return sorted(
-        (one.engine, one.model, one.rank, sorted(one.values.items()), sorted(one.buckets.items())) for one in found
+        (item.engine, item.model, item.rank, sorted(item.values.items()), sorted(item.buckets.items()))
+        for item in readings
     )
 
 
@@ -44,7 +45,8 @@ def of_frame(frame: pl.DataFrame) -> list[tuple[object, ...]]:
         }
         histograms = {name: row[name] for name in metric_table.BUCKETS if row[name]}
         buckets = [
-            (name, tuple((one["le"], one["count"]) for one in counts)) for name, counts in sorted(histograms.items())
+            (name, tuple((count["le"], count["count"]) for count in counts))
+            for name, counts in sorted(histograms.items())
         ]
         rows.append((row["engine"], row["model"], row["rank"], sorted(values.items()), buckets))
     return sorted(rows)
@@ -100,8 +102,8 @@ def test_histogram_with_too_many_buckets_is_ignored() -> None:
 
     def buckets(count: int) -> dict[str, tuple[tuple[float, float], ...]]:
         bounds = [*map(str, range(count - 1)), "+Inf"]
-        (found,) = scrape.readings("".join(f'{name}{{le="{bound}"}} 1\n' for bound in bounds) + f"{RUNNING} 1\n")
-        return dict(found.buckets)
+        (reading,) = scrape.readings("".join(f'{name}{{le="{bound}"}} 1\n' for bound in bounds) + f"{RUNNING} 1\n")
+        return dict(reading.buckets)
 
     assert len(buckets(scrape.MOST_BUCKETS)["prompt_lengths"]) == scrape.MOST_BUCKETS
     assert buckets(scrape.MOST_BUCKETS + 1) == {}
@@ -124,14 +126,14 @@ def test_table_has_every_counter_of_the_schema() -> None:
 def test_hostile_text_gives_a_bounded_report(text: str) -> None:
     line = scrape.report(scrape.readings(text))
     assert len(line) < scrape.LARGEST_REPORT
-    for one in scrape.decode(line.encode()):
-        assert all(math.isfinite(value) for value in one.values.values())
-        assert (one.model or "").isprintable()
+    for item in scrape.decode(line.encode()):
+        assert all(math.isfinite(value) for value in item.values.values())
+        assert (item.model or "").isprintable()
 
 
 def test_report_keeps_buckets() -> None:
-    found = [EngineReading("vllm", "m", None, {"running": 1.0}, {"prompt_lengths": ((5.0, 1.0), (math.inf, 2.0))})]
-    assert scrape.decode(scrape.report(found).encode()) == found
+    result = [EngineReading("vllm", "m", None, {"running": 1.0}, {"prompt_lengths": ((5.0, 1.0), (math.inf, 2.0))})]
+    assert scrape.decode(scrape.report(result).encode()) == result
 
 
 @pytest.mark.parametrize(
@@ -198,8 +200,8 @@ def serve() -> Iterator[Callable[..., RawServer]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for connection in started:
+        connection.close()
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"

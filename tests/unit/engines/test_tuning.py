@@ -30,12 +30,12 @@ BUSY = TuningFacts(
 
 
 def advice(tuning: Tuning, setting: str) -> Recommendation:
-    (one,) = [one for one in tuning.recommendations if one.setting == setting]
-    return one
+    (recommendation,) = [item for item in tuning.recommendations if item.setting == setting]
+    return recommendation
 
 
 def settings(tuning: Tuning) -> list[str]:
-    return [one.setting for one in tuning.recommendations]
+    return [recommendation.setting for recommendation in tuning.recommendations]
 
 
 def out_of_memory(requested_gib: float = 4.0, free_gib: float = 1.0) -> LogFailure:
@@ -46,20 +46,20 @@ def out_of_memory(requested_gib: float = 4.0, free_gib: float = 1.0) -> LogFailu
 
 
 def test_preemptions_with_free_memory_raise_the_share() -> None:
-    one = advice(tune(BUSY), "memory-share")
-    assert (one.direction, one.option, one.current) == ("raise", "--gpu-memory-utilization", 0.8)
-    assert one.proposed == pytest.approx(0.92)  # 12 of 80 GiB free, 3 % stay free
-    assert "2,000 preemptions" in one.reason
-    assert "12.0 of 80.0 GiB" in one.reason
+    item = advice(tune(BUSY), "memory-share")
+    assert (item.direction, item.option, item.current) == ("raise", "--gpu-memory-utilization", 0.8)
+    assert item.proposed == pytest.approx(0.92)  # 12 of 80 GiB free, 3 % stay free
+    assert "2,000 preemptions" in item.reason
+    assert "12.0 of 80.0 GiB" in item.reason
 
 
 def test_out_of_memory_lowers_the_share_despite_preemptions() -> None:
     """The trap: the same preemptions, and the driver ran out of memory."""
     tuning = tune(replace(BUSY, failures=(out_of_memory(),)))
-    one = advice(tuning, "memory-share")
-    assert one.direction == "lower"
-    assert one.proposed == pytest.approx(0.73)  # 3 GiB short of 80, and 3 % more
-    assert "4 GiB requested, 1 GiB free" in one.reason
+    item = advice(tuning, "memory-share")
+    assert item.direction == "lower"
+    assert item.proposed == pytest.approx(0.73)  # 3 GiB short of 80, and 3 % more
+    assert "4 GiB requested, 1 GiB free" in item.reason
 
 
 def test_without_free_memory_another_dtype_is_advised_and_the_share_kept() -> None:
@@ -72,14 +72,14 @@ def test_unknown_gpu_memory_is_reported_and_gives_no_share() -> None:
     tuning = tune(replace(BUSY, gpu_free_gib=None, gpu_total_gib=None))
     assert "memory-share" not in settings(tuning)
     assert "kv-dtype" not in settings(tuning)
-    assert any("GPU memory" in one for one in tuning.unknown)
+    assert any("GPU memory" in item for item in tuning.unknown)
 
 
 def test_batch_is_lowered_to_the_capacity_of_the_cache() -> None:
-    one = advice(tune(replace(BUSY, lost_share=0.3)), "max-running")
-    assert (one.direction, one.option) == ("lower", "--max-num-seqs")
-    assert one.proposed == int(100_000 // (500 + 200.5))
-    assert "cost 30 % of the output rate" in one.reason
+    item = advice(tune(replace(BUSY, lost_share=0.3)), "max-running")
+    assert (item.direction, item.option) == ("lower", "--max-num-seqs")
+    assert item.proposed == int(100_000 // (500 + 200.5))
+    assert "cost 30 % of the output rate" in item.reason
 
 
 @pytest.mark.parametrize("change", [{"preemptions": 100.0, "lost_share": 0.3}, {"lost_share": 0.1}])
@@ -100,9 +100,14 @@ def test_preemptions_of_unknown_cost_do_not_lower_the_batch() -> None:
 def test_option_that_keeps_the_cache_small_is_raised() -> None:
     """The memory for more blocks is there: neither another share nor another dtype nor a smaller batch is advised."""
     tuning = tune(replace(BUSY, lost_share=0.3, gpu_free_gib=1.0, kv_blocks=96, kv_blocks_free=32_768))
-    one = advice(tuning, "kv-blocks")
-    assert (one.direction, one.option, one.current, one.proposed) == ("raise", "--num-gpu-blocks-override", 96, 32_768)
-    assert "memory for 32,768 blocks" in one.reason
+    item = advice(tuning, "kv-blocks")
+    assert (item.direction, item.option, item.current, item.proposed) == (
+        "raise",
+        "--num-gpu-blocks-override",
+        96,
+        32_768,
+    )
+    assert "memory for 32,768 blocks" in item.reason
     assert settings(tuning) == ["kv-blocks"]
     assert tuning.options == ("--num-gpu-blocks-override", "32768")
 
@@ -118,8 +123,8 @@ def test_full_batch_with_free_cache_is_raised() -> None:
         BUSY, kv_limited=False, batch_limited=True, preemptions=0.0, max_running=16.0, running_peak=16.0,
         kv_when_waiting=0.2,
     )  # fmt: skip
-    one = advice(tune(facts), "max-running")
-    assert (one.direction, one.proposed) == ("raise", 64)
+    item = advice(tune(facts), "max-running")
+    assert (item.direction, item.proposed) == ("raise", 64)
 
 
 def test_batch_is_raised_while_the_cache_is_empty() -> None:
@@ -136,8 +141,8 @@ def test_preemptions_per_unknown_request_do_not_lower_the_batch(change: dict[str
 
 def test_responses_without_tokens_are_accepted() -> None:
     """Embeddings: a request holds its prompt only."""
-    one = advice(tune(replace(BUSY, lost_share=0.3, prompt_mean=1000.0, output_mean=0.0)), "max-running")
-    assert one.proposed == 100
+    item = advice(tune(replace(BUSY, lost_share=0.3, prompt_mean=1000.0, output_mean=0.0)), "max-running")
+    assert item.proposed == 100
 
 
 def test_dtype_is_not_advised_while_free_memory_is_unknown() -> None:
@@ -171,17 +176,17 @@ def test_longest_request_is_that_of_all_processes_of_the_engine() -> None:
 
 def test_length_is_lowered_to_the_longest_request() -> None:
     facts = replace(BUSY, max_length=131_072, prompt_longest=4000.0, output_longest=2000.0)
-    one = advice(tune(facts), "max-length")
-    assert one.proposed == 7680
-    assert "longer requests are refused" in one.cost
+    item = advice(tune(facts), "max-length")
+    assert item.proposed == 7680
+    assert "longer requests are refused" in item.cost
     assert "max-length" not in settings(tune(replace(facts, max_length=8192)))
     assert "max-length" not in settings(tune(replace(facts, output_longest=None)))
 
 
 def test_refused_start_gives_the_longest_possible_length() -> None:
     small = LogFailure("kv-cache-too-small", "job.out", 1, "To serve at least one", max_length=176)
-    one = advice(tune(TuningFacts(engine="vllm", seconds=0.0, failures=(small,))), "max-length")
-    assert (one.direction, one.proposed) == ("lower", 176)
+    item = advice(tune(TuningFacts(engine="vllm", seconds=0.0, failures=(small,))), "max-length")
+    assert (item.direction, item.proposed) == ("lower", 176)
 
 
 def test_long_length_is_written_with_all_digits() -> None:
@@ -191,32 +196,32 @@ def test_long_length_is_written_with_all_digits() -> None:
 
 
 def test_overload_advises_replicas() -> None:
-    one = advice(tune(replace(BUSY, overload=2.0)), "replicas")
-    assert (one.option, one.proposed) == (None, 3)
+    item = advice(tune(replace(BUSY, overload=2.0)), "replicas")
+    assert (item.option, item.proposed) == (None, 3)
     assert "replicas" not in settings(tune(replace(BUSY, overload=0.9)))
 
 
 def test_overload_of_unknown_size_advises_replicas_without_a_number() -> None:
     """llama.cpp has no counter of requests: the queue grew, by how much too fast is unknown."""
-    found = tune(TuningFacts(engine="llamacpp", seconds=120.0, waiting_peak=459.0, unstable=True))
-    one = advice(found, "replicas")
-    assert (one.direction, one.proposed) == ("raise", None)
-    assert "459" in one.reason
-    assert "arrivals by service" in found.unknown[-1]
+    result = tune(TuningFacts(engine="llamacpp", seconds=120.0, waiting_peak=459.0, unstable=True))
+    item = advice(result, "replicas")
+    assert (item.direction, item.proposed) == ("raise", None)
+    assert "459" in item.reason
+    assert "arrivals by service" in result.unknown[-1]
 
 
 def test_start_refused_for_want_of_free_memory_lowers_the_share() -> None:
     """Preemptions ask for more memory, but another process holds it."""
     refused = LogFailure("gpu-memory-at-startup", "job.out", 1, "", free=42.5 * GIB, total=80.0 * GIB)
-    one = advice(tune(replace(BUSY, failures=(refused,))), "memory-share")
-    assert (one.direction, one.proposed) == ("lower", 0.53)
-    assert "42.5 GiB of 80 GiB" in one.reason
+    item = advice(tune(replace(BUSY, failures=(refused,))), "memory-share")
+    assert (item.direction, item.proposed) == ("lower", 0.53)
+    assert "42.5 GiB of 80 GiB" in item.reason
 
 
 def test_batch_without_room_in_the_cache_lowers_the_batch() -> None:
     exhausted = LogFailure("kv-cache-exhausted", "job.out", 1, "")
-    one = advice(tune(replace(BUSY, engine="sglang", failures=(exhausted,))), "max-running")
-    assert (one.direction, one.option, one.proposed) == ("lower", "--max-running-requests", None)
+    item = advice(tune(replace(BUSY, engine="sglang", failures=(exhausted,))), "max-running")
+    assert (item.direction, item.option, item.proposed) == ("lower", "--max-running-requests", None)
 
 
 def test_quiet_engine_gets_no_advice() -> None:
@@ -230,18 +235,20 @@ def test_quiet_engine_gets_no_advice() -> None:
      ("tgi", None)],
 )  # fmt: skip
 def test_command_has_the_options_of_the_engine(engine: str, command: str | None) -> None:
-    found = tune(replace(BUSY, engine=engine)).command("a b")
-    assert (command or "") in (found or "")
-    assert (found is None) == (command is None)
+    result = tune(replace(BUSY, engine=engine)).command("a b")
+    assert (command or "") in (result or "")
+    assert (result is None) == (command is None)
 
 
 def test_command_keeps_the_options_of_the_start() -> None:
     """The advised option replaces the one of the start."""
     told = (("--port", "8001"), ("--gpu-memory-utilization", "0.8"), ("--enforce-eager",), ("--lora", "a", "b c"))
-    found = tune(replace(BUSY, model="/models/a", options=told)).command("a")
-    assert found is not None
-    assert found.startswith("vllm serve /models/a --port 8001 --enforce-eager --lora a 'b c' --gpu-memory-utilization ")
-    assert found.count("--gpu-memory-utilization") == 1
+    command = tune(replace(BUSY, model="/models/a", options=told)).command("a")
+    assert command is not None
+    assert command.startswith(
+        "vllm serve /models/a --port 8001 --enforce-eager --lora a 'b c' --gpu-memory-utilization "
+    )
+    assert command.count("--gpu-memory-utilization") == 1
 
 
 def test_command_without_an_advised_option_is_none() -> None:
@@ -268,10 +275,10 @@ def test_advice_for_a_recorded_overload_ends_preemptions_in_the_model(shared_dat
     (examined,) = examine(key, samples)
     (series,) = streams(key, samples)
     log = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.log.gz").read_bytes())
-    found = scan(iter([log]), "server.log")
-    tuning = tune(observe(series, examined.health.diagnoses, (), found.startup))
-    one = advice(tuning, "kv-blocks")
-    assert (one.current, one.proposed) == (40, 32_768)
+    result = scan(iter([log]), "server.log")
+    tuning = tune(observe(series, examined.health.diagnoses, (), result.startup))
+    item = advice(tuning, "kv-blocks")
+    assert (item.current, item.proposed) == (40, 32_768)
     assert "max-running" not in settings(tuning)
     assert advice(tuning, "replicas").proposed == 3
 

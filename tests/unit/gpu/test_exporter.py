@@ -66,8 +66,8 @@ def test_missing_values_are_absent_and_zeros_are_exported(shown):
         GpuSample(replace(A100, uuid="GPU-b", index=1), Reading(util_pct=0.0, sm_active=0.5), None),
     )
     shown.put(Sweep(NOW, samples))
-    found = series(text_of(shown))
-    mine = {(name, uuid): value for (name, uuid, _), value in found.items() if name.startswith("DCGM")}
+    result = series(text_of(shown))
+    mine = {(name, uuid): value for (name, uuid, _), value in result.items() if name.startswith("DCGM")}
     assert mine == {
         ("DCGM_FI_DEV_FB_USED", "GPU-a"): 0.0,
         ("DCGM_FI_DEV_POWER_USAGE", "GPU-a"): 12.5,
@@ -78,8 +78,8 @@ def test_missing_values_are_absent_and_zeros_are_exported(shown):
 
 def test_shared_gpu_has_a_series_for_each_job(shown, sweep_at):
     shown.put(sweep_at(NOW, ("7", "12")))
-    found = series(text_of(shown))
-    assert {job for name, uuid, job in found if (name, uuid) == ("DCGM_FI_DEV_GPU_UTIL", "GPU-a")} == {"7", "12"}
+    result = series(text_of(shown))
+    assert {job for name, uuid, job in result if (name, uuid) == ("DCGM_FI_DEV_GPU_UTIL", "GPU-a")} == {"7", "12"}
 
 
 def test_mig_instance_has_its_labels(shown):
@@ -92,9 +92,9 @@ def test_mig_instance_has_its_labels(shown):
 def test_old_sweep_is_not_exported(shown, sweep_at):
     """A sampler that hangs in the driver must not look like an idle GPU."""
     shown.put(sweep_at(NOW - 21))
-    found = series(text_of(shown))
-    assert not [name for name, _, _ in found if name.startswith("DCGM")]
-    assert found["slurm_affinode_exporter_up", None, None] == 0
+    result = series(text_of(shown))
+    assert not [name for name, _, _ in result if name.startswith("DCGM")]
+    assert result["slurm_affinode_exporter_up", None, None] == 0
     shown.put(sweep_at(NOW))
     assert series(text_of(shown))["slurm_affinode_exporter_up", None, None] == 1
 
@@ -185,7 +185,7 @@ def test_full_connections_are_shared_by_address(registry, monkeypatch):
             held = [connect(number) for number in range(2, 6) for _ in range(exporter.MAX_OF_ADDRESS)]
             wait_until("all are seated", lambda: len(server._server._clients), lambda count: count == len(held))
             assert "DCGM_FI_DEV_GPU_UTIL" in get(f"http://127.0.0.1:{server.port}/metrics")
-            assert [one.recv(1) for one in select.select(held, [], [], 0)[0]] == [b""]
+            assert [connection.recv(1) for connection in select.select(held, [], [], 0)[0]] == [b""]
             assert connect(3).recv(1) == b""
     finally:
         server.close()

@@ -73,9 +73,9 @@ def test_concurrent_writers_lose_nothing(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    found = jobs.read(tmp_path)
-    assert found is not None
-    assert sorted(map(int, found["0"])) == list(range(1, 21))
+    result = jobs.read(tmp_path)
+    assert result is not None
+    assert sorted(map(int, result["0"])) == list(range(1, 21))
 
 
 def test_lock_timeout_is_reported(tmp_path):

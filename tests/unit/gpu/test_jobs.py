@@ -135,9 +135,9 @@ def test_invalid_job_id_in_the_environment_is_ignored(proc, said):
     proc.add(13, 1, env=f"SLURM_JOB_ID={said}\0")
     proc.add(14, 1, env=f"SLURM_JOB_ID=7\0SLURM_STEP_ID={said}\0")
     assert proc.finder().find(13) is None
-    found = proc.finder().find(14)
-    assert found is not None
-    assert found.job_id == 7
+    findings = proc.finder().find(14)
+    assert findings is not None
+    assert findings.job_id == 7
 
 
 def test_concurrent_change_of_the_cache_is_not_an_error(proc, monkeypatch):

@@ -71,10 +71,10 @@ def test_mig_instances_are_separate_devices():
         nvmlDeviceGetPowerUsage=250_000,
     )
     driver = NvmlDriver(binding, clock=count(0.0, 0.5).__next__)
-    whole, one, two = driver.devices()
-    assert (one.mig, two.mig, one.mig_profile, one.memory_mib) == ("7", "9", "1g.10gb", 9856.0)
-    assert {one.uuid, two.uuid} == {whole.uuid}
-    assert (driver.read(whole).power_w, driver.read(one).power_w) == (250.0, None)
+    whole, gpu, two = driver.devices()
+    assert (gpu.mig, two.mig, gpu.mig_profile, gpu.memory_mib) == ("7", "9", "1g.10gb", 9856.0)
+    assert {gpu.uuid, two.uuid} == {whole.uuid}
+    assert (driver.read(whole).power_w, driver.read(gpu).power_w) == (250.0, None)
     driver.read(two)
     assert driver.read(two).engine_active == 0.98
     assert binding.last == "gpu0/9"
@@ -133,11 +133,12 @@ def sample(pid, time_us, sm, memory=0):
 
 def test_invalid_process_utilization_is_ignored():
     """Shares above 100 %, entries without a process, and samples older than requested are invalid."""
-    found = [sample(7, 150, 30), sample(7, 160, 4_000_000_000), sample(8, 90, 50), sample(0, 150, 90)]
-    driver = NvmlDriver(Binding(nvmlDeviceGetProcessUtilization=lambda handle, since: found))
-    assert [(one.pid, one.time_us, one.sm_pct) for one in driver.process_utilization(driver.devices()[0], 100)] == [
-        (7, 150, 30.0)
-    ]
+    result = [sample(7, 150, 30), sample(7, 160, 4_000_000_000), sample(8, 90, 50), sample(0, 150, 90)]
+    driver = NvmlDriver(Binding(nvmlDeviceGetProcessUtilization=lambda handle, since: result))
+    assert [
+        (process.pid, process.time_us, process.sm_pct)
+        for process in driver.process_utilization(driver.devices()[0], 100)
+    ] == [(7, 150, 30.0)]
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS])
@@ -163,7 +164,9 @@ def test_gpu_without_graphics_processes_lists_compute_processes():
     running = [SimpleNamespace(pid=7, usedGpuMemory=3 * MIB)]
     driver = NvmlDriver(Binding(nvmlDeviceGetComputeRunningProcesses=lambda handle: running))
     [device] = driver.devices()
-    assert [(one.pid, one.used_mib, one.kind) for one in driver.processes(device)] == [(7, 3.0, "compute")]
+    assert [(process.pid, process.used_mib, process.kind) for process in driver.processes(device)] == [
+        (7, 3.0, "compute")
+    ]
     silent = NvmlDriver(Binding())
     with pytest.raises(NotSupported):
         silent.processes(silent.devices()[0])

@@ -210,7 +210,7 @@ class Driver:
 @pytest.mark.parametrize(("used", "total"), [((100.0, 50.0), 150.0), ((100.0, None), None), ((None, 5.0), None)])
 def test_memory_on_all_gpus_counts(site: Site, used: Any, total: float | None) -> None:
     driver: Any = Driver(site.engine, *used)
-    (found,) = server_trees.holders(driver, site.finder)
-    assert (found.process.pid, found.job, found.used_mib) == (site.engine, 7, total)
+    (holder,) = server_trees.holders(driver, site.finder)
+    assert (holder.process.pid, holder.job, holder.used_mib) == (site.engine, 7, total)
     site.finder.source = "environment"
     assert server_trees.holders(driver, site.finder) == []

@@ -27,9 +27,9 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
 
 
 def laid_out(*rows: dict[str, Any]) -> list[tuple[float, float | None]]:
-    found = samples(frame(*rows))
-    seconds = (found["time"] - T0).dt.total_milliseconds() / 1000
-    return list(zip(seconds.to_list(), found["util_pct"].to_list(), strict=True))
+    result = samples(frame(*rows))
+    seconds = (result["time"] - T0).dt.total_milliseconds() / 1000
+    return list(zip(seconds.to_list(), result["util_pct"].to_list(), strict=True))
 
 
 def test_run_is_sampled_until_its_end() -> None:
@@ -41,8 +41,8 @@ def test_run_is_sampled_until_its_end() -> None:
 
 def test_sampling_interval_fits_between_close_runs() -> None:
     """The interval is the same for all runs of the GPU, so that the inferred interval is correct."""
-    found = laid_out(run(1, 0, 30, 10.0), run(2, 40, 200, 20.0))
-    assert found == [
+    result = laid_out(run(1, 0, 30, 10.0), run(2, 40, 200, 20.0))
+    assert result == [
         (0, 10.0), (30, None), (40, 20.0), (70, 20.0), (100, 20.0), (130, 20.0), (160, 20.0), (190, 20.0), (220, None),
     ]  # fmt: skip
 
@@ -55,11 +55,11 @@ def test_run_of_zero_length_gives_no_samples() -> None:
 
 def test_later_of_overlapping_runs_takes_precedence() -> None:
     """On a shared GPU the average of the run that started later applies for its duration."""
-    found = dict(laid_out(run(1, 0, 3000, 10.0), run(2, 900, 1900, 80.0)))
-    assert found[0] == 10.0
-    assert found[900] == 80.0
-    assert found[2400] == 10.0
-    assert all(found[t] != 10.0 for t in found if 900 <= t < 1900)
+    result = dict(laid_out(run(1, 0, 3000, 10.0), run(2, 900, 1900, 80.0)))
+    assert result[0] == 10.0
+    assert result[900] == 80.0
+    assert result[2400] == 10.0
+    assert all(result[t] != 10.0 for t in result if 900 <= t < 1900)
 
 
 def test_missing_average_is_unknown_and_zero_is_idle() -> None:
@@ -70,10 +70,10 @@ def test_missing_average_is_unknown_and_zero_is_idle() -> None:
 
 def test_allocation_gpus_prefer_uuid_then_pci_then_index() -> None:
     """Each GPU occurs once per run."""
-    found = allocation_gpus(
+    result = allocation_gpus(
         frame(run(1, 0, 9), run(1, 0, 9), run(2, 10, 20, pci="00000000:E1:00.0"), run(3, 20, 30, uuid="GPU-1", pci="x"))
     )
-    assert found["gpu"].to_list() == ["0", "00000000:E1:00.0", "GPU-1"]
+    assert result["gpu"].to_list() == ["0", "00000000:E1:00.0", "GPU-1"]
 
 
 lengths = st.lists(st.tuples(st.integers(0, 2000), st.integers(10, 5000)), min_size=1, max_size=8)

@@ -48,7 +48,7 @@ def take(store: SampleStore, *paths: Path | str, **how: Any) -> IngestSummary:
 def test_directory_is_ingested_completely(store: SampleStore, site: Path) -> None:
     """The summary gives files, samples, duplicates, devices, nodes, time span and sampling intervals."""
     summary = take(store, site)
-    assert [(Path(one.path).name, one.status, one.format, one.samples) for one in summary.files] == [
+    assert [(Path(file.path).name, file.status, file.format, file.samples) for file in summary.files] == [
         ("a.prom", "taken", "prometheus", 6),
         ("same-again.prom", "taken", "prometheus", 6),
         ("smi.csv", "taken", "nvidia-smi", 6),
@@ -65,7 +65,7 @@ def test_known_files_are_skipped(store: SampleStore, site: Path) -> None:
     """Files are known by content and read options; ``again`` reads them again and is a no-op."""
     before = take(store, site)
     summary = take(store, site)
-    assert {one.status for one in summary.files} == {"known"}
+    assert {file.status for file in summary.files} == {"known"}
     assert (summary.samples, summary.new, summary.first) == (0, 0, None)
     again = take(store, site, again=True)
     assert (again.samples, again.new) == (before.samples, 0)
@@ -117,7 +117,7 @@ def test_bad_lines_are_reported_or_reject_the_file_if_strict(store: SampleStore,
     path.write_text(LINE + LINE.replace("} 5", "} five") + "# a comment\n")
     other.write_text(LINE.replace("GPU-1", "GPU-2"))
     summary = take(store, path, other, options=replace(OPTIONS, strict=True))
-    assert [one.status for one in summary.files] == ["failed", "taken"]
+    assert [file.status for file in summary.files] == ["failed", "taken"]
     assert store.devices()["uuid"].to_list() == ["GPU-2"]
     summary = take(store, path, other)
     (problem,) = summary.files[0].problems
@@ -140,8 +140,8 @@ def test_paths_are_files_directories_and_globs(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    found, missing = inputs.expand([f"{tmp_path}/a*.csv", tmp_path / "a1.csv", tmp_path / "c", f"{tmp_path}/**/b*"])
-    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a1.csv", "a2.csv", "c/d.csv", "b1.csv"]
+    result, missing = inputs.expand([f"{tmp_path}/a*.csv", tmp_path / "a1.csv", tmp_path / "c", f"{tmp_path}/**/b*"])
+    assert [path.relative_to(tmp_path).as_posix() for path in result] == ["a1.csv", "a2.csv", "c/d.csv", "b1.csv"]
     assert missing == []
     os.mkfifo(tmp_path / "pipe")
     _, missing = inputs.expand([tmp_path / "none", f"{tmp_path}/z*", tmp_path / "e", tmp_path / "pipe"])
@@ -166,8 +166,8 @@ def test_glob_with_directory_links_and_unreadable_directories(tmp_path: Path, mo
         yield from walk(top)
 
     monkeypatch.setattr(os, "walk", refused)
-    found, missing = inputs.expand([f"{tmp_path}/**/*.csv", f"{tmp_path}/[ce]*"])
-    assert [path.relative_to(tmp_path) for path in found] == [Path("in/a.csv"), Path("in/n1.csv")]
+    result, missing = inputs.expand([f"{tmp_path}/**/*.csv", f"{tmp_path}/[ce]*"])
+    assert [path.relative_to(tmp_path) for path in result] == [Path("in/a.csv"), Path("in/n1.csv")]
     assert missing == [(f"{tmp_path}/closed", "cannot be read: permission denied")]
     assert inputs.expand([f"{tmp_path}/emp*"]) == ([], [(f"{tmp_path}/emp*", "no file matches")])
 
@@ -185,8 +185,8 @@ def test_unreadable_paths_are_reported_and_skipped(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "scandir", refusing)
     long = f"{tmp_path}/{'x' * 300}"
-    found, missing = inputs.expand([long, tmp_path / "in"])
-    assert found == [tmp_path / "in" / "a.csv"]
+    result, missing = inputs.expand([long, tmp_path / "in"])
+    assert result == [tmp_path / "in" / "a.csv"]
     assert missing == [
         (long, "cannot be read: file name too long"),
         (str(tmp_path / "in" / "closed"), "cannot be read: permission denied"),
@@ -196,7 +196,7 @@ def test_unreadable_paths_are_reported_and_skipped(tmp_path: Path, monkeypatch: 
 def test_missing_path_is_reported(store: SampleStore, tmp_path: Path) -> None:
     """It counts as a failed file."""
     summary = take(store, tmp_path / "none.csv")
-    assert [one.error for one in summary.failed] == [f"{tmp_path / 'none.csv'}: no such file or directory"]
+    assert [item.error for item in summary.failed] == [f"{tmp_path / 'none.csv'}: no such file or directory"]
     assert not store.root.exists()
 
 
@@ -205,8 +205,8 @@ def test_files_are_reported_when_durable(store: SampleStore, site: Path) -> None
     heard: list[FileOutcome] = []
     sizes: list[int] = []
     take(store, site, on_landed=heard.extend, advance=sizes.append)
-    assert sorted(Path(one.path).name for one in heard) == ["a.prom", "same-again.prom", "smi.csv"]
-    assert all(one.finished is not None and one.samples == 6 for one in heard)
+    assert sorted(Path(item.path).name for item in heard) == ["a.prom", "same-again.prom", "smi.csv"]
+    assert all(item.finished is not None and item.samples == 6 for item in heard)
     assert sum(sizes) == sum(path.stat().st_size for path in site.rglob("*.[pc]*"))
     heard.clear()
     take(store, site, on_landed=heard.extend)
@@ -231,9 +231,9 @@ def test_interrupted_ingest_of_small_files_continues(
 
     with pytest.raises(KeyboardInterrupt):
         take(store, directory, on_landed=landed.extend, advance=interrupted)
-    assert [Path(one.path).name for one in landed] == ["0.prom", "1.prom", "2.prom", "3.prom"]
+    assert [Path(item.path).name for item in landed] == ["0.prom", "1.prom", "2.prom", "3.prom"]
     summary = take(store, directory)
-    assert [one.status for one in summary.files] == ["known"] * 4 + ["taken", "failed", "taken"]
+    assert [file.status for file in summary.files] == ["known"] * 4 + ["taken", "failed", "taken"]
     assert "5.prom" in str(summary.failed[0].error)
     assert (summary.new, len(store.scan().collect())) == (2, 6)
 
@@ -304,14 +304,14 @@ def test_files_read_at_the_same_time_have_the_same_outcome(
         landed: list[str] = []
         sizes: list[int] = []
         summary = take(
-            store, site, on_landed=lambda files: landed.extend(one.path for one in files), advance=sizes.append
+            store, site, on_landed=lambda files: landed.extend(file.path for file in files), advance=sizes.append
         )
-        files = [replace(one, started=None, finished=None) for one in summary.files]
+        files = [replace(file, started=None, finished=None) for file in summary.files]
         return files, landed, sum(sizes), sorted(store.scan().collect().rows(), key=repr)
 
     expected = outcome(1)
     assert len(expected[0]) == 15
-    assert {one.status for one in expected[0]} == {"taken", "failed"}
+    assert {check.status for check in expected[0]} == {"taken", "failed"}
     assert outcome(8) == expected
 
 

@@ -54,11 +54,11 @@ def written(config: Config, out: Path, **more: Any) -> Path:
     return out
 
 
-def assert_same(one: Path, other: Path) -> None:
+def assert_same(first: Path, other: Path) -> None:
     """All files of two reports are equal."""
-    names = sorted(path.name for path in one.iterdir())
+    names = sorted(path.name for path in first.iterdir())
     assert names == sorted(path.name for path in other.iterdir())
-    assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
+    assert filecmp.cmpfiles(first, other, names, shallow=False) == (names, [], [])
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:

@@ -98,9 +98,9 @@ def written(config: configuration.Config, tmp_path: Path) -> Mapping[str, str]:
     names, removed = bundle.write(path, config, checks, lambda: agent, run=runner, environment=environment)
     assert removed > len(PLANTED)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = contents(path)
-    assert sorted(found) == names
-    return found
+    result = contents(path)
+    assert sorted(result) == names
+    return result
 
 
 def test_no_planted_secret_is_left(written: Mapping[str, str]) -> None:

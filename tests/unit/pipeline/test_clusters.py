@@ -75,7 +75,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], C
     """Both clusters, and each alone."""
     return {
         clusters: filled(tmp_path_factory.mktemp("-".join(clusters)), clusters)
-        for clusters in (CLUSTERS, *((one,) for one in CLUSTERS))
+        for clusters in (CLUSTERS, *((cluster,) for cluster in CLUSTERS))
     }
 
 
@@ -102,12 +102,14 @@ def test_report_of_both_is_the_sum_of_each(configs: dict[tuple[str, ...], Config
 def test_findings_of_both_are_those_of_each(configs: dict[tuple[str, ...], Config]) -> None:
     request = Request(since=START, until=START + timedelta(hours=1, minutes=20), window_s=600)
 
-    def found(config: Config) -> list[dict[str, Any]]:
-        return [one.as_json() for one in find.find(config, request, now=NOW).findings if one.job is not None]
+    def findings_of(config: Config) -> list[dict[str, Any]]:
+        return [
+            finding.as_json() for finding in find.find(config, request, now=NOW).findings if finding.job is not None
+        ]
 
-    both = sorted(found(configs[CLUSTERS]), key=lambda one: one["cluster"])
-    assert [one["cluster"] for one in both] == list(CLUSTERS)
-    assert both == [one for config in alone(configs) for one in found(config)]
+    both = sorted(findings_of(configs[CLUSTERS]), key=lambda item: item["cluster"])
+    assert [item["cluster"] for item in both] == list(CLUSTERS)
+    assert both == [item for config in alone(configs) for item in findings_of(config)]
 
 
 def test_summaries_of_both_are_those_of_each(configs: dict[tuple[str, ...], Config]) -> None:
@@ -120,9 +122,9 @@ def test_summaries_of_both_are_those_of_each(configs: dict[tuple[str, ...], Conf
         ):
             rows = store.jobs(START, NOW)
             made = jobs_of_owners.summaries(config, store, samples, rows, NOW, nodes=(), source="published")
-        return sorted((one.as_json() for one in made), key=lambda one: (one["cluster"], one["job"]["id"]))
+        return sorted((item.as_json() for item in made), key=lambda item: (item["cluster"], item["job"]["id"]))
 
     both = summaries(configs[CLUSTERS])
-    suspended = {(one["cluster"], one["job"]["id"]): len(one["suspensions"]) for one in both if one["suspensions"]}
+    suspended = {(item["cluster"], item["job"]["id"]): len(item["suspensions"]) for item in both if item["suspensions"]}
     assert suspended == {("alpha", "7"): 1, ("beta", "7"): 1}
-    assert both == [one for config in alone(configs) for one in summaries(config)]
+    assert both == [summary for config in alone(configs) for summary in summaries(config)]

@@ -225,10 +225,10 @@ def test_ranges_cover_all_rows_in_order(state: Path) -> None:
     """Each range begins and ends with a piece, of the same source."""
     with closing(SampleStore(state / "history")) as store:
         index = samples.read_index(store, START, NOW, max_gap_steps=3)
-        found = list(kernel.ranges_of(index, most_rows=3000))
-    assert [one.row for one in found] == [0, *(one.end for one in found[:-1])]
-    assert found[-1].end == index.rows
-    assert {one.end for one in found} <= set(index.pieces.end.tolist())
+        ranges = list(kernel.ranges_of(index, most_rows=3000))
+    assert [item.row for item in ranges] == [0, *(interval.end for interval in ranges[:-1])]
+    assert ranges[-1].end == index.rows
+    assert {interval.end for interval in ranges} <= set(index.pieces.end.tolist())
 
 
 def test_engines_examined_by_workers_are_those_of_one_machine(
@@ -292,7 +292,7 @@ def test_output_of_a_command_with_workers_is_that_of_one_machine(  # noqa: PLR09
     assert shown[0] == shown[1]
     result = json.loads(shown[0])
     if "findings" in result:
-        assert {one["kind"] for one in result["findings"]} >= {"idle-allocation", "orphan-memory"}
+        assert {finding["kind"] for finding in result["findings"]} >= {"idle-allocation", "orphan-memory"}
     else:
         assert result["clusters"][0]["gpu_hours_returned"] > 0
     expected = {"_follow_task", "_seen"} if "findings" in result else {"_follow_task", "_windows", "_replay_pool"}

@@ -262,9 +262,9 @@ def test_command_prints_problems_with_hints(tmp_path):
     assert said.return_value == 1
     assert "What to do:\n  store: slurm-affinode db upgrade" in said.output
     machine = CliRunner().invoke(doctor, [*state, "--json"], standalone_mode=False)
-    found = json.loads(machine.output)
-    assert found["ok"] is False
-    assert {"name", "status", "detail", "hint"} == set(found["checks"][0])
+    record = json.loads(machine.output)
+    assert record["ok"] is False
+    assert {"name", "status", "detail", "hint"} == set(record["checks"][0])
 
 
 def commands_in(directory: Path) -> Path:

@@ -57,18 +57,18 @@ def test_loaded_driver_that_does_not_respond_is_a_problem(tmp_path: Path) -> Non
     """For example after an upgrade of the libraries only, which NVML refuses."""
     why = "the driver: NVML says: Driver/library version mismatch"
     report = driver_check.check_cuda(lambda: Versioned(missing=why), FakeCuda, loaded=(tmp_path,))  # type: ignore[arg-type]
-    found = driver_check.check(report)
-    assert (found.status, found.detail) == (PROBLEM, why)
-    assert "nvidia-smi" in (found.hint or "")
+    check = driver_check.check(report)
+    assert (check.status, check.detail) == (PROBLEM, why)
+    assert "nvidia-smi" in (check.hint or "")
 
 
 def test_features_are_summarized_in_one_line() -> None:
     """The line has the number of GPUs."""
     report = driver_check.check_cuda(Versioned, FakeCuda)  # type: ignore[arg-type]
-    found = driver_check.check(report)
-    assert found.status == OK
-    assert found.detail.startswith("driver 615.71.05, CUDA 13.4, 2 GPUs: lock with time-out, checkpoint")
-    assert "not:" not in found.detail
+    check = driver_check.check(report)
+    assert check.status == OK
+    assert check.detail.startswith("driver 615.71.05, CUDA 13.4, 2 GPUs: lock with time-out, checkpoint")
+    assert "not:" not in check.detail
 
 
 def test_driver_without_gpus_for_cuda_is_a_problem() -> None:
@@ -79,9 +79,9 @@ def test_driver_without_gpus_for_cuda_is_a_problem() -> None:
             raise CudaError("cannot list the GPUs: it shows no GPU", code="CUDA_ERROR_NO_DEVICE")
 
     report = driver_check.check_cuda(Versioned, Unusable)  # type: ignore[arg-type]
-    found = driver_check.check(report)
-    assert (found.status, found.detail) == (PROBLEM, "cannot list the GPUs: it shows no GPU")
-    assert "MIG" in (found.hint or "")
+    check = driver_check.check(report)
+    assert (check.status, check.detail) == (PROBLEM, "cannot list the GPUs: it shows no GPU")
+    assert "MIG" in (check.hint or "")
     assert not report.capabilities.checkpoint
 
 
@@ -120,7 +120,7 @@ def test_driver_before_595_on_arm_is_too_old() -> None:
     facts = replace(NEWEST, cuda=13000)
     grace = cuda_features.capabilities_of("580.142", facts, mig=False, machine="aarch64")
     assert grace.why_not == "driver 580.142 cannot on an ARM processor (595 can)"
-    assert {one.feature: one.since for one in grace.table if not one.available} == {
+    assert {item.feature: item.since for item in grace.table if not item.available} == {
         Feature.CHECKPOINT: 595, Feature.RESTORE: 595, Feature.MIGRATION: 595, Feature.IPC: 610,
     }  # fmt: skip
     assert cuda_features.capabilities_of("580.142", facts, mig=False, machine="x86_64").checkpoint
@@ -145,9 +145,9 @@ def test_missing_libcuda_has_hint() -> None:
             text = str(_not_found())
             return cuda_features.unavailable(self.version(), f"cannot reach the driver: {text}")  # type: ignore[operator]
 
-    found = driver_check.check(driver_check.check_cuda(Versioned, Without))  # type: ignore[arg-type]
-    assert (found.status, "libcuda.so.1" in found.detail) == (PROBLEM, True)
-    assert "NVIDIA_DRIVER_CAPABILITIES" in (found.hint or "")
+    check = driver_check.check(driver_check.check_cuda(Versioned, Without))  # type: ignore[arg-type]
+    assert (check.status, "libcuda.so.1" in check.detail) == (PROBLEM, True)
+    assert "NVIDIA_DRIVER_CAPABILITIES" in (check.hint or "")
 
 
 def _not_found() -> NotAvailableError:

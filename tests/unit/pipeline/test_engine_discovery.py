@@ -86,10 +86,10 @@ def test_engine_of_a_job_is_found_and_scraped(server: tuple[int, int]) -> None:
     """Its workers share the socket and count once."""
     session, port = server
     scraper = EngineScraper(OneJob(session), say=pytest.fail)
-    (found,) = scraper.round()
-    assert (found.job, found.user, found.address, found.up) == ("7", "nobody", f"127.0.0.1:{port}", True)
-    assert found.reading == EngineReading("vllm", "m", None, {"running": 2.0, "preemptions": 5.0})
-    assert 0 < found.took_s < engine_discovery.PROGRAM_S
+    (result,) = scraper.round()
+    assert (result.job, result.user, result.address, result.up) == ("7", "nobody", f"127.0.0.1:{port}", True)
+    assert result.reading == EngineReading("vllm", "m", None, {"running": 2.0, "preemptions": 5.0})
+    assert 0 < result.took_s < engine_discovery.PROGRAM_S
 
 
 def test_job_named_by_the_environment_does_not_count(server: tuple[int, int]) -> None:
@@ -128,8 +128,8 @@ def test_result_is_discarded_if_the_process_does_not_hold_the_socket(server: tup
     (port,) = engine_discovery.ports(OneJob(server[0]))
     other = replace(port, inode=port.inode + 10**9)
     gone = replace(port, process=Id(port.process.pid, port.process.started + 1))
-    for one in (other, gone):
-        assert EngineScraper(OneJob(0), say=pytest.fail, list_ports=lambda one=one: [one]).round() == []
+    for item in (other, gone):
+        assert EngineScraper(OneJob(0), say=pytest.fail, list_ports=lambda entry=item: [entry]).round() == []
 
 
 def test_stopped_server_is_scraped_once_it_runs_again(server: tuple[int, int]) -> None:
@@ -156,7 +156,7 @@ def test_ports_of_ended_processes_are_not_requested(server: tuple[int, int]) -> 
     gone = replace(port, process=Id(port.process.pid, port.process.started + 1))
     requested: list[ListeningPort] = []
     EngineScraper(
-        OneJob(0), say=pytest.fail, list_ports=lambda: [gone], send=lambda one: requested.append(one) or []
+        OneJob(0), say=pytest.fail, list_ports=lambda: [gone], send=lambda item: requested.append(item) or []
     ).round()
     assert requested == []
 
@@ -170,8 +170,8 @@ def test_server_that_is_stopped_during_a_round_is_not_requested(
     others = [port, replace(port, inode=port.inode + 10**9)]
     requested: list[ListeningPort] = []
 
-    def send(one: ListeningPort) -> list[EngineReading]:
-        requested.append(one)
+    def send(port: ListeningPort) -> list[EngineReading]:
+        requested.append(port)
         os.killpg(session, signal.SIGSTOP)
         with Process(session) as process:
             wait_until("the server is stopped", lambda: process.stat().state == "T")
@@ -239,7 +239,7 @@ def test_port_without_an_engine_is_requested_less_and_less_often(script: Script)
         before = script.requests
         assert script.scraper.round() == []
         requested_s += [script.time] * (script.requests - before)
-    pauses = [later - one for one, later in itertools.pairwise(requested_s)]
+    pauses = [later - item for item, later in itertools.pairwise(requested_s)]
     assert pauses[0] <= 15
     assert pauses == sorted(pauses)
     assert len(requested_s) <= 13
@@ -263,17 +263,17 @@ def test_server_is_found_soon_after_it_has_loaded_its_model(script: Script) -> N
     for script.time in range(0, 60, 2):
         script.scraper.round()
     script.answer = [EngineReading("llamacpp", "m", None, {"running": 0.0})]
-    found = []
-    while not found and script.time < 3600:
+    result = []
+    while not result and script.time < 3600:
         script.time += 2
-        found = script.scraper.round()
+        result = script.scraper.round()
     assert script.time <= 130
 
 
 def test_engine_that_does_not_respond_is_down_and_then_forgotten(script: Script) -> None:
     """Its values are unknown meanwhile, and never those of an earlier scrape."""
     script.answer = [EngineReading("vllm", "m", None, {"running": 1.0})]
-    assert [one.up for one in script.scraper.round()] == [True]
+    assert [item.up for item in script.scraper.round()] == [True]
     script.answer = None
     for script.time in (60, 60.5):  # the second one without a request
         (down,) = script.scraper.round()
@@ -371,7 +371,7 @@ def peer(request: pytest.FixtureRequest) -> Iterator[tuple[int, set[int]]]:
 
 
 @pytest.mark.parametrize(
-    "peer", [("python3", "never-accepts", 8), ("python3", "never-closes", 8)], indirect=True, ids=lambda one: one[1]
+    "peer", [("python3", "never-accepts", 8), ("python3", "never-closes", 8)], indirect=True, ids=lambda item: item[1]
 )
 def test_plain_program_is_not_connected_to_within_a_day(peer: tuple[int, set[int]]) -> None:
     """It asked for nothing, and would have to close what it accepts."""
@@ -382,7 +382,7 @@ def test_plain_program_is_not_connected_to_within_a_day(peer: tuple[int, set[int
 
 
 @pytest.mark.parametrize(
-    "peer", [("vllm", "never-accepts", 13), ("vllm", "never-closes", 13)], indirect=True, ids=lambda one: one[1]
+    "peer", [("vllm", "never-accepts", 13), ("vllm", "never-closes", 13)], indirect=True, ids=lambda item: item[1]
 )
 def test_engine_without_http_loses_few_descriptors_in_a_day(peer: tuple[int, set[int]]) -> None:
     """Its sockets are reset: the kernel keeps none half closed, with bytes that would hinder a suspension."""
@@ -405,8 +405,8 @@ def test_descriptors_of_an_engine_are_unchanged_after_a_day(server: tuple[int, i
 def test_ports_beyond_the_bound_are_reported(peer: tuple[int, set[int]]) -> None:
     pid, _ = peer
     said: list[str] = []
-    found = engine_discovery.ports(OneJob(pid), say=said.append)
-    assert len(found) == engine_discovery.MOST_PORTS_OF_JOB
+    ports = engine_discovery.ports(OneJob(pid), say=said.append)
+    assert len(ports) == engine_discovery.MOST_PORTS_OF_JOB
     assert said == ["job 7: 40 ports of model servers, of which 16 are examined"]
 
 
@@ -437,9 +437,9 @@ def test_port_that_the_job_names_is_announced() -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ, start_new_session=True) as started:
         assert started.stdout is not None
         started.stdout.readline()
-        found = engine_discovery.ports(OneJob(started.pid))
+        ports = engine_discovery.ports(OneJob(started.pid))
         started.kill()
-    assert [one.port for one in found] == [port]
+    assert [item.port for item in ports] == [port]
 
 
 @pytest.mark.parametrize(
@@ -454,8 +454,8 @@ def test_port_that_the_job_names_is_announced() -> None:
 def test_programs_of_the_site_are_examined(peer: tuple[int, set[int]], pattern: str) -> None:
     pid, own_ports = peer
     assert engine_discovery.ports(OneJob(pid)) == []
-    (found,) = engine_discovery.ports(OneJob(pid), programs=[pattern])
-    assert found.port in own_ports
+    (port,) = engine_discovery.ports(OneJob(pid), programs=[pattern])
+    assert port.port in own_ports
 
 
 def test_job_that_is_being_suspended_is_not_requested(server: tuple[int, int]) -> None:
@@ -516,11 +516,11 @@ def test_unreadable_list_of_sockets_is_an_error(tmp_path: Path) -> None:
     assert engine_discovery.ports(JobFinder(), proc=tmp_path) == []
 
 
-def exported(*found: DiscoveredEngine) -> list[str]:
+def exported(*engines: DiscoveredEngine) -> list[str]:
     last = LastEngines(
         node="gpu01", cluster="alpha", stale_s=60, gpus=lambda: {"7": ("GPU-1", "GPU-2")}, now=lambda: 0.0
     )
-    last.put(list(found))
+    last.put(list(engines))
     registry = CollectorRegistry()
     registry.register(last)
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
@@ -546,9 +546,9 @@ def test_engine_is_exported_with_job_user_and_gpus() -> None:
 
 def test_lengths_of_requests_are_exported_as_buckets() -> None:
     buckets = {"prompt_lengths": ((100.0, 3.0), (math.inf, 4.0))}
-    found = replace(ENGINE, reading=EngineReading("vllm", "m", "0", {}, buckets))
+    result = replace(ENGINE, reading=EngineReading("vllm", "m", "0", {}, buckets))
     labels = LABELS.replace('hpc_job="7",', 'hpc_job="7",le="{}",')
-    assert sorted(exported(found))[:2] == [
+    assert sorted(exported(result))[:2] == [
         f"slurm_affinode_serving_prompt_lengths_bucket{{{labels.format('+Inf')}}} 4.0",
         f"slurm_affinode_serving_prompt_lengths_bucket{{{labels.format('100.0')}}} 3.0",
     ]
@@ -567,9 +567,9 @@ class Left(ServerTrees):
 def test_orphaned_engine_is_exported_without_up(used: tuple[float | None, ...], memory: list[str]) -> None:
     """The memory of some of its processes is not reported as the total."""
     on_gpu = [GpuHolder(Process(os.getpid()), 7, mib) for mib in used]
-    found = engine_discovery.orphaned(Left(JobFinder()), on_gpu)
-    assert sorted(exported(*found)) == [
-        *(f"slurm_affinode_serving_orphaned_memory_mib{{{LABELS}}} {one}" for one in memory),
+    result = engine_discovery.orphaned(Left(JobFinder()), on_gpu)
+    assert sorted(exported(*result)) == [
+        *(f"slurm_affinode_serving_orphaned_memory_mib{{{LABELS}}} {item}" for item in memory),
         f"slurm_affinode_serving_orphaned_processes{{{LABELS}}} 2.0",
     ]
 
@@ -578,8 +578,8 @@ def test_ports_that_responded_as_engines_are_scraped_once_if_requested(server: t
     (port,) = engine_discovery.ports(OneJob(server[0]))
     sent = []
 
-    def send(one: ListeningPort) -> list[EngineReading]:
-        sent.append(one)
+    def send(port: ListeningPort) -> list[EngineReading]:
+        sent.append(port)
         return [EngineReading("vllm", "m", None, {"running": 1.0})]
 
     scraper = EngineScraper(OneJob(0), say=pytest.fail, list_ports=lambda: [port], send=send, once=True)
@@ -595,7 +595,7 @@ def test_processes_on_gpus_are_read_at_intervals_and_unknown_without_a_driver(se
     driver, clock = Gpus(holders={0: [session]}), [0.0]
     sink = ProcessesOnGpus(driver, OneJob(session), period_s=10, now=lambda: clock[0])
     sink.put(Sweep(0.0))
-    assert [(one.process.pid, one.job) for one in sink.last or ()] == [(session, 7)]
+    assert [(item.process.pid, item.job) for item in sink.last or ()] == [(session, 7)]
     driver.missing = True
     sink.put(Sweep(5.0))
     assert sink.last

@@ -105,4 +105,4 @@ def test_places_that_are_not_changed_are_listed(site: Path) -> None:
     (ledgers / "n1.jsonl").write_text('{"user":"alice"}\n')
     remaining = json.loads(invoke(site, "alice", "--json").output)["remaining"]
     assert remaining[0].startswith("slurmdbd")
-    assert any("1 ledger of agents" in one for one in remaining), (remaining, ledgers)
+    assert any("1 ledger of agents" in item for item in remaining), (remaining, ledgers)

@@ -180,7 +180,7 @@ def write(site: Path, *jobs: JobSummary, more: str = "") -> Path:
     directory = site / "jobs"
     directory.mkdir(exist_ok=True)
     path = directory / f"{ME}.jsonl"
-    path.write_text("".join(json.dumps(one.as_json()) + "\n" for one in jobs) + more)
+    path.write_text("".join(json.dumps(job.as_json()) + "\n" for job in jobs) + more)
     return directory
 
 

@@ -34,7 +34,7 @@ def query(hours=24, **filters):
 
 def write(path, *entries, end="\n"):
     path.parent.mkdir(exist_ok=True)
-    path.write_text("\n".join(encode(one) for one in entries) + end)
+    path.write_text("\n".join(encode(item) for item in entries) + end)
 
 
 def test_released_gpu_hours_end_at_the_next_start():
@@ -112,9 +112,9 @@ def test_directory_is_ingested_once_without_incomplete_lines(tmp_path):
     write(tmp_path / "ledger" / "c2.jsonl", entry(1, 1, restored_node="c2"), entry(3, 1), end="")
     with Repository.open(f"sqlite:///{tmp_path}/db") as store:
         first = ledgers.ingest_ledgers(store, tmp_path / "ledger")
-        assert [(one.entries, one.counts.new, one.counts.updated) for one in first] == [(2, 2, 0), (1, 0, 1)]
+        assert [(item.entries, item.counts.new, item.counts.updated) for item in first] == [(2, 2, 0), (1, 0, 1)]
         again = ledgers.ingest_ledgers(store, tmp_path / "ledger")
-        assert sum(one.counts.new + one.counts.updated for one in again) == 0
+        assert sum(item.counts.new + item.counts.updated for item in again) == 0
         assert len(store.ingests(kind="suspensions")) == 2
 
 
@@ -154,7 +154,7 @@ def test_unreadable_ledgers_are_skipped_and_reported(tmp_path, closed, left):
     write(tmp_path / "shared" / "ledger" / "c1.jsonl", entry(1, 1))
     write(tmp_path / "shared" / "ledger" / "c2.jsonl", entry(2, 1))
     (tmp_path / closed).chmod(0o700)
-    for path in (tmp_path, *(one for one in tmp_path.parents if "pytest-of-" in str(one))):
+    for path in (tmp_path, *(parent for parent in tmp_path.parents if "pytest-of-" in str(parent))):
         path.chmod(0o755)
     config = configuration.parse(f'[suspend]\nshared_store = "{tmp_path}/shared/images"\n', where="test")
     said = []
@@ -163,7 +163,7 @@ def test_unreadable_ledgers_are_skipped_and_reported(tmp_path, closed, left):
         for path in (tmp_path / "state").iterdir():
             os.chown(path, 2001, 2001)
         as_user(User(2001, 2001), lambda: ledgers.configured(config, store, unread=said.append))
-        assert [one.job_id for one in store.suspensions(BEGIN, BEGIN + timedelta(days=1))] == left
+        assert [suspension.job_id for suspension in store.suspensions(BEGIN, BEGIN + timedelta(days=1))] == left
     assert len(said) == 1
     assert "cannot be read: Permission denied" in said[0]
 

@@ -45,16 +45,16 @@ def test_problems_of_all_nodes_are_one_list() -> None:
     """Equal problems are one row, most nodes first; a node without a reply is one."""
     names = [f"gpu{number:02}" for number in range(1, 7)]
     replies: dict[str, object] = dict.fromkeys(names, BAD) | {"gpu05": GOOD, "gpu06": "ssh: no route to host\n"}
-    found = node_doctor.examine(names, "ssh", run=Cluster(replies).run)
-    assert [one.node for one in found] == names
-    assert node_doctor.rows(found) == [
+    examination = node_doctor.examine(names, "ssh", run=Cluster(replies).run)
+    assert [item.node for item in examination] == names
+    assert node_doctor.rows(examination) == [
         ("gpu01, gpu02, gpu03 and 1 more", "process tracing", "problem", "ptrace_scope is 0"),
         ("gpu06", "node", "unreachable", "ssh: no route to host"),
     ]
-    assert node_doctor.hints(found) == {"process tracing": "sysctl -w ..."}
-    assert node_doctor.exit_code(found) == 3
-    assert node_doctor.exit_code(found[:5]) == 1
-    assert node_doctor.exit_code(found[4:5]) == 0
+    assert node_doctor.hints(examination) == {"process tracing": "sysctl -w ..."}
+    assert node_doctor.exit_code(examination) == 3
+    assert node_doctor.exit_code(examination[:5]) == 1
+    assert node_doctor.exit_code(examination[4:5]) == 0
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_problems_of_all_nodes_are_one_list() -> None:
     [[], {}, {"checks": 7}, {"checks": [{"name": "x"}]}, {"checks": [{"name": "x", "status": "?", "detail": ""}]}],
 )
 def test_reply_of_another_form_is_an_error_of_the_node(reply: object) -> None:
-    [found] = node_doctor.examine(["n1"], "ssh", run=Cluster({"n1": reply}).run)
-    assert found.checks == ()
-    assert found.error == "ssh: no output (exit status 0)"
+    [examination] = node_doctor.examine(["n1"], "ssh", run=Cluster({"n1": reply}).run)
+    assert examination.checks == ()
+    assert examination.error == "ssh: no output (exit status 0)"
 
 
 def test_node_on_which_no_program_can_be_started_is_an_error() -> None:
-    [found] = node_doctor.examine(["n1"], "srun", run=Cluster({"n1": UnreachableError("srun: timed out")}).run)
-    assert found.problems == [Check("node", "unreachable", "srun: timed out")]
+    [examination] = node_doctor.examine(["n1"], "srun", run=Cluster({"n1": UnreachableError("srun: timed out")}).run)
+    assert examination.problems == [Check("node", "unreachable", "srun: timed out")]
 
 
 def test_commands_ask_for_no_password_and_for_no_gpu() -> None:

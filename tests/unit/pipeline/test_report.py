@@ -269,8 +269,8 @@ def test_trend_is_computed_without_stored_reports(state: Path, tmp_path: Path) -
     assert (trend.kind, [period.label for period in trend.periods]) == ("day", ["2026-10-31", "2026-11-01"])
     assert [period.total["gpu_hours_allocated"] for period in trend.periods] == pytest.approx([4, 4])
     assert "computing the trend: 2026-11-01" in calls
-    one = replace(options, computed_periods=1)
-    own = report.build_report(config_of(state), replace(QUERY, users=("bob",)), tmp_path / "bob", now=NOW, options=one)
+    item = replace(options, computed_periods=1)
+    own = report.build_report(config_of(state), replace(QUERY, users=("bob",)), tmp_path / "bob", now=NOW, options=item)
     assert own.result.trend is not None
     assert [period.total["gpu_hours_allocated"] for period in own.result.trend.periods] == pytest.approx([2])
 

@@ -39,24 +39,24 @@ def config(tmp_path: Path) -> Config:
     return config
 
 
-def found(config: Config, timelines: int = 15, **filters: tuple[str, ...]) -> list[tuple[str, str | None]]:
+def engine_users(config: Config, timelines: int = 15, **filters: tuple[str, ...]) -> list[tuple[str, str | None]]:
     report = servers.usage_of(
         config, WasteQuery(DAY.since, DAY.until, **filters), JOBS, timelines=timelines
     )  # fmt: skip
-    return [] if report is None else [(one.health.key.address, one.health.user) for one in report.engines]
+    return [] if report is None else [(item.health.key.address, item.health.user) for item in report.engines]
 
 
 def test_most_severe_engine_is_first_and_users_come_from_accounting(config):
-    assert found(config) == [("busy:1", "ann"), ("lazy:1", "bob"), ("fine:1", None)]
+    assert engine_users(config) == [("busy:1", "ann"), ("lazy:1", "bob"), ("fine:1", None)]
 
 
 def test_filters_select_by_job(config):
     """Jobs of another cluster with the same ID do not count; an unknown job matches no filter."""
-    assert found(config, users=("bob",)) == [("lazy:1", "bob")]
-    assert found(config, accounts=("physics",)) == [("busy:1", "ann")]
-    assert found(config, partitions=("gpu", "long")) == [("busy:1", "ann"), ("lazy:1", "bob")]
-    assert found(config, users=("eve",)) == []
-    assert found(config, clusters=("beta",)) == []
+    assert engine_users(config, users=("bob",)) == [("lazy:1", "bob")]
+    assert engine_users(config, accounts=("physics",)) == [("busy:1", "ann")]
+    assert engine_users(config, partitions=("gpu", "long")) == [("busy:1", "ann"), ("lazy:1", "bob")]
+    assert engine_users(config, users=("eve",)) == []
+    assert engine_users(config, clusters=("beta",)) == []
 
 
 def test_engine_without_a_cluster_belongs_to_the_only_one(tmp_path):
@@ -65,16 +65,16 @@ def test_engine_without_a_cluster_belongs_to_the_only_one(tmp_path):
         store.ingest(engine("busy:1", overloaded(), job="1", cluster="default"), source="test")
     for jobs, user in ((JOBS, None), (JOBS.filter(pl.col("cluster") == "alpha"), "ann")):
         report = servers.usage_of(config, DAY, jobs, timelines=0)
-        assert [one.health.user for one in report.engines] == [user]
+        assert [item.health.user for item in report.engines] == [user]
 
 
 @pytest.mark.parametrize("timelines", [0, 1, 2, 3, 9])
 def test_first_engines_have_timelines(config, timelines):
     report = servers.usage_of(config, DAY, JOBS, timelines=timelines)
     assert len(report.timelines) == min(timelines, 3)
-    for one, frame in zip(report.engines, report.timelines, strict=False):
-        assert frame["time"][0] == one.health.since
-        assert frame["waiting"].max() == one.waiting_max
+    for item, frame in zip(report.engines, report.timelines, strict=False):
+        assert frame["time"][0] == item.health.since
+        assert frame["waiting"].max() == item.waiting_max
 
 
 def test_nothing_without_samples_of_the_interval(config, tmp_path):
@@ -94,8 +94,8 @@ def test_job_that_ran_out_of_memory_is_shown_with_its_engines(config, state, kin
         store.upsert(conform(pl.DataFrame([row, other]), JOBS_SCHEMA))
     query = servers.ServerQuery(DAY.since, DAY.until)
     shown = {
-        one.key.address: [each.kind for each in one.diagnoses if each.kind == "out-of-memory"]
-        for one in servers.find(config, query).engines
+        item.key.address: [each.kind for each in item.diagnoses if each.kind == "out-of-memory"]
+        for item in servers.find(config, query).engines
     }
     assert shown == {"lazy:1": kinds, "fine:1": [], "busy:1": []}
 
@@ -104,8 +104,8 @@ def test_failures_in_a_log_of_the_engine_are_diagnosed(config):
     lines = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.\n"
     log = crash_log.scan([lines.encode()], "server.log")
     query = servers.ServerQuery(DAY.since, DAY.until, addresses=("lazy:1",))
-    (one,) = servers.find(config, query, logs=[log]).engines
-    assert [each.confidence for each in one.diagnoses if each.kind == "out-of-memory"] == [1.0]
+    (item,) = servers.find(config, query, logs=[log]).engines
+    assert [each.confidence for each in item.diagnoses if each.kind == "out-of-memory"] == [1.0]
     (quiet,) = servers.find(config, query).engines
     assert "out-of-memory" not in {each.kind for each in quiet.diagnoses}
 
@@ -123,15 +123,15 @@ def test_engine_of_an_unknown_cluster_has_events_of_the_only_one(
         store.upsert(conform(pl.DataFrame(jobs), JOBS_SCHEMA))
     with contextlib.closing(engine_store(config.serving_dir)) as store:
         store.ingest(engine("busy:1", serving(), job="1", cluster="default"), source="test")
-    (found,) = servers.find(config, servers.ServerQuery(DAY.since, DAY.until)).engines
-    assert {one.kind for one in found.diagnoses} & {"out-of-memory"} == kinds
+    (result,) = servers.find(config, servers.ServerQuery(DAY.since, DAY.until)).engines
+    assert {diagnosis.kind for diagnosis in result.diagnoses} & {"out-of-memory"} == kinds
 
 
 def test_partition_of_an_engine_is_unknown_if_attempts_of_its_job_differ(config):
     moved = pl.concat([JOBS, JOBS.head(1).with_columns(pl.lit("long").alias("partition"))])
     for partition in ("gpu", "long"):
         report = servers.usage_of(config, replace(DAY, partitions=(partition,)), moved, timelines=0)
-        assert "busy:1" not in {one.health.key.address for one in (report.engines if report else ())}
+        assert "busy:1" not in {item.health.key.address for item in (report.engines if report else ())}
 
 
 def test_failures_of_one_of_several_engines_are_unknown(config):
@@ -139,9 +139,9 @@ def test_failures_of_one_of_several_engines_are_unknown(config):
     lines = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.\n"
     log = crash_log.scan([lines.encode()], "server.log")
     every = servers.ServerQuery(DAY.since, DAY.until)
-    (one,) = servers.tune(config, replace(every, addresses=("lazy:1",)), [log])
-    assert [failure.kind for failure in one.tuning.facts.failures or ()] == ["gpu-out-of-memory"]
-    assert not any("which of the selected engines" in line for line in one.tuning.unknown)
+    (server,) = servers.tune(config, replace(every, addresses=("lazy:1",)), [log])
+    assert [failure.kind for failure in server.tuning.facts.failures or ()] == ["gpu-out-of-memory"]
+    assert not any("which of the selected engines" in line for line in server.tuning.unknown)
     several = servers.tune(config, every, [log])
     assert len(several) > 1
     assert {engine.tuning.facts.failures for engine in several} == {None}
@@ -156,6 +156,6 @@ def test_logs_of_different_starts_leave_the_options_unknown(config):
     )
     query = servers.ServerQuery(DAY.since, DAY.until, addresses=("busy:1",))
     for logs, model in (([first, second], None), ([second, first], None), ([first, rank], "a")):
-        (one,) = servers.tune(config, query, logs)
-        assert (one.tuning.facts.model, one.tuning.facts.max_length) == (model, 512)
-        assert any("the logs differ" in line for line in one.tuning.unknown) == (model is None)
+        (server,) = servers.tune(config, query, logs)
+        assert (server.tuning.facts.model, server.tuning.facts.max_length) == (model, 512)
+        assert any("the logs differ" in line for line in server.tuning.unknown) == (model is None)

@@ -59,7 +59,7 @@ class FakeSacct:
             assert "--expand-patterns" in argv
             text = "StdOut\x1fStdErr\n" + "".join(f"{file}\x1f\n" for file in self._files)
             return Completed(tuple(argv), 0, text.encode(), "")
-        names = next(one for one in argv if one.startswith("--format=")).removeprefix("--format=").split(",")
+        names = next(item for item in argv if item.startswith("--format=")).removeprefix("--format=").split(",")
         assert "--jobs=77" in argv
         job = {
             "JobIDRaw": "77", "JobID": "77", "Cluster": "c", "User": "u", "UID": self._uid,
@@ -79,19 +79,19 @@ def test_outcome_of_an_array_is_unknown(tmp_path: Path) -> None:
     failed, other = tmp_path / "slurm-77_0.out", tmp_path / "slurm-77_1.out"
     failed.write_text(OUT_OF_GPU)
     other.write_text("nothing\n")
-    found = examine(["77"], run=FakeSacct([failed, other], state="COMPLETED", tasks=2))
-    assert found.problems == ("77 is several jobs in accounting: name one of them to use its outcome",)
-    assert found.result.cause is not None
-    assert found.result.job is None
+    examination = examine(["77"], run=FakeSacct([failed, other], state="COMPLETED", tasks=2))
+    assert examination.problems == ("77 is several jobs in accounting: name one of them to use its outcome",)
+    assert examination.result.cause is not None
+    assert examination.result.job is None
 
 
 def test_output_files_and_accounting_of_a_job_are_joined(tmp_path: Path) -> None:
     output = tmp_path / "slurm-77.out"
     output.write_text(OUT_OF_GPU)
-    found = examine(["77"], run=FakeSacct([output]))
-    assert found.problems == ()
-    assert found.result.kind == "gpu-out-of-memory"
-    job = found.result.job
+    examination = examine(["77"], run=FakeSacct([output]))
+    assert examination.problems == ()
+    assert examination.result.kind == "gpu-out-of-memory"
+    job = examination.result.job
     assert job is not None
     assert (job.job_id, job.state, job.memory_bytes, job.max_rss_bytes) == (77, "FAILED", 2 << 30, 1900 << 20)
     assert job.steps == (("batch", "FAILED"),)
@@ -101,22 +101,22 @@ def test_other_logs_are_read_beside_those_of_the_job(tmp_path: Path) -> None:
     output, slurmd = tmp_path / "out", tmp_path / "slurmd.log.gz"
     output.write_text("nothing\n")
     slurmd.write_bytes(gzip.compress(b"slurmstepd: error: Detected 1 oom_kill event in StepId=77.batch.\n"))
-    found = examine(["77", str(slurmd)], run=FakeSacct([output], state="OUT_OF_MEMORY"))
-    assert found.result.kind == "job-memory-limit"
-    assert found.result.cause is not None
-    assert found.result.cause.log == str(slurmd)
-    assert len(found.result.logs) == 2
+    examination = examine(["77", str(slurmd)], run=FakeSacct([output], state="OUT_OF_MEMORY"))
+    assert examination.result.kind == "job-memory-limit"
+    assert examination.result.cause is not None
+    assert examination.result.cause.log == str(slurmd)
+    assert len(examination.result.logs) == 2
 
 
 def test_missing_output_file_is_a_problem_and_accounting_is_used(tmp_path: Path) -> None:
-    found = examine(["77"], run=FakeSacct([tmp_path / "gone"], state="OUT_OF_MEMORY"))
-    assert "No such file" in found.problems[0]
-    assert found.result.kind == "job-memory-limit"
+    examination = examine(["77"], run=FakeSacct([tmp_path / "gone"], state="OUT_OF_MEMORY"))
+    assert "No such file" in examination.problems[0]
+    assert examination.result.kind == "job-memory-limit"
 
 
 def test_slurm_that_does_not_record_output_files(tmp_path: Path) -> None:
-    found = examine(["77"], run=FakeSacct([], old=True))
-    assert "name the logs" in found.problems[0]
+    examination = examine(["77"], run=FakeSacct([], old=True))
+    assert "name the logs" in examination.problems[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has more rights than the owner of a job")
@@ -124,9 +124,9 @@ def test_root_reads_no_output_of_an_unknown_owner(tmp_path: Path) -> None:
     """The owner has chosen the path, so root would follow it with rights that the owner may not have."""
     output = tmp_path / "out"
     output.write_text(OUT_OF_GPU)
-    found = examine(["77"], run=FakeSacct([output], uid=""))
-    assert "does not know the job's owner" in found.problems[0]
-    assert found.result.kind != "gpu-out-of-memory"
+    examination = examine(["77"], run=FakeSacct([output], uid=""))
+    assert "does not know the job's owner" in examination.problems[0]
+    assert examination.result.kind != "gpu-out-of-memory"
 
 
 def test_accounting_that_does_not_respond_matters_only_without_logs(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_accounting_that_does_not_respond_matters_only_without_logs(tmp_path: Pa
     log.write_text(OUT_OF_GPU)
     with pytest.raises(UnreachableError):
         examine(["77"], run=FakeSacct([], down=True))
-    found = examine(["77", str(log)], run=FakeSacct([], down=True))
-    assert found.result.kind == "gpu-out-of-memory"
-    assert "accounting database" in found.problems[0]
+    examination = examine(["77", str(log)], run=FakeSacct([], down=True))
+    assert examination.result.kind == "gpu-out-of-memory"
+    assert "accounting database" in examination.problems[0]
 
 
 @pytest.mark.parametrize(("name", "job"), [("77", True), ("77_3", True), ("77+1", True), ("./77", False),
@@ -185,14 +185,14 @@ def config(tmp_path: Path) -> Config:
     return config
 
 
-def figures(found: JobTriage) -> dict[str, tuple[datetime, dict[str, float | None]]]:
-    return {one.source: (one.time, dict(one.figures)) for one in found.result.metrics}
+def figures(triage: JobTriage) -> dict[str, tuple[datetime, dict[str, float | None]]]:
+    return {metric.source: (metric.time, dict(metric.figures)) for metric in triage.result.metrics}
 
 
 def test_last_metrics_of_engines_and_gpus_are_joined(tmp_path: Path, config: Config) -> None:
     """Those of the job's own GPUs, by label or by the engine, before its end; a value not measured is unknown."""
-    found = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
-    assert figures(found) == {
+    examination = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
+    assert figures(examination) == {
         "vllm at n1:8000": (at(58), {"kv_usage": pytest.approx(0.97), "running": 9, "waiting": None, "asleep": None,
                                      "failed_scrapes": 1}),
         "GPU-1": (at(59), {"fb_used_mib": 80000, "fb_total_mib": 81559, "util_pct": None, "power_w": None}),
@@ -203,10 +203,10 @@ def test_last_metrics_of_engines_and_gpus_are_joined(tmp_path: Path, config: Con
 def test_last_metrics_are_those_before_the_failure(tmp_path: Path, config: Config) -> None:
     output = tmp_path / "slurm-77.out"
     output.write_text("2026-01-01 00:55:00 ERROR " + OUT_OF_GPU)
-    found = examine(["77"], run=FakeSacct([output]), metrics=partial(last_metrics, config))
-    assert found.result.cause is not None
-    assert found.result.cause.time == datetime(2026, 1, 1, 0, 55)  # noqa: DTZ001 - as logged
-    assert {source: time for source, (time, _) in figures(found).items()} == {
+    examination = examine(["77"], run=FakeSacct([output]), metrics=partial(last_metrics, config))
+    assert examination.result.cause is not None
+    assert examination.result.cause.time == datetime(2026, 1, 1, 0, 55)  # noqa: DTZ001 - as logged
+    assert {source: time for source, (time, _) in figures(examination).items()} == {
         "vllm at n1:8000": at(40), "GPU-1": at(50)
     }  # fmt: skip
 
@@ -216,24 +216,24 @@ def test_last_metrics_of_the_only_job_that_a_log_names(tmp_path: Path, config: C
     line = "[2026-01-01T00:59:30.000] [77.batch] error: Detected 1 oom_kill event in StepId=77.batch. Some of the\n"
     log.write_text(line)
     metrics = partial(last_metrics, config)
-    found = examine([str(log)], run=FakeSacct([], down=True), metrics=metrics)
-    assert set(figures(found)) == {"vllm at n1:8000", "GPU-1", "GPU-2", "GPU-4"}
+    examination = examine([str(log)], run=FakeSacct([], down=True), metrics=metrics)
+    assert set(figures(examination)) == {"vllm at n1:8000", "GPU-1", "GPU-2", "GPU-4"}
     log.write_text(line + line.replace("77", "78"))
     assert examine([str(log)], run=FakeSacct([], down=True), metrics=metrics).result.metrics == ()
 
 
 def test_state_without_samples_has_no_last_metrics(tmp_path: Path) -> None:
     config = replace(Config(), store=StoreConfig(state_dir=tmp_path / "none"))
-    found = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
-    assert found.result.metrics == ()
+    examination = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
+    assert examination.result.metrics == ()
     assert not (tmp_path / "none").exists()
 
 
 def test_unreadable_samples_are_a_problem(tmp_path: Path, config: Config) -> None:
     (config.serving_dir / "manifest.json").write_text("{")
-    found = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
-    assert found.result.job is not None
-    assert any("manifest.json" in one for one in found.problems)
+    examination = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
+    assert examination.result.job is not None
+    assert any("manifest.json" in problem for problem in examination.problems)
 
 
 def test_two_jobs_are_refused() -> None:

@@ -64,21 +64,23 @@ def sent(made: UsageMails, store: Repository, figures: WasteResult) -> list[str 
 
 def test_administrators_accounts_and_users_get_their_mails(figures: WasteResult) -> None:
     chosen = recipients(figures, ALL, POLICY)
-    assert [(one.address, one.scope.kind, one.user) for one in chosen[:3]] == [
+    assert [(job.address, job.scope.kind, job.user) for job in chosen[:3]] == [
         ("root@example.org", "site", None), ("user03@example.org", "account", "user03"),
         ("lead@example.com", "account", None),
     ]  # fmt: skip
-    users = {one.scope.name for one in chosen[3:]}
+    users = {item.scope.name for item in chosen[3:]}
     idle = figures.groups["user"].filter(figures.groups["user"]["gpu_hours_idle"] >= 1.0)
     assert users == set(idle["name"].drop_nulls())
     assert recipients(figures, replace(ALL, admins=False, users=False, accounts={}), POLICY) == []
-    assert [one.scope.kind for one in recipients(figures, replace(ALL, min_idle_gpu_hours=1e6), POLICY)] == ["site"]
+    assert [
+        recipient.scope.kind for recipient in recipients(figures, replace(ALL, min_idle_gpu_hours=1e6), POLICY)
+    ] == ["site"]
 
 
 def test_unknown_idle_time_is_no_reason_for_a_mail() -> None:
     unmeasured = waste_samples.make_result(measured=False)
     chosen = recipients(unmeasured, replace(ALL, min_idle_gpu_hours=0.0), POLICY)
-    assert [one.scope.kind for one in chosen] == ["site"]
+    assert [item.scope.kind for item in chosen] == ["site"]
 
 
 def test_each_mail_is_sent_once(store: Repository, figures: WasteResult) -> None:
@@ -159,7 +161,9 @@ def test_mails_link_to_pages_that_are_made(store: Repository, figures: WasteResu
     outbox = Outbox()
     sent(mails(outbox, pages=pages), store, figures)
     with_page = {mail.user for mail in outbox.mails if "https://gpu.example.org/pages/user/" in mail.text}
-    assert with_page == {one.user for one in recipients(figures, ALL, POLICY) if one.scope.kind == "user"}
+    assert with_page == {
+        recipient.user for recipient in recipients(figures, ALL, POLICY) if recipient.scope.kind == "user"
+    }
 
 
 def test_mails_are_written_to_files_and_not_recorded(store: Repository, figures: WasteResult, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def submissions(count: int = 2000, *, noise: float = 0.3, seed: int = 0) -> pl.D
     memory = 2.0**30 * (1 + user)
     return conform(pl.DataFrame({
         "number": np.arange(count), "submit_s": submit, "end_s": submit + wait + run.astype(np.int64),
-        "user": [f"u{one}" for one in user], "account": ["a"] * count, "queue": ["gpu"] * count,
-        "name": [f"n{one}" for one in name], "job": [f"n{one}" for one in name], "units": 1 + user % 2,
+        "user": [f"u{item}" for item in user], "account": ["a"] * count, "queue": ["gpu"] * count,
+        "name": [f"n{item}" for item in name], "job": [f"n{item}" for item in name], "units": 1 + user % 2,
         "request_s": np.full(count, 400_000.0), "request_mem_bytes": np.full(count, 64 * 2.0**30), "run_s": run,
         "mem_bytes": memory,
     }))  # fmt: skip

@@ -18,14 +18,14 @@ ROWS = submissions()
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> ModelFile:
     monkeypatch.setattr(quantile_model, "available", lambda: False)
-    trained = tuple(model_file.target_model(prepare(ROWS, one, tested=False)) for one in targets(ROWS, "log"))
+    trained = tuple(model_file.target_model(prepare(ROWS, target, tested=False)) for target in targets(ROWS, "log"))
     return ModelFile(features.VERSION, features.NAMES, "", "test", 0, 1, trained)
 
 
 def test_suggestion_is_the_upper_bound_of_repeated_jobs(model: ModelFile) -> None:
     """Jobs n1 of u3 run for 4800 s in the median, and 5 % of them for more than about 7900 s; they request 400,000."""
-    found = advise(ROWS, model, "u3", "n1", moment_s=70 * DAY_S)
-    run, memory = found.targets
+    advice = advise(ROWS, model, "u3", "n1", moment_s=70 * DAY_S)
+    run, memory = advice.targets
     assert run.predicted == pytest.approx(4800, rel=0.15)
     assert run.low is not None
     assert run.high is not None

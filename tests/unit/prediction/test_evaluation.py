@@ -27,11 +27,11 @@ def test_best_baseline_with_its_reason_is_used_without_lightgbm(monkeypatch: pyt
     prepared = prepare(submissions(), RUN)
     assert prepared.choice.predictor == "median"
     assert "LightGBM is not installed" in prepared.choice.reason
-    found = evaluate(prepared)
-    assert found is not None
-    assert [one.predictor for one in found.qualities] == ["limit", "last-two", "median"]
-    assert found.model_beats_median is None
-    limit, _, median = found.qualities
+    evaluation = evaluate(prepared)
+    assert evaluation is not None
+    assert [item.predictor for item in evaluation.qualities] == ["limit", "last-two", "median"]
+    assert evaluation.model_beats_median is None
+    limit, _, median = evaluation.qualities
     assert limit.under_requested == 0
     assert median.pinball < limit.pinball / 10
     assert median.coverage == pytest.approx(0.9, abs=0.05)
@@ -51,9 +51,9 @@ def test_model_that_does_not_win_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     prepared = prepare(submissions(), RUN)
     assert prepared.choice.predictor == "median"
     assert "the model is not used: its loss is" in prepared.choice.reason
-    found = evaluate(prepared)
-    assert found is not None
-    assert found.model_beats_median is False
+    evaluation = evaluate(prepared)
+    assert evaluation is not None
+    assert evaluation.model_beats_median is False
 
 
 def test_model_is_trained_with_jobs_that_had_ended_before_the_first_it_predicts(
@@ -74,10 +74,12 @@ def test_model_wins_where_run_times_depend_on_what_it_alone_has() -> None:
     hours = rows["submit_s"] % 86_400 // 3600  # long at night: no baseline has the hour
     prepared = prepare(rows.with_columns((rows["run_s"] * (1 + 9 * (hours < 8).cast(pl.Int64))).alias("run_s")), RUN)
     assert prepared.choice.predictor == MODEL
-    found = evaluate(prepared)
-    assert found is not None
-    assert found.model_beats_median is True
-    assert next(one for one in found.qualities if one.predictor == MODEL).coverage == pytest.approx(0.9, abs=0.05)
+    evaluation = evaluate(prepared)
+    assert evaluation is not None
+    assert evaluation.model_beats_median is True
+    assert next(item for item in evaluation.qualities if item.predictor == MODEL).coverage == pytest.approx(
+        0.9, abs=0.05
+    )
 
 
 def test_predictor_is_selected_by_jobs_that_had_ended_before_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +122,6 @@ def test_target_that_is_unknown_in_the_test_has_no_figures(monkeypatch: pytest.M
 
 
 def test_target_without_values_is_left_out() -> None:
-    assert [one.name for one in targets(submissions(), "log")] == ["run_s", "mem_bytes"]
+    assert [target.name for target in targets(submissions(), "log")] == ["run_s", "mem_bytes"]
     with pytest.raises(InputError, match="log: 0 jobs have ended, fewer than the 100"):
         targets(submissions().with_columns(pl.lit(None, pl.Float64).alias(n) for n in ("run_s", "mem_bytes")), "log")

@@ -35,10 +35,10 @@ def test_model_is_the_same_again_and_its_quantiles_ascend() -> None:
     table = build(submissions(), TARGETS[0])
     models = quantile_model.train(table, np.arange(1500))
     assert models == quantile_model.train(table, np.arange(1500))
-    found = quantile_model.predict(models, table)
-    assert (np.diff(found, axis=0) >= 0).all()
-    assert (found <= table.limit).all()
-    assert 0.8 < ((table.actual >= found[0]) & (table.actual <= found[2]))[1500:].mean() < 0.97
+    prediction = quantile_model.predict(models, table)
+    assert (np.diff(prediction, axis=0) >= 0).all()
+    assert (prediction <= table.limit).all()
+    assert 0.8 < ((table.actual >= prediction[0]) & (table.actual <= prediction[2]))[1500:].mean() < 0.97
 
 
 def test_text_that_is_no_model_is_an_error() -> None:

@@ -27,13 +27,13 @@ def test_repeated_jobs_share_an_identity_without_their_numbers() -> None:
     jobs = conform(pl.DataFrame(rows, schema=types), JOBS)
     peaks = pl.DataFrame({"cluster": ["c"], "job_id": [2], "submit": [SINCE], "mem_bytes": [5.0],
                           "gpu_mem_bytes": [7.0]}, schema=PEAKS)  # fmt: skip
-    found = submissions.from_accounting(jobs, peaks)
-    assert found["job"].to_list()[0] == "fit_#\ntrain#.sh\n/home/ann/run#"
-    assert (found["job"][0] == found["job"][1], found["job"][0] == found["job"][2]) == (True, False)
-    assert found["run_s"].to_list() == [1800.0] * 3  # at most the limit
-    assert found["mem_bytes"].to_list() == [None, 5.0, None]
-    assert found["gpu_mem_bytes"].to_list() == [None, 7.0, None]
-    assert (found["end_s"] - found["submit_s"]).to_list() == [65 * 60] * 3
+    result = submissions.from_accounting(jobs, peaks)
+    assert result["job"].to_list()[0] == "fit_#\ntrain#.sh\n/home/ann/run#"
+    assert (result["job"][0] == result["job"][1], result["job"][0] == result["job"][2]) == (True, False)
+    assert result["run_s"].to_list() == [1800.0] * 3  # at most the limit
+    assert result["mem_bytes"].to_list() == [None, 5.0, None]
+    assert result["gpu_mem_bytes"].to_list() == [None, 7.0, None]
+    assert (result["end_s"] - result["submit_s"]).to_list() == [65 * 60] * 3
 
 
 def test_columns_of_a_log_that_a_simulation_does_not_need_are_read(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def test_empty_index_has_a_note_and_no_table() -> None:
 
 
 def test_trend_chart_needs_two_days() -> None:
-    one = render_index([entry("day", "a", 0, 1)])
+    item = render_index([entry("day", "a", 0, 1)])
     two = render_index([entry("day", "a", 0, 1), entry("day", "b", 1, 1)])
-    assert "fig-trend" not in one
+    assert "fig-trend" not in item
     assert "fig-trend" in two
 
 

@@ -51,15 +51,15 @@ class Tags(html.parser.HTMLParser):
 
 def test_warning_states_evidence_and_next_action() -> None:
     """The mail also contains instructions for the reader."""
-    found = mail()
-    assert found.subject == "[alpha] GPUs of job 7 are idle"
-    for text in (found.text, found.html):
+    result = mail()
+    assert result.subject == "[alpha] GPUs of job 7 are idle"
+    for text in (result.text, result.html):
         assert "Warning 1 of 2" in text
         assert "2026-11-18 13:00 UTC" in text  # one hour between this warning and the cancellation
         assert "77.0 / 80 GiB" in text
         assert "memory speaks against it" in text
         assert "scancel 7" in text
-    assert 'slurm-affinode keep 7 --for 2h --why "..."' in found.text
+    assert 'slurm-affinode keep 7 --for 2h --why "..."' in result.text
 
 
 def test_last_warning_and_canceled_job_are_named_as_such() -> None:
@@ -91,11 +91,11 @@ def test_warning_announces_only_actions_that_will_happen() -> None:
 def test_mail_combines_all_findings_of_a_recipient() -> None:
     """The findings are about jobs, processes and nodes."""
     second = action(0, subject=job(job_id=8, id="8_1", name="b"))
-    found = mail(action(), second)
-    assert found.subject == "[alpha] 2 of your jobs and GPUs need attention"
-    assert "Job 7 (train)" in found.text
-    assert "Job 8_1 (b)" in found.text
-    admins = mail(*(Action("warn-admin", one, "due", "x") for one in (orphan(), node())), user=None)
+    result = mail(action(), second)
+    assert result.subject == "[alpha] 2 of your jobs and GPUs need attention"
+    assert "Job 7 (train)" in result.text
+    assert "Job 8_1 (b)" in result.text
+    admins = mail(*(Action("warn-admin", item, "due", "x") for item in (orphan(), node())), user=None)
     assert "Process 4242 on n1" in admins.text
     assert "Node n1" in admins.text
     assert "administrators of alpha" in admins.text
@@ -103,9 +103,9 @@ def test_mail_combines_all_findings_of_a_recipient() -> None:
 
 def test_unmeasured_values_are_not_shown_as_zero() -> None:
     blind = gpu(held_gib=None, peak_pct=None, measured=False, idle_s=None)
-    found = mail(action(gpus=(blind,), evidence=(evidence("power", met=False, unknown=True, text="no power"),)))
-    assert found.text.count("unknown") == 3
-    assert "no power" in found.text
+    result = mail(action(gpus=(blind,), evidence=(evidence("power", met=False, unknown=True, text="no power"),)))
+    assert result.text.count("unknown") == 3
+    assert "no power" in result.text
 
 
 def test_mail_is_in_the_language_of_the_recipient() -> None:
@@ -234,9 +234,9 @@ def test_subject_of_single_finding_names_it(language: str) -> None:
         "de": ("Bitte prüfen: Job 7 (train)", "Bitte prüfen: Ihre Jobs der letzten Tage",
                "Bitte prüfen: Prozess 4242 auf n1", "Ein Befund für die Administration"),
     }[language]  # fmt: skip
-    found = [mail(one, policy=policy).subject for one in (shape, period, left)]
-    found.append(mail(left, policy=policy, user=None).subject)
-    assert found == [f"[alpha] {words}" for words in expected]
+    subjects = [mail(item, policy=policy).subject for item in (shape, period, left)]
+    subjects.append(mail(left, policy=policy, user=None).subject)
+    assert subjects == [f"[alpha] {words}" for words in expected]
 
 
 def test_counts_of_one_are_in_the_singular() -> None:
@@ -292,33 +292,33 @@ def many(count: int) -> list[Action]:
 def test_text_has_at_most_40_lines(count: int, user: str | None, language: str) -> None:
     """It begins with a summary, and names the command that lists what is left out."""
     policy = MailPolicy(language=language, help_url="https://example.org/gpus")
-    found = mail(*many(count), policy=policy, user=user)
-    assert len(found.text.splitlines()) <= 40
+    result = mail(*many(count), policy=policy, user=user)
+    assert len(result.text.splitlines()) <= 40
     if count > 5:
-        assert f"slurm-affinode zombies list --{'user alice' if user else 'cluster alpha'}" in found.text
-    assert found.html.count("<li") <= 60
+        assert f"slurm-affinode zombies list --{'user alice' if user else 'cluster alpha'}" in result.text
+    assert result.html.count("<li") <= 60
 
 
 def test_hundreds_of_gpus_and_lines_of_evidence_are_cut() -> None:
     """Of one finding as of many."""
-    found = mail(action(gpus=tuple(gpu(i) for i in range(64)), evidence=(evidence("memory"),) * 90))
-    assert len(found.text.splitlines()) <= 40
-    assert "and 60 further GPUs" in found.text
+    result = mail(action(gpus=tuple(gpu(i) for i in range(64)), evidence=(evidence("memory"),) * 90))
+    assert len(result.text.splitlines()) <= 40
+    assert "and 60 further GPUs" in result.text
 
 
 def test_ended_jobs_are_not_described_as_held() -> None:
     """They hold nothing, and their owner can do nothing about them now."""
-    for found in (mail(ended(8)), mail(ended(8), ended(9, "idle-allocation"))):
-        assert "have ended" in found.text
-        assert not re.search(r"hold them|are allocated|scancel|keep ", found.text)
+    for result in (mail(ended(8)), mail(ended(8), ended(9, "idle-allocation"))):
+        assert "have ended" in result.text
+        assert not re.search(r"hold them|are allocated|scancel|keep ", result.text)
     assert "GPUs were allocated and not used." in mail(ended(9, "idle-allocation")).text
     assert "slurm-affinode job 8" in mail(ended(8)).text
 
 
 def test_summary_separates_running_and_ended_jobs() -> None:
     """The most urgent finding is the first with evidence; the counts are those of the actions."""
-    found = mail(*(ended(n) for n in range(20, 26)), action(0, kind="fragmentation"), action(held_gpu_hours=2.0))
-    summary, _, rest = found.text.partition("Job 7 (")
+    result = mail(*(ended(n) for n in range(20, 26)), action(0, kind="fragmentation"), action(held_gpu_hours=2.0))
+    summary, _, rest = result.text.partition("Job 7 (")
     assert "Running jobs with idle GPUs: 1 (GPUs: 1; GPU-hours without use: 2.0)" in summary
     assert "Canceled or suspended if they stay idle: 1, the first after 2026-11-18 13:00 UTC" in summary
     assert "Jobs that have ended: 6 (GPU-hours without use: 18.0)" in summary
@@ -330,21 +330,21 @@ def test_summary_separates_running_and_ended_jobs() -> None:
 
 def test_unmeasured_hours_of_further_findings_are_not_zero() -> None:
     """An unknown number of GPU-hours is left out of their line, and unknown in the summary."""
-    found = mail(*(ended(n, held_gpu_hours=None) for n in range(20, 28)))
-    assert "Jobs that have ended: 8 (GPU-hours without use: unknown)" in found.text
-    assert "0.0" not in found.text
+    result = mail(*(ended(n, held_gpu_hours=None) for n in range(20, 28)))
+    assert "Jobs that have ended: 8 (GPU-hours without use: unknown)" in result.text
+    assert "0.0" not in result.text
 
 
 def test_template_of_the_site_gets_all_findings(tmp_path: Path) -> None:
     """It may not know of the lines about further findings."""
     (tmp_path / "digest.txt.j2").write_text("{% for item in items %}{{ item.title }}\n{% endfor %}")
-    found = mail(*(ended(n) for n in range(20, 60)), policy=MailPolicy(templates=str(tmp_path)))
-    assert len(found.text.splitlines()) == 40
+    result = mail(*(ended(n) for n in range(20, 60)), policy=MailPolicy(templates=str(tmp_path)))
+    assert len(result.text.splitlines()) == 40
 
 
 def test_announced_cancellations_come_first() -> None:
     """Each is shown with its time, the earliest first, before the evidence of any."""
     late, soon = action(1), action(2, subject=job(job_id=9, id="9", name="b"))
-    found = mail(*(ended(n, sorted(KINDS)[n - 20]) for n in range(20, 32)), late, soon).text
-    assert found.index("Job 9 (b): Last warning") < found.index("Job 7 (train): Warning 1 of 2")
-    assert found.count("it will be canceled after") == 2
+    text = mail(*(ended(n, sorted(KINDS)[n - 20]) for n in range(20, 32)), late, soon).text
+    assert text.index("Job 9 (b): Last warning") < text.index("Job 7 (train): Warning 1 of 2")
+    assert text.count("it will be canceled after") == 2

@@ -326,8 +326,8 @@ def test_main_reason_for_unknown_hours_is_a_finding(result: WasteResult) -> None
     quality = dataclasses.replace(result.quality, issues=(issue, QualityIssue("no-price", "No price", "", 1, 99.0)))
     for unknown, said in ((40.0, True), (10.0, False)):
         total = {**result.total, "gpu_hours_allocated": 100.0, "gpu_hours_unknown": unknown}
-        found = headline.findings(dataclasses.replace(result, total=total, quality=quality))
-        there = [f for f in found if "75 % of the unknown GPU-hours: runs whose GPUs" in f.replace(NBSP, " ")]
+        findings = headline.findings(dataclasses.replace(result, total=total, quality=quality))
+        there = [f for f in findings if "75 % of the unknown GPU-hours: runs whose GPUs" in f.replace(NBSP, " ")]
         assert bool(there) == said
 
 

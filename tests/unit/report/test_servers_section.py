@@ -33,8 +33,8 @@ def test_no_section_without_engines():
 
 def test_row_has_figures_and_diagnoses():
     report = server_report()
-    found = made(report)
-    busy, lazy, fine, mute = found.engines.rows
+    result = made(report)
+    busy, lazy, fine, mute = result.engines.rows
     assert [cell.text for cell in busy[:9]] == [
         "vllm at busy:8000", "4711", "2", "19m\xa045s", "2,370", "99\xa0%", "1,770", "0", "0",
     ]  # fmt: skip
@@ -45,7 +45,7 @@ def test_row_has_figures_and_diagnoses():
     assert fine[9].text == "no problem"
     assert mute[3].text == "9m\xa045s"
     assert {cell.text for cell in (mute[2], *mute[4:])} == {"unknown"}
-    assert found.lead == (
+    assert result.lead == (
         "4 inference engines of 2 users: 1 engine had a critical diagnosis, 1 engine had a warning. "
         "0.50\xa0GPU-hours passed without requests, holding 37.8\xa0GiB\xa0h of GPU memory."
     )
@@ -53,16 +53,16 @@ def test_row_has_figures_and_diagnoses():
 
 def test_report_of_one_day_omits_dates():
     day = datetime(2026, 11, 3, tzinfo=UTC)
-    found = made(server_report(), WasteQuery(day, day + timedelta(days=1)))
-    assert found.engines.rows[0][9].items[0] == "queue-unstable, 08:05:00–08:19:45, 80\xa0%"
+    result = made(server_report(), WasteQuery(day, day + timedelta(days=1)))
+    assert result.engines.rows[0][9].items[0] == "queue-unstable, 08:05:00–08:19:45, 80\xa0%"
 
 
 def test_costs_are_listed_with_advice():
-    found = made(server_report())
-    kinds = [row[0].text for row in found.diagnoses.rows]
+    result = made(server_report())
+    kinds = [row[0].text for row in result.diagnoses.rows]
     assert kinds[0] == "queue-unstable"
     assert set(kinds) == {"queue-unstable", "kv-saturated", "idle", "squatter-signature"}
-    idle = found.diagnoses.rows[kinds.index("idle")]
+    idle = result.diagnoses.rows[kinds.index("idle")]
     assert idle[3].text == "0.50"
     assert idle[4].items == ("37.8\xa0GiB\xa0h of GPU memory held",)
     assert "use its sleep mode" in idle[5].text
@@ -79,9 +79,9 @@ def test_signature_is_shown_with_the_remark_on_power():
 
 
 def test_rows_beyond_the_limit_are_announced():
-    found = made(server_report(timelines=1), top=2)
-    assert found.engines.note == "The first 2 of 4."
-    assert [bool(row[0].href) for row in found.engines.rows] == [True, False], "only engines with a page are links"
+    result = made(server_report(timelines=1), top=2)
+    assert result.engines.note == "The first 2 of 4."
+    assert [bool(row[0].href) for row in result.engines.rows] == [True, False], "only engines with a page are links"
 
 
 def test_note_on_the_origin_is_shown_on_every_page():
@@ -122,7 +122,7 @@ def test_pages_and_summary_stay_small_with_thousands_of_diagnoses():
     """The most severe ones are shown, in the order of their time, and the omission is announced."""
     report = server_report(timelines=1)
     first = report.engines[0]
-    [severe] = [one for one in first.health.diagnoses if one.severity == "critical"]
+    [severe] = [diagnosis for diagnosis in first.health.diagnoses if diagnosis.severity == "critical"]
     mild = [
         replace(first.health.diagnoses[0], since=START + timedelta(minutes=n), until=START + timedelta(minutes=n + 1))
         for n in range(5000)
@@ -141,7 +141,7 @@ def test_pages_and_summary_stay_small_with_thousands_of_diagnoses():
 
 
 def test_page_is_named_after_the_identity_of_the_engine():
-    one, other = (server_report().engines[i].health for i in (0, 1))
-    assert page_name(one) == page_name(replace(one, job="99", user="eve", diagnoses=()))
-    assert page_name(one) != page_name(other)
-    assert page_name(one) != page_name(replace(one, key=replace(one.key, rank="1")))
+    first, other = (server_report().engines[i].health for i in (0, 1))
+    assert page_name(first) == page_name(replace(first, job="99", user="eve", diagnoses=()))
+    assert page_name(first) != page_name(other)
+    assert page_name(first) != page_name(replace(first, key=replace(first.key, rank="1")))

@@ -87,22 +87,23 @@ def test_summary_with_engines_matches_its_schema(
     """The first engines are listed; totals and diagnoses are of all of them."""
     summary = summary_of(replace(result, servers=server_report(names, timelines=2)), top=3)
     validator.validate(summary)
-    found = summary["servers"]
-    assert (found["engines"], len(found["list"])) == (4, 3)
-    assert [one["page"] is None for one in found["list"]] == [False, False, True]
-    assert found["idle_gpu_hours"] == pytest.approx(119 * 15 / 3600, abs=1e-6)
-    assert found["list"][0]["diagnoses"][-1]["kind"] == "queue-unstable"
-    kinds = {one["kind"]: one for one in found["diagnoses"]}
-    assert kinds["idle"]["gib_hours"] == pytest.approx(found["idle_gib_hours"])
+    servers = summary["servers"]
+    assert (servers["engines"], len(servers["list"])) == (4, 3)
+    assert [item["page"] is None for item in servers["list"]] == [False, False, True]
+    assert servers["idle_gpu_hours"] == pytest.approx(119 * 15 / 3600, abs=1e-6)
+    assert servers["list"][0]["diagnoses"][-1]["kind"] == "queue-unstable"
+    kinds = {diagnosis["kind"]: diagnosis for diagnosis in servers["diagnoses"]}
+    assert kinds["idle"]["gib_hours"] == pytest.approx(servers["idle_gib_hours"])
 
 
 def test_idle_time_on_unknown_gpus_is_not_zero(result: WasteResult, validator: jsonschema.Draft202012Validator) -> None:
     """The only idle engine has unknown GPUs; the others were not idle."""
     report = server_report((), timelines=0)
     engines = tuple(
-        replace(one, idle_gpu_hours=None, idle_gib_hours=None) if one.idle_gpu_hours else one for one in report.engines
+        replace(engine, idle_gpu_hours=None, idle_gib_hours=None) if engine.idle_gpu_hours else engine
+        for engine in report.engines
     )
-    assert {one.idle_gpu_hours for one in engines} == {None, 0.0}
+    assert {engine.idle_gpu_hours for engine in engines} == {None, 0.0}
     summary = summary_of(replace(result, servers=replace(report, engines=engines)))
     validator.validate(summary)
     assert summary["servers"]["idle_gpu_hours"] is None

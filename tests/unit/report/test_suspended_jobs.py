@@ -86,10 +86,14 @@ def test_page_without_suspensions_has_no_section(result):
 def test_summary_with_suspensions_matches_its_schema(result):
     summary = json.loads(to_json(build_summary(result)))
     jsonschema.validate(summary, json.loads(SCHEMA.read_text()))
-    found = summary["suspensions"]
-    assert (found["suspensions"], found["suspensions_failed"], found["gpu_hours_given_back"]) == (1, 1, 4.0)
-    assert (found["restore_s"], found["suspend_s"], found["image_gib"]) == (2.5, 60.0, 3.0)
-    assert [row["outcome"] for row in found["list"]] == ["restored", "failed"]
+    suspensions = summary["suspensions"]
+    assert (suspensions["suspensions"], suspensions["suspensions_failed"], suspensions["gpu_hours_given_back"]) == (
+        1,
+        1,
+        4.0,
+    )
+    assert (suspensions["restore_s"], suspensions["suspend_s"], suspensions["image_gib"]) == (2.5, 60.0, 3.0)
+    assert [row["outcome"] for row in suspensions["list"]] == ["restored", "failed"]
 
 
 def test_csv_has_every_suspension(result):

@@ -218,10 +218,10 @@ def test_newest_data_parser_of_both_sides_is_requested_once(listed, parser):
 
 def test_output_path_of_newer_parsers_is_without_patterns():
     """From v0.0.43 on, ``standard_output`` has the patterns."""
-    (found,) = CommandsClient(
+    (result,) = CommandsClient(
         Slurm(jobs=[job(standard_output="slurm-%j.out", stdout_expanded="/h/slurm-5.out")])
     ).jobs()
-    assert found.stdout == "/h/slurm-5.out"
+    assert result.stdout == "/h/slurm-5.out"
 
 
 @pytest.mark.parametrize("listed", [b"data_parser/v0.0.46\n", b"data_parser/v0.0.41\n", b"", b"Possible\n"])
@@ -248,5 +248,5 @@ def test_data_parser_removed_by_an_upgrade_is_replaced():
 
 
 def test_pattern_of_the_submission_is_no_path_of_output():
-    found = CommandsClient(Slurm(jobs=[job(standard_output="slurm-%j.out", stdout_expanded="")])).jobs()
-    assert found[0].stdout is None
+    jobs = CommandsClient(Slurm(jobs=[job(standard_output="slurm-%j.out", stdout_expanded="")])).jobs()
+    assert jobs[0].stdout is None

@@ -68,7 +68,7 @@ number = st.builds(lambda number, width: str(number).zfill(width), st.integers(0
 
 @given(st.sets(number, min_size=1, max_size=40))
 def test_ranges_survive_a_round_trip(numbers: set[str]) -> None:
-    assert set(hostlist.expand(f"n[{hostlist.compress_numbers(numbers)}]")) == {f"n{one}" for one in numbers}
+    assert set(hostlist.expand(f"n[{hostlist.compress_numbers(numbers)}]")) == {f"n{item}" for item in numbers}
 
 
 @given(st.text(alphabet="ab01,-[]", max_size=20))

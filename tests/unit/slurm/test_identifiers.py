@@ -35,10 +35,10 @@ def test_other_identifiers_are_refused_before_a_request(text):
 def test_accepted_identifiers_have_digits_and_separators_only(text):
     """An accepted name can be neither an option nor several jobs, and has no space."""
     try:
-        found = str(identifiers.target(text))
+        result = str(identifiers.target(text))
     except BadIdentifierError:
         return
-    assert found == text
+    assert result == text
     assert re.fullmatch(r"[0-9][0-9_+.a-z]*", text)
 
 

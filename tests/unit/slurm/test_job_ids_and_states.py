@@ -38,10 +38,10 @@ def test_invalid_job_id_is_refused(text: str) -> None:
 
 def test_substitute_ids_are_negative_and_distinct() -> None:
     """An array task without a raw ID gets an ID that no real job has."""
-    found = {identifiers.stand_in(job, task) for job in (1, 2, 67_000_000) for task in (0, 1, 4_000_000)}
-    assert len(found) == 9
-    assert max(found) < 0
-    assert min(found) > -(1 << 63)
+    result = {identifiers.stand_in(job, task) for job in (1, 2, 67_000_000) for task in (0, 1, 4_000_000)}
+    assert len(result) == 9
+    assert max(result) < 0
+    assert min(result) > -(1 << 63)
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_recorded_nodes_are_read(record):
 
 
 def test_recorded_partitions_and_configuration_are_read(record):
-    partitions = {one.name: one for one in scontrol.partitions(record("partitions.txt").decode())}
-    assert [name for name, one in partitions.items() if one.default] == ["cpu"]
+    partitions = {partition.name: partition for partition in scontrol.partitions(record("partitions.txt").decode())}
+    assert [name for name, partition in partitions.items() if partition.default] == ["cpu"]
     assert (partitions["gpu"].nodes, partitions["gpu"].gpus) == (("c1", "c2"), GpuCount(4, "h100"))
     config = scontrol.config(record("config.txt").decode())
     assert "gres/gpu" in config["AccountingStorageTRES"].split(",")

@@ -148,9 +148,9 @@ def test_overview_needs_two_requests() -> None:
     """Nodes with the same GPUs share one block."""
     numbers = range(1000, 2000)
     programs = Programs(b"".join(_row(n) for n in numbers), "".join(_record(n) for n in numbers))
-    found = overview(programs)
-    assert len(found) == 1000
-    assert found[1500].node_gpus == (NodeGpus("g1", 2, "a100", (0, 1)), NodeGpus("g2", 2, "a100", (0, 1)))
+    result = overview(programs)
+    assert len(result) == 1000
+    assert result[1500].node_gpus == (NodeGpus("g1", 2, "a100", (0, 1)), NodeGpus("g2", 2, "a100", (0, 1)))
     assert programs.asked == ["squeue", "scontrol show jobs"]
 
 

@@ -203,7 +203,7 @@ def test_dead_worker_is_an_error_and_is_replaced(module, did, how):
     with pytest.raises(interface.WorkerDiedError, match="hold job 5: the pyslurm process"):
         client.hold(5)
     client.hold(5)
-    assert [one for one in did if one == ("hold", 5)] == [("hold", 5)]
+    assert [item for item in did if item == ("hold", 5)] == [("hold", 5)]
 
 
 def test_worker_that_dies_twice_is_an_error(module):
@@ -285,9 +285,9 @@ def test_pyslurm_of_another_release_is_compared_with_scontrol(module, monkeypatc
     assert line.startswith(
         "pyslurm is not used: it is for Slurm 25.11, the site's Slurm is 26.05, and of job 5, it reads "
     )
-    _, found = examine(commands, lambda: InProcess(module))
-    assert not found.usable
-    assert str(found.reason) in line
+    _, result = examine(commands, lambda: InProcess(module))
+    assert not result.usable
+    assert str(result.reason) in line
 
 
 def test_auto_uses_pyslurm_if_its_library_matches_the_release(module, monkeypatch):
@@ -311,9 +311,9 @@ def test_without_slurm_there_is_no_client():
 
     with pytest.raises(UnreachableError, match="no such program"):
         open_client("auto", run=nothing, start=lambda: InProcess(None))
-    found = examine(nothing, lambda: InProcess(None))
-    assert [one.usable for one in found] == [False, False]
-    assert all(isinstance(one.reason, str) for one in found)
+    examination = examine(nothing, lambda: InProcess(None))
+    assert [item.usable for item in examination] == [False, False]
+    assert all(isinstance(group.reason, str) for group in examination)
 
 
 def test_library_number_is_mapped_to_a_release():

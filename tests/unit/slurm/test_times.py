@@ -98,10 +98,10 @@ def test_step_does_not_begin_before_its_job() -> None:
 def test_readings_are_local_times_of_the_zone(local: datetime, name: str) -> None:
     """Each reading of an existing time is that time in the zone; two readings are at most two hours apart."""
     zone, local = ZoneInfo(name), local.replace(microsecond=0)
-    found = times.readings(local, zone)
+    readings = times.readings(local, zone)
     if times.exists(local, zone):
-        assert all(one.astimezone(zone).replace(tzinfo=None) == local for one in found)
-    assert abs(found[-1] - found[0]) <= timedelta(hours=2)
+        assert all(item.astimezone(zone).replace(tzinfo=None) == local for item in readings)
+    assert abs(readings[-1] - readings[0]) <= timedelta(hours=2)
 
 
 def test_zone_is_the_given_one_or_that_of_the_machine(tmp_path: Path) -> None:

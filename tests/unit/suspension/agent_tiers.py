@@ -33,12 +33,12 @@ class Tiered(Agent):
 
     def asleep(self) -> str | None:
         """Return the problem that ``status`` shows."""
-        (one,) = self.keeper.suspended()
-        return one.failure
+        (item,) = self.keeper.suspended()
+        return item.failure
 
     def damage(self, tier: str) -> None:
         """Change a byte in a file of the image."""
-        store = next(one.store for one in self.tiers.tiers if one.name == tier)
+        store = next(item.store for item in self.tiers.tiers if item.name == tier)
         path = next(
             path for path in sorted((store.path / "alpha.7" / "0001" / "criu").iterdir()) if path.stat().st_size
         )

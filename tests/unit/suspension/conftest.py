@@ -32,11 +32,13 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for kind in (DirectoryStore, Workers):
         recorded(kind)
     yield
-    for one in made:
-        if isinstance(one, Workers):
-            one.close()
-            with one.lock:  # a call in progress still uses the stores
-                one.lock.wait_for(lambda one=one: not any(queue._running for queue in one._queues), DEADLINE_S)  # type: ignore[misc]
-    for one in made:
-        if isinstance(one, DirectoryStore) and hasattr(one, "_entries"):  # else it could not be opened
-            one.close()
+    for connection in made:
+        if isinstance(connection, Workers):
+            connection.close()
+            with connection.lock:  # a call in progress still uses the stores
+                connection.lock.wait_for(
+                    lambda item=connection: not any(queue._running for queue in item._queues), DEADLINE_S
+                )  # type: ignore[misc]
+    for connection in made:
+        if isinstance(connection, DirectoryStore) and hasattr(connection, "_entries"):  # else it could not be opened
+            connection.close()

@@ -39,9 +39,9 @@ class Mails(Mailer):
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Lines written into the job's output."""
-    found: list[str] = []
-    monkeypatch.setattr(restore_module, "say", lambda fds, text: found.extend(text.splitlines()))
-    return found
+    result: list[str] = []
+    monkeypatch.setattr(restore_module, "say", lambda fds, text: result.extend(text.splitlines()))
+    return result
 
 
 def lost(world: World, ran_s: float, node: str = "c1", settings: SuspendSettings | None = None) -> Agent:

@@ -22,7 +22,7 @@ SLURM = SimpleNamespace(array_job_id=None, tres_allocated={"cpu": "1", "gres/gpu
 JOB = WatchedJob(7, 1001, 1001, 0, SuspendOption(), 99, 1, 2, SimpleNamespace(), 0.0, slurm=SLURM)  # type: ignore[arg-type]
 
 
-def found(
+def check_image(
     *,
     job: dict[str, Any] | None = None,
     slurm: dict[str, Any] | None = None,
@@ -40,7 +40,7 @@ def found(
 
 
 def test_plain_job_is_a_batch_script() -> None:
-    assert found() == ()
+    assert check_image() == ()
     assert kinds(replace(JOB, slurm=None), None, (), ()) == (CompatibilityRow.BATCH,)
 
 
@@ -74,7 +74,7 @@ def test_plain_job_is_a_batch_script() -> None:
 )
 def test_kind_is_named(facts: dict[str, Any], kind: CompatibilityRow) -> None:
     """No other kind is named."""
-    assert found(**facts) == (kind,)
+    assert check_image(**facts) == (kind,)
 
 
 def python(command: str) -> ProcessFacts:
@@ -111,7 +111,7 @@ def python(command: str) -> ProcessFacts:
 )
 def test_program_of_python_is_named(command: str, kind: CompatibilityRow | None) -> None:
     """It is named by its module or script, because the process name is that of the interpreter."""
-    assert found(more=python(command)) == (() if kind is None else (kind,))
+    assert check_image(more=python(command)) == (() if kind is None else (kind,))
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_program_of_python_is_named(command: str, kind: CompatibilityRow | None)
 def test_server_of_an_editor_is_named(command: str, kind: CompatibilityRow | None) -> None:
     """By its command line: the name of its process is that of Node.js."""
     process = replace(SCRIPT, pid=102, name="MainThread", arguments=tuple(command.split()))
-    assert found(more=process) == (() if kind is None else (kind,))
+    assert check_image(more=process) == (() if kind is None else (kind,))
 
 
 def test_several_kinds_are_in_the_order_of_the_table() -> None:
-    assert found(slurm={"array_job_id": 5}, users=(101, 102), codes=("mps", "host-memory")) == (
+    assert check_image(slurm={"array_job_id": 5}, users=(101, 102), codes=("mps", "host-memory")) == (
         CompatibilityRow.ARRAY,
         CompatibilityRow.SEVERAL_GPUS,
         CompatibilityRow.MPS,

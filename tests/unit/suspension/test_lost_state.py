@@ -160,7 +160,7 @@ def test_sweep_that_would_remove_most_images_stops(asleep, caplog):
     assert len(agent.images(shared=True)) == 7
     assert "7 of 7 images" in agent.keeper.sweep_stopped()
     assert "images prune --unknown --yes" in agent.keeper.sweep_stopped()
-    assert len([one for one in caplog.records if "the sweep of images is stopped" in one.message]) == 1
+    assert len([record for record in caplog.records if "the sweep of images is stopped" in record.message]) == 1
     agent.absences.confirm({"alpha.7", *(f"alpha.{number}" for number in range(100, 106))})
     assert agent.keeper.sweep_stopped() is None
     pass_time(world, agent, HOUR_S)

@@ -169,10 +169,10 @@ def post(tmp_path: Path) -> Callable[[int, str], Mailer]:
 
 def mails() -> list[tuple[str, str, str, str]]:
     """Return recipient, subject, text and HTML of the mails accepted by the server."""
-    found = [message_from_bytes(raw, policy=policy.default) for raw in Server.got]
+    result = [message_from_bytes(raw, policy=policy.default) for raw in Server.got]
     return [
-        (one["To"], one["Subject"], *(one.get_body((kind,)).get_content() for kind in ("plain", "html")))
-        for one in found
+        (item["To"], item["Subject"], *(item.get_body((kind,)).get_content() for kind in ("plain", "html")))
+        for item in result
     ]
 
 

@@ -23,7 +23,7 @@ UNITS = ("_seconds", "_bytes")
 def value(counters: Counters, name: str, **labels: str) -> float | None:
     for family in counters.families():
         if family["name"] == name:
-            return next((number for found, number in family["samples"] if found == labels), None)
+            return next((number for result, number in family["samples"] if result == labels), None)
     return None
 
 
@@ -53,8 +53,8 @@ def test_phases_and_their_seconds_come_from_the_journal(tmp_path: Path) -> None:
     now[0] += 0.5
     job.close()
     job.close()
-    found = {phase: value(counters, metrics.PHASE_SECONDS, phase=phase) for phase in ("locking", "locked", "parked")}
-    assert found == {"locking": 2.0, "locked": 4.0, "parked": 0.5}
+    result = {phase: value(counters, metrics.PHASE_SECONDS, phase=phase) for phase in ("locking", "locked", "parked")}
+    assert result == {"locking": 2.0, "locked": 4.0, "parked": 0.5}
     begun = [value(counters, metrics.PHASES_BEGUN, phase=phase) for phase in ("locking", "locked", "parked", "dumping")]
     assert begun == [1.0, 1.0, 1.0, 0.0]
 

@@ -148,10 +148,10 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("code", "changes"), REASONS, ids=[f"{i}-{code}" for i, (code, _) in enumerate(REASONS)])
 def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
     """No other is reported, and it is one line."""
-    found = told(**changes)
-    assert [one.code for one in found] == [code]
-    assert found[0].text
-    assert "\n" not in found[0].text
+    result = told(**changes)
+    assert [refusal.code for refusal in result] == [code]
+    assert result[0].text
+    assert "\n" not in result[0].text
 
 
 @pytest.mark.parametrize("code", sorted({code for code, _ in REASONS} - {"interactive", "gone"}))
@@ -219,7 +219,7 @@ def test_inplace_has_fewer_refusals() -> None:
     """Nothing is dumped or requeued: steps and daemons do not matter; GPU memory and driver do."""
     tree = replace(TREE, outside=(ROOT,))
     assert told(image=None, job=replace(JOB, steps=("0",)), tree=tree) == []
-    assert [one.code for one in told(image=None, memory=MemoryFacts(GIB))] == ["host-memory"]
+    assert [refusal.code for refusal in told(image=None, memory=MemoryFacts(GIB))] == ["host-memory"]
 
 
 def test_launcher_of_local_steps_is_not_refused() -> None:
@@ -231,7 +231,9 @@ def test_launcher_of_local_steps_is_not_refused() -> None:
     )
     for arguments in ((), ("srun", "hostname"), ("/usr/bin/srun", "python3")):
         slurms = replace(ROOT, pid=102, name="srun", arguments=arguments)
-        assert [one.code for one in told(tree=replace(TREE, processes=(*TREE.processes, slurms)))] == ["srun-steps"]
+        assert [refusal.code for refusal in told(tree=replace(TREE, processes=(*TREE.processes, slurms)))] == [
+            "srun-steps"
+        ]
 
 
 def test_rights_of_the_owner_are_not_refused() -> None:
@@ -298,9 +300,9 @@ def test_tree_is_read_from_proc(tmp_path: Path) -> None:
     (tmp_path / "60" / "maps").write_text("7f0 rw-s 0 00:05 9   /dev/infiniband/uverbs0\n7f1 rw-s 0 0:1 2 /dev/shm/x\n")
     (tmp_path / "60" / "cmdline").write_bytes(b"python\0-m\0caf\xe9\0")
     tree = collect(50, 60, proc=tmp_path)
-    assert [one.pid for one in tree.processes] == [60, 70]
-    assert [one.arguments for one in tree.processes] == [("python", "-m", "caf\N{REPLACEMENT CHARACTER}"), ()]
-    assert [one.pid for one in tree.outside] == [80]
+    assert [item.pid for item in tree.processes] == [60, 70]
+    assert [item.arguments for item in tree.processes] == [("python", "-m", "caf\N{REPLACEMENT CHARACTER}"), ()]
+    assert [item.pid for item in tree.outside] == [80]
     assert tree.processes[0].files == ("/dev/null", "anon_inode:[io_uring]")
     assert tree.processes[0].mapped_devices == ("/dev/infiniband/uverbs0",)
     assert tree.memory == (1024 + 512) * 1024
@@ -332,8 +334,8 @@ def test_processes_forked_during_read_are_in_tree(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(inspection, "_members", later)
     monkeypatch.setattr(inspection, "ancestors", adopted)
     tree = collect(50, 60, proc=tmp_path)
-    assert [one.pid for one in tree.processes] == [60, 70, 90]
-    assert [one.pid for one in tree.outside] == [80]
+    assert [item.pid for item in tree.processes] == [60, 70, 90]
+    assert [item.pid for item in tree.outside] == [80]
     assert asked.count(90) == 2
 
 
@@ -344,7 +346,7 @@ def test_child_of_earlier_process_with_reused_pid_is_not_in_tree(tmp_path: Path)
     process(tmp_path, 70, 60, inner=3)
     stat(tmp_path, 70, 60, started=BEGAN - 1)
     (tmp_path / "70" / "ns" / "pid").unlink()
-    assert [one.pid for one in collect(50, 60, proc=tmp_path).processes] == [60]
+    assert [item.pid for item in collect(50, 60, proc=tmp_path).processes] == [60]
 
 
 def test_root_in_another_namespace_is_ignored(tmp_path: Path) -> None:
@@ -371,8 +373,8 @@ def test_files_of_reused_pid_are_not_mixed(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "listdir", after_that)
     monkeypatch.setattr(inspection, "_has_inet", lambda *_: False)
-    [one] = collect(50, 60, proc=tmp_path).processes
-    assert one.files == ("/home/a/in",)
+    [item] = collect(50, 60, proc=tmp_path).processes
+    assert item.files == ("/home/a/in",)
 
 
 def test_deleted_output_file_counts_if_open(tmp_path: Path) -> None:
@@ -395,7 +397,7 @@ def test_system_v_ipc_created_since_job_start_counts(tmp_path: Path) -> None:
     head = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n"
     rows = [(0, 1001, 1499), (1, 1001, 1500), (2, 1002, 1600), (3, 1001, 1700)]
     (tmp_path / "sysvipc" / "sem").write_text(
-        head + "".join(f"  0 {one} 600 3 1001 1001 {uid} 1001 0 {when}\n" for one, uid, when in rows)
+        head + "".join(f"  0 {item} 600 3 1001 1001 {uid} 1001 0 {when}\n" for item, uid, when in rows)
     )
     assert collect(50, 60, proc=tmp_path).sysv == ("sem 1", "sem 3")
     (tmp_path / "50" / "ns" / "ipc").symlink_to("ipc:[8]")
@@ -409,15 +411,15 @@ def test_current_process_can_be_read() -> None:
     queue = library.mq_open(name.encode(), os.O_CREAT | os.O_RDWR, 0o600, None)
     library.mq_unlink(name.encode())
     plain, counting = os.eventfd(0), os.eventfd(0, os.EFD_SEMAPHORE)
-    found = collect(os.getpid(), os.getpid())
-    files = set(found.processes[0].files)
+    collected = collect(os.getpid(), os.getpid())
+    files = set(collected.processes[0].files)
     assert {"anon_inode:[eventfd]", "anon_inode:[eventfd-semaphore]"} <= files
     assert f"mqueue:{name} (deleted)" in files
     os.close(queue)
     os.close(plain)
     os.close(counting)
-    assert found.processes[0].pid == os.getpid()
-    assert found.processes[0].memory > 1 << 20
+    assert collected.processes[0].pid == os.getpid()
+    assert collected.processes[0].memory > 1 << 20
     assert memory_facts(os.getpid()).available > 0
     os.close(descriptor)
 
@@ -498,12 +500,12 @@ def test_job_with_private_network_is_refused(tmp_path: Path, options: tuple[str,
     """Its processes and its PID 1 share the same namespaces, but these are not the node's."""
     job = Job(tmp_path / "log", 'echo up >>"$0"; sleep 1000', options)
     try:
-        found = of_tree(collect(job.init, job.init), (), User(0, 0))
+        result = of_tree(collect(job.init, job.init), (), User(0, 0))
     finally:
         job.end()
-    said = [one.text for one in found if one.code == "namespaces"]
+    said = [problem.text for problem in result if problem.code == "namespaces"]
     named = [re.search(r"\((.*)\)", text) for text in said]
-    assert [", ".join(sorted(one[1].split(", "))) for one in named if one] == ([names] if names else [])
+    assert [", ".join(sorted(item[1].split(", "))) for item in named if item] == ([names] if names else [])
 
 
 def test_session_of_a_process_above_is_not_refused() -> None:
@@ -528,7 +530,7 @@ def test_files_that_cannot_be_opened_again_are_found() -> None:
         Path("/proc/cpuinfo").open(encoding="utf-8"),
         Path("/dev/null").open(encoding="utf-8"),
     ):
-        found = inspection._unlasting(process)
-    assert f"/proc/{os.getpid()}/status" in found
-    assert "/proc/cpuinfo" not in found
-    assert "/dev/null" not in found
+        result = inspection._unlasting(process)
+    assert f"/proc/{os.getpid()}/status" in result
+    assert "/proc/cpuinfo" not in result
+    assert "/dev/null" not in result

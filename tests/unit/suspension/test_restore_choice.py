@@ -38,10 +38,10 @@ def test_local_image_of_previous_attempt_is_restored(world: World, monkeypatch: 
         assert isinstance(agent.restore(), Restored)
     assert world.steps() == [STEPS]
     assert world.now() - began < agent.settings.alive_s + 3
-    assert [one.seq for one in agent.keeper.suspended()] == [1]
+    assert [item.seq for item in agent.keeper.suspended()] == [1]
     agent.registry.put(agent.watched(phase=Phase.RESTORING))
     agent.keeper.sweep(holds_lease=False)
-    assert [one.seq for one in agent.keeper.suspended()] == [1]
+    assert [item.seq for item in agent.keeper.suspended()] == [1]
     agent.registry.set_phase(7, Phase.RUNNING)
     world.clock += 100
     agent.keeper.sweep(holds_lease=False)

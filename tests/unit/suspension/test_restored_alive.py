@@ -166,7 +166,7 @@ def _killed_while_it_watches(agent: Agent) -> None:
 
     def passing(seconds: float) -> None:
         sleep(seconds)
-        if any(one.cuda is CudaState.RUNNING for one in world.nodes[agent.node].processes):
+        if any(process.cuda is CudaState.RUNNING for process in world.nodes[agent.node].processes):
             raise Crash("killed")
 
     agent.build(clock=replace(agent.clock, sleep=passing))
@@ -186,7 +186,7 @@ def test_processes_run_on_if_the_agent_ends_while_it_watches_them(world: World) 
     following.keeper.recover()
     assert following.restore() == Restored(2)
     assert machine.processes == before
-    assert [one.steps for one in machine.processes] == [0, STEPS + 5]
+    assert [process.steps for process in machine.processes] == [0, STEPS + 5]
     assert world.effect_log == effects
     assert ledger(world).restored_ms <= restored_ms
     assert not following.journal.open_journals()

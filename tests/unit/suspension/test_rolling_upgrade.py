@@ -49,8 +49,8 @@ def left(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], World
             setattr(world, name, value)
         for name, machine in recorded["nodes"].items():
             processes = [
-                Process(**{**one, "cuda": None if one["cuda"] is None else CudaState(one["cuda"])})
-                for one in machine["processes"]
+                Process(**{**process, "cuda": None if process["cuda"] is None else CudaState(process["cuda"])})
+                for process in machine["processes"]
             ]
             world.nodes[name] = Node(name, machine["init"], processes, machine["next_pid"])
         return world

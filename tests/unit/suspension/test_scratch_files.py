@@ -38,7 +38,7 @@ def suspended(agent: Agent, outcome: ScratchOutcome) -> list[str]:
     job = agent.watched()
     assert agent.suspender.suspend(job, "idle 15m", sample_again=lambda: None).failure is None
     agent.settle()
-    return [getattr(one, "text", "") for one in job.link.sent]
+    return [getattr(item, "text", "") for item in job.link.sent]
 
 
 def row(agent: Agent) -> dict[str, object]:

@@ -137,15 +137,15 @@ def test_image_is_deleted_before_job_is_resumed(world, monkeypatch):
         raise NotPermittedError("not permitted")
 
     def resume(self, pids):
-        found.append(agent.images(shared=False))
+        result.append(agent.images(shared=False))
         resumed(self, pids)
 
-    agent, found, resumed = Agent(world, "c1"), [], FakeProcesses.resume
+    agent, result, resumed = Agent(world, "c1"), [], FakeProcesses.resume
     monkeypatch.setattr(Slurm, "requeue", refuse)
     monkeypatch.setattr(FakeProcesses, "resume", resume)
     assert agent.suspend().phase is Phase.RUNNING
-    assert found
-    assert found[0] == []
+    assert result
+    assert result[0] == []
 
 
 def test_connections_leave_repair_mode_before_job_is_resumed(world, monkeypatch):
@@ -474,8 +474,8 @@ def test_unsuspendable_job_is_refused_before_any_change(world, changes, code):
     agent = Agent(world, "c1")
     if isinstance(changes.get("slurm"), dict):
         changes = {"slurm": make_job(world, **changes["slurm"])}
-    found = agent.suspender.refusals(agent.watched(**changes))
-    assert code in [refusal.code for refusal in found]
+    refusals = agent.suspender.refusals(agent.watched(**changes))
+    assert code in [refusal.code for refusal in refusals]
     assert world.effect_log == []
 
 
@@ -519,9 +519,9 @@ def test_memory_limit_enforced_by_slurm_is_respected(world, monkeypatch, params,
     agent = Agent(world, "c1")
     monkeypatch.setattr(agent.slurm, "config", lambda: {"JobAcctGatherParams": params})
     job = agent.watched(slurm=make_job(world, tres_allocated={"mem": memory}))
-    found = agent.suspender.refusals(job)
-    assert [one.code for one in found] == (["host-memory"] if refused else [])
-    assert all("--mem" in one.text for one in found)
+    refusals = agent.suspender.refusals(job)
+    assert [refusal.code for refusal in refusals] == (["host-memory"] if refused else [])
+    assert all("--mem" in problem.text for problem in refusals)
 
 
 @pytest.mark.parametrize(
@@ -539,7 +539,7 @@ def test_old_driver_needs_all_gpus_of_node(world, monkeypatch, driver, setting, 
     others = replace(mine[0], uuid="GPU-another")
     monkeypatch.setattr(agent.gpus, "devices", lambda: (*mine, others))
     job = replace(agent.watched(), devices=mine)
-    assert [one.code for one in agent.suspender.refusals(job)] == (["driver"] if refused else [])
+    assert [refusal.code for refusal in agent.suspender.refusals(job)] == (["driver"] if refused else [])
 
 
 def test_full_store_is_a_refusal(world, monkeypatch):
@@ -625,7 +625,7 @@ def test_process_that_starts_while_the_job_is_stopped_aborts_the_suspension(worl
 def test_job_of_root_is_refused(world, owner):
     """Everything that the agent opens for a job is opened with the rights of its owner, which are never root's."""
     agent = Agent(world, "c1")
-    [refusal] = [one for one in agent.suspender.refusals(agent.watched(**owner)) if one.code == "root"]
+    [refusal] = [item for item in agent.suspender.refusals(agent.watched(**owner)) if item.code == "root"]
     assert "rights of root" in refusal.text
     with pytest.raises(Refused):
         agent.suspend(**owner)

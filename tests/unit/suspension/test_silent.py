@@ -59,7 +59,7 @@ def test_local_work_continues_without_shared_store(world: World, shared: Stallin
     began = time.monotonic()
     with pytest.raises(Refused, match=r"shared/images: its file system does not respond"):
         agent.suspend()
-    assert [one.code for one in agent.suspender.refusals(agent.watched(slurm=make_job(world)))] == ["no-room"]
+    assert [refusal.code for refusal in agent.suspender.refusals(agent.watched(slurm=make_job(world)))] == ["no-room"]
     agent.tiers.relieve()
     agent.keeper.sweep(holds_lease=True)
     agent.waker.tick()
@@ -130,4 +130,4 @@ def test_job_is_held_if_file_server_does_not_return(world: World, shared: Stalli
 def answers(agent: Tiered) -> None:
     """Wait until all abandoned calls have returned."""
     calls = [agent.notes._ask, agent.ledger._ask, *(s.calls for s in agent.tiers.stores if s.calls)]
-    wait_until("all has come back", lambda: not any(one.unresponsive for one in calls))
+    wait_until("all has come back", lambda: not any(call.unresponsive for call in calls))

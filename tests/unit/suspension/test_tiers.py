@@ -153,7 +153,7 @@ def test_job_continues_if_no_tier_has_room(world: World, caplog: pytest.LogCaptu
     assert world.running()
     assert agent.where() == []
     agent.tiers.check_room = begin  # type: ignore[method-assign]
-    assert [one.code for one in agent.suspender.refusals(agent.watched())] == ["no-room"]
+    assert [refusal.code for refusal in agent.suspender.refusals(agent.watched())] == ["no-room"]
 
 
 def test_full_memory_tier_is_skipped(world: World) -> None:
@@ -163,8 +163,8 @@ def test_full_memory_tier_is_skipped(world: World) -> None:
     agent.settle()
     assert agent.where() == ["disk", "shared"]
     assert agent.asleep() is None
-    (one,) = agent.keeper.suspended()
-    assert (one.passed or "").startswith(f"memory: {world.root}/c1/memory: 10 B free, ")
+    (item,) = agent.keeper.suspended()
+    assert (item.passed or "").startswith(f"memory: {world.root}/c1/memory: 10 B free, ")
 
 
 def test_read_only_disk_is_skipped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +174,8 @@ def test_read_only_disk_is_skipped(world: World, monkeypatch: pytest.MonkeyPatch
     assert agent.suspend().phase is Phase.QUEUED
     agent.settle()
     assert agent.where() == ["memory", "shared"]
-    (one,) = agent.keeper.suspended()
-    assert one.passed == "disk: shared: is read-only"
+    (item,) = agent.keeper.suspended()
+    assert item.passed == "disk: shared: is read-only"
 
 
 @pytest.mark.parametrize("when", ["while CRIU writes", "when it is committed"])
@@ -248,10 +248,10 @@ def test_job_without_note_is_shown(world: World, monkeypatch: pytest.MonkeyPatch
         assert agent.suspend().phase is Phase.QUEUED
         agent.settle()
         assert agent.asleep() == NO_NOTE
-        (one,) = agent.keeper.suspended()
-        assert (one.where, one.why, one.gpu_bytes > 0) == ("node", "idle 15m", True)
+        (item,) = agent.keeper.suspended()
+        assert (item.where, item.why, item.gpu_bytes > 0) == ("node", "idle 15m", True)
         with pytest.raises(Refused, match="cannot be woken now: its note is not beside the shared store"):
-            waker.wake(one.key, "alice")
+            waker.wake(item.key, "alice")
     after = Tiered(world, "c1")
     after.keeper.recover()
     after.settle()

@@ -110,10 +110,10 @@ def test_unfetchable_image_does_not_block_next(
 
     def pull(copy: Copy, **_: object) -> Copy | None:
         asked.append(copy.image.job)
-        found = first_is.pop(0) if copy.image.job == "alpha.7" else copy
-        if isinstance(found, Exception):
-            raise found
-        return found
+        result = first_is.pop(0) if copy.image.job == "alpha.7" else copy
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     monkeypatch.setattr(notes, "read", lambda cluster, job_id: {7: first, 8: second}[job_id])
     monkeypatch.setattr(notes, "plan", lambda cluster: plans)
@@ -177,7 +177,7 @@ def test_older_image_is_removed_when_newer_one_is_complete(world: World) -> None
 
     def held(agent: Tiered) -> dict[str, list[int]]:
         return {
-            tier.name: [one.manifest.seq for one in tier.store.images() if isinstance(one, Image)]
+            tier.name: [image.manifest.seq for image in tier.store.images() if isinstance(image, Image)]
             for tier in agent.tiers.tiers
         }
 

@@ -120,8 +120,8 @@ def test_job_with_failed_restore_is_not_released_automatically(asleep, wake):
         world.clock += 1000
         look(world, agent, (NODE,))
     assert world.held
-    (one,) = agent.keeper.suspended()
-    assert (one.wake, one.failure) == ("hold", "criu/pages-1.img: its contents have changed")
+    (item,) = agent.keeper.suspended()
+    assert (item.wake, item.failure) == ("hold", "criu/pages-1.img: its contents have changed")
     agent.waker.wake(note.key, "alice")
     assert not world.held
 
@@ -181,8 +181,8 @@ def test_array_task_is_shown_with_array_id(tmp_path):
     agent.suspend()
     agent.settle()
     assert world.comment.endswith("wake with: slurm-affinode wake 5_2")
-    (one,) = agent.keeper.suspended()
-    row = status_rows.suspended(one, None, user="alice", now_epoch=world.clock)
+    (item,) = agent.keeper.suspended()
+    row = status_rows.suspended(item, None, user="alice", now_epoch=world.clock)
     assert (row["job_id"], row["shown_id"]) == (7, "5_2")
 
 
@@ -328,13 +328,13 @@ def test_records_of_other_clusters_in_the_store_are_kept(tmp_path):
     run, other = (LiveRun(JobKey(cluster, 7, 5), 1000, 1) for cluster in ("alpha", "beta"))
     restores = [
         LastRestore(
-            cluster=one.key.cluster, job_id=7, submit=5, image_restarts=0, seq=1, uid=1000, checkpoint_epoch=1.0,
+            cluster=figure.key.cluster, job_id=7, submit=5, image_restarts=0, seq=1, uid=1000, checkpoint_epoch=1.0,
             run=1, node="c1", restored_epoch=2.0,
         )
-        for one in (run, other)
+        for figure in (run, other)
     ]  # fmt: skip
-    for one, restore in zip((run, other), restores, strict=True):
-        assert notes.claim(one, "c1/10/5") is None
+    for item, restore in zip((run, other), restores, strict=True):
+        assert notes.claim(item, "c1/10/5") is None
         notes.write_restore(restore)
     notes.unclaim("alpha", [])
     notes.forget_restores("alpha", [])
@@ -415,7 +415,7 @@ def test_refused_release_does_not_count(asleep, monkeypatch):
 
     monkeypatch.setattr(agent.slurm, "release", refuse)
     look(world, agent, (NODE,))
-    assert [(one.releases, one.released_epoch) for one in agent.notes.all()] == [(0, None)]
+    assert [(element.releases, element.released_epoch) for element in agent.notes.all()] == [(0, None)]
     monkeypatch.setattr(agent.slurm, "release", release)
     look(world, agent, (NODE,))
     assert not world.held

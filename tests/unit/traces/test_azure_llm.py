@@ -32,31 +32,31 @@ def write(tmp_path: Path, *rows: str, header: str = "TIMESTAMP,ContextTokens,Gen
     ],
 )
 def test_times_of_all_releases_are_read(tmp_path: Path, text: str) -> None:
-    found = azure_llm.read(write(tmp_path, f"{text},4808,10"))
-    assert found.requests["time"][0] == datetime(2023, 11, 16, 18, 17, 3, 979960, tzinfo=UTC)
-    assert found.problems == ()
+    result = azure_llm.read(write(tmp_path, f"{text},4808,10"))
+    assert result.requests["time"][0] == datetime(2023, 11, 16, 18, 17, 3, 979960, tzinfo=UTC)
+    assert result.problems == ()
 
 
 def test_time_without_fraction_is_read(tmp_path: Path) -> None:
-    found = azure_llm.read(write(tmp_path, "2024-05-10 00:00:01+00:00,1,2"))
-    assert found.requests["time"][0] == datetime(2024, 5, 10, 0, 0, 1, tzinfo=UTC)
+    result = azure_llm.read(write(tmp_path, "2024-05-10 00:00:01+00:00,1,2"))
+    assert result.requests["time"][0] == datetime(2024, 5, 10, 0, 0, 1, tzinfo=UTC)
 
 
 def test_images_are_read_where_the_trace_has_them(tmp_path: Path) -> None:
     header = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens"
-    found = azure_llm.read(write(tmp_path, "2025-01-01 00:00:00,3,10,20", header=header))
-    assert found.requests.row(0)[1:] == (10, 20, 3)
+    result = azure_llm.read(write(tmp_path, "2025-01-01 00:00:00,3,10,20", header=header))
+    assert result.requests.row(0)[1:] == (10, 20, 3)
     assert azure_llm.read(write(tmp_path, "2025-01-01 00:00:00,10,20")).requests["images"][0] is None
 
 
 def test_rows_are_sorted_by_time_and_bad_ones_reported_by_line(tmp_path: Path) -> None:
     rows = ["2025-01-01 00:00:05,1,2", "yesterday,1,2", "2025-01-01 00:00:01,,2", "2025-01-01 00:00:01,-1,2",
             "2025-01-01 00:00:02,3,4", *["x,y,z"] * 5]  # fmt: skip
-    found = azure_llm.read(write(tmp_path, *rows))
-    assert found.requests["context"].to_list() == [3, 1]
-    assert (found.rows, found.requests["time"].diff()[1]) == (10, timedelta(seconds=3))
-    assert [one.split(": ")[1] for one in found.problems[:3]] == ["line 3", "line 4", "line 5"]
-    assert "3 more" in found.problems[-1]
+    result = azure_llm.read(write(tmp_path, *rows))
+    assert result.requests["context"].to_list() == [3, 1]
+    assert (result.rows, result.requests["time"].diff()[1]) == (10, timedelta(seconds=3))
+    assert [problem.split(": ")[1] for problem in result.problems[:3]] == ["line 3", "line 4", "line 5"]
+    assert "3 more" in result.problems[-1]
 
 
 TEXT = "TIMESTAMP,ContextTokens,GeneratedTokens\n2025-01-01 00:00:05,1,2\n2025-01-01 00:00:06,3,4\n"
@@ -74,8 +74,8 @@ def test_compressed_file_is_read(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"AzureLLMInferenceTrace_conv.csv.{ending}"
     packed = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[ending](TEXT.encode())
     path.write_bytes(packed)
-    found = azure_llm.read(path)
-    assert (found.name, found.requests.height) == ("AzureLLMInferenceTrace_conv", 2)
+    result = azure_llm.read(path)
+    assert (result.name, result.requests.height) == ("AzureLLMInferenceTrace_conv", 2)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_compressed_file_is_read(tmp_path: Path, ending: str) -> None:
 def test_encodings_line_ends_and_quotes_lose_no_row(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(content)
-    found = azure_llm.read(path)
-    assert (found.requests["context"].to_list(), found.problems) == ([1, 3], ())
+    result = azure_llm.read(path)
+    assert (result.requests["context"].to_list(), result.problems) == ([1, 3], ())
 
 
 def test_wildcards_in_a_file_name_are_literal(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_wildcards_in_a_file_name_are_literal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("time", ["0001-01-01 00:00:00+05:00", "9999-12-31 23:59:59-05:00", "1969-12-31 23:59:59"])
 def test_time_outside_the_years_of_the_traces_is_skipped(tmp_path: Path, time: str) -> None:
-    found = azure_llm.read(write(tmp_path, "2025-01-01 00:00:05,1,2", f"{time},1,2"))
-    assert (found.requests.height, len(found.problems)) == (1, 1)
+    result = azure_llm.read(write(tmp_path, "2025-01-01 00:00:05,1,2", f"{time},1,2"))
+    assert (result.requests.height, len(result.problems)) == (1, 1)
 
 
 @pytest.mark.parametrize("row", ["2025-01-01 00:00:07,5", "2025-01-01 00:00:07,5,6,7", "2025-01-01 00:00:07,\0,6",
@@ -110,9 +110,9 @@ def test_row_of_another_shape_is_skipped_and_reported_by_line(tmp_path: Path, ro
     """Too few or too many cells, a NUL byte, and a count whose sum would not fit into 64 bits."""
     path = tmp_path / "trace.csv"
     path.write_text(TEXT + row + end)
-    found = azure_llm.read(path)
-    assert (found.requests.height, found.rows) == (2, 3)
-    assert [one.split(": ")[1] for one in found.problems] == ["line 4"]
+    result = azure_llm.read(path)
+    assert (result.requests.height, result.rows) == (2, 3)
+    assert [problem.split(": ")[1] for problem in result.problems] == ["line 4"]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,6 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_published_trace_has_known_number_of_requests(shared_data: Path) -> None:
-    found = azure_llm.read(shared_data / "azure" / "AzureLLMInferenceTrace_code.csv")
-    assert (found.rows, found.requests.height, found.problems) == (8819, 8819, ())
-    assert found.requests["time"].dt.date().unique().to_list() == [datetime(2023, 11, 16, tzinfo=UTC).date()]
+    result = azure_llm.read(shared_data / "azure" / "AzureLLMInferenceTrace_code.csv")
+    assert (result.rows, result.requests.height, result.problems) == (8819, 8819, ())
+    assert result.requests["time"].dt.date().unique().to_list() == [datetime(2023, 11, 16, tzinfo=UTC).date()]

@@ -71,11 +71,11 @@ def test_contradiction_is_the_reason_of_an_unknown_verdict(
 
 
 def test_claim_json_names_recipe() -> None:
-    found = judged(direct=0.6986, by_pod=0.66729).as_dict()
-    assert found["published"] == 66.7
-    assert found["computed"] == pytest.approx(69.86)
-    assert found["other_computed"] == pytest.approx(66.729)
-    assert found["other_recipe"] == "summing per pod"
+    result = judged(direct=0.6986, by_pod=0.66729).as_dict()
+    assert result["published"] == 66.7
+    assert result["computed"] == pytest.approx(69.86)
+    assert result["other_computed"] == pytest.approx(66.729)
+    assert result["other_recipe"] == "summing per pod"
 
 
 def test_gentd26_claims_refer_to_known_figures_and_sources() -> None:

@@ -20,31 +20,31 @@ PLAIN = EngineModel(
 
 
 def test_one_request_takes_an_iteration_per_token() -> None:
-    found = simulate([5.0], [10], [3], PLAIN)
-    assert (found.ttft_s[0], found.e2e_s[0], found.token_s[0]) == (1.0, 3.0, 1.0)
-    assert (found.iterations, found.busy_s, found.preemptions.sum()) == (3, 3.0, 0)
+    simulation = simulate([5.0], [10], [3], PLAIN)
+    assert (simulation.ttft_s[0], simulation.e2e_s[0], simulation.token_s[0]) == (1.0, 3.0, 1.0)
+    assert (simulation.iterations, simulation.busy_s, simulation.preemptions.sum()) == (3, 3.0, 0)
 
 
 def test_batch_is_limited_and_the_rest_waits() -> None:
-    found = simulate([0.0] * 5, [1] * 5, [2] * 5, PLAIN)
-    assert found.e2e_s.tolist() == [2.0, 2.0, 2.0, 2.0, 4.0]
-    assert found.waiting_max == 1
+    simulation = simulate([0.0] * 5, [1] * 5, [2] * 5, PLAIN)
+    assert simulation.e2e_s.tolist() == [2.0, 2.0, 2.0, 2.0, 4.0]
+    assert simulation.waiting_max == 1
 
 
 def test_full_cache_preempts_the_request_admitted_last() -> None:
     engine = EngineModel(kv_tokens=12, max_running=4, base_s=1.0, per_request_s=0.0, block_size=1)
-    found = simulate([0.0, 0.0], [4, 4], [6, 6], engine)
-    assert found.preemptions.tolist() == [0, 1]
-    assert found.e2e_s[0] == pytest.approx(6.0, rel=0.01)
-    assert np.isfinite(found.e2e_s).all()
-    assert found.kv_full_s > 0
+    simulation = simulate([0.0, 0.0], [4, 4], [6, 6], engine)
+    assert simulation.preemptions.tolist() == [0, 1]
+    assert simulation.e2e_s[0] == pytest.approx(6.0, rel=0.01)
+    assert np.isfinite(simulation.e2e_s).all()
+    assert simulation.kv_full_s > 0
 
 
 def test_request_larger_than_the_cache_is_excluded() -> None:
-    found = simulate([0.0, 0.0], [200, 5], [1, 1], PLAIN)
-    assert found.never_fits == 1
-    assert np.isnan(found.e2e_s[0])
-    assert found.e2e_s[1] == 1.0
+    simulation = simulate([0.0, 0.0], [200, 5], [1, 1], PLAIN)
+    assert simulation.never_fits == 1
+    assert np.isnan(simulation.e2e_s[0])
+    assert simulation.e2e_s[1] == 1.0
 
 
 def test_prefill_delays_decoding_unless_it_is_split() -> None:
@@ -60,15 +60,15 @@ def test_prefill_delays_decoding_unless_it_is_split() -> None:
 
 def test_answer_of_one_token_ends_with_prefill() -> None:
     engine = EngineModel(base_s=0.01, per_request_s=0.0, per_prefill_token_s=0.001)
-    found = split(np.array([0.0]), np.array([90]), np.array([1]), engine, prefill_engines=1, decode_engines=1)
-    assert found.e2e_s[0] == found.ttft_s[0] == pytest.approx(0.1)
-    assert np.isnan(found.token_s[0])
+    parts = split(np.array([0.0]), np.array([90]), np.array([1]), engine, prefill_engines=1, decode_engines=1)
+    assert parts.e2e_s[0] == parts.ttft_s[0] == pytest.approx(0.1)
+    assert np.isnan(parts.token_s[0])
 
 
 def test_several_engines_share_the_requests() -> None:
-    one = dealt(np.zeros(8), np.ones(8, int), np.full(8, 5), PLAIN, 1)
+    item = dealt(np.zeros(8), np.ones(8, int), np.full(8, 5), PLAIN, 1)
     two = dealt(np.zeros(8), np.ones(8, int), np.full(8, 5), PLAIN, 2)
-    assert one.e2e_s.max() == 10.0
+    assert item.e2e_s.max() == 10.0
     assert two.e2e_s.max() == 5.0
     assert len(dealt(np.zeros(0), np.zeros(0, int), np.zeros(0, int), PLAIN, 2).e2e_s) == 0
 
@@ -87,8 +87,8 @@ def test_model_predicts_a_recorded_overload(shared_data: Path) -> None:
 
     def error(base_s: float, per_request_s: float) -> float:
         below = phase < 4
-        found = simulate(arrival[below], prompt[below], answer[below], engine(base_s, per_request_s))
-        medians = [np.median(found.e2e_s[phase[below] == n]) / np.median(took[phase == n]) for n in range(4)]
+        simulation = simulate(arrival[below], prompt[below], answer[below], engine(base_s, per_request_s))
+        medians = [np.median(simulation.e2e_s[phase[below] == n]) / np.median(took[phase == n]) for n in range(4)]
         return float(np.abs(np.log(medians)).sum())
 
     def engine(base_s: float, per_request_s: float) -> EngineModel:
@@ -98,11 +98,11 @@ def test_model_predicts_a_recorded_overload(shared_data: Path) -> None:
         )  # fmt: skip
 
     grid = [(base, per) for base in (0.0017, 0.0019, 0.0021) for per in (0.0001, 0.00015, 0.0002)]
-    fitted = engine(*min(grid, key=lambda one: error(*one)))
-    found = simulate(arrival - arrival[0], prompt, answer, fitted)
-    assert found.preemptions.sum() == pytest.approx(1881, rel=0.15)
-    assert found.waiting_max == pytest.approx(312, rel=0.25)
-    assert np.median(found.e2e_s[phase == 4]) == pytest.approx(np.median(took[phase == 4]), rel=0.3)
+    fitted = engine(*min(grid, key=lambda item: error(*item)))
+    result = simulate(arrival - arrival[0], prompt, answer, fitted)
+    assert result.preemptions.sum() == pytest.approx(1881, rel=0.15)
+    assert result.waiting_max == pytest.approx(312, rel=0.25)
+    assert np.median(result.e2e_s[phase == 4]) == pytest.approx(np.median(took[phase == 4]), rel=0.3)
 
 
 def test_model_predicts_a_recorded_queue_of_another_engine(shared_data: Path) -> None:
@@ -123,14 +123,14 @@ def test_model_predicts_a_recorded_queue_of_another_engine(shared_data: Path) ->
 
     def error(base_s: float, per_request_s: float) -> float:
         below = phase < 2
-        found = simulate(arrival[below], prompt[below], answer[below], engine(base_s, per_request_s))
-        medians = [np.median(found.e2e_s[phase[below] == n]) / np.median(took[phase == n]) for n in range(2)]
+        simulation = simulate(arrival[below], prompt[below], answer[below], engine(base_s, per_request_s))
+        medians = [np.median(simulation.e2e_s[phase[below] == n]) / np.median(took[phase == n]) for n in range(2)]
         return float(np.abs(np.log(medians)).sum())
 
     grid = [(base, per) for base in (0.0001, 0.0002, 0.0003) for per in (0.0001, 0.0002, 0.00025, 0.0003)]
-    found = simulate(arrival - arrival[0], prompt, answer, engine(*min(grid, key=lambda one: error(*one))))
-    assert found.waiting_max == pytest.approx(459, rel=0.15)
-    assert np.median(found.e2e_s[phase == 3]) == pytest.approx(np.median(took[phase == 3]), rel=0.15)
+    result = simulate(arrival - arrival[0], prompt, answer, engine(*min(grid, key=lambda item: error(*item))))
+    assert result.waiting_max == pytest.approx(459, rel=0.15)
+    assert np.median(result.e2e_s[phase == 3]) == pytest.approx(np.median(took[phase == 3]), rel=0.15)
 
 
 @settings(max_examples=50)

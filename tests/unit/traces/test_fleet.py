@@ -86,10 +86,10 @@ def test_memory_without_matching_duty_cycle_is_unknown() -> None:
 
 
 def fleet_without_busy() -> fleet.ServingSummary:
-    found = fleet.analyse(pods([(0.0, "a", 0.0)], [(0.0, "a", 1e9)])).summary
-    assert found.gpu_memory_capacity_gb is None
-    assert found.memory_mean_busy_gb is None
-    return found
+    summary = fleet.analyse(pods([(0.0, "a", 0.0)], [(0.0, "a", 1e9)])).summary
+    assert summary.gpu_memory_capacity_gb is None
+    assert summary.memory_mean_busy_gb is None
+    return summary
 
 
 def test_hot_models_are_the_most_requested_twentieth() -> None:
@@ -193,8 +193,8 @@ REFERENCE = {
 def test_published_trace_gives_known_figures(published: fleet.ServingResult, name: str) -> None:
     """Each figure is compared to its known number of decimals."""
     expected, digits = REFERENCE[name]
-    found = published.summary.as_dict()[name]
-    assert round(found, digits) == expected
+    result = published.summary.as_dict()[name]
+    assert round(result, digits) == expected
 
 
 def test_published_trace_gives_known_percentiles_and_latencies(published: fleet.ServingResult) -> None:

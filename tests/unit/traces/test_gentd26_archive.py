@@ -28,7 +28,7 @@ def tar_gz(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def found(path: Path, **limits: int) -> dict[str, bytes]:
+def contents(path: Path, **limits: int) -> dict[str, bytes]:
     return {table.name: table.data for table in find_tables([path], lambda name: True, **limits)}
 
 
@@ -48,7 +48,7 @@ def test_archives_and_plain_and_compressed_files_are_read(tmp_path: Path) -> Non
     with tarfile.open(tmp_path / "seven.tar", "w") as archive:
         archive.addfile(info, io.BytesIO(CONTENT))
     (tmp_path / "notes.md").write_text("nothing here")
-    assert set(found(tmp_path)) == {"one", "two", "three", "four", "five", "six"}
+    assert set(contents(tmp_path)) == {"one", "two", "three", "four", "five", "six"}
 
 
 def test_macos_attribute_files_are_ignored(tmp_path: Path) -> None:
@@ -57,14 +57,14 @@ def test_macos_attribute_files_are_ignored(tmp_path: Path) -> None:
         tmp_path / "t.tar.gz", {"._data.csv": b"\x00\x05\x16\x07", "__MACOSX/data.csv": b"\x00", "data.csv": b"a\n1\n"}
     )
     (tmp_path / "._other.csv").write_bytes(b"\x00\x05\x16\x07")
-    assert found(tmp_path) == {"data": b"a\n1\n"}
+    assert contents(tmp_path) == {"data": b"a\n1\n"}
 
 
 def test_member_with_hostile_path_is_read_in_memory(tmp_path: Path) -> None:
     """A path that leaves the archive only gives the table its name; nothing is written."""
     inside = tmp_path / "in"
     tar_gz(inside / "t.tar.gz", {"../../escaped.csv": CONTENT, "/abs/absolute.csv": CONTENT})
-    assert set(found(inside)) == {"escaped", "absolute"}
+    assert set(contents(inside)) == {"escaped", "absolute"}
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["in", "t.tar.gz"]
 
 
@@ -77,7 +77,7 @@ def test_links_and_devices_in_an_archive_are_skipped(tmp_path: Path) -> None:
         device = tarfile.TarInfo("device.csv")
         device.type = tarfile.CHRTYPE
         archive.addfile(device)
-    assert found(tmp_path) == {}
+    assert contents(tmp_path) == {}
 
 
 @pytest.mark.parametrize("keep", [0.05, 0.5, 0.98])
@@ -87,7 +87,7 @@ def test_truncated_archive_is_rejected(tmp_path: Path, keep: float) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(InputError, match=r"t\.tar\.gz: damaged or cut short") as caught:
-        found(tmp_path)
+        contents(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -98,7 +98,7 @@ def test_altered_byte_is_detected_by_checksum(tmp_path: Path) -> None:
     data[-6] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(InputError, match="damaged"):
-        found(tmp_path)
+        contents(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -112,36 +112,36 @@ def test_altered_byte_is_detected_by_checksum(tmp_path: Path) -> None:
 def test_content_that_contradicts_the_name_is_rejected(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match="damaged"):
-        found(tmp_path)
+        contents(tmp_path)
 
 
 def test_decompressed_size_of_members_and_archives_is_limited(tmp_path: Path) -> None:
     """A small archive with huge contents causes an error instead of exhausting memory."""
     tar_gz(tmp_path / "t.tar.gz", {"t.csv": b"0" * 100_000})
     with pytest.raises(InputError, match=r"t\.csv: larger than 1000 B"):
-        found(tmp_path, member_limit=1000)
+        contents(tmp_path, member_limit=1000)
     with pytest.raises(InputError, match="unpacks to more than"):
-        found(tmp_path, archive_limit=1000)
+        contents(tmp_path, archive_limit=1000)
     (tmp_path / "t.tar.gz").unlink()
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"0" * 100_000))
     with pytest.raises(InputError, match="larger than"):
-        found(tmp_path, member_limit=1000)
+        contents(tmp_path, member_limit=1000)
     (tmp_path / "t.csv.gz").unlink()
     with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("a.csv", "b.csv"):
             archive.writestr(name, b"0" * 600)
     with pytest.raises(InputError, match="unpacks to more than"):
-        found(tmp_path, archive_limit=1000)
+        contents(tmp_path, archive_limit=1000)
 
 
 def test_unreadable_path_is_rejected(tmp_path: Path) -> None:
     """The path does not exist, or the file is not a table."""
     with pytest.raises(InputError, match="no such file"):
-        found(tmp_path / "missing")
+        contents(tmp_path / "missing")
     other = tmp_path / "picture.png"
     other.write_bytes(b"x")
     with pytest.raises(InputError, match="neither a CSV file nor an archive"):
-        found(other)
+        contents(other)
 
 
 def test_encrypted_zip_member_is_rejected(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_encrypted_zip_member_is_rejected(tmp_path: Path) -> None:
     data[data.rindex(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(data)
     with pytest.raises(InputError, match="encrypted"):
-        found(path)
+        contents(path)
 
 
 def test_only_requested_tables_are_decompressed(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_figures_by_hand() -> None:
     assert s.requested is not None
     assert (s.requested.jobs, s.requested.requested_unit_hours, s.requested.used_unit_hours) == (2, 6.5, 10.0)
     assert (s.requested.over_request, s.requested.used_share_median, s.requested.jobs_beyond) == (0.65, 1.25, 1)
-    assert [round(one.share, 3) for one in s.run_bins] == [0, 0, 0, 1, 0, 0, 0]
+    assert [round(item.share, 3) for item in s.run_bins] == [0, 0, 0, 1, 0, 0, 0]
     assert (s.since, s.arrivals) == (None, None)
 
 

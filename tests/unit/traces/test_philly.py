@@ -23,15 +23,15 @@ def test_rows_are_read_by_the_names_of_columns(tmp_path: Path) -> None:
     text = "\n".join(("cluster,num_gpus,duration,timestamp", *rows))
     log = philly.read(written(tmp_path / "p.csv", text))
     assert log.unit == "GPU"
-    found = log.jobs.select("number", "submit_s", "run_s", "units", "request_s", "user_mean_s").rows()
-    assert found == [(0, 86400, 10, 4, UNKNOWN, 6.95), (1, 1, 1, 1, UNKNOWN, 0.5), (2, 2, 3, 2, UNKNOWN, 6.95)]
+    result = log.jobs.select("number", "submit_s", "run_s", "units", "request_s", "user_mean_s").rows()
+    assert result == [(0, 86400, 10, 4, UNKNOWN, 6.95), (1, 1, 1, 1, UNKNOWN, 0.5), (2, 2, 3, 2, UNKNOWN, 6.95)]
 
 
 def test_bad_rows_are_counted_with_their_lines(tmp_path: Path) -> None:
     path = written(tmp_path / "p.csv", HEADER + "2017-10-09 07:01:55,66.0,1,66,a\nyesterday,1,1,1,a\n1,2\n\n"
                    "2017-10-09 07:01:55,5,0,0,a\n2017-10-09 07:01:55,nan,2,0,a\n")  # fmt: skip
-    found = {one.reason: one.examples for one in philly.read(path).left_out}
-    assert found == {
+    examples = {group.reason: group.examples for group in philly.read(path).left_out}
+    assert examples == {
         "with a line that is not in the format of the header": (f"{path}:3", f"{path}:4", f"{path}:7"),
         "without GPUs": (f"{path}:6",),
     }

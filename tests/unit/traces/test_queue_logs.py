@@ -39,7 +39,7 @@ def test_censored_pods_are_left_out_with_their_hours(tmp_path: Path) -> None:
         tmp_path, "p1,1,1,1,500,,LS,Succeeded,0,3600,0", "p2,1,1,1,500,,LS,Running,0,3600,0",
         "p3,1,1,1,500,,LS,Pending,5,3600,",
     ))  # fmt: skip
-    assert [(one.reason, one.jobs, one.unit_hours, one.share) for one in log.left_out] == [
+    assert [(group.reason, group.jobs, group.unit_hours, group.share) for group in log.left_out] == [
         ("that were not scheduled", 1, 0.0, 0.0), ("that had not ended when they were last seen", 1, 0.5, 0.5),
     ]  # fmt: skip
     with pytest.raises(InputError, match=r"2 of 3 jobs, with 50\.0% of the GPU-hours, are left out.*list_default"):
@@ -53,7 +53,7 @@ def test_instances_that_began_before_the_trace_are_left_out(tmp_path: Path) -> N
                     "i3,HN,b,8,1,40.0,100,3600,\n")  # fmt: skip
     log = queue_logs.read("dlrm2025", tmp_path)
     assert log.jobs.select("number", "submit_s", "run_s", "units", "wait_s").rows() == [(3, 0, 3600, 1, 3600)]
-    assert [(one.reason, one.unit_hours) for one in log.left_out] == [
+    assert [(group.reason, group.unit_hours) for group in log.left_out] == [
         ("that began before the trace", 2.0), ("that had not ended when they were last seen", 1.0),
     ]  # fmt: skip
     assert (log.parts, log.capacity, log.jobs_without_units) == (1, None, 1)
@@ -71,7 +71,7 @@ def test_gang_of_pai_tasks_is_one_job(tmp_path: Path) -> None:
     (tmp_path / "pai_machine_spec.csv").write_text("m,T4,96,512,2\nn,CPU,96,512,0\n")
     log = queue_logs.read("pai2020", tmp_path)
     assert log.jobs.select("number", "submit_s", "run_s", "units", "wait_s").rows() == [(1, 100, 3600, 1, 10)]
-    assert (log.capacity, log.jobs_without_units, [one.jobs for one in log.left_out]) == (2, 1, [1])
+    assert (log.capacity, log.jobs_without_units, [group.jobs for group in log.left_out]) == (2, 1, [1])
     assert "without a start or an end of a task" in log.left_out[0].reason
 
 

@@ -20,9 +20,9 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 def requests(*rows: tuple[float, int, int], images: list[int] | None = None) -> pl.DataFrame:
     return pl.DataFrame(
         {
-            "time": [START + timedelta(seconds=one[0]) for one in rows],
-            "context": [one[1] for one in rows],
-            "generated": [one[2] for one in rows],
+            "time": [START + timedelta(seconds=row[0]) for row in rows],
+            "context": [row[1] for row in rows],
+            "generated": [row[2] for row in rows],
             "images": images or [None] * len(rows),
         },
         schema=azure_llm.REQUESTS,
@@ -83,10 +83,10 @@ def test_wrong_time_costs_no_memory_and_no_bars() -> None:
     """A request in 2999 makes a trace of 500 million minutes, nearly all of them empty."""
     rows = requests(*((float(second), 10, 5) for second in range(100)))
     late = rows[-1:].with_columns(time=pl.lit(datetime(2999, 1, 1, tzinfo=UTC)).cast(pl.Datetime("us", "UTC")))
-    found = analyse("t", pl.concat([rows, late]), EngineModel())
-    assert found.minutes.height == 3
-    assert found.summary.modeled.requests == 100
-    assert requests_page.html([found], ()).count("<rect") < 300
+    result = analyse("t", pl.concat([rows, late]), EngineModel())
+    assert result.minutes.height == 3
+    assert result.summary.modeled.requests == 100
+    assert requests_page.html([result], ()).count("<rect") < 300
 
 
 def test_modeled_figures_are_rounded_like_all_others() -> None:
@@ -98,22 +98,22 @@ def test_modeled_figures_are_rounded_like_all_others() -> None:
 
 def test_week_is_drawn_in_steps_of_two_hours() -> None:
     """The weekly traces have a daily pattern, which steps of six hours would hide."""
-    found = analyse("t", requests(*((hour * 3600.0, 10, 5) for hour in range(7 * 24))), EngineModel())
-    assert "in a step of 2h" in requests_page.html([found], ())
+    result = analyse("t", requests(*((hour * 3600.0, 10, 5) for hour in range(7 * 24))), EngineModel())
+    assert "in a step of 2h" in requests_page.html([result], ())
 
 
 def test_bins_count_every_request() -> None:
     draw = np.random.default_rng(1).integers(0, 40000, 500)
-    found = binned(pl.Series(draw))
-    assert sum(found) == 500
-    assert found[0] == int((draw < EDGES[1]).sum())
-    assert found[-1] == int((draw >= EDGES[-1]).sum())
+    result = binned(pl.Series(draw))
+    assert sum(result) == 500
+    assert result[0] == int((draw < EDGES[1]).sum())
+    assert result[-1] == int((draw >= EDGES[-1]).sum())
 
 
 def test_published_trace(shared_data: Path) -> None:
     """Independent figures, by numpy."""
-    found = azure_llm.read(shared_data / "azure" / "AzureLLMInferenceTrace_code.csv")
-    s = analyse(found.name, found.requests, EngineModel()).summary
+    result = azure_llm.read(shared_data / "azure" / "AzureLLMInferenceTrace_code.csv")
+    s = analyse(result.name, result.requests, EngineModel()).summary
     path = shared_data / "azure" / "AzureLLMInferenceTrace_code.csv"
     prompt, answer = np.loadtxt(path, delimiter=",", skiprows=1, usecols=(1, 2), unpack=True, ndmin=2)
     assert s.requests == 8819

@@ -130,9 +130,9 @@ def test_jobs_hours_and_waits_of_priority_classes() -> None:
     classes = site_trace.priority_classes(site_trace.anonymized(rows, NO_IDLE, 99, OPTIONS))
     assert classes is not None
     assert list(classes) == ["4", "2", "unknown"]
-    figures = {name: (one.jobs, one.gpu_hours, one.hours_share, one.wait_s.mean) for name, one in classes.items()}
+    figures = {name: (item.jobs, item.gpu_hours, item.hours_share, item.wait_s.mean) for name, item in classes.items()}
     assert figures == {"4": (2, 4.0, 0.25, 120.0), "2": (2, 4.0, 0.25, 660.0), "unknown": (2, 8.0, 0.5, 60.0)}
-    assert sum(one.job_share for one in classes.values()) == pytest.approx(1)
+    assert sum(item.job_share for item in classes.values()) == pytest.approx(1)
     assert (classes["4"].wait_s.median, classes["4"].wait_s.max) == (120.0, 180.0)
 
 
@@ -155,9 +155,9 @@ def test_rare_class_of_a_request_removes_the_classes_of_the_request() -> None:
         *({"priority": priority, "gpus": 4} for priority in (1, 1, 90)),
     )
     trace = site_trace.anonymized(rows, NO_IDLE, 99, OPTIONS)
-    found = trace.jobs.sort("gpus", "priority_class").select("gpus", "priority_class", "timelimit_s").rows()
-    assert [row[:2] for row in found] == [(2, 3), (2, 3), (2, 4), (2, 4), (4, None), (4, None), (4, None)]
-    assert {row[2] for row in found} == {24 * HOUR}
+    result = trace.jobs.sort("gpus", "priority_class").select("gpus", "priority_class", "timelimit_s").rows()
+    assert [row[:2] for row in result] == [(2, 3), (2, 3), (2, 4), (2, 4), (4, None), (4, None), (4, None)]
+    assert {row[2] for row in result} == {24 * HOUR}
     assert trace.suppression is not None
     assert trace.suppression.generalized["priority_class"] == 3
 

@@ -49,14 +49,14 @@ def test_jobs_that_cannot_be_used_are_counted_with_their_hours_and_lines(tmp_pat
         line(3, run=-1), line(4, run=0), line(5, submit=-1, run=3600, requested=1), "1 2 3\n", line(7) + "x y\n",
     )  # fmt: skip
     log = swf.read(path)
-    found = {one.reason: (one.jobs, round(one.unit_hours, 2), one.examples) for one in log.left_out}
-    assert found == {
+    result = {group.reason: (group.jobs, round(group.unit_hours, 2), group.examples) for group in log.left_out}
+    assert result == {
         "with a line that is not 18 numbers": (2, 0.0, (f"{path}:7", f"{path}:9")),
         "without processors": (1, 0.0, (f"{path}:3",)),
         "without a run time": (2, 0.0, (f"{path}:4", f"{path}:5")),
         "without a time of submission": (1, 1.0, (f"{path}:6",)),
     }
-    assert sum(one.share for one in log.left_out) == pytest.approx(1 / (3 + 1 + 2 / 60), rel=1e-3)
+    assert sum(item.share for item in log.left_out) == pytest.approx(1 / (3 + 1 + 2 / 60), rel=1e-3)
 
 
 @pytest.mark.parametrize("text", ["", "; MaxProcs: 3\n\n"])
@@ -78,7 +78,7 @@ def test_missing_file_is_an_error(tmp_path: Path) -> None:
 def test_published_log_has_known_jobs(shared_data: Path) -> None:
     log = swf.read(shared_data / "kth-sp2" / "KTH-SP2-1996-2.swf.gz")
     assert (log.rows, log.jobs.height, log.capacity) == (28_489, 28_481, 100)
-    assert [(one.reason, one.jobs, one.unit_hours) for one in log.left_out] == [("without a run time", 8, 0.0)]
+    assert [(group.reason, group.jobs, group.unit_hours) for group in log.left_out] == [("without a run time", 8, 0.0)]
 
 
 def test_start_and_time_zone_are_read(tmp_path: Path) -> None:

@@ -60,11 +60,11 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
                 job.estimate = min(job.request, max(1, sum(last) // 2))
             waiting.append(job)
             new.append(job)
-            free = capacity - sum(one.units for one in running if one.expected > now)
+            free = capacity - sum(item.units for item in running if item.expected > now)
             if backfill == "easy" and (order != "fcfs" or job.units <= free):
                 begun += examine(waiting, running, capacity, now, key, first)
         early = False
-        for job in [one for one in begun if one in running and one.end == now]:
+        for job in [interval for interval in begun if interval in running and interval.end == now]:
             running.remove(job)
             early |= job.expected > now
             history.setdefault(job.user, []).append(job.run)
@@ -74,7 +74,7 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
             begun += conserve(waiting, new, running, reserved, capacity, now, key, bool(outrun), early)
         elif backfill != "easy":
             for job in sorted(waiting, key=key):
-                if job.units <= capacity - sum(one.units for one in running):
+                if job.units <= capacity - sum(item.units for item in running):
                     begin(job, waiting, running, now)
                     begun.append(job)
                 elif backfill == "none":
@@ -91,7 +91,7 @@ def begin(job: Job, waiting: list[Job], running: list[Job], now: int) -> None:
 
 def profile(running: list[Job], capacity: int, time: int) -> int:
     """Return the units that are free at a time, by the estimates."""
-    return capacity - sum(one.units for one in running if one.expected > time)
+    return capacity - sum(job.units for job in running if job.expected > time)
 
 
 def conserve(  # type: ignore[no-untyped-def]  # noqa: PLR0917
@@ -105,9 +105,9 @@ def conserve(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         reserved.pop(job.number, None)
         start = now
         while any(
-            capacity - sum(one.units for one in running if one.expected > time)
-            - sum(one.units for one in waiting if one.number in reserved
-                  and reserved[one.number] <= time < reserved[one.number] + one.estimate) < job.units
+            capacity - sum(item.units for item in running if item.expected > time)
+            - sum(item.units for item in waiting if item.number in reserved
+                  and reserved[item.number] <= time < reserved[item.number] + item.estimate) < job.units
             for time in range(start, start + job.estimate)
         ):  # fmt: skip
             start += 1
@@ -131,7 +131,7 @@ def examine(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     if len(waiting) < 2:
         return begun
     first = waiting[0]
-    shadow = min(one.expected for one in running if profile(running, capacity, one.expected) >= first.units)
+    shadow = min(item.expected for item in running if profile(running, capacity, item.expected) >= first.units)
     for job in sorted(waiting[1:], key=key):
         if job.units > profile(running, capacity, now):
             continue

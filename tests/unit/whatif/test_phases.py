@@ -26,8 +26,8 @@ def requests(*rows: tuple[float, int, int]) -> RequestArrays:
     return RequestArrays(np.array(arrival, float), np.array(context, np.int64), np.array(generated, np.int64))
 
 
-def only(found: list[Deployment | None]) -> Deployment:
-    (deployment,) = found
+def only(deployments: list[Deployment | None]) -> Deployment:
+    (deployment,) = deployments
     assert deployment is not None
     return deployment
 
@@ -59,18 +59,18 @@ def test_prefill_delays_tokens_of_others_unless_phases_are_separate() -> None:
 
 
 def test_transfer_delays_the_second_token() -> None:
-    one = requests((0, 100, 2))
+    item = requests((0, 100, 2))
     target = LatencyTarget(2.0, 9.0)
-    moved = only(fewest_split(one, ENGINE, [target], 0.005))
+    moved = only(fewest_split(item, ENGINE, [target], 0.005))
     assert moved.between_tokens_p99_s == pytest.approx(0.1 + 100 * 0.005)
-    assert only(fewest_split(one, ENGINE, [target], 0.0)).between_tokens_p99_s == pytest.approx(0.1)
+    assert only(fewest_split(item, ENGINE, [target], 0.0)).between_tokens_p99_s == pytest.approx(0.1)
 
 
 def test_target_below_the_time_of_a_request_alone_is_not_reached() -> None:
-    one = requests((0, 100, 3))
+    item = requests((0, 100, 3))
     targets = [LatencyTarget(1.0, 9.0), LatencyTarget(2.0, 0.05)]
-    assert fewest_mixed(one, ENGINE, targets) == [None, None]
-    assert fewest_split(one, ENGINE, targets, 0.0) == [None, None]
+    assert fewest_mixed(item, ENGINE, targets) == [None, None]
+    assert fewest_split(item, ENGINE, targets, 0.0) == [None, None]
 
 
 def test_requests_that_fit_no_engine_count_as_not_served_within_the_target() -> None:
@@ -80,7 +80,7 @@ def test_requests_that_fit_no_engine_count_as_not_served_within_the_target() -> 
     assert only(fewest_mixed(requests(*sorted(rows)), ENGINE, [LatencyTarget(0.31, 9.0)])).engines == 1
     both = [only(fewest_mixed(requests(*sorted(rows)), ENGINE, [target])),
             only(fewest_split(requests(*sorted(rows)), ENGINE, [target], 0.0))]  # fmt: skip
-    assert [(one.engines, one.never_fits) for one in both] == [(2, 1), (3, 1)]
+    assert [(item.engines, item.never_fits) for item in both] == [(2, 1), (3, 1)]
 
 
 def test_time_between_tokens_does_not_matter_to_requests_of_one_token() -> None:
@@ -97,12 +97,12 @@ def test_deployments_meet_their_target(rows: list[tuple[int, int, int]]) -> None
     targets = [LatencyTarget(2.0, 0.4), LatencyTarget(2.0, 0.15)]
     loose, strict = fewest_mixed(some, ENGINE, targets)
     for target, deployments in zip(targets, ((loose,), (strict,)), strict=True):
-        for one in (*deployments, *fewest_split(some, ENGINE, [target], 0.0)):
-            assert one is not None
-            assert one.first_token_p99_s <= target.first_token_s
-            assert (one.between_tokens_p99_s is None) == all(generated < 2 for _, _, generated in rows)
-            assert one.between_tokens_p99_s is None or one.between_tokens_p99_s <= target.between_tokens_s
-            assert 0 < one.busy < 1 + 1e-9
+        for deployment in (*deployments, *fewest_split(some, ENGINE, [target], 0.0)):
+            assert deployment is not None
+            assert deployment.first_token_p99_s <= target.first_token_s
+            assert (deployment.between_tokens_p99_s is None) == all(generated < 2 for _, _, generated in rows)
+            assert deployment.between_tokens_p99_s is None or deployment.between_tokens_p99_s <= target.between_tokens_s
+            assert 0 < deployment.busy < 1 + 1e-9
 
 
 def test_constants_are_near_the_published_measurements() -> None:

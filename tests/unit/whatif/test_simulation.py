@@ -77,7 +77,7 @@ def test_capacity_is_never_exceeded_and_all_jobs_start(jobs: list[Job], policy: 
     assert len(starts) == len(jobs)
     for job, start in zip(jobs, starts, strict=True):
         assert start >= job.submit
-        held = sum(one.units for one, begun in zip(jobs, starts, strict=True) if begun <= start < begun + one.run)
+        held = sum(item.units for item, begun in zip(jobs, starts, strict=True) if begun <= start < begun + item.run)
         assert held <= CAPACITY
 
 

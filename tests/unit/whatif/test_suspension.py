@@ -124,7 +124,7 @@ def test_suspending_nothing_changes_nothing(jobs: list[GpuJob], policy: Scheduli
     before = replay(jobs, 4, policy, None)
     for after in (
         replay(jobs, 4, policy, replace(RULE, window_s=1000)),
-        replay([replace(one, idle=()) for one in jobs], 4, policy, RULE),
+        replay([replace(item, idle=()) for item in jobs], 4, policy, RULE),
     ):
         assert after.wait.tolist() == before.wait.tolist()
         assert (after.wakes.sum(), after.returned_s.sum(), after.used_s) == (0, 0, 0)

@@ -33,7 +33,7 @@ def test_idle_job_is_canceled_mailed_and_recorded(world: World) -> None:
     """It is sampled three times before; the record has the original and the new evidence."""
     [outcome] = act(world)
     assert (outcome.result, world.cancelled) == ("done", ["7"])
-    assert len([one for one in world.asked if one[1]["verb"] == "processes"]) == 3
+    assert len([item for item in world.asked if item[1]["verb"] == "processes"]) == 3
     assert [mail.subject for mail in world.mails] == ["[alpha] Job 7 was canceled"]
     record, told = world.log.history()
     assert (record.verb, record.result, record.user, record.job) == ("cancel", "done", "alice", "7")
@@ -48,19 +48,19 @@ def test_failed_action_is_retried_by_the_next_run(world: World) -> None:
     world.jobs["8"] = running("8")
     world.errors["7"] = SlurmError("cancel job 7: slurmctld is busy")
     results = act(world, due(), due(second))
-    assert [one.result for one in results] == ["failed", "done"]
+    assert [result.result for result in results] == ["failed", "done"]
     world.errors.clear()
-    assert [one.result for one in act(world, due(), due(second), run="r2")] == ["done", "gone"]
+    assert [outcome.result for outcome in act(world, due(), due(second), run="r2")] == ["done", "gone"]
     assert world.cancelled == ["8", "7"]
 
 
 def test_concurrent_runs_cancel_once(world: World) -> None:
     results: list[str] = []
 
-    def one(run: str, kind: str) -> None:
+    def act_once(run: str, kind: str) -> None:
         results.extend(each.result for each in act(world, due(squatter(kind=kind)), run=run))
 
-    threads = [threading.Thread(target=one, args=(f"r{n}", "squatter")) for n in range(4)]
+    threads = [threading.Thread(target=act_once, args=(f"r{n}", "squatter")) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -97,7 +97,7 @@ def test_every_component_of_het_job_is_checked_before_canceling(world: World) ->
         name: replace(running("7"), job_id=7 + n, het_job_id=7, het_offset=n, nodes=(f"n{n + 1}",))
         for n, name in enumerate(names)
     }
-    found = [
+    result = [
         squatter(subject=job(job_id=7 + n, id=name), gpus=(gpu(node=f"n{n + 1}"),)) for n, name in enumerate(names)
     ]
     ask, busy = world.ask, {"util_pct": 90.0, "sm_active": 0.9, "fb_used_mib": 78000.0}
@@ -107,10 +107,10 @@ def test_every_component_of_het_job_is_checked_before_canceling(world: World) ->
         return ask(name, request)
 
     world.ask = answer  # type: ignore[method-assign]
-    [outcome] = act(world, replace(due(found[0]), parts=(found[1],)))
+    [outcome] = act(world, replace(due(result[0]), parts=(result[1],)))
     assert (outcome.result, "computes" in outcome.text, world.cancelled) == ("spared", True, [])
     busy |= IDLE
-    assert [one.result for one in act(world, replace(due(found[0]), parts=(found[1],)))] == ["done"]
+    assert [item.result for item in act(world, replace(due(result[0]), parts=(result[1],)))] == ["done"]
     assert world.cancelled == ["7+0"]
 
 
@@ -128,9 +128,13 @@ def test_spared_job_does_not_count_toward_the_limit(world: World) -> None:
     world.jobs |= {name: running(name) for name in ("7", "8", "9")}
     text = MAIL + RULE + "[limits]\ncancel = 1\n"
     world.policy = parse_policy(text, where="z")
-    ledger = Ledger({key: value for one in (worst, *others) for key, value in warned(one, *TWICE).warnings.items()})
+    ledger = Ledger({key: value for item in (worst, *others) for key, value in warned(item, *TWICE).warnings.items()})
     planned = plan([worst, *others], world.policy, ledger, NOW)
-    assert [(one.verb, one.code) for one in planned] == [("cancel", "due"), ("none", "limit"), ("none", "limit")]
+    assert [(refusal.verb, refusal.code) for refusal in planned] == [
+        ("cancel", "due"),
+        ("none", "limit"),
+        ("none", "limit"),
+    ]
     ask = world.ask
 
     def answer(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +143,10 @@ def test_spared_job_does_not_count_toward_the_limit(world: World) -> None:
         return ask(name, request)
 
     world.ask = answer  # type: ignore[method-assign]
-    assert [(one.action.target, one.result) for one in act(world, *planned)] == [("job 7", "spared"), ("job 8", "done")]
+    assert [(outcome.action.target, outcome.result) for outcome in act(world, *planned)] == [
+        ("job 7", "spared"),
+        ("job 8", "done"),
+    ]
     assert world.cancelled == ["8"]
 
 
@@ -158,7 +165,7 @@ def test_steps_are_canceled_independently(
     step = Step(7, "0", "train", "RUNNING", ("n1",), NOW, 1, None)
     world.jobs["7"] = running(steps=(step, replace(step, step="1")))
     world.errors = errors
-    assert [one.result for one in act(world, due(cancel_steps=True))] == [result]
+    assert [outcome.result for outcome in act(world, due(cancel_steps=True))] == [result]
     assert world.cancelled == ended
 
 
@@ -170,14 +177,17 @@ def test_interrupted_action_is_recorded(world: World) -> None:
     [record] = world.log.history()
     assert (record.verb, record.result, "interrupted" in record.reason) == ("cancel", "failed", True)
     world.errors.clear()
-    assert [one.result for one in act(world, run="r2")] == ["done"]
+    assert [outcome.result for outcome in act(world, run="r2")] == ["done"]
 
 
 def test_template_error_does_not_affect_the_action(world: World, tmp_path: Path) -> None:
     (tmp_path / "digest.txt.j2").write_text("{{ items[0].todo + 1 }}")
     world.policy = parse_policy(f'{MAIL}templates = "{tmp_path}"\n', where="z")
-    assert [one.result for one in act(world)] == ["done"]
-    assert [(one.verb, one.result) for one in world.log.history()] == [("cancel", "done"), ("tell", "failed")]
+    assert [outcome.result for outcome in act(world)] == ["done"]
+    assert [(outcome.verb, outcome.result) for outcome in world.log.history()] == [
+        ("cancel", "done"),
+        ("tell", "failed"),
+    ]
 
 
 def test_opted_in_job_is_suspended(world: World) -> None:
@@ -187,11 +197,13 @@ def test_opted_in_job_is_suspended(world: World) -> None:
         "jobs": [{"job_id": number, "state": state, "shares_gpus": True} for number, state in rows]
     }
     assert opted_in([due()], world.ask) == OptedIn(frozenset({7}), frozenset({10, 11}))
-    assert [one.result for one in act(world, due(verb="suspend"))] == ["done"]
+    assert [outcome.result for outcome in act(world, due(verb="suspend"))] == ["done"]
     assert world.cancelled == ["suspend 7"]
     assert "Suspended" in world.mails[0].text
     world.errors["suspend"] = AnswerError("steps", "job 7 has steps", hint=None, exit_code=1)
-    assert [one.result for one in act(world, due(squatter(subject=job(submit=NOW)), verb="suspend"))] == ["gone"]
+    assert [outcome.result for outcome in act(world, due(squatter(subject=job(submit=NOW)), verb="suspend"))] == [
+        "gone"
+    ]
     world.answers["status"] = UnreachableError("no agent")
     assert opted_in([due()], world.ask) == OptedIn()
 
@@ -203,7 +215,7 @@ def test_sleep_on_a_whole_gpu_does_not_protect_a_job(world: World, state: str, s
     row = {"job_id": 7, "state": state, "option": {"mode": "inplace"}, "shares_gpus": shares}
     world.answers["status"] = {"jobs": [row]}
     assert opted_in([due()], world.ask) == OptedIn()
-    assert [one.result for one in act(world)] == ["done"]
+    assert [outcome.result for outcome in act(world)] == ["done"]
     assert world.cancelled == ["7"]
 
 
@@ -257,8 +269,8 @@ def test_agent_decides_whether_to_end_an_engine_without_its_server(world: World,
     assert world.asked == [("n1", {"verb": "kill-orphan", "pid": 4242, "start_ticks": 99887, "job": 7})]
     assert [mail.recipient for mail in world.mails] == (["alice@example.org"] if result == "done" else [])
     assert all("The process was ended" in mail.text for mail in world.mails)
-    entries = [one for one in world.log.history(job="7") if one.verb == "kill-process"]
-    assert [(one.job_id, one.user, one.result) for one in entries] == [(7, "alice", result)]
+    entries = [action for action in world.log.history(job="7") if action.verb == "kill-process"]
+    assert [(entry.job_id, entry.user, entry.result) for entry in entries] == [(7, "alice", result)]
 
 
 @pytest.mark.parametrize(("error", "result"), [(None, "done"), ("memory", "failed"), ("ended", "gone")])
@@ -315,7 +327,7 @@ def test_job_is_warned_twice_then_canceled(world: World) -> None:
         ledger = world.log.ledger(world.now)
         actions = plan([finding], world.policy, ledger, world.now)
         done = [*execute(actions, world.tools(f"r{minutes}")), *notify(actions, world.tools(f"r{minutes}"), ledger)]
-        seen += [f"{minutes}: {one.action.verb}{one.action.number or ''} {one.result}" for one in done]
+        seen += [f"{minutes}: {outcome.action.verb}{outcome.action.number or ''} {outcome.result}" for outcome in done]
         if world.cancelled:
             break
     assert seen == ["60: warn-user1 done", "90: warn-user2 done", "120: cancel done"]
@@ -327,9 +339,9 @@ def test_nodes_of_stuck_job_are_drained_one_by_one(world: World) -> None:
     world.jobs["7"] = running(state="COMPLETING")
     free = replace(NODE, name="n2")
     world.nodes_ = (replace(NODE, name="n1", flags=frozenset({"DRAIN"})), free)
-    assert [one.result for one in act(world, due(finding, "drain"))] == ["done"]
+    assert [outcome.result for outcome in act(world, due(finding, "drain"))] == ["done"]
     world.nodes_ = (world.nodes_[0], replace(free, flags=frozenset({"DRAIN"})))
-    assert [one.result for one in act(world, due(finding, "drain"), run="r2")] == ["gone"]
+    assert [outcome.result for outcome in act(world, due(finding, "drain"), run="r2")] == ["gone"]
     assert [name for name, _ in world.drained] == ["n2"]
 
 
@@ -342,10 +354,10 @@ def test_opt_in_is_checked_again_before_canceling(world: World, state: str, resu
     cancel.
     """
     world.answers["status"] = {"jobs": [{"job_id": 7, "state": state, "shares_gpus": True}]}
-    assert [one.result for one in act(world)] == [result]
+    assert [outcome.result for outcome in act(world)] == [result]
     assert world.cancelled == done
     again = due(squatter(subject=job(job_id=8, id="8")), prefer_suspend=False)
     world.jobs["8"] = running("8")
     world.answers["status"] = {"jobs": [{"job_id": 8, "state": state}]}
-    assert [one.result for one in act(world, again)] == ["done"]
+    assert [outcome.result for outcome in act(world, again)] == ["done"]
     assert world.cancelled[-1] == "8"

@@ -38,20 +38,20 @@ def store(state: Path, end: datetime = NOW, **values: Any) -> None:
 
 
 def about(tmp_path: Path, on_gpu: LiveGpu | None = None, **changes: Any) -> list[Finding]:
-    found = find(tmp_path, Slurm((job(1, **changes),), (node(),)), [[on_gpu or gpu()]], watch_s=None)
-    return [one for one in found.findings if one.kind == "model-server"]
+    findings = find(tmp_path, Slurm((job(1, **changes),), (node(),)), [[on_gpu or gpu()]], watch_s=None)
+    return [finding for finding in findings.findings if finding.kind == "model-server"]
 
 
 def test_idle_server_is_found_with_its_gpus(tmp_path: Path) -> None:
     store(tmp_path)
-    (one,) = about(tmp_path)
-    assert (one.variant, one.diagnosis, one.user) == ("idle", "idle", job(1).user)
-    assert one.key.startswith("c/model-server:idle/job:1:")
-    assert [(seen.node, seen.gpu, seen.flagged, seen.measured) for seen in one.gpus] == [("g1", "0", True, True)]
-    assert one.since is not None
-    assert NOW - one.since >= timedelta(minutes=50)
-    assert one.held_gpu_hours == pytest.approx(1, abs=0.1)
-    assert "vllm m at 127.0.0.1:8000" in one.summary
+    (item,) = about(tmp_path)
+    assert (item.variant, item.diagnosis, item.user) == ("idle", "idle", job(1).user)
+    assert item.key.startswith("c/model-server:idle/job:1:")
+    assert [(seen.node, seen.gpu, seen.flagged, seen.measured) for seen in item.gpus] == [("g1", "0", True, True)]
+    assert item.since is not None
+    assert NOW - item.since >= timedelta(minutes=50)
+    assert item.held_gpu_hours == pytest.approx(1, abs=0.1)
+    assert "vllm m at 127.0.0.1:8000" in item.summary
 
 
 def test_idle_server_on_a_shard_is_found_with_its_share(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_idle_server_on_a_shard_is_found_with_its_share(tmp_path: Path) -> None:
     own = process(job=1, source="cgroup", used_mib=2048.0, sm_pct=0.0, memory_pct=0.0)
     other = process(pid=43, job=2, source="cgroup", sm_pct=99.0, memory_pct=50.0)
     shards: dict[str, Any] = {"gpus_allocated": None, "node_gpus": None, "tres_allocated": {"cpu": "1"}}
-    (one,) = about(tmp_path, gpu(util=99.0, processes=(own, other)), **shards)
-    (seen,) = one.gpus
+    (item,) = about(tmp_path, gpu(util=99.0, processes=(own, other)), **shards)
+    (seen,) = item.gpus
     assert (seen.node, seen.gpu, seen.flagged, seen.shared) == ("g1", "0", True, True)
     assert (seen.held_gib, seen.activity_pct, seen.mapping) == (2.0, 0.0, "processes")
-    assert (one.allocated_gpus, one.impact, one.held_gpu_hours, one.held_gib_hours) == (1, None, None, None)
+    assert (item.allocated_gpus, item.impact, item.held_gpu_hours, item.held_gib_hours) == (1, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,17 @@ def test_without_samples_of_engines_nothing_is_found(tmp_path: Path) -> None:
 def test_idle_server_is_suspended_if_its_job_opted_in(tmp_path: Path) -> None:
     """Confidence, duration and age of the evidence decide, and a job that sleeps in place is left alone."""
     store(tmp_path)
-    (one,) = about(tmp_path)
+    (item,) = about(tmp_path)
     policy = parse_policy(SUSPEND, where="z")
-    assert decide(one, policy, Ledger(), NOW, opted_in={1}).verb == "suspend"
-    assert decide(one, policy, Ledger(), NOW).code == "not-opted-in"
-    assert decide(one, policy, Ledger(), NOW, opted_in={1}, asleep={1}).code == "asleep"
-    assert decide(one, policy, Ledger(), NOW + timedelta(minutes=11), opted_in={1}).code == "stale"
+    assert decide(item, policy, Ledger(), NOW, opted_in={1}).verb == "suspend"
+    assert decide(item, policy, Ledger(), NOW).code == "not-opted-in"
+    assert decide(item, policy, Ledger(), NOW, opted_in={1}, asleep={1}).code == "asleep"
+    assert decide(item, policy, Ledger(), NOW + timedelta(minutes=11), opted_in={1}).code == "stale"
     strict = parse_policy(SUSPEND.replace("30m", "2h"), where="z")
-    assert decide(one, strict, Ledger(), NOW, opted_in={1}).code == "too-early"
-    unsure = dataclasses.replace(one, score=0.4)
+    assert decide(item, strict, Ledger(), NOW, opted_in={1}).code == "too-early"
+    unsure = dataclasses.replace(item, score=0.4)
     assert decide(unsure, policy, Ledger(), NOW, opted_in={1}).code == "score"
-    [limited] = plan([one], parse_policy(SUSPEND + "[limits]\nsuspend = 0", where="z"), Ledger(), NOW, opted_in={1})
+    [limited] = plan([item], parse_policy(SUSPEND + "[limits]\nsuspend = 0", where="z"), Ledger(), NOW, opted_in={1})
     assert limited.code == "limit"
 
 

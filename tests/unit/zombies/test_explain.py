@@ -25,7 +25,7 @@ def test_page_explains_why_job_is_not_reported(site: Site) -> None:
     assert len(page.gpus[0].slots) == 60
     unknown = site.explain("2")
     assert not unknown.gpus[0].gpu.measured
-    assert all(one.activity_pct is None for one in unknown.gpus[0].slots)
+    assert all(slot.activity_pct is None for slot in unknown.gpus[0].slots)
     with pytest.raises(explain.NoAttemptError):
         site.explain("99")
 
@@ -33,9 +33,9 @@ def test_page_explains_why_job_is_not_reported(site: Site) -> None:
 def test_page_of_unmeasured_gpu_names_the_missing_signal(site: Site) -> None:
     """Activity is unknown, memory is known."""
     site.job(1, [unmeasured])
-    (one,) = site.explain("1").gpus
-    assert one.gpu.held_gib == pytest.approx(79_000 / 1024)
-    assert [verdict.why_not for verdict in one.verdicts] == ["activity was not measured"] * 4
+    (gpu,) = site.explain("1").gpus
+    assert gpu.gpu.held_gib == pytest.approx(79_000 / 1024)
+    assert [verdict.why_not for verdict in gpu.verdicts] == ["activity was not measured"] * 4
 
 
 def test_timeline_of_short_job_has_no_gaps(site: Site) -> None:
@@ -59,7 +59,7 @@ def test_page_of_a_sleeping_job_reports_its_state(site: Site, restored_h: float 
             LedgerEntry("c", 1, 5, began, mode="inplace", parked_ms=began, restoring_ms=restored, restored_ms=restored)
         ])  # fmt: skip
     page = explain.explain(site.config, "1", now=END)
-    (finding,) = [one for one in page.findings if one.kind == "idle-allocation"]
+    (finding,) = [item for item in page.findings if item.kind == "idle-allocation"]
     assert (page.asleep, page.as_json()["asleep"]) == (asleep, asleep)
     assert page.answer.endswith(ASLEEP) is asleep
     assert ("find its GPU" in str(finding.advice)) is not asleep

@@ -20,12 +20,16 @@ def test_squatter_is_found_and_busy_job_is_not(site: Site) -> None:
     """Both hold the memory, but only one computes."""
     site.job(1, [squats])
     site.job(2, [computes], node="g2")
-    (one,) = idle_findings(site.find())
-    assert (one.kind, one.job and one.job.job_id, one.source) == ("squatter", 1, "history")
-    assert one.window_s == pytest.approx(4 * 3600, abs=61)
-    assert one.held_gpu_hours == pytest.approx(4, abs=0.02)
-    assert one.held_gib_hours == pytest.approx(4 * 79_000 / 1024, rel=0.01)
-    assert {row.dimension for row in one.evidence if row.met} == {"memory", "compute", "time", "state"}
+    (idle_finding,) = idle_findings(site.find())
+    assert (idle_finding.kind, idle_finding.job and idle_finding.job.job_id, idle_finding.source) == (
+        "squatter",
+        1,
+        "history",
+    )
+    assert idle_finding.window_s == pytest.approx(4 * 3600, abs=61)
+    assert idle_finding.held_gpu_hours == pytest.approx(4, abs=0.02)
+    assert idle_finding.held_gib_hours == pytest.approx(4 * 79_000 / 1024, rel=0.01)
+    assert {row.dimension for row in idle_finding.evidence if row.met} == {"memory", "compute", "time", "state"}
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["truncated", "deleted"])
@@ -58,12 +62,12 @@ def test_unmeasured_gpu_is_not_reported(site: Site) -> None:
     site.job(1, [unmeasured])
     site.job(2, [squats, unmeasured], node="g2")
     site.job(3, [squats, None], node="g3")
-    found = site.find()
-    assert [one.job and one.job.job_id for one in idle_findings(found)] == [2, 3]
-    for one in idle_findings(found):
-        assert [gpu.gpu for gpu in one.flagged_gpus] == ["0"]
-        assert any("not measured" in row.text for row in one.unknown)
-    assert found.unmeasured == 3
+    findings = site.find()
+    assert [idle_finding.job and idle_finding.job.job_id for idle_finding in idle_findings(findings)] == [2, 3]
+    for item in idle_findings(findings):
+        assert [gpu.gpu for gpu in item.flagged_gpus] == ["0"]
+        assert any("not measured" in row.text for row in item.unknown)
+    assert findings.unmeasured == 3
 
 
 def test_variants_of_idle_allocations(site: Site) -> None:
@@ -71,9 +75,11 @@ def test_variants_of_idle_allocations(site: Site) -> None:
     site.job(1, [unused, unused])
     site.job(2, [used_once], node="g2")
     site.job(3, [computes] * 2 + [unused] * 6, node="g3")
-    variants = {one.job.job_id: one.variant for one in idle_findings(site.find()) if one.job}
+    variants = {
+        idle_finding.job.job_id: idle_finding.variant for idle_finding in idle_findings(site.find()) if idle_finding.job
+    }
     assert variants == {1: "never-used", 2: "used-once", 3: "partly-used"}
-    partly = next(one for one in idle_findings(site.find()) if one.variant == "partly-used")
+    partly = next(idle_finding for idle_finding in idle_findings(site.find()) if idle_finding.variant == "partly-used")
     assert len(partly.flagged_gpus) == 6
     assert partly.allocated_gpus == 8
 
@@ -82,9 +88,11 @@ def test_use_before_the_interval_counts(site: Site) -> None:
     """Whether a GPU was ever used depends on the whole attempt."""
     site.job(1, [used_once], hours=60)
     site.job(2, [unused], hours=60, node="g2")
-    found = site.find(since=END - timedelta(hours=10))
-    assert {one.job.job_id: one.variant for one in idle_findings(found) if one.job} == {1: "used-once", 2: "never-used"}
-    assert {round(one.window_s / 3600) for one in idle_findings(found)} == {10}
+    findings = site.find(since=END - timedelta(hours=10))
+    assert {
+        idle_finding.job.job_id: idle_finding.variant for idle_finding in idle_findings(findings) if idle_finding.job
+    } == {1: "used-once", 2: "never-used"}
+    assert {round(idle_finding.window_s / 3600) for idle_finding in idle_findings(findings)} == {10}
 
 
 @pytest.mark.parametrize("hole", [(0, 90), (60, 90)])
@@ -93,10 +101,10 @@ def test_never_used_requires_complete_samples(site: Site, hole: tuple[int, int])
     site.job(1, [unused])
     start = END - timedelta(hours=4)
     low, high = (start + timedelta(minutes=minute) for minute in hole)
-    site.samples = [one for one in site.samples if not low <= one["time"] < high]
-    (one,) = idle_findings(site.find())
-    assert (one.kind, one.variant) == ("idle-allocation", "idle")
-    assert one.score == pytest.approx(0.8)
+    site.samples = [sample for sample in site.samples if not low <= sample["time"] < high]
+    (idle_finding,) = idle_findings(site.find())
+    assert (idle_finding.kind, idle_finding.variant) == ("idle-allocation", "idle")
+    assert idle_finding.score == pytest.approx(0.8)
 
 
 def test_suspended_job_is_not_reported(site: Site) -> None:
@@ -113,8 +121,8 @@ def test_time_in_which_slurm_had_suspended_a_job_is_not_idle(
 ) -> None:
     """Accounting has only the sum: the program may have been suspended in the idle window."""
     site.job(1, [squats], suspended_s=round(suspended_h * 3600))
-    found = [one.window_s for one in idle_findings(site.find())]
-    assert found == ([] if hours is None else [pytest.approx(hours * 3600, abs=61)])
+    result = [idle_finding.window_s for idle_finding in idle_findings(site.find())]
+    assert result == ([] if hours is None else [pytest.approx(hours * 3600, abs=61)])
 
 
 def test_one_busy_signal_makes_a_gpu_busy(site: Site) -> None:
@@ -126,8 +134,8 @@ def test_one_busy_signal_makes_a_gpu_busy(site: Site) -> None:
 def test_gap_restarts_the_idle_window(site: Site) -> None:
     """The time between two samples far apart is unknown, not idle."""
     site.job(1, [lambda minute: squats(minute) if minute < 100 or minute > 200 else unmeasured(minute)])
-    (one,) = idle_findings(site.find(window_s=1800))
-    assert one.window_s == pytest.approx(39 * 60, abs=61)
+    (idle_finding,) = idle_findings(site.find(window_s=1800))
+    assert idle_finding.window_s == pytest.approx(39 * 60, abs=61)
     assert not idle_findings(site.find(window_s=3000))
 
 
@@ -153,8 +161,8 @@ def test_samples_that_end_before_the_job_are_unknown(site: Site) -> None:
 def test_ended_jobs_are_classified_by_state(site: Site, state: str, share: float, kind: str) -> None:
     """A squatter that ended at its limit remains one; otherwise it is an idle allocation."""
     site.job(1, [squats], state=state, end=END - timedelta(minutes=1), timelimit_s=int(4 * 3600 / share))
-    (one,) = idle_findings(site.find())
-    assert one.kind == kind
+    (idle_finding,) = idle_findings(site.find())
+    assert idle_finding.kind == kind
 
 
 def test_filters(site: Site) -> None:
@@ -172,9 +180,9 @@ def test_old_history_is_evaluated_at_its_end(site: Site) -> None:
     """The age is reported; nothing is assumed about the time after it."""
     site.job(1, [squats])
     site.write()
-    found = find.find(site.config, Request(), now=END + timedelta(days=3))
-    assert len(idle_findings(found)) == 1
-    assert any("metrics end" in note and "ago" in note for note in found.notes)
+    findings = find.find(site.config, Request(), now=END + timedelta(days=3))
+    assert len(idle_findings(findings)) == 1
+    assert any("metrics end" in note and "ago" in note for note in findings.notes)
 
 
 def test_missing_accounting_is_an_error_with_hint(site: Site) -> None:
@@ -188,8 +196,8 @@ def test_finding_keys_are_stable_and_unique(site: Site) -> None:
     site.job(1, [squats])
     site.job(2, [unused], node="g2", job_name="<script>\x1b[31m")
     first, second = (site.find() for _ in range(2))
-    assert [one.key for one in first.findings] == [one.key for one in second.findings]
-    assert len({one.key for one in first.findings}) == len(first.findings)
+    assert [finding.key for finding in first.findings] == [finding.key for finding in second.findings]
+    assert len({finding.key for finding in first.findings}) == len(first.findings)
     row = idle_findings(first)[0].as_json()
     assert row["subject"]["type"] == "job"
     assert row["key"] == idle_findings(first)[0].key
@@ -204,10 +212,10 @@ def test_numpy_scalars_are_converted_to_json() -> None:
 def test_running_jobs_count_up_to_the_end_of_accounting(site: Site, seen: float, said: bool) -> None:
     """The history may continue, but whether the job does is unknown. ``seen``: hours for which it had run."""
     site.job(1, [squats], elapsed_s=int(seen * 3600))
-    found = site.find()
-    assert any(note.startswith("accounting is known up to 2") for note in found.notes) is said
-    (one,) = idle_findings(found)
-    assert one.held_gpu_hours == pytest.approx(seen, abs=0.02)
+    findings = site.find()
+    assert any(note.startswith("accounting is known up to 2") for note in findings.notes) is said
+    (idle_finding,) = idle_findings(findings)
+    assert idle_finding.held_gpu_hours == pytest.approx(seen, abs=0.02)
     assert any(note.startswith("accounting is known up to 2") for note in site.explain("1").notes) is said
 
 
@@ -220,8 +228,8 @@ def test_unmeasured_samples_are_not_bridged(site: Site) -> None:
 def test_score_of_mostly_unknown_job_is_limited(site: Site) -> None:
     """One of six hours was measured: the evidence shows it, and the score is at most a third."""
     site.job(1, [lambda minute: {"util_pct": None if minute < 300 else 0.0, "fb_used_mib": 79_000.0}], hours=6)
-    (one,) = idle_findings(site.find())
-    (measured,) = (row for row in one.evidence if row.dimension == "measured")
+    (idle_finding,) = idle_findings(site.find())
+    (measured,) = (row for row in idle_finding.evidence if row.dimension == "measured")
     assert measured.text.startswith("17 % of the examined GPU time")
-    assert one.score == pytest.approx(1 / 3, abs=0.01)
-    assert one.held_gpu_hours == pytest.approx(1, abs=0.02)
+    assert idle_finding.score == pytest.approx(1 / 3, abs=0.01)
+    assert idle_finding.held_gpu_hours == pytest.approx(1, abs=0.02)

@@ -54,8 +54,8 @@ def summarize(site: Site, name: str, **more: Any) -> JobSummary:
 
 
 def use(summary: JobSummary, key: str) -> tuple[float | None, str | None]:
-    one = next(each for each in summary.uses if each.key == key)
-    return one.share, one.reason
+    item = next(each for each in summary.uses if each.key == key)
+    return item.share, item.reason
 
 
 @pytest.mark.parametrize("synthetic", [False, True])
@@ -69,8 +69,10 @@ def test_hours_are_those_of_the_report(tmp_path: Path, synthetic: bool) -> None:
     rows = report.analyse_stored(config, query, now=now).jobs
     with Repository.open(config.db_url) as store, closing(SampleStore(config.history_dir)) as samples:
         made = job.summaries(config, store, samples, store.jobs(query.since, query.until), now)
-    assert {one.key for one in made} >= {tuple(key) for key in rows.select("cluster", "job_id", "submit").iter_rows()}
-    by_key = {one.key: one for one in made}
+    assert {figure.key for figure in made} >= {
+        tuple(key) for key in rows.select("cluster", "job_id", "submit").iter_rows()
+    }
+    by_key = {figure.key: figure for figure in made}
     for row in rows.iter_rows(named=True):
         gpus = by_key[row["cluster"], row["job_id"], row["submit"]].gpus
         for state in ("idle", "low", "busy"):
@@ -98,7 +100,7 @@ def test_gpu_measured_in_part_is_not_called_superfluous(site: Site) -> None:
     site.job(1, [computes, lambda minute: idle(minute) if minute < 120 else {"util_pct": None}],
              end=END, state="COMPLETED")  # fmt: skip
     made = summarize(site, "1")
-    assert "request-fewer-gpus" not in [one.code for one in made.advice]
+    assert "request-fewer-gpus" not in [refusal.code for refusal in made.advice]
     assert "75 % of its GPU time was measured" in made.verdict
 
 
@@ -110,7 +112,7 @@ def test_idle_time_at_the_end_leads_to_the_option(site: Site, offered: bool) -> 
     site.job(1, [then_idle, then_idle], end=END, state="TIMEOUT", submit_line="sbatch job.sh")
     made = summarize(site, "1")
     assert made.verdict == "Mostly idle: 6 of 8 GPU-hours were idle."
-    advice = {one.code: one for one in made.advice}
+    advice = {refusal.code: refusal for refusal in made.advice}
     assert ("suspend-idle" in advice) is offered
     if offered:
         assert advice["suspend-idle"].text == (
@@ -125,7 +127,7 @@ def test_option_is_not_advised_where_it_does_not_apply(site: Site, more: dict[st
     """It takes batch jobs on one node, and the job may have it already."""
     site.config = replace(site.config, suspend=SuspendConfig(shared_store=Path("/shared/images")))
     site.job(1, [then_idle, then_idle], end=END, state="TIMEOUT", **more)
-    assert "suspend-idle" not in [one.code for one in summarize(site, "1").advice]
+    assert "suspend-idle" not in [refusal.code for refusal in summarize(site, "1").advice]
 
 
 def test_cpu_and_memory_are_those_of_seff(site: Site) -> None:
@@ -144,15 +146,15 @@ def test_cpu_and_memory_are_those_of_seff(site: Site) -> None:
         store.upsert(jobs, conform(steps, STEPS))
     made = job.summarize(site.config, "1", now=END)
     assert use(made, "memory") == (pytest.approx(24 / 80), None)
-    assert next(one.note for one in made.uses if one.key == "memory") == "at most"
+    assert next(item.note for item in made.uses if item.key == "memory") == "at most"
 
 
 def test_unused_memory_of_gpu_job_is_advised(site: Site) -> None:
     """Asks for 80 GiB, uses 6: the rule for jobs without GPUs, which the clean-up does not apply to GPU jobs."""
     site.job(1, [computes], end=END, state="COMPLETED", alloc_mem_bytes=80 * GIB, max_rss_bytes=6 * GIB)
-    (one,) = summarize(site, "1").advice
-    assert one.text.startswith("6.0 of 80 GiB used;")
-    assert one.text.endswith("--mem=7G would have been enough.")
+    (advice,) = summarize(site, "1").advice
+    assert advice.text.startswith("6.0 of 80 GiB used;")
+    assert advice.text.endswith("--mem=7G would have been enough.")
 
 
 def test_unknown_is_unknown_with_its_reason(site: Site) -> None:
@@ -168,7 +170,7 @@ def test_unknown_is_unknown_with_its_reason(site: Site) -> None:
     assert use(dark, "gpu_busy") == use(dark, "gpu_memory") == (None, "not-mapped")
     assert use(dark, "cpu") == (None, "not-recorded")
     assert use(uncounted, "gpu_utilization") == (None, "not-counted")
-    assert all(one.verdict.startswith("Unknown: ") and not one.advice for one in (running, dark, uncounted))
+    assert all(item.verdict.startswith("Unknown: ") and not item.advice for item in (running, dark, uncounted))
 
 
 def test_time_suspended_by_slurm_is_not_idle(site: Site) -> None:
@@ -238,8 +240,13 @@ def test_suspensions_come_from_the_ledger(site: Site) -> None:
             LedgerEntry("c", 2, 5, began, mode="requeue", gpus=2, queued_ms=began),
         ])  # fmt: skip
     made = job.summarize(site.config, "1", now=END)
-    (one,) = made.suspensions
-    assert (one.outcome, one.gpu_hours, one.asleep_s, one.restored_node) == ("restored", 2.0, 3600.0, "g2")
+    (suspension,) = made.suspensions
+    assert (suspension.outcome, suspension.gpu_hours, suspension.asleep_s, suspension.restored_node) == (
+        "restored",
+        2.0,
+        3600.0,
+        "g2",
+    )
     assert "suspend-idle" not in [each.code for each in made.advice]
 
 

@@ -25,12 +25,17 @@ def test_memory_left_by_ended_job_is_found(site: Site) -> None:
     leaves(site, 2, "g2", lambda _: {"util_pct": 0.0, "fb_used_mib": 450.0})
     leaves(site, 3, "g3", lambda minute: {"util_pct": 0.0, "fb_used_mib": 20_480.0 if minute > 200 else 450.0})
     site.job(9, [computes], node="g9", hours=0.1, elapsed_s=None)
-    (one,) = site.find(kinds=("orphan-memory",)).findings
-    assert (one.nodes, one.gpus[0].gpu, one.gpus[0].xid, one.gpus[0].held_gib) == (("g1",), "0", 79, 20.0)
-    assert one.since == END - timedelta(minutes=118)
-    assert one.window_s == pytest.approx(112 * 60)  # up to the end of accounting
-    assert one.score == pytest.approx(0.8)
-    assert {row.dimension for row in one.unknown} == {"processes"}
+    (finding,) = site.find(kinds=("orphan-memory",)).findings
+    assert (finding.nodes, finding.gpus[0].gpu, finding.gpus[0].xid, finding.gpus[0].held_gib) == (
+        ("g1",),
+        "0",
+        79,
+        20.0,
+    )
+    assert finding.since == END - timedelta(minutes=118)
+    assert finding.window_s == pytest.approx(112 * 60)  # up to the end of accounting
+    assert finding.score == pytest.approx(0.8)
+    assert {row.dimension for row in finding.unknown} == {"processes"}
     assert not site.find(kinds=("squatter",)).findings
 
 
@@ -45,4 +50,4 @@ def test_memory_that_a_job_may_hold_is_not_orphaned(site: Site) -> None:
     assert not site.find(kinds=("orphan-memory",)).findings
     leaves(site, 4, "g4", held)
     # Accounting ends with the end of job 4; later jobs would not be in it.
-    assert not [one for one in site.find(kinds=("orphan-memory",)).findings if one.nodes == ("g4",)]
+    assert not [finding for finding in site.find(kinds=("orphan-memory",)).findings if finding.nodes == ("g4",)]

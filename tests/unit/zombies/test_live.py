@@ -38,10 +38,10 @@ def explained(tmp_path: Path, looks: list[list[LiveGpu]], *, by: str = "agent", 
 def test_squatter_is_found_by_watching_longer_than_the_window(tmp_path: Path) -> None:
     """Pending jobs are counted; Slurm is queried before and after, independent of the numbers of jobs and samples."""
     slurm = Slurm((job(1), *(waiting(n) for n in range(10, 15))), (node(),))
-    found = find(tmp_path, slurm, [[gpu()]])
-    (one,) = found.findings
-    assert (one.kind, one.source, one.job.id, one.window_s) == ("squatter", "live", "1", 10.0)
-    assert (one.impact.jobs, one.impact.startable) == (5, 1)
+    result = find(tmp_path, slurm, [[gpu()]])
+    (finding,) = result.findings
+    assert (finding.kind, finding.source, finding.job.id, finding.window_s) == ("squatter", "live", "1", 10.0)
+    assert (finding.impact.jobs, finding.impact.startable) == (5, 1)
     assert slurm.asked == ["overview", "nodes", "overview"]
 
 
@@ -56,25 +56,25 @@ def test_squatter_is_found_by_watching_longer_than_the_window(tmp_path: Path) ->
 )
 def test_job_that_ends_while_watched_is_not_reported(tmp_path: Path, later: tuple[Job, ...]) -> None:
     """Nor is its idle time assigned to the next job on its GPU, or to its own next attempt."""
-    found = find(tmp_path, Slurm((job(1),), (node(),), later), [[gpu()]])
-    assert not {"squatter", "idle-allocation"} & set(found.counts)
+    result = find(tmp_path, Slurm((job(1),), (node(),), later), [[gpu()]])
+    assert not {"squatter", "idle-allocation"} & set(result.counts)
 
 
 def test_single_sample_has_no_duration(tmp_path: Path) -> None:
     """Nothing is reported, and a note proposes ``--watch``."""
-    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()]], watch_s=None)
-    assert found.findings == ()
-    assert any("--watch" in note for note in found.notes)
+    result = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()]], watch_s=None)
+    assert result.findings == ()
+    assert any("--watch" in note for note in result.notes)
 
 
 def test_live_explain_without_history_watches_the_job(tmp_path: Path) -> None:
     """It samples as long as a short window needs and plots the samples."""
     page = explained(tmp_path, [[gpu(), gpu(1, util=99.0)]], window_s=5.0)
-    assert [(one.kind, one.source) for one in page.findings] == [("squatter", "live")]
+    assert [(finding.kind, finding.source) for finding in page.findings] == [("squatter", "live")]
     assert page.answer == "GPU memory is held and nothing computes."
-    (one,) = page.gpus
-    assert (one.gpu.gpu, one.gpu.flagged, page.watched_s) == ("0", True, 7.0)
-    assert [slot.activity_pct for slot in one.slots] == [None] * 59 + [0.0]
+    (item,) = page.gpus
+    assert (item.gpu.gpu, item.gpu.flagged, page.watched_s) == ("0", True, 7.0)
+    assert [slot.activity_pct for slot in item.slots] == [None] * 59 + [0.0]
     assert page.as_json()["answer"] == page.answer
 
 
@@ -143,13 +143,13 @@ def on(number: int, sm: float | None, used: float | None = 50_000.0, pid: int = 
 def test_jobs_on_shared_gpu_are_judged_by_their_processes(tmp_path: Path) -> None:
     """An idle job is reported beside a busy one; its GPU-hours are not computed."""
     looks = [[gpu(util=90.0, processes=(on(1, 0.0), on(2, 80.0, pid=43)))]]
-    found = find(tmp_path, Slurm((shard(1), shard(2), waiting(9)), (node(),)), looks)
-    (one,) = found.findings
-    assert (one.kind, one.job.id, one.held_gpu_hours, one.impact) == ("squatter", "1", None, None)
-    (its,) = one.gpus
+    result = find(tmp_path, Slurm((shard(1), shard(2), waiting(9)), (node(),)), looks)
+    (finding,) = result.findings
+    assert (finding.kind, finding.job.id, finding.held_gpu_hours, finding.impact) == ("squatter", "1", None, None)
+    (its,) = finding.gpus
     assert (its.shared, its.flagged, its.peak_pct) == (True, True, 0.0)
     assert its.held_gib == pytest.approx(48.8, abs=0.1)
-    assert any(row.dimension == "shared" for row in one.evidence)
+    assert any(row.dimension == "shared" for row in finding.evidence)
 
 
 def test_indistinguishable_jobs_on_shared_gpu_are_not_reported(tmp_path: Path) -> None:
@@ -164,19 +164,22 @@ def test_indistinguishable_jobs_on_shared_gpu_are_not_reported(tmp_path: Path) -
     assert busy.findings == ()
     assert any("1, 2: activity on shared GPUs is unknown" in note for note in busy.notes)
     # On an idle GPU all jobs are idle; the memory of the second one is still unknown.
-    assert {(one.job.id, one.kind) for one in idle.findings} == {("1", "squatter"), ("2", "idle-allocation")}
+    assert {(finding.job.id, finding.kind) for finding in idle.findings} == {
+        ("1", "squatter"),
+        ("2", "idle-allocation"),
+    }
     own_word = process(job=1, source="environment", sm_pct=0.0, memory_pct=0.0)
-    found = find(tmp_path, Slurm((shard(1),), (node(),)), [[gpu(util=0.0, processes=(own_word,))]])
-    assert found.findings == ()
+    result = find(tmp_path, Slurm((shard(1),), (node(),)), [[gpu(util=0.0, processes=(own_word,))]])
+    assert result.findings == ()
 
 
 def test_shard_without_process_is_idle(tmp_path: Path) -> None:
     """Only if all processes are known and none is the job's; otherwise it is unknown."""
     works = on(2, 80.0, pid=43)
     looks = [[gpu(util=90.0, processes=(works,))]]
-    (one,) = find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), looks).findings
-    assert (one.kind, one.job.id, one.held_gpu_hours) == ("idle-allocation", "1", None)
-    assert [(its.gpu, its.held_gib, its.peak_pct, its.shared) for its in one.gpus] == [("?", 0.0, 0.0, True)]
+    (finding,) = find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), looks).findings
+    assert (finding.kind, finding.job.id, finding.held_gpu_hours) == ("idle-allocation", "1", None)
+    assert [(its.gpu, its.held_gib, its.peak_pct, its.shared) for its in finding.gpus] == [("?", 0.0, 0.0, True)]
     somebody = process(pid=44, job=None, source=None)
     for processes in (None, (works, somebody)):
         assert (
@@ -186,14 +189,14 @@ def test_shard_without_process_is_idle(tmp_path: Path) -> None:
 
 
 def test_job_that_computes_in_the_last_sample_is_busy(tmp_path: Path) -> None:
-    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()], [gpu()], [gpu(util=80.0)]])
-    assert found.findings == ()
+    result = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()], [gpu()], [gpu(util=80.0)]])
+    assert result.findings == ()
 
 
 def test_node_that_does_not_respond_is_unknown(tmp_path: Path) -> None:
-    found = find(tmp_path, Slurm((job(1),), (node(),)), [[]], by="")
-    assert found.findings == ()
-    assert any(note.startswith("g1 is unknown") for note in found.notes)
+    result = find(tmp_path, Slurm((job(1),), (node(),)), [[]], by="")
+    assert result.findings == ()
+    assert any(note.startswith("g1 is unknown") for note in result.notes)
 
 
 @pytest.mark.parametrize("there", [(), (waiting(1),)])
@@ -209,9 +212,9 @@ def test_job_that_has_not_started_has_no_live_page(tmp_path: Path, there: tuple[
 def test_powered_down_node_is_not_queried(tmp_path: Path, flag: str) -> None:
     """A cloud has hundreds of them; each would time out and be reported as unknown."""
     off = node("g2", state="IDLE", flags=frozenset({"CLOUD", flag}))
-    found = find(tmp_path, Slurm((), (node(), off)), [[]], watch_s=None, by="")
-    assert [note for note in found.notes if "g1" in note]
-    assert not [note for note in found.notes if "g2" in note]
+    result = find(tmp_path, Slurm((), (node(), off)), [[]], watch_s=None, by="")
+    assert [note for note in result.notes if "g1" in note]
+    assert not [note for note in result.notes if "g2" in note]
 
 
 def test_gpu_that_stops_responding_is_unknown(tmp_path: Path) -> None:
@@ -221,11 +224,11 @@ def test_gpu_that_stops_responding_is_unknown(tmp_path: Path) -> None:
 
 def test_process_of_ended_job_is_orphaned(tmp_path: Path) -> None:
     left = process(job=7, source="environment")
-    found = find(tmp_path, Slurm((), (node(),)), [[gpu(processes=(left,))]])
-    (one,) = found.findings
-    assert one.kind == "orphan-process"
-    assert one.subject == ProcessRef("g1", 42, 777, "python x.py", 1001, "7")
-    assert one.key == "c/orphan-process/process:g1:42:777"
+    result = find(tmp_path, Slurm((), (node(),)), [[gpu(processes=(left,))]])
+    (finding,) = result.findings
+    assert finding.kind == "orphan-process"
+    assert finding.subject == ProcessRef("g1", 42, 777, "python x.py", 1001, "7")
+    assert finding.key == "c/orphan-process/process:g1:42:777"
 
 
 SERVER = EndedServer("127.0.0.1:8000", ("vllm m",), (41,), NOW - timedelta(minutes=5))
@@ -235,23 +238,28 @@ def test_process_that_lost_its_server_in_a_running_job_is_an_orphaned_engine(tmp
     """It counts for its job, whose other processes are not listed."""
     left = process(job=1, source="cgroup", server=SERVER, used_mib=2048.0)
     other = process(pid=43, job=1, source="cgroup")
-    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu(processes=(left, other))]])
-    (one,) = (one for one in found.findings if one.kind == "orphaned-engine")
-    assert (one.kind, one.user, one.score, one.since) == ("orphaned-engine", job(1).user, 1.0, SERVER.ended)
-    assert one.owner is not None
-    assert (one.owner.job_id, one.job, one.diagnosis) == (1, None, "orphaned-engine")
-    assert one.key == "c/orphaned-engine/process:g1:42:777"
-    assert "vllm m at 127.0.0.1:8000" in one.summary
-    assert "2.0 GiB" in one.summary
-    assert (one.held_gpu_hours, one.held_gib_hours) == (None, pytest.approx(2 * one.window_s / 3600))
-    assert matches(Match(jobs=("1",), diagnoses=("orphaned-engine",)), one)
-    assert not matches(Match(diagnoses=("idle",)), one)
+    result = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu(processes=(left, other))]])
+    (finding,) = (item for item in result.findings if item.kind == "orphaned-engine")
+    assert (finding.kind, finding.user, finding.score, finding.since) == (
+        "orphaned-engine",
+        job(1).user,
+        1.0,
+        SERVER.ended,
+    )
+    assert finding.owner is not None
+    assert (finding.owner.job_id, finding.job, finding.diagnosis) == (1, None, "orphaned-engine")
+    assert finding.key == "c/orphaned-engine/process:g1:42:777"
+    assert "vllm m at 127.0.0.1:8000" in finding.summary
+    assert "2.0 GiB" in finding.summary
+    assert (finding.held_gpu_hours, finding.held_gib_hours) == (None, pytest.approx(2 * finding.window_s / 3600))
+    assert matches(Match(jobs=("1",), diagnoses=("orphaned-engine",)), finding)
+    assert not matches(Match(diagnoses=("idle",)), finding)
 
 
 def test_live_explain_shows_the_orphaned_engines_of_the_job(tmp_path: Path) -> None:
     left = process(job=1, source="cgroup", server=SERVER, used_mib=2048.0)
     page = explained(tmp_path, [[gpu(util=90.0, processes=(left,))]], window_s=5.0)
-    assert [(one.kind, one.source) for one in page.findings] == [("orphaned-engine", "live")]
+    assert [(finding.kind, finding.source) for finding in page.findings] == [("orphaned-engine", "live")]
     assert page.answer == "The server of an inference engine has ended, but its process still holds GPU memory."
     other = process(job=2, source="cgroup", server=SERVER, used_mib=2048.0)
     assert explained(tmp_path, [[gpu(util=90.0, processes=(other,))]], window_s=5.0).findings == ()
@@ -267,32 +275,32 @@ def test_memory_of_a_process_is_that_on_all_its_gpus(
     """It is unknown if that on one of them is. The thresholds of a policy count the GPUs of the job."""
     facts: dict[str, Any] = {"job": 1, "source": "cgroup", "server": SERVER} if of == "job" else {"uid": 1002}
     gpus = [gpu(number, processes=(process(used_mib=mib, **facts),)) for number, mib in enumerate(used)]
-    found = find(tmp_path, Slurm((job(1, gpus_allocated=GpuCount(4)),), (node(),)), [gpus])
+    result = find(tmp_path, Slurm((job(1, gpus_allocated=GpuCount(4)),), (node(),)), [gpus])
     kind, held = ("orphaned-engine", 4) if of == "job" else ("orphan-process", 2)
-    (one,) = (one for one in found.findings if one.kind == kind)
-    (memory,) = (item for item in one.evidence if item.dimension == "memory")
+    (finding,) = (item for item in result.findings if item.kind == kind)
+    (memory,) = (item for item in finding.evidence if item.dimension == "memory")
     assert (memory.value, memory.unknown, memory.met) == (gib, gib is None, bool(gib))
-    assert (len(one.gpus), one.allocated_gpus) == (2, held)
+    assert (len(finding.gpus), finding.allocated_gpus) == (2, held)
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "COMPLETING", "PENDING"])
 def test_engine_of_a_job_that_does_not_run_is_not_orphaned(tmp_path: Path, state: str) -> None:
     left = process(job=1, source="cgroup", server=SERVER)
-    found = find(tmp_path, Slurm((job(1, state=state),), (node(),)), [[gpu(processes=(left,))]])
-    assert "orphaned-engine" not in found.counts
+    result = find(tmp_path, Slurm((job(1, state=state),), (node(),)), [[gpu(processes=(left,))]])
+    assert "orphaned-engine" not in result.counts
 
 
 def test_engine_without_its_server_in_one_sample_only_is_not_orphaned(tmp_path: Path) -> None:
     """Its server may be restarted."""
-    looks = [[gpu(processes=(process(job=1, source="cgroup", server=one),))] for one in (SERVER, None)]
+    looks = [[gpu(processes=(process(job=1, source="cgroup", server=item),))] for item in (SERVER, None)]
     assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), looks).counts
     assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), looks[::-1]).counts
 
 
 def test_unknown_memory_lowers_the_confidence(tmp_path: Path) -> None:
     left = process(job=1, source="cgroup", server=SERVER, used_mib=None)
-    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu(processes=(left,))]])
-    assert [one.score for one in found.findings if one.kind == "orphaned-engine"] == [0.6]
+    result = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu(processes=(left,))]])
+    assert [finding.score for finding in result.findings if finding.kind == "orphaned-engine"] == [0.6]
 
 
 @pytest.mark.parametrize(
@@ -352,10 +360,10 @@ def test_process_naming_an_ended_job(owner: int | None, source: str, here: bool,
 def test_memory_without_process_is_found_with_xid(tmp_path: Path) -> None:
     """Only on GPUs that are not allocated."""
     looks = [[gpu(0, xid=79), gpu(1, xid=79)]]
-    found = find(tmp_path, Slurm((job(1),), (node(),)), looks, watch_s=None)
-    (one,) = found.findings
-    assert (one.kind, one.subject) == ("orphan-memory", NodeRef("g1", "GPU-1"))
-    assert any("fallen off the bus" in row.text for row in one.evidence)
+    result = find(tmp_path, Slurm((job(1),), (node(),)), looks, watch_s=None)
+    (finding,) = result.findings
+    assert (finding.kind, finding.subject) == ("orphan-memory", NodeRef("g1", "GPU-1"))
+    assert any("fallen off the bus" in row.text for row in finding.evidence)
 
 
 @pytest.mark.parametrize(
@@ -363,8 +371,8 @@ def test_memory_without_process_is_found_with_xid(tmp_path: Path) -> None:
 )
 def test_memory_that_a_job_may_hold_is_not_orphaned(tmp_path: Path, has: dict[str, Any]) -> None:
     """The job's GPUs are unknown, or it has shards; the driver may not show the processes of a container."""
-    found = find(tmp_path, Slurm((job(1, **has),), (node(),)), [[gpu(1)]], watch_s=None)
-    assert "orphan-memory" not in found.counts
+    result = find(tmp_path, Slurm((job(1, **has),), (node(),)), [[gpu(1)]], watch_s=None)
+    assert "orphan-memory" not in result.counts
 
 
 def test_processes_that_start_while_watched_are_not_orphaned(tmp_path: Path) -> None:
@@ -374,8 +382,8 @@ def test_processes_that_start_while_watched_are_not_orphaned(tmp_path: Path) -> 
     slurm = Slurm((), (node(),))
     free = [gpu(0, used=0.0), gpu(1, used=0.0)]
     assert find(tmp_path, slurm, [free, [other, of_a_new_job]]).counts == {}
-    found = find(tmp_path, slurm, [[other, of_a_new_job]])
-    assert found.counts == {"orphan-process": 1, "orphan-memory": 1}
+    result = find(tmp_path, slurm, [[other, of_a_new_job]])
+    assert result.counts == {"orphan-process": 1, "orphan-memory": 1}
 
 
 def test_job_started_after_first_query_is_not_orphaned(tmp_path: Path) -> None:
@@ -397,8 +405,8 @@ def test_stuck_jobs_and_nodes_drained_for_kill_task_failed_are_found(tmp_path: P
     drained = node("g2", flags=frozenset({"DRAIN"}), reason="Kill task failed", reason_time=NOW - timedelta(hours=2))
     other = node("g3", flags=frozenset({"DRAIN"}), reason="disk")
     dirty = node("g4", flags=frozenset({"DRAIN"}), reason="slurm-affinode: after job 7: GPU 0: 900 MiB are held")
-    found = find(tmp_path, Slurm((stuck, fresh), (drained, other, dirty)), [[]], watch_s=None)
-    assert {(one.kind, one.nodes) for one in found.findings} == {
+    result = find(tmp_path, Slurm((stuck, fresh), (drained, other, dirty)), [[]], watch_s=None)
+    assert {(finding.kind, finding.nodes) for finding in result.findings} == {
         ("completing", ("g1",)), ("drained-kill-failed", ("g2",)), ("drained-by-epilog", ("g4",)),
     }  # fmt: skip
 
@@ -415,9 +423,9 @@ DCGM_FI_DEV_FB_FREE{{{labels}}} 900
 DCGM_FI_DEV_GPU_UTIL{{broken 3
 other{{{labels}}} 3
 """
-    (one,) = exposed("g1", text)
-    assert one.signals_pct == {"util_pct": 0.0, "sm_active": 25.0}
-    assert (one.minor, one.used_mib, one.total_mib, one.power_w, one.jobs) == (None, 100, 1000, None, ("7",))
+    (item,) = exposed("g1", text)
+    assert item.signals_pct == {"util_pct": 0.0, "sm_active": 25.0}
+    assert (item.minor, item.used_mib, item.total_mib, item.power_w, item.jobs) == (None, 100, 1000, None, ("7",))
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -429,21 +437,21 @@ def test_largest_value_of_several_series_of_a_gpu_counts(last: int) -> None:
         'DCGM_FI_DEV_GPU_UTIL{gpu="1",UUID="GPU-a",modelName="A100"} 0\nDCGM_FI_DEV_FB_USED{UUID="GPU-a"} 100\n'
         'DCGM_FI_DEV_FB_FREE{UUID="GPU-a"} 900\n',
     ]
-    (one,) = exposed("g1", series[1 - last] + series[last])
-    assert one.signals_pct == {"util_pct": 90}
-    assert (one.index, one.model, one.used_mib, one.total_mib) == (None, "A100", 300, 1000)
+    (item,) = exposed("g1", series[1 - last] + series[last])
+    assert item.signals_pct == {"util_pct": 90}
+    assert (item.index, item.model, item.used_mib, item.total_mib) == (None, "A100", 300, 1000)
 
 
 def test_gpus_without_a_uuid_are_several() -> None:
     text = 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 90\nDCGM_FI_DEV_GPU_UTIL{gpu="1"} 0\n'
-    assert [(one.index, one.signals_pct["util_pct"]) for one in exposed("g1", text)] == [(0, 90), (1, 0)]
+    assert [(item.index, item.signals_pct["util_pct"]) for item in exposed("g1", text)] == [(0, 90), (1, 0)]
 
 
 def test_device_file_is_known_from_the_own_exporter() -> None:
     """The label ``device`` of dcgm-exporter has the index of the GPU, which may be another number."""
     text = 'DCGM_FI_DEV_GPU_UTIL{gpu="6",UUID="GPU-a",device="nvidia0"} 0\n'
-    assert [one.minor for one in exposed("g1", text)] == [None]
-    assert [one.minor for one in exposed("g1", text + "slurm_affinode_exporter_up 1\n")] == [0]
+    assert [item.minor for item in exposed("g1", text)] == [None]
+    assert [item.minor for item in exposed("g1", text + "slurm_affinode_exporter_up 1\n")] == [0]
 
 
 def test_mig_instance_has_no_utilization() -> None:
@@ -453,8 +461,8 @@ def test_mig_instance_has_no_utilization() -> None:
         f"{name}{labels} {value}\n"
         for name, value in (("DCGM_FI_DEV_GPU_UTIL", 0), ("DCGM_FI_DEV_POWER_USAGE", 300), ("DCGM_FI_DEV_FB_USED", 9))
     )
-    (one,) = exposed("g1", text)
-    assert (one.signals_pct, one.power_w, one.used_mib) == ({}, None, 9)
+    (item,) = exposed("g1", text)
+    assert (item.signals_pct, item.power_w, item.used_mib) == ({}, None, 9)
     row = {"uuid": "GPU-a", "index": 0, "mig": "3", "reading": {"util_pct": 0.0, "engine_active": 0.5}}
     assert from_agent("g1", {"gpus": [row]}).gpus[0].signals_pct == {"engine_active": 50.0}
 
@@ -463,7 +471,7 @@ def test_agent_response_with_faulty_gpu() -> None:
     """A GPU with a fault has no signals."""
     row = {"uuid": "GPU-a", "index": 0, "reading": None, "processes": None, "fault": "lost", "total_mib": 8.0}
     answer = from_agent("g1", {"gpus": [row, {**row, "reading": {"util_pct": 0.0, "sm_active": 0.5}}]})
-    assert [one.signals_pct for one in answer.gpus] == [{}, {"util_pct": 0.0, "sm_active": 50.0}]
+    assert [item.signals_pct for item in answer.gpus] == [{}, {"util_pct": 0.0, "sm_active": 50.0}]
 
 
 def test_missing_xid_is_read_from_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,12 +522,14 @@ def test_drained_node_belongs_to_all_its_partitions(tmp_path: Path) -> None:
     since = NOW - timedelta(hours=2)
     drained = node(flags=frozenset({"DRAIN"}), reason="Kill task failed", reason_time=since, partitions=("a", "b"))
     queue = (waiting(5, partitions=("a",)), waiting(6, partitions=("b",)), waiting(7, partitions=("c",)))
-    found = find(tmp_path, Slurm(queue, (drained,)), [[]], watch_s=None)
-    (one,) = found.findings
-    assert one.impact is not None
-    assert one.impact.examples == ("5", "6")
-    assert [matches(Match(partitions=(name,)), one) for name in ("a", "b", "c")] == [True, True, False]
-    kept = [len(findings.select(found, [one], findings.Request(partitions=(n,))).findings) for n in ("a", "b", "c")]
+    result = find(tmp_path, Slurm(queue, (drained,)), [[]], watch_s=None)
+    (finding,) = result.findings
+    assert finding.impact is not None
+    assert finding.impact.examples == ("5", "6")
+    assert [matches(Match(partitions=(name,)), finding) for name in ("a", "b", "c")] == [True, True, False]
+    kept = [
+        len(findings.select(result, [finding], findings.Request(partitions=(n,))).findings) for n in ("a", "b", "c")
+    ]
     assert kept == [1, 1, 0]
 
 
@@ -533,5 +543,5 @@ def test_stored_samples_of_gpus_without_a_uuid_are_those_of_their_index(tmp_path
         history.ingest(pl.DataFrame(rows), source="test")
     both = job(1, node_gpus=(NodeGpus("g1", 2, "a100", (0, 1)),), gpus_allocated=GpuCount(2, "a100"))
     looks = [[gpu(0, uuid=None), gpu(1, uuid=None)]]
-    (found,) = find(tmp_path, Slurm((both,), (node(),)), looks, by="exporter").findings
-    assert {one.gpu: round((one.idle_s or 0) / 3600) for one in found.gpus} == {"0": 2, "1": 0}
+    (finding,) = find(tmp_path, Slurm((both,), (node(),)), looks, by="exporter").findings
+    assert {item.gpu: round((item.idle_s or 0) / 3600) for item in finding.gpus} == {"0": 2, "1": 0}

@@ -115,8 +115,8 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def kinds(found: Assessment) -> set[tuple[int, str]]:
-    return {(one.job.job_id, one.kind) for one in found.findings if one.job}
+def kinds(assessment: Assessment) -> set[tuple[int, str]]:
+    return {(finding.job.job_id, finding.kind) for finding in assessment.findings if finding.job}
 
 
 def test_idle_cores_and_memory_are_found(site: Site) -> None:
@@ -128,11 +128,11 @@ def test_idle_cores_and_memory_are_found(site: Site) -> None:
                5: JobUse(0.0, 190 * 1024.0)},
         "g2": None,
     }  # fmt: skip
-    found = site.find()
-    assert kinds(found) == {(1, "cpu-cores-per-gpu"), (4, "memory-per-gpu")}
-    (one,) = [each for each in found.findings if each.kind == "cpu-cores-per-gpu"]
-    assert (one.source, one.user, one.job and one.job.batch) == ("live", "ann", True)
-    assert one.summary == "24 cores for 1 GPU: 24 per GPU, 8 are there for each; 1.0 cores used on average"
+    findings = site.find()
+    assert kinds(findings) == {(1, "cpu-cores-per-gpu"), (4, "memory-per-gpu")}
+    (item,) = [each for each in findings.findings if each.kind == "cpu-cores-per-gpu"]
+    assert (item.source, item.user, item.job and item.job.batch) == ("live", "ann", True)
+    assert item.summary == "24 cores for 1 GPU: 24 per GPU, 8 are there for each; 1.0 cores used on average"
 
 
 def test_fragmentation_and_cpu_only_jobs_are_found(site: Site) -> None:
@@ -178,8 +178,8 @@ def test_low_use_of_gpus_is_found_in_the_history(site: Site) -> None:
     assert kinds(site.find()) == set()
     site.history("g1", 0, 9.0, 900.0)
     site.history("g2", 0, 92.0, 60_000.0)
-    found = site.find()
-    assert {(one.user, one.kind, one.source) for one in found.findings} == {
+    findings = site.find()
+    assert {(finding.user, finding.kind, finding.source) for finding in findings.findings} == {
         ("ann", "gpu-too-powerful", "live"), ("ann", "low-efficiency-user", "live"),
     }  # fmt: skip
 
@@ -237,7 +237,7 @@ def test_owner_gets_page_without_database(site: Site) -> None:
     site.history("g1", 0, 0.0, 79_000.0)
     eyes = NodeSampler(ask, NOW.timestamp)
     page = explain.explain_live(site.config, "1", eyes, slurm=client)
-    assert [one.kind for one in page.findings] == ["squatter"]
+    assert [finding.kind for finding in page.findings] == ["squatter"]
     assert (page.user, page.job.id, page.nodes, len(page.gpus)) == ("ann", "1", ("g1",), 1)
     with pytest.raises(explain.NoAttemptError):
         explain.explain_live(site.config, "2", eyes, slurm=client)

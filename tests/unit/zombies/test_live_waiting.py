@@ -13,9 +13,9 @@ from .zombie_live_site import Slurm, find, gpu, job, node, waiting
 def test_jobs_pending_in_overlapping_partitions_are_counted_once(tmp_path: Path) -> None:
     places = [("short",), ("short", "gpu"), ("elsewhere",)]
     queue = [waiting(10 + n, partitions=names) for n, names in enumerate(places)]
-    found = find(tmp_path, Slurm((job(1), *queue), (node(partitions=("gpu", "short")),)), [[gpu()]])
-    (one,) = found.findings
-    assert (one.impact.jobs, one.impact.examples) == (2, ("10", "11"))
+    findings = find(tmp_path, Slurm((job(1), *queue), (node(partitions=("gpu", "short")),)), [[gpu()]])
+    (finding,) = findings.findings
+    assert (finding.impact.jobs, finding.impact.examples) == (2, ("10", "11"))
 
 
 def test_jobs_that_exclude_the_node_are_not_counted(tmp_path: Path) -> None:
@@ -23,8 +23,8 @@ def test_jobs_that_exclude_the_node_are_not_counted(tmp_path: Path) -> None:
     names = ({"nodes_required": ("g2",)}, {"nodes_excluded": ("g1", "g3")}, {"nodes_required": ("g1",)},
              {"nodes_excluded": ("g2",)})  # fmt: skip
     queue = [waiting(10 + n, **named) for n, named in enumerate(names)]
-    found = find(tmp_path, Slurm((job(1), *queue), (node(),)), [[gpu()]])
-    assert found.findings[0].impact.examples == ("12", "13")
+    findings = find(tmp_path, Slurm((job(1), *queue), (node(),)), [[gpu()]])
+    assert findings.findings[0].impact.examples == ("12", "13")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_misfits_are_found(site: Site) -> None:
         site.config,
         zombies=replace(site.config.zombies, misfits=replace(site.config.zombies.misfits, cores_per_gpu=16.0)),
     )
-    kinds = {(one.job.job_id, one.kind) for one in site.find().findings if one.job}
+    kinds = {(finding.job.job_id, finding.kind) for finding in site.find().findings if finding.job}
     assert kinds >= {(1, "fragmentation"), (2, "gpu-too-powerful"), (3, "time-limit"), (3, "cpu-cores-per-gpu")}
     assert (1, "squatter") not in kinds
 
@@ -31,8 +31,8 @@ def test_cpu_use_of_running_job_is_unknown(site: Site) -> None:
     site.config = replace(site.config, zombies=replace(site.config.zombies, nodes={"g*": NodeClass(64, 4, 512)}))
     site.job(1, [computes], cpus=32, total_cpu_s=0.0)
     site.job(2, [computes], node="g2", cpus=32, total_cpu_s=60.0, end=END - timedelta(minutes=1), state="COMPLETED")
-    found = [one.job.job_id for one in site.find(kinds=("cpu-cores-per-gpu",)).findings if one.job]
-    assert found == [2]
+    job_ids = [finding.job.job_id for finding in site.find(kinds=("cpu-cores-per-gpu",)).findings if finding.job]
+    assert job_ids == [2]
 
 
 def test_cpu_jobs_that_need_their_memory_are_not_reported(site: Site) -> None:
@@ -48,8 +48,8 @@ def test_cpu_jobs_that_need_their_memory_are_not_reported(site: Site) -> None:
     small = {**cpu, "nodes": 2, "cpus": 8}
     site.job(4, [], node="c[1-2]", alloc_mem_bytes=400 * gib, max_rss_bytes=gib, **small)
     site.job(5, [], node="c[1-2]", alloc_mem_bytes=400 * gib, max_rss_bytes=40 * gib, **small)
-    found = site.find(kinds=("host-memory", "cpu-fragmentation")).findings
-    assert {(one.kind, one.job.job_id) for one in found if one.job} == {
+    findings = site.find(kinds=("host-memory", "cpu-fragmentation")).findings
+    assert {(diagnosis.kind, diagnosis.job.job_id) for diagnosis in findings if diagnosis.job} == {
         ("host-memory", 1), ("host-memory", 4), ("host-memory", 5), ("cpu-fragmentation", 4)
     }  # fmt: skip
     few = replace(misfits, min_core_hours=100)
@@ -61,8 +61,8 @@ def test_user_finding_matches_partition_filter(site: Site) -> None:
     """It is computed from the jobs of that partition."""
     site.config = replace(site.config, zombies=replace(site.config.zombies, misfits=MisfitConfig(user_min_gpu_hours=1)))
     site.job(1, [used_once])
-    found = site.find(kinds=("low-efficiency-user",), partitions=("gpu",)).findings
-    assert [one.user for one in found] == ["ann"]
+    findings = site.find(kinds=("low-efficiency-user",), partitions=("gpu",)).findings
+    assert [job.user for job in findings] == ["ann"]
     assert not site.find(kinds=("low-efficiency-user",), partitions=("cpu",)).findings
 
 
@@ -75,6 +75,6 @@ def test_clusters_and_replaced_gpus_are_kept_apart(site: Site) -> None:
     site.job(5, [computes], hours=12, partition="batch", end=END - timedelta(hours=8), state="COMPLETED")
     for sample in site.samples:
         sample["cluster"] = "d" if sample["job"] == "2" else "c"
-    site.samples = [one for one in site.samples if one["job"] != "5" or one["time"] < END - timedelta(hours=8)]
-    found = site.find(kinds=("fragmentation", "cpu-only-in-gpu-partition"), since=END - timedelta(hours=12)).findings
-    assert not found
+    site.samples = [item for item in site.samples if item["job"] != "5" or item["time"] < END - timedelta(hours=8)]
+    findings = site.find(kinds=("fragmentation", "cpu-only-in-gpu-partition"), since=END - timedelta(hours=12)).findings
+    assert not findings

@@ -43,7 +43,9 @@ def test_replay_lists_actions_with_times() -> None:
     short = squatter(since=since, observed_at=since + timedelta(minutes=80), subject=job(job_id=8, id="8"))
     past = policies.episodes([[long, short], [long]])
     done = policies.replay(past, parse_policy(RULE, where="z"), since, NOW, timedelta(minutes=15))
-    about = [(one.action.target, one.action.verb, one.action.number, one.at - since) for one in done]
+    about = [
+        (outcome.action.target, outcome.action.verb, outcome.action.number, outcome.at - since) for outcome in done
+    ]
     assert about == [
         ("job 7", "warn-user", 1, timedelta(hours=1)),
         ("job 8", "warn-user", 1, timedelta(hours=1)),
@@ -64,7 +66,9 @@ def test_replay_combines_findings_before_and_after_the_end_of_a_job() -> None:
     done = policies.replay(
         policies.episodes([[ran], [over, shape]]), parse_policy(RULE, where="z"), since, NOW, timedelta(minutes=15)
     )
-    about = {(one.action.target, one.action.verb, one.action.number): one.at - since for one in done}
+    about = {
+        (outcome.action.target, outcome.action.verb, outcome.action.number): outcome.at - since for outcome in done
+    }
     assert about[("job 7", "warn-user", 1)] == timedelta(hours=1)
     assert about[("job 7", "cancel", 0)] == timedelta(hours=2)
     assert about[("job 8", "warn-user", 0)] == timedelta(hours=3)
@@ -77,7 +81,7 @@ def test_replay_covers_jobs_found_only_after_their_end() -> None:
     over = squatter(since=since, observed_at=end, subject=job(start=since, state="CANCELLED", end=end))
     policy = parse_policy(RULE, where="z")
     done = policies.replay(policies.episodes([[over]]), policy, since, NOW, timedelta(minutes=15))
-    about = [(one.action.verb, one.action.number, one.at - since) for one in done]
+    about = [(outcome.action.verb, outcome.action.number, outcome.at - since) for outcome in done]
     assert about[:2] == [("warn-user", 1, timedelta(hours=1)), ("warn-user", 2, timedelta(hours=1.5))]
     assert about[2:] == [("warn-user", 0, timedelta(hours=2))]
 
@@ -96,10 +100,13 @@ def test_replay_has_one_finding_per_job_at_a_time() -> None:
         )
         for n, kind in ((1.6, {}), (8, {"kind": "idle-allocation"}))
     ]
-    past = policies.episodes([[changed[0]], [changed[1]], *([one] for one in over)])
+    past = policies.episodes([[changed[0]], [changed[1]], *([item] for item in over)])
     policy = parse_policy(RULE.replace('"squatter"', '"squatter", "idle-allocation"'), where="z")
     done = policies.replay(past, policy, since, NOW, timedelta(minutes=15))
-    about = [(one.action.target, one.action.finding.kind, one.action.number, one.at - since) for one in done]
+    about = [
+        (outcome.action.target, outcome.action.finding.kind, outcome.action.number, outcome.at - since)
+        for outcome in done
+    ]
     assert about == [
         ("job 8", "squatter", 1, timedelta(hours=1)),
         ("job 8", "squatter", 2, timedelta(hours=1.5)),
@@ -117,8 +124,12 @@ def test_replay_reports_user_period_when_it_was_observed() -> None:
     later = replace(period, observed_at=NOW, advice="seen later")
     past = policies.episodes([[period], [later]])
     policy = parse_policy('[default]\naction = "warn"\nrepeat = "7d"\n', where="z")
-    (one,) = policies.replay(past, policy, since, NOW, timedelta(minutes=15))
-    assert (one.action.target, one.at, one.action.finding.advice) == ("user alice", NOW - timedelta(hours=8), "")
+    (outcome,) = policies.replay(past, policy, since, NOW, timedelta(minutes=15))
+    assert (outcome.action.target, outcome.at, outcome.action.finding.advice) == (
+        "user alice",
+        NOW - timedelta(hours=8),
+        "",
+    )
 
 
 def test_replay_applies_the_limits_of_a_run() -> None:
@@ -127,7 +138,7 @@ def test_replay_applies_the_limits_of_a_run() -> None:
     many = [squatter(since=since, subject=job(job_id=n, id=str(n))) for n in range(1, 4)]
     policy = parse_policy(RULE + "[limits]\ncancel = 2", where="z")
     done = policies.replay(policies.episodes([many]), policy, since, NOW, timedelta(minutes=15))
-    ends = [(one.action.code, one.at - since) for one in done if one.action.verb in ("cancel", "none")]
+    ends = [(outcome.action.code, outcome.at - since) for outcome in done if outcome.action.verb in ("cancel", "none")]
     assert ends == [
         ("due", timedelta(hours=2)), ("due", timedelta(hours=2)), ("limit", timedelta(hours=2)),
         ("due", timedelta(hours=2, minutes=15)),
@@ -248,7 +259,7 @@ def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
         log = ZombieLog(store.engine)
         jobs = [running, over, brief, ended]
         taken = exemption_intake.collect(jobs, "alpha", KeepPolicy(), log, now=NOW, run="r")
-        assert [(one.job_id, one.until) for one in taken] == [(7, NOW + timedelta(hours=4))]
+        assert [(item.job_id, item.until) for item in taken] == [(7, NOW + timedelta(hours=4))]
         later = NOW + timedelta(hours=3)
         again = [
             replace(
@@ -260,7 +271,7 @@ def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
         for run in ("r3", "r4"):
             later = NOW + timedelta(hours=5)
             assert exemption_intake.collect(again, "alpha", KeepPolicy(), log, now=later, run=run) == []
-        assert [(one.verb, one.result, one.run) for one in log.history()] == [
+        assert [(outcome.verb, outcome.result, outcome.run) for outcome in log.history()] == [
             ("keep", "done", "r"), ("keep", "refused", "r3"),
         ]  # fmt: skip
         assert "only one exemption is allowed" in log.history()[1].reason

@@ -145,7 +145,7 @@ def test_only_clean_nodes_drained_by_slurm_are_resumed(
     """Not those drained by an administrator, nor those with processes of an ended job outside GPUs."""
     world.nodes_ = (replace(NODE, name="n1", flags=frozenset({"DRAIN"}), reason=reason, reason_user=user),)
     world.uses = uses
-    assert [one.result for one in act(world, due(node(), "resume"))] == [result]
+    assert [outcome.result for outcome in act(world, due(node(), "resume"))] == [result]
     assert world.drained == ([("n1", "")] if result == "done" else [])
 
 
@@ -169,7 +169,7 @@ def test_change_by_operator_during_recheck_is_kept(
 
     world.ask = ask  # type: ignore[method-assign]
     finding = node() if verb == "resume" else node("orphan-memory", gpus=(gpu(held_gib=70.0),))
-    assert [one.result for one in act(world, due(finding, verb))] == ["gone"]
+    assert [outcome.result for outcome in act(world, due(finding, verb))] == ["gone"]
     assert world.drained == []
 
 
@@ -178,13 +178,13 @@ def test_process_of_known_job_does_not_drain_the_node(world: World) -> None:
     row = {"pid": 4242, "start_ticks": 99887, "uid": 2001, "user": "alice", "job": 9, "source": "cgroup"}
     world.processes = [row]
     world.jobs["9"] = running("9")
-    assert [one.result for one in act(world, due(orphan(), "drain"))] == ["gone"]
+    assert [outcome.result for outcome in act(world, due(orphan(), "drain"))] == ["gone"]
     del world.jobs["9"]
-    assert [one.result for one in act(world, due(orphan(), "drain"), run="r2")] == ["done"]
+    assert [outcome.result for outcome in act(world, due(orphan(), "drain"), run="r2")] == ["done"]
 
 
 def test_node_with_completing_job_is_not_resumed(world: World) -> None:
     """Processes that could not be killed are still there."""
     world.nodes_ = (replace(NODE, name="n1", flags=frozenset({"DRAIN"}), reason="Kill task failed"),)
     world.jobs["7"], world.uses = running(state="COMPLETING"), [{"job": 7, "cpu_s": 1.0, "memory_mib": 1.0}]
-    assert [one.result for one in act(world, due(node(), "resume"))] == ["spared"]
+    assert [outcome.result for outcome in act(world, due(node(), "resume"))] == ["spared"]

@@ -19,17 +19,17 @@ from .zombie_history import END, Site, Values, idle_findings
 def test_clustercockpit_only_zero_averages_are_idle(shared_data: Path) -> None:
     """544 real jobs: only an average of exactly 0 is idle; memory does not matter."""
     path = shared_data / "clustercockpit" / "jobs.sqlite"
-    found = find.clustercockpit(Config(), Request(), path)
-    idle = idle_findings(found)
-    assert {one.job.job_id for one in idle if one.job} == {
+    result = find.clustercockpit(Config(), Request(), path)
+    idle = idle_findings(result)
+    assert {item.job.job_id for item in idle if item.job} == {
         679909, 679896, 679908, 679797, 679772, 679713, 679783, 679884, 679743,
     }  # fmt: skip
-    assert {one.variant for one in idle} == {"never-used"}
-    assert {one.impact for one in idle} == {None}  # without submit times, pending jobs are unknown
-    assert sum(one.kind == "time-limit" for one in found.findings) == 52
-    assert all(gpu.peak_pct == 0 for one in idle for gpu in one.flagged_gpus)
+    assert {item.variant for item in idle} == {"never-used"}
+    assert {item.impact for item in idle} == {None}  # without submit times, pending jobs are unknown
+    assert sum(finding.kind == "time-limit" for finding in result.findings) == 52
+    assert all(gpu.peak_pct == 0 for item in idle for gpu in item.flagged_gpus)
     # The memory size of the GPUs is not in the data, so none can be a squatter.
-    assert not [one for one in found.findings if one.kind == "squatter"]
+    assert not [finding for finding in result.findings if finding.kind == "squatter"]
     assert len(idle_findings(find.clustercockpit(Config(), Request(window_s=60), path))) == 66
 
 
@@ -40,11 +40,11 @@ def test_jobanalyzer_without_gpu_history_has_no_findings(shared_data: Path, tmp_
     with Repository.open(config.db_url) as store:
         store.upsert(read.jobs, read.steps)
     since, until = datetime(2025, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
-    found = find.find(config, Request(since=since, until=until))
-    assert found.jobs == 84
-    assert not idle_findings(found)
-    assert found.unmeasured >= 84
-    assert any("no GPU metrics" in note for note in found.notes)
+    findings = find.find(config, Request(since=since, until=until))
+    assert findings.jobs == 84
+    assert not idle_findings(findings)
+    assert findings.unmeasured >= 84
+    assert any("no GPU metrics" in note for note in findings.notes)
     page = explain.explain(config, "1639021", now=until)
     assert page.job.state == "TIMEOUT"
     assert not page.findings
@@ -64,6 +64,6 @@ def test_jobstats_gpu_without_entry_is_not_idle(shared_data: Path, site: Site) -
     assert "2" not in stats["gpu_utilization"]
     end = END - timedelta(minutes=1)
     site.job(46044267, [gpu(index) for index in stats["gpu_total_memory"]], node=node, state="TIMEOUT", end=end)
-    found = site.find(window_s=600)
-    assert not idle_findings(found)
-    assert found.unmeasured == 1
+    findings = site.find(window_s=600)
+    assert not idle_findings(findings)
+    assert findings.unmeasured == 1

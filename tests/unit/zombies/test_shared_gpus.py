@@ -19,11 +19,12 @@ def share(site: Site, values: Values, *jobs: int) -> None:
 def test_memory_of_jobs_on_shared_gpu_is_unknown(site: Site) -> None:
     """If the GPU is idle, all its jobs are; if it is busy, each of them is unknown."""
     share(site, squats, 1, 2)
-    found = site.find()
-    assert [(one.kind, one.variant, one.held_gpu_hours, one.impact) for one in idle_findings(found)] == [
-        ("idle-allocation", "never-used", None, None)
-    ] * 2
-    assert {gpu.held_gib for one in idle_findings(found) for gpu in one.gpus} == {None}
+    findings = site.find()
+    assert [
+        (idle_finding.kind, idle_finding.variant, idle_finding.held_gpu_hours, idle_finding.impact)
+        for idle_finding in idle_findings(findings)
+    ] == [("idle-allocation", "never-used", None, None)] * 2
+    assert {gpu.held_gib for idle_finding in idle_findings(findings) for gpu in idle_finding.gpus} == {None}
     assert [row.fits for row in site.explain("1").gpus[0].verdicts] == [False, True, False, True]
 
 
@@ -37,4 +38,4 @@ def test_job_on_busy_shared_gpu_is_unknown(site: Site) -> None:
 def test_only_job_on_shared_gpu_is_judged_by_its_samples(site: Site) -> None:
     """The labels name no other job."""
     share(site, squats, 1)
-    assert [one.kind for one in idle_findings(site.find())] == ["squatter"]
+    assert [idle_finding.kind for idle_finding in idle_findings(site.find())] == ["squatter"]

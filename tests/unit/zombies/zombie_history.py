@@ -108,6 +108,6 @@ def used_once(minute: int) -> dict[str, float | None]:
     return {"util_pct": 90.0 if minute < 60 else 0.0, "fb_used_mib": 500.0}
 
 
-def idle_findings(found: find.Assessment) -> list[Finding]:
+def idle_findings(assessment: find.Assessment) -> list[Finding]:
     """Return the findings of kinds for idle jobs."""
-    return [one for one in found.findings if one.kind in ("squatter", "idle-allocation")]
+    return [finding for finding in assessment.findings if finding.kind in ("squatter", "idle-allocation")]

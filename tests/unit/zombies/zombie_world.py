@@ -81,11 +81,11 @@ class World:
 
     def ask(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
         self.asked.append((name, request))
-        found = self.answers.get(request["verb"])
-        if isinstance(found, Exception):
-            raise found
-        if found is not None:
-            return dict(found)
+        value = self.answers.get(request["verb"])
+        if isinstance(value, Exception):
+            raise value
+        if value is not None:
+            return dict(value)
         if self.reading is None:
             raise UnreachableError(f"the agent on {name} does not respond")
         row = {"uuid": "GPU-0", "index": 0, "mig": None, "reading": self.reading, "processes": self.processes,

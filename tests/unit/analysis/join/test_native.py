@@ -63,7 +63,10 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of the files from which the libraries are built."""
     package = REPOSITORY / "slurm_affinode"
     directories = [package / name for name in compiled.LIBRARIES]
-    for path in (*(path for one in directories for path in one.glob("*.[ch]")), package / "base" / "compiled.py"):
+    for path in (
+        *(path for directory in directories for path in directory.glob("*.[ch]")),
+        package / "base" / "compiled.py",
+    ):
         target = tmp_path / path.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)

@@ -172,27 +172,27 @@ value = st.one_of(st.none(), st.integers(0, 80_000).map(lambda whole: whole / 7)
 def history(draw: st.DrawFn) -> list[Sample]:
     """Draw samples of one GPU, mostly one interval apart, with jitter, gaps and missing values, also at midnight."""
     time = draw(st.integers(-2 * STEP, 4 * STEP)) + draw(st.sampled_from([0, 86_400_000 - 6 * STEP]))
-    found = []
+    result = []
     idle = draw(st.booleans())
     for _ in range(draw(st.integers(1, 25))):
         if draw(st.integers(0, 4)) == 0:
             idle = not idle
         util = 0.0 if idle else draw(signal)
-        found.append(Sample(time, util, 0.0 if idle else draw(fraction), draw(noise), draw(value), draw(value)))
+        result.append(Sample(time, util, 0.0 if idle else draw(fraction), draw(noise), draw(value), draw(value)))
         time += draw(st.sampled_from([STEP, STEP, STEP + 7, STEP - 13, 2 * STEP, 3 * STEP, 3 * STEP + 1, 9 * STEP]))
-    return found
+    return result
 
 
 @st.composite
 def allocations(draw: st.DrawFn, devices: int, since: int, until: int) -> list[Held]:
     """Draw runs on devices; runs may overlap on a device."""
-    found = []
+    result = []
     for run in range(draw(st.integers(0, 6))):
         start = draw(st.integers(since, until - 1))
         end = draw(st.integers(start + 1, until))
         used = draw(st.lists(st.integers(0, devices - 1), min_size=1, max_size=devices, unique=True))
-        found += [Held(device, run, start, end) for device in used]
-    return sorted(found, key=lambda h: (h.device, h.start, h.run))
+        result += [Held(device, run, start, end) for device in used]
+    return sorted(result, key=lambda h: (h.device, h.start, h.run))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -271,11 +271,11 @@ def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
 
 def test_short_part_of_a_sample_in_a_cell_keeps_precision() -> None:
     """561 W for the first of 30,007 ms: the product for all of them does not fit the 24 bits of a 32-bit float."""
-    one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
+    item, none = np.ones(1, np.int64), np.zeros(1, np.int64)
     times = np.array([65_005, 95_012], np.int64)
     held = Allocations.of(none, none, [35_182], [65_006])
     cells = build(held, taking_part=np.ones(1, np.bool_), since=35_182, until=130_000)
-    pieces = Pieces(none, none, one * 2, one * STEP, np.ones(1) * 3 * STEP, one * FAR, times[:1], times[1:] + STEP)
+    pieces = Pieces(none, none, item * 2, item * STEP, np.ones(1) * 3 * STEP, item * FAR, times[:1], times[1:] + STEP)
     columns = {POWER: BlockColumn(np.array([561.0, 5.0], np.float32), complete=True)}
     summed = kernel.run([Block(0, times, columns, int(FAR))], pieces, held, cells, THRESHOLDS)
     assert measures.per_allocation(summed, cells, held)["power"].to_list() == [561.0]
@@ -293,10 +293,12 @@ def test_bitmap_of_missing_values_is_read_from_any_bit(first: int) -> None:
     values = [pl.Series(name, numbers).set(~present, None) for name, numbers in columns.items()]
     frame = pl.DataFrame([time, *values])[first:]
     rows = len(frame)
-    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    zero, item = np.zeros(1, np.int64), np.ones(1, np.int64)
     held = Allocations.of(zero, zero, [first * STEP], [count * STEP])
     cells = build(held, taking_part=np.ones(1, np.bool_), since=0, until=count * STEP)
-    pieces = Pieces(zero, zero, one * rows, one * STEP, np.ones(1) * 3 * STEP, one * FAR, one * first * STEP, one * FAR)
+    pieces = Pieces(
+        zero, zero, item * rows, item * STEP, np.ones(1) * 3 * STEP, item * FAR, item * first * STEP, item * FAR
+    )
     block = samples.block(0, frame, next_time=int(FAR))
     assert all(column.valid is not None for column in block.columns.values())
     for name, column in block.columns.items():
@@ -315,13 +317,13 @@ def test_bitmap_of_missing_values_is_read_from_any_bit(first: int) -> None:
 
 def test_unordered_times_are_reported_as_damage() -> None:
     """The loops rely on the order of the times, also of the first time of the next block."""
-    one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
-    held = Allocations.of(none, none, none, one)
+    item, none = np.ones(1, np.int64), np.zeros(1, np.int64)
+    held = Allocations.of(none, none, none, item)
     cells = build(held, taking_part=np.ones(1, np.bool_), since=0, until=1)
     for times, rows, following in (
         ([1, 3, 2], 3, FAR), ([1, 1, 2], 3, FAR), ([1, 2, 1 << 61], 3, FAR), ([1, 2], 2, FAR), ([1, 2], 3, 2)
     ):  # fmt: skip
-        pieces = Pieces(none, none, one * rows, one, np.ones(1), one * FAR, none, one * FAR * 2)
+        pieces = Pieces(none, none, item * rows, item, np.ones(1), item * FAR, none, item * FAR * 2)
         blocks = [Block(0, np.array(times, np.int64), {}, int(following))]
         if len(times) == rows == 2:
             kernel.run(blocks, pieces, held, cells, Thresholds())

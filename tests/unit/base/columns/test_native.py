@@ -134,11 +134,11 @@ def table(cells: pl.Series, kind: Kind, texts_of: str = "") -> native.Column:
     kinds = {"before": Kind.TEXTS, "cells": kind, "after": Kind.SKIPPED}
     read = native.read(text, "|", kinds, len(cells), texts_of=texts_of)
     assert read is not None
-    found, longest = read
+    result, longest = read
     size = max((len((cell or "").encode()) for cell in cells), default=0)
     assert longest == {"before": min(len(cells), 1), "cells": size, "after": 0}
-    assert "after" not in found
-    return found["cells"]
+    assert "after" not in result
+    return result["cells"]
 
 
 def parsed(cells: pl.Series, kind: Kind) -> native.Quick:
@@ -210,9 +210,9 @@ def test_clocks_with_zone_agree(cells: pl.Series) -> None:
         clean = text.replace("/", "-").replace(" ", "T").removesuffix("Z")
         return datetime.fromisoformat(clean)
 
-    found = native.clocks(cells)
-    assert found is not None
-    quick, zones = found
+    clocks = native.clocks(cells)
+    assert clocks is not None
+    quick, zones = clocks
     pattern = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,3})?Z?"
     checked(quick, cells, plain(cells, pattern, moment_or_none(moment)))
     for at, (cell, zone) in enumerate(zip(cells, zones, strict=True)):

@@ -53,7 +53,7 @@ def masks(space: pidfd.Namespace) -> dict[int, set[int]]:
 
 
 def image(directory: Path) -> Any:
-    names = [one.name for one in directory.iterdir()]
+    names = [path.name for path in directory.iterdir()]
     return SimpleNamespace(names=lambda: names, read=lambda name: (directory / name).read_bytes())
 
 

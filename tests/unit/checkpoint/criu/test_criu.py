@@ -104,9 +104,9 @@ def image(tmp_path: Path) -> Iterator[tuple[Path, int]]:
 
 def test_image_facts_are_read(image: tuple[Path, int]) -> None:
     """They are the processes, root first, and all IDs that a restore needs."""
-    found = inspect(image[1])
-    assert found.pids == (7, 8)
-    assert found.numbers == {7, 8, 9, 300}
+    inspection = inspect(image[1])
+    assert inspection.pids == (7, 8)
+    assert inspection.numbers == {7, 8, 9, 300}
 
 
 @pytest.mark.parametrize(
@@ -365,8 +365,8 @@ def test_cgroup_files_are_those_of_the_process(tmp_path: Path) -> None:
     for controller in ("memory", "cpu,cpuacct"):
         (root / controller / "slurm" / "job_1").mkdir(parents=True)
         (root / controller / "slurm" / "job_1" / "cgroup.procs").touch()
-    found = cgroup_files(9, root, proc=proc)
-    assert [file.relative_to(root).parts[0] for file in found] == ["memory", "cpu,cpuacct"]
+    result = cgroup_files(9, root, proc=proc)
+    assert [file.relative_to(root).parts[0] for file in result] == ["memory", "cpu,cpuacct"]
 
 
 def test_job_is_released_only_while_criu_runs(image: tuple[Path, int]) -> None:

@@ -21,7 +21,7 @@ from slurm_affinode.checkpoint.interface import (
 
 
 def test_messages_are_unique() -> None:
-    texts = [one.text for one in criu_images.table()]
+    texts = [criu_image.text for criu_image in criu_images.table()]
     assert sorted(set(texts)) == sorted(texts)
 
 
@@ -40,7 +40,7 @@ def test_predicted_errors_are_not_retried(log: str, checks: tuple[str, ...] | No
     assert criu_images.prediction(log) == checks
 
 
-@pytest.mark.parametrize("message", criu_images.table(), ids=lambda one: one.text[:40])
+@pytest.mark.parametrize("message", criu_images.table(), ids=lambda problem: problem.text[:40])
 def test_message_matches_its_line(message: criu_images.CriuMessage) -> None:
     """Whatever its conversions print."""
     assert message.at in ("dump", "restore")
@@ -50,7 +50,9 @@ def test_message_matches_its_line(message: criu_images.CriuMessage) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [one for one in criu_images.table() if one.at == "restore"], ids=lambda one: one.text[:40]
+    "message",
+    [criu_image for criu_image in criu_images.table() if criu_image.at == "restore"],
+    ids=lambda problem: problem.text[:40],
 )
 def test_error_of_a_restore_is_retried_unless_checked(message: criu_images.CriuMessage) -> None:
     why = re.sub(r"%[#0-9.]*[lzh]*[a-z]", "1", message.text)

@@ -142,7 +142,7 @@ def test_tree_of_a_damaged_image_is_not_released(restore: Callable[..., int], lo
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "why"),
+    ("raised", "expected", "why"),
     [
         (DAMAGED, ImageDamaged, "its contents have changed"),
         (None, RestoreFailed, "CRIU could not restore it: File a has bad size"),
@@ -150,11 +150,11 @@ def test_tree_of_a_damaged_image_is_not_released(restore: Callable[..., int], lo
     ],
 )
 def test_damaged_image_is_reported_as_the_cause_when_criu_fails(
-    restore: Callable[..., int], log: Log, found: Exception | None, expected: type[Exception], why: str
+    restore: Callable[..., int], log: Log, raised: Exception | None, expected: type[Exception], why: str
 ) -> None:
     """Another copy may be sound."""
     with pytest.raises(expected, match=why):
-        restore(Program(log, fails=True), Answers(log, found))
+        restore(Program(log, fails=True), Answers(log, raised))
     assert log[:4] == ["read", "criu", "killed", "sound?"]
     assert "ready" not in log
 
@@ -256,7 +256,7 @@ def test_tree_is_killed_before_the_criu_that_holds_it(monkeypatch: pytest.Monkey
     sent: list[int] = []
     space = Namespace.__new__(Namespace)
     monkeypatch.setattr(Namespace, "numbers", lambda self: there.pop(0))
-    monkeypatch.setattr(Namespace, "send", lambda self, one, number: sent.append(one.pid))
+    monkeypatch.setattr(Namespace, "send", lambda self, process, number: sent.append(process.pid))
     assert space.kill_all()
     assert sent == [12, 13, 11, 11]
 

@@ -38,12 +38,12 @@ def image(tmp_path: Path) -> Iterator[PrivateImage]:
 
 def signals(image: PrivateImage) -> dict[int, int]:
     """Return the signal of each thread; 0: none."""
-    found = {}
+    result = {}
     for number in (5001, 5002, 5003):
         (thread,) = next(image_records(image.fd, f"core-{number}.img"))[5]
         assert isinstance(thread, bytes)
-        found[number] = integer(message(thread), SIGNAL, 0)
-    return found
+        result[number] = integer(message(thread), SIGNAL, 0)
+    return result
 
 
 def test_signals_of_first_process_are_removed(image: PrivateImage) -> None:

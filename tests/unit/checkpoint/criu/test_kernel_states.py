@@ -40,12 +40,12 @@ def program(code: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
             running.kill()
 
 
-def found(process: Process) -> list[str | None]:
+def read_states(process: Process) -> list[str | None]:
     """Return the state that ``lost`` finds in a process; empty if it has ended."""
     processes, states = LinuxProcesses(), list[str | None]()
     member = processes.read(process.pid)
     assert member is not None
-    with processes.hold([member], lambda one: states.append(lost(one))):
+    with processes.hold([member], lambda item: states.append(lost(item))):
         return states
 
 
@@ -62,7 +62,7 @@ def test_state_that_is_lost_is_refused(name: str) -> None:
     """The text names the state."""
     code = f"ok = {STATES[name]}\nos.write(1, b'ready\\n' if ok else b'no\\n'); signal.pause()"
     with program(code) as (_, process):
-        (state,) = found(process)
+        (state,) = read_states(process)
         assert state is not None
         assert f"({name})" in state
 
@@ -84,7 +84,7 @@ def test_ordinary_process_is_not_disturbed(wait: str) -> None:
     code = "signal.pthread_sigmask(0, [12]); print('ready', flush=True)\n" + WAITS[wait]
     with program(f"{code}\nprint('end', flush=True)") as (running, process):
         for _ in range(20):
-            found(process)
+            read_states(process)
         # While it creates a thread, all its signals are blocked for a moment.
         signal_12 = f"{1 << 11:016x}"
         wait_until("its mask is its own", process.status, lambda status: status["SigBlk"] == signal_12)
@@ -99,7 +99,7 @@ def test_stopped_process_stays_stopped() -> None:
     with program("print('ready', flush=True); time.sleep(1); print('end', flush=True)") as (running, process):
         process.signal(signal.SIGSTOP)
         wait_until("it is stopped", lambda: process.stat().state == "T")
-        found(process)
+        read_states(process)
         wait_until("it is stopped again", lambda: process.stat().state == "T")
         process.signal(signal.SIGCONT)
         assert running.stdout is not None
@@ -113,7 +113,7 @@ def test_pending_stop_is_neither_lost_nor_an_obstacle() -> None:
         process.signal(signal.SIGSTOP)
         wait_until("it is stopped", lambda: process.stat().state == "T")
         process.signal(signal.SIGSTOP)
-        assert found(process) == [None]
+        assert read_states(process) == [None]
         wait_until("it is stopped again", lambda: process.stat().state == "T")
         assert int(process.status()["ShdPnd"], 16) >> (signal.SIGSTOP - 1) & 1
         process.signal(signal.SIGCONT)
@@ -129,7 +129,7 @@ def test_signals_during_a_query_are_delivered() -> None:
     with program(code) as (running, process):
         for _ in range(300):
             process.signal(signal.SIGUSR1)
-            assert found(process) in ([None], [])
+            assert read_states(process) in ([None], [])
             if running.poll() is not None:
                 break
         assert running.wait(timeout=240) == 0
@@ -142,7 +142,7 @@ def test_process_that_has_changed_its_vdso_is_refused() -> None:
     code += "libc = ctypes.CDLL(None); libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]\n"
     code += "assert libc.mprotect(first, last - first, 1) == 0; os.write(1, b'ready\\n'); signal.pause()"
     with program(code) as (_, process), pytest.raises(OSError, match="stopped by signal 11"):
-        found(process)
+        read_states(process)
 
 
 def test_filter_of_the_process_does_not_kill_it(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_filter_of_the_process_does_not_kill_it(tmp_path: Path) -> None:
     code = "os.write(1, b'ready\\n'); prctl(22, 1)\nwhile True: pass"
     with program(code) as (running, process):
         wait_until("it is in strict mode", lambda: process.status()["Seccomp"] == "1")
-        found(process)
+        read_states(process)
         assert running.poll() is None
 
 
@@ -158,7 +158,7 @@ def test_process_that_has_ended_is_skipped() -> None:
     with program("print('ready', flush=True); signal.pause()") as (running, process):
         running.kill()
         wait_until("it has ended", process.ended)
-        found(process)
+        read_states(process)
 
 
 POLL = """

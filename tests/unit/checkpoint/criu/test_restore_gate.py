@@ -280,7 +280,7 @@ def test_credentials_of_an_image_are_those_that_criu_restores(tmp_path: Path) ->
         (tmp_path / f"core-{number}.img").write_bytes(image(message((1, 1), (3, message((1, 1))), *fields)))
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        found = restore_gate.of_image(directory, 2)
+        result = restore_gate.of_image(directory, 2)
         for number in (3, 4):
             with pytest.raises(BadImage, match="twice"):
                 restore_gate.of_image(directory, number)
@@ -288,5 +288,5 @@ def test_credentials_of_an_image_are_those_that_criu_restores(tmp_path: Path) ->
         os.close(directory)
     high = 1 << 32
     bits = {"CapInh": high | 9, "CapPrm": high | 10, "CapEff": high | 11, "CapBnd": high | 12, "CapAmb": high | 19}
-    one = frozenset({2001})
-    assert found == Credentials(one, one, frozenset({4, 6}), bits, True, 2, 1 << 2)
+    item = frozenset({2001})
+    assert result == Credentials(item, item, frozenset({4, 6}), bits, True, 2, 1 << 2)

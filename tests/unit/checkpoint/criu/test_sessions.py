@@ -93,18 +93,18 @@ def test_dump_without_terminals_is_not_changed(dump: Callable[..., list[Fields]]
     assert not (tmp_path / "tty-info.img").exists()
 
 
-def sessions(found: list[Fields]) -> list[int | bytes]:
+def sessions(messages: list[Fields]) -> list[int | bytes]:
     """Return the session of each process."""
-    return [one[4][0] for one in found]
+    return [item[4][0] for item in messages]
 
 
 def test_double_forked_daemon_joins_the_session_of_the_script(dump: Callable[..., list[Fields]]) -> None:
     """Its children join, too; process groups, threads, PIDs and all other sessions are unchanged."""
     rows = ((2, 0, 2, 2), (9, 2, 300, 300), (10, 9, 300, 300), (11, 9, 11, 11), (12, 2, 2, 2))
-    found = dump(*rows)
-    assert sessions(found) == [2, 2, 2, 11, 2]
-    assert [tuple(one[number][0] for number in (1, 2, 3)) for one in found] == [row[:3] for row in rows]
-    assert [one[5] for one in found] == [[pid, varint(1000)] for pid, *_ in rows]
+    result = dump(*rows)
+    assert sessions(result) == [2, 2, 2, 11, 2]
+    assert [tuple(item[number][0] for number in (1, 2, 3)) for item in result] == [row[:3] for row in rows]
+    assert [item[5] for item in result] == [[pid, varint(1000)] for pid, *_ in rows]
 
 
 def test_zombie_leader_leads_no_session(dump: Callable[..., list[Fields]]) -> None:
@@ -117,17 +117,17 @@ def test_daemon_of_a_led_session_is_moved_below_its_leader(dump: Callable[..., l
 
     Its entry is placed behind that of the leader, which may have started later, with all its descendants.
     """
-    found = dump((2, 0, 2, 2), (9, 2, 8, 8), (11, 9, 8, 8), (8, 2, 8, 8), (10, 8, 8, 8), (12, 2, 2, 2))
-    assert [tuple(one[number][0] for number in (1, 2, 3, 4)) for one in found] == [
+    result = dump((2, 0, 2, 2), (9, 2, 8, 8), (11, 9, 8, 8), (8, 2, 8, 8), (10, 8, 8, 8), (12, 2, 2, 2))
+    assert [tuple(item[number][0] for number in (1, 2, 3, 4)) for item in result] == [
         (2, 0, 2, 2), (8, 2, 8, 8), (9, 8, 8, 8), (11, 9, 8, 8), (10, 8, 8, 8), (12, 2, 2, 2),
     ]  # fmt: skip
-    assert found[2][5] == [9, varint(1000)]
+    assert result[2][5] == [9, varint(1000)]
 
 
 def test_zombie_of_a_led_session_is_moved_below_its_leader(dump: Callable[..., list[Fields]]) -> None:
     """The script has not reaped it. Members that are already below the leader stay where they are."""
     rows = ((2, 0, 2, 2), (8, 2, 8, 8), (10, 8, 8, 8), (9, 2, 8, 8))
-    assert [(one[1][0], one[2][0]) for one in dump(*rows, zombies=(9,))] == [(2, 0), (8, 2), (10, 8), (9, 8)]
+    assert [(item[1][0], item[2][0]) for item in dump(*rows, zombies=(9,))] == [(2, 0), (8, 2), (10, 8), (9, 8)]
 
 
 def test_root_that_leads_no_session_is_unchanged(dump: Callable[..., list[Fields]]) -> None:
@@ -187,12 +187,12 @@ def test_incomplete_tree_is_detected(tmp_path: Path, data: bytes | None, why: st
 def trees(draw: st.DrawFn) -> list[SessionProcess]:
     """Draw a tree below a root that leads its session, with arbitrary sessions."""
     pids = list(range(2, draw(st.integers(3, 12))))
-    found = [SessionProcess(2, 0, 2)]
+    result = [SessionProcess(2, 0, 2)]
     for pid in pids[1:]:
-        parent = draw(st.sampled_from([one.pid for one in found]))
+        parent = draw(st.sampled_from([process.pid for process in result]))
         session = draw(st.one_of(st.just(pid), st.sampled_from([*pids, 50, 51])))
-        found.append(SessionProcess(pid, parent, session, draw(st.booleans()) and pid % 3 == 0))
-    return found
+        result.append(SessionProcess(pid, parent, session, draw(st.booleans()) and pid % 3 == 0))
+    return result
 
 
 @given(trees())
@@ -200,7 +200,9 @@ def test_no_process_is_left_in_a_session_without_leader(tree: list[SessionProces
     """The root's session is led, so one pass is enough."""
     lost = unled(tree)
     assert 2 not in lost
-    after = [SessionProcess(one.pid, one.parent, 2 if one.session in lost else one.session, one.zombie) for one in tree]
+    after = [
+        SessionProcess(path.pid, path.parent, 2 if path.session in lost else path.session, path.zombie) for path in tree
+    ]
     assert unled(after) == frozenset()
     misplaced(after)
     misplaced(adopted(after))
@@ -221,8 +223,10 @@ CROSSED = [
 def test_no_process_is_lost_when_parents_change(tree: list[SessionProcess]) -> None:
     """Each process occurs once, behind its parent, in its session."""
     after = adopted(tree)
-    assert sorted((one.pid, one.session) for one in after) == [(one.pid, one.session) for one in tree]
+    assert sorted((process.pid, process.session) for process in after) == [
+        (process.pid, process.session) for process in tree
+    ]
     seen = {0}
-    for one in after:
-        assert one.parent in seen
-        seen.add(one.pid)
+    for path in after:
+        assert path.parent in seen
+        seen.add(path.pid)

@@ -17,7 +17,7 @@ REGULAR = framed(encoded(1, 1) + encoded(2, 7) + encoded(3, encoded(1, 7)))
 def timer(ticks: int, left: tuple[int, int], interval: tuple[int, int], more: bytes = b"") -> bytes:
     """Return a timerfd of CRIU's file table."""
     values = enumerate((9, 0, b"", 1, ticks, 0, *left, *interval), start=1)
-    return framed(encoded(1, 17) + encoded(2, 9) + encoded(12, b"".join(encoded(*one) for one in values)) + more)
+    return framed(encoded(1, 17) + encoded(2, 9) + encoded(12, b"".join(encoded(*value) for value in values)) + more)
 
 
 def rearmed(directory: Path, *entries: bytes) -> bytes:

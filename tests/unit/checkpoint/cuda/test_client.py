@@ -48,7 +48,7 @@ def test_helper_that_sends_an_invalid_reply_is_closed_and_replaced() -> None:
     for _ in range(2):
         with pytest.raises(HelperLost):
             cuda.state(1)
-    assert [one.closed for one in started] == [True, True]
+    assert [item.closed for item in started] == [True, True]
 
 
 class Late(Babbler):
@@ -70,7 +70,7 @@ def test_reply_to_an_interrupted_request_is_not_taken_for_the_next_one() -> None
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             cuda.state(1)
-    assert [one.closed for one in started] == [True, True]
+    assert [item.closed for item in started] == [True, True]
 
 
 class Patient(Babbler):

@@ -52,7 +52,7 @@ class Place:
 
     def names(self) -> set[str]:
         """Return the names in the directory, except for the files' other names."""
-        return {one.name for one in self.work.iterdir() if not one.name.endswith("-too")}
+        return {path.name for path in self.work.iterdir() if not path.name.endswith("-too")}
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_aside_names_differ_between_attempts(place: Place, monkeypatch: pytest.M
         place.dumped("a", 1)
         assert place.names() > first
         _, remaps = deleted_files._read(place.images[0])
-        deleted_files._take_away(ME, remaps, lambda one: one.aside, OWNER)
+        deleted_files._take_away(ME, remaps, lambda item: item.aside, OWNER)
         assert len(place.names()) == 1
         assert not place.names() & first
 
@@ -194,9 +194,9 @@ def test_directory_that_does_not_respond_does_not_block(
     image = os.open(tmp_path / "image", os.O_RDONLY)
     theirs = stalling(open_path / "work")
     hand_over(theirs.path)
-    one = {"directory": str(theirs.path), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
+    item = {"directory": str(theirs.path), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
     root_directory.write(
-        image, deleted_files.INDEX, json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [one]}).encode()
+        image, deleted_files.INDEX, json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [item]}).encode()
     )
     theirs.stall()
     try:
@@ -271,8 +271,8 @@ def test_each_removed_name_of_a_file_is_restored(place: Place) -> None:
 @pytest.mark.parametrize("change", [{"aside": "precious"}, {"name": "precious"}, {"aside": "link_remap.5"}])
 def test_other_names_than_those_of_a_dump_are_refused(place: Place, change: dict[str, str]) -> None:
     """Root on another node can sign such a list: any file of the user could be linked, renamed or removed."""
-    one = {"directory": str(place.work), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
-    index = {"uid": OWNER.uid, "gid": OWNER.gid, "files": [one | change]}
+    item = {"directory": str(place.work), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
+    index = {"uid": OWNER.uid, "gid": OWNER.gid, "files": [item | change]}
     with pytest.raises(RestoreFailed, match="is not a name for a"):
         deleted_files.names_of(json.dumps(index).encode())
 

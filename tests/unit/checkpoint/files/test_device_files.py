@@ -77,8 +77,8 @@ def held(device: Path) -> Iterator[int]:
     fd = os.open(device, os.O_RDWR)
     maps = [mmap.mmap(fd, 2 * mmap.PAGESIZE, offset=at * mmap.PAGESIZE) for at in (0, 2)]
     yield fd
-    for one in maps:
-        one.close()
+    for item in maps:
+        item.close()
     os.close(fd)
 
 
@@ -141,8 +141,8 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
     path.write_bytes(b"")
     path.chmod(0o644)
     yield path
-    for one in directory.iterdir():
-        one.unlink()
+    for item in directory.iterdir():
+        item.unlink()
     directory.rmdir()
 
 
@@ -183,8 +183,8 @@ def test_doctor_checks_the_plugin(plugin: Path) -> None:
     """A missing plugin is reported with a hint."""
     assert forked_workers(plugin).status == OK
     plugin.unlink()
-    found = forked_workers(plugin)
-    assert (found.status, found.hint) == (PROBLEM, "install it with make -C spank install")
+    result = forked_workers(plugin)
+    assert (result.status, result.hint) == (PROBLEM, "install it with make -C spank install")
 
 
 def test_plugin_is_not_used_without_driver(plugin: Path, tmp_path: Path) -> None:

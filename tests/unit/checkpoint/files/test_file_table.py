@@ -45,10 +45,10 @@ TABLE = made.image(
 
 def test_table_names_files_sockets_terminals_and_watches() -> None:
     table = FileTable.parse(TABLE)
-    assert {one.id: one.name for one in table.regular.values()} == {
+    assert {item.id: item.name for item in table.regular.values()} == {
         1: "/", 2: "/home/a/out", 3: "/lib/x.so", 4: "/home/a/fifo", 6: "/dev/pts/3",
     }  # fmt: skip
-    assert [one.key for one in table.regular.values()][:2] == [".", "home/a/out"]
+    assert [figure.key for figure in table.regular.values()][:2] == [".", "home/a/out"]
     assert (table.regular[3].mode, table.regular[3].size) == (stat.S_IFREG | 0o755, 9)
     assert table.regular[2].size is None
     assert table.fifos == {5: 4}
@@ -56,7 +56,10 @@ def test_table_names_files_sockets_terminals_and_watches() -> None:
     named, abstract = table.sockets
     assert (named.path, named.directory, named.deleted, named.mode) == ("/tmp/s", "/home/a", True, 0o140640)  # noqa: S108
     assert (abstract.path, abstract.name) == (None, b"\0abstract\0x")
-    assert [(one.device, one.inode, one.path) for one in table.watches] == [(0x801, 77, "/home/a"), (0x802, 78, None)]
+    assert [(watch.device, watch.inode, watch.path) for watch in table.watches] == [
+        (0x801, 77, "/home/a"),
+        (0x802, 78, None),
+    ]
 
 
 def test_rewritten_table_has_no_path_of_the_user() -> None:
@@ -67,12 +70,12 @@ def test_rewritten_table_has_no_path_of_the_user() -> None:
         assert name not in data
     assert b"\0abstract\0x" in data
     entries = [message(body) for body in bodies(data)]
-    files = [message(one[3][0]) for one in entries if 3 in one]  # type: ignore[arg-type]
-    assert [(one[6], one.get(9)) for one in files] == [
+    files = [message(entry[3][0]) for entry in entries if 3 in entry]  # type: ignore[arg-type]
+    assert [(file[6], file.get(9)) for file in files] == [
         ([b"/~a"], [1]), ([b"/~b"], [1]), ([b"/~c"], [1]), ([b"/~d"], [1]), ([b"/dev/pts/3"], None),
     ]  # fmt: skip
     assert files[1][2] == [os.O_WRONLY | os.O_APPEND]
-    first, second = (message(one[16][0]) for one in entries if 16 in one)  # type: ignore[arg-type]
+    first, second = (message(entry[16][0]) for entry in entries if 16 in entry)  # type: ignore[arg-type]
     assert (first[11], first[6], first[8]) == ([b""], [4], [0])
     assert not first.keys() & {13, 14, 15}
     assert second == message(message(list(bodies(TABLE))[8])[16][0])  # type: ignore[arg-type]
@@ -127,10 +130,10 @@ def test_device_files_become_inherited_files() -> None:
     assert table.external == {3, 4}
     data = table.rewritten({2: "/~b", 3: "/~c", 4: "/~d"}, (), {2})
     again = [message(body) for body in bodies(data)]
-    assert [(one[1], one[2], 15 in one) for one in again] == [([1], [number], False) for number in (1, 2, 3, 4)]
-    files = [message(one[3][0]) for one in again]  # type: ignore[arg-type]
-    assert [one[6] for one in files[1:]] == [[b"/~b"], [b"/~c"], [b"/~d"]]
-    assert all(one[9] == [1] and one[5] == [made.OWNER] for one in files[1:])
+    assert [(item[1], item[2], 15 in item) for item in again] == [([1], [number], False) for number in (1, 2, 3, 4)]
+    files = [message(item[3][0]) for item in again]  # type: ignore[arg-type]
+    assert [file[6] for file in files[1:]] == [[b"/~b"], [b"/~c"], [b"/~d"]]
+    assert all(file[9] == [1] and file[5] == [made.OWNER] for file in files[1:])
     assert not files[1].keys() & {8, 10, 12}
     assert files[2][2] == [os.O_RDWR]
     assert files[0].keys() >= {10}
@@ -190,14 +193,14 @@ def test_duplicate_file_id_is_refused() -> None:
 
 def test_needs_include_every_use() -> None:
     """Uses are descriptors, mappings, the executable, the working directory and the root directory."""
-    found = needs(
+    result = needs(
         FileTable.parse(TABLE),
         descriptors=[made.descriptors((2, 1), (5, 3), (7, 11), (8, 5))],
         memories=[made.memory(3, made.mapping(3, protection=5), made.mapping(3, status=SHARED, flags=os.O_RDWR),
                               made.mapping(99, status=SHARED | MEMFD), made.mapping(99, status=1 << 9))],
         places=[made.places(1, 1)],
     )  # fmt: skip
-    assert found == {
+    assert result == {
         2: Needs(WRITE),
         4: Needs(READ | WRITE),
         3: Needs(READ | WRITE, program=True, executable=True),
@@ -211,14 +214,14 @@ def test_needs_include_every_use() -> None:
 def test_mapping_without_flags_is_opened_as_criu_does(status: int, protection: int, access: int) -> None:
     """Images of older versions have no flags."""
     area = made.mapping(3, status=status, protection=protection, flags=None)
-    found = needs(FileTable.parse(TABLE), descriptors=[], memories=[made.memory(3, area)], places=[])
-    assert found[3].access == access
+    result = needs(FileTable.parse(TABLE), descriptors=[], memories=[made.memory(3, area)], places=[])
+    assert result[3].access == access
 
 
 @pytest.mark.parametrize("kind", ["descriptors", "memories", "places"])
 def test_use_of_a_missing_file_is_refused(kind: str) -> None:
     uses = {"descriptors": made.descriptors((99, 1)), "memories": made.memory(99), "places": made.places(99, 1)}
-    given = {one: [uses[one]] if one == kind else [] for one in uses}
+    given = {use: [uses[use]] if use == kind else [] for use in uses}
     with pytest.raises(BadImage, match="there is no file 0x63"):
         needs(FileTable.parse(TABLE), **given)
 
@@ -226,7 +229,7 @@ def test_use_of_a_missing_file_is_refused(kind: str) -> None:
 def test_removed_files_are_classified_by_kind() -> None:
     """The kind says where the file is now."""
     data = made.image(made.remap(1, 5, 0), made.remap(2, 6, 1), made.remap(3, 7, 2))
-    assert [(one.id, one.kind, one.source) for one in remaps(data)] == [
+    assert [(remap.id, remap.kind, remap.source) for remap in remaps(data)] == [
         (1, RemapKind.LINKED, 5), (2, RemapKind.CONTENTS, 6), (3, RemapKind.PROCFS, 7),
     ]  # fmt: skip
     for bad in (made.remap(1, 5, 3), made.message((1, 1), (2, 1)), made.remap(1, 5, 0) * 2):
@@ -263,15 +266,15 @@ def damaged(draw: st.DrawFn) -> bytes:
 @example(made.HEADER + b"\xff\xff\xff\x7f")
 def test_hostile_bytes_raise_only_bad_image(data: bytes) -> None:
     """A table that is accepted can be rewritten, and then has no path."""
-    for read in (remaps, lambda one: list(packets(one))):
+    for read in (remaps, lambda item: list(packets(item))):
         with contextlib.suppress(BadImage):
             read(data)
     with contextlib.suppress(BadImage):
         table = FileTable.parse(data)
         names = {number: f"/~{number:x}" for number in table.regular}
         again = FileTable.parse(_without_ext(table.rewritten(names)))
-        assert {one.name for one in again.regular.values()} <= set(names.values())
-        assert all(one.path is None for one in again.sockets)
+        assert {item.name for item in again.regular.values()} <= set(names.values())
+        assert all(socket.path is None for socket in again.sockets)
         with contextlib.suppress(BadImage):
             needs(table, descriptors=[data], memories=[data], places=[data])
 

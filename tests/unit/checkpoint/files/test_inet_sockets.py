@@ -43,13 +43,13 @@ def entry(number: int, source: str, peer: str = "0.0.0.0", port: int = 8000) -> 
 
 def addresses_in(data: bytes) -> list[tuple[list[int], list[int]]]:
     """Return source and peer of each socket."""
-    found = []
+    result = []
     for body in bodies(data):
         (inner,) = message(body)[4]
         assert isinstance(inner, bytes)
         fields = message(inner)
-        found.append((fields[11], fields[12]))
-    return found  # type: ignore[return-value]
+        result.append((fields[11], fields[12]))
+    return result  # type: ignore[return-value]
 
 
 class Dump:
@@ -90,8 +90,8 @@ def test_addresses_are_those_of_the_new_node(dump: Dump) -> None:
     assert moved == dict(
         zip(OLD, map(ipaddress.ip_address, ("10.0.0.2", "10.1.0.2", "fd00::2", "fe80::2")), strict=True)
     )
-    found = addresses_in(dump.table()[: -len(framed(encoded(1, 5) + encoded(2, 77)))])
-    assert found == [
+    addresses = addresses_in(dump.table()[: -len(framed(encoded(1, 5) + encoded(2, 77)))])
+    assert addresses == [
         (words(source), words(peer))
         for source, peer in (
             ("10.0.0.2", "0.0.0.0"), ("10.1.0.2", "10.0.0.2"), ("0.0.0.0", "0.0.0.0"), ("127.0.0.1", "0.0.0.0"),  # noqa: S104
@@ -170,13 +170,13 @@ def connection(number: int, source: str, port: int, peer: str, peer_port: int) -
 
 def states(table: bytes) -> list[tuple[object, ...]]:
     """Return state, ports and shutdown of each socket."""
-    found = []
+    result = []
     for body in bodies(table):
         (inner,) = message(body)[4]
         assert isinstance(inner, bytes)
         fields = message(inner)
-        found.append((*(fields[key][0] for key in (6, 7, 8)), fields.get(19, [0])[0]))
-    return found
+        result.append((*(fields[key][0] for key in (6, 7, 8)), fields.get(19, [0])[0]))
+    return result
 
 
 def test_connections_to_others_are_closed(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_connection_of_another_process_is_left_alone(in_repair: tuple[socket.soc
 def port_entry(source: str, port: int, *, protocol: int = 6, peer_port: int = 0) -> bytes:
     """Return a network socket with a local port in the file table."""
     fields = [(1, 1), (2, 101), (3, 2), (4, 1), (5, protocol), (6, 10), (7, port), (8, peer_port)]
-    inner = b"".join(encoded(*one) for one in (*fields, *((11, word) for word in words(source)), (12, 0)))
+    inner = b"".join(encoded(*field) for field in (*fields, *((11, word) for word in words(source)), (12, 0)))
     return framed(encoded(1, 4) + encoded(2, 1) + encoded(4, inner))
 
 

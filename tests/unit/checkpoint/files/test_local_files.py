@@ -220,7 +220,7 @@ def test_user_in_the_index_gets_no_rights(place: Place) -> None:
     place.user = User(2001, 2001)
     with pytest.raises(RestoreFailed, match="belong to user 0, not to user 2001"):
         place.restore_files()
-    assert [one.name for one in place.tmp.iterdir()] == ["mine"]
+    assert [path.name for path in place.tmp.iterdir()] == ["mine"]
     index.write_text(json.dumps({"uid": 2001, "gid": 0, "files": [entry]}))
     with pytest.raises(RestoreFailed, match="Permission denied"):
         place.restore_files()
@@ -233,7 +233,7 @@ def test_socket_with_a_path_upwards_is_skipped(place: Place) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{place.tmp}/../e/l")
         assert place.save() == 0
-    assert INDEX not in [one.name for one in place.image.iterdir()]
+    assert INDEX not in [path.name for path in place.image.iterdir()]
 
 
 def test_directory_of_a_socket_is_restored(place: Place) -> None:
@@ -295,7 +295,7 @@ def test_link_to_a_file_outside_the_list_is_refused(place: Place, target: str) -
     with pytest.raises(RestoreFailed, match="is not another name of a file listed before it"):
         place.restore_files()
     assert (place.tmp / "other").stat() == before
-    assert [one.name for one in place.tmp.iterdir()] == ["other"]
+    assert [path.name for path in place.tmp.iterdir()] == ["other"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="/proc/PID/map_files is for root")
@@ -379,13 +379,13 @@ def test_tensors_in_flight_are_saved(place: Place, manager: Manager) -> None:
     assert leave((place.image / INDEX).read_bytes, OWNER, places=[SHM]) == [str(paths[0]), str(paths[2])]
     opened = os.open(place.image, os.O_RDONLY)
     try:
-        found = restore_files(
+        result = restore_files(
             Process(os.getpid()).id, place.fd, lambda name: os.open(name, os.O_RDONLY, dir_fd=opened), place.user,
             places=[SHM],
         )  # fmt: skip
     finally:
         os.close(opened)
-    assert list(found) == [str(paths[0]), str(paths[2])]
+    assert list(result) == [str(paths[0]), str(paths[2])]
     assert [path.read_bytes() for path in (paths[0], paths[2])] == [b"batch 0", b"batch 2"]
 
 
@@ -511,12 +511,12 @@ def test_file_on_unresponsive_file_system_delays_no_removal(
         assert other.stdout is not None
         other.stdout.readline()
         fuse.stall()
-        found: list[str] = []
-        thread = threading.Thread(target=lambda: found.extend(place.leave()), daemon=True)
+        result: list[str] = []
+        thread = threading.Thread(target=lambda: result.extend(place.leave()), daemon=True)
         thread.start()
         thread.join(20)
         fuse.go_on()
-        assert found == [str(place.tmp / "psm")]
+        assert result == [str(place.tmp / "psm")]
         other.communicate()
 
 

@@ -111,8 +111,8 @@ def job() -> Iterator[Job]:
 
 def passed(inherited: Inheritance, number: int) -> int:
     """Return the descriptor of an entry."""
-    (found,) = [one.fd for one in inherited.fds if one.key.endswith(f".{number:x}")]
-    return found
+    (result,) = [figure.fd for figure in inherited.fds if figure.key.endswith(f".{number:x}")]
+    return result
 
 
 def where(fd: int) -> str:
@@ -176,8 +176,8 @@ def test_image_has_no_path_of_the_user(job: Job) -> None:
     assert b"secret" not in data
     assert b"/bin/true" not in data
     named = {message(message(body)[3][0])[6][0] for body in bodies(data)}  # type: ignore[arg-type]
-    assert named == {one.key.encode() for one in inherited.fds}
-    assert len({one.fd for one in inherited.fds}) == 3
+    assert named == {figure.key.encode() for figure in inherited.fds}
+    assert len({item.fd for item in inherited.fds}) == 3
 
 
 def test_link_is_followed_with_the_rights_of_the_user(job: Job) -> None:
@@ -479,8 +479,8 @@ def test_file_with_another_name_is_found_by_the_name_of_criu(job: Job) -> None:
 def test_file_named_for_the_dump_regains_its_own_name(job: Job) -> None:
     """It has that name for a moment, so that ``/proc`` shows it."""
     named = job.file("own (deleted)", data=b"x")
-    one = {"directory": str(job.work), "name": named.name, "aside": ".link_remap.1", "inode": named.stat().st_ino}
-    index = json.dumps({"uid": ALICE.uid, "gid": ALICE.gid, "files": [one]}).encode()
+    item = {"directory": str(job.work), "name": named.name, "aside": ".link_remap.1", "inode": named.stat().st_ino}
+    index = json.dumps({"uid": ALICE.uid, "gid": ALICE.gid, "files": [item]}).encode()
     inherited, _ = job.pass_on([made.regular(FIRST, str(named), os.O_RDWR, FILE, size=1)], index=("remaps.json", index))
     assert where(passed(inherited, FIRST)) == f"{job.work}/own (deleted)"
     assert [path.name for path in job.work.iterdir()] == ["own (deleted)"]

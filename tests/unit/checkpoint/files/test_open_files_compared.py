@@ -48,8 +48,8 @@ def usual(process: Process, *but: Path) -> dict[Inode, int]:
     """Return all files of the process as if they had been passed, except these."""
     base = Path(f"/proc/{process.pid}")
     links = [base / "exe", base / "cwd", base / "root", *(base / "map_files").iterdir(), *(base / "fd").iterdir()]
-    found = {inode(link): os.R_OK | os.W_OK for link in links}
-    return {one: how for one, how in found.items() if one not in {inode(path) for path in but}}
+    result = {inode(link): os.R_OK | os.W_OK for link in links}
+    return {item: how for item, how in result.items() if item not in {inode(path) for path in but}}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_directory_or_program_that_was_not_passed_is_found(tmp_path: Path, held:
     process = running(held, "import os; os.chroot('.')" if what == "root" else "", cwd=tmp_path)
     there = Path(f"/proc/{process.pid}/{what}")
     place = inode(there)
-    passed = {one: how for one, how in usual(process).items() if one != place}
+    passed = {item: how for item, how in usual(process).items() if item != place}
     assert OpenFiles(ALICE, passed).strange(process) is not None
     assert OpenFiles(ALICE, passed | {place: os.R_OK}).strange(process) is None
 
@@ -132,7 +132,7 @@ def test_watch_that_was_not_passed_is_found(tmp_path: Path, held: ExitStack) -> 
         held,
         f"import ctypes; l = ctypes.CDLL(None); i = l.inotify_init(); l.inotify_add_watch(i, {bytes(tmp_path)!r}, 2)",
     )
-    (number,) = [one for one in process.names("fd") if process.link(f"fd/{one}") == "anon_inode:inotify"]
+    (number,) = [name for name in process.names("fd") if process.link(f"fd/{name}") == "anon_inode:inotify"]
     (watch,) = watched(process.read(f"fdinfo/{number}"))
     assert watch[1] == tmp_path.stat().st_ino
     assert "which it watches" in str(OpenFiles(ALICE, usual(process)).strange(process))

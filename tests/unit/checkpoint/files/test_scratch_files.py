@@ -58,12 +58,12 @@ class Site:
         me = Process(os.getpid()).id
         return self.files.find(me, [me], OWNER, [(since, FOREVER)], self.others)
 
-    def save(self, found: ScratchSearchResult | None = None, kept: Collection[str] = ()) -> ScratchOutcome:
+    def save(self, search: ScratchSearchResult | None = None, kept: Collection[str] = ()) -> ScratchOutcome:
         """Copy files into the image."""
         for path in self.image.iterdir():
             path.unlink()
         me = Process(os.getpid()).id
-        return self.files.save(me, found or self.find(), self.fd, OWNER, "c1", kept=kept, timeout_s=60)
+        return self.files.save(me, search or self.find(), self.fd, OWNER, "c1", kept=kept, timeout_s=60)
 
     def index(self) -> bytes:
         return (self.image / INDEX).read_bytes()
@@ -85,8 +85,8 @@ class Site:
         """Change the index of the image, or its only file."""
         index = json.loads(self.index())
         index |= {key: value for key, value in changes.items() if key in index}
-        for one in index["files"]:
-            one |= {key: value for key, value in changes.items() if key in one}
+        for file in index["files"]:
+            file |= {key: value for key, value in changes.items() if key in file}
         (self.image / INDEX).write_text(json.dumps(index))
 
 
@@ -106,12 +106,12 @@ def site(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def contents(directory: Path) -> dict[str, tuple[object, ...]]:
     """Return type, mode, time and contents of everything below a directory."""
-    found: dict[str, tuple[object, ...]] = {}
+    result: dict[str, tuple[object, ...]] = {}
     for path in sorted(directory.rglob("*")):
         facts = path.lstat()
         data: object = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        found[str(path.relative_to(directory))] = (facts.st_mode, facts.st_uid, facts.st_mtime_ns, data)
-    return found
+        result[str(path.relative_to(directory))] = (facts.st_mode, facts.st_uid, facts.st_mtime_ns, data)
+    return result
 
 
 def clear(directory: Path) -> None:
@@ -166,14 +166,14 @@ def test_files_from_before_the_job_are_not_its_own(site: Site, age: str) -> None
     (site.tmp / "cache" / "old").write_text("x")
     hand_over(site.tmp)
     since = time.time() + (3600 if age == "older" else 0)
-    found = site.find(since)
+    findings = site.find(since)
     if age == "newer":
         time.sleep(0.02)  # the kernel's time of a change is that of its last tick
         since = time.time() - 0.01
         (site.tmp / "cache" / "new").write_text("x")
-        found = site.find(since)
-    assert [one.path for one in found.files] == ([] if age == "older" else ["cache", "cache/new"])
-    assert site.save(found).kind == ("none" if age == "older" else "copied")
+        findings = site.find(since)
+    assert [file.path for file in findings.files] == ([] if age == "older" else ["cache", "cache/new"])
+    assert site.save(findings).kind == ("none" if age == "older" else "copied")
 
 
 @needs_root
@@ -196,7 +196,7 @@ def test_files_of_other_users_are_neither_entered_nor_copied(site: Site) -> None
     (site.tmp / "secret").write_text("x")
     os.chown(site.tmp / "secret", OWNER.uid + 1, OWNER.gid)
     (site.tmp / "mine").write_text("x")
-    assert [one.path for one in site.find().files] == ["mine"]
+    assert [file.path for file in site.find().files] == ["mine"]
 
 
 @needs_root
@@ -209,12 +209,12 @@ def test_links_lead_to_no_file_of_root(site: Site, open_path: Path) -> None:
     (site.tmp / "dir").mkdir()
     (site.tmp / "dir" / "file").write_text("mine")
     (site.tmp / "file").write_text("mine")
-    found = site.find()
+    findings = site.find()
     (site.tmp / "file").unlink()
     (site.tmp / "file").symlink_to(secret)
     (site.tmp / "dir").rename(site.tmp / "moved")
     (site.tmp / "dir").symlink_to(open_path)
-    outcome = site.save(found)
+    outcome = site.save(findings)
     assert outcome.kind == "tied", outcome  # ELOOP: what it was is not known
     assert b"root's" not in b"".join(path.read_bytes() for path in site.image.iterdir())
 
@@ -300,9 +300,9 @@ def test_number_of_visited_files_is_limited(site: Site) -> None:
     site.rules = replace(site.rules, limit_files=1)
     for number in range(12):
         (site.tmp / str(number)).touch()
-    found = site.find(time.time() + 3600)
-    assert found.files == ()
-    assert "more than 10 files" in (found.why_not or "")
+    findings = site.find(time.time() + 3600)
+    assert findings.files == ()
+    assert "more than 10 files" in (findings.why_not or "")
 
 
 def test_files_in_the_image_are_not_copied_again(site: Site) -> None:
@@ -311,10 +311,10 @@ def test_files_in_the_image_are_not_copied_again(site: Site) -> None:
     for name in ("open", "closed", "linked"):
         (site.tmp / "dir" / name).write_text(name)
     (site.tmp / "dir" / "other").hardlink_to(site.tmp / "dir" / "linked")
-    found = site.find()
+    findings = site.find()
     kept = {str(site.tmp / "dir"), *(str(site.tmp / "dir" / name) for name in ("open", "linked", "other", "closed"))}
-    site.save(found, kept={*kept} - {str(site.tmp / "dir" / "closed"), str(site.tmp / "dir" / "other")})
-    names = [one["path"] for one in json.loads(site.index())["files"]]
+    site.save(findings, kept={*kept} - {str(site.tmp / "dir" / "closed"), str(site.tmp / "dir" / "other")})
+    names = [file["path"] for file in json.loads(site.index())["files"]]
     assert sorted(names) == ["dir", "dir/closed", "dir/linked", "dir/other"]  # both names, to be linked again
     (site.tmp / "dir" / "linked").unlink()
     (site.tmp / "dir" / "other").unlink()
@@ -508,10 +508,10 @@ def test_private_directories_are_copied_under_every_policy(site: Site) -> None:
     (site.tmp / "file").write_text("x" * 100)
     site.rules = replace(site.rules, policy="pin")
     site.others = "other jobs"
-    found = replace(site.find(), private=frozenset((str(site.tmp),)))
-    assert site.save(found).kind == "copied"
+    result = replace(site.find(), private=frozenset((str(site.tmp),)))
+    assert site.save(result).kind == "copied"
     site.rules = replace(site.rules, limit_bytes=10)
-    outcome = site.save(found)
+    outcome = site.save(result)
     assert outcome.kind == "lost"
     assert "they end with the attempt" in outcome.text
 
@@ -571,7 +571,7 @@ def test_files_of_another_user_are_not_used(site: Site, what: str) -> None:
     path.chmod(0o777)
     kept = site.restore_files().kept
     assert str(path) in kept
-    left = {one.name for one in below.iterdir()}
+    left = {item.name for item in below.iterdir()}
     assert left == (set() if what in ("parent", "above") else {"file", "fifo"})
 
 
@@ -628,9 +628,9 @@ def test_special_files_are_not_opened(site: Site) -> None:
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(site.tmp / "socket"))
     server.close()
-    found = site.find()
-    assert [(one.path, one.kind) for one in found.files] == [("fifo", "fifo")]
-    assert site.save(found).kind == "copied"
+    findings = site.find()
+    assert [(file.path, file.kind) for file in findings.files] == [("fifo", "fifo")]
+    assert site.save(findings).kind == "copied"
 
 
 def test_directory_in_the_environment_is_not_searched(site: Site, open_path: Path) -> None:
@@ -647,6 +647,6 @@ def test_directory_in_the_environment_is_not_searched(site: Site, open_path: Pat
         assert program.stdout is not None
         program.stdout.readline()
         me, job = Process(os.getpid()).id, Process(program.pid).id
-        found = site.files.find(me, [me, job], OWNER, [(BEFORE, FOREVER)], lambda: None)
+        findings = site.files.find(me, [me, job], OWNER, [(BEFORE, FOREVER)], lambda: None)
         program.communicate()
-    assert found == ScratchSearchResult()
+    assert findings == ScratchSearchResult()

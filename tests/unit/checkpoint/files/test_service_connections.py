@@ -54,9 +54,9 @@ def place() -> Iterator[Place]:
         yield Place(path, stack)
 
 
-def found(services: Services) -> dict[int, tuple[str, bool]]:
+def connections(services: Services) -> dict[int, tuple[str, bool]]:
     """Return the connections of this process: inode -> address, busy."""
-    return {one.inode: (one.address, one.busy) for one in services.of(Process(os.getpid()))}
+    return {service.inode: (service.address, service.busy) for service in services.of(Process(os.getpid()))}
 
 
 def inode(sock: socket.socket) -> int:
@@ -70,16 +70,16 @@ def test_connection_to_service_of_root_is_found(place: Place, kind: int) -> None
     client, _ = place.connect(place.listen("nss", 0, kind))
     with client.dup():
         services = Services((f"{place.path}/*",))
-        assert found(services) == {inode(client): (f"{place.path}/nss", False)}
+        assert connections(services) == {inode(client): (f"{place.path}/nss", False)}
 
 
 @as_root
 def test_socket_that_a_user_has_bound_is_no_service(place: Place) -> None:
     """Its address is in the list, but another user than that of the service listens there."""
     client, _ = place.connect(place.listen("nss", USER))
-    assert found(Services((f"{place.path}/nss",))) == {}
-    assert found(Services((f"{place.path}/nss",), frozenset({USER + 1}))) == {}
-    assert inode(client) in found(Services((f"{place.path}/nss",), frozenset({USER})))
+    assert connections(Services((f"{place.path}/nss",))) == {}
+    assert connections(Services((f"{place.path}/nss",), frozenset({USER + 1}))) == {}
+    assert inode(client) in connections(Services((f"{place.path}/nss",), frozenset({USER})))
 
 
 @as_root
@@ -110,15 +110,15 @@ def test_other_sockets_are_not_closed(place: Place) -> None:
     listener = place.listen("nss", 0)
     place.connect(place.listen("other", 0))
     with ExitStack() as stack:
-        for one in socket.socketpair():
-            stack.enter_context(one)
+        for item in socket.socketpair():
+            stack.enter_context(item)
         stack.enter_context(socket.socket(socket.AF_UNIX))
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         stack.enter_context(socket.create_connection(server.getsockname()))
         datagrams = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         datagrams.bind(str(place.path / "log"))
         stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).connect(datagrams.getsockname())
-        assert found(Services((f"{place.path}/nss", f"{place.path}/log"))) == {}
+        assert connections(Services((f"{place.path}/nss", f"{place.path}/log"))) == {}
     assert listener.fileno() >= 0
 
 
@@ -128,15 +128,15 @@ def test_request_in_progress_is_reported(place: Place) -> None:
     services = Services((f"{place.path}/nss",))
     client, server = place.connect(place.listen("nss", 0))
     address = f"{place.path}/nss"
-    assert found(services) == {inode(client): (address, False)}
+    assert connections(services) == {inode(client): (address, False)}
     client.sendall(b"who is alice?")
-    assert found(services) == {inode(client): (address, True)}
+    assert connections(services) == {inode(client): (address, True)}
     server.recv(100)
-    assert found(services) == {inode(client): (address, False)}
+    assert connections(services) == {inode(client): (address, False)}
     server.sendall(b"2001")
-    assert found(services) == {inode(client): (address, True)}
+    assert connections(services) == {inode(client): (address, True)}
     client.recv(100)
-    assert found(services) == {inode(client): (address, False)}
+    assert connections(services) == {inode(client): (address, False)}
 
 
 def test_wildcards_do_not_cross_directories() -> None:
@@ -161,9 +161,9 @@ def test_file_in_place_of_a_socket_is_closed_again(monkeypatch: pytest.MonkeyPat
         return given[-1]
 
     monkeypatch.setattr(Process, "descriptor", descriptor)
-    one, other = socket.socketpair()
-    with one, other:
-        assert found(Services(("/run/*",))) == {}
+    first, other = socket.socketpair()
+    with first, other:
+        assert connections(Services(("/run/*",))) == {}
     assert given
     for fd in given:
         with pytest.raises(OSError, match="Bad file descriptor"):

@@ -38,10 +38,10 @@ class Place:
 
     def make(self, *entries: bytes) -> dict[int, socket.socket]:
         """Make the sockets of an image."""
-        found = unix_sockets.make(self._namespace, ALICE, FileTable.parse(made.image(*entries)))
-        for one in found.values():
-            self._stack.enter_context(one)
-        return found
+        result = unix_sockets.make(self._namespace, ALICE, FileTable.parse(made.image(*entries)))
+        for item in result.values():
+            self._stack.enter_context(item)
+        return result
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def test_listening_socket_belongs_to_the_user(place: Place) -> None:
     entry = made.unix(1, bytes(name) + b"\0", extra=[permissions(0o140640)])
     umask = os.umask(0)
     os.umask(umask)
-    (found,) = place.make(entry).values()
-    assert found.getsockname() == str(name)
-    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    (result,) = place.make(entry).values()
+    assert result.getsockname() == str(name)
+    assert result.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
     facts = name.stat()
     assert (facts.st_uid, stat.S_IMODE(facts.st_mode)) == (ALICE.uid, 0o640)
     assert os.umask(umask) == umask
@@ -98,10 +98,10 @@ def test_flags_and_options_are_restored(place: Place) -> None:
         (1, 1), (2, 1001), (3, DATAGRAM), (4, CLOSED), (5, os.O_RDWR | os.O_NONBLOCK), (6, 0), (7, 0), (8, 0),
         (9, made.OWNER), (10, body), (11, bytes(place.path / "s")),
     )))  # fmt: skip
-    (found,) = place.make(entry).values()
-    assert fcntl.fcntl(found, fcntl.F_GETFL) & os.O_NONBLOCK
+    (result,) = place.make(entry).values()
+    assert fcntl.fcntl(result, fcntl.F_GETFL) & os.O_NONBLOCK
     options = [socket.SO_SNDBUF, socket.SO_RCVBUF, socket.SO_PASSCRED]
-    assert [found.getsockopt(socket.SOL_SOCKET, one) for one in options] == [20000, 30000, 1]
+    assert [result.getsockopt(socket.SOL_SOCKET, option) for option in options] == [20000, 30000, 1]
 
 
 @as_root
@@ -113,11 +113,11 @@ def test_connection_to_service_is_restored_closed(place: Place, kind: int) -> No
         made.unix(9, bytes(place.path / "nss"), kind=kind, state=ESTABLISHED, peer=1001, uflags=EXTERNAL),
     )
     assert unix_sockets.refusal(FileTable.parse(made.image(*entries))) is None
-    (found,) = place.make(*entries).values()
-    assert found.type == kind
-    assert found.recv(1) == b""
+    (result,) = place.make(*entries).values()
+    assert result.type == kind
+    assert result.recv(1) == b""
     with pytest.raises(BrokenPipeError):
-        found.send(b"again")
+        result.send(b"again")
     table = FileTable.parse(made.image(*entries))
     client, service = FileTable.parse(table.rewritten({}, {1})).sockets
     assert (client.peer, client.external, service.external, service.path) == (0, False, True, None)
@@ -166,8 +166,8 @@ def test_socket_of_root_is_not_removed(place: Place) -> None:
 def test_relative_name_is_relative_to_its_directory(place: Place) -> None:
     """Its address is unchanged."""
     before = Path.cwd()
-    (found,) = place.make(made.unix(1, b"name", extra=[(14, bytes(place.path))])).values()
-    assert found.getsockname() == "name"
+    (result,) = place.make(made.unix(1, b"name", extra=[(14, bytes(place.path))])).values()
+    assert result.getsockname() == "name"
     assert (place.path / "name").is_socket()
     assert Path.cwd() == before
 
@@ -181,8 +181,8 @@ def test_removed_socket_has_its_address_and_no_file(place: Place, there: bool) -
         name.parent.mkdir()
         os.chown(name.parent, ALICE.uid, ALICE.gid)
         name.write_text("another")
-    (found,) = place.make(made.unix(1, bytes(name), extra=[(15, 1)])).values()
-    assert found.getsockname() == str(name)
+    (result,) = place.make(made.unix(1, bytes(name), extra=[(15, 1)])).values()
+    assert result.getsockname() == str(name)
     assert [str(path.relative_to(place.path)) for path in place.path.rglob("*")] == (
         ["gone", "gone/socket"] if there else []
     )
@@ -200,8 +200,8 @@ def test_datagram_socket_is_connected_as_the_user(place: Place) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs:
         theirs.bind(str(log))
         log.chmod(0o666)
-        (found,) = place.make(*entries).values()
-        found.send(b"hello")
+        (result,) = place.make(*entries).values()
+        result.send(b"hello")
         assert theirs.recv(9) == b"hello"
         log.chmod(0o600)
         with pytest.raises(RestoreFailed, match="cannot be made: Permission denied"):
@@ -226,6 +226,6 @@ def test_datagram_socket_is_connected_as_the_user(place: Place) -> None:
 )  # fmt: skip
 def test_sockets_that_cannot_be_restored_fail_the_dump(entries: list[bytes], why: str | None) -> None:
     """CRIU would wait for a socket that it does not make itself."""
-    found = unix_sockets.refusal(FileTable.parse(made.image(*entries)), {3})
-    assert (found is None) == (why is None)
-    assert why is None or re.search(why, str(found))
+    refusal = unix_sockets.refusal(FileTable.parse(made.image(*entries)), {3})
+    assert (refusal is None) == (why is None)
+    assert why is None or re.search(why, str(refusal))

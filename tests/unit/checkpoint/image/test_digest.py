@@ -98,9 +98,9 @@ def test_digest_kind_that_is_unavailable_is_reported(
     """The image is not damaged: the package is missing, or the image is of a later release."""
     image = make_image()
     monkeypatch.setattr(digest, "blake3", lambda: None)
-    with pytest.raises(CheckpointError, match="BLAKE3") as found:
+    with pytest.raises(CheckpointError, match="BLAKE3") as result:
         store.verify(image)
-    assert not isinstance(found.value, ImageDamaged)
-    assert "package blake3" in (found.value.hint or "")
+    assert not isinstance(result.value, ImageDamaged)
+    assert "package blake3" in (result.value.hint or "")
     with pytest.raises(CheckpointError, match="this release knows blake3-64m and sha256-64m"):
         digest.named("md5")

@@ -35,7 +35,7 @@ def fill(directory: Path, pid: int, entries: Sequence[Entry], mappings: Sequence
         file.truncate(sum(count for _, count, flags in entries if flags & PRESENT) * PAGE)
 
 
-def found(directory: Path) -> tuple[TreeMemory, ...]:
+def tree_memories(directory: Path) -> tuple[TreeMemory, ...]:
     """Return the memory that a restore would fill."""
     fd = os.open(directory, os.O_RDONLY)
     try:
@@ -54,7 +54,7 @@ def image(tmp_path: Path) -> Path:
 
 
 def test_image_without_lazy_pages_has_no_memory_to_fill(image: Path) -> None:
-    assert found(image) == ()
+    assert tree_memories(image) == ()
 
 
 def test_runs_end_where_mappings_end(image: Path) -> None:
@@ -65,7 +65,7 @@ def test_runs_end_where_mappings_end(image: Path) -> None:
         [(10, 2, LAZY | PRESENT), (12, 3, PRESENT), (15, 9, LAZY), (24, 6, LAZY | PRESENT), (50, 1, LAZY | PRESENT)],
         [(10, 15), (15, 27), (27, 30), (45, 51)],
     )
-    root, child = found(image)
+    root, child = tree_memories(image)
     runs = [(run.offset // PAGE, run.address // PAGE, run.length // PAGE) for run in root.runs]
     assert runs == [(0, 10, 2), (5, 24, 3), (8, 27, 3), (11, 50, 1)]
     assert (root.pid, root.file) == (ROOT, "pages-7.img")
@@ -77,7 +77,7 @@ def test_pages_in_no_mapping_are_an_error(image: Path, mappings: list[tuple[int,
     """CRIU does not write such an image."""
     fill(image, ROOT, [(10, 2, LAZY | PRESENT)], mappings)
     with pytest.raises(BadImage, match="pages at 0xa000 are in no mapping"):
-        found(image)
+        tree_memories(image)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_large_memory_that_processes_may_share_is_left_to_criu(
     """A mapping of both parent and child may be shared by them; if it is small, that is ignored."""
     fill(image, ROOT, [(5, 19_000, LAZY | PRESENT)], [(0, 20_000)])
     fill(image, CHILD, [(5, 19_000, LAZY | PRESENT)], [child])
-    assert (found(image) == ()) is shares
+    assert (tree_memories(image) == ()) is shares
     fill(image, CHILD, [(5, 100, LAZY | PRESENT)], [child])
-    assert [memory.runs for memory in found(image)] == [
+    assert [memory.runs for memory in tree_memories(image)] == [
         (PageStretch(0, 5 * PAGE, 19_000 * PAGE),),
         (PageStretch(0, 5 * PAGE, 100 * PAGE),),
     ]
@@ -100,9 +100,9 @@ def test_large_memory_that_processes_may_share_is_left_to_criu(
 def test_memory_in_too_many_pieces_is_left_to_criu(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that uses every other page would cost the agent a twentieth of its own size."""
     fill(image, ROOT, [(at, 1, LAZY | PRESENT) for at in range(0, 20, 2)], [(0, 20)])
-    assert len(found(image)[0].runs) == 10
+    assert len(tree_memories(image)[0].runs) == 10
     monkeypatch.setattr("slurm_affinode.checkpoint.image.memory_map._MOST_RUNS", 9, raising=False)
-    assert found(image) == ()
+    assert tree_memories(image) == ()
 
 
 def test_zombie_has_no_memory(image: Path) -> None:
@@ -110,4 +110,4 @@ def test_zombie_has_no_memory(image: Path) -> None:
     fill(image, ROOT, [(10, 2, LAZY | PRESENT)], [(10, 12)])
     for name in ("mm", "pagemap", "pages"):
         (image / f"{name}-{CHILD}.img").unlink()
-    assert [memory.pid for memory in found(image)] == [ROOT]
+    assert [memory.pid for memory in tree_memories(image)] == [ROOT]

@@ -252,7 +252,7 @@ def test_pages_are_placed_from_cpus_near_the_job(
 def test_filler_runs_on_the_given_cpus(tmp_path: Path) -> None:
     """If that is not permitted, its affinity is unchanged."""
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    (one, *_) = os.sched_getaffinity(0)
+    (item, *_) = os.sched_getaffinity(0)
     seen = []
 
     def take(cpus: set[int]) -> None:
@@ -261,10 +261,10 @@ def test_filler_runs_on_the_given_cpus(tmp_path: Path) -> None:
             fills.take(FILE, 0, Buffer(PAGE).view)
             seen.append(os.sched_getaffinity(0))
 
-    for cpus in ({one}, {100_000}):
+    for cpus in ({item}, {100_000}):
         (tmp_path / "lazy-pages.socket").unlink(missing_ok=True)
         thread = threading.Thread(target=take, args=(cpus,))
         thread.start()
         thread.join()
     os.close(fd)
-    assert seen == [{one}, os.sched_getaffinity(0)]
+    assert seen == [{item}, os.sched_getaffinity(0)]

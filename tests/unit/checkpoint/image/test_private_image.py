@@ -160,10 +160,10 @@ def test_saved_output_is_read_once(
     pages = held.enter_context(store.verifying(image))
     fd = store.open(image)
     held.callback(os.close, fd)
-    found = private_image.verified_file(fd, "out.1", "out.1", pages, shared=True)
-    held.callback(os.close, found)
+    verified_file = private_image.verified_file(fd, "out.1", "out.1", pages, shared=True)
+    held.callback(os.close, verified_file)
     (Path(f"/proc/self/fd/{fd}").readlink() / "out.1").write_bytes(b"swapped")
-    assert os.pread(found, 100, 0) == OUTPUT
+    assert os.pread(verified_file, 100, 0) == OUTPUT
 
 
 @pytest.mark.timeout(30)

@@ -27,7 +27,7 @@ def open_files() -> int:
 
 def threads() -> list[str]:
     """Return the names of the threads that verify."""
-    return [one.name for one in threading.enumerate() if one.name.startswith(("digest", "verify"))]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("digest", "verify"))]
 
 
 def test_changed_pages_are_reported_to_the_waiting_restore(make_node: Callable[..., Node]) -> None:
@@ -150,8 +150,8 @@ def test_error_of_a_thread_is_reported(
 
 def test_files_with_pages_are_recognized_by_criu_names() -> None:
     """Files that CRIU reads itself are not verified in the background."""
-    found = image_verifier._PAGES.fullmatch
-    assert all(found(name) for name in ("criu/pages-1.img", "criu/pages-shmem-7.img", "criu/pages-12345.img"))
+    result = image_verifier._PAGES.fullmatch
+    assert all(result(name) for name in ("criu/pages-1.img", "criu/pages-shmem-7.img", "criu/pages-12345.img"))
     others = (
         "criu/pagemap-1.img",
         "pages-1.img",
@@ -160,4 +160,4 @@ def test_files_with_pages_are_recognized_by_criu_names() -> None:
         "out.1",
         "criu/x/pages-1.img",
     )
-    assert not any(found(name) for name in others)
+    assert not any(result(name) for name in others)

@@ -69,8 +69,8 @@ def test_vanished_and_special_files_are_skipped(directory: int, tmp_path: Path) 
     gone.unlink()
     last = tmp_path / "e-last"
     last.write_bytes(bytes(8 * MIB))
-    while (found := seen.get(timeout=WAIT_S)) != str(last):
-        assert found.startswith(str(gone))
+    while (value := seen.get(timeout=WAIT_S)) != str(last):
+        assert value.startswith(str(gone))
     for path in tmp_path.iterdir():
         path.rmdir() if path.is_dir() else path.unlink()
     tmp_path.rmdir()

@@ -64,11 +64,11 @@ def test_image_number_above_9999(store: DirectoryStore, make_image: Make, tmp_pa
             image = writer.commit(MANIFEST)
         assert image.manifest.seq == seq
         store.copy(image, shared)
-    found = shared.find(LATER)
-    assert found is not None
-    assert found.manifest.seq == 10_000
-    shared.verify(found)
-    shared.cut(found, 10)
+    findings = shared.find(LATER)
+    assert findings is not None
+    assert findings.manifest.seq == 10_000
+    shared.verify(findings)
+    shared.cut(findings, 10)
     assert [facts.seq for facts, _ in shared.begun()] == [10_000]
     assert store.sweep([LATER], cluster="cluster", newest={JOB.name: 10_000}, young_s=-1) == [f"{JOB.name}/9999"]
     assert store.sweep([], cluster="cluster", young_s=-1) == [f"{JOB.name}/10000"]

@@ -55,9 +55,9 @@ def test_shared_tier_is_compressed(packing_node: Node) -> None:
     for store in (node.memory, node.disk):
         store.remove(image)
     copies, _ = node.tiers.copies(LATER)
-    found = node.tiers.sound(copies, whole)
-    assert found.tier.name == "memory"
-    node.memory.verify(found.image)
+    result = node.tiers.sound(copies, whole)
+    assert result.tier.name == "memory"
+    node.memory.verify(result.image)
     node.memory.remove(image)
     node.left = -1
     assert node.tiers.sound(node.tiers.copies(LATER)[0], whole).tier.name == "disk"
@@ -82,8 +82,8 @@ def test_compressed_copy_is_unpacked_after_damaged_ones_were_set_aside(packing_n
     for store in (node.memory, node.disk):
         node.flip(store, image)
     copies, _ = node.tiers.copies(LATER)
-    found = node.tiers.sound(copies, whole)
-    assert found.tier.name == "memory"
+    result = node.tiers.sound(copies, whole)
+    assert result.tier.name == "memory"
     assert [text.rpartition("; ")[2] for _, text in node.told] == ["set aside, another copy is used"] * 2
     assert len(node.memory.aside()) == len(node.disk.aside()) == 1
 
@@ -112,7 +112,7 @@ def test_flipped_bits_of_a_slot_are_reported_as_damage(packing_node: Node) -> No
     path = node.file(node.shared, image).with_name("pages-1.img.zst")
     slot, view = path.read_bytes()[:64], memoryview(bytearray(SMALL))
     whole = node.file(node.disk, image).read_bytes()[:SMALL]
-    found = 0
+    result = 0
     with path.open("r+b", buffering=0) as file:
         for bit in range(8 * len(slot)):
             changed = bytearray(slot)
@@ -121,7 +121,7 @@ def test_flipped_bits_of_a_slot_are_reported_as_damage(packing_node: Node) -> No
             try:
                 compression.read(file.fileno(), 0, 0, view)
             except ImageDamaged:
-                found += 1
+                result += 1
             else:
-                found += view != whole  # its digest will differ
-    assert found > 400
+                result += view != whole  # its digest will differ
+    assert result > 400

@@ -32,7 +32,7 @@ def test_dump_is_written_to_memory_and_copied_to_durable_tiers(make_node: Callab
     assert node.tiers.publish(JOB.name, 1)
     assert node.where(image) == ["memory", "disk", "shared"]
     copies, damage = node.tiers.copies(LATER)
-    assert [one.tier.name for one in copies] == ["memory", "disk", "shared"]
+    assert [copy.tier.name for copy in copies] == ["memory", "disk", "shared"]
     assert damage is None
     assert node.tiers.sound(copies, whole).tier.name == "memory"
     assert not node.told
@@ -96,11 +96,11 @@ def test_other_node_brings_the_image_to_its_fast_tier(make_node: Callable[..., N
     other = make_node("c2")
     other.tiers.retention.tiers = (*other.tiers.tiers[:2], node.tiers.tiers[2])
     copies, _ = other.tiers.copies(LATER)
-    assert [one.tier.name for one in copies] == ["shared"]
-    found = other.tiers.sound(copies, whole)
-    assert found.tier.name == "memory"
-    assert found.image.manifest == image.manifest
-    assert other.tiers.on_node(JOB.name, 1) == found
+    assert [copy.tier.name for copy in copies] == ["shared"]
+    result = other.tiers.sound(copies, whole)
+    assert result.tier.name == "memory"
+    assert result.image.manifest == image.manifest
+    assert other.tiers.on_node(JOB.name, 1) == result
 
 
 def test_copy_interrupted_by_the_end_of_the_agent_is_continued(
@@ -200,10 +200,10 @@ def test_low_rate_blocks_neither_stop_nor_restore(make_node: Callable[..., Node]
     limiter.pass_(8 * MIB)
     node.tiers._to_shared = node.tiers._ahead = limiter
     image = node.dump(publish=False)
-    found: list[object] = []
+    result: list[object] = []
     if told == "stop":
         stopped = partial(pytest.raises, CheckpointError, node.tiers.publish, JOB.name, 1)
-        thread = threading.Thread(target=lambda: found.append(stopped()))
+        thread = threading.Thread(target=lambda: result.append(stopped()))
         thread.start()
         assert waiting.wait(60)
         node.tiers.stop()
@@ -211,7 +211,7 @@ def test_low_rate_blocks_neither_stop_nor_restore(make_node: Callable[..., Node]
         copy = Copy(node.disk.copy(image, node.shared), node.tiers.tiers[2])
         for store in (node.memory, node.disk):
             store.remove(image)
-        thread = threading.Thread(target=lambda: found.append(node.tiers.pull(copy, expected_s=60.0)))
+        thread = threading.Thread(target=lambda: result.append(node.tiers.pull(copy, expected_s=60.0)))
         thread.start()
         assert waiting.wait(60)
         brought = node.tiers.pull(copy, expected_s=0.0)
@@ -219,7 +219,7 @@ def test_low_rate_blocks_neither_stop_nor_restore(make_node: Callable[..., Node]
         node.memory.verify(brought.image)
     thread.join(60)
     assert not thread.is_alive()
-    assert found
+    assert result
 
 
 def test_restore_waits_for_a_copy_that_is_under_way(
@@ -250,9 +250,9 @@ def test_restore_waits_for_a_copy_that_is_under_way(
         while not node.tiers._pulls._under_way[copy.id].needed.is_set():
             assert not waits.done()
         go_on.set()
-        found = waits.result(60)
-        assert ahead.result(60) == found
-    assert found.tier.name == "memory"
+        result = waits.result(60)
+        assert ahead.result(60) == result
+    assert result.tier.name == "memory"
     assert len(asked) < image.manifest.size / SMALL
     assert node.told == []
 
@@ -276,7 +276,7 @@ def test_copy_to_memory_bypasses_the_page_cache(
     assert read == []
     for name in ("disk", "shared"):
         node.memory.remove(image)
-        copy = next(one for one in node.tiers.copies(LATER)[0] if one.tier.name == name)
+        copy = next(item for item in node.tiers.copies(LATER)[0] if item.tier.name == name)
         assert node.tiers.pull(copy, expected_s=0.0)
     assert read == ["disk", "shared"]
     node.memory.verify(image)

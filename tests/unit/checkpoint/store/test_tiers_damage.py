@@ -36,7 +36,7 @@ def test_copy_with_a_flipped_bit_is_set_aside(make_node: Callable[..., Node], ba
         node.memory.remove(image)  # otherwise it is not brought
     # Begin with the damaged copy, as on a node without a faster one.
     copies, _ = node.tiers.copies(LATER)
-    start = [one.tier.name for one in copies].index(bad)
+    start = [copy.tier.name for copy in copies].index(bad)
     sound = node.tiers.sound([*copies[start:], *copies[:start]], whole)
     assert sound.tier.name != bad
     sound.tier.store.verify(sound.image)
@@ -149,11 +149,11 @@ def test_copy_with_a_tampered_manifest_is_skipped(make_node: Callable[..., Node]
         (place / "manifest.json").rename(place.parent / "elsewhere")
         (place / "manifest.json").symlink_to(place.parent / "elsewhere")
     copies, damage = node.tiers.copies(LATER)
-    assert [one.tier.name for one in copies] == [name for name in ("memory", "disk", "shared") if name != bad]
+    assert [copy.tier.name for copy in copies] == [name for name in ("memory", "disk", "shared") if name != bad]
     assert damage is not None
     assert len(node.told) == 1
     sound = node.tiers.sound(copies, whole)
-    assert node.tiers.move(sound, next(one for one in node.tiers.tiers if one.name == bad)).tier.name == bad
+    assert node.tiers.move(sound, next(tier for tier in node.tiers.tiers if tier.name == bad)).tier.name == bad
     assert node.where(image) == ["memory", "disk", "shared"]
     store.verify(image)
 

@@ -23,30 +23,35 @@ def findings(text: str | bytes, *, block: int = 1 << 20) -> LogFindings:
 
 
 def only(text: str | bytes) -> LogFailure:
-    found = findings(text)
-    assert len(found.failures) == 1, found.failures
-    return found.failures[0]
+    result = findings(text)
+    assert len(result.failures) == 1, result.failures
+    return result.failures[0]
 
 
 def test_torch_message_gives_sizes_and_holders() -> None:
-    one = only(
+    item = only(
         "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of "
         "79.25 GiB of which 512.00 MiB is free. Process 4321 has 30.00 GiB memory in use. Process 99 has 1.00 GiB memory "
         "in use. Including non-PyTorch memory, this process has 47.75 GiB memory in use. Of the allocated memory 40.00 GiB "
         "is allocated by PyTorch, and 3.00 GiB is reserved by PyTorch but unallocated.\n"
     )
-    assert (one.kind, one.memory, one.process, one.gpu) == ("gpu-out-of-memory", "gpu", "rank 3", "1")
-    assert (one.requested, one.free, one.total) == (2.5 * GIB, 512 * MIB, 79.25 * GIB)
-    assert (one.used, one.unused) == (47.75 * GIB, 3 * GIB)
-    assert one.holders == ((4321, 30.0 * GIB), (99, 1.0 * GIB))
+    assert (item.kind, item.memory, item.process, item.gpu) == ("gpu-out-of-memory", "gpu", "rank 3", "1")
+    assert (item.requested, item.free, item.total) == (2.5 * GIB, 512 * MIB, 79.25 * GIB)
+    assert (item.used, item.unused) == (47.75 * GIB, 3 * GIB)
+    assert item.holders == ((4321, 30.0 * GIB), (99, 1.0 * GIB))
 
 
 def test_message_of_older_torch_gives_sizes() -> None:
-    one = only(
+    item = only(
         "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity; 9.50 GiB already "
         "allocated; 10.50 MiB free; 9.75 GiB reserved in total by PyTorch)\n"
     )
-    assert (one.kind, one.requested, one.free, one.total) == ("gpu-out-of-memory", 20 * MIB, 10.5 * MIB, 10.75 * GIB)
+    assert (item.kind, item.requested, item.free, item.total) == (
+        "gpu-out-of-memory",
+        20 * MIB,
+        10.5 * MIB,
+        10.75 * GIB,
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,8 +123,8 @@ def test_message_of_older_torch_gives_sizes() -> None:
     ],
 )  # fmt: skip
 def test_message_is_recognized(line: str, kind: str, requested: float | None) -> None:
-    one = only(f"before\n{line}\nafter\n")
-    assert (one.kind, one.line, one.requested) == (kind, 2, requested)
+    item = only(f"before\n{line}\nafter\n")
+    assert (item.kind, item.line, item.requested) == (kind, 2, requested)
 
 
 def test_triggers_are_few_enough_for_the_fast_search() -> None:
@@ -127,16 +132,16 @@ def test_triggers_are_few_enough_for_the_fast_search() -> None:
 
 
 def test_kernel_names_the_killed_process_and_its_memory() -> None:
-    one = only(
+    item = only(
         "[123.4] Memory cgroup out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:4096kB, "
         "file-rss:1024kB, shmem-rss:512kB, UID:1000\n"
     )
-    assert (one.kind, one.pid, one.process, one.used) == ("job-memory-limit", 4711, "python", 5632 * 1024)
+    assert (item.kind, item.pid, item.process, item.used) == ("job-memory-limit", 4711, "python", 5632 * 1024)
 
 
 def test_full_cache_of_sglang_reports_the_tokens() -> None:
     """A batch that does not fit ends SGLang: its message continues on the next lines."""
-    one = findings(
+    failure = findings(
         "[2026-01-01 00:00:00 TP0] Prefill out of memory. Try to lower your batch size.\n"
         "Try to allocate 8192 tokens.\nAvailable tokens: 200 (available_size=200 + evictable_size=0)\n\n"
         "[2026-01-01 00:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
@@ -144,8 +149,8 @@ def test_full_cache_of_sglang_reports_the_tokens() -> None:
         "RuntimeError: Prefill out of memory. Try to lower your batch size.\n"
         "Try to allocate 8192 tokens.\nAvailable tokens: 200\n"
     ).failures[0]
-    assert (one.kind, one.memory, one.requested) == ("kv-cache-exhausted", "kv-cache", None)
-    assert (one.requested_tokens, one.free_tokens) == (8192, 200)
+    assert (failure.kind, failure.memory, failure.requested) == ("kv-cache-exhausted", "kv-cache", None)
+    assert (failure.requested_tokens, failure.free_tokens) == (8192, 200)
 
 
 KILL = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:4096kB, file-rss:0kB"
@@ -153,29 +158,32 @@ KILL = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9000k
 
 def test_lines_of_the_kernel_about_one_process_are_one_failure() -> None:
     """The first line names the job, the second one the memory, and one before them the limit."""
-    one = only(
+    item = only(
         "[1.0] memory: usage 8192kB, limit 8192kB, failcnt 3\n"
         "[1.1] oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/system.slice/slurmstepd.scope/job_77,task_memcg=/system.slice/"
         "slurmstepd.scope/job_77/step_batch/user/task_0,task=python,pid=4711,uid=1000\n"
         f"[1.2] {KILL}\n"
     )
-    assert (one.job, one.pid, one.process, one.used, one.total) == (77, 4711, "python", 4 * MIB, 8 * MIB)
+    assert (item.job, item.pid, item.process, item.used, item.total) == (77, 4711, "python", 4 * MIB, 8 * MIB)
 
 
 def test_lines_of_an_older_kernel_about_one_process_are_one_failure() -> None:
-    one = only(
+    item = only(
         "[1.0] Task in /slurm/uid_1000/job_77/step_0 killed as a result of limit of /slurm/uid_1000/job_77\n"
         "[1.0] memory: usage 8192kB, limit 8192kB, failcnt 3\n"
         "[1.1] Memory cgroup out of memory: Kill process 4711 (python) score 999 or sacrifice child\n"
         "[1.2] Killed process 4711 (python) total-vm:9000kB, anon-rss:4096kB, file-rss:0kB\n"
     )
-    assert (one.kind, one.job, one.pid, one.used, one.total) == ("job-memory-limit", 77, 4711, 4 * MIB, 8 * MIB)
+    assert (item.kind, item.job, item.pid, item.used, item.total) == ("job-memory-limit", 77, 4711, 4 * MIB, 8 * MIB)
 
 
 def test_kills_of_two_processes_are_two_failures() -> None:
     constraint = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/job_{0}/step_0,task=python,pid=471{0},uid=1000\n"
     text = "".join(constraint.format(n) + KILL.replace("4711", f"471{n}") + "\n" for n in (1, 2))
-    assert [(one.job, one.pid, one.used) for one in findings(text).failures] == [(1, 4711, 4 * MIB), (2, 4712, 4 * MIB)]
+    assert [(failure.job, failure.pid, failure.used) for failure in findings(text).failures] == [
+        (1, 4711, 4 * MIB),
+        (2, 4712, 4 * MIB),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +227,7 @@ def test_specific_message_is_distinguished_from_a_similar_one(
 ) -> None:
     """The memory that ran out is named by the most specific rule."""
     failures = findings(line + "\n").failures
-    assert [(one.kind, one.requested) for one in failures] == ([] if kind is None else [(kind, requested)])
+    assert [(failure.kind, failure.requested) for failure in failures] == ([] if kind is None else [(kind, requested)])
 
 
 @pytest.mark.parametrize(
@@ -237,12 +245,12 @@ def test_own_memory_in_a_container_is_not_that_of_another_process(
     others: str, used: float | None, holders: tuple[tuple[int, float], ...]
 ) -> None:
     """The driver's PIDs are those of the host, so PyTorch does not recognize itself."""
-    one = only(
+    item = only(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB "
         f"of which 1.00 GiB is free. {others}Of the allocated memory 70.00 GiB is allocated by PyTorch, and 5.00 GiB is "
         "reserved by PyTorch but unallocated.\n"
     )
-    assert (one.used, one.holders) == (used, holders)
+    assert (item.used, item.holders) == (used, holders)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +270,7 @@ def test_ordinary_line_is_not_a_failure(line: str) -> None:
 
 
 def test_traceback_is_reduced_to_its_exception() -> None:
-    found = findings(
+    result = findings(
         "start\n(Worker pid=7) ERROR 11-22 21:56:23 [w.py:1] Traceback (most recent call last):\n"
         '(Worker pid=7) ERROR 11-22 21:56:23 [w.py:1]   File "a.py", line 3, in f\n'
         "(Worker pid=7) ERROR 11-22 21:56:23 [w.py:1]     raise KeyError(x)\n"
@@ -271,13 +279,13 @@ def test_traceback_is_reduced_to_its_exception() -> None:
         '  File "a.py", line 3, in f\n'
         "KeyError: 'x'\nend\n"
     )
-    (one,) = found.failures
-    assert (one.kind, one.line, one.text, one.times) == ("exception", 2, "KeyError: 'x'", 2)
-    assert (one.process, one.pid, found.lines) == ("Worker", 7, 9)
+    (failure,) = result.failures
+    assert (failure.kind, failure.line, failure.text, failure.times) == ("exception", 2, "KeyError: 'x'", 2)
+    assert (failure.process, failure.pid, result.lines) == ("Worker", 7, 9)
 
 
 def test_interleaved_tracebacks_are_separated_by_process() -> None:
-    found = findings(
+    result = findings(
         "(EngineCore_DP0 pid=7) ERROR 11-22 21:56:23 [core.py:1] Traceback (most recent call last):\n"
         "(EngineCore_DP1 pid=8) ERROR 11-22 21:56:23 [core.py:1] Traceback (most recent call last):\n"
         '(EngineCore_DP0 pid=7) ERROR 11-22 21:56:23 [core.py:1]   File "a.py", line 3, in f\n'
@@ -289,14 +297,14 @@ def test_interleaved_tracebacks_are_separated_by_process() -> None:
         "(EngineCore_DP0 pid=7) ERROR 11-22 21:56:23 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
         "end\n"
     )
-    assert [(one.kind, one.pid, one.line) for one in found.failures] == [
+    assert [(failure.kind, failure.pid, failure.line) for failure in result.failures] == [
         ("gpu-out-of-memory", 7, 1), ("exception", 8, 2), ("gpu-fault", None, 7),
     ]  # fmt: skip
-    assert found.lines == 10
+    assert result.lines == 10
 
 
 def test_request_logged_within_a_traceback_is_not_its_exception() -> None:
-    one = only(
+    item = only(
         "Traceback (most recent call last):\n"
         '  File "a.py", line 3, in f\n'
         'INFO:     10.0.0.1:1 - "GET /metrics HTTP/1.1" 200 OK\n'
@@ -304,11 +312,11 @@ def test_request_logged_within_a_traceback_is_not_its_exception() -> None:
         "    raise IndexError\n"
         "IndexError\n"
     )
-    assert one.text == "IndexError"
+    assert item.text == "IndexError"
 
 
 def test_exceptions_of_a_group_are_failures() -> None:
-    found = findings(
+    result = findings(
         "  + Exception Group Traceback (most recent call last):\n"
         '  |   File "a.py", line 1, in <module>\n'
         "  | ExceptionGroup: errors (1 sub-exception)\n"
@@ -318,14 +326,14 @@ def test_exceptions_of_a_group_are_failures() -> None:
         "    | MemoryError\n"
         "    +------------------------------------\n"
     )
-    assert [one.kind for one in found.failures] == ["exception", "host-allocation"]
+    assert [failure.kind for failure in result.failures] == ["exception", "host-allocation"]
 
 
 def test_exception_below_a_framed_traceback_is_a_failure() -> None:
-    one = only(
+    item = only(
         "╭───── Traceback (most recent call last) ─────╮\n│ a.py:3 in f │\n│ ❱ 3 raise │\n╰─────╯\nValueError: bad\n"
     )
-    assert one.text == "ValueError: bad"
+    assert item.text == "ValueError: bad"
 
 
 def test_failure_after_an_endless_traceback_is_found() -> None:
@@ -344,7 +352,7 @@ def test_result_does_not_depend_on_the_blocks() -> None:
              '  File "a.py", line 1, in <module>', "ValueError: bad", "é" * 30, "NVRM: Xid (PCI:0000:01:00): 31"]  # fmt: skip
     text = "\n".join(lines * 3) + "\nlast line without end: Segmentation fault"
     whole = findings(text)
-    assert [one.line for one in whole.failures] == [2, 3, 7, 22]
+    assert [failure.line for failure in whole.failures] == [2, 3, 7, 22]
     for block in (1, 7, 64, 333):
         assert findings(text, block=block) == whole
 
@@ -368,34 +376,34 @@ def test_random_bytes_are_examined_without_error() -> None:
     ]
     for _ in range(200):
         data = b"".join(draw.choice(parts) if draw.random() < 0.5 else draw.randbytes(9) for _ in range(60))
-        found = findings(data, block=17)
-        assert found.bytes == len(data)
-        assert all(one.text.isprintable() for one in found.failures)
+        result = findings(data, block=17)
+        assert result.bytes == len(data)
+        assert all(failure.text.isprintable() for failure in result.failures)
 
 
 def test_progress_bar_in_one_line_does_not_hide_a_failure() -> None:
     bar = "".join(f"\r{percent}%" for percent in range(100))
-    one = only(f"{bar}\rRuntimeError: CUDA error: out of memory\n")
-    assert one.text == "RuntimeError: CUDA error: out of memory"
+    item = only(f"{bar}\rRuntimeError: CUDA error: out of memory\n")
+    assert item.text == "RuntimeError: CUDA error: out of memory"
 
 
 def test_lines_that_end_in_carriage_returns_are_separate() -> None:
-    found = findings("".join(f"\r{n}%|###| CUDA error: bad {n}" for n in range(3)) + "\r" + "x" * 20_000)
-    assert [one.text for one in found.failures] == [f"{n}%|###| CUDA error: bad {n}" for n in range(3)]
+    result = findings("".join(f"\r{n}%|###| CUDA error: bad {n}" for n in range(3)) + "\r" + "x" * 20_000)
+    assert [failure.text for failure in result.failures] == [f"{n}%|###| CUDA error: bad {n}" for n in range(3)]
 
 
 def test_line_without_end_is_bounded_and_counted() -> None:
-    found = findings("CUDA error: out of memory " + "x" * 10_000_000, block=1 << 16)
-    assert found.cut_lines >= 1
-    assert len(found.failures) == 1
-    assert len(found.failures[0].text) <= 600
+    result = findings("CUDA error: out of memory " + "x" * 10_000_000, block=1 << 16)
+    assert result.cut_lines >= 1
+    assert len(result.failures) == 1
+    assert len(result.failures[0].text) <= 600
 
 
 def test_many_failures_are_bounded_and_counted() -> None:
-    found = findings("".join(f"KeyError {n}: CUDA error: out of memory in layer {n}\n" for n in range(1000)))
-    assert len(found.failures) == MOST_KEPT + MOST_KEPT // 2
-    assert found.dropped == 1000 - len(found.failures)
-    assert found.failures[-1].line == 1000
+    result = findings("".join(f"KeyError {n}: CUDA error: out of memory in layer {n}\n" for n in range(1000)))
+    assert len(result.failures) == MOST_KEPT + MOST_KEPT // 2
+    assert result.dropped == 1000 - len(result.failures)
+    assert result.failures[-1].line == 1000
 
 
 def test_option_for_the_blocks_of_the_cache_is_read() -> None:
@@ -413,17 +421,17 @@ def test_startup_figures_are_read() -> None:
 
 def test_recorded_engine_that_died_names_its_worker_first(shared_data: Path) -> None:
     data = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-engine-died.log.gz").read_bytes())
-    found = findings(data)
-    assert found.lines == data.count(b"\n")
-    assert [(one.kind, one.process) for one in found.failures] == [
+    result = findings(data)
+    assert result.lines == data.count(b"\n")
+    assert [(failure.kind, failure.process) for failure in result.failures] == [
         ("exception", "Worker"), ("exception", "EngineCore"), ("engine-ended", "APIServer"),
     ]  # fmt: skip
-    assert found.startup.kv_tokens == 8192
+    assert result.startup.kv_tokens == 8192
 
 
 def test_recorded_start_that_was_refused_names_the_length_that_fits(shared_data: Path) -> None:
-    found = findings((shared_data / "serving/vllm-0.32-cpu-kv-too-small.log").read_bytes())
-    assert [(one.kind, one.max_length) for one in found.failures] == [
+    result = findings((shared_data / "serving/vllm-0.32-cpu-kv-too-small.log").read_bytes())
+    assert [(failure.kind, failure.max_length) for failure in result.failures] == [
         ("kv-cache-too-small", 176),
         ("worker-ended", None),
         ("engine-ended", None),
@@ -433,7 +441,7 @@ def test_recorded_start_that_was_refused_names_the_length_that_fits(shared_data:
 def test_recorded_shutdown_is_not_a_failure_of_the_engine(shared_data: Path) -> None:
     """On SIGTERM vLLM also logs an EngineDeadError."""
     data = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.log.gz").read_bytes())
-    assert [one.kind for one in findings(data).failures][:1] == ["shutdown"]
+    assert [failure.kind for failure in findings(data).failures][:1] == ["shutdown"]
 
 
 def test_options_of_the_start_are_read() -> None:

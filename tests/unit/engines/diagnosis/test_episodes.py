@@ -35,8 +35,8 @@ def test_episode_begins_and_ends_with_the_condition(held: list[bool], gap_at: in
             if at < end and shares[at - first] >= LEAVE:
                 episode.append(at)
                 continue
-            inside = [one for one in episode if held[one]]
-            if len(inside) >= 2 and max(shares[one - first] for one in episode) >= ENTER:
+            inside = [item for item in episode if held[item]]
+            if len(inside) >= 2 and max(shares[item - first] for item in episode) >= ENTER:
                 expected.append((inside[0], inside[-1]))
             episode = []
     assert lasting(series, np.array(held)) == expected

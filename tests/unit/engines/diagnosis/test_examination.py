@@ -40,22 +40,23 @@ def serving(shared_data: Path) -> Path:
 
 
 def health(samples: pl.DataFrame, around: EngineContext | None = None, **options: float) -> EngineHealth:
-    (one,) = examine(KEY, samples, around or EngineContext(), Options(**options))
-    return one.health
+    (examination,) = examine(KEY, samples, around or EngineContext(), Options(**options))
+    return examination.health
 
 
-def of(found: EngineHealth, kind: str) -> list[Diagnosis]:
-    return [one for one in found.diagnoses if one.kind == kind]
+def of(health: EngineHealth, kind: str) -> list[Diagnosis]:
+    return [diagnosis for diagnosis in health.diagnoses if diagnosis.kind == kind]
 
 
-def only(found: EngineHealth, kind: str) -> Diagnosis:
-    (one,) = of(found, kind)
-    return one
+def only(health: EngineHealth, kind: str) -> Diagnosis:
+    (item,) = of(health, kind)
+    return item
 
 
-def spans(found: EngineHealth, kind: str, begin_ms: int) -> list[tuple[float, float]]:
+def spans(health: EngineHealth, kind: str, begin_ms: int) -> list[tuple[float, float]]:
     return [
-        (one.since.timestamp() - begin_ms / 1000, one.until.timestamp() - begin_ms / 1000) for one in of(found, kind)
+        (item.since.timestamp() - begin_ms / 1000, item.until.timestamp() - begin_ms / 1000)
+        for item in of(health, kind)
     ]
 
 
@@ -69,8 +70,8 @@ def synthetic(seconds: int, step_s: int = 15, **columns: object) -> pl.DataFrame
     """Return samples of an engine. A column is a value, or a function of the time in seconds."""
     at = np.arange(0, seconds, step_s)
     made = {
-        name: [one(float(t)) for t in at] if callable(one) else [one] * len(at)
-        for name, one in ({"start_time": BEGIN.timestamp() - 100, "scrape_s": 0.01} | columns).items()
+        name: [key(float(t)) for t in at] if callable(key) else [key] * len(at)
+        for name, key in ({"start_time": BEGIN.timestamp() - 100, "scrape_s": 0.01} | columns).items()
     }
     frame = pl.DataFrame(
         {"time": [BEGIN + timedelta(seconds=int(t)) for t in at], **made}, strict=False, infer_schema_length=None
@@ -85,7 +86,7 @@ def synthetic(seconds: int, step_s: int = 15, **columns: object) -> pl.DataFrame
 
 def gpus(seconds: int, **columns: object) -> pl.DataFrame:
     at = np.arange(0, seconds, 30)
-    made = {name: [one(float(t)) if callable(one) else one for t in at] for name, one in columns.items()}
+    made = {name: [column(float(t)) if callable(column) else column for t in at] for name, column in columns.items()}
     times = [BEGIN + timedelta(seconds=int(t)) for t in at]
     return pl.DataFrame({"uuid": ["GPU-1"] * len(at), "time": times, **made}).cast({"time": pl.Datetime("ms", "UTC")})
 
@@ -95,31 +96,31 @@ def gpus(seconds: int, **columns: object) -> pl.DataFrame:
 
 def test_phases_of_the_recorded_overload(serving: Path) -> None:
     """0.8 and 2.5 requests/s are healthy, 5 and 7.5 at times saturated, 13 is an overload that then empties."""
-    found = health(recordings.read(serving, SHORT))
+    result = health(recordings.read(serving, SHORT))
     phases = recordings.phases(serving, SHORT)
     begin = phases[0][0]
-    (first, second) = sorted(spans(found, "healthy", begin))[:: len(spans(found, "healthy", begin)) - 1]
+    (first, second) = sorted(spans(result, "healthy", begin))[:: len(spans(result, "healthy", begin)) - 1]
     assert first[0] < 0
     assert first[1] > 65
     assert second[0] < (phases[6][0] - begin) / 1000 + 5
     assert second[1] > 255
-    ((since, until),) = spans(found, "queue-unstable", begin)
+    ((since, until),) = spans(result, "queue-unstable", begin)
     assert (phases[4][0] - begin) / 1000 - 5 < since < (phases[4][0] - begin) / 1000 + 10
     assert until <= (phases[5][0] - begin) / 1000
-    ((emptying, empty),) = spans(found, "recovering", begin)
+    ((emptying, empty),) = spans(result, "recovering", begin)
     assert emptying == until
     assert (phases[5][0] - begin) / 1000 < empty < (phases[6][0] - begin) / 1000
-    for full in spans(found, "kv-saturated", begin):
+    for full in spans(result, "kv-saturated", begin):
         assert full[0] > 65
         assert full[1] < 250
-    assert not of(found, "idle")
-    assert not of(found, "stalled")
-    assert not of(found, "ended")
+    assert not of(result, "idle")
+    assert not of(result, "stalled")
+    assert not of(result, "ended")
 
 
 def test_overload_is_estimated_from_tokens(serving: Path) -> None:
-    found = health(recordings.read(serving, SHORT))
-    figures = dict(only(found, "queue-unstable").figures)
+    result = health(recordings.read(serving, SHORT))
+    figures = dict(only(result, "queue-unstable").figures)
     assert 1.5 < figures["overload"] < 2.2
     assert abs(figures["overload_tokens"] - figures["overload"]) < figures["overload_tokens_error"]
     assert figures["ttft_s"] > 100 * figures["ttft_before_s"]
@@ -127,8 +128,8 @@ def test_overload_is_estimated_from_tokens(serving: Path) -> None:
 
 def test_preemption_storm_without_loss_of_throughput(serving: Path) -> None:
     """Preemptions cost prefill and latency here. Throughput does not fall, and the diagnosis says so."""
-    found = health(recordings.read(serving, SHORT))
-    storm = max(of(found, "preemption-storm"), key=lambda one: dict(one.figures)["preemptions"])
+    result = health(recordings.read(serving, SHORT))
+    storm = max(of(result, "preemption-storm"), key=lambda item: dict(item.figures)["preemptions"])
     figures = dict(storm.figures)
     assert 1000 < figures["preemptions"] <= 1881
     assert 0.1 < figures["recomputed_share"] < 0.5
@@ -138,22 +139,22 @@ def test_preemption_storm_without_loss_of_throughput(serving: Path) -> None:
 
 def test_overload_without_kv_metrics(serving: Path) -> None:
     """llama.cpp exports no KV usage and no preemptions: its queue and its slots show the overload."""
-    found = health(recordings.read(serving, LLAMA))
+    result = health(recordings.read(serving, LLAMA))
     begin = recordings.phases(serving, LLAMA)[0][0]
-    ((since, until),) = spans(found, "queue-unstable", begin)
+    ((since, until),) = spans(result, "queue-unstable", begin)
     assert 15 < since < 35
     assert 47 < until < 53
-    ((_, empty),) = spans(found, "recovering", begin)
+    ((_, empty),) = spans(result, "recovering", begin)
     assert 75 < empty < 85
-    assert dict(of(found, "batch-full")[-1].figures)["batch_limit"] == 4
-    assert not of(found, "kv-saturated")
-    assert {one.dimension for one in only(found, "queue-unstable").evidence if one.unknown} >= {"arrivals", "ttft"}
+    assert dict(of(result, "batch-full")[-1].figures)["batch_limit"] == 4
+    assert not of(result, "kv-saturated")
+    assert {item.dimension for item in only(result, "queue-unstable").evidence if item.unknown} >= {"arrivals", "ttft"}
 
 
 def test_cache_is_full_without_preemption_if_requests_are_large(serving: Path) -> None:
     """A request needs a fifth of the cache: four fit, usage is 0.66 to 0.91, and no request is preempted."""
-    found = health(recordings.read(serving, KILLED))
-    figures = dict(only(found, "kv-saturated").figures)
+    result = health(recordings.read(serving, KILLED))
+    figures = dict(only(result, "kv-saturated").figures)
     assert figures["preemptions"] == 0
     assert 0.15 < figures["demand"] < 0.3
     assert 0.7 < figures["full_level"] < 0.85
@@ -161,11 +162,11 @@ def test_cache_is_full_without_preemption_if_requests_are_large(serving: Path) -
 
 @pytest.mark.parametrize("name", [KILLED, DIED])
 def test_refused_scrapes_are_an_end(serving: Path, name: str) -> None:
-    found = health(recordings.read(serving, name))
-    end = only(found, "ended")
-    assert end in found.current
+    result = health(recordings.read(serving, name))
+    end = only(result, "ended")
+    assert end in result.current
     assert end.confidence == 1.0
-    assert of(found, "healthy")
+    assert of(result, "healthy")
 
 
 def test_late_scrapes_do_not_end_a_process(serving: Path) -> None:
@@ -177,19 +178,19 @@ def test_late_scrapes_do_not_end_a_process(serving: Path) -> None:
         pl.when(late).then(pl.lit("timed out")).otherwise(pl.col("error")).alias("error"),
         *(pl.when(late).then(None).otherwise(pl.col(name)).alias(name) for name in names),
     )
-    found = health(timed_out)
-    assert found.failed == 8
-    assert not of(found, "ended")
-    assert len(of(found, "queue-unstable")) == 1
+    result = health(timed_out)
+    assert result.failed == 8
+    assert not of(result, "ended")
+    assert len(of(result, "queue-unstable")) == 1
 
 
 def test_late_scrape_at_the_end_leaves_an_overload_current(serving: Path) -> None:
     """A loaded server responds late. Whether an idle one still is idle is unknown until it responds."""
     overload = recordings.read(serving, SHORT).filter(pl.col("waiting").cum_max() < 300)
     late = overload.tail(1).select(*IDENTITY, pl.col("time").dt.offset_by("5s"), error=pl.lit("timed out"))
-    found = health(pl.concat([overload, recordings.conform(late)], how="diagonal"))
-    assert "queue-unstable" in {one.kind for one in found.current}
-    assert found.responded == overload["time"][-1] < found.until
+    result = health(pl.concat([overload, recordings.conform(late)], how="diagonal"))
+    assert "queue-unstable" in {diagnosis.kind for diagnosis in result.current}
+    assert result.responded == overload["time"][-1] < result.until
     quiet = synthetic(3600, 15, running=0.0, waiting=0.0, generation_tokens=5.0)
     late = quiet.tail(1).select(*IDENTITY, pl.col("time").dt.offset_by("15s"), error=pl.lit("timed out"))
     assert not health(pl.concat([quiet, recordings.conform(late)], how="diagonal")).current
@@ -198,12 +199,12 @@ def test_late_scrape_at_the_end_leaves_an_overload_current(serving: Path) -> Non
 @pytest.mark.parametrize(("restarted", "ends"), [(False, 0), (True, 1)])
 def test_refused_scrapes_end_a_process_only_if_another_one_follows(restarted: bool, ends: int) -> None:
     down = lambda t: 1800 <= t < 2100  # noqa: E731
-    found = health(synthetic(
+    result = health(synthetic(
         3600, running=lambda t: None if down(t) else 1.0, generation_tokens=lambda t: None if down(t) else t,
         error=lambda t: "[Errno 111] Connection refused" if down(t) else None,
         start_time=lambda t: None if down(t) else 100.0 + 50 * (restarted and t >= 2100),
     ))  # fmt: skip
-    assert len(of(found, "ended")) == ends
+    assert len(of(result, "ended")) == ends
 
 
 def test_engine_whose_process_still_listens_may_be_hanging() -> None:
@@ -223,11 +224,11 @@ def test_engine_whose_process_still_listens_may_be_hanging() -> None:
 def test_overload_at_other_scrape_intervals(serving: Path, name: str, seconds: int) -> None:
     samples = every(recordings.read(serving, name), seconds)
     exact = health(recordings.read(serving, name))
-    found = health(samples)
+    result = health(samples)
     assert (
-        abs((only(found, "queue-unstable").until - only(exact, "queue-unstable").until).total_seconds()) <= 2 * seconds
+        abs((only(result, "queue-unstable").until - only(exact, "queue-unstable").until).total_seconds()) <= 2 * seconds
     )
-    assert len(of(found, "recovering")) == 1
+    assert len(of(result, "recovering")) == 1
 
 
 def test_overload_after_a_time_with_a_short_queue(serving: Path) -> None:
@@ -236,26 +237,26 @@ def test_overload_after_a_time_with_a_short_queue(serving: Path) -> None:
     phases = [(begin / 1000, end / 1000) for begin, end, _ in recordings.phases(serving, SHORT)]
     for delay_s in (0.0, 1.7, 5.0, 6.7, 8.3):
         number = (pl.col("time").dt.epoch("ms") + round(delay_s * 1000)) // 10_000
-        found = health(samples.filter(number != number.shift(fill_value=-1)))
-        growth = only(found, "queue-unstable")
+        result = health(samples.filter(number != number.shift(fill_value=-1)))
+        growth = only(result, "queue-unstable")
         assert phases[2][0] < growth.since.timestamp() < phases[4][0] + 20
         assert phases[4][1] - 30 < growth.until.timestamp() < phases[5][1]
 
 
 def test_few_scrapes_lower_the_confidence(serving: Path) -> None:
-    found = health(every(recordings.read(serving, SHORT), 30))
-    for one in of(found, "queue-unstable"):
-        assert one.confidence < 0.8
-        assert "scrapes" in one.doubt
+    result = health(every(recordings.read(serving, SHORT), 30))
+    for item in of(result, "queue-unstable"):
+        assert item.confidence < 0.8
+        assert "scrapes" in item.doubt
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_overload_with_missing_scrapes(serving: Path, seed: int) -> None:
     samples = recordings.read(serving, SHORT)
     kept = np.random.default_rng(seed).random(samples.height) > 0.3
-    found = health(samples.filter(pl.Series(kept)))
-    assert len(of(found, "queue-unstable")) == 1
-    assert not of(found, "ended")
+    result = health(samples.filter(pl.Series(kept)))
+    assert len(of(result, "queue-unstable")) == 1
+    assert not of(result, "ended")
 
 
 def growing(t: float) -> float:
@@ -268,11 +269,11 @@ def test_repeats_of_an_exporter_are_one_scrape() -> None:
     values = {"running": 2.0, "waiting": lambda t: round(growing(t)), "scrape_s": lambda t: 0.1004 + t * 1.37e-6}
     own = synthetic(180, 5, **values)
     repeated = synthetic(180, 1, **{
-        name: one if isinstance(one, float) else lambda t, one=one: one(t - t % 5) for name, one in values.items()
+        name: value if isinstance(value, float) else lambda t, of=value: of(t - t % 5) for name, value in values.items()
     })  # fmt: skip
-    found, exact = health(repeated), health(own)
-    assert (found.samples, exact.samples) == (36, 36)
-    assert only(found, "queue-unstable").figures == only(exact, "queue-unstable").figures
+    result, exact = health(repeated), health(own)
+    assert (result.samples, exact.samples) == (36, 36)
+    assert only(result, "queue-unstable").figures == only(exact, "queue-unstable").figures
 
 
 def test_scrapes_of_the_same_rounded_duration_all_count() -> None:
@@ -283,8 +284,8 @@ def test_overload_is_not_over_with_a_small_dip() -> None:
     """The last scrapes see fewer requests than the longest queue; minutes later it would be over."""
     dip = {170: 100.0, 175: 98.0}
     samples = synthetic(180, 5, running=2.0, waiting=lambda t: dip.get(int(t), growing(t)))
-    found = health(samples)
-    assert only(found, "queue-unstable") in found.current
+    result = health(samples)
+    assert only(result, "queue-unstable") in result.current
     calm = synthetic(480, 5, running=2.0, waiting=lambda t: 100.0 if t >= 170 else growing(t))
     assert only(health(calm), "queue-unstable").until <= BEGIN + timedelta(seconds=200)
 
@@ -315,11 +316,11 @@ def test_stripped_metrics_leave_the_queue(serving: Path) -> None:
     samples = recordings.read(serving, SHORT)
     kept = ("running", "waiting", "finished", "start_time")
     bare = recordings.conform(samples.select(*IDENTITY, "time", "error", *kept))
-    found = health(bare)
-    full, less = only(health(samples), "queue-unstable"), only(found, "queue-unstable")
+    result = health(bare)
+    full, less = only(health(samples), "queue-unstable"), only(result, "queue-unstable")
     assert less.confidence < full.confidence
     assert "overload_tokens" not in dict(less.figures)
-    assert not {"kv-saturated", "preemption-storm"} & {one.kind for one in found.diagnoses}
+    assert not {"kv-saturated", "preemption-storm"} & {diagnosis.kind for diagnosis in result.diagnoses}
 
 
 def test_restarted_counters_change_no_rate(serving: Path) -> None:
@@ -331,10 +332,10 @@ def test_restarted_counters_change_no_rate(serving: Path) -> None:
           for name in counters),
         pl.when(later).then(pl.col("start_time") + 65).otherwise(pl.col("start_time")).alias("start_time"),
     )  # fmt: skip
-    found, exact = only(health(restarted), "queue-unstable"), only(health(samples), "queue-unstable")
-    assert (found.since, found.until) == (exact.since, exact.until)
+    result, exact = only(health(restarted), "queue-unstable"), only(health(samples), "queue-unstable")
+    assert (result.since, result.until) == (exact.since, exact.until)
     rates = ("arrivals_per_s", "served_per_s", "overload_tokens")
-    assert [dict(found.figures)[name] for name in rates] == [dict(exact.figures)[name] for name in rates]
+    assert [dict(result.figures)[name] for name in rates] == [dict(exact.figures)[name] for name in rates]
 
 
 def test_backward_step_of_the_clock(serving: Path) -> None:
@@ -346,11 +347,11 @@ def test_backward_step_of_the_clock(serving: Path) -> None:
         .otherwise(pl.col("time"))
         .alias("time")
     )
-    found = health(shifted)
-    assert of(found, "queue-unstable")
-    for one in found.diagnoses:
-        assert one.until >= one.since
-        assert all(value >= 0 for name, value in one.figures if name.endswith("_per_s"))
+    result = health(shifted)
+    assert of(result, "queue-unstable")
+    for diagnosis in result.diagnoses:
+        assert diagnosis.until >= diagnosis.since
+        assert all(value >= 0 for name, value in diagnosis.figures if name.endswith("_per_s"))
 
 
 def test_two_processes_behind_one_address(serving: Path) -> None:
@@ -361,11 +362,11 @@ def test_two_processes_behind_one_address(serving: Path) -> None:
         pl.col("start_time") + 30,
         generation_tokens=pl.col("generation_tokens") / 2,
     )
-    found = [one.health for one in examine(KEY, pl.concat([samples, other]))]
-    assert len(found) == 2
-    assert len({one.key.rank for one in found}) == 2
-    for one in found:
-        assert len(of(one, "queue-unstable")) == 1
+    healths = [engine.health for engine in examine(KEY, pl.concat([samples, other]))]
+    assert len(healths) == 2
+    assert len({figure.key.rank for figure in healths}) == 2
+    for item in healths:
+        assert len(of(item, "queue-unstable")) == 1
 
 
 @pytest.mark.parametrize("order", [lambda n: n % 2, lambda n: n * n % 5 % 2])
@@ -379,12 +380,12 @@ def test_two_processes_without_a_start_time(serving: Path, order: Callable[[int]
         preemptions=pl.lit(0.0), cpu_s=pl.lit(None, pl.Float64),
     )  # fmt: skip
     turn = pl.Series([order(n) for n in range(loaded.height)])
-    found = [one.health for one in examine(KEY, pl.concat([loaded.filter(turn == 1), calm.filter(turn == 0)]))]
-    assert [one.key.rank for one in found] == ["process 1", "process 2"]
-    overloaded = [one for one in found if of(one, "queue-unstable")]
+    healths = [engine.health for engine in examine(KEY, pl.concat([loaded.filter(turn == 1), calm.filter(turn == 0)]))]
+    assert [figure.key.rank for figure in healths] == ["process 1", "process 2"]
+    overloaded = [item for item in healths if of(item, "queue-unstable")]
     assert len(overloaded) == 1
-    (other,) = [one for one in found if one not in overloaded]
-    assert {one.kind for one in other.diagnoses} == {"healthy"}
+    (other,) = [item for item in healths if item not in overloaded]
+    assert {diagnosis.kind for diagnosis in other.diagnoses} == {"healthy"}
 
 
 def test_indistinguishable_processes_are_not_healthy() -> None:
@@ -396,8 +397,8 @@ def test_indistinguishable_processes_are_not_healthy() -> None:
 
 def test_rank_chosen_by_a_user_is_only_a_name(serving: Path) -> None:
     samples = recordings.read(serving, LLAMA).with_columns(rank=pl.lit("started yesterday"))
-    (found,) = diagnose_all(samples.lazy())
-    assert of(found, "queue-unstable")
+    (result,) = diagnose_all(samples.lazy())
+    assert of(result, "queue-unstable")
 
 
 # Processes and logs
@@ -405,19 +406,19 @@ def test_rank_chosen_by_a_user_is_only_a_name(serving: Path) -> None:
 
 def left(directory: Path, gpu_memory_mib: float | None) -> list[tuple[datetime, int, float | None]]:
     """Return the times of the recording at which the engine and its worker had no server, as the exporter does."""
-    found: list[tuple[datetime, int, float | None]] = []
+    result: list[tuple[datetime, int, float | None]] = []
     names: list[str] = []
     at = datetime.fromtimestamp(0, UTC)
     for line in (*(directory / f"{KILLED}.processes.txt").read_text().splitlines(), "== end"):
         if line.startswith("=="):
             if names and "vllm" not in names:
-                found.append((at, sum(name.startswith("VLLM::") for name in names), gpu_memory_mib))
+                result.append((at, sum(name.startswith("VLLM::") for name in names), gpu_memory_mib))
             names = []
             match = re.match(r"== after .*? (\d{13})", line)
             at = datetime.fromtimestamp(int(match[1]) / 1000, UTC) if match else at
         elif (fields := line.split()) and fields[0].isdigit() and len(fields) >= 10 and not fields[4].startswith("Z"):
             names.append(fields[9])
-    return found
+    return result
 
 
 def with_orphans(samples: pl.DataFrame, rows: list[tuple[datetime, int, float | None]]) -> pl.DataFrame:
@@ -438,8 +439,8 @@ def test_killed_server_leaves_its_engine(serving: Path, memory: float | None, co
     """The recorded processes: the API server is killed, but EngineCore and its worker keep running."""
     rows = left(serving, memory)
     assert [count for _, count, _ in rows] == [2] * 5
-    found = health(with_orphans(recordings.read(serving, KILLED), rows))
-    orphan = only(found, "orphaned-engine")
+    result = health(with_orphans(recordings.read(serving, KILLED), rows))
+    orphan = only(result, "orphaned-engine")
     assert (orphan.confidence, orphan.since, orphan.until) == (confidence, rows[0][0], rows[-1][0])
     assert "job 77" in orphan.summary
     assert ("20.0 GiB" in orphan.summary, bool(orphan.doubt)) == (memory is not None, memory is None)
@@ -449,14 +450,14 @@ def test_end_of_the_server_is_part_of_the_orphaned_engine() -> None:
     """Without other scrapes there is one diagnosis; a server that responds again ends it."""
     samples = synthetic(600, 15, running=0.0, waiting=0.0, generation_tokens=5.0, finished=1.0)
     times = [BEGIN + timedelta(seconds=615 + 15 * n) for n in range(20)]
-    found = health(with_orphans(samples, [(at, 1, 512.0) for at in times]))
-    assert [one.kind for one in found.current] == ["orphaned-engine"]
-    assert not of(found, "ended")
+    result = health(with_orphans(samples, [(at, 1, 512.0) for at in times]))
+    assert [diagnosis.kind for diagnosis in result.current] == ["orphaned-engine"]
+    assert not of(result, "ended")
     again = samples.with_columns(pl.col("time").dt.offset_by("30m"))
     later = [(at + timedelta(hours=1), 1, 512.0) for at in times]
     rows = [(at, 1, 512.0) for at in times]
     twice = with_orphans(pl.concat([with_orphans(samples, rows), again], how="diagonal"), later)
-    assert [one.since for one in of(health(twice), "orphaned-engine")] == [times[0], later[0][0]]
+    assert [item.since for item in of(health(twice), "orphaned-engine")] == [times[0], later[0][0]]
 
 
 def test_server_that_ends_with_its_engine_leaves_no_orphan(serving: Path) -> None:
@@ -465,8 +466,8 @@ def test_server_that_ends_with_its_engine_leaves_no_orphan(serving: Path) -> Non
 
 def test_refused_start_in_a_log_is_a_request_that_is_too_large(serving: Path) -> None:
     event = EngineEvent("request-too-large", "To serve at least one request with the model's max seq len (2048), ...")
-    found = health(recordings.read(serving, DIED), EngineContext(events=(event,)))
-    assert "did not start" in only(found, "request-too-large").summary
+    result = health(recordings.read(serving, DIED), EngineContext(events=(event,)))
+    assert "did not start" in only(result, "request-too-large").summary
 
 
 def test_events_of_a_job_count_for_its_engines_only() -> None:
@@ -474,8 +475,8 @@ def test_events_of_a_job_count_for_its_engines_only() -> None:
     samples = synthetic(600, 15, running=1.0, waiting=0.0, generation_tokens=lambda t: t).with_columns(job=pl.lit("77"))
     cluster = samples["cluster"][0]
     event = EngineEvent("host-out-of-memory", "Slurm ended job 77: OUT_OF_MEMORY", at)
-    (found,) = diagnose_all(samples.lazy(), Fleet(events={(cluster, "77"): [event]}))
-    assert "host memory" in only(found, "out-of-memory").summary
+    (result,) = diagnose_all(samples.lazy(), Fleet(events={(cluster, "77"): [event]}))
+    assert "host memory" in only(result, "out-of-memory").summary
     for other in ((cluster, "78"), ("elsewhere", "77")):
         (none,) = diagnose_all(samples.lazy(), Fleet(events={other: [event]}))
         assert not of(none, "out-of-memory")
@@ -494,10 +495,12 @@ def test_event_near_several_ends_is_assigned_to_none_of_them() -> None:
     at = BEGIN + timedelta(seconds=1850)
     host, gpu = (EngineEvent(f"{kind}-out-of-memory", "out of memory", at) for kind in ("host", "gpu"))
     both = of(health(samples, EngineContext(events=(host, gpu))), "out-of-memory")
-    assert sorted(one.summary for one in both) == [f"The engine ran out of {kind} memory." for kind in ("GPU", "host")]
+    assert sorted(diagnosis.summary for diagnosis in both) == [
+        f"The engine ran out of {kind} memory." for kind in ("GPU", "host")
+    ]
     undated = of(health(samples, EngineContext(events=(EngineEvent(gpu.kind, gpu.text),))), "out-of-memory")
     ends = of(health(samples), "ended")
-    assert [(one.since, one.until) for one in undated] == [(ends[0].since, ends[-1].until)]
+    assert [(item.since, item.until) for item in undated] == [(ends[0].since, ends[-1].until)]
 
 
 def test_out_of_memory_advises_less_memory_and_preemption_more(serving: Path) -> None:
@@ -505,9 +508,9 @@ def test_out_of_memory_advises_less_memory_and_preemption_more(serving: Path) ->
     samples = recordings.read(serving, DIED)
     failed = samples.filter(pl.col("error").is_not_null())["time"][0]
     event = EngineEvent("gpu-out-of-memory", "torch.OutOfMemoryError: CUDA out of memory.", failed)
-    found = only(health(samples, EngineContext(events=(event,))), "out-of-memory")
-    assert found.confidence == 1.0
-    assert found.advice.startswith("Lower")
+    result = only(health(samples, EngineContext(events=(event,))), "out-of-memory")
+    assert result.confidence == 1.0
+    assert result.advice.startswith("Lower")
     storm = of(health(recordings.read(serving, SHORT)), "preemption-storm")[0]
     assert "raise the memory share" in storm.advice
 
@@ -517,94 +520,94 @@ def test_out_of_memory_advises_less_memory_and_preemption_more(serving: Path) ->
 
 def test_stall_with_a_full_cache() -> None:
     stuck = lambda t: t >= 3600  # noqa: E731
-    found = health(synthetic(
+    result = health(synthetic(
         7200, running=lambda t: 0.0 if stuck(t) else 8.0, waiting=lambda t: 5.0 if stuck(t) else 0.0,
         kv_usage=lambda t: 0.98 if stuck(t) else 0.6, generation_tokens=lambda t: 100 * min(t, 3600),
         finished=lambda t: min(t, 3600) / 10,
     ))  # fmt: skip
-    one = only(found, "stalled")
-    assert abs((one.since - BEGIN).total_seconds() - 3600) <= 30
-    assert one in found.current
-    assert not of(found, "request-too-large")
-    assert not of(found, "queue-unstable")
+    item = only(result, "stalled")
+    assert abs((item.since - BEGIN).total_seconds() - 3600) <= 30
+    assert item in result.current
+    assert not of(result, "request-too-large")
+    assert not of(result, "queue-unstable")
 
 
 def test_stall_at_the_limit_of_the_batch() -> None:
     """Requests wait for a place in the batch, not for the KV cache; histograms have none of them, because none ends."""
     stuck = lambda t: t >= 3600  # noqa: E731
-    found = health(synthetic(
+    result = health(synthetic(
         7200, running=lambda t: 16.0 if stuck(t) else 8.0, waiting=lambda t: 5.0 if stuck(t) else 0.0, kv_usage=0.2,
         generation_tokens=lambda t: 100 * min(t, 3600), finished=lambda t: min(t, 3600) / 10,
     ))  # fmt: skip
-    one = only(found, "stalled")
-    assert abs((one.since - BEGIN).total_seconds() - 3600) <= 30
-    assert one in found.current
+    item = only(result, "stalled")
+    assert abs((item.since - BEGIN).total_seconds() - 3600) <= 30
+    assert item in result.current
 
 
 def test_request_that_is_never_started() -> None:
-    found = health(synthetic(
+    result = health(synthetic(
         3600, running=lambda t: 2.0 if t < 1800 else 0.0, waiting=lambda t: 0.0 if t < 1800 else 1 + (t > 2700),
         kv_usage=lambda t: 0.3 if t < 1800 else 0.0, generation_tokens=lambda t: 50 * min(t, 1800),
         finished=lambda t: min(t, 1800) / 20,
     ))  # fmt: skip
-    assert only(found, "request-too-large").confidence > 0.7
-    assert not of(found, "stalled")
+    assert only(result, "request-too-large").confidence > 0.7
+    assert not of(result, "stalled")
 
 
 def test_request_that_is_started_again_and_again() -> None:
     """Its prefill fills the cache, it preempts itself, and starts again; no token is ever generated."""
-    found = health(synthetic(
+    result = health(synthetic(
         3600, 5, running=lambda t: 1.0, waiting=lambda t: 0.0, kv_usage=lambda t: (t % 60) / 60,
         generation_tokens=lambda t: 900.0, finished=lambda t: 3.0, preemptions=lambda t: t // 60,
     ))  # fmt: skip
-    assert "again and again" in only(found, "request-too-large").summary
+    assert "again and again" in only(result, "request-too-large").summary
 
 
 def test_long_prefill_is_not_a_stall() -> None:
     """An engine that often pauses for two minutes does not stall when it pauses for three."""
     moves = lambda t: float(int(t // 120) * 100) if t < 3000 else 2500.0 + 100 * (t >= 3180)  # noqa: E731
-    found = health(synthetic(3600, running=1.0, waiting=0.0, kv_usage=0.6, generation_tokens=moves, finished=0.0))
-    assert not of(found, "stalled")
+    result = health(synthetic(3600, running=1.0, waiting=0.0, kv_usage=0.6, generation_tokens=moves, finished=0.0))
+    assert not of(result, "stalled")
 
 
 def test_swap_thrashing() -> None:
-    found = health(synthetic(
+    result = health(synthetic(
         3600, running=10.0, waiting=5.0, kv_usage=0.99, swapped=lambda t: 4.0 * (int(t // 60) % 2),
         generation_tokens=lambda t: 10 * t, finished=lambda t: t / 30,
     ))  # fmt: skip
-    assert only(found, "swap-thrashing").confidence == 1.0
+    assert only(result, "swap-thrashing").confidence == 1.0
 
 
 def test_idle_engine_with_its_cost() -> None:
-    found = health(
+    result = health(
         synthetic(7200, running=0.0, waiting=0.0, kv_usage=0.0, generation_tokens=500.0),
         EngineContext(gpus=gpus(7200, fb_used_mib=40960.0, fb_total_mib=81920.0, util_pct=0.0, power_w=60.0)),
     )
-    figures = dict(only(found, "idle").figures)
+    figures = dict(only(result, "idle").figures)
     assert figures["gpu_hours"] == pytest.approx(2.0, abs=0.02)
     assert figures["gib_hours"] == pytest.approx(80.0, abs=0.5)
-    assert not of(found, "squatter-signature")
-    assert not of(found, "healthy")
+    assert not of(result, "squatter-signature")
+    assert not of(result, "healthy")
 
 
 def test_sleeping_engine_is_not_a_squatter() -> None:
-    found = health(
+    result = health(
         synthetic(7200, running=0.0, waiting=0.0, asleep=True, generation_tokens=500.0),
         EngineContext(gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0), job_running=True),
     )
-    assert {one.kind for one in found.diagnoses} == {"asleep"}
-    assert "still held" in only(found, "asleep").doubt
+    assert {diagnosis.kind for diagnosis in result.diagnoses} == {"asleep"}
+    assert "still held" in only(result, "asleep").doubt
 
 
 @pytest.mark.parametrize(("power", "text"), [(60.0, "draws little"), (650.0, "contradicts")])
 def test_squatter_signature_mentions_the_power(power: float, text: str) -> None:
-    found = health(
+    result = health(
         synthetic(7200, running=0.0, waiting=0.0, generation_tokens=500.0),
         EngineContext(
             gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0, power_w=power), job_running=True
         ),
     )
-    assert text in only(found, "squatter-signature").doubt
+    assert text in only(result, "squatter-signature").doubt
     ended = EngineContext(gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0), job_running=False)
     assert not of(health(synthetic(7200, running=0.0), ended), "squatter-signature")
 
@@ -618,8 +621,8 @@ def test_memory_leak() -> None:
     leak = synthetic(36000, running=lambda t: 4.0 + 3 * np.sin(t / 900), waiting=0.0, generation_tokens=lambda t: t,
                      rss_bytes=lambda t: 2 * gib + 30_000 * t + 5e7 * np.sin(t / 700),
                      uncollectable=lambda t: t // 60)  # fmt: skip
-    one = only(health(leak), "memory-leak")
-    assert dict(one.figures)["bytes_per_hour"] == pytest.approx(30_000 * 3600, rel=0.25)
+    item = only(health(leak), "memory-leak")
+    assert dict(item.figures)["bytes_per_hour"] == pytest.approx(30_000 * 3600, rel=0.25)
     caches = leak.with_columns(rss_bytes=3 * gib - gib * (-(pl.arange(pl.len()) / 200.0)).exp())
     assert not of(health(caches), "memory-leak")
     load = pl.arange(pl.len()).cast(pl.Float64)
@@ -639,41 +642,41 @@ def test_prompts_of_an_engine_without_lengths_are_those_it_processed() -> None:
 def test_throughput_lost_to_retractions() -> None:
     """Output falls from 429 to 30 tokens/s once requests are retracted, and does not recover."""
     storm = lambda t: max(0.0, t - 1800)  # noqa: E731
-    found = health(synthetic(
+    result = health(synthetic(
         3600, running=20.0, waiting=lambda t: 40.0 if t > 1800 else 0.0, kv_usage=lambda t: 0.99 if t > 1800 else 0.8,
         generation_tokens=lambda t: 429 * min(t, 1800) + 30 * storm(t), preemptions=lambda t: storm(t) / 2,
         finished=lambda t: min(t, 1800) / 5 + storm(t) / 80,
     ))  # fmt: skip
-    assert dict(only(found, "preemption-storm").figures)["lost_share"] == pytest.approx(0.93, abs=0.02)
+    assert dict(only(result, "preemption-storm").figures)["lost_share"] == pytest.approx(0.93, abs=0.02)
 
 
 def test_single_batch_of_requests_is_not_an_overload() -> None:
     """300 requests that arrive at once wait, and are served: a burst."""
-    found = health(synthetic(
+    result = health(synthetic(
         7200, running=lambda t: 16.0, waiting=lambda t: max(0.0, 300 - (t - 3600) / 8) if t >= 3600 else 0.0,
         kv_usage=0.9, generation_tokens=lambda t: 400 * t, finished=lambda t: t / 8,
     ))  # fmt: skip
-    assert not of(found, "queue-unstable")
+    assert not of(result, "queue-unstable")
 
 
 def test_fixed_number_of_clients_is_not_an_overload() -> None:
     """A closed loop keeps 40 requests waiting: saturated, not unstable."""
     rng = np.random.default_rng(3)
-    found = health(synthetic(
+    result = health(synthetic(
         14400, running=24.0, waiting=lambda t: 40.0 + rng.integers(-4, 5) if t > 600 else 0.0, kv_usage=0.97,
         generation_tokens=lambda t: 900 * t, finished=lambda t: t * 4,
     ))  # fmt: skip
-    assert not of(found, "queue-unstable")
-    assert of(found, "kv-saturated")
+    assert not of(result, "queue-unstable")
+    assert of(result, "kv-saturated")
 
 
 def test_rejected_requests_count_as_queued() -> None:
     """The queue is bounded: it stays at its limit while more and more requests are rejected."""
-    found = health(synthetic(
+    result = health(synthetic(
         7200, running=24.0, waiting=lambda t: 0.0 if t < 1800 else 100.0, kv_usage=lambda t: 0.6 if t < 1800 else 0.98,
         generation_tokens=lambda t: 900 * t, finished=lambda t: t * 4, rejected=lambda t: max(0.0, t - 1800) * 2,
     ))  # fmt: skip
-    growth = only(found, "queue-unstable")
+    growth = only(result, "queue-unstable")
     assert dict(growth.figures)["overload"] == pytest.approx(1.5, abs=0.1)
     assert "were rejected" in growth.summary
 
@@ -689,8 +692,8 @@ def test_load_decides_about_stability(name: str, load: float, unstable: bool) ->
     engine = ENGINES[name]
     rate = service_rate(engine)
     for seed in range(3):
-        found = health(simulate(engine, load * rate, 5400, seed))
-        assert bool(of(found, "queue-unstable")) == unstable, (seed, found.diagnoses)
+        result = health(simulate(engine, load * rate, 5400, seed))
+        assert bool(of(result, "queue-unstable")) == unstable, (seed, result.diagnoses)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -703,9 +706,9 @@ def test_overload_of_a_slow_engine(seed: int) -> None:
     later = over.with_columns(
         pl.col("time").dt.offset_by("900s"), *(pl.col(name) + calm[name][-1] for name in counters)
     )
-    found = health(pl.concat([calm.with_columns(waiting=pl.lit(0.0)), later]))
-    (one,) = of(found, "queue-unstable")
-    assert one.since >= BEGIN + timedelta(seconds=840)
+    result = health(pl.concat([calm.with_columns(waiting=pl.lit(0.0)), later]))
+    (item,) = of(result, "queue-unstable")
+    assert item.since >= BEGIN + timedelta(seconds=840)
 
 
 def test_batches_of_arrivals_are_not_an_overload() -> None:
@@ -724,26 +727,26 @@ def test_fleet_is_diagnosed_engine_by_engine(serving: Path, monkeypatch: pytest.
         recordings.read(serving, name).with_columns(address=pl.lit(address), model=pl.lit(None, pl.String))
         for address, name in (("b", LLAMA), ("a", SHORT), ("c", KILLED))
     ])  # fmt: skip
-    found = list(diagnose_all(samples.lazy()))
-    assert [one.key.address for one in found] == ["a", "b", "c"]
-    assert [len(of(one, "queue-unstable")) for one in found] == [1, 1, 0]
-    assert found[0].job == "77"
-    assert found[0].user == "ada"
+    result = list(diagnose_all(samples.lazy()))
+    assert [figure.key.address for figure in result] == ["a", "b", "c"]
+    assert [len(of(item, "queue-unstable")) for item in result] == [1, 1, 0]
+    assert result[0].job == "77"
+    assert result[0].user == "ada"
     alone = health(samples.filter(pl.col("address") == "a"))
-    assert found[0].diagnoses == alone.diagnoses
+    assert result[0].diagnoses == alone.diagnoses
     # Several processes diagnose parts of them, if there are many and this machine has the cores.
-    assert list(of_each(samples.lazy(), attrgetter("health"), many=2)) == found
+    assert list(of_each(samples.lazy(), attrgetter("health"), many=2)) == result
 
 
 def test_fleet_joins_gpus_and_jobs() -> None:
     samples = synthetic(7200, running=0.0, waiting=0.0, generation_tokens=500.0)
     metrics = gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0, power_w=60.0)
-    (found,) = diagnose_all(samples.lazy(), Fleet(gpus=metrics.lazy(), ends={(samples["cluster"][0], "77"): None}))
-    assert {"idle", "squatter-signature"} == {one.kind for one in found.diagnoses}
+    (result,) = diagnose_all(samples.lazy(), Fleet(gpus=metrics.lazy(), ends={(samples["cluster"][0], "77"): None}))
+    assert {"idle", "squatter-signature"} == {diagnosis.kind for diagnosis in result.diagnoses}
     ended = {(samples["cluster"][0], "77"): BEGIN + timedelta(seconds=3600)}
     (over,) = diagnose_all(samples.lazy(), Fleet(gpus=metrics.lazy(), ends=ended))
-    assert "squatter-signature" not in {one.kind for one in over.diagnoses}
-    assert found.gpus == ("GPU-1",)
+    assert "squatter-signature" not in {diagnosis.kind for diagnosis in over.diagnoses}
+    assert result.gpus == ("GPU-1",)
 
 
 def test_jobs_at_one_address_are_engines_of_their_own() -> None:
@@ -760,21 +763,21 @@ def test_jobs_at_one_address_are_engines_of_their_own() -> None:
     )
     event = EngineEvent("host-out-of-memory", "Slurm ended job 77: OUT_OF_MEMORY", BEGIN + timedelta(seconds=7190))
     fleet = Fleet(events={("lab", "77"): [event]}, ends={("lab", "77"): event.time, ("lab", "78"): None})
-    found = list(diagnose_all(pl.concat([second, failed, first]).lazy(), fleet))
-    assert [(one.job, one.user, one.gpus, one.samples, one.failed) for one in found] == [
+    result = list(diagnose_all(pl.concat([second, failed, first]).lazy(), fleet))
+    assert [(job.job, job.user, job.gpus, job.samples, job.failed) for job in result] == [
         ("77", "ann", ("GPU-1",), 481, 1), ("78", None, ("GPU-2",), 240, 0),
     ]  # fmt: skip
-    assert of(found[0], "idle")
-    assert of(found[0], "out-of-memory")
-    assert {one.kind for one in found[1].diagnoses} == {"healthy"}
+    assert of(result[0], "idle")
+    assert of(result[0], "out-of-memory")
+    assert {diagnosis.kind for diagnosis in result[1].diagnoses} == {"healthy"}
 
 
 def test_missing_columns_are_unknown() -> None:
     samples = synthetic(3600, running=1.0, generation_tokens=lambda t: t).select(
         "cluster", "node", "address", "engine", "model", "rank", "time", "running", "generation_tokens"
     )
-    (found,) = diagnose_all(samples.lazy())
-    assert {one.kind for one in found.diagnoses} == {"healthy"}
+    (result,) = diagnose_all(samples.lazy())
+    assert {diagnosis.kind for diagnosis in result.diagnoses} == {"healthy"}
 
 
 def test_every_diagnosis_has_a_rule() -> None:
@@ -791,24 +794,27 @@ def test_every_diagnosis_has_a_rule() -> None:
 ])  # fmt: skip
 def test_damaged_samples_are_diagnosed(serving: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
     for name in (SHORT, LLAMA, DIED):
-        for found in examine(KEY, change(recordings.read(serving, name))):
-            assert all(one.since <= one.until and 0 <= one.confidence <= 1 for one in found.health.diagnoses)
-            assert all(one.as_json() for one in found.health.diagnoses)
+        for result in examine(KEY, change(recordings.read(serving, name))):
+            assert all(
+                diagnosis.since <= diagnosis.until and 0 <= diagnosis.confidence <= 1
+                for diagnosis in result.health.diagnoses
+            )
+            assert all(diagnosis.as_json() for diagnosis in result.health.diagnoses)
 
 
 def test_saturation_below_the_usual_level_names_the_level_with_a_queue() -> None:
     """A usage below *the cache is full from* would contradict it."""
-    found = health(synthetic(
+    result = health(synthetic(
         3600, running=10.0, waiting=5.0, kv_usage=0.74, generation_tokens=lambda t: 100 * t, finished=lambda t: t / 10
     ))  # fmt: skip
-    (kv,) = [one for one in only(found, "kv-saturated").evidence if one.dimension == "kv"]
+    (kv,) = [item for item in only(result, "kv-saturated").evidence if item.dimension == "kv"]
     assert "and from 0.74 while requests wait" in kv.text
 
 
 def test_queue_without_progress_is_a_stall_at_any_kv_usage() -> None:
     """The batch is full at ``max_running``, and no request ends; histograms have no request that never ends."""
-    found = health(synthetic(
+    result = health(synthetic(
         3600, running=4.0, waiting=3.0, max_running=4.0, kv_usage=0.2, finished=lambda t: min(t, 1800) / 10,
         generation_tokens=lambda t: 100 * min(t, 1800),
     ))  # fmt: skip
-    assert only(found, "stalled").since >= BEGIN + timedelta(seconds=1700)
+    assert only(result, "stalled").since >= BEGIN + timedelta(seconds=1700)

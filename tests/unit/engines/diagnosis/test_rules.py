@@ -17,7 +17,7 @@ RECORDED = Path(__file__).with_name("texts.txt")
 
 def strings(node: ast.AST) -> Iterator[str]:
     """Yield the string constants in an expression."""
-    return (one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    return (item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str))
 
 
 def calls(name: str) -> Iterator[tuple[list[str], set[str]]]:
@@ -25,7 +25,7 @@ def calls(name: str) -> Iterator[tuple[list[str], set[str]]]:
     for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-                yield [text for text in strings(node.args[0]) if "." in text], {str(one.arg) for one in node.keywords}
+                yield [text for text in strings(node.args[0]) if "." in text], {str(item.arg) for item in node.keywords}
 
 
 def shown(entry: Any) -> set[str]:
@@ -49,8 +49,8 @@ def test_every_code_has_a_text_and_every_value_is_given() -> None:
     doubts = [code for code in TEXTS.codes() if ".doubt-" in code]
     assert doubts
     for code in doubts:
-        used = [values for codes, values in calls("diagnosis") if any(one.startswith(code.partition(".")[0] + ".")
-                for one in codes) and "doubts" in values]  # fmt: skip
+        used = [values for codes, values in calls("diagnosis") if any(item.startswith(code.partition(".")[0] + ".")
+                for item in codes) and "doubts" in values]  # fmt: skip
         assert any(shown(TEXTS.entry(code)) <= values for values in used), code
 
 

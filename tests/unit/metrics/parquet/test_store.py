@@ -59,8 +59,8 @@ def test_copies_of_a_sample_are_merged(store: SampleStore, samples: Samples) -> 
     store.ingest(samples([1.0], power_w=100.0, fb_used_mib=3.0, job="7,9"), source="a")
     store.ingest(samples([2.0], power_w=None, fb_used_mib=2.0, job="8"), source="b")
     (row,) = store.scan().collect().iter_rows(named=True)
-    found = [row[name] for name in ("util_pct", "power_w", "fb_used_mib", "job")]
-    assert found == [2.0, 100.0, 3.0, "7,8,9"]
+    result = [row[name] for name in ("util_pct", "power_w", "fb_used_mib", "job")]
+    assert result == [2.0, 100.0, 3.0, "7,8,9"]
 
 
 @pytest.mark.parametrize("order", [(0.0, 90.0), (90.0, 0.0)])
@@ -95,8 +95,8 @@ def test_days_that_are_not_compacted_have_the_same_corrections(store: SampleStor
     """Parts are merged by the same rule on reading."""
     merged = []
     with store.writer() as session:
-        for name, found in (("a", [90.0, 90.0, 1.0]), ("b", [50.0]), ("c", [None, None, 7.0])):
-            session.add([samples(found)], SampleSource(name, origin=name))
+        for name, result in (("a", [90.0, 90.0, 1.0]), ("b", [50.0]), ("c", [None, None, 7.0])):
+            session.add([samples(result)], SampleSource(name, origin=name))
             session.flush()
     with store.writer() as session:
         session.add([samples([0.0, 0.0])], SampleSource("a", origin="a"))
@@ -255,7 +255,7 @@ def test_day_can_be_written_from_ordered_columns(store: SampleStore) -> None:
     assert part.devices()["rows"].to_list() == [100, 100]
     assert store.scan().select(pl.len(), pl.col("util_pct").mean()).collect().row(0) == (200, 5.0)
     again = store.write_day(DAY, [frames[0]], ids.select(pl.exclude("device")))
-    assert [one.rows for one in store.parts()] == [again.rows] == [50]
+    assert [item.rows for item in store.parts()] == [again.rows] == [50]
 
 
 def test_samples_without_node_are_rejected(store: SampleStore, samples: Samples) -> None:
@@ -304,14 +304,14 @@ def test_merge_rule_holds_for_any_split_into_files(
                 known = expected.setdefault((f"GPU-{g}", EIGHT + timedelta(seconds=t)), dict.fromkeys(("u", "p", "j")))
                 known["u"] = u if known["u"] is None else max(u or 0.0, known["u"])
                 known["p"] = p if known["p"] is None else max(p or 0.0, known["p"])
-                ids = {one for one in f"{known['j'] or ''},{j or ''}".split(",") if one}
+                ids = {word for word in f"{known['j'] or ''},{j or ''}".split(",") if word}
                 known["j"] = ",".join(sorted(ids)) or None
     whole = store.scan().collect()
-    found = {
+    result = {
         (row["uuid"], row["time"]): {"u": row["util_pct"], "p": row["power_w"], "j": row["job"]}
         for row in whole.iter_rows(named=True)
     }
-    assert found == expected
+    assert result == expected
     assert len(whole) == len(expected)
     assert set(METRICS) <= set(whole.columns)
 

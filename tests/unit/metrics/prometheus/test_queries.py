@@ -83,7 +83,7 @@ class Api:
             ]}
             for labels in self.series.get(metric, [])
         ]  # fmt: skip
-        result = [one for one in result if one["values"]]
+        result = [scrape for scrape in result if scrape["values"]]
         return self._success({"resultType": "matrix", "result": result})
 
     def _success(self, data: Any) -> Answer:
@@ -129,10 +129,10 @@ def test_samples_keep_their_scrape_times(store: SampleStore) -> None:
     assert {path for path, _, _ in api.windows} == {"query"}
     assert len(api.windows) > 1
     assert (outcome.summary.samples, outcome.summary.new) == (960, 960)
-    one = rows(store).filter(pl.col("index") == 0)
-    assert one["time"].to_list() == [EIGHT + timedelta(seconds=30 * n) for n in range(480)]
-    assert one["util_pct"].to_list() == [float(30 * n % 97) for n in range(480)]
-    assert set(one["node"]) == {"gpu01"}
+    item = rows(store).filter(pl.col("index") == 0)
+    assert item["time"].to_list() == [EIGHT + timedelta(seconds=30 * n) for n in range(480)]
+    assert item["util_pct"].to_list() == [float(30 * n % 97) for n in range(480)]
+    assert set(item["node"]) == {"gpu01"}
 
 
 def test_given_step_uses_range_queries(store: SampleStore) -> None:
@@ -375,7 +375,7 @@ def test_export_groups_series_in_order_of_time(store: SampleStore, samples: Call
     openmetrics.write(store, EIGHT, EIGHT + timedelta(days=3), out, rows_at_once=100)
     lines = [line for line in out.getvalue().decode().splitlines() if not line.startswith("#")]
     series = [line.rpartition("}")[0] for line in lines]
-    changes = sum(one != two for one, two in itertools.pairwise(series))
+    changes = sum(item != two for item, two in itertools.pairwise(series))
     assert changes == len(set(series)) - 1
     times = [float(line.split()[-1]) for line in lines if "gpu02" in line]
     assert times == sorted(times)

@@ -55,70 +55,70 @@ def plain(**changes: Any) -> dict[str, Any]:
 
 def test_job_and_its_gpu_are_read(database: Make) -> None:
     """Times are UTC, the submit time defaults to the start, and GPU power is computed from its energy."""
-    found = clustercockpit.read(database({}))
-    job = found.jobs[0]
+    result = clustercockpit.read(database({}))
+    job = result.jobs[0]
     assert job["submit"] == job["start"]
     assert (job["end"] - job["start"]).total_seconds() == 3600
     assert (job["state"], job["gpus"], job["node_list"], job["array_job_id"]) == ("COMPLETED", 1, "n1", None)
-    row = found.averages.row(0, named=True)
+    row = result.averages.row(0, named=True)
     assert row["pci"] == "00000000:E1:00.0"
     assert row["util_pct"] == 40.5
     assert row["power_w"] == 500
     assert row["fb_used_mib"] == 2048
-    assert found.zero_utilization_jobs == 0
+    assert result.zero_utilization_jobs == 0
 
 
 def test_memory_footprint_is_divided_by_gpus_of_a_node(database: Make) -> None:
     """The footprint is the sum over a node, averaged over nodes, so each of two GPUs per node gets half of it."""
     nodes = [(f"n{i}", ["00:01.0", "00:02.0"]) for i in range(3)]
-    found = clustercockpit.read(database({"nodes": nodes}))
-    assert found.averages["fb_used_mib"].to_list() == [1024.0] * 6
-    assert found.averages["power_w"].sum() == pytest.approx(500)
-    assert any("Jobs with several GPUs: 1;" in note for note in found.notes)
+    result = clustercockpit.read(database({"nodes": nodes}))
+    assert result.averages["fb_used_mib"].to_list() == [1024.0] * 6
+    assert result.averages["power_w"].sum() == pytest.approx(500)
+    assert any("Jobs with several GPUs: 1;" in note for note in result.notes)
 
 
 def test_memory_in_gb_is_distinguished_from_mib(database: Make) -> None:
     """A value that is too large for a GPU in GB is in MiB; a small value is in GB."""
-    found = clustercockpit.read(database({"footprint": '{"acc_mem_used_avg": 40}'}))
-    assert found.averages["fb_used_mib"].item() == pytest.approx(40e9 / (1 << 20))
-    assert any("taken as GB" in note for note in found.notes)
+    result = clustercockpit.read(database({"footprint": '{"acc_mem_used_avg": 40}'}))
+    assert result.averages["fb_used_mib"].item() == pytest.approx(40e9 / (1 << 20))
+    assert any("taken as GB" in note for note in result.notes)
 
 
 def test_missing_averages_are_unknown_and_zero_is_zero(database: Make) -> None:
     """A missing footprint is not a measurement; energy rounded to 0 kWh is not 0 W."""
-    found = clustercockpit.read(
+    result = clustercockpit.read(
         database(
             {"job_id": 1, "footprint": None, "energy_footprint": None},
             {"job_id": 2, "footprint": '{"acc_utilization_avg": 0}', "energy_footprint": '{"acc_power": 0}'},
             {"job_id": 3, "footprint": '{"acc_utilization_avg": "x"}', "energy_footprint": "null"},
         )
     )
-    assert found.averages["util_pct"].to_list() == [None, 0.0, None]
-    assert found.averages["power_w"].to_list() == [None, None, None]
-    assert found.zero_utilization_jobs == 1
-    assert any("without an average utilization: 2;" in note for note in found.notes)
+    assert result.averages["util_pct"].to_list() == [None, 0.0, None]
+    assert result.averages["power_w"].to_list() == [None, None, None]
+    assert result.zero_utilization_jobs == 1
+    assert any("without an average utilization: 2;" in note for note in result.notes)
 
 
 def test_running_jobs_have_no_end(database: Make) -> None:
     """Its averages end at its current duration."""
-    found = clustercockpit.read(database({"job_state": "running"}))
-    assert found.jobs[0]["end"] is None
-    assert found.averages["end"].null_count() == 0
+    result = clustercockpit.read(database({"job_state": "running"}))
+    assert result.jobs[0]["end"] is None
+    assert result.averages["end"].null_count() == 0
 
 
 def test_gpus_without_address_are_separate_devices(database: Make) -> None:
     """A GPU with an empty address, or only counted, becomes a device of its own."""
-    found = clustercockpit.read(
+    result = clustercockpit.read(
         database(
             {"job_id": 1, "nodes": [("n1", [""])]},
             {"job_id": 2, "nodes": [("n1", []), ("n2", [])], "num_acc": 2},
             {"job_id": 3, "nodes": [("n1", ["00:01.0"])], "num_acc": 4},
         )
     )
-    assert found.averages["uuid"].to_list() == ["unnamed-1-0", "unnamed-2-0", "unnamed-2-1", None]
-    assert found.averages["node"].to_list() == ["n1", "n1", "n2", "n1"]
-    assert found.problems == ("job 3: has 4 GPUs by count and 1 by address; the addresses are used",)
-    assert any("without an address in the table: 3;" in note for note in found.notes)
+    assert result.averages["uuid"].to_list() == ["unnamed-1-0", "unnamed-2-0", "unnamed-2-1", None]
+    assert result.averages["node"].to_list() == ["n1", "n1", "n2", "n1"]
+    assert result.problems == ("job 3: has 4 GPUs by count and 1 by address; the addresses are used",)
+    assert any("without an address in the table: 3;" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +126,16 @@ def test_gpus_without_address_are_separate_devices(database: Make) -> None:
 )
 def test_invalid_job_is_reported_and_skipped(database: Make, change: dict[str, Any]) -> None:
     """The report is one line with the job and the reason."""
-    found = clustercockpit.read(database({"job_id": 5, **change}, {"job_id": 6}))
-    assert [job["job_id"] for job in found.jobs] == [6]
-    assert len(found.problems) == 1
-    assert found.problems[0].startswith("job 5: left out, ")
+    result = clustercockpit.read(database({"job_id": 5, **change}, {"job_id": 6}))
+    assert [job["job_id"] for job in result.jobs] == [6]
+    assert len(result.problems) == 1
+    assert result.problems[0].startswith("job 5: left out, ")
 
 
 def test_invalid_json_column_is_quoted_in_the_report(database: Make) -> None:
     """The position of the parse error is not given."""
-    found = clustercockpit.read(database({"footprint": "{broken"}))
-    assert found.problems == ("job 1: left out, '{broken' is not JSON text",)
+    result = clustercockpit.read(database({"footprint": "{broken"}))
+    assert result.problems == ("job 1: left out, '{broken' is not JSON text",)
 
 
 def test_jobs_in_the_write_ahead_log_are_read(database: Make) -> None:
@@ -168,9 +168,9 @@ def test_gpu_models_come_from_cluster_json(database: Make) -> None:
     accelerators = [{**accelerators[0], "model": "A100"}]
     config = {"name": "other", "subClusters": [{"name": "a40", "topology": {"accelerators": accelerators}}]}
     (path.parent / "other_cluster.json").write_text(json.dumps(config))
-    found = clustercockpit.read(path.parent)
-    assert found.averages["model"].item() == "NVIDIA A40"
-    assert found.jobs[0]["gpu_type"] == "a40"
+    result = clustercockpit.read(path.parent)
+    assert result.averages["model"].item() == "NVIDIA A40"
+    assert result.jobs[0]["gpu_type"] == "a40"
 
 
 def test_path_without_database_is_rejected(tmp_path: Path, database: Make) -> None:
@@ -210,11 +210,11 @@ def test_nothing_is_written_beside_the_database(database: Make) -> None:
 
 def test_published_jobs_give_known_totals(shared_data: Path) -> None:
     """544 jobs, 303 of them with GPUs, 94 at 0 %; 3,980 GPU-hours."""
-    found = clustercockpit.read(shared_data / "clustercockpit")
-    with_gpus = [job for job in found.jobs if job["gpus"]]
-    assert (len(found.jobs), len(with_gpus), found.zero_utilization_jobs) == (544, 303, 94)
+    result = clustercockpit.read(shared_data / "clustercockpit")
+    with_gpus = [job for job in result.jobs if job["gpus"]]
+    assert (len(result.jobs), len(with_gpus), result.zero_utilization_jobs) == (544, 303, 94)
     assert round(sum(job["gpus"] * job["elapsed_s"] for job in with_gpus) / 3600) == 3980
-    assert found.problems == ()
-    largest = found.averages["fb_used_mib"].max()
+    assert result.problems == ()
+    largest = result.averages["fb_used_mib"].max()
     assert largest is not None
     assert 80_000 < float(str(largest)) < 81_920  # a full A100 with 80 GB

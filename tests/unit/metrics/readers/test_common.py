@@ -132,10 +132,10 @@ def test_file_of_unknown_format_is_rejected(tmp_path: Path, content: bytes, what
 
 def test_format_is_detected_by_content(recorded: Path) -> None:
     """The file names do not matter."""
-    found = {
+    detections = {
         path.name: detect(path, path.name, OPTIONS.aliases) for path in sorted((recorded / "gpu").glob("*.[pctjx]*"))
     }
-    assert found == {
+    assert detections == {
         "dcgm-exporter-4.9.prom": "prometheus", "dcgm-exporter.prom": "prometheus", "dcgm-mig.prom": "prometheus",
         "dmon.txt": "dmon", "jobstats.json": "prometheus-json", "long.csv": "csv", "nounits-noheader.csv": "nvidia-smi",
         "nvidia-smi-gpu01.csv": "nvidia-smi", "nvidia-smi-535.xml": "nvidia-smi-xml",
@@ -223,7 +223,7 @@ def test_damaged_line_is_reported_and_rest_is_read(
     path.write_text(written(kind, bad))
     result = read(path, node="n1")
     assert (result.format, [row["util_pct"] for row in result.rows]) == (kind, [0.0, 1.0, 2.0])
-    assert [(one.line, one.reason.partition(":")[0]) for one in result.notes.problems] == [(3, why)]
+    assert [(problem.line, problem.reason.partition(":")[0]) for problem in result.notes.problems] == [(3, why)]
     with pytest.raises(InputError, match=r"m:3: "):
         read(path, node="n1", strict=True)
 
@@ -249,7 +249,7 @@ def test_too_long_label_of_a_response_is_reported(
     """The other series are read."""
     labels = {"__name__": "DCGM_FI_DEV_GPU_UTIL", "gpu": "0", "Hostname": "n1"}
     series = [
-        {"metric": one, "values": [[1793520000, "1"]]} for one in (labels, labels | {"gpu": "1", name: "7" * size})
+        {"metric": item, "values": [[1793520000, "1"]]} for item in (labels, labels | {"gpu": "1", name: "7" * size})
     ]
     path = tmp_path / "m.json"
     path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}}))

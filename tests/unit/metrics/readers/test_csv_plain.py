@@ -93,11 +93,11 @@ def test_block_size_does_not_affect_clock_change(tmp_path: Path) -> None:
     """The times and the number of ambiguous times are the same."""
     berlin = ZoneInfo("Europe/Berlin")
     moments = [datetime(2026, 10, 24, 23, tzinfo=UTC) + timedelta(minutes=at) for at in range(240)]
-    rows = [f"{one.astimezone(berlin):%Y-%m-%d %H:%M:%S},n1,{gpu},{gpu}" for one in moments for gpu in (0, 1)]
+    rows = [f"{moment.astimezone(berlin):%Y-%m-%d %H:%M:%S},n1,{gpu},{gpu}" for moment in moments for gpu in (0, 1)]
     path = tmp_path / "s.csv"
     path.write_text("\n".join(["time,node,index,util", *rows]) + "\n")
     whole, small = outcome(path, 1 << 20), outcome(path, 2000)
     assert whole == small
     assert isinstance(whole[0], list)
-    assert [row[list(SAMPLES).index("time")] for row in whole[0]] == [one for one in moments for _ in (0, 1)]
+    assert [row[list(SAMPLES).index("time")] for row in whole[0]] == [moment for moment in moments for _ in (0, 1)]
     assert list(whole[3].values()) == [240]

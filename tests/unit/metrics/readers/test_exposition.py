@@ -98,11 +98,11 @@ def test_ratio_metric_with_percent_values_is_percent(read: Reader, tmp_path: Pat
 
 def test_mig_instances_and_their_parent_are_devices(read: Reader, recorded: Path) -> None:
     """Instances have an ID and a profile and no utilization; the parent has the same UUID and no ID."""
-    parent, one, two = read(recorded / "gpu" / "dcgm-mig.prom").rows
+    parent, item, two = read(recorded / "gpu" / "dcgm-mig.prom").rows
     assert (parent["mig"], parent["power_w"], parent["util_pct"]) == (None, 150.0, None)
-    assert (one["mig"], one["mig_profile"], one["engine_active"], one["job"]) == ("7", "1g.10gb", 0.75, "57")
+    assert (item["mig"], item["mig_profile"], item["engine_active"], item["job"]) == ("7", "1g.10gb", 0.75, "57")
     assert (two["mig"], two["fb_used_mib"], two["fb_total_mib"]) == ("9", 20000.0, 40000.0)
-    assert {row["uuid"] for row in (parent, one, two)} == {"GPU-5c7e1b3a-0000-4000-8000-000000000003"}
+    assert {row["uuid"] for row in (parent, item, two)} == {"GPU-5c7e1b3a-0000-4000-8000-000000000003"}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_implausible_timestamp_is_reported(read: Reader, tmp_path: Path, stamp: 
     path.write_text(LINE + LINE.replace("1793520000000", stamp))
     result = read(path)
     assert len(result.rows) == 1
-    assert [(one.line, one.reason.partition(":")[0]) for one in result.notes.problems] == [
+    assert [(problem.line, problem.reason.partition(":")[0]) for problem in result.notes.problems] == [
         (2, "has an invalid timestamp")
     ]
 
@@ -275,7 +275,7 @@ def test_quoted_metric_name_is_not_json(read: Reader, tmp_path: Path) -> None:
     path.write_text('{"gpu.busy",gpu="0"} 5 1793520000000\n' + LINE)
     result = read(path)
     assert (result.format, len(result.rows)) == ("prometheus", 1)
-    assert [one.reason.split(":")[0] for one in result.notes.problems] == ["is not a sample"]
+    assert [problem.reason.split(":")[0] for problem in result.notes.problems] == ["is not a sample"]
 
 
 def test_job_metric_applies_to_following_samples(read: Reader, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def from_files(history: History, directory: Path, write: Write) -> SampleStore:
     """Return a sample store of ``history``, ingested from a file."""
     store = SampleStore(directory / "history")
     summary = ingest.ingest_files(store, [write(history, directory / "samples")], OPTIONS)
-    assert [(one.error, one.problems) for one in summary.files] == [(None, ())]
+    assert [(file.error, file.problems) for file in summary.files] == [(None, ())]
     return store
 
 
@@ -207,7 +207,7 @@ def from_server(history: History, directory: Path) -> SampleStore:
         name, span_s = re.findall(r"^(\w+)\[(\d+)s\]$", query)[0]
         first, behind = (max(0, -(-(time - begin) // STEP_S)) for time in (until - int(span_s) + 1, until + 1))
         whole = answer(history, first, behind)
-        kept = [one for one in whole["data"]["result"] if one["metric"]["__name__"] == name and one["values"]]
+        kept = [item for item in whole["data"]["result"] if item["metric"]["__name__"] == name and item["values"]]
         whole["data"]["result"] = kept
         return Answer(json.dumps(whole))
 
@@ -249,9 +249,9 @@ def hours(store: SampleStore, history: History) -> list[tuple[float, ...]]:
         pl.DataFrame({name: pl.Series([row.get(name) for row in rows], dtype=dtype) for name, dtype in schema.items()})
         for rows, schema in ((runs, JOBS), (recorded, ALLOCATION_GPUS))
     )
-    found = waste.analyse(WasteQuery(EIGHT, end), jobs, gpus, store, now=end).jobs.sort("job_id")
+    result = waste.analyse(WasteQuery(EIGHT, end), jobs, gpus, store, now=end).jobs.sort("job_id")
     names = [f"gpu_hours_{name}" for name in ("idle", "low", "busy", "unknown")]
-    return list(found.select(pl.col(name).fill_null(0.0) for name in names).iter_rows())
+    return list(result.select(pl.col(name).fill_null(0.0) for name in names).iter_rows())
 
 
 def four_hours() -> History:

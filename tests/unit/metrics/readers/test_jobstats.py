@@ -44,22 +44,22 @@ def test_summary_has_a_row_per_gpu() -> None:
     comment = pack(
         node(gpu_utilization={"0": 12.5, "10": 0}, gpu_used_memory={"0": 3 * MIB}, gpu_total_memory={"0": 8 * MIB})
     )
-    found = jobstats.find(jobs(comment))
-    assert found.averages.select("node", "index", "util_pct", "fb_used_mib", "fb_total_mib").rows() == [
+    findings = jobstats.find(jobs(comment))
+    assert findings.averages.select("node", "index", "util_pct", "fb_used_mib", "fb_total_mib").rows() == [
         ("gpu1", 0, 12.5, 3.0, 8.0),
         ("gpu1", 10, 0.0, None, None),
     ]
-    assert found.allocation_gpus().schema == pl.Schema(ALLOCATION_GPUS)
-    assert found.allocation_gpus()["gpu"].to_list() == ["0", "10"]
-    assert found.samples().height == 4
+    assert findings.allocation_gpus().schema == pl.Schema(ALLOCATION_GPUS)
+    assert findings.allocation_gpus()["gpu"].to_list() == ["0", "10"]
+    assert findings.samples().height == 4
 
 
 def test_short_and_none_mean_no_data() -> None:
     """jobstats writes these words itself; other comments are ignored."""
-    found = jobstats.find(jobs("JS1:Short", "JS1:None", None, "", "a note", "JS2:later"))
-    assert (found.summaries, found.without, found.problems) == (0, 2, ())
-    assert found.averages.height == 0
-    assert found.samples().height == 0
+    findings = jobstats.find(jobs("JS1:Short", "JS1:None", None, "", "a note", "JS2:later"))
+    assert (findings.summaries, findings.without, findings.problems) == (0, 2, ())
+    assert findings.averages.height == 0
+    assert findings.samples().height == 0
 
 
 @pytest.mark.parametrize(
@@ -77,26 +77,26 @@ def test_short_and_none_mean_no_data() -> None:
 )
 def test_damaged_summary_is_reported_and_skipped(comment: str, reason: str) -> None:
     """The report is one line with the job and the reason."""
-    found = jobstats.find(jobs(comment, pack(node(gpu_utilization={"0": 1}))))
-    assert found.summaries == 1
-    assert len(found.problems) == 1
-    assert found.problems[0].startswith("job 1: AdminComment ")
+    findings = jobstats.find(jobs(comment, pack(node(gpu_utilization={"0": 1}))))
+    assert findings.summaries == 1
+    assert len(findings.problems) == 1
+    assert findings.problems[0].startswith("job 1: AdminComment ")
     with pytest.raises(jobstats.SummaryError, match=reason):
         jobstats.decode(comment)
 
 
 def test_summary_of_run_without_end_is_reported() -> None:
     frame = jobs(pack(node(gpu_utilization={"0": 1}))).with_columns(end=pl.lit(None, dtype=JOBS["end"]))
-    found = jobstats.find(frame)
-    assert found.averages.height == 0
-    assert "no start or end" in found.problems[0]
+    findings = jobstats.find(frame)
+    assert findings.averages.height == 0
+    assert "no start or end" in findings.problems[0]
 
 
 def test_invalid_values_are_not_measurements() -> None:
     """Covers null, text, booleans and negative or huge numbers; a GPU key that is not a number is a name."""
     values = {"0": None, "1": "n/a", "2": True, "3": -1, "4": 0, "GPU-x": 5, "5": 10**400}
-    found = {gpu.gpu: gpu.util_pct for gpu in jobstats.decode(pack(node(gpu_utilization=values))) or ()}
-    assert found == {"4": 0.0, "GPU-x": 5.0}
+    util_pcts = {gpu.gpu: gpu.util_pct for gpu in jobstats.decode(pack(node(gpu_utilization=values))) or ()}
+    assert util_pcts == {"4": 0.0, "GPU-x": 5.0}
     assert jobstats.find(jobs(pack(node(gpu_utilization={"GPU-x": 5})))).allocation_gpus()["gpu"].to_list() == ["GPU-x"]
 
 
@@ -107,15 +107,15 @@ def test_comment_without_js1_prefix_is_rejected() -> None:
 
 @given(st.dictionaries(st.from_regex(r"[0-9]{1,2}", fullmatch=True), st.floats(0, 100), max_size=8))
 def test_packed_summary_is_decoded_unchanged(values: dict[str, float]) -> None:
-    found = jobstats.decode(pack(node(gpu_utilization=values)))
-    assert {gpu.gpu: gpu.util_pct for gpu in found or ()} == values
+    text = jobstats.decode(pack(node(gpu_utilization=values)))
+    assert {gpu.gpu: gpu.util_pct for gpu in text or ()} == values
 
 
 def test_recorded_summaries_are_decoded(shared_data: Path) -> None:
     """One GPU of job 46044267 and all GPUs of job 45352405 have no utilization, which is not 0."""
     recorded = json.loads((shared_data / "jobstats" / "js1_decoded.json").read_text())
-    found = jobstats.find(jobs(*(pack(entry["stats"]) for entry in recorded)))
-    rows = found.averages.select("job_id", "node", "index", "util_pct", "fb_used_mib").rows()
+    findings = jobstats.find(jobs(*(pack(entry["stats"]) for entry in recorded)))
+    rows = findings.averages.select("job_id", "node", "index", "util_pct", "fb_used_mib").rows()
     assert rows == [
         (1, "della-l03g5", 3, None, 875364352 / MIB),
         (2, "della-l05g2", 2, None, 875364352 / MIB),

@@ -30,19 +30,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, SeriesPoints):
         return [[time, text] for time, text in zip(value.times, value.values, strict=True)]
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 @given(DOCUMENTS, st.booleans(), st.booleans())
 def test_documents_are_those_of_json(documents: list[Any], ascii: bool, damaged: bool) -> None:
     """Covers labels and values of any text, and times of any type; other points leave the text to ``json``."""
-    text = "\n".join(json.dumps(one, separators=(",", ":"), ensure_ascii=ascii) for one in documents)
+    text = "\n".join(json.dumps(document, separators=(",", ":"), ensure_ascii=ascii) for document in documents)
     text = text[: len(text) // 2] if damaged else text
-    found = decoded(text.encode("utf-8", "replace"))
-    if found is None:
+    result = decoded(text.encode("utf-8", "replace"))
+    if result is None:
         return
-    assert plain(found) == [json.loads(line) for line in text.encode("utf-8", "replace").decode().split("\n")]
+    assert plain(result) == [json.loads(line) for line in text.encode("utf-8", "replace").decode().split("\n")]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_other_points_are_left_to_json(points: str) -> None:
 def test_points_of_all_series_are_joined(series: list[list[list[Any]]]) -> None:
     """In their order; not if one of them was left out."""
     text = json.dumps([{"values": points} for points in series], separators=(",", ":"))
-    (found,) = decoded(text.encode()) or ()
-    points = [one["values"] for one in found]
+    (result,) = decoded(text.encode()) or ()
+    points = [scrape["values"] for scrape in result]
     columns = joined(points)
     assert columns is not None
     assert columns.times.to_list() == [time for each in series for time, _ in each]

@@ -38,18 +38,18 @@ def test_repeated_text_is_expanded_in_slices(tmp_path: Path, kind: str) -> None:
         column = pa.ListArray.from_arrays(pa.array(range(0, 201, 2), pa.int32()), column)
     if kind == "struct":
         column = pa.StructArray.from_arrays([column, pa.array(range(200))], ["a", "b"])
-    found = read(written(tmp_path / "f", s=column, n=pa.array(range(len(column)))), "n", "s")
-    assert [n for batch in found for n in batch.column(0).to_pylist()] == list(range(len(column)))
+    result = read(written(tmp_path / "f", s=column, n=pa.array(range(len(column)))), "n", "s")
+    assert [n for batch in result for n in batch.column(0).to_pylist()] == list(range(len(column)))
     plain = {
         "text": pa.string(),
         "list": pa.list_(pa.string()),
         "struct": pa.struct({"a": pa.string(), "b": pa.int64()}),
     }
-    assert {batch.column(1).type for batch in found} == {plain[kind]}
-    assert len(found) == 4
-    assert all(batch.nbytes <= parquet_batches.SLICE_BYTES + MIB for batch in found)
+    assert {batch.column(1).type for batch in result} == {plain[kind]}
+    assert len(result) == 4
+    assert all(batch.nbytes <= parquet_batches.SLICE_BYTES + MIB for batch in result)
     text = "x" * MIB
-    assert found[0].column(1)[0].as_py() == {"text": text, "list": [text] * 2, "struct": {"a": text, "b": 0}}[kind]
+    assert result[0].column(1)[0].as_py() == {"text": text, "list": [text] * 2, "struct": {"a": text, "b": 0}}[kind]
 
 
 def test_row_larger_than_a_slice_is_read_alone(tmp_path: Path) -> None:

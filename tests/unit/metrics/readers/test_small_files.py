@@ -74,9 +74,9 @@ def files(tmp_path: Path) -> Callable[[dict[str, str]], list[Path]]:
 def test_small_files_have_the_samples_of_each_file(files: Callable[..., list[Path]]) -> None:
     """Samples, their percent and the unknown names are those of each file; others are left to be read alone."""
     paths = files({**SOUND, **OTHER})
-    found = inputs.read_small(paths, OPTIONS, None)
-    assert [path.stem for path in found] == list(SOUND)
-    for path, samples in found.items():
+    result = inputs.read_small(paths, OPTIONS, None)
+    assert [path.stem for path in result] == list(SOUND)
+    for path, samples in result.items():
         notes = ReadingNotes(path.name)
         _, frames = inputs.read_file(path, OPTIONS, notes)
         expected = pl.concat(list(frames))
@@ -102,7 +102,7 @@ def test_ingest_of_small_files_has_the_same_outcome(
     def outcome(name: str) -> tuple[list[FileOutcome], Any, pl.DataFrame]:
         store = SampleStore(tmp_path / name)
         summary = ingest_files(store, paths, OPTIONS)
-        every = [replace(one, started=None, finished=None) for one in summary.files]
+        every = [replace(file, started=None, finished=None) for file in summary.files]
         rest = replace(summary, files=())
         return every, rest, store.scan().collect().sort(pl.all())
 

@@ -228,7 +228,7 @@ def test_lines_before_the_table_are_skipped(read: Reader, tmp_path: Path, before
         path.write_text(f"{before}{mark}time,gpu,util\n1793520000,3,7\n1793520030,3\n1793520060,3,9\n")
         result = read(path)
         assert [(row["index"], row["util_pct"]) for row in result.rows] == [(3, 7.0), (3, 9.0)]
-        assert [one.line for one in result.notes.problems] == [before.count("\n") + 3]
+        assert [problem.line for problem in result.notes.problems] == [before.count("\n") + 3]
 
 
 @pytest.mark.parametrize(
@@ -302,9 +302,9 @@ def test_site_aliases_extend_the_built_in_ones(tmp_path: Path) -> None:
     path = tmp_path / "aliases.toml"
     path.write_text('[metrics.util_pct]\nratio = ["my_busy"]\n[labels]\nnode = ["rack_host"]\n')
     table = aliases.load(path)
-    found = table.metric("MY-BUSY")
-    assert found is not None
-    assert (found.field, found.factor) == ("util_pct", 100.0)
+    metric = table.metric("MY-BUSY")
+    assert metric is not None
+    assert (metric.field, metric.factor) == ("util_pct", 100.0)
     assert table.labels["node"][0] == "rack_host"
     for text, what in [
         ('[metrics.heat]\npercent = ["x"]', r"aliases\.toml:1: metrics\.heat: unknown key"),

@@ -72,10 +72,10 @@ def test_only_last_periods_are_due_after_a_year():
 def test_complete_periods_are_contiguous(kind, seconds, zone):
     """They end at or before now, each where the next begins, and contain their own days."""
     now = datetime.fromtimestamp(seconds, UTC)
-    found = complete(kind, now, zone, 6)
-    assert found[0].until <= now < containing(kind, found[0].until.astimezone(zone).date(), zone).until
-    assert [period.since for period in found[:-1]] == [period.until for period in found[1:]]
-    for period in found:
+    result = complete(kind, now, zone, 6)
+    assert result[0].until <= now < containing(kind, result[0].until.astimezone(zone).date(), zone).until
+    assert [period.since for period in result[:-1]] == [period.until for period in result[1:]]
+    for period in result:
         assert containing(kind, period.since.astimezone(zone).date(), zone) == period
         assert containing(kind, (period.until - timedelta(seconds=1)).astimezone(zone).date(), zone) == period
 
@@ -97,10 +97,10 @@ def test_trend_has_the_eleven_periods_before():
     query = WasteQuery(begin, begin + timedelta(days=7))
     later = record("week", "later", begin, begin + timedelta(days=7))
     other = record("day", "2026-11-01", begin - timedelta(days=1), begin)
-    found = trend([later, other, *weeks(20)], query)
-    assert found is not None
-    assert found.kind == "week"
-    assert [period.total for period in found.periods] == [{"hours": n} for n in range(11, 0, -1)]
+    result = trend([later, other, *weeks(20)], query)
+    assert result is not None
+    assert result.kind == "week"
+    assert [period.total for period in result.periods] == [{"hours": n} for n in range(11, 0, -1)]
 
 
 @pytest.mark.parametrize(("days", "kind"), [(1, "day"), (7, "week"), (28, "month"), (30, "month"), (31, "month")])

@@ -179,7 +179,7 @@ def test_retention_removes_only_expired_data(site):
     assert "2026-10/" not in (site.out / "index.html").read_text()
     with Repository.open(site.config.db_url) as store:
         assert store.counts().jobs == 2
-        assert [one.verb for one in ZombieLog(store.engine).history()] == ["look", "prune"]
+        assert [action.verb for action in ZombieLog(store.engine).history()] == ["look", "prune"]
 
 
 def test_retention_removes_expired_engine_samples(site):

@@ -23,16 +23,16 @@ CONFIGURATION = Path(__file__).resolve().parents[4] / "docs" / "configuration.md
 
 def keys(cls=config.Config, prefix=""):
     hints = typing.get_type_hints(cls)
-    for one in fields(cls):
-        kind = hints[one.name]
+    for field in fields(cls):
+        kind = hints[field.name]
         if typing.get_origin(kind) in (typing.Union, types.UnionType):
             kind = typing.get_args(kind)[0]
-        if one.name == "source":
+        if field.name == "source":
             continue
         if is_dataclass(kind):
-            yield from keys(kind, f"{prefix}{one.name}.")
+            yield from keys(kind, f"{prefix}{field.name}.")
         else:
-            yield f"{prefix}{one.name}"
+            yield f"{prefix}{field.name}"
 
 
 def test_example_configuration_equals_the_defaults():

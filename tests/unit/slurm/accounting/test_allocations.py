@@ -31,14 +31,14 @@ def test_gpu_names_are_normalized(given: object, stored: str) -> None:
 
 def test_csv_is_read() -> None:
     """Several GPUs in a cell, a hostlist, start times with and without offset, and a cluster column."""
-    found = read(
+    result = read(
         "job_id,node,gpu,start,cluster\n1,n1.example.org,0;1,2026-07-01T10:00:00,\n2,n[1-2],GPU-ab,,other\n",
         cluster="here",
         zone="Europe/Oslo",
     )
     start = datetime(2026, 7, 1, 8, tzinfo=UTC)
-    assert dict(found.gpus.schema) == ALLOCATION_GPUS
-    assert found.gpus.rows() == [
+    assert dict(result.gpus.schema) == ALLOCATION_GPUS
+    assert result.gpus.rows() == [
         ("here", 1, start, "n1", "0"),
         ("here", 1, start, "n1", "1"),
         ("other", 2, None, "n1", "GPU-ab"),
@@ -70,9 +70,9 @@ def test_gpu_lists_of_slurm_and_cuda_are_read(text: str) -> None:
 )
 def test_damaged_line_is_reported_and_rest_is_read(bad: str, why: str) -> None:
     """The line number is reported; the record is not stored."""
-    found = read(f"job_id,node,gpu,start,cluster\n1,n1,0,,\n{bad}\n3,n1,0,,\n")
-    assert found.gpus["job_id"].to_list() == [1, 3]
-    assert [(one.line, one.reason.partition(":")[0]) for one in found.problems] == [(3, why)]
+    result = read(f"job_id,node,gpu,start,cluster\n1,n1,0,,\n{bad}\n3,n1,0,,\n")
+    assert result.gpus["job_id"].to_list() == [1, 3]
+    assert [(problem.line, problem.reason.partition(":")[0]) for problem in result.problems] == [(3, why)]
 
 
 def test_compressed_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,10 @@ def test_json_lines_and_a_json_list_are_read() -> None:
 def test_invalid_record_is_reported_and_the_rest_is_read(bad: str, reason: str) -> None:
     """The line number is reported; ``strict`` stops there."""
     text = f"job_id,node,gpu\n7,n1,0\n{bad}\n8,n1,1\n"
-    found = read(text)
-    assert found.gpus["job_id"].to_list() == [7, 8]
-    assert found.problems[0].line == 3
-    assert reason in found.problems[0].reason
+    result = read(text)
+    assert result.gpus["job_id"].to_list() == [7, 8]
+    assert result.problems[0].line == 3
+    assert reason in result.problems[0].reason
     with pytest.raises(InputError, match="in:3"):
         read(text, strict=True)
 
@@ -136,6 +136,6 @@ def test_invalid_gpu_indexes_are_reported() -> None:
         "JobId=1 JobName=a\n   JobState=RUNNING Reason=None\n   JOB_GRES=gpu:1\n"
         "     Nodes=n1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:{})\n"
     )
-    found = read(job.format("0-1,3") + "\n" + job.format("-"))
-    assert found.gpus["gpu"].to_list() == ["0", "1", "3"]
-    assert "IDX" in found.problems[0].reason
+    result = read(job.format("0-1,3") + "\n" + job.format("-"))
+    assert result.gpus["gpu"].to_list() == ["0", "1", "3"]
+    assert "IDX" in result.problems[0].reason

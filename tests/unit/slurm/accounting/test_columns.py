@@ -46,40 +46,40 @@ def scalar(function: Callable[[str], object], cells: list[str]) -> tuple[list[ob
 @given(st.lists(spans, max_size=20))
 def test_durations_agree(cells: list[str]) -> None:
     values, bad = scalar(units.parse_duration_s, cells)
-    found = sacct_columns.seconds(pl.Series(cells, dtype=pl.String))
-    assert found.values.to_list() == pytest.approx(values)
-    assert set(found.bad) == bad
+    seconds = sacct_columns.seconds(pl.Series(cells, dtype=pl.String))
+    assert seconds.values.to_list() == pytest.approx(values)
+    assert set(seconds.bad) == bad
 
 
 @given(st.lists(sizes, max_size=20))
 def test_sizes_agree(cells: list[str]) -> None:
     """Suffixes, fractions, and numbers that stand for "not set"."""
 
-    def one(text: str) -> int | None:
-        found = units.parse_memory(text)
-        return None if found is None else found.size_bytes
+    def whole(text: str) -> int | None:
+        memory = units.parse_memory(text)
+        return None if memory is None else memory.size_bytes
 
-    values, bad = scalar(one, cells)
-    found = sacct_columns.bytes_(pl.Series(cells, dtype=pl.String))
-    assert found.values.to_list() == values
-    assert set(found.bad) == bad
+    values, bad = scalar(whole, cells)
+    result = sacct_columns.bytes_(pl.Series(cells, dtype=pl.String))
+    assert result.values.to_list() == values
+    assert set(result.bad) == bad
 
 
 @given(st.lists(stamps, max_size=20))
 def test_times_agree(cells: list[str]) -> None:
     """Local times, times with an offset, and epoch seconds are mixed in one column."""
     values, bad = scalar(times.normalise, cells)
-    found = sacct_columns.moments(pl.Series(cells, dtype=pl.String), "UTC")
-    shown = [None if one is None else one.strftime("%Y-%m-%dT%H:%M:%S") for one in found.values.to_list()]
-    assert shown == [None if one is None else str(one).removesuffix("Z") for one in values]
-    assert set(found.bad) == bad
+    moments = sacct_columns.moments(pl.Series(cells, dtype=pl.String), "UTC")
+    shown = [None if value is None else value.strftime("%Y-%m-%dT%H:%M:%S") for value in moments.values.to_list()]
+    assert shown == [None if value is None else str(value).removesuffix("Z") for value in values]
+    assert set(moments.bad) == bad
 
 
 def test_counts_are_parsed() -> None:
     """Whole numbers, suffixes with powers of 1024, words for unknown, and invalid cells."""
-    found = sacct_columns.whole(pl.Series(["1", "2K", "", None, "Unknown", "x", "18446744073709551614"]))
-    assert found.values.to_list() == [1, 2048, None, None, None, None, None]
-    assert list(found.bad) == [5]
+    result = sacct_columns.whole(pl.Series(["1", "2K", "", None, "Unknown", "x", "18446744073709551614"]))
+    assert result.values.to_list() == [1, 2048, None, None, None, None, None]
+    assert list(result.bad) == [5]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_counts_are_parsed() -> None:
 def test_long_and_short_line_are_not_taken_for_two_regular_ones(rows: tuple[str, ...]) -> None:
     """Together they have as many delimiters as two regular lines, but each is checked."""
     text = "JobID|State|JobName\n" + "".join(f"{row}\n" for row in rows)
-    found = read(text.encode(), where="in")
-    assert dict(found.jobs.select("job_id", "job_name").rows()) == {1: "a", 2: "b|c", 4: "d"}
-    assert [problem.job for problem in found.problems] == ["3"]
+    result = read(text.encode(), where="in")
+    assert dict(result.jobs.select("job_id", "job_name").rows()) == {1: "a", 2: "b|c", 4: "d"}
+    assert [problem.job for problem in result.problems] == ["3"]
 
 
 @pytest.mark.parametrize(

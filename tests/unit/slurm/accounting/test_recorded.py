@@ -74,8 +74,8 @@ def test_older_data_parsers_agree(slurm: Path, version: str) -> None:
 
 def test_details_of_the_recorded_jobs(slurm: Path) -> None:
     """Requeued, canceled, timed-out, signaled and heterogeneous jobs, a pending array, and the names."""
-    found = parse(slurm / "unit-separator.txt")
-    jobs = {(row["job_id"], row["state"]): row for row in found.jobs.iter_rows(named=True)}
+    parsed = parse(slurm / "unit-separator.txt")
+    jobs = {(row["job_id"], row["state"]): row for row in parsed.jobs.iter_rows(named=True)}
     assert jobs[14, "REQUEUED"]["end"] is not None
     assert jobs[14, "RUNNING"]["end"] is None
     assert jobs[15, "CANCELLED"]["cancelled_by"] == "1001"
@@ -87,7 +87,7 @@ def test_details_of_the_recorded_jobs(slurm: Path) -> None:
     assert jobs[26, "RUNNING"]["node_list"] == "gpu-[01-02]"
     assert jobs[3, "COMPLETED"]["req_mem_bytes"] == 300 << 20
     assert jobs[17, "COMPLETED"]["max_rss_bytes"] == 931820 << 10
-    names = set(found.jobs["job_name"].to_list())
+    names = set(parsed.jobs["job_name"].to_list())
     assert {"a|b|c", "two\nlines", "<script>alert(1)</script>", "naïve-ß-日本"} <= names
 
 
@@ -113,16 +113,16 @@ def test_table_for_people_is_refused(slurm: Path) -> None:
 @pytest.mark.parametrize("name", ["scontrol-show-job-d.txt", "scontrol-show-job-d-oneliner.txt"])
 def test_scontrol_has_the_gpus_of_running_jobs(slurm: Path, name: str) -> None:
     """They are listed by node and index; scontrol does not keep those of ended jobs, which is reported."""
-    found = allocations.read((slurm / name).read_bytes(), where=name)
-    assert sorted(found.gpus.select("job_id", "node", "gpu").rows()) == [
+    result = allocations.read((slurm / name).read_bytes(), where=name)
+    assert sorted(result.gpus.select("job_id", "node", "gpu").rows()) == [
         (14, "gpu-02", "1"),
         (25, "gpu-01", "0"),
         (25, "gpu-01", "1"),
         (26, "gpu-01", "2"),
         (26, "gpu-02", "0"),
     ]
-    assert found.gpus["start"].null_count() == 0
-    assert "scontrol shows them for running jobs only" in found.notes[0]
+    assert result.gpus["start"].null_count() == 0
+    assert "scontrol shows them for running jobs only" in result.notes[0]
 
 
 damage = st.lists(
@@ -150,8 +150,8 @@ def test_damaged_input_is_read_or_refused_in_one_line(
         place = at % len(data)
         data = data[:place] + inserted + data[place + length :]
     try:
-        found = read(data, where="in", how=SacctReading(zone="Europe/Oslo", chunk_bytes=chunk))
+        result = read(data, where="in", how=SacctReading(zone="Europe/Oslo", chunk_bytes=chunk))
     except InputError as error:
         assert "\n" not in str(error)  # noqa: PT017 - either way is right
     else:
-        assert found.jobs["job_id"].null_count() == found.jobs["submit"].null_count() == 0
+        assert result.jobs["job_id"].null_count() == result.jobs["submit"].null_count() == 0

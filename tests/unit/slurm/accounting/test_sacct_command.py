@@ -48,7 +48,11 @@ def test_arguments_of_sacct(recorded: Path) -> None:
     assert {"--duplicates", "--allusers", "--parsable2", "--delimiter=\x1f"} <= set(arguments)
     assert "--starttime=2026-01-01T10:00:00" in arguments
     assert "--endtime=2026-01-02T00:00:00" in arguments
-    fields = next(one for one in arguments if one.startswith("--format=")).removeprefix("--format=").split(",")
+    fields = (
+        next(argument for argument in arguments if argument.startswith("--format="))
+        .removeprefix("--format=")
+        .split(",")
+    )
     assert fields[-2:] == ["JobName", "SubmitLine"]
     assert "AllocTRES" in fields
     assert "AllocGRES" not in fields

@@ -54,20 +54,20 @@ def parse(*jobs: Any, **how: Any) -> Accounting:
 
 def test_old_data_parser_is_read() -> None:
     """Plain numbers, one state word, a step ID that is an object, memory per CPU."""
-    found = parse(job())
-    row = found.jobs.row(0, named=True)
+    parsed = parse(job())
+    row = parsed.jobs.row(0, named=True)
     assert row["start"] == datetime(2026, 1, 1, 10, 0, 5, tzinfo=UTC)
     assert (row["gpus"], row["timelimit_s"], row["total_cpu_s"]) == (2, 3600, 1.5)
     assert row["req_mem_bytes"] == 2048 << 20
     assert row["max_rss_bytes"] == 4096
-    assert found.steps["step_id"].to_list() == ["batch"]
-    assert found.unit == "record"
+    assert parsed.steps["step_id"].to_list() == ["batch"]
+    assert parsed.unit == "record"
 
 
 def test_priority_is_unknown_if_it_is_not_set() -> None:
     numbers = ({"set": True, "infinite": False, "number": 0}, {"set": False, "infinite": False, "number": 7}, 11322)
-    found = parse(*(job(job_id=number, priority=value) for number, value in enumerate(numbers, 1)), job(job_id=9))
-    assert found.jobs["priority"].to_list() == [0, None, 11322, None]
+    parsed = parse(*(job(job_id=number, priority=value) for number, value in enumerate(numbers, 1)), job(job_id=9))
+    assert parsed.jobs["priority"].to_list() == [0, None, 11322, None]
 
 
 def test_limits_and_numbers_that_are_not_set() -> None:
@@ -77,10 +77,10 @@ def test_limits_and_numbers_that_are_not_set() -> None:
     unset = job(2)
     unset["time"]["limit"] = {"set": False, "infinite": False, "number": 0}
     unset["time"]["end"], unset["state"]["current"] = 0, "RUNNING"
-    found = parse(unlimited, unset)
-    assert found.jobs["timelimit_unlimited"].to_list() == [True, None]
-    assert found.jobs["timelimit_s"].to_list() == [None, None]
-    assert found.jobs["end"].to_list()[1] is None
+    parsed = parse(unlimited, unset)
+    assert parsed.jobs["timelimit_unlimited"].to_list() == [True, None]
+    assert parsed.jobs["timelimit_s"].to_list() == [None, None]
+    assert parsed.jobs["end"].to_list()[1] is None
 
 
 @pytest.mark.parametrize(
@@ -97,29 +97,29 @@ def test_limits_and_numbers_that_are_not_set() -> None:
 )
 def test_invalid_record_is_reported_and_the_rest_is_read(bad: Any, reason: str) -> None:
     """Its number in the document is reported."""
-    found = parse(job(1), bad, job(2))
-    assert found.jobs["job_id"].to_list() == [1, 2]
-    assert found.problems[0].line == 2
-    assert reason in found.problems[0].reason
+    parsed = parse(job(1), bad, job(2))
+    assert parsed.jobs["job_id"].to_list() == [1, 2]
+    assert parsed.problems[0].line == 2
+    assert reason in parsed.problems[0].reason
     with pytest.raises(InputError, match="record 2"):
         parse(job(1), bad, strict=True)
 
 
 def test_invalid_step_does_not_drop_its_job() -> None:
     """The step is reported."""
-    found = parse(job(1), job(7, steps=[{"step": {"id": None}}, 5]))
-    assert found.jobs["job_id"].to_list() == [1, 7]
-    assert [problem.line for problem in found.problems] == [2, 2]
-    assert "no id" in found.problems[0].reason
+    parsed = parse(job(1), job(7, steps=[{"step": {"id": None}}, 5]))
+    assert parsed.jobs["job_id"].to_list() == [1, 7]
+    assert [problem.line for problem in parsed.problems] == [2, 2]
+    assert "no id" in parsed.problems[0].reason
 
 
 @pytest.mark.parametrize("count", [1.5, 0.5, 10**8, {"set": True, "infinite": False, "number": 2.5}])
 def test_unreadable_gpu_count_is_unknown(count: Any) -> None:
     """The value is neither rounded nor 0: record and field are reported, and the record counts."""
     gpus = [{"type": "gres", "name": "gpu", "count": count}, {"type": "cpu", "name": None, "count": 8}]
-    found = parse(job(tres={"allocated": gpus, "requested": gpus}, steps=[]), job(6))
-    assert found.jobs.select("job_id", "gpus", "req_gpus", "cpus").rows() == [(5, None, None, 8), (6, 2, None, None)]
-    assert [(one.line, one.job, one.field, one.dropped) for one in found.problems] == [
+    parsed = parse(job(tres={"allocated": gpus, "requested": gpus}, steps=[]), job(6))
+    assert parsed.jobs.select("job_id", "gpus", "req_gpus", "cpus").rows() == [(5, None, None, 8), (6, 2, None, None)]
+    assert [(problem.line, problem.job, problem.field, problem.dropped) for problem in parsed.problems] == [
         (1, "5", "tres.allocated", False), (1, "5", "tres.requested", False)
     ]  # fmt: skip
 
@@ -156,16 +156,16 @@ def test_unusable_document_is_one_clear_line(text: str, message: str) -> None:
 
 def test_error_of_sacct_beside_jobs_is_reported() -> None:
     """The jobs count; some may be missing."""
-    found = read(json.dumps({"jobs": [job()], "errors": ["gone", "gone"]}).encode(), where="in")
-    assert found.jobs.height == 1
-    assert found.notes == ("sacct reported an error, so jobs may be missing: gone",)
+    result = read(json.dumps({"jobs": [job()], "errors": ["gone", "gone"]}).encode(), where="in")
+    assert result.jobs.height == 1
+    assert result.notes == ("sacct reported an error, so jobs may be missing: gone",)
 
 
 def test_bytes_that_are_not_utf8_are_escaped() -> None:
     data = json.dumps({"jobs": [job(name="CAFE")]}).encode().replace(b"CAFE", b"caf\xe9")
-    found = read(data, where="in")
-    assert found.jobs["job_name"].to_list() == ["caf\\xe9"]
-    assert found.notes
+    result = read(data, where="in")
+    assert result.jobs["job_name"].to_list() == ["caf\\xe9"]
+    assert result.notes
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_document_without_jobs_is_empty() -> None:
 
 def test_field_that_is_too_long_is_reported_and_unknown() -> None:
     """Record and field are reported; the other fields count."""
-    found = parse(job(name="x" * 100_000), job(6, cluster="c" * 2000), job(7))
-    assert found.jobs.select("job_id", "job_name", "gpus").rows() == [(5, None, 2), (7, "train", 2)]
-    assert [str(one) for one in found.problems] == [
+    parsed = parse(job(name="x" * 100_000), job(6, cluster="c" * 2000), job(7))
+    assert parsed.jobs.select("job_id", "job_name", "gpus").rows() == [(5, None, 2), (7, "train", 2)]
+    assert [str(problem) for problem in parsed.problems] == [
         "job 5: job_name: has 100,000 bytes, at most 1,024 fit, so it is unknown",
         "job 6: cluster has 2,000 bytes, at most 1,024 fit",
     ]

@@ -50,16 +50,16 @@ def utc(text: str) -> datetime:
 
 def test_plain_record_is_read() -> None:
     """A job and a step, with schema, UTC times and the GPU count."""
-    found = parse(HEAD + row(7) + row("7.batch", name="batch"))
-    assert dict(found.jobs.schema) == JOBS
-    assert dict(found.steps.schema) == STEPS
-    job = found.jobs.row(0, named=True)
+    parsed = parse(HEAD + row(7) + row("7.batch", name="batch"))
+    assert dict(parsed.jobs.schema) == JOBS
+    assert dict(parsed.steps.schema) == STEPS
+    job = parsed.jobs.row(0, named=True)
     assert (job["job_id"], job["gpus"], job["elapsed_s"], job["state"]) == (7, 2, 3600, "COMPLETED")
     assert job["start"] == utc("2026-01-01T10:00:05")
     assert job["alloc_mem_bytes"] == 1 << 30
-    assert found.steps["step_id"].to_list() == ["batch"]
-    assert found.records == 2
-    assert found.bad_records == 0
+    assert parsed.steps["step_id"].to_list() == ["batch"]
+    assert parsed.records == 2
+    assert parsed.bad_records == 0
 
 
 @pytest.mark.parametrize("delimiter", ["|", ",", ";", "\t", "\x1f", "\x01", "||", "<>", " :: ", "XYZ", "§", "_"])
@@ -68,10 +68,10 @@ def test_delimiter_is_found_from_the_header(delimiter: str, trailing: bool) -> N
     """It has one or several characters, control characters or letters, with and without one at the end of the line."""
     rows = [["JobID", "State", "Elapsed", "JobName"], ["1", "FAILED", "00:10:00", "a"], ["1.0", "FAILED", "05:00", "b"]]
     end = f"{delimiter}\n" if trailing else "\n"
-    found = parse("".join(delimiter.join(cells) + end for cells in rows))
-    assert found.jobs.select("job_id", "state", "elapsed_s", "job_name").rows() == [(1, "FAILED", 600, "a")]
-    assert found.steps.select("step_id", "elapsed_s").rows() == [("0", 300)]
-    assert not found.problems
+    parsed = parse("".join(delimiter.join(cells) + end for cells in rows))
+    assert parsed.jobs.select("job_id", "state", "elapsed_s", "job_name").rows() == [(1, "FAILED", 600, "a")]
+    assert parsed.steps.select("step_id", "elapsed_s").rows() == [("0", 300)]
+    assert not parsed.problems
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Oslo", "America/New_York"])
@@ -79,16 +79,16 @@ def test_delimiter_is_found_from_the_header(delimiter: str, trailing: bool) -> N
 def test_time_out_of_range_is_an_invalid_record(zone: str, time: str) -> None:
     """The year does not exist in another time zone; the other records are read."""
     for told in ("2026-01-01T10:00:05", "2026-01-01T11:00:05"):
-        found = parse(HEAD + row(7) + row(8).replace(told, time), zone=zone)
-        assert found.jobs["job_id"].to_list() == [7]
-        assert ["is not a time" in one.reason for one in found.problems] == [True]
+        parsed = parse(HEAD + row(7) + row(8).replace(told, time), zone=zone)
+        assert parsed.jobs["job_id"].to_list() == [7]
+        assert ["is not a time" in problem.reason for problem in parsed.problems] == [True]
 
 
 def test_non_ascii_digits_are_not_a_job_id() -> None:
     """A name that continues on the next line may have any digits: it is not a job, and no other job is lost."""
-    found = parse(HEAD + row(7) + row("٣") + row("8_٣") + row(9))
-    assert found.jobs["job_id"].to_list() == [7, 9]
-    assert len(found.problems) == 2
+    parsed = parse(HEAD + row(7) + row("٣") + row("8_٣") + row(9))
+    assert parsed.jobs["job_id"].to_list() == [7, 9]
+    assert len(parsed.problems) == 2
 
 
 @pytest.mark.parametrize("form", ["utf-16", "utf-16-be"])
@@ -97,28 +97,28 @@ def test_text_in_utf16_is_read(form: str) -> None:
     mark = "" if form == "utf-16" else "\ufeff"
     data = (mark + (HEAD + row(7, name="trainé")).replace("\n", "\r\n")).encode(form)
     for whole in (data, gzip.compress(data)):
-        found = parse(whole)
-        assert (found.jobs["job_name"].to_list(), found.problems, found.notes) == (["trainé"], (), ())
+        parsed = parse(whole)
+        assert (parsed.jobs["job_name"].to_list(), parsed.problems, parsed.notes) == (["trainé"], (), ())
     with pytest.raises(InputError, match="cut"):
         parse(data[:-21])
 
 
 def test_concatenated_files_may_have_other_columns() -> None:
     """The second header has the same number of columns in another order."""
-    found = parse("JobIDRaw|State|JobName\n1|FAILED|JobID\nUser|JobID|State\nbob|2|TIMEOUT\n")
-    assert found.jobs.select("job_id", "state", "user", "job_name").rows() == [
+    parsed = parse("JobIDRaw|State|JobName\n1|FAILED|JobID\nUser|JobID|State\nbob|2|TIMEOUT\n")
+    assert parsed.jobs.select("job_id", "state", "user", "job_name").rows() == [
         (1, "FAILED", None, "JobID"), (2, "TIMEOUT", "bob", None)
     ]  # fmt: skip
-    assert not found.problems
+    assert not parsed.problems
 
 
 def test_comma_between_two_tres_lists_is_distinguished() -> None:
     """A list names no resource twice, so the second list can begin at one place only."""
-    found = parse(
+    parsed = parse(
         "JobID,JobName,State,ReqTRES,AllocTRES,NodeList\n"
         '1,"a,b",COMPLETED,cpu=1,mem=4G,node=1,billing=1,billing=1,cpu=1,gres/gpu=2,mem=4G,node=1,gpu[01-02],gpu07\n'
     )
-    assert found.jobs.select("req_tres", "alloc_tres", "node_list", "job_name").row(0) == (
+    assert parsed.jobs.select("req_tres", "alloc_tres", "node_list", "job_name").row(0) == (
         "cpu=1,mem=4G,node=1,billing=1",
         "billing=1,cpu=1,gres/gpu=2,mem=4G,node=1",
         "gpu[01-02],gpu07",
@@ -137,17 +137,17 @@ def test_comma_between_two_tres_lists_is_distinguished() -> None:
 )
 def test_comma_after_a_tres_list_begins_the_name(cells: str, tres: int, name: str) -> None:
     """The list continues as long as it is in one of Slurm's orders: a name that looks like a resource adds none."""
-    found = parse(f"JobID,State,AllocTRES,JobName\n1,COMPLETED,{cells}\n").jobs
-    assert found["job_name"].to_list() == [name]
-    assert len([part for part in (found["alloc_tres"][0] or "").split(",") if part]) == tres
+    jobs = parse(f"JobID,State,AllocTRES,JobName\n1,COMPLETED,{cells}\n").jobs
+    assert jobs["job_name"].to_list() == [name]
+    assert len([part for part in (jobs["alloc_tres"][0] or "").split(",") if part]) == tres
 
 
 def test_name_of_the_canceling_user_ends_at_the_delimiter() -> None:
     """A name that contains the delimiter does not make the columns in between a part of the state."""
-    found = parse(
+    parsed = parse(
         "JobID|State|NodeList|User|JobName\n1|CANCELLED by 1000|n1|ann|a|b\n2|CANCELLED by DOM\\bob|n2|bob|c|d\n"
     )
-    assert found.jobs.select("cancelled_by", "node_list", "user", "job_name").rows() == [
+    assert parsed.jobs.select("cancelled_by", "node_list", "user", "job_name").rows() == [
         ("1000", "n1", "ann", "a|b"), ("DOM\\bob", "n2", "bob", "c|d"),
     ]  # fmt: skip
 
@@ -164,9 +164,9 @@ def test_names_over_several_lines_may_be_in_any_column(header: str, name: str, c
         return "|".join(cells[column] for column in columns)
 
     lines = [header, line("1", name), line("2", "p"), line("3", name), line("4", name), ""]
-    found = read("\n".join(lines).encode(), where="in", how=SacctReading(chunk_bytes=chunk_bytes))
-    assert found.jobs.select("job_id", "job_name").rows() == [(1, name), (2, "p"), (3, name), (4, name)]
-    assert found.problems == ()
+    result = read("\n".join(lines).encode(), where="in", how=SacctReading(chunk_bytes=chunk_bytes))
+    assert result.jobs.select("job_id", "job_name").rows() == [(1, name), (2, "p"), (3, name), (4, name)]
+    assert result.problems == ()
 
 
 def test_given_delimiter_is_used() -> None:
@@ -178,48 +178,48 @@ def test_given_delimiter_is_used() -> None:
 
 def test_header_names_are_read_regardless_of_case_and_width() -> None:
     """``jobid%20`` is JobID; a repeated column is read once."""
-    found = parse("jobid%20|STATE|jobname%-30|jobname\n1|TO|x|y\n")
-    assert found.jobs.select("job_id", "state", "job_name").rows() == [(1, "TIMEOUT", "x")]
+    parsed = parse("jobid%20|STATE|jobname%-30|jobname\n1|TO|x|y\n")
+    assert parsed.jobs.select("job_id", "state", "job_name").rows() == [(1, "TIMEOUT", "x")]
 
 
 def test_single_column_is_a_field_set() -> None:
     """Attempts have a job ID only; without times the submit time is the epoch."""
-    found = parse("JobID\n1\n1.batch\n\n2\n")
-    assert found.jobs.select("job_id", "submit", "gpus").rows() == [
+    parsed = parse("JobID\n1\n1.batch\n\n2\n")
+    assert parsed.jobs.select("job_id", "submit", "gpus").rows() == [
         (1, utc("1970-01-01"), None),
         (2, utc("1970-01-01"), None),
     ]
 
 
 def test_names_may_contain_the_delimiter_in_the_last_column() -> None:
-    found = parse(HEAD + row(1, name="a|b|c") + row(2))
-    assert found.jobs["job_name"].to_list() == ["a|b|c", "train"]
-    assert "1 record holds the delimiter" in found.notes[0]
+    parsed = parse(HEAD + row(1, name="a|b|c") + row(2))
+    assert parsed.jobs["job_name"].to_list() == ["a|b|c", "train"]
+    assert "1 record holds the delimiter" in parsed.notes[0]
 
 
 def test_names_may_contain_newlines() -> None:
     """A line that does not begin a record continues the name before it; empty lines in between are kept."""
-    found = parse(HEAD + row(1, name="two\nlines\n\nand|more") + row(2))
-    assert found.jobs["job_name"].to_list() == ["two\nlines\n\nand|more", "train"]
-    assert not found.problems
-    assert found.notes[0].endswith("from line 2"), "who doubts that it is a name can look there"
+    parsed = parse(HEAD + row(1, name="two\nlines\n\nand|more") + row(2))
+    assert parsed.jobs["job_name"].to_list() == ["two\nlines\n\nand|more", "train"]
+    assert not parsed.problems
+    assert parsed.notes[0].endswith("from line 2"), "who doubts that it is a name can look there"
 
 
 @pytest.mark.parametrize("chunk", [20, 64, 100, 1 << 20])
 def test_names_with_newlines_may_cross_chunks(chunk: int) -> None:
     text = HEAD + "".join(row(n, name=f"n{n}\nsecond|{n}") + row(f"{n}.batch", name="batch") for n in range(1, 30))
-    found = parse(text, chunk_bytes=chunk)
-    assert found.jobs["job_name"].to_list() == [f"n{n}\nsecond|{n}" for n in range(1, 30)]
-    assert found.steps.height == 29
+    parsed = parse(text, chunk_bytes=chunk)
+    assert parsed.jobs["job_name"].to_list() == [f"n{n}\nsecond|{n}" for n in range(1, 30)]
+    assert parsed.steps.height == 29
 
 
 def test_name_in_the_middle_is_repaired_if_unambiguous() -> None:
     """Every other column has a known form, so the text that contains the delimiter can be found."""
     head = "JobID|JobName|State|Start|End|NodeList\n"
     line = "5|a|b|c|COMPLETED|2026-01-01T10:00:00|2026-01-01T11:00:00|n[1-2]\n"
-    found = parse(head + line + "6|x\ny|FAILED|2026-01-01T10:00:00|2026-01-01T11:00:00|n1\n")
-    assert found.jobs["job_name"].to_list() == ["a|b|c", "x\ny"]
-    assert found.jobs["node_list"].to_list() == ["n[1-2]", "n1"]
+    parsed = parse(head + line + "6|x\ny|FAILED|2026-01-01T10:00:00|2026-01-01T11:00:00|n1\n")
+    assert parsed.jobs["job_name"].to_list() == ["a|b|c", "x\ny"]
+    assert parsed.jobs["node_list"].to_list() == ["n[1-2]", "n1"]
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_name_in_the_middle_is_repaired_if_unambiguous() -> None:
 )
 def test_name_is_repaired_beside_rare_forms(name: str, cell: str) -> None:
     """An unknown size, and a license of another server, have a known form, too."""
-    found = parse(f"{name}|JobID|State|JobName\n{cell}|5|FAILED|a|b\n{cell}|6|FAILED|two\nlines\n")
-    assert found.jobs["job_name"].to_list() == ["a|b", "two\nlines"]
+    parsed = parse(f"{name}|JobID|State|JobName\n{cell}|5|FAILED|a|b\n{cell}|6|FAILED|two\nlines\n")
+    assert parsed.jobs["job_name"].to_list() == ["a|b", "two\nlines"]
 
 
 def test_submit_line_begins_with_a_command() -> None:
@@ -238,23 +238,23 @@ def test_submit_line_begins_with_a_command() -> None:
 
     sbatch x`` is not a command line.
     """
-    found = parse("JobID|State|JobName|SubmitLine\n5|FAILED|a|b|sbatch --wrap 'x|y'\n")
-    assert found.jobs.select("job_name", "submit_line").row(0) == ("a|b", "sbatch --wrap 'x|y'")
+    parsed = parse("JobID|State|JobName|SubmitLine\n5|FAILED|a|b|sbatch --wrap 'x|y'\n")
+    assert parsed.jobs.select("job_name", "submit_line").row(0) == ("a|b", "sbatch --wrap 'x|y'")
 
 
 def test_ambiguous_line_is_reported() -> None:
     """The record is not guessed if two interpretations differ."""
-    found = parse("JobID|User|Account|State\n5|a|b|c|FAILED\n6|u|x|FAILED\n")
-    assert found.jobs["job_id"].to_list() == [6]
-    assert found.problems[0].line == 2
-    assert "5 of 4 fields" in found.problems[0].reason
+    parsed = parse("JobID|User|Account|State\n5|a|b|c|FAILED\n6|u|x|FAILED\n")
+    assert parsed.jobs["job_id"].to_list() == [6]
+    assert parsed.problems[0].line == 2
+    assert "5 of 4 fields" in parsed.problems[0].reason
 
 
 def test_bytes_that_are_not_utf8_are_escaped() -> None:
     """They are reported, too."""
-    found = parse((HEAD + row(1, name="caf\u00e9")).encode("latin-1") + row(2, name="naïve").encode())
-    assert found.jobs["job_name"].to_list() == ["caf\\xe9", "naïve"]
-    assert "1 byte is not UTF-8" in found.notes[0]
+    parsed = parse((HEAD + row(1, name="caf\u00e9")).encode("latin-1") + row(2, name="naïve").encode())
+    assert parsed.jobs["job_name"].to_list() == ["caf\\xe9", "naïve"]
+    assert "1 byte is not UTF-8" in parsed.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -270,31 +270,31 @@ def test_bytes_that_are_not_utf8_are_escaped() -> None:
 def test_invalid_record_is_reported_and_the_rest_is_read(bad: str, reason: str) -> None:
     """Its line, its job if known, and the reason are reported; ``strict`` stops there."""
     text = HEAD + row(1) + bad + row(2)
-    found = parse(text)
-    assert found.jobs["job_id"].to_list() == [1, 2]
-    assert [problem.line for problem in found.problems] == [3]
-    assert reason in str(found.problems[0])
-    assert found.records == 3
-    assert found.bad_records == 1
+    parsed = parse(text)
+    assert parsed.jobs["job_id"].to_list() == [1, 2]
+    assert [problem.line for problem in parsed.problems] == [3]
+    assert reason in str(parsed.problems[0])
+    assert parsed.records == 3
+    assert parsed.bad_records == 1
     with pytest.raises(InputError, match="in:3"):
         parse(text, strict=True)
 
 
 def test_line_that_is_not_a_record_is_reported() -> None:
     """It cannot continue a name, as steps have names chosen by Slurm."""
-    found = parse(HEAD + row(1) + row("1.batch", name="batch") + "segmentation fault\n" + row(2))
-    assert found.problems[0].line == 4
-    assert "1 of 9 fields" in found.problems[0].reason
-    assert found.jobs.height == 2
+    parsed = parse(HEAD + row(1) + row("1.batch", name="batch") + "segmentation fault\n" + row(2))
+    assert parsed.problems[0].line == 4
+    assert "1 of 9 fields" in parsed.problems[0].reason
+    assert parsed.jobs.height == 2
 
 
 def test_minor_invalid_field_is_unknown() -> None:
     """The GPU-hours of the job still count."""
     text = "JobID|State|Start|End|AllocTRES|MaxRSS\n1|??|2026-01-01T10:00:00|2026-01-01T11:00:00|gres/gpu=1|lots\n"
-    found = parse(text)
-    assert found.jobs.select("state", "gpus", "max_rss_bytes").row(0) == (None, 1, None)
-    assert found.bad_records == 0
-    assert {problem.field for problem in found.problems} <= {"State", "MaxRSS"}
+    parsed = parse(text)
+    assert parsed.jobs.select("state", "gpus", "max_rss_bytes").row(0) == (None, 1, None)
+    assert parsed.bad_records == 0
+    assert {problem.field for problem in parsed.problems} <= {"State", "MaxRSS"}
 
 
 @pytest.mark.parametrize(
@@ -337,11 +337,11 @@ def test_truncated_file_is_refused_or_reported(end: int) -> None:
     """If it is cut within a record, it is refused; if it is cut between records, that is reported."""
     text = (HEAD + row(1) + row("1.batch", name="batch"))[:end]
     try:
-        found = parse(text)
+        parsed = parse(text)
     except InputError as error:
         assert "cut" in str(error) or "none of" in str(error)  # noqa: PT017 - either way is right
     else:
-        assert text.endswith("\n") or any("no newline" in note for note in found.notes)
+        assert text.endswith("\n") or any("no newline" in note for note in parsed.notes)
 
 
 def test_header_alone_is_not_a_job() -> None:
@@ -357,19 +357,19 @@ def test_compression_bom_and_windows_line_endings_are_handled() -> None:
         b"\xef\xbb\xbf" + text.encode(),
         text.replace("\n", "\r\n").encode(),
     ):
-        found = parse(data)
-        assert found.jobs.equals(plain.jobs)
-        assert found.steps.equals(plain.steps)
+        parsed = parse(data)
+        assert parsed.jobs.equals(plain.jobs)
+        assert parsed.steps.equals(plain.steps)
 
 
 def test_concatenated_files_are_read() -> None:
     """A header in the middle applies from there on, with the same or another field set and delimiter."""
     text = HEAD + row(1) + HEAD + row(2) + "JobID,State\n3,FAILED\n" + HEAD + row(1, name="later")
-    found = parse(text)
-    assert sorted(found.jobs["job_id"].to_list()) == [1, 2, 3]
-    assert found.jobs.filter(pl.col("job_id") == 1)["job_name"].to_list() == ["later"]
-    assert not found.problems
-    assert parse(text, chunk_bytes=64).jobs.sort("job_id").equals(found.jobs.sort("job_id"))
+    parsed = parse(text)
+    assert sorted(parsed.jobs["job_id"].to_list()) == [1, 2, 3]
+    assert parsed.jobs.filter(pl.col("job_id") == 1)["job_name"].to_list() == ["later"]
+    assert not parsed.problems
+    assert parse(text, chunk_bytes=64).jobs.sort("job_id").equals(parsed.jobs.sort("job_id"))
 
 
 def test_stream_is_read_like_a_file(tmp_path: Path) -> None:
@@ -388,9 +388,9 @@ def test_stream_is_read_like_a_file(tmp_path: Path) -> None:
 def test_lines_may_end_in_carriage_returns(end: str) -> None:
     text = (HEAD + row(1) + row(2, name="two")).replace("\n", end)
     for data in (text.encode(), text.encode("utf-16"), gzip.compress(text.encode())):
-        found = parse(data)
-        assert found.jobs.select("job_id", "job_name").rows() == [(1, "train"), (2, "two")]
-        assert not found.problems
+        parsed = parse(data)
+        assert parsed.jobs.select("job_id", "job_name").rows() == [(1, "train"), (2, "two")]
+        assert not parsed.problems
 
 
 @pytest.mark.parametrize(
@@ -405,13 +405,13 @@ def test_lines_may_end_in_carriage_returns(end: str) -> None:
 def test_damaged_line_is_reported_and_rest_is_read(bad: str, reason: str, chunk_bytes: int) -> None:
     """Its number is reported; ``strict`` stops there. Memory use depends on the longest line only."""
     data = gzip.compress((HEAD + row(1) + bad + row(2)).encode())
-    found = read(data, where="in", how=SacctReading(chunk_bytes=chunk_bytes))
-    assert found.jobs["job_id"].to_list() == [1, 2]
-    assert [(one.line, one.dropped) for one in found.problems] == [(3, True)]
-    assert reason in found.problems[0].reason
+    result = read(data, where="in", how=SacctReading(chunk_bytes=chunk_bytes))
+    assert result.jobs["job_id"].to_list() == [1, 2]
+    assert [(problem.line, problem.dropped) for problem in result.problems] == [(3, True)]
+    assert reason in result.problems[0].reason
     if "9|" in bad:
-        assert (found.problems[0].job, found.problems[0].field) == ("9", "JobName")
-    assert found.records == 3
+        assert (result.problems[0].job, result.problems[0].field) == ("9", "JobName")
+    assert result.records == 3
     with pytest.raises(InputError, match="in:3: "):
         read(data, where="in", how=SacctReading(strict=True))
 
@@ -420,18 +420,19 @@ def test_field_that_is_too_long_is_reported_and_unknown() -> None:
     """Line, column and sizes are reported; a record with a cluster or ID that is too long is dropped."""
     head = "JobIDRaw|Cluster|User|State|Start|NodeList|WorkDir|JobName\n"
     ran = "COMPLETED|2026-01-01T10:00:00"
-    found = parse(
+    parsed = parse(
         head + f"1|c|u|{ran}|n1|/w|{'x' * 100_000}\n" + f"2|c|{'u' * 1025}|{ran}|n1|/{'w' * 9000}|b\n"
         + f"3|{'c' * 2000}|u|{ran}|n1|/w|c\n" + f"4|c|u|{'S' * 3000}|2026-01-01T10:00:00|n1|/w|{'é' * 512}\n"
     )  # fmt: skip
-    assert found.jobs.select("job_id", "user", "job_name", "work_dir", "state").rows() == [
+    assert parsed.jobs.select("job_id", "user", "job_name", "work_dir", "state").rows() == [
         (1, "u", None, "/w", "COMPLETED"), (2, None, "b", None, "COMPLETED"), (4, "u", "é" * 512, "/w", None)
     ]  # fmt: skip
-    assert [(one.line, one.field, one.dropped, one.reason.partition(",")[0]) for one in found.problems] == [
+    problems = [(problem.line, problem.field, problem.dropped, problem.reason) for problem in parsed.problems]
+    assert [(*fields, reason.partition(",")[0]) for *fields, reason in problems] == [
         (2, "JobName", False, "has 100"), (3, "User", False, "has 1"), (3, "WorkDir", False, "has 9"),
         (4, "Cluster", True, "has 2"), (5, "State", False, "has 3"),
     ]  # fmt: skip
-    assert str(found.problems[0]) == "job 1: JobName: has 100,000 bytes, at most 1,024 fit, so it is unknown"
+    assert str(parsed.problems[0]) == "job 1: JobName: has 100,000 bytes, at most 1,024 fit, so it is unknown"
 
 
 WORDS = st.sampled_from(
@@ -490,10 +491,17 @@ def test_result_does_not_depend_on_the_compiled_library(rows: list[list[str]], z
 
     def result() -> object:
         try:
-            found = read(data, where="in", how=SacctReading(zone=zone, chunk_bytes=chunk))
+            outcome = read(data, where="in", how=SacctReading(zone=zone, chunk_bytes=chunk))
         except InputError as error:
             return str(error)
-        return found.jobs.rows(), found.steps.rows(), found.problems, found.decisions, found.notes, found.records
+        return (
+            outcome.jobs.rows(),
+            outcome.steps.rows(),
+            outcome.problems,
+            outcome.decisions,
+            outcome.notes,
+            outcome.records,
+        )
 
     assert native.library() is not None
     with mock.patch.object(native, "library", return_value=None):

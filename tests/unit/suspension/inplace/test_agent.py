@@ -236,7 +236,7 @@ def test_policy_for_jobs_in_place() -> None:
     always = replace(JOB, option=replace(JOB.option, when=Pressure.ALWAYS))
     assert decide(SuspendPolicy(), always, QUIET).act
     requeued = replace(JOB, option=SuspendOption())
-    assert "no-room" in [one.code for one in decide(SuspendPolicy(), requeued, QUIET).against]
+    assert "no-room" in [refusal.code for refusal in decide(SuspendPolicy(), requeued, QUIET).against]
     assert not decide(SuspendPolicy(dry_run=True), replace(JOB, needed_by=("7",)), QUIET).act
 
 
@@ -446,16 +446,16 @@ def test_each_namespace_is_queried_once() -> None:
 
     sockets = NodeSockets(open_diag=open_diag, warn=said.append)
     first, second = (cast(NetSpace, SimpleNamespace(inode=inode)) for inode in (1, 2))
-    one = JobSockets({1: frozenset({5})}, {1: first})
+    job_sockets = JobSockets({1: frozenset({5})}, {1: first})
     other = JobSockets({1: frozenset({6}), 2: frozenset({9})}, {1: first, 2: second})
     for _ in range(3):
-        assert sockets.observations({7: one, 8: other}) == {7: {5: sock}}
+        assert sockets.observations({7: job_sockets, 8: other}) == {7: {5: sock}}
     assert len(said) == 1
     assert opened[0].asked == [("tcp", "unix"), ("tcp",), ("tcp",)]
     assert [diag.socks is None for diag in opened].count(False) == 1
-    assert sockets.read(one) == {5: sock}
+    assert sockets.read(job_sockets) == {5: sock}
     assert sockets.observations({}) == {}
     assert all(diag.closed for diag in opened if diag.socks is not None)
     sockets.close()
     assert table_of(states_of({5: sock})) == {5: sock}
-    assert (bool(one), bool(JobSockets())) == (True, False)
+    assert (bool(job_sockets), bool(JobSockets())) == (True, False)

@@ -45,7 +45,7 @@ def test_signal_accepted_synchronously_is_seen(tmp_path: Path, how: str) -> None
     try:
         freezer = LinuxFreezer()
         freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
-        pids = [one.pid for one in freezer.members(job.init, job.started)]
+        pids = [member.pid for member in freezer.members(job.init, job.started)]
         assert freezer.calls(pids) == frozenset()
         os.kill(pids[-1], signal.SIGTERM)
         assert freezer.calls(pids) == {(pids[-1], signal.SIGTERM)}

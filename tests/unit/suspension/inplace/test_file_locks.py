@@ -63,10 +63,10 @@ def test_lock_of_a_real_process_is_awaited(tmp_path: Path, kind: str) -> None:
         else:
             subprocess.run(("flock", str(file.fileno())), pass_fds=(file.fileno(),), check=True)
         held = locks.held([os.getpid()])
-        own = frozenset(one for one in held if one[4].endswith(f":{path.stat().st_ino}"))
+        own = frozenset(item for item in held if item[4].endswith(f":{path.stat().st_ino}"))
         assert len(own) == 1
         assert locks.awaited({7: own}, {}) == {}
         with waiter(path) as pid:
-            wait_until("it waits", lambda: locks.awaited({7: own}, {}), lambda found: found == {7: pid})
+            wait_until("it waits", lambda: locks.awaited({7: own}, {}), lambda result: result == {7: pid})
             assert locks.awaited({7: own}, {7: (pid,)}) == {}
-    assert not [one for one in locks.held([os.getpid()]) if one in own]
+    assert not [lock for lock in locks.held([os.getpid()]) if lock in own]

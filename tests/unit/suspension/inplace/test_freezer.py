@@ -38,7 +38,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def sleeper(job: Job, freezer: LinuxFreezer) -> Member:
     """Return the sleeping child once it exists: it is forked after the writer of the log."""
     return wait_until(
-        "it sleeps", lambda: [one for one in freezer.members(job.init, job.started) if one.name == "sleep"]
+        "it sleeps", lambda: [member for member in freezer.members(job.init, job.started) if member.name == "sleep"]
     )[0]
 
 
@@ -54,8 +54,8 @@ def test_forking_job_is_frozen_and_thawed(job: Job) -> None:
     assert how == SIGNALS
     freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
     members = freezer.members(job.init, job.started)
-    assert {one.state for one in members} <= {"T", "D"}
-    assert freezer.moving((one.pid for one in members), how) is None
+    assert {member.state for member in members} <= {"T", "D"}
+    assert freezer.moving((member.pid for member in members), how) is None
     init = LinuxProcesses().read(job.init)
     assert init is not None
     assert init.state != "T"
@@ -81,7 +81,7 @@ def test_sigcont_is_detected(job: Job) -> None:
     """A running process is named after SIGCONT to the whole job."""
     freezer = LinuxFreezer()
     freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
-    pids = [one.pid for one in freezer.members(job.init, job.started)]
+    pids = [member.pid for member in freezer.members(job.init, job.started)]
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     wait_until("one is seen moving", lambda: freezer.moving(pids, SIGNALS) is not None)
@@ -93,7 +93,7 @@ def test_pending_signal_of_stopped_process_is_detected(job: Job) -> None:
     freezer = LinuxFreezer()
     sleeping = sleeper(job, freezer).pid
     freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
-    pids = [one.pid for one in freezer.members(job.init, job.started)]
+    pids = [member.pid for member in freezer.members(job.init, job.started)]
     os.kill(pids[0], signal.SIGCHLD)
     assert freezer.calls(pids) == frozenset()
     os.kill(sleeping, signal.SIGTERM)
@@ -124,9 +124,9 @@ def test_nested_namespace_is_frozen(tmp_path: Path) -> None:
         freezer = LinuxFreezer()
         freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
         members = freezer.members(job.init, job.started)
-        spaces = {Path(f"/proc/{one.pid}/ns/pid").readlink() for one in members}
+        spaces = {Path(f"/proc/{member.pid}/ns/pid").readlink() for member in members}
         assert len(spaces) == 2
-        assert {one.state for one in members} <= {"T", "D"}
+        assert {member.state for member in members} <= {"T", "D"}
     finally:
         job.end()
 
@@ -149,8 +149,8 @@ def test_parent_in_vfork_is_frozen(tmp_path: Path) -> None:
         while "D" not in seen and time.monotonic() < deadline:  # depends on timing
             freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
             members = freezer.members(job.init, job.started)
-            seen |= {one.state for one in members}
-            assert freezer.moving([one.pid for one in members], SIGNALS) is None
+            seen |= {member.state for member in members}
+            assert freezer.moving([member.pid for member in members], SIGNALS) is None
             freezer.thaw(job.init, job.started, SIGNALS, stay=())
             job.goes_on()
         assert seen <= {"T", "D"}
@@ -242,7 +242,7 @@ def enter(group: Path, job: Job) -> None:
     """Move a job into a cgroup, with its PID 1."""
     freezer = LinuxFreezer()
     for _ in range(3):  # it forks meanwhile
-        for pid in (job.init, *(one.pid for one in freezer.members(job.init, job.started))):
+        for pid in (job.init, *(member.pid for member in freezer.members(job.init, job.started))):
             try:
                 (group / "cgroup.procs").write_text(str(pid))
             except ProcessLookupError:
@@ -261,12 +261,12 @@ def test_job_in_cgroup_of_slurm_is_frozen_without_signals(task_cgroup: Path, job
     assert how == str(task_cgroup / CGROUP_NAME)
     freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
     members = freezer.members(job.init, job.started)
-    assert {one.pid for one in members} == set(
+    assert {member.pid for member in members} == set(
         map(int, (task_cgroup / CGROUP_NAME / "cgroup.procs").read_text().split())
     )
     assert (task_cgroup / "cgroup.procs").read_text().split() == [str(job.init)]
     assert stopped(members) == before
-    assert freezer.moving((one.pid for one in members), how) is None
+    assert freezer.moving((member.pid for member in members), how) is None
     assert not freezer.held(job.init)
     size = job.size()
     time.sleep(0.2)
@@ -290,7 +290,7 @@ def test_job_that_is_killed_while_frozen_leaves_no_cgroup(task_cgroup: Path, job
     enter(task_cgroup, job)
     how = freezer.how(freezer.members(job.init, job.started), job.init)
     freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
-    pids = [one.pid for one in freezer.members(job.init, job.started)]
+    pids = [member.pid for member in freezer.members(job.init, job.started)]
     os.kill(job.init, signal.SIGKILL)
     wait_until("all of it ends", lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()])
     freezer.clear(how)
@@ -489,8 +489,11 @@ def test_parents_come_before_their_children() -> None:
     def member(pid: int, parent: int) -> Member:
         return Member(pid, pid, parent, 0, "S", "x", 0)
 
-    assert [one.pid for one in parents_first([member(5, 9), member(9, 7), member(7, 1)])] == [7, 9, 5]
+    assert [process.pid for process in parents_first([member(5, 9), member(9, 7), member(7, 1)])] == [7, 9, 5]
     assert len(parents_first([member(5, 6), member(6, 5)])) == 2
     began, deep = time.process_time(), 20000  # A user could create such a deep tree to block the agent.
-    assert [one.pid for one in parents_first([member(pid, pid - 1) for pid in range(deep, 0, -1)])][:2] == [1, 2]
+    assert [process.pid for process in parents_first([member(pid, pid - 1) for pid in range(deep, 0, -1)])][:2] == [
+        1,
+        2,
+    ]
     assert time.process_time() - began < 5

@@ -128,8 +128,8 @@ def test_blocked_signal_wakes_job_once(world, node):
     after = Node(world)
     after.freezer.waiting = {child.pid: 15}
     after.recover()
-    for one in (node, after):
-        one.round()
+    for item in (node, after):
+        item.round()
         assert asleep(world)
     after.freezer.waiting = {child.pid: 15, script.pid: 10}
     after.round()

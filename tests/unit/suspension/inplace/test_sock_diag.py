@@ -55,9 +55,9 @@ def of(diag: SockDiag, *socks: socket.socket) -> dict[int, Sock]:
     return {inode: sock for inode, sock in diag.dump().items() if inode in inodes}
 
 
-def one(diag: SockDiag, sock: socket.socket) -> Sock:
-    [found] = of(diag, sock).values()
-    return found
+def only_socket(diag: SockDiag, sock: socket.socket) -> Sock:
+    [result] = of(diag, sock).values()
+    return result
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -69,12 +69,12 @@ def test_connections_not_accepted_are_counted(diag: SockDiag, family: socket.Add
         except OSError:
             pytest.skip("no IPv6 here")
         listener.listen(5)
-        seen = one(diag, listener)
+        seen = only_socket(diag, listener)
         assert (seen.listens, seen.waiting, seen.port) == (True, 0, listener.getsockname()[1])
         with socket.create_connection(listener.getsockname()[:2]), socket.create_connection(listener.getsockname()[:2]):
-            wait_until("both wait", lambda: one(diag, listener).waiting == 2)
+            wait_until("both wait", lambda: only_socket(diag, listener).waiting == 2)
             listener.accept()[0].close()
-            assert one(diag, listener).waiting == 1
+            assert only_socket(diag, listener).waiting == 1
 
 
 def test_unread_bytes_are_counted(diag: SockDiag) -> None:
@@ -82,20 +82,20 @@ def test_unread_bytes_are_counted(diag: SockDiag) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         server, _ = listener.accept()
         with server:
-            before = one(diag, server)
+            before = only_socket(diag, server)
             assert (before.state, before.waiting, before.received) == (ESTABLISHED, 0, 0)
             client.sendall(b"GET /")
-            wait_until("they have come", lambda: one(diag, server).waiting == 5)
-            assert one(diag, server).received == 5
+            wait_until("they have come", lambda: only_socket(diag, server).waiting == 5)
+            assert only_socket(diag, server).received == 5
             assert server.recv(5) == b"GET /"
-            after = one(diag, server)
+            after = only_socket(diag, server)
             assert (after.waiting, after.received, after.sent) == (0, 5, 0)
             server.sendall(b"HTTP/1.0 200 OK")
-            wait_until("it has gone out", lambda: one(diag, server).sent == 1)
+            wait_until("it has gone out", lambda: only_socket(diag, server).sent == 1)
             assert after.received_ms is not None
             client.shutdown(socket.SHUT_WR)
-            wait_until("the end has come", lambda: one(diag, server).state == CLOSE_WAIT)
-            assert one(diag, server).unread == 0
+            wait_until("the end has come", lambda: only_socket(diag, server).state == CLOSE_WAIT)
+            assert only_socket(diag, server).unread == 0
 
 
 def test_bytes_received_after_shutdown_are_counted(diag: SockDiag) -> None:
@@ -104,9 +104,9 @@ def test_bytes_received_after_shutdown_are_counted(diag: SockDiag) -> None:
         server, _ = listener.accept()
         with server:
             client.shutdown(socket.SHUT_WR)
-            wait_until("its end has come there", lambda: one(diag, client).state == FIN_WAIT2)
+            wait_until("its end has come there", lambda: only_socket(diag, client).state == FIN_WAIT2)
             server.sendall(b"200 OK")
-            wait_until("it has come", lambda: one(diag, client).unread == 6)
+            wait_until("it has come", lambda: only_socket(diag, client).unread == 6)
 
 
 def test_both_ends_of_connection_are_matched(diag: SockDiag, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_both_ends_of_connection_are_matched(diag: SockDiag, tmp_path: Path) -> 
         assert not socket.has_dualstack_ipv6()
     for left, right in pairs:
         with left, right:
-            here, there = one(diag, left), one(diag, right)
+            here, there = only_socket(diag, left), only_socket(diag, right)
             assert here.here
             assert (here.here, here.there) == (there.there, there.here)
 
@@ -133,19 +133,19 @@ def test_unix_sockets_are_listed(diag: SockDiag, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(tmp_path / "sock"))
         listener.listen(5)
-        assert (one(diag, listener).listens, one(diag, listener).waiting) == (True, 0)
+        assert (only_socket(diag, listener).listens, only_socket(diag, listener).waiting) == (True, 0)
         client.connect(str(tmp_path / "sock"))
-        assert one(diag, listener).waiting == 1
+        assert only_socket(diag, listener).waiting == 1
         server, _ = listener.accept()
         with server:
             client.sendall(b"abc")
-            assert (one(diag, listener).waiting, one(diag, server).unread) == (0, 3)
+            assert (only_socket(diag, listener).waiting, only_socket(diag, server).unread) == (0, 3)
 
 
 def test_dump_is_filtered(diag: SockDiag) -> None:
     """Sockets are selected by inode and by kind: listeners, connections, UNIX sockets."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        inodes = frozenset(os.fstat(one.fileno()).st_ino for one in (listener, client))
+        inodes = frozenset(os.fstat(sock.fileno()).st_ino for sock in (listener, client))
         assert diag.dump(inodes).keys() == inodes
         assert [sock.listens for sock in diag.dump(inodes, ("listen",)).values()] == [True]
         assert diag.dump(inodes, ("unix",)) == {}
@@ -333,8 +333,8 @@ def test_doctor_reports_whether_requests_can_be_detected(diag: SockDiag) -> None
     def none() -> SockDiag:
         raise SockDiagError("sock_diag: not supported")
 
-    found = doctor.check(none)
-    assert (found.status, found.detail.endswith("not supported")) == ("skipped", True)
+    check = doctor.check(none)
+    assert (check.status, check.detail.endswith("not supported")) == ("skipped", True)
 
 
 @given(data=st.binary(max_size=400))
@@ -441,7 +441,7 @@ def test_client_of_daemon_gets_no_requests(diag: SockDiag, tmp_path: Path) -> No
         client.connect(path)
         with listener.accept()[0] as accepted, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
             mine, theirs = (
-                diag.dump(frozenset(os.fstat(one.fileno()).st_ino for one in some))
+                diag.dump(frozenset(os.fstat(sock.fileno()).st_ino for sock in some))
                 for some in ((client, log), (accepted,))
             )
             assert (len(mine), len(theirs)) == (2, 1)
@@ -459,11 +459,11 @@ def test_socket_of_cuda_gets_no_requests(diag: SockDiag) -> None:
             listener.listen()
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
                 peer.connect(name)
-                found = diag.dump(frozenset({os.fstat(listener.fileno()).st_ino}))
-        assert len(found) == 1
-        assert sockets.can_be(found) is asked
-        assert (sockets.at_rest(found, found, within_s=900) is not None) is asked
-        assert (sockets.meanwhile({}, found) is not None) is asked
+                dump = diag.dump(frozenset({os.fstat(listener.fileno()).st_ino}))
+        assert len(dump) == 1
+        assert sockets.can_be(dump) is asked
+        assert (sockets.at_rest(dump, dump, within_s=900) is not None) is asked
+        assert (sockets.meanwhile({}, dump) is not None) is asked
 
 
 def test_socket_connected_since_last_suspension_is_seen(diag: SockDiag) -> None:
@@ -474,7 +474,7 @@ def test_socket_connected_since_last_suspension_is_seen(diag: SockDiag) -> None:
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.socket() as client,
     ):
-        inodes = frozenset(os.fstat(one.fileno()).st_ino for one in (listener, client))
+        inodes = frozenset(os.fstat(sock.fileno()).st_ino for sock in (listener, client))
         space = NetSpace.of_agent()
         own = JobSockets({space.inode: inodes}, {space.inode: space})
         for _ in range(2):
@@ -511,10 +511,10 @@ def test_connection_of_health_check_is_no_request(diag: SockDiag, server: Server
     before = look()
     for _ in range(3):
         socket.create_connection(listener.getsockname(), source_address=(PROBE, 0)).close()
-    wait_until("they wait", lambda: one(diag, listener).waiting == 3)
+    wait_until("they wait", lambda: only_socket(diag, listener).waiting == 3)
     assert (waiting(look()), meanwhile(before, look()), at_rest(look(), before, within_s=900)) == (0, None, None)
     with socket.create_connection(listener.getsockname()):
-        wait_until("the request waits", lambda: one(diag, listener).waiting == 4)
+        wait_until("the request waits", lambda: only_socket(diag, listener).waiting == 4)
         assert "a connection waits" in str(meanwhile(before, look()))
 
 
@@ -523,7 +523,7 @@ def test_queue_full_of_health_checks_counts_as_request(diag: SockDiag, server: S
     listener, _, look = server
     for count in range(1, 9):
         socket.create_connection(listener.getsockname(), source_address=(PROBE, 0)).close()
-        wait_until("it waits", lambda count=count: one(diag, listener).waiting == count)  # type: ignore[misc]
+        wait_until("it waits", lambda count=count: only_socket(diag, listener).waiting == count)  # type: ignore[misc]
         assert waiting(look()) == (0 if count < 8 else count)
 
 
@@ -531,10 +531,10 @@ def test_aborted_connection_counts_as_request(diag: SockDiag, server: Server) ->
     """The kernel no longer says who made it."""
     listener, _, look = server
     with socket.create_connection(listener.getsockname()) as client:
-        wait_until("it waits", lambda: one(diag, listener).waiting == 1)
+        wait_until("it waits", lambda: only_socket(diag, listener).waiting == 1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_until("it is aborted", lambda: not diag.pending().get(listener.getsockname()[1]))
-    assert waiting(look()) == one(diag, listener).waiting == 1
+    assert waiting(look()) == only_socket(diag, listener).waiting == 1
 
 
 def test_data_on_open_connection_of_health_check_is_no_request(diag: SockDiag, server: Server) -> None:
@@ -544,12 +544,12 @@ def test_data_on_open_connection_of_health_check_is_no_request(diag: SockDiag, s
         accepted, _ = listener.accept()
         with accepted, socket.create_connection(listener.getsockname()) as other, listener.accept()[0] as second:
             client.sendall(b"health")
-            wait_until("it arrives", lambda: one(diag, accepted).waiting == 6)
+            wait_until("it arrives", lambda: only_socket(diag, accepted).waiting == 6)
             space = NetSpace.of_agent()
             inodes = frozenset(os.fstat(sock.fileno()).st_ino for sock in (listener, accepted, second))
-            found = sockets.read(JobSockets({space.inode: inodes}, {space.inode: space}))
-            assert at_rest(found, found, within_s=900) is None
+            result = sockets.read(JobSockets({space.inode: inodes}, {space.inode: space}))
+            assert at_rest(result, result, within_s=900) is None
             other.sendall(b"request")
-            wait_until("it arrives", lambda: one(diag, second).waiting == 7)
-            found = sockets.read(JobSockets({space.inode: inodes}, {space.inode: space}))
-            assert "bytes wait" in str(at_rest(found, {}, within_s=900))
+            wait_until("it arrives", lambda: only_socket(diag, second).waiting == 7)
+            result = sockets.read(JobSockets({space.inode: inodes}, {space.inode: space}))
+            assert "bytes wait" in str(at_rest(result, {}, within_s=900))

@@ -214,24 +214,24 @@ def test_compatibility_has_the_refusals_of_each_mode(world, node):
     record = node.agent.slurm.job(7)
     plain = node.suspender.compatibility(node.job(slurm=record))
     assert plain.kinds == (CompatibilityRow.BATCH,)
-    assert {mode: [one.code for one in found] for mode, found in plain.modes.items()} == {
+    assert {mode: [item.code for item in result] for mode, result in plain.modes.items()} == {
         Mode.REQUEUE: ["mode"],
         Mode.INPLACE: [],
     }
     busy = node.suspender.compatibility(node.job(slurm=replace(record, steps=(step("0"),))))
     assert busy.kinds == (CompatibilityRow.BATCH, CompatibilityRow.STEPS)
-    assert [one.code for one in busy.modes[Mode.INPLACE]] == ["srun-steps"]
+    assert [mode.code for mode in busy.modes[Mode.INPLACE]] == ["srun-steps"]
     assert world.effect_log == []
 
 
 def test_job_that_cannot_wake_or_has_no_gpu_memory_is_refused(world, node):
     """A script that has not started is refused as well."""
     tight = Node(world, Rules(awake_limit_pct=50))
-    assert [one.code for one in tight.suspender.refusals(tight.job())] == ["awake-limit"]
+    assert [item.code for item in tight.suspender.refusals(tight.job())] == ["awake-limit"]
     next(p for p in node.processes if p.cuda).cuda = None
-    assert [one.code for one in node.suspender.refusals(node.job())] == ["no-gpu-memory"]
+    assert [item.code for item in node.suspender.refusals(node.job())] == ["no-gpu-memory"]
     world.nodes["c1"].processes = []
-    assert "not-started" in [one.code for one in node.suspender.refusals(node.job())]
+    assert "not-started" in [item.code for item in node.suspender.refusals(node.job())]
 
 
 def test_insufficient_host_memory_is_refused_with_numbers(world, node):
@@ -249,14 +249,14 @@ def test_insufficient_host_memory_is_refused_with_numbers(world, node):
 
 
 @pytest.mark.parametrize(
-    ("params", "limit", "found"),
+    ("params", "limit", "expected"),
     [("OverMemoryKill", "40G", ["host-memory"]), ("UsePss", "40G", []), ("OverMemoryKill", "60G", [])],
 )
-def test_memory_limit_enforced_by_slurm_is_respected(node, monkeypatch, params, limit, found):
+def test_memory_limit_enforced_by_slurm_is_respected(node, monkeypatch, params, limit, expected):
     """The memory moved to the host would exceed the limit."""
     monkeypatch.setattr(node.agent.slurm, "config", lambda: {"JobAcctGatherParams": params})
     slurm = replace(node.agent.slurm.job(7), tres_allocated={"mem": limit})
-    assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == found
+    assert [item.code for item in node.suspender.refusals(node.job(slurm=slurm))] == expected
 
 
 def test_old_driver_needs_all_gpus_of_node(node, monkeypatch):
@@ -266,7 +266,7 @@ def test_old_driver_needs_all_gpus_of_node(node, monkeypatch):
     assert not node.suspender.refusals(node.job())
     mine = node.agent.gpus.devices()
     monkeypatch.setattr(node.agent.gpus, "devices", lambda: (*mine, replace(mine[0], uuid="GPU-another")))
-    assert [one.code for one in node.suspender.refusals(node.job(devices=mine))] == ["driver"]
+    assert [item.code for item in node.suspender.refusals(node.job(devices=mine))] == ["driver"]
 
 
 def test_daemon_of_script_counts(world, node, monkeypatch):
@@ -276,7 +276,7 @@ def test_daemon_of_script_counts(world, node, monkeypatch):
     look = node.agent.look
     node.suspender = node.suspender_with(inspect=lambda init, root: replace(look(init, root), outside=(daemon,)))
     slurm = replace(node.agent.slurm.job(7), tres_allocated={"mem": "60G"})
-    assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == ["mps", "host-memory"]
+    assert [item.code for item in node.suspender.refusals(node.job(slurm=slurm))] == ["mps", "host-memory"]
 
 
 def test_outdated_driver_is_reported_by_version(node, monkeypatch):
@@ -351,7 +351,7 @@ def test_concurrent_suspensions_reserve_host_memory(world, node):
     with node.agent.reservations.of(8, 30 * GIB):
         with pytest.raises(Refused, match=r"does not fit into the node's free memory \(40 GiB\)"):
             node.sleep()
-        assert [one.code for one in node.suspender.refusals(node.job())] == ["host-memory"]
+        assert [item.code for item in node.suspender.refusals(node.job())] == ["host-memory"]
         with node.agent.reservations.of(9, 60 * GIB):
             assert node.agent.reservations.before(9) == 30 * GIB
         node.agent.reservations.moved(8)

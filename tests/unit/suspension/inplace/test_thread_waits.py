@@ -94,7 +94,7 @@ def test_wait_locations_are_read_from_proc(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "found"),
+    ("after", "expected"),
     [
         ({8: "a", 9: "b"}, False),
         ({8: "a"}, False),
@@ -103,9 +103,9 @@ def test_wait_locations_are_read_from_proc(tmp_path: Path) -> None:
         ({8: "a", 9: "b", 10: "d"}, True),
     ],
 )
-def test_running_threads_have_no_location(after: Mapping[int, str], found: bool) -> None:
+def test_running_threads_have_no_location(after: Mapping[int, str], expected: bool) -> None:
     """A thread that waits elsewhere, or is new, has moved; one that has ended has not."""
-    assert went_on({8: "a", 9: ""}, after) is found
+    assert went_on({8: "a", 9: ""}, after) is expected
 
 
 LISTENER = Sock(3, "unix", LISTEN, 0, name=b"/run/s\0")
@@ -132,10 +132,10 @@ def test_listener_of_connection_is_known(tmp_path: Path) -> None:
         client.connect(str(tmp_path / "sock"))
         accepted, _ = listener.accept()
         with accepted:
-            all_of = {os.fstat(one.fileno()).st_ino: one for one in (listener, client, accepted)}
-            found = diag.dump(frozenset(all_of))
+            all_of = {os.fstat(sock.fileno()).st_ino: sock for sock in (listener, client, accepted)}
+            dump = diag.dump(frozenset(all_of))
     diag.close()
-    names = {all_of[inode]: sock.name for inode, sock in found.items()}
+    names = {all_of[inode]: sock.name for inode, sock in dump.items()}
     assert names[listener] == names[accepted] != b""
     assert names[client] == b""
 
@@ -155,7 +155,7 @@ def test_request_read_unnoticed_wakes_job(world, node):
 
 def test_thread_used_by_driver_is_not_a_request(world, node):
     """It has the program's name, but the driver reports that it works through it."""
-    (thread,) = node.agent.cuda.restore_threads(one.pid for one in world.nodes["c1"].processes)
+    (thread,) = node.agent.cuda.restore_threads(process.pid for process in world.nodes["c1"].processes)
     node.sockets.reading, node.sockets.places = (8,), {8: "waits for a request", thread: "waits for the driver"}
 
     def move() -> None:

@@ -58,11 +58,11 @@ def test_jobs_without_connection_count_as_awake(world, known):
     others: dict[int, tuple[int, ...]] = {8: (900,)}
     asked: list[list[int]] = []
 
-    def found(pids: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
+    def unheard_pids(pids: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
         asked.append(list(pids))
         return others
 
-    node = Node(world, Rules(awake_limit_pct=70), unheard=found)
+    node = Node(world, Rules(awake_limit_pct=70), unheard=unheard_pids)
     node.sleep()
     node.connection()
     node.cards.processes = lambda: {node.cards.uuid: {900: 20 * GIB}}

@@ -421,7 +421,7 @@ def test_ended_process_wakes_job(world, node):
 def test_internal_sockets_get_no_requests(world, node):
     """An event loop has such sockets: no request can reach the job, so it wakes when there is room."""
     ends = Sock(21, "unix", 1, 0, here=b"21", there=b"22"), Sock(22, "unix", 1, 0, here=b"22", there=b"21")
-    node.sockets.now = {one.inode: one for one in ends}
+    node.sockets.now = {end.inode: end for end in ends}
     node.sleep()
     assert node.view()["wakes_on_request"] is False
     world.clock += 600

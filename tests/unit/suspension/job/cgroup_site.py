@@ -57,7 +57,7 @@ class CgroupSite:
         """Add the cgroups of a job with the shepherd ``pid``, as slurmd creates them, and return the job's."""
         job = self.directories[job_id] = self.top / (name or f"job_{job_id}")
         leaf = job / _LEVELS[self.version]
-        for place in (job, *reversed([one for one in (leaf, *leaf.parents) if job in one.parents])):
+        for place in (job, *reversed([item for item in (leaf, *leaf.parents) if job in item.parents])):
             self._make(place)
         for place in self.limited(job_id):
             (place / LIMIT[self.version]).write_text(f"{limit}\n")
@@ -87,14 +87,14 @@ class CgroupSite:
     def use(self, job_id: int, used: int) -> None:
         """Have the job use this many bytes."""
         job = self.directories[job_id]
-        for place in (job, *(one for one in job.rglob("*") if one.is_dir())):
+        for place in (job, *(path for path in job.rglob("*") if path.is_dir())):
             (place / USED[self.version]).write_text(f"{used}\n")
             if self.version == 1:
                 (place / "memory.memsw.usage_in_bytes").write_text(f"{used}\n")
 
     def values(self, job_id: int, name: str = "") -> list[int]:
         """Return the values of a limit in the cgroups that slurmd limits."""
-        return [int((one / (name or LIMIT[self.version])).read_text()) for one in self.limited(job_id)]
+        return [int((item / (name or LIMIT[self.version])).read_text()) for item in self.limited(job_id)]
 
     def set(self, job_id: int, value: int) -> None:
         """Have Slurm set another limit."""
@@ -104,7 +104,7 @@ class CgroupSite:
     def records(self) -> list[str]:
         """Return the names of the records of raised limits."""
         place = self.root / "records"
-        return sorted(one.name for one in place.iterdir()) if place.is_dir() else []
+        return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
     def _make(self, place: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class CgroupSite:
             raise FileNotFoundError(errno.ENOENT, "no such file", name)
         number, used = int(value), int((place / USED[self.version]).read_text())
         if self.version == 1:
-            limit, swap = (int((place / one).read_text()) for one in (LIMIT[1], "memory.memsw.limit_in_bytes"))
+            limit, swap = (int((place / item).read_text()) for item in (LIMIT[1], "memory.memsw.limit_in_bytes"))
             if (number > swap) if name == LIMIT[1] else (number < limit):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             if number < used:

@@ -45,8 +45,8 @@ def test_shell_gets_current_values(tmp_path: Path, shepherd: Id) -> None:
     path = tmp_path / "environment" / "7"
     assert path.parent.stat().st_mode & 0o777 == 0o755
     shell = f". {path}; env -0 | grep -zE '^(SLURM|CUDA)' | sort -z"
-    found = subprocess.run(["/bin/sh", "-c", shell], env={}, check=True, capture_output=True, text=True).stdout
-    assert found.split("\0")[:-1] == [
+    stdout = subprocess.run(["/bin/sh", "-c", shell], env={}, check=True, capture_output=True, text=True).stdout
+    assert stdout.split("\0")[:-1] == [
         "CUDA_VISIBLE_DEVICES=3",
         "SLURMD_NODENAME=c2",
         f"SLURM_JOB_NAME={ODD}",
@@ -97,7 +97,7 @@ def test_environment_of_another_process_is_not_written(tmp_path: Path, shepherd:
 
 
 @pytest.mark.parametrize(
-    ("environ", "found"),
+    ("environ", "expected"),
     [
         (b"", b""),
         (b"SLURM_X=1\0SLURM_X=2\0", b"export SLURM_X=2\n"),
@@ -106,6 +106,6 @@ def test_environment_of_another_process_is_not_written(tmp_path: Path, shepherd:
         (b"SLURM_A=1\0SLURM_JWT=eyJ\0SLURM_B=cut of", b"export SLURM_A=1\n"),
     ],
 )
-def test_names_are_names_of_variables(environ: bytes, found: bytes) -> None:
+def test_names_are_names_of_variables(environ: bytes, expected: bytes) -> None:
     """The environment is chosen by the user: nothing but names and quoted values gets into the file."""
-    assert exports(environ) == found
+    assert exports(environ) == expected

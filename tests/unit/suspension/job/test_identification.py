@@ -114,18 +114,18 @@ def scene() -> Iterator[Scene]:
 def _scene(directory: Path) -> Iterator[Scene]:
     directory.chmod(0o755)
     for name, program in (("slurmstepd", "unshare"), ("shepherd", "sleep")):
-        found = shutil.which(program)
-        assert found is not None
-        shutil.copy(found, directory / name)
+        result = shutil.which(program)
+        assert result is not None
+        shutil.copy(result, directory / name)
         (directory / name).chmod(0o755)
     made = Scene(directory, directory / "slurmstepd", directory / "shepherd", [])
     yield made
-    for one in made.started:
-        for process in processes([pid for pid in Inspector().tree(one.pid) if pid != one.pid]):
+    for item in made.started:
+        for process in processes([pid for pid in Inspector().tree(item.pid) if pid != item.pid]):
             with contextlib.suppress(ProcessLookupError):
                 process.signal(signal.SIGKILL)
-        one.kill()
-        one.wait()
+        item.kill()
+        item.wait()
 
 
 @needs_root
@@ -222,7 +222,7 @@ def _other_root(scene: Scene) -> Process:
     root = scene.directory / "root"
     for name in ("proc", "usr", "bin", "lib", "lib64", *scene.directory.parts[1:2]):
         (root / name).mkdir(parents=True)
-    mounts = " && ".join(f"mount --rbind /{one.name} {one}" for one in root.iterdir())
+    mounts = " && ".join(f"mount --rbind /{path.name} {path}" for path in root.iterdir())
     script = f'{mounts} && exec chroot {root} "$@"'
     return scene.start("sh", "-c", script, "sh")
 

@@ -66,7 +66,7 @@ def test_limits_are_raised_and_restored(site: CgroupSite) -> None:
 def test_limit_with_room_is_not_raised(site: CgroupSite) -> None:
     """Memory that the kernel can reclaim counts as room."""
     job = site.add(7, PID, 10 * GIB, 6 * GIB)
-    for place in (job, *(one for one in job.rglob("*") if one.is_dir())):
+    for place in (job, *(path for path in job.rglob("*") if path.is_dir())):
         (place / "memory.stat").write_text(f"inactive_file {GIB}\ntotal_inactive_file {2 * GIB}\n")
     limits = site.limits()
     assert not limits.make_room(7, INIT, 6 * GIB, spare)
@@ -156,7 +156,7 @@ def test_failed_kills_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for _ in range(3):
         limits.tend(list, seen.append)
         assert site.values(7) == [6 * GIB] * 2
-    assert [one.rounds for one in seen] == [0, 1, 2]
+    assert [item.rounds for item in seen] == [0, 1, 2]
 
 
 def test_reclaimable_memory_is_not_exceeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_dirty_pages_delay_the_old_limit(site: CgroupSite) -> None:
     limits.make_room(7, INIT, 8 * GIB, spare)
     site.use(7, 5 * GIB)
     keys = ("inactive_file", "file_dirty") if site.version == 2 else ("total_inactive_file", "total_dirty")
-    for place in (job, *(one for one in job.rglob("*") if one.is_dir())):
+    for place in (job, *(path for path in job.rglob("*") if path.is_dir())):
         (place / "memory.stat").write_text("".join(f"{key} {2 * GIB}\n" for key in keys))
     assert not limits.lower(7)
     assert (site.values(7), site.killed) == ([12 * GIB] * 2, [])
@@ -364,8 +364,8 @@ def test_jobs_share_spare_memory_at_most_once(site: CgroupSite) -> None:
                 assert site.values(job) == before
             else:
                 assert min(site.values(job)) - used[job] >= needed
-            permitted = sum(max(site.values(one)) - used[one] for one in jobs)
-            assert permitted <= max(free, sum(facts[one][0] - used[one] for one in jobs)) + len(jobs) * MIB, round_
+            permitted = sum(max(site.values(item)) - used[item] for item in jobs)
+            assert permitted <= max(free, sum(facts[item][0] - used[item] for item in jobs)) + len(jobs) * MIB, round_
         for job in jobs:
             assert limits.lower(job)
             assert site.values(job) == [facts[job][0]] * 2
@@ -612,7 +612,7 @@ def test_kernel_ends_process_that_keeps_memory(real_job: Path, holder: MemoryHol
     now += 61
     seen: list[ExceededLimit] = []
     limits.tend(list, seen.append)
-    assert [one.limit for one in seen] == [64 * MIB]
+    assert [item.limit for item in seen] == [64 * MIB]
     assert holder.process.wait(10) == -signal.SIGKILL
     limits.tend(list, seen.append)
     assert real_limits(real_job) == [64 * MIB] * 2

@@ -147,7 +147,7 @@ def test_xid_error_is_a_gpu_fault() -> None:
 def test_gpus_are_found_by_index() -> None:
     """Slurm's index is that of the device file, whatever order NVML has."""
     devices = [Device("GPU-a", 0, minor=1), Device("GPU-b", 1, minor=0)]
-    assert [one.uuid for one in by_index(devices, (1,)) or ()] == ["GPU-a"]
+    assert [gpu.uuid for gpu in by_index(devices, (1,)) or ()] == ["GPU-a"]
     assert by_index(devices, (2,)) is None
     assert by_index([Device("GPU-a", 0, minor=0, mig="7")], (0,)) is None
 
@@ -156,7 +156,7 @@ def test_gpus_without_known_device_files_are_found_only_together() -> None:
     """NVML's index may be another number than that of the device file."""
     devices = [Device("GPU-a", 0), Device("GPU-b", 1, minor=0)]
     assert by_index(devices, (0,)) is None
-    assert [one.uuid for one in by_index(devices, (0, 1)) or ()] == ["GPU-a", "GPU-b"]
+    assert [gpu.uuid for gpu in by_index(devices, (0, 1)) or ()] == ["GPU-a", "GPU-b"]
 
 
 def test_gpus_are_found_by_processes() -> None:
@@ -166,7 +166,7 @@ def test_gpus_are_found_by_processes() -> None:
     watch = Watch(gpus, Inspector(), finder=finder)  # type: ignore[arg-type]
     assert watch.by_processes(7) == ()
     finder.find = lambda pid, started=None: JobRefOf(7, "cgroup")  # type: ignore[assignment,method-assign]
-    assert [one.index for one in watch.by_processes(7)] == [1]
+    assert [item.index for item in watch.by_processes(7)] == [1]
     finder.find = lambda pid, started=None: JobRefOf(7, "environment")  # type: ignore[assignment,method-assign]
     assert watch.by_processes(7) == ()
 
@@ -181,14 +181,14 @@ def JobRefOf(job_id: int, source: str) -> object:
 
 def test_needs_of_pending_job_are_per_node() -> None:
     """Its needs per node are rounded up; its reason is cut at the comma."""
-    found = waiting_of(
+    result = waiting_of(
         waiting(
             node_count=2, gpus_requested=GpuCount(3, "h100"), cpus=5, tres_requested={"mem": "3G"},
             reason="Resources, and more", nodes_required=("c2",),
         )
     )  # fmt: skip
-    assert (found.gpus, found.cpus, found.memory_mib, found.reason) == (2, 3, 1536, "Resources")
-    assert found.required_nodes == ("c2",)
+    assert (result.gpus, result.cpus, result.memory_mib, result.reason) == (2, 3, 1536, "Resources")
+    assert result.required_nodes == ("c2",)
 
 
 def test_room_of_node() -> None:

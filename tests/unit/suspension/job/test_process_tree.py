@@ -148,11 +148,11 @@ def start(tmp_path):
 
 def states(identity: Id) -> set[str]:
     """Return the states of all threads of a job."""
-    found = set()
+    result = set()
     for member in LinuxProcesses().all_processes(*identity):
         for stat in Path(f"/proc/{member.pid}/task").glob("*/stat"):
-            found.add(stat.read_text().rpartition(")")[2].split()[0])
-    return found
+            result.add(stat.read_text().rpartition(")")[2].split()[0])
+    return result
 
 
 @pytest.mark.parametrize("program", [COUNTING, FORKING, THREADS], ids=["writes", "forks", "threads"])

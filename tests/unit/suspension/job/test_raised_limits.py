@@ -239,7 +239,7 @@ def test_disabled_raising_refuses(world, site):
     settings = replace(agent.settings, raise_limit=False)
     facts = MemoryFacts(1 << 40, 100 * MIB)
     agent.suspender._memory = agent.host_memory(settings=settings, read_memory=lambda pid: facts)
-    assert [one.code for one in agent.suspender.refusals(agent.watched())] == ["host-memory"]
+    assert [refusal.code for refusal in agent.suspender.refusals(agent.watched())] == ["host-memory"]
 
 
 # --- restore

@@ -184,9 +184,9 @@ def test_output_that_does_not_respond_does_not_block_restore(tmp_path, stalling,
     again = streams._open_again
 
     def opened(*args):
-        found = again(*args)
+        result = again(*args)
         theirs.stall()
-        return found
+        return result
 
     try:
         if since == "before":
@@ -304,7 +304,7 @@ def test_output_redirected_to_dev_null_is_not_restored(tmp_path):
     fd = os.open("/dev/null", os.O_WRONLY)
     try:
         streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), OWNER)
-        assert [(one.fd, one.key) for one in streams.inherited((saved,), {1: fd})] == [(fd, "home/a/out")]
+        assert [(stream.fd, stream.key) for stream in streams.inherited((saved,), {1: fd})] == [(fd, "home/a/out")]
     finally:
         os.close(fd)
 

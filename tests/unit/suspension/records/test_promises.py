@@ -39,41 +39,41 @@ def node(root: Path | None, name: str, clock: Clock) -> Promises:
 
 def test_first_node_gets_promise_and_others_see_it(tmp_path: Path, clock: Clock) -> None:
     """The second node sees it when it tries itself, the third one when it looks."""
-    one, two, three = (node(tmp_path, name, clock) for name in ("c1", "c2", "c3"))
-    assert one.take(WAITING, 1) == "test.99.0"
+    item, two, three = (node(tmp_path, name, clock) for name in ("c1", "c2", "c3"))
+    assert item.take(WAITING, 1) == "test.99.0"
     assert two.take(WAITING, 1) is None
     three.refresh()
-    assert one.known() == two.known() == three.known() == (Promise(99, "c1", 1),)
+    assert item.known() == two.known() == three.known() == (Promise(99, "c1", 1),)
 
 
 def test_promises_of_clusters_and_jobs_are_independent(tmp_path: Path, clock: Clock) -> None:
     """Each has its own files."""
-    one, two = node(tmp_path, "c1", clock), Promises(tmp_path, "other", Signer(KEY, "c2"), lasts_s=600, now=clock)
-    assert one.take(WAITING, 1)
+    item, two = node(tmp_path, "c1", clock), Promises(tmp_path, "other", Signer(KEY, "c2"), lasts_s=600, now=clock)
+    assert item.take(WAITING, 1)
     assert two.take(WAITING, 1)
     assert node(tmp_path, "c3", clock).take(replace(WAITING, job_id=100), 1)
 
 
 def test_withdrawn_promise_can_be_taken_by_others(tmp_path: Path, clock: Clock) -> None:
     """The suspension was aborted: another node may serve the job."""
-    one, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
-    name = one.take(WAITING, 1)
+    item, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
+    name = item.take(WAITING, 1)
     assert name
-    one.leave(name, 1, freed=False)
-    assert one.known() == ()
+    item.leave(name, 1, freed=False)
+    assert item.known() == ()
     assert two.take(WAITING, 1)
 
 
 def test_fulfilled_promise_lasts_until_slurm_has_started_job(tmp_path: Path, clock: Clock) -> None:
     """Other nodes have an older view of the queue; a job that still waits after a while may get other GPUs."""
-    one, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
-    name = one.take(WAITING, 1)
+    item, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
+    name = item.take(WAITING, 1)
     assert name
-    one.leave(name, 1, freed=True)
+    item.leave(name, 1, freed=True)
     assert two.take(WAITING, 1) is None
     clock.now += SETTLE_S + 1
     two.refresh()
-    assert two.known() == one.known() == ()
+    assert two.known() == item.known() == ()
     assert two.take(WAITING, 1)
 
 
@@ -91,16 +91,16 @@ def test_promise_of_dead_agent_expires(tmp_path: Path, clock: Clock) -> None:
 def test_promise_of_two_suspensions_is_shared(tmp_path: Path, clock: Clock) -> None:
     """Their GPUs add up in one promise, which lasts until the last of them has ended."""
     big = replace(WAITING, gpus=2)
-    one, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
-    name = one.take(big, 1)
-    assert name == one.take(big, 1)
-    assert one.known() == (Promise(99, "c1", 2),)
-    assert one.take(big, 1) is None
-    one.leave(name, 1, freed=True)
+    item, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
+    name = item.take(big, 1)
+    assert name == item.take(big, 1)
+    assert item.known() == (Promise(99, "c1", 2),)
+    assert item.take(big, 1) is None
+    item.leave(name, 1, freed=True)
     clock.now += SETTLE_S + 1
     assert two.take(big, 1) is None
-    one.leave(name, 1, freed=False)
-    assert one.known() == (Promise(99, "c1", 1),)
+    item.leave(name, 1, freed=False)
+    assert item.known() == (Promise(99, "c1", 1),)
     clock.now += SETTLE_S + 1
     assert two.take(big, 2)
 
@@ -108,8 +108,8 @@ def test_promise_of_two_suspensions_is_shared(tmp_path: Path, clock: Clock) -> N
 def test_array_tasks_are_served_individually(tmp_path: Path, clock: Clock) -> None:
     """A record with three tasks accepts three promises, from any nodes."""
     array = replace(WAITING, tasks=3)
-    one, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
-    assert [one.take(array, 1), two.take(array, 1), one.take(array, 1)] == ["test.99.0", "test.99.1", "test.99.2"]
+    item, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
+    assert [item.take(array, 1), two.take(array, 1), item.take(array, 1)] == ["test.99.0", "test.99.1", "test.99.2"]
     assert two.take(array, 1) is None
     assert len(two.known()) == 3
 
@@ -134,20 +134,20 @@ def test_promise_made_while_an_expired_one_is_removed_is_kept(tmp_path: Path, cl
     """Two nodes find the same expired promise; the slower one must not delete the promise of the faster one."""
     assert node(tmp_path, "c3", clock).take(WAITING, 1)
     clock.now += 601
-    one, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
-    read, taken = one._read, []
+    item, two = node(tmp_path, "c1", clock), node(tmp_path, "c2", clock)
+    read, taken = item._read, []
 
     def slow_read(path: Path) -> object:
-        found = read(path)
+        result = read(path)
         if not taken:
             taken.append(two.take(WAITING, 1))
-        return found
+        return result
 
-    one._read = slow_read  # type: ignore[assignment, method-assign]
-    assert one.take(WAITING, 1) is None
+    item._read = slow_read  # type: ignore[assignment, method-assign]
+    assert item.take(WAITING, 1) is None
     assert taken == ["test.99.0"]
-    one.refresh()
-    assert one.known() == two.known() == (Promise(99, "c2", 1),)
+    item.refresh()
+    assert item.known() == two.known() == (Promise(99, "c2", 1),)
     assert sorted(path.name for path in (tmp_path / "promises").iterdir()) == ["test.99.0"]
 
 
@@ -168,8 +168,8 @@ def test_special_file_in_place_of_a_promise_is_removed_unopened(
         os.mkfifo(path)
     else:
         path.symlink_to(target)
-    one = node(tmp_path, "c1", clock)
-    assert one.take(WAITING, 1) == "test.99.0"
+    item = node(tmp_path, "c1", clock)
+    assert item.take(WAITING, 1) == "test.99.0"
     made = tmp_path / "promises" / "test.99.0"
     assert made.is_file()
     assert not made.is_symlink()
@@ -201,6 +201,6 @@ def test_invalid_promise_file_is_removed(tmp_path: Path, clock: Clock) -> None:
     """It is removed when a node looks."""
     (tmp_path / "promises").mkdir()
     (tmp_path / "promises" / "test.99.0").write_text("[]")
-    one = node(tmp_path, "c1", clock)
-    one.refresh()
-    assert one.take(WAITING, 1)
+    item = node(tmp_path, "c1", clock)
+    item.refresh()
+    assert item.take(WAITING, 1)

@@ -27,7 +27,7 @@ DATA = Path(__file__).parents[3] / "data" / "suspension"
 EXPECTED = json.loads((DATA / "expected.json").read_text())
 JOB = JobKey("alpha", 7, round(SUBMIT.timestamp()))
 LATER = 1760009999.0
-IN_PLACE = sorted(name for name, one in EXPECTED.items() if one["sleeper"] is not None)
+IN_PLACE = sorted(name for name, item in EXPECTED.items() if item["sleeper"] is not None)
 OF_A_SLEEPER = ("job_id", "init_pid", "init_started", "why", "how", "since_epoch", "on_request")
 
 
@@ -47,9 +47,9 @@ def recorded(name: str) -> list[bytes]:
 
 
 LATER_FACTS = {
-    one.name: one.default
-    for one in fields(Note)
-    if one.name
+    field.name: field.default
+    for field in fields(Note)
+    if field.name
     in {"failures", "failed_epoch", "retry_epoch", "releases", "local_files", "tied", "required", "unavailable"}
 }
 """Facts of notes that this release has added, with their values in earlier ones."""
@@ -106,7 +106,9 @@ def test_recorded_journal_in_place_is_taken_over(tmp_path, name):
     """The next agent knows of the job what the last one knew."""
     sleeper = Sleeper.of(journal_of(tmp_path, b"".join(recorded(name))))
     expected = EXPECTED[name]["sleeper"]
-    assert {one: getattr(sleeper.facts, one) for one in OF_A_SLEEPER} == {one: expected[one] for one in OF_A_SLEEPER}
+    assert {item: getattr(sleeper.facts, item) for item in OF_A_SLEEPER} == {
+        item: expected[item] for item in OF_A_SLEEPER
+    }
     assert sleeper.announced == expected["told"]
     assert (str(sleeper.facts.option), dict(sleeper.held)) == (expected["option"], expected["held"])
     assert (list(sleeper.cuda), sorted(sleeper.stay)) == (expected["cuda"], expected["stay"])
@@ -129,11 +131,11 @@ def test_every_fact_of_recorded_note_is_read(tmp_path, name):
     (tmp_path / "asleep" / "alpha.7.json").chmod(0o600)
     (note,) = Notes(tmp_path, Signer(KEY, "c1")).all()
     written = json.loads((DATA / "notes" / name).read_text())
-    assert asdict(note) == {one.name: {**LATER_FACTS, **written}[one.name] for one in fields(note)}
+    assert asdict(note) == {field.name: {**LATER_FACTS, **written}[field.name] for field in fields(note)}
 
 
 def test_every_fact_of_recorded_manifest_is_read():
     data, signature = ((DATA / "image" / f"manifest.{end}").read_bytes() for end in ("json", "hmac"))
-    found = manifest.decode(data, signature, KEY)
-    assert manifest.encode(found) == data
-    assert (found.key, found.node, found.option.window_s, found.gpus[0].held_bytes) == (JOB, "c1", 900, 1 << 20)
+    text = manifest.decode(data, signature, KEY)
+    assert manifest.encode(text) == data
+    assert (text.key, text.node, text.option.window_s, text.gpus[0].held_bytes) == (JOB, "c1", 900, 1 << 20)

@@ -68,7 +68,7 @@ def of_older_release(world: World) -> dict[str, object]:
         "version", "revision", "name", "signed_by", "hmac", "failures", "failed_epoch", "retry_epoch", "releases",
         "local_files", "tied", "required", "unavailable",
     )  # fmt: skip
-    former = {key: one for key, one in value.items() if key not in later}
+    former = {key: item for key, item in value.items() if key not in later}
     path.write_text(json.dumps(former) + "\n")
     return former
 
@@ -85,12 +85,12 @@ def changed(path: Path) -> None:
 
 def unsigned(path: Path) -> None:
     value = json.loads(path.read_text())
-    path.write_text(json.dumps({key: one for key, one in value.items() if key not in ("hmac", "signed_by")}))
+    path.write_text(json.dumps({key: item for key, item in value.items() if key not in ("hmac", "signed_by")}))
 
 
 def half_signed(path: Path) -> None:
     value = json.loads(path.read_text())
-    path.write_text(json.dumps({key: one for key, one in value.items() if key != "hmac"}))
+    path.write_text(json.dumps({key: item for key, item in value.items() if key != "hmac"}))
 
 
 def of_stranger(path: Path) -> None:
@@ -186,8 +186,8 @@ def test_note_of_earlier_suspension_does_not_restart_job(world: World) -> None:
     (note,) = agent.notes.all()
     Notes(world.root / "shared", Signer(KEY, "c1")).write(replace(note, submit=note.submit - 100, given_up=True))
     assert json.loads(path.read_text())["given_up"] is True
-    for one in world.root.glob("*/images/alpha.7/*"):
-        os.utime(one, (0, 0))
+    for item in world.root.glob("*/images/alpha.7/*"):
+        os.utime(item, (0, 0))
     agent.keeper.sweep(True)
     assert agent.images(shared=True) == [1]
     world.start_run("c2")
@@ -225,8 +225,8 @@ def test_unsigned_note_does_not_abandon_image(world: World) -> None:
     """The image is kept even if an older release wrote it."""
     path = world.root / "shared" / "asleep" / "alpha.7.json"
     path.write_text(json.dumps({**of_older_release(world), "given_up": True}))
-    for one in world.root.glob("*/images/alpha.7/*"):
-        os.utime(one, (0, 0))
+    for item in world.root.glob("*/images/alpha.7/*"):
+        os.utime(item, (0, 0))
     agent = Agent(world, "c2")
     agent.keeper.sweep(True)
     assert agent.images(shared=True) == [1]
@@ -372,8 +372,8 @@ def test_link_in_place_of_a_directory_is_not_followed(tmp_path: Path, name: str,
     shutil.rmtree(beside / name)
     target.mkdir()
     names = ["alpha.7.json", "alpha.7.1", "alpha.7.0", "alpha.cf"]
-    for one in names:
-        (target / one).write_text("of the node")
+    for item in names:
+        (target / item).write_text("of the node")
     (beside / name).symlink_to(target)
     use(beside)
     assert {path.name: path.read_text() for path in target.iterdir()} == dict.fromkeys(names, "of the node")
