@@ -55,7 +55,10 @@ def test_names_of_local_variables_are_checked_below_some_paths() -> None:
     local = RULES.all_names("slurm_affinode/suspension/wake.py")
     result = sorted((problem.line, problem.phrase) for problem in prose.check_names("a.py", text, (), local))
     assert result == [(2, "found"), (2, "one"), (3, "look"), (4, "own")]
-    assert RULES.all_names("tests/waiting.py") == ()
+    local = RULES.all_names("tests/waiting.py")
+    result = sorted((problem.line, problem.phrase) for problem in prose.check_names("a.py", text, (), local))
+    assert result == [(2, "found"), (2, "one")]
+    assert RULES.all_names("hatch_build.py") == ()
 
 
 def test_a_path_of_several_tables_has_the_rules_of_all() -> None:
