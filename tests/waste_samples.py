@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
 
+from slurm_affinode.analysis.measures import GPU_MEMORY
 from slurm_affinode.analysis.result import (
     GROUPINGS,
     JOB_COLUMNS,
@@ -71,7 +73,16 @@ def make_result(
         quality=_quality(rng, rows, measured),
         prices=MODELS if priced else dict.fromkeys(MODELS),
         demand=_demand(frame, measured=measured),
+        gpu_memory=_gpu_memory(frame, measured=measured),
     )
+
+
+def _gpu_memory(jobs: pl.DataFrame, *, measured: bool) -> pl.DataFrame:
+    """Memory of the GPU models in each cluster; no job ran on the smallest model."""
+    memory = {"NVIDIA A100-SXM4-80GB": 80.0, "NVIDIA H100 80GB HBM3": 79.6, "NVIDIA A40": 45.0, "NVIDIA A30": 24.0}
+    clusters = jobs["cluster"].unique(maintain_order=True) if measured else []
+    rows = [(cluster, model, gib) for cluster in clusters for model, gib in memory.items()]
+    return pl.DataFrame(rows, schema=GPU_MEMORY, orient="row")
 
 
 def _demand(jobs: pl.DataFrame, *, measured: bool) -> UnmetDemand | None:
@@ -91,6 +102,17 @@ def _demand(jobs: pl.DataFrame, *, measured: bool) -> UnmetDemand | None:
     models = first.select("cluster", "partition", "gpu_model", unmet)
     holders = first.select("cluster", "job_id", "array_job_id", "array_task_id", "user", "partition", unmet)
     return UnmetDemand(1200.0, partitions, models, holders)
+
+
+def oversized_result() -> WasteResult:
+    """A single job, of ann, that uses little of its GPU."""
+    result = make_result()
+    job = {"fb_peak_gib": 6.0, "util_mean_pct": 9.0, "gpu_model": "NVIDIA H100 80GB HBM3", "longest_idle_s": 60.0,
+           "gpus": 1, "gpus_memory_measured": 1, "user": "ann", "cluster": "alpha", "gpu_hours_allocated": 30.0,
+           "gpu_hours_measured": 30.0, "gpu_hours_busy": 29.0, "gpu_hours_low": 1.0, "gpu_hours_idle": 0.0,
+           "submission": "batch"}  # fmt: skip
+    jobs = result.jobs.head(1).with_columns(pl.lit(value).alias(name) for name, value in job.items())
+    return replace(result, jobs=jobs.cast(result.jobs.schema))  # type: ignore[arg-type]
 
 
 def empty_result() -> WasteResult:
@@ -144,6 +166,7 @@ def _job(rng: random.Random, i: int, names: Sequence[str], measured: bool, price
         "gpu_hours_unmapped": allocated if mapping == "unknown" else 0.0,
         "submission": (None, "batch", "interactive")[i % 3], "gpus_unused": 0 if there else None,
         "gpu_hours_unused": 0.0 if there else None, "all_idle_s": 3000 * idle / gpus if there else None,
+        "gpus_memory_measured": gpus if there else 0,
     }  # fmt: skip
 
 

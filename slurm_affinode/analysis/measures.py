@@ -36,6 +36,12 @@ GPUS: dict[str, pl.DataType] = {
 }
 """Columns of ``gpu_hours``. The last two name the run with most idle time on the GPU, of several such runs the one that
 held it longest; None if no run held it."""
+GPU_MEMORY: dict[str, pl.DataType] = {
+    "cluster": pl.String(),
+    "gpu_model": pl.String(),
+    "memory_gib": pl.Float64(),
+}
+"""Columns of ``gpu_memory``."""
 _ADDED = ("allocated_ms", *_BY_MAPPING.values(), *SUMS, "windows")
 
 
@@ -220,6 +226,21 @@ def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, 
     ).cast(dict(GPUS))  # type: ignore[arg-type]  # fmt: skip
 
 
+def gpu_memory(devices: pl.DataFrame, memory_mib: Floats, taking_part: Flags) -> pl.DataFrame:
+    """Return ``GPU_MEMORY``: the models of the GPUs that take part, with the memory of the smallest GPU of each.
+
+    ``memory_mib``: memory of each device, NaN if unknown. Models without known memory have no row.
+    """
+    return (
+        devices.select("cluster", model_name().alias("gpu_model"), pl.Series("memory_gib", memory_mib / MIB_PER_GIB))
+        .filter(pl.Series(taking_part), pl.col("gpu_model").is_not_null(), pl.col("memory_gib").fill_nan(None) > 0)
+        .group_by("cluster", "gpu_model")
+        .agg(pl.col("memory_gib").min())
+        .sort("cluster", "memory_gib", "gpu_model")
+        .cast(dict(GPU_MEMORY))  # type: ignore[arg-type]
+    )
+
+
 def _models_of_nodes(devices: pl.DataFrame) -> pl.DataFrame:
     """Return the GPU model of each node with a single model."""
     models = devices.group_by("cluster", "node").agg(model_name().drop_nulls().unique().alias("model"))
@@ -367,14 +388,20 @@ def of_runs(shares: pl.DataFrame, about: pl.DataFrame) -> pl.DataFrame:
     time T, at least the sum of their lengths less (G - 1) T is common to all of them.
     """
     active, measured = pl.col("busy") + pl.col("low"), pl.col("busy") + pl.col("low") + pl.col("idle")
+    mostly = COMPLETE * pl.col("held_ms")
     gpus = (
         shares.group_by("run", "slot", maintain_order=True)
-        .agg(pl.col("busy", "low", "idle", "held_ms").sum(), pl.col("longest_ms").max())
-        .with_columns((active == 0).alias("unused"), (measured >= COMPLETE * pl.col("held_ms")).alias("complete"))
+        .agg(pl.col("busy", "low", "idle", "fb_known", "held_ms").sum(), pl.col("longest_ms").max())
+        .with_columns(
+            (active == 0).alias("unused"),
+            (measured >= mostly).alias("complete"),
+            (pl.col("fb_known") >= mostly).alias("memory_measured"),
+        )
         .group_by("run", maintain_order=True)
         .agg(
             pl.len().cast(pl.Int64).alias("known"),
             pl.col("complete").all(),
+            pl.col("memory_measured").sum().cast(pl.Int64).alias("gpus_memory_measured"),
             pl.col("unused").sum().cast(pl.Int64).alias("gpus_unused"),
             (pl.col("idle").filter("unused").sum() / MS_PER_HOUR).alias("gpu_hours_unused"),
             pl.col("longest_ms").sum(),
@@ -397,6 +424,7 @@ def of_runs(shares: pl.DataFrame, about: pl.DataFrame) -> pl.DataFrame:
                 for name in ("gpus_unused", "gpu_hours_unused")
             ),
             pl.when(every).then(together.clip(0) / 1000).alias("all_idle_s"),
+            pl.col("gpus_memory_measured").fill_null(0),
         )
         .select("run", *(pl.col(name).cast(dtype) for name, dtype in RUN_MEASURES.items()))
     )

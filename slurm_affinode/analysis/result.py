@@ -88,6 +88,7 @@ RUN_MEASURES: dict[str, pl.DataType] = {
     "gpus_unused": pl.Int64(),  # GPUs that were never active; None unless all are measured nearly completely
     "gpu_hours_unused": pl.Float64(),  # their idle hours
     "all_idle_s": pl.Float64(),  # lower bound of the longest time in which all GPUs were idle; None: not all are known
+    "gpus_memory_measured": pl.Int64(),  # GPUs of which the memory in use was measured nearly completely
 }
 """Columns of ``WasteResult.jobs`` after the measures."""
 
@@ -282,6 +283,8 @@ class WasteResult:
     """``None`` if no wait is known, and if the query filters by user or account."""
     gpus: pl.DataFrame | None = None
     """``analysis.measures.GPUS``: hours of each GPU; ``None`` if not evaluated."""
+    gpu_memory: pl.DataFrame | None = None
+    """``analysis.measures.GPU_MEMORY``: memory of each GPU model; ``None`` if not evaluated."""
     trend: Trend | None = None
     """``None`` if no earlier period is known."""
     suspensions: pl.DataFrame | None = None
@@ -294,6 +297,11 @@ class WasteResult:
     """Note for display about the origin of the prices; empty for the site's own table."""
     emissions: EmissionFactor | None = None
     """``None`` if the site has set none."""
+
+    @property
+    def averaged(self) -> bool:
+        """Whether metrics are averages per run, so that idle hours are a lower bound."""
+        return any(issue.code == "per-run-averages" for issue in self.quality.issues)
 
     @property
     def priced(self) -> bool:

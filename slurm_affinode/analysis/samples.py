@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slurm_affinode.analysis.block import COLUMNS, Block, BlockColumn, Pieces
-from slurm_affinode.analysis.segments import FAR, Ints
+from slurm_affinode.analysis.segments import FAR, Floats, Ints
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.object_url import StorePlace
 from slurm_affinode.base.spread import Spread
@@ -351,6 +351,33 @@ def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | No
         first_time=rows["first"].dt.epoch("ms").to_numpy().astype(np.int64),
         reach=rows["last"].dt.epoch("ms").to_numpy() + np.ceil(limit).astype(np.int64) + 1,
     )
+
+
+def memory_mib(index: Index) -> Floats:
+    """Return the memory of each of ``index.devices``, MiB: the largest value of its last day, NaN if there is none.
+
+    Raises ``UnreachableError`` for a damaged part.
+    """
+    sizes = np.full(index.devices.height, np.nan)
+    pieces = index.pieces
+    last = np.full(index.devices.height, -1)
+    last[pieces.device] = np.arange(len(pieces.device))
+    for source in index.sources:
+        low, high = np.searchsorted(pieces.row, (source.row, source.row + source.rows))
+        chosen = last[(low <= last) & (last < high)]
+        if not len(chosen):
+            continue
+        if source.path is None:
+            lazy, where = _merged(index.store, source.day), index.store.root
+        else:
+            index.store.fetch([source.path])
+            lazy, where = pl.scan_parquet(source.path), source.path
+        values = _collect(lazy.select(pl.col("fb_total_mib").cast(pl.Float64).fill_null(np.nan)), where).to_series()
+        if len(values) != source.rows:
+            raise damaged(where, f"{len(values):,} samples instead of {source.rows:,}")
+        largest = np.fmax.reduceat(values.to_numpy(), pieces.row[low:high] - source.row)
+        sizes[pieces.device[chosen]] = largest[chosen - low]
+    return sizes
 
 
 def blocks(index: Index, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:

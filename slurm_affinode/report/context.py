@@ -178,14 +178,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ActionCard:
-    """Actions of one owner, and the GPU-hours that they would have returned."""
+    """Actions of one owner, and the GPU-hours that they would have returned or moved."""
 
     user: str
     scope: str
     """The cluster, if the report has several; else empty."""
     title: str
     hours: str
-    """GPU-hours that following it would have returned at least, with their unit."""
+    """GPU-hours that following it would have returned at least, or moved to smaller GPUs, in words."""
     evidence: str
     advice: Markup
     command: str

@@ -16,7 +16,6 @@ from slurm_affinode.report.context import ActionCard, Answer, Card
 from slurm_affinode.report.links import NO_LINKS, Links
 from slurm_affinode.report.measures import STATES, help_for, known, shown
 from slurm_affinode.report.method_section import prose
-from slurm_affinode.report.summary import has_averages
 
 _WHY_UNKNOWN = frozenset({"unmapped-gpus", "partly-mapped", "no-samples", "gaps", "no-activity-signal"})
 """Data quality issues that make time unknown."""
@@ -39,7 +38,7 @@ def answer(result: WasteResult) -> Answer:
         if not result.quality.samples:
             why = "there are no GPU metrics of these jobs"
         return Answer(before, "How much of it was idle is unknown", f": {why}.")
-    averaged = has_averages(result)
+    averaged = result.averaged
     strong = f"{'At least ' if averaged else ''}{fmt.number(idle)} GPU-hours were idle"
     after = f", {fmt.percent(idle / allocated)} of the allocated"
     unknown = known(total, "gpu_hours_unknown")
@@ -82,7 +81,7 @@ def findings(result: WasteResult) -> tuple[str, ...]:
 def working_hours(result: WasteResult) -> str:
     """Return how much idle time fell in working hours and outside of them; empty if it is unknown."""
     outside = idle_outside(result)
-    if outside is None or result.working_hours is None or result.query.working is None or has_averages(result):
+    if outside is None or result.working_hours is None or result.query.working is None or result.averaged:
         return ""
     hours, share = outside
     inside, other = result.working_hours.iter_rows(named=True)
@@ -119,7 +118,7 @@ def _working_time(working: WorkingTime) -> str:
 
 def _suspensions(result: WasteResult, idle: float) -> str:
     bound = actions.suspension_bound(result)
-    if bound is None or not bound.windows or has_averages(result):
+    if bound is None or not bound.windows or result.averaged:
         return ""
     windows = "1 idle window was" if bound.windows == 1 else f"{fmt.count(bound.windows)} idle windows were"
     hours = f"{fmt.hours(bound.gpu_hours, 'GPU-h')}, {fmt.percent(bound.gpu_hours / idle)} of the idle time"
@@ -144,7 +143,7 @@ def _waited(result: WasteResult) -> str:
 
 
 def action_cards(result: WasteResult, links: Links = NO_LINKS) -> tuple[ActionCard, ...]:
-    """Return what to do: the owners and causes by which most GPU-hours can be returned."""
+    """Return what to do: the owners and causes by which most GPU-hours can be returned, or moved to smaller GPUs."""
     several = len({cluster for cluster in result.jobs["cluster"].unique() if cluster is not None}) > 1
     return tuple(_advice(action, links, several=several) for action in actions.actions(result))
 
@@ -155,7 +154,15 @@ def evidence(text: str, action: actions.ReturnAction, runs: str) -> str:
     return text.format(
         runs=runs, memory=fmt.quantity(action.memory_gib, "GiB"), longest=fmt.duration(action.longest_s),
         unused=fmt.count(action.gpus_unused), gpus=fmt.count(action.gpus), utilization=fmt.percent(utilization),
+        model=fmt.clip(fmt.name(action.gpu_model), 40), model_memory=fmt.quantity(action.model_gib, "GiB"),
+        smaller=fmt.clip(fmt.name(action.smaller_model), 40), smaller_memory=fmt.quantity(action.smaller_gib, "GiB"),
     )  # fmt: skip
+
+
+def _amount(action: actions.ReturnAction) -> str:
+    if action.hours_moved:
+        return f"{fmt.hours(action.hours_moved, 'GPU-h')} to smaller GPUs"
+    return f"at least {fmt.hours(action.hours_returned, 'GPU-h')}"
 
 
 def _advice(action: actions.ReturnAction, links: Links, *, several: bool) -> ActionCard:
@@ -166,7 +173,7 @@ def _advice(action: actions.ReturnAction, links: Links, *, several: bool) -> Act
     where = f" --cluster {fmt.name(action.cluster)}" if several and action.cluster is not None else ""
     return ActionCard(
         fmt.clip(fmt.name(action.user), 40), f"on {fmt.name(action.cluster)}" if several else "", text.title,
-        fmt.hours(action.hours_returned, "GPU-h"),
+        _amount(action),
         evidence(text.evidence, action, _runs(action.runs)), prose(text.advice),
         f"slurm-affinode job {job}{where}", links.user(action.user),
         links.job({"cluster": action.cluster, "job_id": action.job_id}),

@@ -120,7 +120,7 @@ def emission_figures(result: WasteResult) -> Summary | None:
 
 def bound_figures(result: WasteResult) -> Summary | None:
     """Return the bound of what suspensions would have returned; ``None`` if it is unknown."""
-    bound = None if has_averages(result) else actions.suspension_bound(result)
+    bound = None if result.averaged else actions.suspension_bound(result)
     if bound is None:
         return None
     return {"after_s": actions.AFTER_S, "windows": bound.windows, "gpu_hours_returned": bound.gpu_hours}
@@ -246,11 +246,6 @@ def to_json(summary: Summary) -> str:
     return json_values.shown("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def has_averages(result: WasteResult) -> bool:
-    """Return whether metrics are averages per run, so that idle hours are a lower bound."""
-    return any(issue.code == "per-run-averages" for issue in result.quality.issues)
-
-
 _BOUNDS = {"idle": ", at least", "low": " on average", "busy": ", at most"}
 """State -> addition to its label if only averages per run are known: they hide idle time within a run."""
 
@@ -263,7 +258,7 @@ def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:
     if (capacity := known(total, "gpu_hours_capacity")) is not None:
         free = known(total, "unallocated_gpu_hours")
         rows = [("capacity", fmt.number(capacity), ""), ("not allocated", fmt.number(free), ""), *rows]
-    averaged = has_averages(result)
+    averaged = result.averaged
     for state, label in STATES:
         hours = known(total, f"gpu_hours_{state}")
         share = fmt.percent(hours / allocated) if hours is not None and allocated else ""

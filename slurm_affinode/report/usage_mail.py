@@ -180,6 +180,8 @@ def _todo(result: WasteResult, scope: UsageScope, texts: Texts) -> list[str]:
         evidence = headline.evidence(texts.phrase(text.evidence), action, jobs)
         owner = "" if scope.kind == "user" else f"{shown(action.user or fmt.UNKNOWN, 40)}: "
         hours = texts.say("usage_at_least", hours=fmt.hours(action.hours_returned, "GPU-h"))
+        if action.hours_moved:
+            hours = texts.say("usage_moved", hours=fmt.hours(action.hours_moved, "GPU-h"))
         advice = texts.phrase(text.advice).replace("`", "")
         lines.append(f"{owner}{texts.phrase(text.title)}, {hours}. {evidence}: {advice}.")
     return lines

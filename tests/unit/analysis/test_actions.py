@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from slurm_affinode.analysis import actions
-from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.analysis import actions, waste
+from slurm_affinode.analysis.result import QualityIssue, WasteQuery, WasteResult
+from slurm_affinode.demo.histories import RECORDING
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.slurm.accounting import sacct
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, empty
 
 Analysed = Callable[..., WasteResult]
 Rows = Callable[..., list[dict[str, Any]]]
@@ -143,6 +150,92 @@ def test_work_that_only_keeps_a_gpu_from_being_idle_is_a_cause(analysed: Analyse
     assert actions.actions(analysed(busier, jobs({"start": 0, "end": DAY, "job_id": 2}), until=DAY)) == ()
 
 
+H100 = {"model": "NVIDIA H100 80GB HBM3", "fb_total_mib": 81_559}
+A30 = {
+    "model": "NVIDIA A30",
+    "fb_total_mib": 24_576,
+    "node": "n2",
+    "uuid": "GPU-9",
+    "util_pct": 90,
+    "fb_used_mib": 20_000,
+}
+SLICE = {**A30, "model": "NVIDIA A100-SXM4-40GB", "mig": "7", "mig_profile": "1g.5gb", "fb_total_mib": 4864}
+
+
+def test_large_gpu_for_a_small_job_is_a_cause_where_a_smaller_one_exists(
+    analysed: Analysed, samples: Rows, jobs: Jobs
+) -> None:
+    """The larger GPU would have been free for its allocated time; no hour is returned."""
+    rows = samples(TIMES, **H100, job="1", util_pct=10, fb_used_mib=6 * 1024) + samples(TIMES, **A30, job="2")
+    runs = jobs({"start": 0, "end": DAY}, {"job_id": 2, "start": 0, "end": DAY, "user": "bob", "node_list": "n2"})
+    (action,) = actions.actions(analysed(rows, runs, until=DAY))
+    assert (action.kind, action.user, action.job_id) == ("oversized", "ann", 1)
+    assert (action.hours_returned, action.hours_moved) == (0, pytest.approx(24))
+    assert (action.memory_gib, action.utilization_pct) == (pytest.approx(6), pytest.approx(10))
+    assert (action.gpu_model, action.model_gib) == (H100["model"], pytest.approx(81_559 / 1024))
+    assert (action.smaller_model, action.smaller_gib) == (A30["model"], pytest.approx(24))
+
+
+@pytest.mark.parametrize(
+    ("job", "other"),
+    [
+        ({}, {"model": "NVIDIA A40", "fb_total_mib": 46_068}),
+        ({}, {"fb_total_mib": None}),
+        ({}, {"cluster": "d"}),
+        ({}, {**SLICE}),
+        ({"fb_total_mib": None}, {}),
+        ({"fb_used_mib": lambda t: 6 * 1024 if t < DAY / 2 else None}, {}),
+        ({"fb_used_mib": None}, {}),
+        ({"fb_used_mib": lambda t: 6 * 1024 if t else 70_000}, {}),
+        ({"util_pct": 16}, {}),
+        ({"util_pct": None, "sm_active": 0.1}, {}),
+    ],
+    ids=["more-than-half-the-memory", "memory-of-other-unknown", "other-cluster", "slice-too-small", "memory-unknown",
+         "half-of-use-unknown", "use-unknown", "short-peak", "busy", "utilization-unknown"],
+)  # fmt: skip
+def test_large_gpu_is_no_cause_without_evidence_and_smaller_gpu(
+    analysed: Analysed, samples: Rows, jobs: Jobs, job: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """A model of at most half the memory, memory in use of nearly the whole run, and low utilization are needed."""
+    large = {**H100, "job": "1", "util_pct": 10, "fb_used_mib": 6 * 1024, **job}
+    rows = samples(TIMES, **large) + samples(TIMES, **{**A30, **other})
+    assert actions.actions(analysed(rows, jobs({"start": 0, "end": DAY}), until=DAY)) == ()
+
+
+def test_smaller_gpu_has_room_for_each_run_of_the_owner(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A MIG slice would do for the first run alone, the A30 for both of them."""
+    rows = samples(TIMES, **H100, job="1", util_pct=10, fb_used_mib=2048)
+    rows += samples(TIMES, **H100, uuid="GPU-1", index=1, job="2", util_pct=5, fb_used_mib=9000)
+    rows += samples(TIMES, **A30) + samples(TIMES, **{**SLICE, "uuid": "GPU-10", "index": 1})
+    runs = jobs({"start": 0, "end": DAY}, {"job_id": 2, "start": DAY / 2, "end": DAY})
+    (action,) = actions.actions(analysed(rows, runs, until=DAY))
+    assert (action.runs, action.hours_moved, action.job_id) == (2, pytest.approx(36), 1)
+    assert action.smaller_model == A30["model"]
+    (action,) = actions.actions(analysed(rows, runs.head(1), until=DAY))
+    assert action.smaller_model == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+def test_averages_have_no_peak_of_memory(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    rows = samples(TIMES, **H100, job="1", util_pct=10, fb_used_mib=2048) + samples(TIMES, **A30)
+    result = analysed(rows, jobs({"start": 0, "end": DAY}), until=DAY)
+    averaged = replace(result.quality, issues=(QualityIssue("per-run-averages", "Averages", "", 1),))
+    assert [action.kind for action in actions.actions(result)] == ["oversized"]
+    assert actions.actions(replace(result, quality=averaged)) == ()
+
+
+def test_memory_in_use_of_every_gpu_is_needed(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Of ten GPUs, one without memory in use may be full, although nine tenths of the time are measured."""
+    rows = samples(TIMES, **A30)
+    for number in range(10):
+        memory = None if number == 9 else 2048
+        rows += samples(
+            TIMES, **H100, uuid=f"GPU-{number}{number}", index=number, job="1", util_pct=10, fb_used_mib=memory
+        )
+    result = analysed(rows, jobs({"start": 0, "end": DAY, "gpus": 10}), until=DAY)
+    assert result.jobs["gpus_memory_measured"].item() == 9
+    assert actions.actions(result) == ()
+
+
 def test_short_pauses_are_no_cause(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """A job that pauses for half an hour now and then gets no advice, but its windows count for the bound."""
     pauses = samples(TIMES, job="1", util_pct=lambda t: 0 if t % 7200 < 1800 else 70, fb_used_mib=20_480)
@@ -159,7 +252,7 @@ def test_bound_is_unknown_without_measurements(analysed: Analysed, samples: Rows
 
 def test_every_cause_has_texts() -> None:
     """The texts name only values that an action has."""
-    assert list(actions.texts()) == ["empty", "unused", "loaded", "interactive", "pauses", "slight"]
+    assert list(actions.texts()) == ["empty", "unused", "loaded", "interactive", "pauses", "slight", "oversized"]
     values = {
         "runs": "2 job runs",
         "memory": "3 GiB",
@@ -167,6 +260,37 @@ def test_every_cause_has_texts() -> None:
         "unused": "3",
         "gpus": "4",
         "utilization": "1 %",
+        "model": "NVIDIA H100 80GB HBM3",
+        "model_memory": "79.6 GiB",
+        "smaller": "NVIDIA A30",
+        "smaller_memory": "24 GiB",
     }
     for text in actions.texts().values():
         assert text.evidence.format(**values)
+
+
+@pytest.mark.parametrize("model", [None, "NVIDIA A30"], ids=["one-model", "two-models"])
+def test_recorded_jobs_move_to_a_smaller_gpu_if_the_cluster_has_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str | None
+) -> None:
+    """Recorded jobs with 9 of 80 GiB and 20 % utilization. Both nodes have H100s; the second gets A30s instead."""
+    monkeypatch.setattr(actions, "SMALL_PCT", 25.0)
+    gpus = pl.concat([pl.read_parquet(path) for path in sorted(RECORDING.glob("gpu-*.parquet"))])
+    if model is not None:
+        other = pl.col("node") == "c2"
+        gpus = gpus.with_columns(
+            pl.when(other).then(pl.lit(model)).otherwise("model").alias("model"),
+            pl.when(other).then(pl.lit(24_576, pl.Float32)).otherwise("fb_total_mib").alias("fb_total_mib"),
+        )
+    store = SampleStore(tmp_path / "recording")
+    store.ingest(gpus, source="recording")
+    runs = sacct.read(RECORDING / "sacct.txt").jobs
+    since, until = (datetime(2026, 11, 21, 4, *time, tzinfo=UTC) for time in ((32, 44), (44, 50)))
+    result = waste.analyse(WasteQuery(since, until), runs, empty(ALLOCATION_GPUS), store, now=until)
+    memory = {"NVIDIA H100 80GB HBM3": pytest.approx(81_559 / 1024), "NVIDIA A30": pytest.approx(24)}
+    assert result.gpu_memory is not None
+    models = dict(result.gpu_memory.select("gpu_model", "memory_gib").iter_rows())
+    assert models == {name: gib for name, gib in memory.items() if name in {"NVIDIA H100 80GB HBM3", model}}
+    moved = [action for action in actions.actions(result, top=20) if action.kind == "oversized"]
+    assert sum(action.runs for action in moved) == (0 if model is None else 2)
+    assert {(action.smaller_model, round(action.memory_gib or 0)) for action in moved} <= {(model, 9)}

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis import samples, waste
 from slurm_affinode.analysis.result import WasteQuery, WasteResult
+from slurm_affinode.analysis.samples import memory_mib, read_index
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.metrics.parquet import writer
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -60,6 +61,23 @@ def test_parts_of_a_day_are_merged(
     assert result.total["mem_gib_h"] == pytest.approx(2 * 2 / 2)
     assert result.timelines["idle"].head(20).to_list() == [1.0] * 20
     assert result.timelines["fb_mean_gib"].head(20).to_list() == [2.0] * 20
+
+
+def test_memory_of_a_gpu_is_that_of_its_last_day(
+    uncompacted: None, history: History, samples: Samples, t0: datetime
+) -> None:
+    """Days of one and of several parts; a GPU without a value on its last day has none."""
+    day = 86400.0
+    times = [3600.0 * i for i in range(12)]
+    one = samples(times, fb_total_mib=1000) + samples([day + t for t in times], fb_total_mib=81_559)
+    other = samples(times, uuid="GPU-1", index=1, fb_total_mib=lambda t: 24_576 if t == times[3] else None)
+    none = samples(times, uuid="GPU-2", index=2, fb_total_mib=24_576)
+    none += samples([day + t for t in times], uuid="GPU-2", index=2)
+    store = history(one + none, other)
+    assert sorted(part.day.day for part in store.parts()) == [2, 2, 3]
+    index = read_index(store, t0, t0 + timedelta(days=2), max_gap_steps=3.0)
+    sizes = dict(zip(index.devices["uuid"], memory_mib(index).tolist(), strict=True))
+    assert sizes == {"GPU-0": 81_559, "GPU-1": 24_576, "GPU-2": pytest.approx(float("nan"), nan_ok=True)}
 
 
 def test_compaction_does_not_change_figures(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:

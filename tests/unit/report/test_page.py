@@ -408,3 +408,15 @@ def test_backticks_in_method_text_become_code_elements() -> None:
     from slurm_affinode.report.method_section import prose
 
     assert prose("a `b<` <c>") == "a <code>b&lt;</code> &lt;c&gt;"
+
+
+def test_hours_that_move_to_smaller_gpus_are_not_called_returned(samples: ModuleType) -> None:
+    """The card says so, and names both GPU models with their memory."""
+    (card,) = headline.action_cards(samples.oversized_result())
+    assert card.hours == f"30{NBSP}GPU-h to smaller GPUs"
+    assert card.evidence == (
+        f"1 job run on NVIDIA H100 80GB HBM3 (79.6{NBSP}GiB) with at most 6{NBSP}GiB of GPU memory in use and a "
+        f"utilization of at most 9{NBSP}% on average; NVIDIA A30 has 24{NBSP}GiB"
+    )
+    assert "<code>--gpus=TYPE:N</code>" in card.advice
+    assert headline.action_cards(dataclasses.replace(samples.oversized_result(), gpu_memory=None)) == ()

@@ -118,6 +118,19 @@ def test_mail_has_at_most_forty_lines_in_every_language(result: WasteResult, kin
         assert [title for title in english if title in made.text] == []
 
 
+@pytest.mark.parametrize(
+    ("language", "text"), [("en", "to smaller GPUs. 1 job run on"), ("de", "auf kleinere GPUs. 1 Lauf auf")]
+)
+def test_mail_says_that_hours_move_to_smaller_gpus(samples: ModuleType, language: str, text: str) -> None:
+    """They are not called returned. The text is translated with its placeholders."""
+    made = mail(samples.oversized_result(), UsageScope("site"), MailPolicy(language=language))
+    lines = " ".join(made.text.replace("\xa0", " ").split())
+    assert f"30 GPU-h {text} NVIDIA H100 80GB HBM3 (79.6 GiB)" in lines
+    assert ("NVIDIA A30 hat 24 GiB" if language == "de" else "NVIDIA A30 has 24 GiB") in lines
+    assert "mindestens 30" not in lines
+    assert "at least 30" not in lines
+
+
 @pytest.mark.parametrize("kind", ["day", "week", "month"])
 def test_period_is_named(result: WasteResult, kind: str) -> None:
     made = mail(result, UsageScope("site"), period=UsagePeriod(kind, "LABEL"))
