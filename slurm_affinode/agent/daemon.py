@@ -8,13 +8,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 
 from slurm_affinode import __version__
 from slurm_affinode.agent import settings
+from slurm_affinode.agent.admin_comments import AdminComments
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.client import CONTROL
 from slurm_affinode.agent.control import ControlServer
@@ -42,7 +43,7 @@ from slurm_affinode.checkpoint.image.signatures import Signer
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import ServerTrees, holders
-from slurm_affinode.model.suspension import Mode
+from slurm_affinode.model.suspension import Mode, SuspendOption
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, ports
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import metrics
@@ -100,6 +101,7 @@ class Daemon:
         self._rounds = self.workers.queue("waker")
         self._searches = self.workers.queue("servers")
         self._reloads = self.workers.queue("reload")
+        self._uses = self.workers.queue("uses")
         self._slurm_calls = BoundedCalls(self._slurm)
         self.announcements = Announcements(config.agent.run_dir / DIRECTORY)
         inspector = Inspector(announcements=self.announcements, shepherd=config.suspend.shepherd)
@@ -126,13 +128,15 @@ class Daemon:
             promises=_promises(config, self.node), later=self._slurm.post, aside=self._aside.post, gpu_indices=indices,
             answered=self._poke.set,
         )  # fmt: skip
+        self.comments = self._admin_comments(parts.driver, indices) if config.agent.admin_comment else None
         self.admins = Admins(config.agent.admins, self.queue.slurm_user, self._slurm.post)
         self.service = Service(
             node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, slurm_calls=self._slurm_calls,
             local_calls=BoundedCalls(self._aside), name_of=name_of_user,
             name_calls=BoundedCalls(self.workers.queue("names")), gpu_indices=indices,
-            ended=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(), clear=self.announcements.clear,
+            ended=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(),
+            comments=self.comments, clear=self.announcements.clear,
             mismatch=self.announcements.mismatch,
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
             counters=self.counters, journal=Journal(config.suspend.journal),
@@ -158,6 +162,8 @@ class Daemon:
         self._rounds.every(parse_span_s(self.config.suspend.wake_every), self._wake)
         if period_s := parse_span_s(self.config.agent.server_period):
             self._searches.every(period_s, self.servers.search)
+        if self.comments is not None:
+            self._uses.every(period_of(self.config.agent), self.comments.sample)
         log.info("the agent of %s watches every %g s%s", self.node, period_of(self.config.agent),
                  " (dry run)" if self.config.suspend.dry_run else "")  # fmt: skip
 
@@ -196,6 +202,7 @@ class Daemon:
         self.end()
         self._rounds.close()
         self._searches.close()
+        self._uses.close()
         self._reloads.close()
         self.control.stop()
         self.work.stop(STOP_S)
@@ -219,6 +226,24 @@ class Daemon:
         indices = self.service.gpu_indices.get(job_id)
         devices = None if indices is None else by_index(self.watch.devices(), indices)
         return None if devices is None else [device.uuid for device in devices]
+
+    def _admin_comments(self, open_driver: Callable[[], GpuDriver], indices: GpuNumbers) -> AdminComments:
+        separate = open_driver()
+
+        @contextlib.contextmanager
+        def driver() -> Iterator[GpuDriver]:
+            with self.watch.driver():  # NVML is called by one thread at a time
+                yield separate
+
+        def suspensions(job_id: int) -> int:
+            job = self.registry.get(job_id)
+            return 0 if job is None else job.suspensions
+
+        rule = settings.idle_rule(self.config.agent, SuspendOption())
+        return AdminComments(
+            self.node, driver, rule, jobs=indices.snapshot, suspensions=suspensions,
+            read_job=self.queue.read_job, later=self.workers.queue("comments").later,
+        )  # fmt: skip
 
     def _orphans(self) -> OrphanVerbs:
         def fresh() -> SlurmQueue | None:

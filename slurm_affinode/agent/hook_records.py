@@ -50,6 +50,11 @@ class GpuNumbers(UserDict[int, tuple[int, ...]]):
                 del self.data[next(iter(self.data))]
             self._save()
 
+    def snapshot(self) -> dict[int, tuple[int, ...]]:
+        """Return a copy of all numbers."""
+        with self._lock:
+            return dict(self.data)
+
     def __delitem__(self, job_id: int) -> None:
         """Remove a job that has ended."""
         with self._lock:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_affinode.agent import orphan_requests, status_rows
+from slurm_affinode.agent.admin_comments import AdminComments
 from slurm_affinode.agent.loop import Loop
 from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.requests import Caller, RequestError, refusal_hint, refusal_text, without_option
@@ -76,6 +77,8 @@ class Service:
     gpu_indices: MutableMapping[int, tuple[int, ...]]
     ended: WorkQueue
     """Looks after jobs whose epilog has run."""
+    comments: AdminComments | None = None
+    """Writes lines about ended jobs; ``None``: the site has not enabled it."""
     prolog_s: float = 0.0
     """Time that a prolog waits for sleepers on its GPUs to wake; 0: they are not woken."""
     orphans: OrphanVerbs | None = None
@@ -478,6 +481,8 @@ class Service:
     def _epilog(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job_id = _job_of(request)
         self._present.pop(job_id, None)
+        if self.comments is not None:
+            self.comments.ended(job_id)
         self.gpu_indices.pop(job_id, None)
         self.clear(job_id)
         if job_id in self._with_option:

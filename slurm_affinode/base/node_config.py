@@ -136,6 +136,8 @@ class AgentConfig:
     """dcgm-exporter's job mapping directory, written by prolog and epilog; ``None``: not written."""
     strict_hooks: bool = False
     """Whether prolog and epilog fail, which drains the node, if the agent cannot be notified."""
+    admin_comment: bool = False
+    """Whether a line about the use of its GPUs is written into the AdminComment of each job that has ended."""
     node: str | None = None
     """This node's name in Slurm; ``None``: the host name up to the first dot."""
 

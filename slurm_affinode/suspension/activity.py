@@ -131,13 +131,7 @@ class Watch:
             reading = self._driver.read(device)
         except GpuError as error:
             return GpuActivity(name, {"utilization": None}, fault=str(error))
-        signals: dict[str, float | None] = {"utilization": reading.util_pct}
-        if reading.memory_util_pct is not None:
-            signals["memory"] = reading.memory_util_pct
-        for signal, attribute in _SHARES.items():
-            share = getattr(reading, attribute)
-            if share is not None:
-                signals[signal] = 100 * share
+        signals = signals_of(reading)
         signals["processes"] = self._processes(device, memory)
         used = self._used(device, reading, job_pids)
         return GpuActivity(name, signals, used, self._xid(device, reading, memory))
@@ -215,6 +209,18 @@ class Watch:
             "disk": max(0, disk - before[2]) / passed,
             "io": max(0, through - before[3]) / passed,
         }
+
+
+def signals_of(reading: Reading) -> dict[str, float | None]:
+    """Return the activity signals of a reading in percent; utilization is always present."""
+    signals: dict[str, float | None] = {"utilization": reading.util_pct}
+    if reading.memory_util_pct is not None:
+        signals["memory"] = reading.memory_util_pct
+    for signal, attribute in _SHARES.items():
+        share = getattr(reading, attribute)
+        if share is not None:
+            signals[signal] = 100 * share
+    return signals
 
 
 def name_of(device: Device) -> str:

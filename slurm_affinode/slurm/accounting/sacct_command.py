@@ -1,4 +1,7 @@
-"""Invocation of ``sacct`` with a given runner. The output is bytes for the parsers of this package."""
+"""Invocation of ``sacct`` with a given runner. The output is bytes for the parsers of this package.
+
+Also of ``sacctmgr``, for changes of ended jobs, which slurmctld refuses.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _LONGEST_PAUSE_S = 60.0
 _TIMEOUT_S = 3600.0
 _HELP_TIMEOUT_S = 60.0
 _NODE_TIMEOUT_S = 10.0
-"""Jobs are stopped meanwhile."""
+"""For queries by the agent: jobs are stopped meanwhile, or another job waits for its line."""
 
 _SETTINGS = ("SACCT_FORMAT", "SACCT_FEDERATION", "SACCT_LOCAL", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
 """Environment variables that would change the output."""
@@ -135,6 +138,34 @@ def output_files(job: str, *, run: Runner = process.run, env: Mapping[str, str] 
     lines = _sacct(run, argv, _HELP_TIMEOUT_S, env).stdout.decode("utf-8", "surrogateescape").splitlines()[1:]
     paths = [path for line in lines for path in line.split(DELIMITER)]
     return tuple(dict.fromkeys(path for path in paths if path.startswith("/") and path != "/dev/null"))
+
+
+def admin_comment(job: str, *, run: Runner = process.run, env: Mapping[str, str] | None = None) -> str | None:
+    """Return the AdminComment of the last attempt of ``job`` in accounting, empty if it has none.
+
+    ``None``: accounting does not have the job, or has not recorded its end yet. Raises ``UnreachableError``.
+    """
+    argv = [f"--jobs={job}", "--allocations", "--parsable2", f"--delimiter={DELIMITER}", "--format=End,AdminComment"]
+    text = _sacct(run, argv, _NODE_TIMEOUT_S, env).stdout.decode("utf-8", "backslashreplace")
+    end, _, comment = text.partition("\n")[2].removesuffix("\n").partition(DELIMITER)
+    return comment if end not in ("", "Unknown") else None
+
+
+def set_admin_comment(job: str, text: str, *, run: Runner = process.run) -> None:
+    """Set the AdminComment of the last attempt of an ended job of this cluster in accounting.
+
+    ``job``: ``123``, ``123_4`` or ``123+1``; the number of an array alone would name all of its tasks. Needs the rights
+    of an operator of slurmdbd. Raises ``BadIdentifierError`` and ``UnreachableError``.
+    """
+    target = identifiers.job(job)
+    value = identifiers.text(text, "admin comment", identifiers.MAX_ADMIN_COMMENT_BYTES)
+    argv = ["sacctmgr", "--immediate", "modify", "job", "where", f"jobid={target}", "set", f"AdminComment={value}"]
+    done = run(argv, timeout_s=_NODE_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise UnreachableError(
+            f"the AdminComment of job {job} cannot be set: {complaint(done)}",
+            hint="is slurmdbd running, and is root an operator there? try: sacctmgr show cluster",
+        )
 
 
 def _stamp(moment: datetime) -> str:

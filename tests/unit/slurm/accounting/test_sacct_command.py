@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.errors import InputError, UnreachableError
 from slurm_affinode.base.process import Completed
 from slurm_affinode.slurm.accounting import sacct_command
 from slurm_affinode.slurm.interface import BadIdentifierError
@@ -138,3 +138,57 @@ def test_unknown_jobs_on_a_node_are_not_none() -> None:
 def test_name_of_a_node_is_no_option() -> None:
     with pytest.raises(BadIdentifierError):
         sacct_command.jobs_on_node(2001, "c1 --allusers", 0, run=FakeSacct(""), env={})
+
+
+@pytest.mark.parametrize(
+    ("stdout", "comment"),
+    [
+        ("End\x1fAdminComment\n2026-11-02T13:00:00\x1f\n", ""),
+        ("End\x1fAdminComment\n2026-11-02T13:00:00\x1fJS1:a|b\nsecond line\n", "JS1:a|b\nsecond line"),
+        ("End\x1fAdminComment\nUnknown\x1f\n", None),
+        ("End\x1fAdminComment\n", None),
+    ],
+    ids=["empty", "several-lines", "not-ended", "no-record"],
+)
+def test_admin_comment_is_known_once_the_end_is_recorded(stdout: str, comment: str | None) -> None:
+    fake = FakeSacct("", stdout=stdout.encode())
+    assert sacct_command.admin_comment("3_0", run=fake, env={}) == comment
+    assert "--jobs=3_0" in fake.calls[0]
+
+
+class FakeSacctmgr:
+    """Replies as sacctmgr does and records its arguments."""
+
+    def __init__(self, stderr: str = "") -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self._stderr = stderr
+
+    def __call__(
+        self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> Completed:
+        """Reply."""
+        self.calls.append(tuple(argv))
+        return Completed(tuple(argv), 1 if self._stderr else 0, b"", self._stderr)
+
+
+def test_text_is_a_single_argument_after_the_job() -> None:
+    fake = FakeSacctmgr()
+    sacct_command.set_admin_comment("3_0", "--delete a=b, c", run=fake)
+    assert fake.calls == [
+        ("sacctmgr", "--immediate", "modify", "job", "where", "jobid=3_0", "set", "AdminComment=--delete a=b, c")
+    ]
+
+
+def test_refusal_has_reason_and_hint() -> None:
+    fake = FakeSacctmgr("sacctmgr: error: slurm_persist_conn_open: Connection refused")
+    with pytest.raises(UnreachableError, match=r"of job 3 cannot be set: .*Connection refused") as caught:
+        sacct_command.set_admin_comment("3", "text", run=fake)
+    assert "sacctmgr show cluster" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("job", "text"), [("3 or 1=1", "x"), ("3.0", "x"), ("", "x"), ("3", "a\0b")])
+def test_unusable_job_or_text_is_not_passed_on(job: str, text: str) -> None:
+    fake = FakeSacctmgr()
+    with pytest.raises((BadIdentifierError, InputError)):
+        sacct_command.set_admin_comment(job, text, run=fake)
+    assert fake.calls == []
