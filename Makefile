@@ -107,9 +107,11 @@ cluster-demo: ## Run real jobs on it, report on its last ten minutes: out/cluste
 cluster-demo-suspend: ## Suspend an idle job on it, use its GPU for another, resume it on the other node, and report on it.
 	@containers/cluster-demo-suspend
 
-test-nightly: .venv/.dev ## Run the further cases that `make test` leaves out (of cluster tests, of the GPU suite).
+test-nightly: .venv/.dev ## Run the further cases that `make test` leaves out (of cluster tests, the GPU suite, object stores).
 	@containers/ensure-docker.sh
 	$(VENV)/pytest -m nightly tests
+	for server in azurite ceph; do \
+	  OBJECT_SERVER=$$server $(VENV)/pytest tests/unit/metrics/parquet tests/unit/pipeline/test_object_store.py || exit; done
 
 cluster-demo-scale: ## Report on many generated samples by jobs of Slurm as Dask workers, and compare (SAMPLES=100000000).
 	@containers/cluster-demo-scale

@@ -1,7 +1,9 @@
-"""A server that speaks the protocol of S3, in a thread of the test run.
+"""An object store, in a thread of the test run.
 
-It is that of moto, which keeps objects in memory, or passes requests on to the gateway of a Ceph cluster
-(``ceph_server``). Both honor conditional writes. Answers can be replaced, as those of a server that refuses.
+It is the S3 server of moto, which keeps objects in memory, or passes requests on to the gateway of a Ceph cluster
+(``ceph_server``) or to an emulator of Azure Storage (``azurite_server``): ``OBJECT_SERVER`` in the environment is
+``ceph`` or ``azurite``. All of them honor conditional writes. Answers can be replaced, as those of a server that
+refuses.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from xml.sax.saxutils import escape
 
+import azurite_server
 import pytest
 from ceph_server import ACCESS_KEY, SECRET_KEY, ceph_gateway
 
@@ -84,10 +87,13 @@ def forwarding(url: str) -> Application:
 class ObjectServer:
     """The server. ``before`` is called with method and path of each request, and may answer it itself.
 
-    ``bare_tags``: compare ``If-Match`` with the ETag without its quotes, as the gateway of Ceph 16 does.
+    ``scheme``: of the URLs of its buckets, ``s3`` or ``abfs``. ``bare_tags``: compare ``If-Match`` with the ETag
+    without its quotes, as the gateway of Ceph 16 does.
     """
 
-    def __init__(self, application: Application, certificate: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self, application: Application, certificate: tuple[Path, Path] | None = None, scheme: str = "s3"
+    ) -> None:
         """``certificate``: for TLS, with its key."""
         from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -98,6 +104,7 @@ class ObjectServer:
         self.before: Callable[[str, str], Answer | None] = lambda method, path: None
         self.bare_tags = False
         self.requests: list[tuple[str, str]] = []
+        self.scheme = scheme
         self.application = application
         context = None
         if certificate is not None:
@@ -122,21 +129,20 @@ class ObjectServer:
         start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [body]
 
-    def client(self) -> Any:
-        """Return another client of the server."""
-        import boto3
-
-        return boto3.client("s3")
-
     def bucket(self) -> str:
-        """Return the name of a new bucket."""
+        """Return the URL of a new bucket: a container of Azure."""
         name = f"samples-{uuid.uuid4()}"
-        self.client().create_bucket(Bucket=name)
-        return name
+        if self.scheme == "abfs":
+            azurite_server.create_container(self.url, name)
+        else:
+            import boto3
+
+            boto3.client("s3").create_bucket(Bucket=name)
+        return f"{self.scheme}://{name}"
 
     def prefix(self, cache: Path, name: str = "a/site") -> ObjectPrefix:
         """Return a place in a new bucket."""
-        return ObjectPrefix(f"s3://{self.bucket()}/{name}", cache, 1 << 30)
+        return ObjectPrefix(f"{self.bucket()}/{name}", cache, 1 << 30)
 
     def close(self) -> None:
         """Stop the server."""
@@ -145,10 +151,28 @@ class ObjectServer:
         self._server.server_close()
 
 
+@contextlib.contextmanager
+def azure_settings(url: str) -> Iterator[pytest.MonkeyPatch]:
+    """Have clients use the account of Azurite at ``url``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AZURE_STORAGE_ACCOUNT_NAME", azurite_server.ACCOUNT)
+        patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite_server.KEY)
+        patch.setenv("AZURE_STORAGE_ENDPOINT", f"{url}/{azurite_server.ACCOUNT}")
+        yield patch
+
+
 @pytest.fixture(scope="session")
-def s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    """Start the server once, with the environment of its clients: that of moto, or with OBJECT_SERVER=ceph of Ceph."""
+def object_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """Start the server that ``OBJECT_SERVER`` names once, with the environment of its clients."""
+    kind = os.environ.get("OBJECT_SERVER", "moto")
     with contextlib.ExitStack() as stack:
+        if kind == "azurite":
+            application = forwarding(stack.enter_context(azurite_server.azurite(tmp_path_factory.mktemp("azurite"))))
+            server = ObjectServer(application, scheme="abfs")
+            stack.callback(server.close)
+            stack.enter_context(azure_settings(server.url))
+            yield server
+            return
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in (
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY), ("AWS_REGION", "us-east-1"),
@@ -156,9 +180,10 @@ def s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServe
             ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null"), ("AWS_EC2_METADATA_DISABLED", "true"),
         ):  # fmt: skip
             patch.setenv(name, value)
-        if os.environ.get("OBJECT_SERVER") == "ceph":
+        if kind == "ceph":
             application = forwarding(stack.enter_context(ceph_gateway(tmp_path_factory.mktemp("ceph"))))
         else:
+            assert kind == "moto", f"OBJECT_SERVER={kind}: it is moto, ceph or azurite"
             application = moto_application()
         server = ObjectServer(application)
         stack.callback(server.close)
@@ -167,9 +192,17 @@ def s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServe
 
 
 @pytest.fixture
-def s3(s3_process: ObjectServer) -> Iterator[ObjectServer]:
+def object_server(object_process: ObjectServer) -> Iterator[ObjectServer]:
     """Return the server, without replaced answers."""
-    s3_process.requests.clear()
-    yield s3_process
-    s3_process.before = lambda method, path: None
-    s3_process.bare_tags = False
+    object_process.requests.clear()
+    yield object_process
+    object_process.before = lambda method, path: None
+    object_process.bare_tags = False
+
+
+@pytest.fixture
+def s3(object_server: ObjectServer) -> ObjectServer:
+    """Return the server, if it speaks the protocol of S3."""
+    if object_server.scheme != "s3":
+        pytest.skip("a test of S3 alone")
+    return object_server

@@ -33,13 +33,28 @@ from slurm_affinode.base.text import one_line
 _CODE = re.compile(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _SERVER = re.compile(r" https?://(?:[^/@\s]*@)?([^/?\s]+)")
 _CA_HINT = "set SSL_CERT_FILE (for s3, also AWS_CA_BUNDLE) to the CA bundle (PEM) of the object store"
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_REFUSED = (
+    "AccessDenied", "AuthenticationFailed", "AuthorizationFailure", "AuthorizationPermissionMismatch",
+    "AuthorizationResourceTypeMismatch", "AuthorizationServiceMismatch", "NoAuthenticationInformation",
+)  # fmt: skip
+"""Those of Azure are from https://learn.microsoft.com/rest/api/storageservices/common-rest-api-error-codes."""
 _HINTS = {
-    "NoSuchBucket": "create the bucket, or correct store.history",
-    "AccessDenied": "the credentials must permit to list the bucket, and to get, put and delete its objects",
+    **dict.fromkeys(_NO_BUCKET, "create the bucket or container, or correct store.history"),
+    **dict.fromkeys(_REFUSED, "the credentials must permit to list the bucket, and to get, put and delete its objects"),
     "ExpiredToken": "renew the credentials",
     "InvalidCertificate": _CA_HINT,
 }
-_UNREACHABLE = "check the endpoint (for s3, AWS_ENDPOINT_URL) and the network"
+_UNREACHABLE = {
+    "s3": "check the endpoint (AWS_ENDPOINT_URL) and the network",
+    "gs": "check the credentials (GOOGLE_SERVICE_ACCOUNT, or those of the machine) and the network",
+}
+_AZURE_UNREACHABLE = (
+    "check AZURE_STORAGE_ACCOUNT_NAME, the credentials (AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or those "
+    "of the machine), AZURE_STORAGE_ENDPOINT and the network"
+)
+_REQUEST_ID = re.compile(r"\s*\bRequestId:.*", re.DOTALL)
+"""Azure adds it and a time to each message, in lines of their own."""
 _CERTIFICATE = re.compile(r"\bInvalidCertificate\(\s*(\w+)")
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "6h", "allow_http": True}
 """``timeout`` includes the transfer of a whole part."""
@@ -188,10 +203,11 @@ class ObjectClient:
     def _error(self, name: str, doing: str, error: Exception) -> UnreachableError:
         where = f"{self.url}/{name}" if name else self.url
         code, reason = _explained(error)
-        return UnreachableError(f"{where}: cannot be {doing}: {reason}", hint=_HINTS.get(code, _UNREACHABLE))
+        unreachable = _UNREACHABLE.get(urlsplit(self.url).scheme, _AZURE_UNREACHABLE)
+        return UnreachableError(f"{where}: cannot be {doing}: {reason}", hint=_HINTS.get(code, unreachable))
 
     def _raise_without_bucket(self, name: str, doing: str, error: Exception) -> None:
-        if _explained(error)[0] == "NoSuchBucket":
+        if _explained(error)[0] in _NO_BUCKET:
             raise self._error(name, doing, error) from None
 
 
@@ -202,7 +218,7 @@ def _explained(error: Exception) -> tuple[str, str]:
     """
     text = str(error)
     if match := _CODE.search(text):
-        code, message = match[1], match[2]
+        code, message = match[1], _REQUEST_ID.sub("", match[2] or "")
         return code, one_line(f"{code}: {message}" if message else code)
     first = text.partition("\n")[0]
     server = _SERVER.search(first)

@@ -42,38 +42,38 @@ def fill(config: Config) -> None:
         history.ingest(samples_of(range(1, GPUS), 2), source="b")
 
 
-def url(s3: ObjectServer) -> str:
-    return f"s3://{s3.bucket()}/history"
+def url(object_server: ObjectServer) -> str:
+    return f"{object_server.bucket()}/history"
 
 
-def test_report_is_that_of_a_directory(local: Config, s3: ObjectServer, tmp_path: Path) -> None:
+def test_report_is_that_of_a_directory(local: Config, object_server: ObjectServer, tmp_path: Path) -> None:
     """Every byte of it. The second one makes no copy again."""
     expected = written(local, tmp_path / "local")
-    remote = config_of(local.state_dir, url(s3))
+    remote = config_of(local.state_dir, url(object_server))
     fill(remote)
     assert_same(expected, written(remote, tmp_path / "remote"))
-    s3.requests.clear()
+    object_server.requests.clear()
     assert_same(expected, written(remote, tmp_path / "again"))
-    assert not [path for method, path in s3.requests if path.endswith(".parquet")]
+    assert not [path for method, path in object_server.requests if path.endswith(".parquet")]
     with closing(engine_store(remote.serving_dir)) as engines:
         assert engines.days() == []
 
 
 @pytest.fixture
-def cluster(s3: ObjectServer) -> Iterator[LocalCluster]:
+def cluster(object_server: ObjectServer) -> Iterator[LocalCluster]:
     """Two workers, in the environment of the server's clients."""
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0) as cluster:
         yield cluster
 
 
 def test_workers_copy_what_they_read(
-    local: Config, s3: ObjectServer, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Config, object_server: ObjectServer, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report is the same, and this machine copies no samples."""
     monkeypatch.setattr(kernel, "MOST_ROWS", 1000)
     monkeypatch.setattr(kernel.ranges_of, "__kwdefaults__", {"most_rows": 1000})
     expected = written(local, tmp_path / "local")
-    remote = config_of(local.state_dir, url(s3))
+    remote = config_of(local.state_dir, url(object_server))
     fill(remote)
     cache = remote.history_dir.cache  # type: ignore[union-attr]
     for path in cache.glob("day=*/part-*"):
@@ -89,7 +89,7 @@ def configured(tmp_path: Path, history: str, more: str = "") -> Path:
 
 
 def test_file_is_ingested_once(
-    s3: ObjectServer,
+    object_server: ObjectServer,
     tmp_path: Path,
     recorded: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -97,7 +97,7 @@ def test_file_is_ingested_once(
 ) -> None:
     """Also from another machine."""
     path = str(recorded / "gpu" / "dcgm-exporter.prom")
-    place = url(s3)
+    place = url(object_server)
     for number, text in enumerate(("new         6", "nothing new: 1 file")):
         config = configured(tmp_path, place, f'history_cache = "{tmp_path}/{number}"\n')
         assert command(monkeypatch, "ingest", "gpu", path, "--config", str(config)) == 0
@@ -110,13 +110,15 @@ def test_file_is_ingested_once(
     [("NoSuchBucket", "The bucket does not exist"), ("AccessDenied", "Access Denied"), ("ExpiredToken", "It expired")],
 )
 def test_refusal_ends_a_command_with_one_line(  # noqa: PLR0917
-    s3: ObjectServer, tmp_path: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch,
+    object_server: ObjectServer, tmp_path: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], code: str, message: str,
 ) -> None:  # fmt: skip
     """And a hint; the exit status is that of services that cannot be reached."""
-    place = url(s3)
+    place = url(object_server)
     config = str(configured(tmp_path, place))
-    s3.before = lambda method, path: refusal("404 Not Found" if code == "NoSuchBucket" else "403 No", code, message)
+    object_server.before = lambda method, path: refusal(
+        "404 Not Found" if code == "NoSuchBucket" else "403 No", code, message
+    )
     path = str(recorded / "gpu" / "dcgm-exporter.prom")
     assert command(monkeypatch, "ingest", "gpu", path, "--config", config) == 3
     lines = capsys.readouterr().err.splitlines()

@@ -14,4 +14,4 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> SampleStore:
     """Return an empty sample store."""
     if request.param == "directory":
         return SampleStore(tmp_path / "history")
-    return SampleStore(request.getfixturevalue("s3").prefix(tmp_path / "copies"))
+    return SampleStore(request.getfixturevalue("object_server").prefix(tmp_path / "copies"))

@@ -33,9 +33,9 @@ Samples = Callable[..., pl.DataFrame]
 
 
 @pytest.fixture
-def place(s3: ObjectServer, tmp_path: Path) -> ObjectPrefix:
+def place(object_server: ObjectServer, tmp_path: Path) -> ObjectPrefix:
     """A new bucket."""
-    return s3.prefix(tmp_path / "copies")
+    return object_server.prefix(tmp_path / "copies")
 
 
 @pytest.fixture
@@ -56,47 +56,52 @@ def store_with(place: ObjectPrefix, **options: Any) -> SampleStore:
     return store
 
 
-def names(s3: ObjectServer, place: ObjectPrefix) -> set[str]:
+def names(place: ObjectPrefix) -> set[str]:
     """Return the names of all objects of parts."""
-    bucket_name, _, prefix = place.url.removeprefix("s3://").partition("/")
-    contents = s3.client().list_objects_v2(Bucket=bucket_name, Prefix=prefix).get("Contents", [])
-    return {listed["Key"].removeprefix(f"{prefix}/") for listed in contents if listed["Key"].endswith(".parquet")}
+    return {listed.name for listed in ObjectClient(place.url).names() if listed.name.endswith(".parquet")}
 
 
-def on_manifest(s3: ObjectServer, act: Callable[[], None], method: str = "PUT") -> None:
+def overwrite(place: ObjectPrefix, name: str, change: Callable[[bytes], bytes]) -> None:
+    """Change the content of an object."""
+    client = ObjectClient(place.url)
+    content, version = client.get(name) or (b"", {})
+    client.put(name, change(content), version)
+
+
+def on_manifest(object_server: ObjectServer, act: Callable[[], None], method: str = "PUT") -> None:
     """Call ``act`` before the next request for a manifest."""
 
     def before(seen: str, path: str) -> None:
         if (seen, path.rpartition("/")[2]) == (method, manifest.FILE):
-            s3.before = lambda method, path: None
+            object_server.before = lambda method, path: None
             act()
 
-    s3.before = before
+    object_server.before = before
 
 
 def test_commit_of_another_writer_is_merged(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
+    object_server: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
 ) -> None:
     """Another machine commits between reading and writing the manifest."""
     store.ingest(samples([1.0]), source="a")
     with store.writer() as session:
         session.add([samples([2.0], uuid="GPU-2")], SampleSource("b"))
-        on_manifest(s3, lambda: elsewhere(place).ingest(samples([3.0], uuid="GPU-3"), source="c") and None)
+        on_manifest(object_server, lambda: elsewhere(place).ingest(samples([3.0], uuid="GPU-3"), source="c") and None)
     assert sorted(values(store)) == [1.0, 2.0, 3.0]
     assert session.totals.new == 1
     assert len(files(store)) == 3
 
 
 def test_new_store_of_two_writers_is_created_once(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
+    object_server: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
 ) -> None:
-    on_manifest(s3, lambda: elsewhere(place).ingest(samples([3.0], uuid="GPU-3"), source="c") and None)
+    on_manifest(object_server, lambda: elsewhere(place).ingest(samples([3.0], uuid="GPU-3"), source="c") and None)
     store.ingest(samples([1.0]), source="a")
     assert sorted(values(store)) == [1.0, 3.0]
 
 
 def test_part_that_lands_during_a_compaction_is_kept(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples, monkeypatch: pytest.MonkeyPatch
+    place: ObjectPrefix, store: SampleStore, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays behind the compacted one, in the order of ingest; its own writer compacts the day again."""
     store.ingest(samples([1.0]), source="a")
@@ -118,7 +123,7 @@ def test_part_that_lands_during_a_compaction_is_kept(
 
 
 def test_superseded_compaction_is_repeated(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples, monkeypatch: pytest.MonkeyPatch
+    place: ObjectPrefix, store: SampleStore, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another machine has compacted the same parts meanwhile: nothing is lost, and no object is left."""
     store.ingest(samples([1.0]), source="a")
@@ -180,34 +185,32 @@ def _killed_before_commit(place: ObjectPrefix, frame: pl.DataFrame) -> None:
 
 
 def test_objects_of_killed_writer_are_deleted_after_a_day(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
+    place: ObjectPrefix, store: SampleStore, samples: Samples
 ) -> None:
     """Until then, they could be those of a writer that is about to commit them."""
     store.ingest(samples([1.0]), source="a")
     store.close()
-    there = names(s3, place)
+    there = names(place)
     killed = multiprocessing.get_context("spawn").Process(
         target=_killed_before_commit, args=(place, samples([2.0], uuid="GPU-2"))
     )
     killed.start()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
-    left = names(s3, place) - there
+    left = names(place) - there
     assert len(left) == 3
     assert values(store) == [1.0]
     store.close()
     store.ingest(samples([3.0], uuid="GPU-3"), source="c")
-    assert names(s3, place) > left
+    assert names(place) > left
     assert list(place.cache.glob("staging/*")) == []
     later = store_with(place, now=lambda: time.time() + bucket.KEPT_S + 60)
     later.ingest(samples([3.0], uuid="GPU-3"), source="c")
-    assert not names(s3, place) & left
+    assert not names(place) & left
     assert sorted(values(later)) == [1.0, 3.0]
 
 
-def test_replaced_parts_are_deleted_after_a_day(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
-) -> None:
+def test_replaced_parts_are_deleted_after_a_day(place: ObjectPrefix, store: SampleStore, samples: Samples) -> None:
     """However old they are: a reader elsewhere reads what it has begun to read."""
     then = time.time()
     store.ingest(samples([1.0]), source="a")
@@ -217,14 +220,14 @@ def test_replaced_parts_are_deleted_after_a_day(
     at_ten_days.ingest(samples([2.0], uuid="GPU-2"), source="b")
     reader.fetch([part.path])
     assert len(pl.read_parquet(part.path)) == 1
-    assert len(names(s3, place)) == 9
+    assert len(names(place)) == 9
     at_ten_days.ingest(samples([2.0], uuid="GPU-2"), source="b")
-    assert len(names(s3, place)) == 15
+    assert len(names(place)) == 15
     after = store_with(place, now=lambda: then + 11 * bucket.KEPT_S + 60)
     with after.writer():
         pass
-    assert names(s3, place) == {f"day=2026-11-01/{name}" for name in files(after)}
-    assert len(names(s3, place)) == 3
+    assert names(place) == {f"day=2026-11-01/{name}" for name in files(after)}
+    assert len(names(place)) == 3
     assert sorted(values(after)) == [1.0, 2.0]
 
 
@@ -238,7 +241,7 @@ def test_late_commit_is_refused(place: ObjectPrefix, samples: Samples) -> None:
 
 
 def test_deleted_days_are_deleted_from_the_copies_too(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
+    place: ObjectPrefix, store: SampleStore, samples: Samples
 ) -> None:
     store.ingest(pl.concat([samples([1.0]), samples([2.0], start=EIGHT + timedelta(days=1))]), source="a")
     assert values(store) == [1.0, 2.0]
@@ -247,23 +250,23 @@ def test_deleted_days_are_deleted_from_the_copies_too(
     assert [path.name for path in place.cache.glob("day=*")] == ["day=2026-11-02"]
     with store_with(place, now=lambda: time.time() + bucket.KEPT_S + 60).writer():
         pass
-    assert {name.partition("/")[0] for name in names(s3, place)} == {"day=2026-11-02"}
+    assert {name.partition("/")[0] for name in names(place)} == {"day=2026-11-02"}
 
 
 def test_reader_copies_the_days_that_it_needs(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
+    object_server: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
 ) -> None:
     """Each file once; the tables beside the samples do not need the samples."""
     days = [samples([float(day)], start=EIGHT + timedelta(days=day)) for day in range(5)]
     store.ingest(pl.concat(days), source="a")
     reader = elsewhere(place)
-    s3.requests.clear()
+    object_server.requests.clear()
     since = EIGHT + timedelta(days=3)
     for _ in range(2):
         assert reader.scan(since).collect()["util_pct"].to_list() == [3.0, 4.0]
         assert len(reader.devices(since)) == 1
-    got = [path.split("/", 4)[-1] for method, path in s3.requests if method == "GET" and path.endswith(".parquet")]
-    assert sorted(name.partition("/")[0] + name.partition("/")[2].partition("-")[0] for name in got) == [
+    got = [path for method, path in object_server.requests if method == "GET" and path.endswith(".parquet")]
+    assert sorted(path.split("/")[-2] + path.split("/")[-1].partition("-")[0] for path in got) == [
         f"day=2026-11-0{day}{kind}" for day in (4, 5) for kind in ("devices", "part")
     ]
 
@@ -305,56 +308,43 @@ def test_several_readers_share_the_copies(place: ObjectPrefix, store: SampleStor
 
 
 @pytest.mark.parametrize("kind", ["part", "devices"])
-def test_damaged_object_is_reported(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples, kind: str
-) -> None:
+def test_damaged_object_is_reported(place: ObjectPrefix, store: SampleStore, samples: Samples, kind: str) -> None:
     """No copy is made of it."""
     store.ingest(samples([1.0, 2.0]), source="a")
-    bucket_name, _, prefix = place.url.removeprefix("s3://").partition("/")
-    (name,) = [f"{prefix}/{name}" for name in names(s3, place) if f"/{kind}-" in name]
-    body = s3.client().get_object(Bucket=bucket_name, Key=name)["Body"].read()
-    s3.client().put_object(Bucket=bucket_name, Key=name, Body=body[:-9] + b"x" * 9)
+    (name,) = [name for name in names(place) if f"/{kind}-" in name]
+    overwrite(place, name, lambda content: content[:-9] + b"x" * 9)
     reader = elsewhere(place)
     read = (lambda: values(reader)) if kind == "part" else reader.devices
-    with pytest.raises(UnreachableError, match=rf"^s3://{bucket_name}/{name}: its contents have changed since"):
+    with pytest.raises(UnreachableError, match=rf"^{place.url}/{name}: its contents have changed since"):
         read()
     assert not list(reader.root.glob("day=*/*"))
 
 
-def test_missing_object_is_reported(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
-) -> None:
+def test_missing_object_is_reported(place: ObjectPrefix, store: SampleStore, samples: Samples) -> None:
     store.ingest(samples([1.0]), source="a")
-    bucket_name, _, prefix = place.url.removeprefix("s3://").partition("/")
-    (name,) = [f"{prefix}/{name}" for name in names(s3, place) if "/part-" in name]
-    s3.client().delete_object(Bucket=bucket_name, Key=name)
-    with pytest.raises(UnreachableError, match=rf"^s3://{bucket_name}/{name}: does not exist$"):
+    (name,) = [name for name in names(place) if "/part-" in name]
+    ObjectClient(place.url).delete([name])
+    with pytest.raises(UnreachableError, match=rf"^{place.url}/{name}: does not exist$"):
         values(elsewhere(place))
     assert values(store) == [1.0]
 
 
-def test_damaged_and_missing_manifest_are_reported(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
-) -> None:
+def test_damaged_and_missing_manifest_are_reported(place: ObjectPrefix, store: SampleStore, samples: Samples) -> None:
     """Nothing is deleted."""
     store.ingest(samples([1.0]), source="a")
-    there = names(s3, place)
-    bucket_name, _, prefix = place.url.removeprefix("s3://").partition("/")
-    key = f"{prefix}/{manifest.FILE}"
-    s3.client().put_object(Bucket=bucket_name, Key=key, Body=b"{")
+    there = names(place)
+    overwrite(place, manifest.FILE, lambda _: b"{")
     with pytest.raises(AffinodeError, match=rf"^{place.url}/{manifest.FILE}: is damaged: "):
         store.days()
-    s3.client().delete_object(Bucket=bucket_name, Key=key)
+    ObjectClient(place.url).delete([manifest.FILE])
     store.close()
     for touch in (elsewhere(place).days, lambda: elsewhere(place).ingest(samples([2.0]), source="b")):
         with pytest.raises(AffinodeError, match=r"manifest\.json: is missing, and there are samples \(day="):
             touch()
-    assert names(s3, place) == there
+    assert names(place) == there
 
 
-def test_name_that_leaves_the_directory_is_refused(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
-) -> None:
+def test_name_that_leaves_the_directory_is_refused(place: ObjectPrefix, store: SampleStore, samples: Samples) -> None:
     """Others may be able to write to the bucket."""
     store.ingest(samples([1.0]), source="a")
     client = ObjectClient(place.url)
@@ -367,41 +357,38 @@ def test_name_that_leaves_the_directory_is_refused(
 
 
 def test_permission_that_ends_during_an_ingest_loses_nothing(
-    s3: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
+    object_server: ObjectServer, place: ObjectPrefix, store: SampleStore, samples: Samples
 ) -> None:
     """The same ingest, with new credentials, continues: sources that it has stored are skipped."""
     store.ingest(samples([1.0]), source="a", fingerprint="1")
     expired = refusal("400 Bad Request", "ExpiredToken", "The provided token has expired.")
-    s3.before = lambda method, path: expired if method == "PUT" and path.endswith(manifest.FILE) else None
+    object_server.before = lambda method, path: expired if method == "PUT" and path.endswith(manifest.FILE) else None
     with pytest.raises(UnreachableError, match=r"manifest\.json: cannot be written: ExpiredToken: The provided token"):
         store.ingest(samples([2.0], uuid="GPU-2"), source="b", fingerprint="2")
-    s3.before = lambda method, path: None
+    object_server.before = lambda method, path: None
     assert (values(store), store.sources()) == ([1.0], {"1"})
     store.ingest(samples([2.0], uuid="GPU-2"), source="b", fingerprint="2")
     assert (sorted(values(store)), store.sources()) == ([1.0, 2.0], {"1", "2"})
 
 
-def test_directory_can_be_copied_to_objects_and_back(
-    s3: ObjectServer, place: ObjectPrefix, tmp_path: Path, samples: Samples
-) -> None:
+def test_directory_can_be_copied_to_objects_and_back(place: ObjectPrefix, tmp_path: Path, samples: Samples) -> None:
     """Names and contents are the same, so that any program that copies files moves a store."""
     local = SampleStore(tmp_path / "history")
     local.ingest(samples([1.0], job="7"), source="a", fingerprint="1")
     local.close()
-    bucket_name, _, prefix = place.url.removeprefix("s3://").partition("/")
+    client = ObjectClient(place.url)
     for path in sorted(path for path in local.root.rglob("*") if path.is_file()):
-        key = f"{prefix}/{path.relative_to(local.root)}"
-        s3.client().upload_file(str(path), bucket_name, key)
+        client.upload(str(path.relative_to(local.root)), path)
     moved = SampleStore(place)
     assert values(moved) == [1.0]
     assert moved.sources() == {"1"}
     moved.ingest(samples([2.0], uuid="GPU-2"), source="b", fingerprint="2")
     assert values(elsewhere(place)) == values(moved)
     back = tmp_path / "back"
-    for listed in s3.client().list_objects_v2(Bucket=bucket_name, Prefix=prefix)["Contents"]:
-        path = back / listed["Key"].removeprefix(f"{prefix}/")
+    for listed in client.names():
+        path = back / listed.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        s3.client().download_file(bucket_name, listed["Key"], str(path))
+        client.download(listed.name, path)
     again = SampleStore(back)
     assert (values(again), again.sources()) == (values(moved), {"1", "2"})
     again.ingest(samples([3.0], uuid="GPU-3"), source="c")

@@ -6,22 +6,22 @@ import os
 import shutil
 import subprocess
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 from ceph_server import ACCESS_KEY, SECRET_KEY
-from object_server import Answer, ObjectServer, refusal
+from object_server import Answer, ObjectServer, azure_settings, refusal
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.metrics.parquet.objects import ConflictError, ObjectClient
 
 
-def test_objects_are_written_on_conditions(s3: ObjectServer) -> None:
+def test_objects_are_written_on_conditions(object_server: ObjectServer) -> None:
     """A writer that has read another version is refused."""
-    client = ObjectClient(f"s3://{s3.bucket()}/a b/c")
+    client = ObjectClient(f"{object_server.bucket()}/a b/c")
     first = client.put("x", b"1", None)
     second = client.put("x", b"2", first)
     for known in (None, first):
@@ -39,13 +39,15 @@ def test_server_may_compare_tags_without_quotes(s3: ObjectServer) -> None:
     test_objects_are_written_on_conditions(s3)
 
 
-def test_large_file_is_sent_in_pieces(s3: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_file_is_sent_in_pieces(
+    object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Size and digest are those of what came."""
     monkeypatch.setattr("slurm_affinode.metrics.parquet.objects._CHUNK", 5 << 20)
     path = tmp_path / "large"
     path.write_bytes(bytes(range(256)) * (11 << 12))
     digest = blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    client = ObjectClient(f"s3://{s3.bucket()}/p")
+    client = ObjectClient(f"{object_server.bucket()}/p")
     client.upload("large", path)
     assert client.download("large", tmp_path / "copy") == (path.stat().st_size, digest)
     assert (tmp_path / "copy").read_bytes() == path.read_bytes()
@@ -63,11 +65,11 @@ def test_large_file_is_sent_in_pieces(s3: ObjectServer, tmp_path: Path, monkeypa
         (("302 Found", b"<html>\n"), r"[^\n]+"),
     ],
 )  # fmt: skip
-def test_refusal_is_one_line(s3: ObjectServer, tmp_path: Path, answer: Answer, message: str) -> None:
+def test_refusal_is_one_line(object_server: ObjectServer, tmp_path: Path, answer: Answer, message: str) -> None:
     """Of the answer, code and message are shown, and nothing of the request."""
-    url = f"s3://{s3.bucket()}/p"
+    url = f"{object_server.bucket()}/p"
     client = ObjectClient(url)
-    s3.before = lambda method, path: answer
+    object_server.before = lambda method, path: answer
     for act, doing in (
         (lambda: client.get("x"), "/x: cannot be read"),
         (lambda: client.download("x", tmp_path / "x"), "/x: cannot be read"),
@@ -87,7 +89,82 @@ def test_wrong_endpoint_is_reported(monkeypatch: pytest.MonkeyPatch, s3: ObjectS
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(UnreachableError, match=r"^s3://b/p/x: cannot be read: 127\.0\.0\.1:1: [^\n]+$") as error:
         ObjectClient("s3://b/p").get("x")
-    assert error.value.hint == "check the endpoint (for s3, AWS_ENDPOINT_URL) and the network"
+    assert error.value.hint == "check the endpoint (AWS_ENDPOINT_URL) and the network"
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """A server that answers only what a test tells it, with the environment of a client of Azure."""
+    monkeypatch.setattr("slurm_affinode.metrics.parquet.objects._RETRIES", {"max_retries": 0})
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+
+    def nothing(environ: dict[str, object], start: Callable[..., object]) -> list[bytes]:
+        start("500 Internal Server Error", [])
+        return []
+
+    with closing(ObjectServer(nothing, scheme="abfs")) as server, azure_settings(server.url):
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "hint"),
+    [
+        ("404 Not Found", "ContainerNotFound", "The specified container does not exist.", "create the bucket"),
+        ("403 Forbidden", "AuthenticationFailed", "The signature did not match.", "the credentials must permit"),
+        ("403 Forbidden", "AuthorizationPermissionMismatch", "This is not permitted.", "the credentials must permit"),
+    ],
+)
+def test_refusal_of_azure_is_explained(  # noqa: PLR0917
+    azure: ObjectServer, tmp_path: Path, status: str, code: str, message: str, hint: str
+) -> None:
+    """A container that does not exist is an error, and not an empty store. Its message has the ID of the request."""
+    azure.before = lambda method, path: refusal(status, code, f"{message}\nRequestId:0-1\nTime:2026-11-01T08:00:00Z")
+    client = ObjectClient("abfs://samples/p")
+    for act in (
+        lambda: client.get("x"), lambda: client.download("x", tmp_path / "x"), lambda: client.put("x", b"", None),
+        lambda: client.delete(["x"]), lambda: list(client.names()),
+    ):  # fmt: skip
+        with pytest.raises(
+            UnreachableError, match=rf"^abfs://samples/p[x/]*: cannot be \w+: {code}: {message}$"
+        ) as error:
+            act()
+        assert str(error.value.hint).startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"AZURE_STORAGE_ACCOUNT_NAME": ""}, "[^\\n]*Account must be specified"),
+        ({"AZURE_STORAGE_ACCOUNT_KEY": "ge heim"}, "[^\\n]*Invalid Access Key: [^\\n]*"),
+        ({"AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:1/a"}, "[^\\n]*error sending request"),
+        ({"AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:1/a", "AZURE_STORAGE_ACCOUNT_KEY": "",
+          "AZURE_STORAGE_SAS_TOKEN": "sv=2021-08-06&sig=geheim"}, "[^\\n]*error sending request"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_of_azure_are_reported(
+    azure: ObjectServer, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], reason: str
+) -> None:
+    """In one line without secrets; the hint names the variables of Azure."""
+    for name, value in settings.items():
+        if value:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name)
+    with pytest.raises(UnreachableError, match=rf"^abfs://samples/p[x/]*: cannot be \w+: {reason}$") as error:
+        ObjectClient("abfs://samples/p").get("x")
+    assert "AZURE_STORAGE_ACCOUNT_NAME" in str(error.value.hint)
+    assert "AWS" not in str(error.value.hint)
+    assert "heim" not in "".join(traceback.format_exception(error.value))
+    assert azure.requests == []
+
+
+def test_wrong_credentials_of_google_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "service.json"
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(file))
+    with pytest.raises(UnreachableError, match=rf"^gs://b/p: cannot be opened: [^\n]*{file}[^\n]*$") as error:
+        ObjectClient("gs://b/p")
+    assert "GOOGLE_SERVICE_ACCOUNT" in str(error.value.hint)
 
 
 def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, s3: ObjectServer) -> None:
@@ -110,9 +187,9 @@ def test_credentials_of_a_profile_are_used(monkeypatch: pytest.MonkeyPatch, s3: 
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(profile))
     monkeypatch.setenv("AWS_PROFILE", "site")
-    client = ObjectClient(f"s3://{bucket}/p")
+    client = ObjectClient(f"{bucket}/p")
     client.put("x", b"1", None)
-    assert s3.requests[-1] == ("PUT", f"/{bucket}/p/x")
+    assert s3.requests[-1] == ("PUT", f"{bucket.removeprefix('s3:/')}/p/x")
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +217,7 @@ def private(private_ca: Path, s3: ObjectServer, monkeypatch: pytest.MonkeyPatch)
     with closing(ObjectServer(s3.application, (private_ca / "server.pem", private_ca / "server.key"))) as server:
         bucket = s3.bucket()
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        yield f"s3://{bucket}/p"
+        yield f"{bucket}/p"
 
 
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
