@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -298,4 +299,10 @@ def _task(function: Callable[[Item, Shared], Result], item: Item, shared: Shared
             f"slurm-affinode of a worker is {identity()}; the command was started with {started_with}",
             hint="install the same version on all workers",
         )
-    return function(item, shared)
+    try:
+        return function(item, shared)
+    except OSError as error:
+        raise UnreachableError(
+            f"a worker on {socket.gethostname()} failed: {one_line(error)}",
+            hint="workers must be able to read the sample store, at the same path as this machine",
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -155,6 +156,54 @@ def test_damaged_and_missing_stores_are_named(cluster: LocalCluster, state: Path
         shutil.copytree(state, state_moved)
         with pytest.raises(UnreachableError, match="no such directory"):
             written(config_of(state_moved), tmp_path / "out", fold=moved)
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_part_that_is_deleted_meanwhile_is_named(cluster: LocalCluster, state: Path, tmp_path: Path) -> None:
+    """The index was read before; nothing is written, and the same report can be made when the part is back."""
+    copy = tmp_path / "copy"
+    shutil.copytree(state, copy)
+    part = max((copy / "history").rglob("part-*.parquet"), key=lambda path: path.stat().st_size)
+    kept = tmp_path / part.name
+    with dask_workers.connected(cluster.scheduler_address) as workers:
+
+        def deleted(index: Any, *arguments: Any) -> Any:
+            part.rename(kept)
+            return workers.fold(index, *arguments)
+
+        with pytest.raises(UnreachableError, match=rf"^[^\n]*{part.name}[^\n]*$") as error:
+            written(config_of(copy), tmp_path / "out", fold=deleted)
+        assert "Dask cluster" not in str(error.value)
+        assert not (tmp_path / "out" / "report.html").exists()
+        kept.rename(part)
+        written(config_of(copy), tmp_path / "out", fold=workers.fold)
+
+
+@pytest.mark.parametrize("closed", ["store", "part"])
+def test_store_that_workers_may_not_read_is_named(state: Path, tmp_path: Path, closed: str) -> None:
+    """They may run as another user than the command."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a worker of another user")
+    copy = tmp_path / "copy"
+    shutil.copytree(state, copy)
+    part = max((copy / "history").rglob("part-*.parquet"), key=lambda path: path.stat().st_size)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", memory_limit=0) as cluster,
+        cluster.get_client() as client,
+        dask_workers.connected(cluster.scheduler_address) as workers,
+    ):
+        written(config_of(copy), tmp_path / "first", fold=workers.fold)  # it imports what it needs, as root
+        for directory in (*copy.rglob("*/"), copy, tmp_path, *tmp_path.parents[:-2]):
+            directory.chmod(0o755)
+        for file in (copy / "history").rglob("*.*"):
+            file.chmod(0o755)
+        path = part if closed == "part" else copy / "history"
+        path.chmod(0o600)
+        client.run(os.seteuid, 65534)
+        with pytest.raises(UnreachableError, match=rf"^[^\n]*{path.name}[^\n]*ermi[^\n]*$") as error:
+            written(config_of(copy), tmp_path / "out", fold=workers.fold)
+        client.run(os.seteuid, 0)
+    assert "Dask cluster" not in str(error.value)
     assert not (tmp_path / "out" / "report.html").exists()
 
 
