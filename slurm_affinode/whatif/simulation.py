@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.whatif.policy import SchedulingPolicy
-from slurm_affinode.whatif.waiting import JOB_BITS, JOB_MASK, NONE, OrderedJobs, SizeClasses
+from slurm_affinode.whatif.waiting import JOB_BITS, JOB_MASK, NONE, BackfillQueue, SizeClasses
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -81,21 +81,22 @@ class _Estimates:
         self._last: dict[int, tuple[int, int]] = {}
         self._users: list[int] = jobs.user.tolist() if policy.times == "last-two" and policy.estimates else []
         predicted = policy.times == "predicted" and policy.estimates
-        self._corrected = predicted or bool(self._users)
+        self.learns = bool(self._users)
+        """Whether estimates depend on the jobs that have ended."""
+        self._corrected = predicted or self.learns
         self._request: list[int] = jobs.request.tolist() if self._corrected else []
         known = _predicted(jobs) if predicted else jobs.request if policy.requests else jobs.run
         self.known: list[int] = known.tolist()
 
     def submitted(self, job: int) -> None:
         """Estimate a job by the mean of the last two of its user that have ended; at most the requested time."""
-        if self._users:
-            last = self._last.get(self._users[job])
-            if last is not None and last[1] >= 0:
-                self.known[job] = min(self._request[job], max(1, (last[0] + last[1]) // 2))
+        last = self._last.get(self._users[job])
+        if last is not None and last[1] >= 0:
+            self.known[job] = min(self._request[job], max(1, (last[0] + last[1]) // 2))
 
     def ended(self, job: int, run: int) -> None:
         """Remember the run time of a job that has ended."""
-        if self._users and (user := self._users[job]) >= 0:
+        if (user := self._users[job]) >= 0:
             self._last[user] = (run, self._last.get(user, (-1, -1))[0])
 
     def correction(self, job: int, run: int) -> int:
@@ -147,7 +148,7 @@ class _Pool:
     def run(self) -> None:
         """Run until all jobs have started."""
         submit, ends, corrections, wakes = self._submit, self._ends, self._corrections, self._wakes
-        reservations = self._reservations
+        reservations, learns = self._reservations, self._estimates.learns
         continued = {row for row, _ in self._next.values()}
         coming = [job for job in range(len(submit)) if job not in continued] if continued else range(len(submit))
         at, count = 0, len(coming)
@@ -168,17 +169,20 @@ class _Pool:
                 self._correct(heappop(corrections) & JOB_MASK, now)
             self._begin(now)
             while at < count and submit[coming[at]] == now:
-                self._estimates.submitted(coming[at])
+                if learns:
+                    self._estimates.submitted(coming[at])
                 self._submitted(coming[at], now)
                 at += 1
             while wakes and wakes[0] < later:
                 job = heappop(wakes) & JOB_MASK
-                self._estimates.submitted(job)
+                if learns:
+                    self._estimates.submitted(job)
                 self._submitted(job, now)
             while ends and ends[0] < later:
                 number = heappop(ends) & JOB_MASK
                 job = self._begun[number]
-                self._estimates.ended(job, self._run[job])
+                if learns:
+                    self._estimates.ended(job, self._run[job])
                 if self._next and job in self._next:
                     row, delay = self._next[job]
                     heappush(wakes, (now + max(1, delay)) << JOB_BITS | row)
@@ -277,12 +281,9 @@ class _Easy(_Pool):
         """Keys and jobs in the order in which they come first, and perhaps some that have started."""
         self._waits = bytearray(len(self._submit))
         """Which of the jobs wait behind the first one."""
-        self._shortest = SizeClasses(self._units)
         known = self._estimates.known
-        if self._order == "sjf":
-            self._others: OrderedJobs | None = None
-        else:
-            self._others = OrderedJobs(self._rank or range(len(known)), self._units, known)
+        positions = None if self._order == "sjf" else self._rank or range(len(known))
+        self._others = BackfillQueue(self._units, known, positions)
 
     def _correct(self, number: int, now: int) -> None:
         job = self._begun[number]
@@ -293,6 +294,8 @@ class _Easy(_Pool):
 
     def _begin(self, now: int) -> None:
         running, later = self._running, (now + 1) << JOB_BITS
+        if not running or running[0] >= later:
+            return
         due = 0
         while due < len(running) and running[due] < later:
             number = running[due] & JOB_MASK
@@ -335,16 +338,7 @@ class _Easy(_Pool):
     def _wait(self, job: int) -> None:
         self._waits[job] = 1
         heappush(self._in_order, (self._rank[job] << JOB_BITS if self._order == "priority" else 0) | job)
-        place = self._place[job] if self._place else 0
-        self._shortest.add(job, self._estimates.known[job] << JOB_BITS | place)
-        if self._others is not None:
-            self._others.add(job)
-
-    def _leave(self, job: int) -> None:
-        self._waits[job] = 0
-        self._shortest.remove(job)
-        if self._others is not None:
-            self._others.remove(job)
+        self._others.add(job, self._key(job))
 
     def _examine(self, now: int) -> None:
         """Start the first jobs, then others that do not delay the first that does not fit."""
@@ -358,17 +352,18 @@ class _Easy(_Pool):
                 if not in_order:
                     return
                 self._first = heappop(in_order) & JOB_MASK
-                self._leave(self._first)
+                waits[self._first] = 0
+                self._others.remove(self._first, self._key(self._first))
             if units[self._first] > self._free:
                 break
             self._count -= 1
             self._begin_job(self._first, now)
             self._first = -1
-        if (entry := self._shortest.first(self._free)) != NONE:
-            self._backfill(now, entry)
+        if self._free and self._others.fits(self._free):
+            self._backfill(now)
 
-    def _backfill(self, now: int, entry: int) -> None:
-        """Start others. ``entry``: the shortest of those that fit."""
+    def _backfill(self, now: int) -> None:
+        """Start others that do not delay the first one."""
         units, begun, known = self._units, self._begun, self._estimates.known
         lacking = units[self._first] - self._free
         start = _LATE
@@ -378,21 +373,12 @@ class _Easy(_Pool):
             start = ending >> JOB_BITS
             lacking -= units[begun[ending & JOB_MASK]]
         window, spare = start - now, -lacking
-        longer = (window + 1) << 2 * JOB_BITS
-        while True:
-            if entry >= longer:  # also if there is none
-                entry = self._shortest.first(min(spare, self._free))
-                if entry == NONE:
-                    return
-            job = entry & JOB_MASK
-            if self._others is not None:
-                job = self._others.first(self._free, spare, window)
-            self._leave(job)
+        while (job := self._others.take(self._free, spare, window)) >= 0:
+            self._waits[job] = 0
             self._count -= 1
             if known[job] > window:
                 spare -= units[job]
             self._begin_job(job, now)
-            entry = self._shortest.first(self._free)
 
 
 class _Profile:

@@ -1,12 +1,13 @@
-"""Waiting jobs, by size and in order, so that no event scans the whole queue.
+"""Waiting jobs, by size and in order, so that no event scans a long queue.
 
 An entry is one integer, ``key << JOB_BITS | job``: entries compare by key, then by the order of submission.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from heapq import heappop, heappush
 
 JOB_BITS = 32
@@ -15,6 +16,8 @@ NONE = 1 << 200
 """An entry after all others."""
 _ANY = NONE - 1
 """At least as long as every estimate."""
+_MANY, _FEW = 96, 48
+"""Number of waiting jobs above which they are indexed by size, and below which they are a list again."""
 
 
 class SizeClasses:
@@ -52,7 +55,7 @@ class SizeClasses:
         return min(self._heads[: bisect_right(self._levels, units) + 1])
 
 
-class OrderedJobs:
+class _OrderedJobs:
     """Waiting jobs in a fixed order; for each size a tree over its jobs with the shortest estimate below each node."""
 
     def __init__(self, positions: Sequence[int], sizes: Sequence[int], estimates: Sequence[int]) -> None:
@@ -77,8 +80,8 @@ class OrderedJobs:
             for at, job in enumerate(jobs):
                 self._leaf[job] = leaves + at
 
-    def add(self, job: int) -> None:
-        """Add a job, whose estimate is known."""
+    def add(self, job: int, key: int) -> None:
+        """Add a job, whose estimate is known. ``key`` is not used: the position counts."""
         tree, node, estimate = self._trees[self._level[job]], self._leaf[job], self._estimates[job]
         while node and tree[node] > estimate:
             tree[node] = estimate
@@ -92,6 +95,10 @@ class OrderedJobs:
             tree[node] = shortest
             shortest = min(tree[node ^ 1], shortest)
             node >>= 1
+
+    def fits(self, units: int) -> bool:
+        """Return whether a job needs at most ``units``."""
+        return any(tree[1] != NONE for tree in self._trees[: bisect_right(self._levels, units)])
 
     def first(self, units: int, spare: int, window: int) -> int:
         """Return the first job of at most ``units`` that ends within ``window`` or needs at most ``spare``; else -1."""
@@ -111,3 +118,111 @@ class OrderedJobs:
             if positions[other] < place:
                 job, place = other, positions[other]
         return job
+
+
+class _ShortestJobs:
+    """Waiting jobs, the shortest estimate first."""
+
+    def __init__(self, sizes: Sequence[int], estimates: Sequence[int]) -> None:
+        self._classes = SizeClasses(sizes)
+        self._estimates = estimates
+        self.add, self.remove = self._classes.add, self._classes.remove
+
+    def fits(self, units: int) -> bool:
+        """Return whether a job needs at most ``units``."""
+        return self._classes.first(units) != NONE
+
+    def first(self, units: int, spare: int, window: int) -> int:
+        """Return the first job of at most ``units`` that ends within ``window`` or needs at most ``spare``; else -1."""
+        entry = self._classes.first(units)
+        if entry != NONE and self._estimates[entry & JOB_MASK] > window:
+            entry = self._classes.first(min(spare, units))
+        return -1 if entry == NONE else entry & JOB_MASK
+
+
+class BackfillQueue:
+    """Jobs that wait behind the first one, in the order in which they are tried.
+
+    A short queue is scanned. A long one is indexed by size.
+    """
+
+    def __init__(self, sizes: Sequence[int], estimates: Sequence[int], positions: Sequence[int] | None) -> None:
+        """``sizes``: of every job; ``estimates``: run times, known once a job is added.
+
+        ``positions``: place of every job in the order, its key; ``None``: the shortest estimate is first, and the key
+        begins with it.
+        """
+        self._sizes, self._estimates, self._positions = sizes, estimates, positions
+        self._entries: list[int] = []
+        """Ascending, while the queue is short; beside it sizes and estimates of the same jobs."""
+        self._entry_sizes: list[int] = []
+        self._entry_estimates: list[int] = []
+        self._keys: dict[int, int] = {}
+        """Waiting job -> key, while the queue is long."""
+
+    def add(self, job: int, key: int) -> None:
+        """Add a job."""
+        if self._keys:
+            self._add_indexed(job, key)
+            return
+        entry = key << JOB_BITS | job
+        at = bisect_left(self._entries, entry)
+        self._entries.insert(at, entry)
+        self._entry_sizes.insert(at, self._sizes[job])
+        self._entry_estimates.insert(at, self._estimates[job])
+        if len(self._entries) > _MANY:
+            for waiting in self._entries:
+                self._add_indexed(waiting & JOB_MASK, waiting >> JOB_BITS)
+            self._entries, self._entry_sizes, self._entry_estimates = [], [], []
+
+    def remove(self, job: int, key: int) -> None:
+        """Remove a waiting job."""
+        if self._keys:
+            self._remove_indexed(job)
+        else:
+            self._remove_entry(bisect_left(self._entries, key << JOB_BITS | job))
+
+    def fits(self, units: int) -> bool:
+        """Return whether a job needs at most ``units``."""
+        if self._keys:
+            return self._index.fits(units)
+        return bool(self._entries) and min(self._entry_sizes) <= units
+
+    def take(self, units: int, spare: int, window: int) -> int:
+        """Remove and return the first job of at most ``units`` that ends within ``window`` or needs at most ``spare``.
+
+        -1: there is none.
+        """
+        if self._keys:
+            job = self._index.first(units, spare, window)
+            if job >= 0:
+                self._remove_indexed(job)
+            return job
+        for at, size in enumerate(self._entry_sizes):
+            if size <= units and (size <= spare or self._entry_estimates[at] <= window):
+                job = self._entries[at] & JOB_MASK
+                self._remove_entry(at)
+                return job
+        return -1
+
+    def _remove_entry(self, at: int) -> None:
+        del self._entries[at], self._entry_sizes[at], self._entry_estimates[at]
+
+    @cached_property
+    def _index(self) -> _OrderedJobs | _ShortestJobs:
+        if self._positions is None:
+            return _ShortestJobs(self._sizes, self._estimates)
+        return _OrderedJobs(self._positions, self._sizes, self._estimates)
+
+    def _add_indexed(self, job: int, key: int) -> None:
+        self._keys[job] = key
+        self._index.add(job, key)
+
+    def _remove_indexed(self, job: int) -> None:
+        self._index.remove(job)
+        del self._keys[job]
+        if len(self._keys) < _FEW:
+            waiting, self._keys = self._keys, {}
+            for other, key in waiting.items():
+                self._index.remove(other)
+                self.add(other, key)

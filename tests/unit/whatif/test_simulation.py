@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slurm_affinode.whatif import waiting
 from slurm_affinode.whatif.policy import Backfill, Order, SchedulingPolicy, Times
 from slurm_affinode.whatif.simulation import Workload, simulate
 
@@ -69,6 +72,43 @@ def logs(draw: st.DrawFn, most: int = 14) -> list[Job]:
 def test_schedule_is_that_of_the_rules(policy: SchedulingPolicy, jobs: list[Job]) -> None:
     expected = schedule([replace(job) for job in jobs], CAPACITY, policy.order, policy.backfill, policy.times)
     assert simulate(workload(jobs), CAPACITY, policy).tolist() == expected
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy.backfill == "easy"], ids=str)
+@given(jobs=logs(most=24), limits=st.sampled_from([(0, 0), (3, 2), (4, 4)]))
+@settings(max_examples=25)
+def test_schedule_of_an_indexed_queue_is_that_of_the_rules(
+    policy: SchedulingPolicy, jobs: list[Job], limits: tuple[int, int]
+) -> None:
+    expected = schedule([replace(job) for job in jobs], CAPACITY, policy.order, policy.backfill, policy.times)
+    with queue_limits(*limits):
+        assert simulate(workload(jobs), CAPACITY, policy).tolist() == expected
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy.backfill == "easy"], ids=str)
+def test_schedule_of_a_queue_that_grows_and_shrinks_does_not_depend_on_its_index(policy: SchedulingPolicy) -> None:
+    """Bursts of 300 jobs let the queue pass both limits several times."""
+    random = np.random.default_rng(5)
+    count = 1500
+    run = random.integers(1, 60, count)
+    jobs = [
+        Job(at, at // 300 * 4000, int(run[at]), int(random.integers(1, CAPACITY + 1)), int(run[at] * 2),
+            int(random.integers(0, 9)), mean=float(random.integers(1, 9)), predicted=int(random.integers(1, 90)),
+            priority=int(random.integers(0, 3)))
+        for at in range(count)
+    ]  # fmt: skip
+    starts = simulate(workload(jobs), CAPACITY, policy).tolist()
+    for limits in ((0, 0), (count, 0)):
+        with queue_limits(*limits):
+            assert simulate(workload(jobs), CAPACITY, policy).tolist() == starts
+
+
+@contextmanager
+def queue_limits(many: int, few: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "_MANY", many)
+        patch.setattr(waiting, "_FEW", few)
+        yield
 
 
 @given(jobs=logs(), policy=st.sampled_from(POLICIES))
