@@ -144,6 +144,10 @@ _TYPICAL_S = 900.0
     "--transfer-us", type=NumberInRange(0, 1_000_000), metavar="US",
     help="Time to move a token's KV cache to another engine [default: 6.6]",
 )  # fmt: skip
+@click.option(
+    "--chunk-tokens", type=click.IntRange(1, 10**9), metavar="N",
+    help="Compare engines that divide prompts: at most N tokens in an iteration, decoded and prefilled ones",
+)  # fmt: skip
 @click.option("--engine-gpus", type=click.IntRange(1, 4096), metavar="N", help="GPUs of an engine [default: 8]")
 @click.option("--partial", is_flag=True, help="Simulate even if more than a tenth of the jobs is left out")
 @dask_option
@@ -172,7 +176,8 @@ def whatif(
 
     --trace azure:PATH has requests with numbers of tokens. The fewest inference engines are determined that serve the
     busiest hour within --first-token and each of --between-tokens, by a queueing model with the parameters of an engine
-    (defaults: Llama 2 70B on eight H100); with --split-phases also engines that only prefill or only decode, and with
+    (defaults: Llama 2 70B on eight H100); with --split-phases also engines that only prefill or only decode, with
+    --chunk-tokens also engines that divide prompts (vLLM's chunked prefill, --max-num-batched-tokens), and with
     --pool-servers, for a directory with a file for each service, also engines that these do not share.
 
     With --since, the site's own GPU jobs are replayed twice, as they were and with the changes that --suspend-idle,
@@ -221,7 +226,9 @@ def whatif(
         _size_engines(trace[1], engine, apart=pool_servers, as_json=as_json)
         return 0
     if any(value not in (None, False) for value in engine.values()):
-        raise click.UsageError("--split-phases and the options of its engines and targets need --trace azure:PATH")
+        raise click.UsageError(
+            "--split-phases, --chunk-tokens and the options of its engines and targets need --trace azure:PATH"
+        )
     if pool_servers or (trace is not None and trace[0] == "gentd26"):
         if trace is None or trace[0] != "gentd26" or not pool_servers:
             raise click.UsageError(
@@ -416,7 +423,7 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
     between = options["between_tokens"] or Spans().convert(_BETWEEN_TOKENS_S, None, None)
     moved_us = options["transfer_us"]
     comparison = phase_split.compare(
-        path, engine_of(LLAMA2_70B, options),
+        path, dataclasses.replace(engine_of(LLAMA2_70B, options), chunk_tokens=options["chunk_tokens"]),
         [LatencyTarget(first_s, limit) for limit in sorted(between, reverse=True)],
         gpus_per_engine=options["engine_gpus"] or GPUS,
         transfer_token_s=TRANSFER_TOKEN_S if moved_us is None else moved_us / 1e6, apart=apart,
@@ -436,6 +443,7 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
             rows.append((*limits, "own", *["not reached"] * 2, *[""] * 6))
         rows += [(*limits, *_deployment_cells(name, deployment, comparison.gpus_per_engine))
                  for name, deployment in (*deployments, ("mixed", target.mixed),
+                                          *([("chunked", target.chunked)] if options["chunk_tokens"] else []),
                                           *([("split", target.split)] if options["split_phases"] else []))]  # fmt: skip
     headings = ("first token", "between tokens", "engines for", "engines", "GPUs", "first token p99",
                 "between tokens p99", "queued mean", "most waiting", "busy", "busy: prefill, decode")  # fmt: skip
@@ -454,7 +462,13 @@ def _size_engines(path: Path, options: Mapping[str, Any], *, apart: bool, as_jso
         f"takes {model.base_s * 1e3:g} ms, {model.per_request_s * 1e6:g} us per request in the batch and "
         f"{model.per_prefill_token_s * 1e6:g} us per token of a prompt."
     )
-    echo("A prompt is prefilled in a single iteration, not in chunks, and prefixes are not cached.")
+    if model.chunk_tokens is None:
+        echo("A prompt is prefilled in a single iteration, not in chunks, and prefixes are not cached.")
+    else:
+        echo(
+            f"Chunked: an iteration decodes and prefills at most {counted(model.chunk_tokens, 'token')}. The other "
+            "engines prefill a prompt in a single iteration. Prefixes are not cached."
+        )
     if options["split_phases"]:
         echo(f"A KV cache moves in {comparison.transfer_token_s * 1e6:.3g} us per token.")
     echo("Published, of other systems and not computed here:", *(f"  {text}" for text in comparison.published))

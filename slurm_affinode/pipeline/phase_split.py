@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class TargetComparison:
     """Engines that all services share and that do both."""
     split: Deployment | None
     """Engines that all services share, and that only prefill or only decode."""
+    chunked: Deployment | None
+    """Engines that all services share and that do both, with prompts in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class PhaseComparison:
     until: datetime
     services: tuple[ServiceRequests, ...]
     engine: EngineModel
+    """``chunk_tokens`` is that of ``chunked``: the other engines do not divide prompts."""
     gpus_per_engine: int
     transfer_token_s: float
     quantile: float
@@ -70,8 +73,9 @@ def compare(
     """Return the fewest engines that serve the hour with the most tokens of a trace within each target.
 
     Each file of a directory is a service. ``apart``: also with engines for each service. ``split``: also with engines
-    that only prefill or only decode. Raises ``InputError`` for a trace that cannot be read, for ``apart`` if there
-    is a single service, and if more requests than a target may miss fit into no engine.
+    that only prefill or only decode. With ``engine.chunk_tokens`` also with engines that divide prompts. Raises
+    ``InputError`` for a trace that cannot be read, for ``apart`` if there is a single service, and if more requests
+    than a target may miss fit into no engine.
     """
     traces = [azure_llm.read(file) for file in azure_llm.files([path])]
     merged = pl.concat(
@@ -90,8 +94,10 @@ def compare(
     services = [_arrays(table, origin) for _, table in present]
     for each in (whole, *(services if apart else ())):
         _require_room(each, engine, path)
-    alone = [fewest_mixed(service, engine, targets) for service in services] if apart else []
-    mixed = fewest_mixed(whole, engine, targets)
+    undivided = replace(engine, chunk_tokens=None)
+    alone = [fewest_mixed(service, undivided, targets) for service in services] if apart else []
+    mixed = fewest_mixed(whole, undivided, targets)
+    chunked = [None] * len(targets) if engine.chunk_tokens is None else fewest_mixed(whole, engine, targets)
     by_phase = fewest_split(whole, engine, targets, transfer_token_s) if split else [None] * len(targets)
     absent = [
         f"{trace.name} has no request in the busiest hour" for number, trace in enumerate(traces)
@@ -109,7 +115,9 @@ def compare(
         transfer_token_s=transfer_token_s,
         quantile=QUANTILE,
         targets=tuple(
-            TargetComparison(target, _all_known([row[number] for row in alone]), mixed[number], by_phase[number])
+            TargetComparison(
+                target, _all_known([row[number] for row in alone]), mixed[number], by_phase[number], chunked[number]
+            )
             for number, target in enumerate(targets)
         ),
         published=PUBLISHED,

@@ -7,9 +7,11 @@ An iteration decodes one token for every running request and prefills the reques
 Requests are admitted in the order of arrival while blocks of the KV cache, places in the batch and the prefill budget
 of the iteration last. Each generated token takes one more place in the cache; when none is left, the request admitted
 last is preempted: its tokens are dropped, and it is prefilled again with all of them. This is how vLLM's scheduler
-works (recomputation, first come first served), except that vLLM divides prompts into chunks: here a prompt is prefilled
-in a single iteration, alone or with others within the budget, which delays the tokens of decoding requests for longer.
-Prefix caching is not modeled.
+works (recomputation, first come first served). A prompt is prefilled in a single iteration, alone or with others within
+the budget, which delays the tokens of decoding requests; with ``chunk_tokens`` in several, as by vLLM: the tokens of
+an iteration, one for each decoding request and the rest for prompts, are limited. One request at a time is prefilled
+in part, the one admitted last, and the others wait. The cache holds its whole prompt from its admission on; vLLM
+allocates blocks with each chunk. Prefix caching is not modeled.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ class EngineModel:
     """Tokens in a block of the KV cache."""
     max_batched_tokens: int = 8192
     """Most tokens that an iteration prefills; a longer prompt takes an iteration of its own."""
+    chunk_tokens: int | None = None
+    """Most tokens of an iteration, at least 1, decoded and prefilled ones, in place of ``max_batched_tokens``: vLLM's
+    ``max_num_batched_tokens`` with chunked prefill. Decoding requests get their token in any case. ``None``: prompts
+    are not divided."""
 
     def fits(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether the KV cache has room for requests with these numbers of tokens, prompt and output."""
@@ -112,6 +118,7 @@ class _Run:
         self._done = np.zeros(count, np.int64)
         self._waiting: deque[int] = deque()
         self._running = np.empty(0, np.int64)  # in the order of admission
+        self._unfilled = 0  # tokens that the request admitted last has to prefill in later iterations
         self._now = float(arrival[0]) if count else 0.0
         self._next = self._iterations = self._waiting_max = 0
         self._busy = self._full = self._prefill = self._kv = 0.0
@@ -123,17 +130,22 @@ class _Run:
         """Run iterations to the next event, or wait for the next request; return whether any request is left."""
         self._receive()
         if not self._waiting:
-            if len(self._running):
+            if len(self._running) and not self._unfilled:
                 self._decode()
                 return True
-            if self._next == len(self._arrival):
-                return False
-            self._now = float(self._arrival[self._next])
-            return True
+            if not len(self._running):
+                if self._next == len(self._arrival):
+                    return False
+                self._now = float(self._arrival[self._next])
+                return True
         used, preempted = self._make_room()
-        prefilled, refused = 0, preempted
-        if not preempted:  # vLLM admits nothing in the iteration of a preemption
-            used, prefilled, refused = self._admit(used)
+        budget = self._budget()
+        prefilled, refused = 0 if budget is None else min(self._unfilled, budget), preempted
+        self._unfilled -= prefilled
+        if not preempted and not self._unfilled:  # vLLM admits nothing in the iteration of a preemption
+            left = None if budget is None else budget - prefilled
+            used, admitted, refused = self._admit(used, left)
+            prefilled += admitted
         self._waiting_max = max(self._waiting_max, len(self._waiting))
         self._iterate(used, prefilled, refused=refused)
         return True
@@ -153,24 +165,37 @@ class _Run:
             used -= int(blocks[kept])
             self._preemptions[self._running[kept]] += 1
             self._waiting.appendleft(int(self._running[kept]))
+            self._unfilled = 0
         preempted = kept < len(self._running)
         self._running = self._running[:kept]
         return used, preempted
 
-    def _admit(self, used: int) -> tuple[int, int, bool]:
+    def _budget(self) -> int | None:
+        """Return the tokens of prompts that the next iteration prefills at most; ``None``: prompts are not divided."""
+        if self._engine.chunk_tokens is None:
+            return None
+        return max(0, self._engine.chunk_tokens - len(self._running) + bool(self._unfilled))
+
+    def _admit(self, used: int, budget: int | None) -> tuple[int, int, bool]:
         """Admit requests; return blocks in use, tokens to prefill, and whether one found no room in the cache."""
         admitted: list[int] = []
         prefilled = 0
         refused = False
         while self._waiting and len(self._running) + len(admitted) < self._engine.max_running:
+            if budget is not None and prefilled >= budget:
+                break
             first = self._waiting[0]
             tokens = int(self._prompt[first] + self._done[first])
             need = -(-(tokens + 1) // self._engine.block_size)
             refused = used + need > self._pool
-            if refused or (prefilled and prefilled + tokens > self._engine.max_batched_tokens):
+            if refused:
+                break
+            if budget is not None:
+                self._unfilled = max(0, prefilled + tokens - budget)
+            elif prefilled and prefilled + tokens > self._engine.max_batched_tokens:
                 break
             admitted.append(self._waiting.popleft())
-            prefilled += tokens
+            prefilled += tokens - self._unfilled
             used += need
         self._running = np.concatenate([self._running, np.asarray(admitted, np.int64)])
         return used, prefilled, refused
@@ -203,13 +228,15 @@ class _Run:
         self._full += lasts if refused else 0.0
         self._prefill += lasts if prefilled else 0.0
         self._iterations += 1
+        if self._unfilled:
+            running = running[:-1]
         self._done[running] += 1
         fresh = running[np.isnan(self._ttft[running])]
         self._ttft[fresh] = self._now - self._arrival[fresh]
         ended = self._done[running] >= self._output[running]
         if ended.any():
             self._e2e[running[ended]] = self._now - self._arrival[running[ended]]
-            self._running = running[~ended]
+            self._running = np.concatenate([running[~ended], self._running[len(running) :]])
 
     def result(self) -> ModeledRequests:
         """Return what the requests experienced."""
@@ -233,7 +260,10 @@ class PrefilledRequests:
 def prefilled(
     arrival_s: NDArray[np.float64], context: NDArray[np.int64], engine: EngineModel, engines: int
 ) -> PrefilledRequests:
-    """Return what requests experience at engines that only prefill, one request at a time, first come first served."""
+    """Return what requests experience at engines that only prefill, one request at a time, first come first served.
+
+    Prompts are not divided: there are no tokens of other requests to delay.
+    """
     arrival = np.asarray(arrival_s, np.float64)
     lasts = engine.base_s + engine.per_prefill_token_s * np.maximum(np.asarray(context, np.int64), 1)
     free = [0.0] * max(1, min(engines, len(arrival)))
@@ -263,7 +293,7 @@ def split(
     first = prefilled(arrival, prompt, engine, prefill_engines)
     ttft = first.ttft_s
     moved = ttft + per_transfer_token_s * prompt
-    decoder = replace(engine, per_prefill_token_s=0.0, max_batched_tokens=2**62)
+    decoder = replace(engine, per_prefill_token_s=0.0, max_batched_tokens=2**62, chunk_tokens=None)
     e2e = np.where(output > 1, np.nan, ttft)
     preemptions = np.zeros(len(arrival), np.int64)
     order = np.argsort(arrival + moved, kind="stable")

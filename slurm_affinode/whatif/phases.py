@@ -8,7 +8,7 @@ Requests that need more than the KV cache of an engine reach none, and count as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TypeVar
 
@@ -114,8 +114,9 @@ def fewest_split(
 ) -> list[Deployment | None]:
     """Return for each target the fewest engines with separate phases; ``None`` if ``MOST_ENGINES`` do not meet it.
 
-    At least one request fits into the KV cache of an engine.
+    At least one request fits into the KV cache of an engine. Prompts are not divided into chunks.
     """
+    engine = replace(engine, chunk_tokens=None)
     served, quantile = _served(requests, engine)
     never_fits = len(requests.arrival_s) - len(served.arrival_s)
 
@@ -167,9 +168,17 @@ def _fewest(deploy: Callable[[int], _Result], meets: Callable[[_Result], bool]) 
 
 
 def _alone_s(requests: RequestArrays, engine: EngineModel) -> Floats:
-    """Return the time to first token of each request alone on an engine that only prefills."""
-    alone: Floats = engine.base_s + engine.per_prefill_token_s * np.maximum(requests.context, 1)
+    """Return the time to first token of each request alone on an engine, without ``per_request_s``."""
+    alone: Floats = engine.base_s * _chunks(requests, engine) + engine.per_prefill_token_s * np.maximum(
+        requests.context, 1
+    )
     return alone
+
+
+def _chunks(requests: RequestArrays, engine: EngineModel) -> Ints:
+    """Return the iterations that prefill each request alone on an engine."""
+    prompts = np.maximum(requests.context, 1)
+    return np.ones_like(prompts) if engine.chunk_tokens is None else -(-prompts // engine.chunk_tokens)
 
 
 def _served(requests: RequestArrays, engine: EngineModel) -> tuple[RequestArrays, float]:
@@ -209,7 +218,7 @@ def _deployment(
     alone_s = _alone_s(served, engine)
     prefill_s = float(alone_s.sum())
     if prefill is None:
-        alone_s += engine.per_request_s
+        alone_s += engine.per_request_s * _chunks(served, engine)
     busy_s = modeled.busy_s + (0.0 if prefill is None else prefill_s)
     return Deployment(
         engines=engines,

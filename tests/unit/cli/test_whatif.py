@@ -632,6 +632,22 @@ def test_engines_are_sized_for_a_latency_target(services: Path) -> None:
         run("--trace", f"azure:{services / 'chat.csv'}", "--pool-servers")
 
 
+def test_engines_that_divide_prompts_are_sized_beside_the_others(services: Path) -> None:
+    """With ten tokens of a prompt in an iteration, the other service has its four tokens in 0.8 s; else in 1.4 s."""
+    words = ("--trace", f"azure:{services}", *_SLOW_ENGINE, "--between-tokens", "0.25", "--first-token", "2.5")
+    divided, _ = run(*words, "--chunk-tokens", "11", "--split-phases")
+    undivided, _ = run(*words, "--split-phases")
+    assert (divided["engine"]["chunk_tokens"], undivided["engine"]["chunk_tokens"]) == (11, None)
+    (target,), (other,) = divided["targets"], undivided["targets"]
+    assert (target["chunked"]["engines"], target["mixed"]["engines"]) == (1, 2)
+    assert target["chunked"]["between_tokens_p99_s"] == pytest.approx(0.2, rel=0.01)
+    assert other == {**target, "chunked": None}
+    done = CliRunner().invoke(cli, ["whatif", *words, "--chunk-tokens", "11"], catch_exceptions=False)
+    assert "at most 11 tokens" in done.stdout
+    with pytest.raises(click.UsageError, match="--chunk-tokens"):
+        run("--since", "1d", "--chunk-tokens", "11")
+
+
 @pytest.mark.parametrize("option", [(), ("--split-phases",), ("--pool-servers",)])
 def test_requests_that_fit_no_engine_are_an_error(services: Path, option: tuple[str, ...]) -> None:
     """No number of engines serves 99 % of the requests then."""
@@ -661,10 +677,9 @@ def test_defaults_of_the_engine_are_those_of_the_model() -> None:
 
 def test_engines_of_the_page_are_those_of_the_command(shared_data: Path) -> None:
     trace = shared_data / "azure" / "AzureLLMInferenceTrace_code.csv"
-    done = CliRunner().invoke(
-        cli, ["whatif", "--trace", f"azure:{trace}", "--split-phases"], catch_exceptions=False, env={"COLUMNS": "200"}
-    )
+    words = ["whatif", "--trace", f"azure:{trace}", "--split-phases", "--chunk-tokens", "1024"]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False, env={"COLUMNS": "200"})
     shown = [line.rstrip() for line in done.stdout.split("Published")[0].splitlines() if line.strip()]
     page = (Path(__file__).parents[3] / "docs" / "whatif.md").read_text()
-    assert len(shown) == 11
+    assert len(shown) == 14
     assert [line for line in shown if line not in page] == []

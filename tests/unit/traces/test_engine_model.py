@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_affinode.traces.engine_model import EngineModel, dealt, simulate, split
+from slurm_affinode.traces.engine_model import EngineModel, ModeledRequests, dealt, simulate, split
 
 PLAIN = EngineModel(
     kv_tokens=100, max_running=4, base_s=1.0, per_request_s=0.0, per_prefill_token_s=0.0, block_size=1,
@@ -154,3 +155,130 @@ def test_requests_that_never_fit_change_nothing_for_others(rows: list[tuple[int,
     assert (together.iterations, together.busy_s, together.kv_mean, together.waiting_max) == pytest.approx(
         (alone.iterations, alone.busy_s, alone.kv_mean, alone.waiting_max)
     )
+
+
+TOY = EngineModel(
+    kv_tokens=160, max_running=4, base_s=0.5, per_request_s=0.25, per_prefill_token_s=0.125, block_size=16
+)
+"""Times are multiples of powers of two, so that sums of them are exact."""
+ROWS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=12)
+
+
+@dataclass
+class Request:
+    """A request in the computation of the tests."""
+
+    arrival: float
+    prompt: int
+    output: int
+    left: int = 0
+    """Tokens that it has to prefill."""
+    done: int = 0
+    first: float = np.nan
+    last: float = np.nan
+    preemptions: int = 0
+
+
+def step_by_step(requests: list[Request], engine: EngineModel, chunk: int) -> int:
+    """Serve ``requests``, in the order of arrival, with one token at a time of each; return the tokens prefilled."""
+
+    def blocks(tokens: int) -> int:
+        return -(-tokens // engine.block_size)
+
+    def held() -> int:
+        return sum(blocks(request.prompt + request.done + 1) for request in running)
+
+    room, total = engine.kv_tokens // engine.block_size, 0
+    coming = [request for request in requests if blocks(request.prompt + request.output) <= room]
+    waiting: list[Request] = []
+    running: list[Request] = []
+    now = 0.0
+    while coming or waiting or running:
+        if not waiting and not running:
+            now = max(now, coming[0].arrival)
+        while coming and coming[0].arrival <= now:
+            waiting.append(coming.pop(0))
+        full = False
+        while held() > room:
+            victim = running.pop()
+            victim.preemptions += 1
+            waiting.insert(0, victim)
+            full = True
+        tokens = chunk - sum(not request.left for request in running)
+        prefilled = 0
+        for request in running:
+            while request.left and prefilled < tokens:
+                request.left -= 1
+                prefilled += 1
+        while waiting and not full and len(running) < engine.max_running and prefilled < tokens:
+            request = waiting[0]
+            if held() + blocks(request.prompt + request.done + 1) > room:
+                break
+            running.append(waiting.pop(0))
+            request.left = request.prompt + request.done
+            while request.left and prefilled < tokens:
+                request.left -= 1
+                prefilled += 1
+        total += prefilled
+        now += engine.base_s + engine.per_request_s * len(running) + engine.per_prefill_token_s * prefilled
+        for request in running.copy():
+            if not request.left:
+                request.done += 1
+                request.first = now if request.done == 1 else request.first
+                if request.done == request.output:
+                    request.last = now
+                    running.remove(request)
+    return total
+
+
+def columns(rows: list[tuple[int, int, int]]) -> tuple[list[int], list[int], list[int]]:
+    arrival, prompt, output = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
+    return list(arrival), list(prompt), list(output)
+
+
+@settings(max_examples=200)
+@given(rows=ROWS, chunk=st.integers(1, 80))
+def test_prompts_in_chunks_are_those_of_a_computation_token_by_token(
+    rows: list[tuple[int, int, int]], chunk: int
+) -> None:
+    arrival, prompt, output = columns(rows)
+    modeled = simulate(arrival, prompt, output, replace(TOY, chunk_tokens=chunk))
+    requests = [Request(*row) for row in zip(arrival, prompt, output, strict=True)]
+    step_by_step(requests, TOY, chunk)
+    assert modeled.ttft_s.tolist() == pytest.approx([each.first - each.arrival for each in requests], nan_ok=True)
+    assert modeled.e2e_s.tolist() == pytest.approx([each.last - each.arrival for each in requests], nan_ok=True)
+    assert modeled.preemptions.tolist() == [each.preemptions for each in requests]
+
+
+@given(rows=ROWS)
+def test_chunks_larger_than_all_prompts_change_nothing(rows: list[tuple[int, int, int]]) -> None:
+    undivided = simulate(*columns(rows), replace(TOY, max_batched_tokens=10**6))
+    chunked = simulate(*columns(rows), replace(TOY, chunk_tokens=10**6))
+    assert str(chunked) == str(undivided)
+
+
+@given(rows=ROWS, chunk=st.integers(4, 80))
+def test_chunks_prefill_each_token_of_a_prompt_once(rows: list[tuple[int, int, int]], chunk: int) -> None:
+    """In a cache with room for all; the time of the iterations without their tokens is subtracted."""
+    arrival, prompt, output = columns(rows)
+    engine = replace(TOY, kv_tokens=10**6, per_request_s=0.0, chunk_tokens=chunk)
+    modeled = simulate(arrival, prompt, output, engine)
+    assert not modeled.preemptions.any()
+    assert modeled.busy_s - modeled.iterations * engine.base_s == engine.per_prefill_token_s * sum(prompt)
+
+
+def test_smaller_chunks_shorten_the_time_between_tokens_and_delay_the_first_token() -> None:
+    """A request that decodes has its last three tokens while a long prompt is prefilled."""
+    engine = EngineModel(kv_tokens=10**6, base_s=0.01, per_request_s=0.0, per_prefill_token_s=0.001)
+
+    def serve(chunk: int | None) -> ModeledRequests:
+        return simulate([0.0, 0.05], [1, 512], [8, 2], replace(engine, chunk_tokens=chunk))
+
+    modeled = [serve(chunk) for chunk in (None, 257, 129, 65)]
+    between = [float(each.token_s[0]) for each in modeled]
+    first = [float(each.ttft_s[1]) for each in modeled]
+    assert between == sorted(between, reverse=True)
+    assert between[-1] < between[0] / 2
+    assert first == sorted(first)
+    assert first[-1] == pytest.approx(first[0] + 7 * engine.base_s)
+    assert [float(each.token_s[1]) for each in modeled] == pytest.approx([engine.base_s] * 4)

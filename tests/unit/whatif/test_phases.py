@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,6 +58,29 @@ def test_prefill_delays_tokens_of_others_unless_phases_are_separate() -> None:
     relaxed = only(fewest_mixed(two, ENGINE, [LatencyTarget(2.0, 0.5)]))
     assert relaxed.engines == 1
     assert relaxed.between_tokens_p99_s > 0.3
+
+
+def test_prompts_in_chunks_need_fewer_engines_where_the_time_between_tokens_counts() -> None:
+    """The second prompt takes 1.1 s, or ten tokens and 0.1 s in each of the three last iterations of the first request.
+
+    It has 70 tokens left then, which take seven iterations.
+    """
+    two = requests((0, 10, 5), (0.3, 100, 2))
+    target = LatencyTarget(2.5, 0.19)
+    chunked = replace(ENGINE, chunk_tokens=11)
+    assert only(fewest_mixed(two, replace(ENGINE, chunk_tokens=1000), [target])).engines == 2
+    deployment = only(fewest_mixed(two, chunked, [target]))
+    assert deployment.engines == 1
+    assert deployment.between_tokens_p99_s == pytest.approx((0.1 + 3 * 0.2) / 4, rel=0.01)
+    assert deployment.first_token_p99_s == pytest.approx(3 * 0.2 + 7 * 0.1 + 0.7, rel=0.02)
+    assert only(fewest_split(two, chunked, [target], 0.0)) == only(fewest_split(two, ENGINE, [target], 0.0))
+
+
+def test_request_alone_in_chunks_is_not_queued() -> None:
+    deployment = only(fewest_mixed(requests((0, 100, 3)), replace(ENGINE, chunk_tokens=30), [LatencyTarget(2, 9)]))
+    assert deployment.first_token_mean_s == pytest.approx(4 * 0.1 + 1.0)
+    assert deployment.queued_mean_s == pytest.approx(0.0)
+    assert fewest_mixed(requests((0, 100, 3)), replace(ENGINE, chunk_tokens=9), [LatencyTarget(2, 9)]) == [None]
 
 
 def test_transfer_delays_the_second_token() -> None:
