@@ -29,7 +29,8 @@ _REASONS = {
 def read(path: Path) -> JobLog:
     """Read a trace. Run times are cut to whole seconds, of at least 1.
 
-    A job is numbered by its row, from 0. Raises ``InputError`` if the file cannot be read, lacks a column, or is empty.
+    A job is numbered by its row, from 0. Raises ``InputError`` if the file cannot be read, lacks a column, ends
+    within a row, or is empty.
     """
     where = str(path)
     header: list[str] | None = None
@@ -41,7 +42,10 @@ def read(path: Path) -> JobLog:
             header = _header(lines["line"][0], where)
             lines = lines[1:]
         if header is not None:
-            frames.append(_rows(lines, header))
+            cells, others = columns(lines, ",", len(header))
+            for number in others["number"].tail(1):
+                block.cut_off(number, where)
+            frames.append(_rows(cells, others, header))
     if header is None or not any(frame.height for frame in frames):
         raise InputError("the log is empty: it has no job", where=where)
     rows = pl.concat(frames).with_row_index("number")
@@ -68,8 +72,7 @@ def _header(line: str, where: str) -> list[str]:
     return names
 
 
-def _rows(lines: pl.DataFrame, header: list[str]) -> pl.DataFrame:
-    cells, others = columns(lines, ",", len(header))
+def _rows(cells: pl.DataFrame, others: pl.DataFrame, header: list[str]) -> pl.DataFrame:
     cell = {name: pl.col(f"c{header.index(title)}").str.strip_chars() for name, title in _COLUMNS.items()}
     submit = cell["submit"].str.replace("T", " ").str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ms", strict=False)
     good = cells.select(

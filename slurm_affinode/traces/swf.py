@@ -43,8 +43,8 @@ def read(path: Path) -> JobLog:
     """Read a log. The size of a job is its requested processors, where these are unknown the allocated ones.
 
     Jobs without processors or times are left out, and so are lines that are not 18 numbers. Partial executions of a job
-    that has a line of its own are skipped. Raises ``InputError`` if
-    the file cannot be read, is in an unknown version, or has no line in this format.
+    that has a line of its own are skipped. Raises ``InputError`` if the file cannot be read, ends within a line, is in
+    an unknown version, or has no line in this format.
     """
     where = str(path)
     frames = [pl.DataFrame(schema={"line": pl.Int64(), **dict.fromkeys(_READ, pl.Int64())})]
@@ -68,6 +68,8 @@ def read(path: Path) -> JobLog:
         raise InputError(
             "is not in the Standard Workload Format: no line is 18 numbers", where=f"{where}:{rows['line'][0]}"
         )
+    if (unreadable_line := rows.filter(pl.col("number").is_null())["line"].max()) is not None:
+        block.cut_off(int(unreadable_line), where)  # type: ignore[arg-type]
     whole = rows.filter(~_PARTIAL)["number"].unique()
     rows = rows.filter((_PARTIAL & pl.col("number").is_in(whole.implode())).fill_null(value=False).not_())
     units = pl.when(pl.col("requested") > 0).then("requested").otherwise("allocated").alias("units")

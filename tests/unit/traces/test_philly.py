@@ -37,6 +37,14 @@ def test_bad_rows_are_counted_with_their_lines(tmp_path: Path) -> None:
     }
 
 
+def test_file_that_is_cut_off_in_a_row_is_an_error(tmp_path: Path) -> None:
+    row = "2017-10-09 07:01:55,66.0,1,66,a"
+    path = written(tmp_path / "p.csv", f"{HEADER}{row}\n2017-10-0")
+    with pytest.raises(InputError, match=r"p\.csv:3: is cut off in its last line"):
+        philly.read(path)
+    assert philly.read(written(path, f"{HEADER}{row}\n{row}")).jobs.height == 2
+
+
 def test_missing_column_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"p\.csv:1: no column num_gpus, cluster"):
         philly.read(written(tmp_path / "p.csv", "timestamp,duration,gpus\n"))

@@ -59,6 +59,16 @@ def test_jobs_that_cannot_be_used_are_counted_with_their_hours_and_lines(tmp_pat
     assert sum(item.share for item in log.left_out) == pytest.approx(1 / (3 + 1 + 2 / 60), rel=1e-3)
 
 
+@pytest.mark.parametrize("unfinished", ["    2        9 5 6", "\xff"])
+def test_log_that_is_cut_off_in_a_line_is_an_error(tmp_path: Path, unfinished: str) -> None:
+    path = tmp_path / "log.swf"
+    path.write_bytes((line(1) + unfinished).encode("latin-1"))
+    with pytest.raises(InputError, match=r"log\.swf:2: is cut off in its last line"):
+        swf.read(path)
+    path.write_text(line(1) + line(2).rstrip("\n"))
+    assert swf.read(path).jobs.height == 2
+
+
 @pytest.mark.parametrize("text", ["", "; MaxProcs: 3\n\n"])
 def test_empty_log_is_an_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"log\.swf: the log is empty"):
@@ -68,6 +78,8 @@ def test_empty_log_is_an_error(tmp_path: Path, text: str) -> None:
 def test_another_format_is_an_error_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"log\.swf:2: is not in the Standard Workload Format"):
         swf.read(written(tmp_path / "log.swf", "; x\n", "JobID,Start,End\n"))
+    with pytest.raises(InputError, match=r"log\.swf:1: is not in the Standard Workload Format"):
+        swf.read(written(tmp_path / "log.swf", "JobID,Start,End"))
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
