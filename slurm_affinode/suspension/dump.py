@@ -376,7 +376,7 @@ def _gpu_count(job: WatchedJob) -> int:
 def _examine(process: Process) -> None:
     """Prepare a traced process for CRIU; raise ``AbortedError`` if it has a state that a restore would lose."""
     try:
-        kernel_states.repeat_polls(process)
+        kernel_states.repeat_waits(process)
         state = kernel_states.lost(process)
     except OSError as error:
         process.check()

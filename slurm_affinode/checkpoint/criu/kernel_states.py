@@ -4,8 +4,9 @@ A restored process would lose the permission to use AMX, without which its next 
 denial of writable and executable memory (``PR_SET_MDWE``), and others. The kernel shows none of them in ``/proc``, so
 the process, which is traced, is made to execute the queries: its registers, signal mask and memory are restored.
 
-Calls of poll(2) that a stop has interrupted fail with EINTR after a dump, in the process and in its image: CRIU does
-not repeat what the kernel repeats by restart_syscall(2) (``compel/arch/x86/src/lib/infect.c``).
+Calls of poll(2) and others that a stop has interrupted fail with EINTR after a dump, in the process and in its image:
+CRIU does not repeat what the kernel repeats by restart_syscall(2) (``compel/arch/x86/src/lib/infect.c``). epoll_wait(2)
+fails after any stop, as does sigtimedwait(2) (signal(7)).
 
 All of this is for x86-64. Processes of other architectures are not queried; AMX is not one of their features.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,11 +52,17 @@ _NAMES = (
 _BELOW_STACK = 512
 """Distance of the buffer for results from the top of the stack: beyond the 128 bytes that a function may use."""
 _INSTRUCTION = b"\x0f\x05"
-_POLL, _PRCTL, _ARCH_PRCTL, _RESTART = 7, 157, 158, 219
-_LOAD_POLL = b"\xb8" + _POLL.to_bytes(4, "little")
-"""``mov $7,%eax``."""
+_PRCTL, _ARCH_PRCTL, _RESTART = 157, 158, 219
+_NO_CALL = (1 << 64) - 1
+_LOAD = b"\xb8"
+"""``mov $NUMBER,%eax``."""
 _RESTARTED, _RESTARTED_BY_CALL = (-512, -513, -514), -516
 """Values that the kernel puts in place of a result when it is to repeat an interrupted call (``linux/errno.h``)."""
+_EINTR = -4
+_LONGEST_REPEATED_S = 60
+"""Of the calls whose remaining time the kernel does not show: they last up to this time longer, but never end early. A
+longer one might never end in a job that is suspended again and again before."""
+_FUTEX_COMMAND, _FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0x7F, 0, 9  # linux/futex.h
 _MOST_STOPS = 100
 """Of a thread on its way to a system call, or out of it."""
 _MAGICS = 8  # bytes
@@ -79,6 +87,33 @@ class _Query:
     implied: bool = False
     """The strict mode of seccomp, which CRIU restores, implies another state."""
 
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A system call that waits until a time limit, and the registers of its arguments."""
+
+    timeout: str
+    interrupted: int = _RESTARTED_BY_CALL
+    """The result that the kernel gives to the call when a stop interrupts it."""
+    milliseconds: bool = False
+    """The time limit is in the register, negative for none, instead of in a ``struct timespec``."""
+    remaining: str | None = None
+    """Where the call has written its remaining time."""
+    flags: str | None = None
+    """If they are not 0, the time limit is a point in time, and the kernel repeats the call itself."""
+
+
+_WAITS = {
+    7: _Wait("rdx", milliseconds=True),  # poll
+    35: _Wait("rdi", remaining="rsi"),  # nanosleep
+    128: _Wait("rdx", _EINTR),  # rt_sigtimedwait
+    202: _Wait("r10"),  # futex
+    230: _Wait("rdx", remaining="r10", flags="rsi"),  # clock_nanosleep
+    232: _Wait("r10", _EINTR, milliseconds=True),  # epoll_wait
+    281: _Wait("r10", _EINTR, milliseconds=True),  # epoll_pwait
+    441: _Wait("r10", _EINTR),  # epoll_pwait2
+}
+_FUTEX = 202
 
 _QUERIES = (
     _Query(_PRCTL, (66, 0, 0, 0, 0), 0, "forbidden writable and executable memory (PR_SET_MDWE)"),
@@ -128,11 +163,13 @@ def _queries() -> tuple[_Query, ...]:
     return (*_QUERIES, _Query(_ARCH_PRCTL, (_XCOMP_PERM, _BUFFER), 0, text, ~value.value))
 
 
-def repeat_polls(process: Process) -> None:
-    """Let calls of poll(2) without a timeout begin again when the process continues. Raises ``OSError``.
+def repeat_waits(process: Process) -> None:
+    """Let calls that a stop has interrupted while they waited begin again when the process continues.
 
-    All threads of the process are stopped, and traced by the calling thread. A thread that is about to run a handler of
-    a signal is not changed: it may depend on EINTR. Nor are calls with a timeout, which would begin again as well.
+    Those without a time limit, with one that is a point in time, and with one of up to a minute begin again as they
+    were, and nanosleep(2) with its remaining time. All threads of the process are stopped, and traced by the calling
+    thread. A thread that is about to run a handler of a signal is not changed: it may depend on EINTR. Raises
+    ``OSError``.
     """
     if os.uname().machine != "x86_64":
         return
@@ -141,21 +178,50 @@ def repeat_polls(process: Process) -> None:
         for thread in process.threads():
             with suppress(OSError):  # the thread has ended, or has registers of 32 bits
                 registers = _registers(thread)
-                if _polls_endlessly(registers, memory) and not _will_handle(process.status(f"task/{thread}/status")):
-                    registers.rax, registers.orig_rax = _POLL, (1 << 64) - 1
+                number = _repeated(registers, memory)
+                if number is not None and not _will_handle(process.status(f"task/{thread}/status")):
+                    registers.rax, registers.orig_rax = number, _NO_CALL
                     registers.rip -= len(_INSTRUCTION)
                     _set_registers(thread, registers)
     finally:
         os.close(memory)
 
 
-def _polls_endlessly(registers: _Registers, memory: int) -> bool:
-    """Return whether a thread waits in poll(2), called directly or by restart_syscall(2) since an earlier stop."""
+def _repeated(registers: _Registers, memory: int) -> int | None:
+    """Return the number of the call to begin again, with its arguments in place. Raises ``OSError``."""
     number, result = (ctypes.c_int64(value).value for value in (registers.orig_rax, registers.rax))
-    if result != _RESTARTED_BY_CALL or ctypes.c_int32(registers.rdx & 0xFFFFFFFF).value >= 0:
-        return False
-    code = _LOAD_POLL + _INSTRUCTION
-    return number == _POLL or (number == _RESTART and os.pread(memory, len(code), registers.rip - len(code)) == code)
+    if number == _RESTART and result == _RESTARTED_BY_CALL:  # it had been interrupted before
+        length = len(_LOAD) + 4
+        code = os.pread(memory, length + len(_INSTRUCTION), registers.rip - length - len(_INSTRUCTION))
+        if code[:1] != _LOAD or code[length:] != _INSTRUCTION:
+            return None
+        number = int.from_bytes(code[1:length], "little")
+    wait = _WAITS.get(number)
+    if wait is None or result != wait.interrupted or (wait.flags is not None and getattr(registers, wait.flags)):
+        return None
+    remaining = wait.remaining and getattr(registers, wait.remaining)
+    if remaining:
+        setattr(registers, wait.timeout, remaining)
+        return number
+    if number == _FUTEX:
+        command = registers.rsi & _FUTEX_COMMAND
+        if command == _FUTEX_WAIT_BITSET:
+            return number
+        if command != _FUTEX_WAIT:
+            return None
+    limit_s = _time_limit(getattr(registers, wait.timeout), memory, milliseconds=wait.milliseconds)
+    return number if limit_s is None or limit_s <= _LONGEST_REPEATED_S else None
+
+
+def _time_limit(value: int, memory: int, *, milliseconds: bool) -> float | None:
+    """Return the time limit of a call in seconds; ``None``: it has none. Raises ``OSError``."""
+    if milliseconds:
+        limit_ms = ctypes.c_int32(value & 0xFFFFFFFF).value
+        return None if limit_ms < 0 else limit_ms / 1000
+    if value == 0:
+        return None
+    seconds, nanoseconds = struct.unpack("qq", os.pread(memory, 16, value))
+    return float(seconds + nanoseconds / 1e9)
 
 
 def _will_handle(status: Mapping[str, str]) -> bool:
@@ -208,7 +274,7 @@ class _Tracee:
 
     def _call(self, number: int, arguments: Sequence[int]) -> int:
         registers = _copy(self._saved)
-        registers.rax, registers.orig_rax, registers.rip = number, (1 << 64) - 1, self._instruction
+        registers.rax, registers.orig_rax, registers.rip = number, _NO_CALL, self._instruction
         for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8"), arguments, strict=False):
             setattr(registers, name, value)
         _set_registers(self._thread, registers)
@@ -233,7 +299,7 @@ class _Tracee:
         if ctypes.c_int64(registers.orig_rax).value >= 0 and value in (*_RESTARTED, _RESTARTED_BY_CALL):
             registers.rax = _RESTART if value == _RESTARTED_BY_CALL else registers.orig_rax
             registers.rip -= len(_INSTRUCTION)
-            registers.orig_rax = (1 << 64) - 1
+            registers.orig_rax = _NO_CALL
         _set_registers(self._thread, registers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.criu import kernel_states
-from slurm_affinode.checkpoint.criu.kernel_states import lost, repeat_polls
+from slurm_affinode.checkpoint.criu.kernel_states import lost, repeat_waits
 from slurm_affinode.suspension.job.process_tree import LinuxProcesses
 
 pytestmark = [
@@ -161,35 +162,75 @@ def test_process_that_has_ended_is_skipped() -> None:
         read_states(process)
 
 
-POLL = """
+WAIT = """
+from ctypes import byref, c_int, c_long, c_void_p
 libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = c_long
 signal.signal(10, lambda *_: None)
-signal.pthread_sigmask(signal.SIG_BLOCK, {{12}})
+signal.pthread_sigmask(signal.SIG_BLOCK, {{12, 34}})
 r, w = os.pipe()
-entry = (ctypes.c_int * 2)(r, select.POLLIN)
-def poll():
-    result = libc.poll(entry, 1, {timeout_ms})
-    print(result, ctypes.get_errno(), flush=True)
-thread = threading.Thread(target=poll)
+entry, word, events = (c_int * 2)(r, select.POLLIN), c_int(0), ctypes.create_string_buffer(12)
+epoll = select.epoll()
+epoll.register(r, select.EPOLLIN)
+def span(seconds): return byref((c_long * 2)(int(seconds), int(seconds % 1 * 1e9)))
+rest, signals = (c_long * 2)(), byref(c_long(1 << 33))
+def at(clock, seconds): return span(time.clock_gettime(clock) + seconds)
+def call(number, *arguments):
+    result = libc.syscall(number, *(c_long(one) if isinstance(one, int) else one for one in arguments))
+    print(result, ctypes.get_errno() if result < 0 else 0, flush=True)
+def wait(): {wait}
+thread = threading.Thread(target=wait)
 thread.start()
 print("ready", flush=True)
 signal.sigwait({{12}})
 os.write(w, b"x")
+word.value = 1
+libc.syscall(202, byref(word), 1, 1)
+signal.pthread_kill(thread.ident, 34)
 thread.join()
 """
+BITSET = "call(202, byref(word), 9, 0, {limit}, 0, 0xffffffff)"
+"""FUTEX_WAIT_BITSET, as the C library uses it for semaphores, locks and conditions."""
+WAITS_AGAIN = {
+    "poll without a limit": (7, "call(7, entry, 1, -1)", "1 0"),
+    "poll": (7, "call(7, entry, 1, 60_000)", "1 0"),
+    "epoll_wait without a limit": (232, "call(232, epoll.fileno(), events, 1, -1)", "1 0"),
+    "epoll_wait": (232, "call(232, epoll.fileno(), events, 1, 60_000)", "1 0"),
+    "epoll_pwait": (281, "call(281, epoll.fileno(), events, 1, 60_000, byref(c_long(0)), 8)", "1 0"),
+    "epoll_pwait2": (441, "call(441, epoll.fileno(), events, 1, span(60), c_void_p(), 8)", "1 0"),
+    "sigtimedwait without a limit": (128, "call(128, signals, c_void_p(), c_void_p(), 8)", "34 0"),
+    "sigtimedwait": (128, "call(128, signals, c_void_p(), span(60), 8)", "34 0"),
+    "futex": (202, "call(202, byref(word), 0, 0, span(60))", "0 0"),
+    "futex until a time": (202, BITSET.format(limit="at(time.CLOCK_MONOTONIC, 600)"), "0 0"),
+    "nanosleep": (35, "call(35, span(2), rest)", "0 0"),
+    "clock_nanosleep": (230, "call(230, time.CLOCK_MONOTONIC, 0, span(2), rest)", "0 0"),
+    "nanosleep without the remaining time": (35, "call(35, span(2), c_void_p())", "0 0"),
+}
+BY_THE_LIBRARY = {
+    "poll without a limit": (7, "libc.poll(entry, 1, -1)", "1"),
+    "poll": (7, "libc.poll(entry, 1, 60_000)", "1"),
+    "clock_nanosleep": (230, "libc.clock_nanosleep(time.CLOCK_MONOTONIC, 0, span(2), rest)", "0"),
+}
+LEFT_TO_THE_KERNEL = {
+    "poll": (7, "call(7, entry, 1, 61_000)"),
+    "futex": (202, "call(202, byref(word), 0, 0, span(61))"),
+    "clock_nanosleep until a time": (230, "call(230, time.CLOCK_MONOTONIC, 1, at(time.CLOCK_MONOTONIC, 600), rest)"),
+    "nanosleep": (35, "call(35, span(61), c_void_p())"),
+    "select": (23, "call(23, r + 1, byref(c_long(1 << r)), c_void_p(), c_void_p(), c_void_p())"),
+}
 
 
 def after_repeat(process: Process) -> list[tuple[int, int]]:
-    """Stop a process, repeat its calls of poll(2); return result and number of the call of each thread, and resume."""
+    """Stop a process, repeat its waits; return result and number of the call of each thread, and resume."""
     processes, calls = LinuxProcesses(), list[tuple[int, int]]()
     member = processes.read(process.pid)
     assert member is not None
 
     def examine(held: Process) -> None:
-        repeat_polls(held)
+        repeat_waits(held)
         for thread in held.threads():
             registers = kernel_states._registers(thread)
-            calls.append((registers.rax, registers.orig_rax))
+            calls.append((ctypes.c_int64(registers.rax).value, ctypes.c_int64(registers.orig_rax).value))
 
     processes.stop([member])
     wait_until("it stops", lambda: process.stat().state, lambda state: state == "T")
@@ -199,46 +240,80 @@ def after_repeat(process: Process) -> list[tuple[int, int]]:
     return calls
 
 
+def stop_and_continue(running: subprocess.Popen[str], process: Process) -> None:
+    """Interrupt its system calls."""
+    running.send_signal(signal.SIGSTOP)
+    wait_until("it stops", lambda: process.stat().state, lambda state: state == "T")
+    running.send_signal(signal.SIGCONT)
+    wait_until("it runs", lambda: process.stat().state, lambda state: state == "S")
+
+
 @contextmanager
-def polling(timeout_ms: int) -> Iterator[tuple[subprocess.Popen[str], Process]]:
-    """Run a program with a thread that waits in poll(2)."""
-    with program(POLL.format(timeout_ms=timeout_ms)) as (running, process):
+def waiting(number: int, wait: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+    """Run a program with a thread that waits in a system call."""
+    with program(WAIT.format(wait=wait)) as (running, process):
 
         def calls() -> list[str]:
             return [process.text(f"task/{thread}/syscall").split()[0] for thread in process.threads()]
 
-        wait_until("a thread polls", calls, lambda numbers: "7" in numbers)
+        wait_until("a thread waits", calls, lambda numbers: str(number) in numbers[1:])
         yield running, process
 
 
-AGAIN, BY_KERNEL = (7, (1 << 64) - 1), ((1 << 64) - 516, 7)
+def last_line(running: subprocess.Popen[str]) -> str:
+    """End the wait of the program; return the result of its call and the number of its error."""
+    assert running.stdout is not None
+    running.send_signal(12)
+    return running.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("stopped_before", [False, True])
-def test_poll_without_timeout_begins_again(stopped_before: bool) -> None:
-    """Also one that the kernel has repeated after an earlier stop. For CRIU, the thread is then in no system call."""
-    with polling(-1) as (running, process):
-        if stopped_before:
-            running.send_signal(signal.SIGSTOP)
-            wait_until("it stops", lambda: process.stat().state, lambda state: state == "T")
-            running.send_signal(signal.SIGCONT)
-            wait_until("it runs", lambda: process.stat().state, lambda state: state == "S")
+@pytest.mark.parametrize("name", WAITS_AGAIN)
+def test_wait_begins_again(name: str) -> None:
+    """For CRIU, the thread is then in no system call."""
+    number, wait, expected = WAITS_AGAIN[name]
+    with waiting(number, wait) as (running, process):
         for _ in range(3):
-            assert after_repeat(process).count(AGAIN) == 1
-        running.send_signal(12)
-        assert running.stdout is not None
-        assert running.stdout.readline() == "1 0\n"
+            assert after_repeat(process)[1] == (number, -1)
+        assert last_line(running) == expected
 
 
-def test_poll_with_timeout_or_before_a_handler_is_left_to_the_kernel() -> None:
-    """It would last longer, or not end for the handler."""
-    with polling(600_000) as (running, process):
-        assert BY_KERNEL in after_repeat(process)
-        running.send_signal(12)
+@pytest.mark.parametrize("name", BY_THE_LIBRARY)
+def test_wait_that_the_kernel_has_repeated_begins_again(name: str) -> None:
+    """The kernel repeats it by restart_syscall(2) after an earlier stop."""
+    number, wait, expected = BY_THE_LIBRARY[name]
+    with waiting(number, f"print({wait}, flush=True)") as (running, process):
+        stop_and_continue(running, process)
+        assert after_repeat(process)[1] == (number, -1)
+        assert last_line(running) == expected
+
+
+@pytest.mark.parametrize("name", LEFT_TO_THE_KERNEL)
+def test_other_wait_is_left_to_the_kernel(name: str) -> None:
+    """It would last much longer, or does not depend on it."""
+    number, wait = LEFT_TO_THE_KERNEL[name]
+    with waiting(number, wait) as (_, process):
+        result, call = after_repeat(process)[1]
+        assert call == number
+        assert result in (-512, -513, -514, -516)
+
+
+def test_sleep_is_not_extended() -> None:
+    """It continues with the remaining time, however often it is stopped."""
+    wait = "call(35, span(1), rest); print(rest[0], rest[1] > 0, flush=True)"
+    with waiting(35, wait) as (running, process):
+        for _ in range(3):
+            assert after_repeat(process)[1] == (35, -1)
+        assert last_line(running) == "0 0"
         assert running.stdout is not None
-        assert running.stdout.readline() == "1 0\n"
-    with polling(-1) as (running, process):
+        assert running.stdout.readline() == "0 True\n"
+
+
+@pytest.mark.parametrize("name", ["poll without a limit", "epoll_wait"])
+def test_wait_before_a_handler_is_left_to_the_kernel(name: str) -> None:
+    """The program may depend on EINTR."""
+    number, wait, _ = WAITS_AGAIN[name]
+    with waiting(number, wait) as (running, process):
         running.send_signal(signal.SIGSTOP)
         wait_until("it stops", lambda: process.stat().state, lambda state: state == "T")
         running.send_signal(10)
-        assert AGAIN not in after_repeat(process)
+        assert (number, -1) not in after_repeat(process)
