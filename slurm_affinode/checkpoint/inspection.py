@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import re
 import stat
@@ -22,7 +23,7 @@ from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint.criu import sessions
 from slurm_affinode.checkpoint.criu.criu import cgroup_files
 from slurm_affinode.checkpoint.criu.restore_gate import Credentials, of_threads
-from slurm_affinode.checkpoint.files import device_files, open_files
+from slurm_affinode.checkpoint.files import device_files, inet_sockets, open_files
 from slurm_affinode.checkpoint.files.service_connections import ServiceConnection, Services
 from slurm_affinode.checkpoint.host_memory import available_memory
 from slurm_affinode.checkpoint.interface import CheckpointError
@@ -36,6 +37,12 @@ _ARGUMENTS = 4096
 _EVENTFD = "anon_inode:[eventfd]"
 SEMAPHORE = "anon_inode:[eventfd-semaphore]"
 """Name used here for an eventfd with ``EFD_SEMAPHORE``; ``/proc`` uses the same name for both kinds."""
+MEMORY_FILE = "/memfd:"
+"""Prefix of the names of files of memfd_create(2)."""
+SEALED = "memfd (sealed)"
+"""Name used here for such a file that is mapped, and may no longer be written to."""
+EXECUTED = "memfd (executed)"
+"""Name used here for the program of a process if it is such a file."""
 _COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
 _DEVICE = re.compile(r"/dev/(?!zero|shm/|hugepages)\S+")
 _SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
@@ -66,7 +73,8 @@ class ProcessFacts:
     """Thread that traces it, unless it is one of the agent."""
     state: str = "S"
     files: tuple[str, ...] = ()
-    """Targets of its descriptors, without duplicates: paths, ``socket:[...]``, ``anon_inode:[...]``."""
+    """Targets of its descriptors, without duplicates: paths, ``socket:[...]``, ``anon_inode:[...]``, and names that are
+    used here (``SEMAPHORE``, ``SEALED``, ``EXECUTED``)."""
     mapped_devices: tuple[str, ...] = ()
     namespaces: Mapping[str, str] = field(default_factory=dict)
     memory: int = 0
@@ -83,7 +91,8 @@ class ProcessFacts:
     arguments: tuple[str, ...] = field(default=(), repr=False)  # may contain passwords
     """The beginning of its command line, as far as the kernel returns it. The process can change it at any time."""
     protocols: frozenset[str] = frozenset()
-    """Protocols of its sockets, as the kernel names them: ``TCPv6``, ``UNIX-STREAM``, ``MPTCP``."""
+    """Protocols of its sockets, as the kernel names them: ``TCPv6``, ``UNIX-STREAM``, ``MPTCP``. Also states of sockets
+    that a restore would lose (``inet_sockets.state_lost``)."""
     services: tuple[ServiceConnection, ...] = ()
     """Its connections to services, which are closed by a restore."""
     parent: int = 0
@@ -403,6 +412,11 @@ def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
             if target.endswith(DELETED):
                 facts = process.facts(f"fd/{name}")
                 deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+    with contextlib.suppress(OSError):
+        if process.link("exe").startswith(MEMORY_FILE):
+            seen[EXECUTED] = None
+    if _maps_sealed(process):
+        seen[SEALED] = None
     return tuple(sorted(seen)), sum(deleted.values()), frozenset(protocols)
 
 
@@ -420,6 +434,25 @@ def _unlasting(process: Process) -> tuple[str, ...]:
     return tuple(sorted(paths))
 
 
+def _maps_sealed(process: Process) -> bool:
+    """Return whether it shares memory with a file that may no longer be written to (``F_SEAL_WRITE``).
+
+    CRIU maps the file so that it could be written to, and the kernel then refuses the seal.
+    """
+    for line in process.text_if_readable("maps").split("\n"):
+        row = line.split(None, 5)
+        if len(row) == 6 and row[5].startswith(MEMORY_FILE) and row[1].endswith("s"):
+            begin, _, end = row[0].partition("-")
+            with contextlib.suppress(OSError):
+                fd = process.open(f"map_files/{begin.lstrip('0')}-{end.lstrip('0')}", os.O_RDONLY)
+                try:
+                    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
+                        return True
+                finally:
+                    os.close(fd)
+    return False
+
+
 def _is_queue(process: Process, descriptor: str) -> bool:
     """Return whether a descriptor is that of a POSIX message queue: its file system has no mount point."""
     fd = process.open(f"fd/{descriptor}", os.O_PATH)
@@ -431,11 +464,14 @@ def _is_queue(process: Process, descriptor: str) -> bool:
 
 
 def _protocol(process: Process, descriptor: str) -> set[str]:
-    """Return the protocol of a socket; empty if the kernel does not name it."""
-    try:
-        return {process.attribute(f"fd/{descriptor}", _PROTOCOL).rstrip(b"\0").decode("ascii", "replace")}
-    except OSError:
-        return set()
+    """Return the protocol of a socket, and a state that is lost; empty if the kernel does not name it."""
+    names = set()
+    with contextlib.suppress(OSError):
+        names.add(process.attribute(f"fd/{descriptor}", _PROTOCOL).rstrip(b"\0").decode("ascii", "replace"))
+    with contextlib.suppress(OSError):
+        state = inet_sockets.state_lost(process, int(descriptor))
+        names |= set() if state is None else {state}
+    return names
 
 
 def _lost_streams(init: Process, members: Iterable[ProcessFacts]) -> tuple[str, ...]:

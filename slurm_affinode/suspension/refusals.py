@@ -15,7 +15,15 @@ from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.criu.restore_gate import excess, of_owner
 from slurm_affinode.checkpoint.criu.sessions import NOT_LED
 from slurm_affinode.checkpoint.files.service_connections import addresses
-from slurm_affinode.checkpoint.inspection import QUEUE, SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
+from slurm_affinode.checkpoint.inspection import (
+    EXECUTED,
+    QUEUE,
+    SEALED,
+    SEMAPHORE,
+    MemoryFacts,
+    ProcessFacts,
+    TreeFacts,
+)
 from slurm_affinode.checkpoint.interface import Capabilities, CudaDriver
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
@@ -34,8 +42,14 @@ _STUCK = re.compile(
 )
 # The driver may have a userfaultfd of its own, which is closed with its other files when the process is checkpointed.
 _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
-# CRIU dumps it, but restores something else (4.2: an eventfd without EFD_SEMAPHORE).
-_WRONG = re.compile(re.escape(SEMAPHORE))
+_UNDUMPABLE = {
+    re.escape(QUEUE) + ".*": "has a POSIX message queue, which cannot be dumped",
+    # CRIU dumps these, but restores something else (4.2: an eventfd without EFD_SEMAPHORE), or fails to restore them.
+    re.escape(SEMAPHORE): "holds an object that cannot be restored (a semaphore of eventfd(2))",
+    re.escape(SEALED): "has mapped a sealed file of memfd_create(2), which cannot be restored",
+    re.escape(EXECUTED): "executes a file of memfd_create(2), which cannot be restored",
+}
+"""Pattern of names of files -> the reason against a suspension."""
 _PROTOCOLS = frozenset(
     ("TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "PING", "PINGv6", "UNIX", "UNIX-STREAM", "NETLINK")
 )
@@ -268,11 +282,8 @@ def of_tree(
         refuse(RefusalCode.GPU_FILE, inherited, [process for process in holders if is_forked(process)])
     stuck = [*having(_STUCK), *(process for process in having(_FAULTS) if process.pid not in cuda_users)]
     refuse(RefusalCode.UNDUMPABLE, "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
-    refuse(RefusalCode.UNDUMPABLE, "has a POSIX message queue, which cannot be dumped",
-           having(re.compile(re.escape(QUEUE) + ".*")))  # fmt: skip
-    refuse(
-        RefusalCode.UNDUMPABLE, "holds an object that cannot be restored (a semaphore of eventfd(2))", having(_WRONG)
-    )
+    for pattern, text in _UNDUMPABLE.items():
+        refuse(RefusalCode.UNDUMPABLE, text, having(re.compile(pattern)))
     # A file below /proc/PID would belong to another process, and access to others depends on the process that opens it.
     for process in tree.processes:
         if process.unlasting:
@@ -387,7 +398,10 @@ _REMEDIES = {
     RefusalCode.SETUID: _IN_PLACE,
     RefusalCode.KERNEL_STATE: _IN_PLACE,
     RefusalCode.LANDLOCK: _IN_PLACE,
-    RefusalCode.SOCKET_KIND: f"use TCP (GODEBUG=multipathtcp=0 for programs in Go); or {_IN_PLACE}",
+    RefusalCode.SOCKET_KIND: (
+        f"use TCP (GODEBUG=multipathtcp=0 for programs in Go) without multicast, and accept "
+        f"all connections; or {_IN_PLACE}"
+    ),
     RefusalCode.CREDENTIALS: f"end the program, or start it outside of the job; or {_IN_PLACE}",
     RefusalCode.ROOT: f"submit it as another user; or {_IN_PLACE}",
     RefusalCode.OTHER_USER: _IN_PLACE,

@@ -53,7 +53,10 @@ NOT_DETECTED = {
     "script with a death signal (setpriv --pdeathsig)",
     "setgid program (ssh-agent)",
     "server in Go",
+    "program in a multicast group (UDP)",
     "program with a socket of MPTCP",
+    "program that is executed from memory (memfd_create), or has mapped a sealed file there",
+    "Windows program (Wine) with system calls of its own, or segments",
     "program that uses AMX (PyTorch and vLLM on CPUs), or with PR_SET_MDWE",
     "program with no_new_privs (Landlock, sandboxes)",
 }

@@ -30,6 +30,7 @@ OWNERS = {
 READERS = {
     ("checkpoint.criu.restore_gate", "of_process"): "compared with the credentials of the owner or of the attempt",
     ("checkpoint.inspection", "_facts_of"): "compared with the owner, for refusals",
+    ("checkpoint.files.inet_sockets", "_has_unaccepted"): "finds connections of the user to itself, for a refusal",
     ("checkpoint.inspection", "_sysv"): "finds System V objects, for a refusal",
     ("checkpoint.inspection", "_uses_mps"): "finds the MPS daemon of the user, for a refusal",
     ("checkpoint.files.local_files", "used_files"): "finds files that a process of the owner has open: these stay",

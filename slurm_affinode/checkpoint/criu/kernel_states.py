@@ -6,7 +6,7 @@ the process, which is traced, is made to execute the queries: its registers, sig
 
 Calls of poll(2) and others that a stop has interrupted fail with EINTR after a dump, in the process and in its image:
 CRIU does not repeat what the kernel repeats by restart_syscall(2) (``compel/arch/x86/src/lib/infect.c``). epoll_wait(2)
-fails after any stop, as does sigtimedwait(2) (signal(7)).
+fails after any stop, as do sigtimedwait(2) and calls for sockets with a time limit (signal(7)).
 
 All of this is for x86-64. Processes of other architectures are not queried; AMX is not one of their features.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ _NAMES = (
 _BELOW_STACK = 512
 """Distance of the buffer for results from the top of the stack: beyond the 128 bytes that a function may use."""
 _INSTRUCTION = b"\x0f\x05"
-_PRCTL, _ARCH_PRCTL, _RESTART = 157, 158, 219
+_MODIFY_LDT, _PRCTL, _ARCH_PRCTL, _RESTART = 154, 157, 158, 219
 _NO_CALL = (1 << 64) - 1
 _LOAD = b"\xb8"
 """``mov $NUMBER,%eax``."""
@@ -84,6 +85,8 @@ class _Query:
     name: str
     mask: int = -1
     """The bits that matter."""
+    returned: bool = False
+    """The call also returns the state."""
     implied: bool = False
     """The strict mode of seccomp, which CRIU restores, implies another state."""
 
@@ -92,7 +95,8 @@ class _Query:
 class _Wait:
     """A system call that waits until a time limit, and the registers of its arguments."""
 
-    timeout: str
+    timeout: str | None
+    """``None``: the time limit is that of the socket in the first argument (``SO_RCVTIMEO``)."""
     interrupted: int = _RESTARTED_BY_CALL
     """The result that the kernel gives to the call when a stop interrupts it."""
     milliseconds: bool = False
@@ -112,6 +116,8 @@ _WAITS = {
     232: _Wait("r10", _EINTR, milliseconds=True),  # epoll_wait
     281: _Wait("r10", _EINTR, milliseconds=True),  # epoll_pwait
     441: _Wait("r10", _EINTR),  # epoll_pwait2
+    # read, readv, accept, recvfrom, recvmsg, accept4
+    **dict.fromkeys((0, 19, 43, 45, 47, 288), _Wait(None, _EINTR)),
 }
 _FUTEX = 202
 
@@ -120,6 +126,7 @@ _QUERIES = (
     _Query(_PRCTL, (68, 0, 0, 0, 0), 0, "requested to merge equal pages (PR_SET_MEMORY_MERGE)"),
     _Query(_PRCTL, (34, 0, 0, 0, 0), 2, "chosen a policy for memory errors (PR_MCE_KILL)"),
     _Query(_PRCTL, (25, _BUFFER, 0, 0, 0), 1, "disabled the time stamp counter (PR_SET_TSC)", implied=True),
+    _Query(_MODIFY_LDT, (0, _BUFFER, 8), 0, "made segments of its own (modify_ldt)", returned=True),
     _Query(_ARCH_PRCTL, (0x1011, 0), 1, "disabled the CPUID instruction (ARCH_SET_CPUID)"),
 )
 
@@ -141,6 +148,8 @@ def lost(process: Process) -> str | None:
     """
     if os.uname().machine != "x86_64":
         return None
+    if any(map(_dispatches, process.threads())):
+        return "requested to handle its system calls itself (PR_SET_SYSCALL_USER_DISPATCH)"
     strict = process.status().get("Seccomp") == _STRICT
     with _queried(process) as tracee:
         for query in _queries():
@@ -150,6 +159,19 @@ def lost(process: Process) -> str | None:
             if value is not None and value & query.mask != query.usual & query.mask:
                 return query.name
     return None
+
+
+def _dispatches(thread: int) -> bool:
+    """Return whether a thread has the kernel deliver its system calls to a handler; ``False`` before Linux 6.4."""
+    configuration = (ctypes.c_uint64 * 4)()  # struct ptrace_sud_config, which begins with the mode
+    with suppress(OSError):
+        ptrace.ptrace(
+            ptrace.GET_SYSCALL_USER_DISPATCH_CONFIG,
+            thread,
+            ctypes.sizeof(configuration),
+            ctypes.addressof(configuration),
+        )
+    return configuration[0] != 0
 
 
 @cache
@@ -178,7 +200,7 @@ def repeat_waits(process: Process) -> None:
         for thread in process.threads():
             with suppress(OSError):  # the thread has ended, or has registers of 32 bits
                 registers = _registers(thread)
-                number = _repeated(registers, memory)
+                number = _repeated(registers, memory, process)
                 if number is not None and not _will_handle(process.status(f"task/{thread}/status")):
                     registers.rax, registers.orig_rax = number, _NO_CALL
                     registers.rip -= len(_INSTRUCTION)
@@ -187,7 +209,7 @@ def repeat_waits(process: Process) -> None:
         os.close(memory)
 
 
-def _repeated(registers: _Registers, memory: int) -> int | None:
+def _repeated(registers: _Registers, memory: int, process: Process) -> int | None:
     """Return the number of the call to begin again, with its arguments in place. Raises ``OSError``."""
     number, result = (ctypes.c_int64(value).value for value in (registers.orig_rax, registers.rax))
     if number == _RESTART and result == _RESTARTED_BY_CALL:  # it had been interrupted before
@@ -199,6 +221,8 @@ def _repeated(registers: _Registers, memory: int) -> int | None:
     wait = _WAITS.get(number)
     if wait is None or result != wait.interrupted or (wait.flags is not None and getattr(registers, wait.flags)):
         return None
+    if wait.timeout is None:
+        return number if _time_limit_of_socket(process, registers.rdi) <= _LONGEST_REPEATED_S else None
     remaining = wait.remaining and getattr(registers, wait.remaining)
     if remaining:
         setattr(registers, wait.timeout, remaining)
@@ -222,6 +246,19 @@ def _time_limit(value: int, memory: int, *, milliseconds: bool) -> float | None:
         return None
     seconds, nanoseconds = struct.unpack("qq", os.pread(memory, 16, value))
     return float(seconds + nanoseconds / 1e9)
+
+
+def _time_limit_of_socket(process: Process, number: int) -> float:
+    """Return the time limit of a socket in seconds; 0: it has none. Raises ``OSError``, also for another file."""
+    descriptor = process.descriptor(number)
+    try:
+        opened = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with opened:
+        seconds, microseconds = struct.unpack("ll", opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+        return float(seconds + microseconds / 1e6)
 
 
 def _will_handle(status: Mapping[str, str]) -> bool:
@@ -270,7 +307,9 @@ class _Tracee:
             written = os.pread(self._memory, 8, buffer)
         finally:
             os.pwrite(self._memory, before, buffer)
-        return None if value < 0 else int.from_bytes(written, "little")
+        if value < 0:
+            return None
+        return value if query.returned else int.from_bytes(written, "little")
 
     def _call(self, number: int, arguments: Sequence[int]) -> int:
         registers = _copy(self._saved)

@@ -24,6 +24,7 @@ one of its ports is in use by root, or by another restored job.
 from __future__ import annotations
 
 import array
+import ctypes
 import fcntl
 import ipaddress
 import json
@@ -78,6 +79,13 @@ _REPAIR = 19
 _SIOCGIFCONF, _SIOCGIFCONF_BYTES = 0x8912, 40
 """An entry of ``struct ifconf`` on 64-bit machines: the name (16 bytes) and a ``struct sockaddr``."""
 _NAME, _ADDRESS = slice(0, 16), slice(20, 24)
+_TCP_INFO, _TCP_INFO_BYTES, _WAITING_AT = 11, 104, 24
+"""``tcpi_unacked`` of a listening socket is the number of connections that wait to be accepted (``linux/tcp.h``)."""
+_UNACCEPTED_STATES = ("01", "08")
+"""ESTABLISHED and CLOSE_WAIT: sockets that a process has closed are in other states."""
+_MCAST_MSFILTER = 48
+_GROUP_FILTER, _GROUP_AT = 264 + 8, 8
+"""Size of ``struct group_filter``, without sources but one, and the offset of the address (``linux/in.h``)."""
 _MOST_INTERFACES = 4096
 _ELSEWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
 """Addresses for documentation (RFC 5737, RFC 3849). Connecting a UDP socket sends nothing."""
@@ -189,6 +197,77 @@ def _socket_fds(process: Process) -> dict[str, int]:
     return fds
 
 
+def state_lost(process: Process, number: int) -> str | None:
+    """Return a state of a network socket that CRIU does not carry, or ``None``; ``number``: of its descriptor.
+
+    A socket leaves its multicast groups. A connection between processes of the job that has not been accepted yet
+    would have only one end. Raises ``OSError``.
+    """
+    with _opened(process.descriptor(number)) as opened:
+        if opened.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        if opened.proto == _TCP:
+            return "TCP with a connection to accept" if _has_unaccepted(process, opened) else None
+        return "UDP in a multicast group" if _in_group(process, opened) else None
+
+
+def _has_unaccepted(process: Process, listening: socket.socket) -> bool:
+    """Return whether a process of the same user on this node waits for a connection to be accepted."""
+    if not listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False
+    info = listening.getsockopt(_TCP, _TCP_INFO, _TCP_INFO_BYTES)
+    if not int.from_bytes(info[_WAITING_AT : _WAITING_AT + 4], "little"):
+        return False
+    uid = process.status().get("Uid", "").split()[0]
+    rows = [line.split() for line in (process.text("net/tcp") + process.text("net/tcp6")).split("\n")]
+    ends = [(row[1].removeprefix(_MAPPED), row[2].removeprefix(_MAPPED), row) for row in rows if len(row) > 9]
+    clients = {(here, there) for here, there, row in ends if row[9] != "0" and row[7] == uid}
+    port = f"{listening.getsockname()[1]:04X}"
+    return any(
+        (there, here) in clients
+        for here, there, row in ends
+        if row[9] == "0" and row[3] in _UNACCEPTED_STATES and here.rpartition(":")[2] == port
+    )
+
+
+def _in_group(process: Process, opened: socket.socket) -> bool:
+    """Return whether a socket is a member of one of the multicast groups of its network namespace."""
+    groups = _groups_of_version_4(process) if opened.family == socket.AF_INET else _groups_of_version_6(process)
+    level = socket.IPPROTO_IP if opened.family == socket.AF_INET else socket.IPPROTO_IPV6
+    return any(_is_member(opened, level, interface, address) for interface, address in groups)
+
+
+def _is_member(opened: socket.socket, level: int, interface: int, address: bytes) -> bool:
+    """Return whether the kernel has a filter of the socket for a group. ``address``: a ``struct sockaddr``."""
+    request = bytearray(_GROUP_FILTER)
+    request[:4] = interface.to_bytes(4, "little")
+    request[_GROUP_AT : _GROUP_AT + len(address)] = address
+    room, length = (ctypes.c_char * len(request)).from_buffer(request), ctypes.c_uint32(len(request))
+    libc = ctypes.CDLL(None)
+    return int(libc.getsockopt(opened.fileno(), level, _MCAST_MSFILTER, room, ctypes.byref(length))) == 0
+
+
+def _groups_of_version_4(process: Process) -> Iterator[tuple[int, bytes]]:
+    interface = 0
+    for line in process.text("net/igmp").split("\n")[1:]:
+        words = line.split()
+        if words and not line[0].isspace():
+            interface = kernel_text.number(words[0]) or 0
+        elif words and len(words[0]) == 8:
+            address = int(words[0], 16).to_bytes(4, "little")
+            yield interface, struct.pack("HH4s", socket.AF_INET, 0, address)
+
+
+def _groups_of_version_6(process: Process) -> Iterator[tuple[int, bytes]]:
+    for line in process.text_if_readable("net/igmp6").split("\n"):  # absent in a kernel without IPv6
+        words = line.split()
+        if len(words) > 2 and len(words[2]) == 32:
+            yield (
+                kernel_text.number(words[0]) or 0,
+                struct.pack("HHI16s", socket.AF_INET6, 0, 0, bytes.fromhex(words[2])),
+            )
+
+
 def reusable(tree: Iterable[Id]) -> frozenset[str]:
     """Return the inodes of the TCP sockets of these processes that have ``SO_REUSEADDR``. Never raises."""
     return frozenset(
@@ -209,6 +288,17 @@ def end_repair(tree: Iterable[Id], reused: Collection[str] | None = None) -> Non
                 tcp.setsockopt(_TCP, _REPAIR, 0)
             if inode in reused if reused is not None else in_repair:
                 tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+def free_ports(tree: Iterable[Id]) -> None:
+    """Let other sockets bind the ports of TCP connections of these processes once they have ended. Never raises.
+
+    The kernel keeps the ports of a closed connection for a minute (TIME_WAIT), also from a restore on this node. It
+    makes an exception if both sockets have ``SO_REUSEADDR``, which CRIU sets while it binds.
+    """
+    for _, tcp in _tcp_sockets(tree):
+        with suppress(OSError):
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def _tcp_sockets(tree: Iterable[Id]) -> Iterator[tuple[str, socket.socket]]:

@@ -21,6 +21,7 @@ from slurm_affinode.base import kernel_text, pidfd, ptrace
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process, ProcessGoneError
 from slurm_affinode.base.text import one_line
+from slurm_affinode.checkpoint.files import inet_sockets
 
 _AGENT_THREADS = Path("/proc/self/task")
 _POLL_S = 0.01
@@ -340,7 +341,7 @@ class LinuxProcesses:
 
     def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
         """Send SIGKILL until nothing is left, or PID 1 is gone, which takes the rest with it."""
-        deadline = self.now() + timeout_s
+        deadline, freed = self.now() + timeout_s, False
         while True:
             try:
                 space = self._space(init_pid, init_started)
@@ -349,6 +350,9 @@ class LinuxProcesses:
             there = self._all(space)
             if all(member.gone and not reaped for member in there):
                 return True
+            if not freed:
+                inet_sockets.free_ports(member.id for member in there)
+                freed = True
             # The tree is killed before a CRIU that holds it, which has higher PIDs: without CRIU the tree would run.
             for remaining in sorted(there, key=lambda member: member.pid_ns):
                 space.send(Number(remaining.pid_ns, remaining.pid, remaining.started), signal.SIGKILL)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import mmap
 import os
 import re
+import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +22,8 @@ from slurm_affinode.checkpoint import inspection
 from slurm_affinode.checkpoint.criu.restore_gate import of_owner
 from slurm_affinode.checkpoint.files.service_connections import ServiceConnection
 from slurm_affinode.checkpoint.inspection import (
+    EXECUTED,
+    SEALED,
     MemoryFacts,
     ProcessFacts,
     TreeFacts,
@@ -91,6 +97,8 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("setuid", {"tree": with_process(uids=(1001, 0, 0, 0))}),
     ("landlock", {"tree": replace(TREE, maybe_landlocked=frozenset({TREE.root_pid}))}),
     ("socket-kind", {"tree": with_process(protocols=frozenset({"TCPv6", "MPTCP"}))}),
+    ("socket-kind", {"tree": with_process(protocols=frozenset({"UDP", "UDP in a multicast group"}))}),
+    ("socket-kind", {"tree": with_process(protocols=frozenset({"TCP", "TCP with a connection to accept"}))}),
     ("other-user", {"tree": with_process(uids=(1002,) * 4)}),
     ("credentials", {"tree": with_process(credentials=(RIGHTS, replace(RIGHTS, gids=frozenset((1001, 104)))))}),
     ("credentials", {"tree": with_process(credentials=(replace(RIGHTS, groups=frozenset((4, 27))),))}),
@@ -129,6 +137,8 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("undumpable", {"tree": with_process(files=("/dev/fuse",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[userfaultfd]",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[eventfd-semaphore]",))}),
+    ("undumpable", {"tree": with_process(files=("memfd (sealed)",))}),
+    ("undumpable", {"tree": with_process(files=("memfd (executed)",))}),
     ("undumpable", {"tree": with_process(files=("mqueue:/jobs",))}),
     ("undumpable", {"tree": with_process(unlasting=("/proc/2",))}),
     ("session", {"tree": replace(TREE, processes=SESSIONS)}),
@@ -422,6 +432,48 @@ def test_current_process_can_be_read() -> None:
     assert collected.processes[0].memory > 1 << 20
     assert memory_facts(os.getpid()).available > 0
     os.close(descriptor)
+
+
+def test_sealed_and_executed_files_in_memory_are_known() -> None:
+    """A file that may no longer be written to is sealed, which matters if it is mapped."""
+    plain, sized, sealed = (os.memfd_create(name, os.MFD_ALLOW_SEALING) for name in ("a", "b", "c"))
+    try:
+        fcntl.fcntl(sized, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        assert not {SEALED, EXECUTED} & set(collect(os.getpid(), os.getpid()).processes[0].files)
+        os.ftruncate(sealed, 4096)
+        fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        assert SEALED not in collect(os.getpid(), os.getpid()).processes[0].files
+        with mmap.mmap(sealed, 4096, prot=mmap.PROT_READ):
+            assert SEALED in collect(os.getpid(), os.getpid()).processes[0].files
+        os.write(plain, Path("/bin/sleep").read_bytes())
+        with subprocess.Popen(("sleep", "100"), executable=f"/proc/{os.getpid()}/fd/{plain}") as running:
+            assert EXECUTED in collect(os.getpid(), running.pid).processes[0].files
+            running.kill()
+    finally:
+        for descriptor in (plain, sized, sealed):
+            os.close(descriptor)
+
+
+def test_states_of_sockets_are_known() -> None:
+    """A member of a multicast group, and a connection within the user's processes that is not accepted."""
+
+    def states() -> set[str]:
+        return {name for name in collect(os.getpid(), os.getpid()).processes[0].protocols if " " in name}
+
+    assert states() == set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as member:
+        member.bind(("127.0.0.1", 0))
+        assert states() == set()
+        group = socket.inet_aton("239.77.7.7") + socket.inet_aton("127.0.0.1")
+        member.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+        assert states() == {"UDP in a multicast group"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert states() == set()
+        with socket.create_connection(server.getsockname()):
+            assert states() == {"TCP with a connection to accept"}
+            accepted, _ = server.accept()
+            assert states() == set()
+            accepted.close()
 
 
 @pytest.mark.parametrize(

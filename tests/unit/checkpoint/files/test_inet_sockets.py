@@ -375,3 +375,29 @@ def test_descriptor_that_is_no_longer_a_socket_is_closed(
             inet_sockets.end_repair([own.id])
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     in_repair[1].setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
+
+
+CONNECTED = """
+import signal, socket
+server = socket.socket()
+server.bind(("127.0.0.1", 0))
+server.listen()
+client = socket.create_connection(server.getsockname())
+accepted = server.accept()
+print(server.getsockname()[1], flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_port_of_a_killed_process_can_be_bound_at_once() -> None:
+    """A restore on the same node binds it, while the kernel still keeps the connection in TIME_WAIT."""
+    with subprocess.Popen((sys.executable, "-c", CONNECTED), stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        port = int(running.stdout.readline())
+        with Process(running.pid) as process:
+            inet_sockets.free_ports([process.id])
+        running.kill()
+    with socket.socket() as restored:
+        restored.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        restored.bind(("127.0.0.1", port))
