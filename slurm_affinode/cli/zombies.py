@@ -21,6 +21,7 @@ from rich.text import Text
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError, UnreachableError
 from slurm_affinode.base.files import delivering
+from slurm_affinode.base.garbage import without_collection
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import counted, printable, span
 from slurm_affinode.base.times import parse_span_s
@@ -81,6 +82,7 @@ def assessment_json(assessment: Assessment) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@without_collection()
 def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str | None = "") -> None:
     """Print a table with a row per finding.
 
@@ -102,7 +104,7 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
         for name, width in zip(names, widths, strict=True):
             right = name in ("idle", "GPU-h", "waits", "score")
             table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
-                             max_width=width)  # fmt: skip
+                             width=width)  # fmt: skip
         room = columns - sum(width + 1 for width in widths)
         if room >= WHY_COLUMNS:
             table.add_column("why", no_wrap=True)

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.garbage import without_collection
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus, Partition, Step
 from slurm_affinode.slurm import identifiers, live_records, units
 
@@ -105,6 +106,7 @@ def parser(listed: bytes) -> str:
     return newest
 
 
+@without_collection()
 def document(data: bytes, key: str) -> tuple[list[Mapping[str, Any]], bool]:
     """Return the records below ``key``, and whether slurmctld has responded.
 
@@ -135,6 +137,7 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
+@without_collection()
 def jobs(records: Iterable[Mapping[str, Any]]) -> tuple[Job, ...]:
     """Return the jobs; records without a usable ID are skipped."""
     return tuple(_job(record) for record in records if isinstance(record.get("job_id"), int))
@@ -145,6 +148,7 @@ def steps(records: Iterable[Mapping[str, Any]]) -> tuple[Step, ...]:
     return tuple(step for record in records if (step := _step(record)) is not None)
 
 
+@without_collection()
 def nodes(records: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
     """Return the nodes; records without a name are skipped."""
     return tuple(_node(record) for record in records if live_records.word(record.get("name")))

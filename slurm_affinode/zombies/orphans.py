@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from slurm_affinode.base.garbage import without_collection
 from slurm_affinode.core.finding_texts import advice, evidence, xid
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import EPILOG, Evidence, Finding, JobAttempt, NodeRef, ProcessRef
@@ -157,6 +158,7 @@ def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
     return "orphan-process.job-none" if process.job is None else "orphan-process.job-foreign"
 
 
+@without_collection()
 def seem(jobs: Iterable[Job], first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer]) -> bool:
     """Return whether a process or memory belongs to none of ``jobs``. A job started since may own it."""
     return bool(_strays("", _known(jobs), first_answers, answers, datetime.fromtimestamp(0, UTC)))

@@ -105,7 +105,8 @@ def observe(
     first = sampler.now()
     first_answers, gpus = once()
     answers = first_answers
-    watched = {gpu.key: _watched(gpu, first, limit_pct) for gpu in gpus}
+    with without_collection():
+        watched = {gpu.key: _watched(gpu, first, limit_pct) for gpu in gpus}
     end = first + (watch_s if names else 0.0)
     while sampler.now() < end:
         sampler.sleep(min(SAMPLING_S, max(0.1, end - sampler.now())))
@@ -267,6 +268,7 @@ def _unambiguous(job: Job, labelled: list[LiveGpu], node: str) -> list[LiveGpu]:
     return [] if shared or (given and len(labelled) > given) else labelled
 
 
+@without_collection()
 def _gpus_of_all(
     jobs: Iterable[Job], watched: Mapping[tuple[str, str], Watched], configured: Mapping[str, int]
 ) -> dict[int, list[LiveGpu]]:
@@ -278,11 +280,10 @@ def _gpus_of_all(
             by_node.setdefault(observed.gpu.node, []).append(observed.gpu)
         else:
             part.setdefault(observed.gpu.part_of, []).append(observed.gpu)
-    with without_collection():
-        whole = {
-            job.job_id: gpus_of(job, by_node, configured)
-            for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
-        }  # fmt: skip
+    whole = {
+        job.job_id: gpus_of(job, by_node, configured)
+        for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
+    }  # fmt: skip
     return whole | part
 
 
