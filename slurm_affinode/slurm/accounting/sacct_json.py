@@ -10,12 +10,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.limits import excess
+from slurm_affinode.base.garbage import without_collection
+from slurm_affinode.base.limits import NAME_BYTES, excess
 from slurm_affinode.base.text import one_line
 from slurm_affinode.slurm import hostlist, identifiers, units
 from slurm_affinode.slurm.accounting import records
@@ -29,10 +31,15 @@ _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F
 """An escape in a JSON string; the group is a lone surrogate, which is not a character."""
 
 _SHOWN = 200
+_SHORT = NAME_BYTES // 4
+"""Characters that fit every field of ``RECORDS``: one has at most 4 bytes of UTF-8."""
+_UNSET_32 = 0xFFFFFFFE
+"""NO_VAL and INFINITE of 32 bits begin here."""
 _TRES_FIELDS = {"alloc": "tres.allocated", "req": "tres.requested"}
 _HINT = "make the input with: sacct --json --allusers --duplicates"
 
 
+@without_collection()
 def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataFrame, list[Problem], list[str]]:
     """Return the records (schema ``RECORDS``), problems and notes of a JSON document. Its times are UTC epoch seconds.
 
@@ -50,7 +57,7 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
     problems: list[Problem] = []
     for number, job in enumerate(jobs, 1):
         try:
-            record = _sized(_job(job, number, cluster))
+            record = _job(job, number, cluster)
             problems += _field_problems(record, number)
         except _BAD as error:
             printed = str(job.get("job_id"))[:_SHOWN] if isinstance(job, dict) and "job_id" in job else None
@@ -59,7 +66,7 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
         rows.append(record)
         for step in _list(job.get("steps")):
             try:
-                row = _sized(_step(step, record))
+                row = _step(step, record)
                 problems += _field_problems(row, number)
                 rows.append(row)
             except _BAD as error:
@@ -70,8 +77,15 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
 def _field_problems(record: dict[str, Any], number: int) -> list[Problem]:
     """Return the problems with single fields of ``record``, and set these to unknown. Raises ``ValueError``."""
     faults = [(field, record.pop(f"{kind}_bad", None)) for kind, field in _TRES_FIELDS.items()]
+    texts: list[tuple[str, str]] = []
     for name, value in record.items():
-        if isinstance(value, str) and (why := excess(name, value)):
+        if isinstance(value, str):
+            if len(value) > _SHORT:
+                texts.append((name, value))
+        elif isinstance(value, int) and abs(value) >= 1 << 63:
+            raise ValueError(f"{name} {value} is too large a number")
+    for name, value in texts:
+        if why := excess(name, value):
             if name in ("cluster", "printed", "step_id"):
                 raise ValueError(f"{name} {why}")
             record[name] = None
@@ -81,13 +95,6 @@ def _field_problems(record: dict[str, Any], number: int) -> list[Problem]:
         for field, why in faults
         if why
     ]
-
-
-def _sized(record: dict[str, Any]) -> dict[str, Any]:
-    for name, value in record.items():
-        if isinstance(value, int) and abs(value) >= 1 << 63:
-            raise ValueError(f"{name} {value} is too large a number")
-    return record
 
 
 def _why(error: Exception) -> str:
@@ -126,7 +133,7 @@ def _jobs(text: str, where: str) -> tuple[list[Any], list[str]]:
 
 def _message(error: Any) -> str:
     """Return one entry of ``errors`` as one line."""
-    body = error if isinstance(error, Mapping) else {"error": error}
+    body = error if isinstance(error, dict) else {"error": error}
     parts = [str(body[key]) for key in ("description", "error") if body.get(key)]
     return one_line(": ".join(parts), _SHOWN) or "an error without a word"
 
@@ -138,7 +145,7 @@ def _job(job: Any, number: int, cluster: str) -> dict[str, Any]:
     time = _object(job["time"])
     association = _object(job.get("association"))
     comment = job.get("comment")
-    comments = comment if isinstance(comment, Mapping) else {"job": comment}
+    comments = comment if isinstance(comment, dict) else {"job": comment}
     required = _object(job.get("required"))
     state = _object(job.get("state"))
     limit = time.get("limit")
@@ -269,7 +276,7 @@ def _step(step: Any, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _step_id(value: Any) -> str:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         number_or_name = value.get("step_id")
         number = None if isinstance(number_or_name, str) else _number(number_or_name)
         text = str(number_or_name or "") if number is None else str(int(number))
@@ -310,9 +317,13 @@ def _exit(value: Any) -> dict[str, Any]:
     return {"exit_code": code, "exit_signal": number}
 
 
-def _tres(value: Any, kind: str) -> dict[str, Any]:
-    numbers = {_tres_name(entry): _number(entry.get("count")) for entry in _entries(value)}
-    amounts = {name: int(n) if n == int(n) else n for name, n in numbers.items() if n is not None}
+def _tres(value: Any, kind: str) -> Mapping[str, Any]:
+    return _amounts(tuple((_tres_name(entry), _number(entry.get("count"))) for entry in _entries(value)), kind)
+
+
+@lru_cache(maxsize=4096)  # thousands of records have the same amounts
+def _amounts(counts: tuple[tuple[str, float | None], ...], kind: str) -> Mapping[str, Any]:
+    amounts = {name: int(n) if n == int(n) else n for name, n in dict(counts).items() if n is not None}
     cpus, nodes, memory = (None if name not in amounts else int(amounts[name]) for name in ("cpu", "node", "mem"))
     gpus, bad = units.GpuCounts(None), None
     try:
@@ -366,15 +377,17 @@ def _time(value: Any) -> datetime | None:
 
 
 def _infinite(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("infinite") is True
+    return isinstance(value, dict) and value.get("infinite") is True
 
 
 def _number(value: Any) -> float | None:
     """Return a number, plain or ``{set, infinite, number}``; Slurm's "not set" values are ``None``."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if value.get("set") is False or value.get("infinite") is True:
             return None
         value = value.get("number")
+    if type(value) is int and 0 <= value < _UNSET_32:
+        return float(value)  # nearly all numbers
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -386,7 +399,7 @@ def _number(value: Any) -> float | None:
     if value > 1 << 64:  # larger than any value of Slurm's, including "not set"
         raise ValueError("a number in it is too large")
     # NO_VAL and INFINITE of 32 and 64 bits, which some fields print unchanged, or as -2 and -1.
-    return None if value < 0 or value in (0xFFFFFFFE, 0xFFFFFFFF) or value >= units.NO_VALUE else float(value)
+    return None if value < 0 or value in (_UNSET_32, _UNSET_32 + 1) or value >= units.NO_VALUE else float(value)
 
 
 def _whole(value: Any) -> int | None:
@@ -403,7 +416,7 @@ def _text(value: Any) -> str | None:
 def _object(value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise TypeError(f"{value!r} is not an object")
     return value
 
@@ -413,4 +426,4 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def _entries(value: Any) -> list[Mapping[str, Any]]:
-    return [entry for entry in _list(value) if isinstance(entry, Mapping) and entry.get("type")]
+    return [entry for entry in _list(value) if isinstance(entry, dict) and entry.get("type")]
