@@ -434,7 +434,8 @@ def read_blocks(
         while unread:
             reject(_left_out(*unread.pop(0), header))
         if last:
-            yield from _blocks(rest + data, header, line, delimiter)[0]
+            data = rest + data
+            yield from _blocks(data, header, line, delimiter, count_byte(data, b"\n"))[0]
             return
         if not (cut := _cut(data, header)):
             rest, data = b"", rest + data
@@ -446,9 +447,10 @@ def read_blocks(
             continue
         buffer = b"".join((rest, memoryview(data)[:cut]))  # copies once
         rest = data[cut:]
-        blocks, header = _blocks(buffer, header, line, delimiter)
+        ends = count_byte(buffer, b"\n")
+        blocks, header = _blocks(buffer, header, line, delimiter, ends)
         yield from blocks
-        line += count_byte(buffer, b"\n")
+        line += ends
 
 
 def _left_out(line: int, why: str, data: bytes, header: Header) -> Problem:
@@ -517,13 +519,17 @@ def _utf8(data: bytes) -> tuple[bytes, int]:
     return data, 0
 
 
-def _blocks(buffer: bytes, header: Header, first_line: int, delimiter: str | None) -> tuple[list[CellBlock], Header]:
-    """Split at headers within the text (concatenated files); also return the header in force at the end."""
+def _blocks(
+    buffer: bytes, header: Header, first_line: int, delimiter: str | None, ends: int
+) -> tuple[list[CellBlock], Header]:
+    """Split at headers within the text (concatenated files); also return the header in force at the end.
+
+    ``ends``: number of line ends in the text.
+    """
     if not buffer:
         return [], header
-    count = count_byte(buffer, b"\n")
-    if buffer.endswith(b"\n") and (converted := _regular(buffer, header, count)) is not None:
-        numbers = pl.int_range(first_line, first_line + count, eager=True, dtype=pl.Int64).alias(LINE)
+    if buffer.endswith(b"\n") and (converted := _regular(buffer, header, ends)) is not None:
+        numbers = pl.int_range(first_line, first_line + ends, eager=True, dtype=pl.Int64).alias(LINE)
         return [CellBlock(numbers.to_frame(), header, converted=converted)], header
     data, wrong = _utf8(buffer)
     lines = _lines(data)
