@@ -19,7 +19,7 @@ import polars as pl
 from slurm_affinode.analysis.result import UnmetDemand, WasteResult
 from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError, InputError, unwritable
-from slurm_affinode.traces.site_trace import pseudonym
+from slurm_affinode.core.pseudonyms import pseudonym
 
 LEAST_KEY_BYTES = 16
 KEY_NAME = "pseudonyms.key"

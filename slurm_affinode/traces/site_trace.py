@@ -10,7 +10,6 @@ directory with ``jobs.csv``, ``jobs.swf`` (Standard Workload Format), ``idle_win
 from __future__ import annotations
 
 import hashlib
-import hmac
 import io
 import json
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ import polars as pl
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import counted, one_line
+from slurm_affinode.core.pseudonyms import pseudonym
 from slurm_affinode.metrics.readers.lines import reading
 from slurm_affinode.traces import csv_columns
 from slurm_affinode.traces.job_figures import Spread, spread
@@ -266,12 +266,6 @@ def check_requests(jobs: pl.DataFrame, least: int, where: str) -> None:
     rare = jobs.filter(_is_rare(jobs, least, *OPTIONAL))
     if rare.height:
         raise InputError(f"has a request that fewer than {least} users have made: job {rare['job'][0]}", where=where)
-
-
-def pseudonym(key: bytes, kind: str, *names: str) -> str:
-    """Return the pseudonym of a name: 48 bits of HMAC-SHA256, which depend on the key and the kind."""
-    message = json.dumps([kind, *names]).encode("utf-8", "surrogatepass")
-    return f"{kind}{hmac.new(key, message, hashlib.sha256).hexdigest()[:12]}"
 
 
 def _pseudonymous(jobs: pl.DataFrame, key: bytes) -> pl.DataFrame:
