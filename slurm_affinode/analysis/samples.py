@@ -213,24 +213,30 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
         row += rows
     before = since - min(EARLIER, since - datetime.min.replace(tzinfo=UTC))
     # Parts are whole days; a device may have its last sample on their first day, but before the period.
-    earlier, names_before = (table.filter(pl.col("last") >= before) for table in store.devices_and_names(before, since))
+    earlier, names_before = (
+        table.filter(pl.col("last") >= before) if table.height else table
+        for table in store.devices_and_names(before, since)
+    )
     names_during, names_after = (
         seen_names([tables_of[part.path][0] for part in some], [part.files for part in some])
         for some in (during, after)
     )
-    seen = united_names([names_during, names_before])
-    several = several_names(united_names([seen, names_after]).select(*NAMES))
-    names = _same_gpus(tables, [*later, earlier], several)
+    seen = united_names([names_during, names_before]) if names_before.height else names_during
+    several = several_names(united_names([seen, names_after]) if names_after.height else seen)
+    names = _same_gpus(tables, [*later, earlier], several.select(*NAMES))
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
     labeled = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
     table, labeled, earlier, *later = (_renamed(frame, names) for frame in (table, labeled, earlier, *later))
     labeled = _across_midnight(labeled, table)
-    seen = united_names([_renamed(seen, names)])
-    several = several_names(seen)
+    if names:
+        seen = united_names([_renamed(seen, names)])
+    if names or names_after.height:
+        several = several_names(seen)
     devices, earlier = (without_names(frame, several) for frame in (_devices(table), earlier))
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
     # Parts are whole days; labels outside the interval belong to other runs.
-    labeled = labeled.filter((pl.col("last") >= since) & (pl.col("first") < until))
+    if labeled.height:
+        labeled = labeled.filter((pl.col("last") >= since) & (pl.col("first") < until))
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     labeled = labeled.join(at, on="device", how="left", maintain_order="left")
     return Index(store, tuple(sources), devices, pieces, labeled, earlier, seen, until)
@@ -243,7 +249,7 @@ def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     device's next day have it.
     """
     ordered = labels.sort("device", "job", "first", "last")
-    if ordered.is_empty() or not table["device"].is_duplicated().any():
+    if ordered.is_empty() or table["device"].n_unique() == table.height:
         return ordered  # a single day
     following = table.select("device", "last", pl.col("first").shift(-1).over("device", order_by="first").alias("next"))
     ordered = ordered.join(following.drop_nulls(), on=["device", "last"], how="left", maintain_order="left")
@@ -262,9 +268,9 @@ def _same_gpus(days: Sequence[pl.DataFrame], others: Sequence[pl.DataFrame], sev
     ``days``: the device tables of the days of the interval; ``several``: ``NAMES`` that they lack.
     Within a day, the store has identified devices already.
     """
-    every = pl.concat([table.select("device", *IDENTITY) for table in (*days, *others)])
-    if not every["uuid"].has_nulls():
+    if not any(table["uuid"].has_nulls() for table in (*days, *others)):
         return {}
+    every = pl.concat([table.select("device", *IDENTITY) for table in (*days, *others)])
     names = adoptions(every, several)
     for table in days:
         there = set(table["device"].to_list())
@@ -330,7 +336,7 @@ def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | No
     rows = table.join(at, on="device", how="left", maintain_order="left")
     measured = pl.when(pl.col("rows") >= FEW_ROWS).then(pl.col("step_ms"))
     following = pl.lit(None, table.schema["first"])
-    if rows["device"].is_duplicated().any():  # several days
+    if devices.height < rows.height:  # several days
         following = pl.col("first").shift(-1).over("device", order_by="base")
     rows = rows.with_columns(pl.coalesce(measured, pl.col("usual")).alias("step"), following.alias("next"))
     if later is not None:
@@ -347,9 +353,9 @@ def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | No
         end=end,
         step=step,
         limit=limit,
-        next_time=rows["next"].dt.epoch("ms").fill_null(FAR).to_numpy().astype(np.int64),
-        first_time=rows["first"].dt.epoch("ms").to_numpy().astype(np.int64),
-        reach=rows["last"].dt.epoch("ms").to_numpy() + np.ceil(limit).astype(np.int64) + 1,
+        next_time=rows["next"].to_physical().fill_null(FAR).to_numpy().astype(np.int64),
+        first_time=rows["first"].to_physical().to_numpy().astype(np.int64),
+        reach=rows["last"].to_physical().to_numpy() + np.ceil(limit).astype(np.int64) + 1,
     )
 
 
@@ -513,7 +519,8 @@ def _columns(sources: Sequence[Source]) -> list[str]:
 
 def _metadata(path: Path, rows: int) -> pq.FileMetaData:
     try:
-        meta = pq.read_metadata(path)
+        with path.open("rb") as file:  # given the path, pyarrow would start its file systems
+            meta = pq.read_metadata(file)
         types = meta.schema.to_arrow_schema()
     except (OSError, ValueError, pa.ArrowException) as error:
         raise damaged(path, error) from error

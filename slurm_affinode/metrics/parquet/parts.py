@@ -179,19 +179,25 @@ def seen_names(tables: Sequence[pl.DataFrame], parts: Sequence[PartFiles]) -> pl
 
 def united_names(names: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Return ``NAMES_SEEN`` with one row per name."""
+    some = [frame.select(*NAMES_SEEN) for frame in names if frame.height]
+    if not some:
+        return pl.DataFrame(schema=NAMES_SEEN)
     spans = pl.col("first").min(), pl.col("last").max()
-    every = pl.concat([pl.DataFrame(schema=NAMES_SEEN), *(frame.select(*NAMES_SEEN) for frame in names)])
-    return every.group_by(*NAMES, maintain_order=True).agg(*spans)
+    return pl.concat(some).group_by(*NAMES, maintain_order=True).agg(*spans)
 
 
 def several_names(names: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of ``names`` (``NAMES``) of identity columns with several values for a device."""
+    if names.is_empty():
+        return names
     value = pl.when(pl.col("column") == "model").then(_compared(pl.col("value"), "model")).otherwise("value")
     return names.filter(value.n_unique().over("device", "column") > 1)
 
 
 def without_names(devices: pl.DataFrame, several: pl.DataFrame) -> pl.DataFrame:
     """Return ``devices`` without the values of the identity columns that have ``several`` (``NAMES``)."""
+    if several.is_empty():
+        return devices
     for (column,), group in several.group_by("column"):
         unknown = pl.col("device").is_in(group["device"].implode())
         # The price of an instance without a profile would be that of the whole GPU.
@@ -334,7 +340,7 @@ def _checked(
         raise damaged(path, "its columns are not those of such a table", table)
     if any(frame[name].has_nulls() for name in ("device", "first", "last", "rows")) or (frame["rows"] < 1).any():
         raise damaged(path, "one of its rows is empty", table)
-    if schema is table.devices and (frame["device"].is_duplicated().any() or (frame["step_ms"] < 0).any()):
+    if schema is table.devices and (frame["device"].n_unique() < frame.height or (frame["step_ms"] < 0).any()):
         raise damaged(path, "its rows contradict each other", table)
     return frame
 
