@@ -94,7 +94,7 @@ def read(path: Path) -> ModelFile:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=where) from error
     except ValueError:
-        raise InputError("is not a model: not JSON", where=where, hint=again) from None
+        raise InputError("is not a model: not a JSON object", where=where, hint=again) from None
     if document.pop("format", None) != FORMAT:
         raise InputError("is not a model of slurm-affinode predict", where=where, hint=again)
     version = document.pop("version", None)
