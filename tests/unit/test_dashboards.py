@@ -97,6 +97,34 @@ def test_dashboards_have_the_form_that_grafana_reads() -> None:
                 assert used <= variables.keys(), target["expr"]
 
 
+def test_dashboards_have_the_schema_of_grafana() -> None:
+    """Grafana's own types know each key: they read a dashboard and write it again, and drop what they do not know."""
+    pytest.importorskip("grafana_foundation_sdk", reason="the library of Grafana's types is not installed")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()  # the options of the kinds of panels
+    for dashboard in dashboards():
+        written = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
+        missing = [path for path in lost(dashboard, written) if not path.startswith("templating/")]
+        assert missing == []
+        # The text of Grafana's editor for a variable is not in the schema.
+        assert {path.split("/")[-1] for path in lost(dashboard["templating"], written["templating"])} == {"definition"}
+
+
+def lost(value: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of what another value lacks, or has changed; it may have further keys."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        for key, inner in value.items():
+            yield from lost(inner, other.get(key), f"{path}/{key}".lstrip("/"))
+    elif isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
+        for index, (inner, written) in enumerate(zip(value, other, strict=True)):
+            yield from lost(inner, written, f"{path}/{index}")
+    elif value != other:
+        yield path
+
+
 def test_metrics_of_rules_and_dashboards_are_exported() -> None:
     """Every name of ours is one of the agent's or the engines' metrics, of the exporter, or recorded by a rule."""
     from slurm_affinode.engines.metric_table import EXPORTED_UP, exported_fields
