@@ -281,7 +281,7 @@ def test_every_expression_returns_data(server: str) -> None:
 
 
 @pytest.mark.database
-def test_figures_of_the_fleet_are_those_of_a_report(server: str, tmp_path: Path) -> None:
+def test_figures_of_fleet_and_jobs_are_those_of_a_report(server: str, tmp_path: Path) -> None:
     def at(minute: int) -> str:
         return datetime.fromtimestamp(BEGIN + minute * 60, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
@@ -300,7 +300,8 @@ def test_figures_of_the_fleet_are_those_of_a_report(server: str, tmp_path: Path)
         done = CliRunner().invoke(cli, arguments, env=env, catch_exceptions=False)
         assert done.exit_code == 0, done.output
     until = datetime.fromtimestamp(BEGIN + MINUTES * 60, UTC)
-    total = api.waste(datetime.fromtimestamp(BEGIN, UTC), until, state_dir=tmp_path / "state").total
+    waste = api.waste(datetime.fromtimestamp(BEGIN, UTC), until, state_dir=tmp_path / "state")
+    total = waste.total
     fleet = dict(expressions(next(dashboard for dashboard in dashboards() if dashboard["title"] == "GPU fleet")))
     shown = {
         name: value_at(server, filled(fleet[f"GPU fleet: GPU-hours {what}"]))[0]
@@ -312,3 +313,12 @@ def test_figures_of_the_fleet_are_those_of_a_report(server: str, tmp_path: Path)
     assert hours == pytest.approx([total["gpu_hours_unknown"]])
     assert shown["gpu_hours_idle"] > 0
     assert hours[0] == pytest.approx(1.0)
+
+    queries = dict(expressions(next(dashboard for dashboard in dashboards() if dashboard["title"] == "GPU job")))
+    for row in waste.jobs.itertuples():
+        util, memory_mb = (
+            value_at(server, filled(queries[f"GPU job: {title}"].replace("$job", str(row.job_id))))[0]
+            for title in ("Mean utilization", "Most memory used on a GPU")
+        )
+        assert (util, memory_mb) == pytest.approx((row.util_mean_pct, row.fb_peak_gib * 2**30 / 1e6)), row.job_id
+    assert len(waste.jobs) == len(JOBS)
