@@ -33,7 +33,8 @@ _TIMEOUT_S = 30.0
 _LARGEST = 4 << 20
 _LEAST = 4
 """A shorter value is no secret, and would be replaced in unrelated text."""
-_WORDS = r"(?:pass(?:word|wd|phrase)?|secret|token|api[_-]?key|credential|authorization|cookie|webhook|jwt)"
+_KEYS = r"(?:api|access|account|storage|shared|image|signing|encryption)[_-]?key"
+_WORDS = rf"(?:pass(?:word|wd|phrase)?|mysql_pwd|secret|token|{_KEYS}|credential|authorization|cookie|webhook|jwt)"
 _KEY = re.compile(rf"(?:^|[_.-]){_WORDS}s?(?:$|[_.-])|^headers$|[a-z]pass$", re.IGNORECASE)
 _FILE = re.compile(r"_file$|^file$", re.IGNORECASE)
 _SECRET_SUFFIXES = frozenset({".key", ".password", ".token"})
@@ -46,6 +47,7 @@ _PATTERNS = (
         rf"\1{HIDDEN}",
     ),
     (re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s\"']+(?=@)"), HIDDEN),
+    (re.compile(r"([?&](?:sig|x-\w+-signature)=)[^&\s\"']+", re.IGNORECASE), rf"\1{HIDDEN}"),
     (re.compile(r"(\b(?:bearer|basic)\s+)(?!realm)[A-Za-z0-9+/._~-]{8,}=*", re.IGNORECASE), rf"\1{HIDDEN}"),
     (
         re.compile(

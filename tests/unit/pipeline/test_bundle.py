@@ -29,6 +29,10 @@ PLANTED = {
     "user and password": "curl-passw",
     "key of images": "0f1e2d3c4b5a69788796a5b4c3d2e1f0", "token beside the configuration": "exporter-t0ken",
     "key in a header": "x-api-key-value", "second cookie": "session-0123",
+    "account key in a unit": "azure-acc0unt-key==", "account key in the environment": "azure-env-key==",
+    "account key in a connection": "azure-c0nnection-key==", "access key": "s3-access-id-0123",
+    "shared access signature": "azure%2Bsas-signature", "signature of a URL": "s3-url-signature",
+    "password of MySQL": "mysql-client-pw",
 }  # fmt: skip
 
 
@@ -69,12 +73,20 @@ def runner(argv: Sequence[str], **_: Any) -> Completed:
         exec foo --token {PLANTED["option and value"]} --token-file /etc/foo.token --verbose
         curl -u ann:{PLANTED["user and password"]} -H "X-Api-Key: {PLANTED["key in a header"]}" https://host/x
         Cookie: theme=dark; session={PLANTED["second cookie"]}
+        Environment=AZURE_STORAGE_ACCOUNT_KEY={PLANTED["account key in a unit"]}
+        Environment=MYSQL_PWD={PLANTED["password of MySQL"]}
+        AccountName=a;AccountKey={PLANTED["account key in a connection"]};EndpointSuffix=core.windows.net
+        access_key_id = "{PLANTED["access key"]}"
+        PUT https://a.blob.core.windows.net/c/x?sv=2024-11-04&sig={PLANTED["shared access signature"]}&se=2026 failed
+        GET https://b.s3.amazonaws.com/x?X-Amz-Signature={PLANTED["signature of a URL"]}&X-Amz-Date=2026 failed
+        {PLANTED["account key in the environment"]} was refused
         {PLANTED["key of images"]} is no key, {PLANTED["token beside the configuration"]} neither
         token {PLANTED["token in a file"]} was read from {PLANTED["environment"]}
         -----BEGIN PRIVATE KEY-----
         {PLANTED["private key"]}
         -----END PRIVATE KEY-----
-        job 4711: suspended"""
+        job 4711: suspended
+        image signature: does not match; PWD=/root; public_key = here; key_file = "/etc/image.key\""""
     if argv[0] == "criu":
         raise UnreachableError("criu: no such program")
     return Completed(tuple(argv), 0, log.encode(), "")
@@ -91,6 +103,7 @@ def contents(path: Path) -> Mapping[str, str]:
 @pytest.fixture
 def written(config: configuration.Config, tmp_path: Path) -> Mapping[str, str]:
     environment = {"SLURM_AFFINODE_PROMETHEUS_TOKEN": PLANTED["environment"], "PATH": "/usr/bin", "HOME": "/root"}
+    environment["AZURE_STORAGE_ACCOUNT_KEY"] = PLANTED["account key in the environment"]
     environment["SLURM_AFFINODE_DB"] = "mariadb://a:p%40ss%3Aw0rd@h/d"
     agent = {"metrics": [{"name": "slurm_affinode_agent_jobs"}, {"name": "slurm_affinode_agent_job_info"}]}
     checks = {"checks": [{"name": "store", "detail": f"no access with {PLANTED['quoted database password']}"}]}
@@ -116,6 +129,13 @@ def test_what_support_needs_is_kept(written: Mapping[str, str]) -> None:
     assert "job 4711: suspended" in written["log-agent.txt"]
     assert "--verbose" in written["log-agent.txt"]
     assert "--token-file /etc/foo.token" in written["log-agent.txt"]
+    assert (
+        'signature: does not match; PWD=/root; public_key = here; key_file = "/etc/image.key'
+        in written["log-agent.txt"]
+    )
+    assert "sv=2024-11-04" in written["log-agent.txt"]
+    assert "X-Amz-Date=2026" in written["log-agent.txt"]
+    assert "EndpointSuffix=core.windows.net" in written["log-agent.txt"]
     assert "no such program" in written["criu.txt"]
     assert '"version"' in written["about.json"]
     assert "job_info" not in written["agent-metrics.json"]
