@@ -7,7 +7,14 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from slurm_affinode.cli.command import command
 
-_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+
+class _FishComplete(FishComplete):
+    """Completion for fish: a comma ends the kind of a completion, and may occur in its description."""
+
+    source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
+
+
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": _FishComplete}
 
 
 @command()

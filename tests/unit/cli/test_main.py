@@ -149,6 +149,12 @@ def test_completion(shell: str) -> None:
     assert "_SLURM_AFFINODE_COMPLETE" in done.output
 
 
+def test_completion_of_fish_keeps_commas_of_descriptions() -> None:
+    """A completion is KIND,VALUE<tab>DESCRIPTION: only the first comma separates."""
+    script = CliRunner().invoke(cli, ["completion", "fish"]).output
+    assert re.findall(r"string split .*", script) == ['string split --max 1 "," $completion);']
+
+
 def test_control_characters_in_json_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """Users choose the names: C1 control sequences, right-to-left overrides and lone surrogates may occur."""
     names = ["\x1b[2J", "\x9b2J", "\u202egnp.exe", "\ud800", "J\u00fcrgen"]
