@@ -19,7 +19,7 @@ from slurm_affinode.cli.images import shared_images
 from slurm_affinode.cli.options import config_options, echo, json_option, print_json, print_table, slurm_options, warn
 from slurm_affinode.model.cluster import Node
 from slurm_affinode.pipeline import bundle as bundles
-from slurm_affinode.pipeline import driver_check, node_doctor
+from slurm_affinode.pipeline import driver_check, node_checks, node_doctor
 from slurm_affinode.pipeline.checks import OK, SKIPPED, Check
 from slurm_affinode.pipeline.doctor import check_configuration, examine, exit_code
 from slurm_affinode.pipeline.node_doctor import Via
@@ -89,8 +89,9 @@ def doctor(
     Slurm and its alternatives; releases of Slurm and munge with known security holes; slurmctld, slurmdbd and sacct;
     and whether Slurm accounts for GPUs (AccountingStorageTRES). Where jobs can be suspended, it checks whether users
     can trace processes during a restore (Yama), and whether jobs can have shares of GPUs; as root on a node with an
-    agent, also whether the sweep of images waits for an administrator and whether the notes beside the shared store
-    are signed.
+    agent, also CRIU and what it needs of the kernel, munge, the clock, the persistence mode of the GPUs, write access
+    to the shared store, whether the sweep of images waits for an administrator, and whether the notes beside the
+    shared store are signed.
 
     Without the extra analysis, as on nodes, database, GPU metrics, sacct and reports are not checked.
 
@@ -107,7 +108,7 @@ def doctor(
         return _report_configuration(config, as_json=as_json)
     checks = examine(config, now=datetime.now(UTC))
     cuda = driver_check.check_cuda()
-    checks += [driver_check.check(cuda), check(), shared_images(config)]
+    checks += [driver_check.check(cuda), check(), *node_checks.examine(config), shared_images(config)]
     code = exit_code(checks)
     if bundle is not None:
         _write_bundle(bundle, config, {"checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})
