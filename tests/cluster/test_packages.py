@@ -93,16 +93,9 @@ def machine(packages: Path) -> Iterator[Machine]:
         yield container
 
 
-BOOTED = r"""
-FROM {base}
-RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-  apt-get install -qq --no-install-recommends ansible-core dbus systemd systemd-sysv >/dev/null
-RUN printf '[Service]\nExecStart=/bin/sleep infinity\nExecReload=/bin/touch /run/reloaded\n' \
-  >/etc/systemd/system/prometheus.service
-CMD ["sh", "-c", "mount --make-rshared / && exec /sbin/init"]
-"""
-"""Debian 12 with systemd and Ansible. Mounts propagate, as outside of containers: credentials of services need that."""
-SYSTEMD = ["--cgroupns=private", "--cap-add=SYS_ADMIN", "--security-opt=seccomp=unconfined"]
+BOOTED = (REPOSITORY / "deploy" / "ansible" / "molecule" / "default" / "Containerfile").read_text()
+"""Debian 12 with systemd; the build argument PACKAGES adds Ansible."""
+SYSTEMD = ["--cgroupns=private", "--cap-add=SYS_ADMIN", "--cap-add=NET_ADMIN", "--security-opt=seccomp=unconfined"]
 SYSTEMD += ["--security-opt=apparmor=unconfined", "--tmpfs=/run", "--tmpfs=/run/lock", "--tmpfs=/tmp:exec"]
 SYSTEMD += ["--env=container=docker", "--stop-signal=SIGRTMIN+3"]
 
@@ -121,7 +114,8 @@ def renumbered(package: Path, directory: Path) -> None:
 def built(text: str, name: str) -> Iterator[str]:
     """Build an image from the text of a Dockerfile; remove it at the end."""
     tag = f"slurm-affinode-{name}:{os.getpid()}"
-    argv = ["docker", "build", "--quiet", "--tag", tag, "-"]
+    arguments = [f"--build-arg=BASE={image('bookworm')}", "--build-arg=PACKAGES=ansible-core"]
+    argv = ["docker", "build", "--quiet", "--tag", tag, *arguments, "-"]
     subprocess.run(argv, input=text, text=True, check=True, timeout=600, stdout=sys.stderr)
     try:
         yield tag
@@ -144,7 +138,7 @@ def booted(packages: Path, tmp_path: Path) -> Iterator[Machine]:
     for package in packages.glob("*.deb"):
         renumbered(package, tmp_path)
     with (
-        built(BOOTED.format(base=image("bookworm")), "booted") as tag,
+        built(BOOTED, "booted") as tag,
         boot(packages, tag, f"--volume={tmp_path}:/newer:ro") as container,
     ):
         yield container
@@ -165,7 +159,7 @@ CMD ["sh", "-c", "mount --make-rshared / && exec /sbin/init"]
 @pytest.fixture
 def booted_with_dnf(packages: Path) -> Iterator[Machine]:
     """As above, with dnf: no image of RHEL or Rocky is at hand."""
-    text = BOOTED.format(base=image("bookworm")) + DNF
+    text = BOOTED + DNF
     with built(text, "booted-dnf") as tag, boot(packages, tag) as container:
         yield container
 
@@ -237,7 +231,7 @@ def check_rpms(machine: Machine) -> None:
 
 PLAYBOOK = """
 cd /data/ansible && LC_ALL=C.UTF-8 ANSIBLE_ROLES_PATH=/deploy/ansible/roles ANSIBLE_NOCOLOR=1 \\
-  ansible-playbook --inventory localhost, site.yml"""
+  ansible-playbook --inventory localhost, --connection local site.yml"""
 
 
 @pytest.mark.timeout(1200, func_only=True)
@@ -257,9 +251,7 @@ def test_role_installs_changes_and_upgrades_a_machine(booted: Machine) -> None:
     check_changes(booted)
     check_upgrade(booted)
 
-    booted.run("apt-get purge -qq " + " ".join(NAMES))
-    assert booted.run("systemctl list-units --all --no-legend 'slurm-affinode*'") == ""
-    assert booted.run("/etc/slurm/prolog.d/20-slurm-affinode 2>/dev/null") == ""  # no node is drained
+    check_removal(booted, before)
 
 
 @pytest.mark.nightly
@@ -299,6 +291,9 @@ def check_settings(machine: Machine) -> None:
     assert line == "optional slurm_affinode.so min_window=5m store=/srv/shared/slurm-affinode/images"
     targets = json.loads(machine.run("cat /etc/prometheus/slurm-affinode/targets.json"))
     assert targets == [{"labels": {"cluster": "alpha"}, "targets": ["gpu01:9402", "gpu02:9402"]}]
+    ruleset = machine.run("nft list chain inet filter input")
+    assert "ip saddr 192.0.2.64/26 tcp dport 9403 accept" in ruleset
+    assert "ip6 saddr 2001:db8::7 tcp dport 9402 accept" in ruleset
     rules = {path.name for path in (REPOSITORY / "deploy" / "prometheus").glob("*.rules.yml")}
     assert set(machine.run("ls /etc/prometheus/slurm-affinode").split()) == rules | {"targets.json"}
 
@@ -311,6 +306,8 @@ except urllib.error.HTTPError as error: print(error.code)
 request.add_header("Authorization", "Bearer a-token-of-the-test")
 print("slurm_affinode_agent_up" in urllib.request.urlopen(request).read().decode())
 """
+LISTENS = "timeout 60 bash -c 'until exec 3<>/dev/tcp/127.0.0.1/9402; do sleep 0.2; done' 2>/dev/null"
+"""Wait for the exporter, whose unit is active when its process has started."""
 IDENTITY = "systemctl show --property=MainPID --property=NRestarts slurm-affinode-agent slurm-affinode-exporter"
 
 
@@ -320,6 +317,7 @@ def check_services(machine: Machine) -> None:
     machine.run(f"systemctl is-active {services} slurm-affinode-nightly.timer; test -e /run/reloaded")
     machine.run("! systemctl is-enabled slurm-affinode-zombies.timer")
     assert machine.run("systemd-analyze verify /usr/lib/systemd/system/slurm-affinode-*") == ""
+    machine.run(LISTENS)
     assert machine.run(f"python3 -c '{SCRAPE}'").split() == ["401", "True"]
     machine.run(f"systemctl reload {services}")
     log = machine.run("journalctl --no-pager --identifier slurm-affinode-agent")
@@ -350,6 +348,7 @@ def check_changes(machine: Machine) -> None:
     assert recap(machine.run(f"{PLAYBOOK} --extra-vars '{json.dumps(variables)}'"))["changed"] > 0
     changed = machine.run(IDENTITY)
     assert set(changed.split()) & set(identity.split()) == {"NRestarts=0"}, "both services were to be restarted"
+    machine.run(LISTENS)
     machine.run("python3 -c 'import urllib.request; urllib.request.urlopen(\"http://127.0.0.1:9402/metrics\")'")
 
 
@@ -363,6 +362,64 @@ def check_upgrade(machine: Machine) -> None:
     assert versions.split() == ["99.0-1", "99.0-1", f"99.0+slurm{SLURM}-1"]
     assert set(machine.run(IDENTITY).split()) & set(identity.split()) == {"NRestarts=0"}
     assert "Packages were downgraded" in machine.run(PLAYBOOK, 2)
+
+
+KEYS_AND_DATA = json.dumps({"slurm_affinode_remove_keys": True, "slurm_affinode_remove_data": True})
+JOURNAL = "/var/lib/slurm-affinode/journal"
+IMAGE = """
+from pathlib import Path
+from slurm_affinode.checkpoint.image.manifest import load_key
+from slurm_affinode.checkpoint.store.image_store import DirectoryStore
+from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
+key = JobKey("alpha", 123, 5)
+store = DirectoryStore(Path("STORE"), load_key(Path("/etc/slurm-affinode/image.key"), owner=0))
+with store.begin(key, uid=65534, estimate=0) as writer:
+    Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(b"memory")
+    writer.commit(Manifest(
+        key=key, seq=0, uid=65534, gid=65534, node="c1", restarts=0, started_epoch=1.0, dumped_epoch=2.0,
+        option=SuspendOption(), versions=Versions("0", "6", "4.2"), root_pid=2, cuda_pids=(), gpus=(), gpu_bytes=0,
+        outputs=(), files=(),
+    ))
+"""
+"""Write an image of a suspended job into a store."""
+
+
+def check_removal(machine: Machine, before: set[str]) -> None:
+    """Check that the role removes what it has written, and keeps what a job or an administrator still needs."""
+    remove = f"{PLAYBOOK} --extra-vars slurm_affinode_state=absent"
+    local, shared = "/var/lib/slurm-affinode/images", "/srv/shared/slurm-affinode/images"
+    for store in (local, shared):
+        script = IMAGE.replace("STORE", store)
+        machine.run(f"cat >/srv/image.py <<'END'\n{script}\nEND\n/usr/lib/slurm-affinode/bin/python /srv/image.py")
+        if store == local:
+            machine.run(f"mkdir -p {JOURNAL} && touch {JOURNAL}/alpha.124.5.jsonl")
+            done = machine.run(remove, 2)
+            assert "job alpha.124 is suspended or asleep on this machine; the image of job 123 is on this" in done
+            assert recap(done)["changed"] == 0
+            machine.run(f"rm {JOURNAL}/alpha.124.5.jsonl")
+
+    machine.run("cp /etc/slurm/prolog.d/20-slurm-affinode /srv/hook")
+    present = machine.files()
+    assert recap(machine.run(f"{remove} --check"))["changed"] > 0
+    assert machine.files() == present
+    assert recap(machine.run(remove))["changed"] > 0
+    assert machine.run("systemctl list-units --all --no-legend 'slurm-affinode*'") == ""
+    assert machine.run("/srv/hook 2>/dev/null") == ""  # no node is drained
+    assert "9402" not in machine.run("nft list ruleset; cat /etc/nftables.conf")
+    left = {file for file in machine.files() - before if not file.startswith(("/srv/", "/root/", *CHANGED))}
+    kept = ("/var/lib/slurm-affinode", "/var/lib/private/slurm-affinode-exporter/")
+    assert {file for file in left if not file.startswith(kept)} == {
+        "/etc/slurm-affinode/exporter.token", "/etc/slurm-affinode/image.key", "/etc/slurm/plugstack.conf",
+    }  # fmt: skip
+    assert any(file.startswith(f"{local}/alpha.123/") for file in left)
+    machine.run("grep -c . /etc/slurm/plugstack.conf", 1)
+
+    # Nothing else has changed in this second run: the keys and data, and their directory.
+    assert recap(machine.run(f"{remove} --extra-vars '{KEYS_AND_DATA}'"))["changed"] == 2
+    machine.run(
+        "test ! -e /etc/slurm-affinode && test ! -e /var/lib/slurm-affinode && ! ls -d /var/lib/*/slurm-affinode*"
+    )
+    machine.run(f"test -e {shared}/alpha.123")
 
 
 def recap(output: str) -> dict[str, int]:
