@@ -78,6 +78,12 @@ def fetch(
     return HttpResponse(response.status_code, response.reason_phrase, response.headers, content)
 
 
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of ``Retry-After``; ``None`` without it, and for its other form, a date."""
+    text = headers.get("Retry-After", "").strip()
+    return float(text) if text.isdecimal() else None
+
+
 def tls_context(ca_file: Path | str | None) -> ssl.SSLContext:
     """Return a TLS context that trusts the CA bundle, or else those of the system. Raises ``InputError``."""
     try:

@@ -281,7 +281,8 @@ def _mail(file: TomlFile, data: Any) -> MailPolicy:
         "address": values.address_pattern, "addresses": TomlEntries(values.address), "admins": values.addresses,
         "reply_to": values.address, "language": values.language, "languages": TomlEntries(values.language),
         "templates": text, "smtp": TomlTable(_SMTP), "command": values.texts, "webhook": values.url,
-        "webhook_token_file": text, "help_url": values.url,
+        "webhook_format": _word("json", "slack", "mattermost", "teams"), "webhook_token_file": text,
+        "help_url": values.url,
     }  # fmt: skip
     entries = file.table(data, ("mail",), known)
     if "smtp" in entries:

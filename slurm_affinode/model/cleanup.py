@@ -212,6 +212,9 @@ class Smtp:
     """CA bundle (PEM) to use instead of the system's."""
 
 
+WebhookFormat = Literal["json", "slack", "mattermost", "teams"]
+
+
 @dataclass(frozen=True, slots=True)
 class MailPolicy:
     """Delivery of notifications."""
@@ -233,6 +236,7 @@ class MailPolicy:
     command: tuple[str, ...] = ()
     """Receives the message on standard input; ``{to}``, ``{subject}`` and ``{user}`` are replaced in its arguments."""
     webhook: str | None = None
+    webhook_format: WebhookFormat = "json"
     webhook_token_file: str | None = None
     help_url: str | None = None
 

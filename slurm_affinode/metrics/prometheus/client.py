@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
-from slurm_affinode.base.http import Fault, HttpError, HttpResponse, fetch
+from slurm_affinode.base.http import Fault, HttpError, HttpResponse, fetch, retry_after_s
 from slurm_affinode.metrics.prometheus.server import Server
 from slurm_affinode.metrics.readers.prometheus_json import warnings_of
 
@@ -183,7 +183,7 @@ class Client:
                 f"{name}: HTTP {status}{detail or ': the query is too large'}", hint="restrict it with --match"
             )
         if status in _AGAIN:
-            return _TransientError(f"{name}: HTTP {status}{detail}", wait_s=_retry_after(headers))
+            return _TransientError(f"{name}: HTTP {status}{detail}", wait_s=retry_after_s(headers))
         if status in _GONE:
             return RefusedError(
                 f"{name}: has no Prometheus API (HTTP {status})",
@@ -240,12 +240,6 @@ def _is_html(headers: Mapping[str, str], body: bytes) -> bool:
 def _first_line(body: bytes) -> str:
     text = body.decode("utf-8", "replace").strip().split("\n")[0][:_SHOWN]
     return f": {text}" if text else ""
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of ``Retry-After``; for its other form, a date, the normal backoff applies."""
-    text = headers.get("Retry-After", "").strip()
-    return float(text) if text.isdecimal() else None
 
 
 def _seconds(milliseconds: int) -> str:

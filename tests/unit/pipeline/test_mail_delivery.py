@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import smtplib
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -144,6 +146,78 @@ def test_mail_is_sent_by_webhook(tmp_path: Path) -> None:
     assert seen[0][1]["user"] == "alice"
     with pytest.raises(UnreachableError):
         send(policy)
+
+
+Answers = list[tuple[int, dict[str, str]]]
+
+
+@contextlib.contextmanager
+def webhook(answers: Answers, form: str = "json") -> Iterator[tuple[MailPolicy, list[Any]]]:
+    """Run a server that gives these answers, the last one again and again; yield a policy and the bodies it gets."""
+    bodies: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            status, headers = answers[min(len(bodies), len(answers)) - 1]
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/services/T0/B0/secret"
+        yield MailPolicy(via="webhook", webhook=url, webhook_format=form), bodies  # type: ignore[arg-type]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("form", "key"), [("slack", "blocks"), ("mattermost", "text"), ("teams", "attachments")])
+def test_webhook_gets_the_form_of_its_service(form: str, key: str) -> None:
+    with webhook([(202, {})], form) as (policy, bodies):
+        send(policy)
+    assert key in bodies[0]
+
+
+def test_rate_limit_of_a_webhook_is_respected() -> None:
+    """It is tried again when the server says; a mail that would wait for long is left to the next run."""
+    limited = (429, {"Retry-After": "7"})
+    slept: list[float] = []
+    with webhook([limited, (429, {}), (200, {})]) as (policy, bodies):
+        postman(policy, lambda: NOW, slept.append)(DIGEST)
+    assert (slept, len(bodies)) == ([7.0, 1.0], 3)
+    slept.clear()
+    with webhook([(429, {"Retry-After": "3600"})]) as (policy, bodies):
+        with pytest.raises(UnreachableError, match="answers 429 Too Many Requests"):
+            postman(policy, lambda: NOW, slept.append)(DIGEST)
+        assert (slept, len(bodies)) == ([], 1)
+
+
+def test_waits_for_a_webhook_are_limited() -> None:
+    """Those of one mail, and those of all mails of a run."""
+    slept: list[float] = []
+    with webhook([(429, {"Retry-After": "20"})]) as (policy, _):
+        post = postman(policy, lambda: NOW, slept.append)
+        for number in range(9):
+            with pytest.raises(UnreachableError, match="answers 429"):
+                post(DIGEST)
+            assert sum(slept) == min(60.0 * (number + 1), 300.0)
+
+
+def test_address_of_a_webhook_is_not_shown() -> None:
+    """Knowing it suffices to post to the channel."""
+    with webhook([(404, {})]) as (policy, _), pytest.raises(UnreachableError) as refused:
+        send(policy)
+    with pytest.raises(UnreachableError) as unreachable:
+        send(policy)
+    for error in (refused, unreachable):
+        assert "webhook http://127.0.0.1:" in str(error.value)
+        assert "secret" not in str(error.value)
 
 
 def test_mail_without_transport_is_an_error() -> None:

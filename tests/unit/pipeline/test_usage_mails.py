@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import email
 import email.policy
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
+import mail_server
 import pytest
 import waste_samples
 
@@ -17,7 +22,8 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base.config import PublishedPagesConfig, UsageMailConfig
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.model.cleanup import MailPolicy
+from slurm_affinode.model.cleanup import MailPolicy, Smtp
+from slurm_affinode.pipeline.mail_delivery import postman
 from slurm_affinode.pipeline.nightly import Failure
 from slurm_affinode.pipeline.report_archive import Period
 from slurm_affinode.pipeline.usage_mails import UsageMails, page_address, recipients, to_files
@@ -105,6 +111,54 @@ def test_failed_mail_stops_no_other_and_is_sent_by_the_next_run(store: Repositor
     sent(mails(again), store, figures)
     assert [mail.recipient for mail in again.mails] == ["lead@example.com"]
     assert not mails(again).due(store, WEEK)
+
+
+@contextlib.contextmanager
+def down() -> Iterator[Smtp]:
+    """Return the address of a server that does not run."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    yield Smtp("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("server", "reason", "delivered"),
+    [
+        (down, "Connection refused", 0),
+        (mail_server.hanging, "timed out", 0),
+        (partial(mail_server.serving, b"RCPT", b"451 4.7.1 too many mails, try later", 2), "too many mails", 2),
+        (partial(mail_server.serving, b"RCPT", b"452 4.2.2 mailbox full"), "mailbox full", 0),
+        (partial(mail_server.serving, b"MAIL", b"421 4.7.0 rate limit", 3), "rate limit", 3),
+        (partial(mail_server.serving, b"DATA", b"554 5.7.1 looks like spam"), "looks like spam", 0),
+    ],
+    ids=["down", "hangs", "rate-limit", "full", "rate-limit-of-sender", "refused"],
+)
+def test_fault_of_the_mail_server_is_one_line_and_loses_no_mail(
+    server: Callable[[], AbstractContextManager[Smtp]], reason: str, delivered: int, store: Repository,
+    figures: WasteResult,
+) -> None:  # fmt: skip
+    """The next run sends exactly the mails that are missing."""
+
+    def run(smtp: Smtp) -> tuple[list[str | Failure], set[str]]:
+        policy = replace(POLICY, via="smtp", smtp=smtp)
+        outcome = sent(mails(postman(policy, lambda: UNTIL), policy=policy), store, figures)
+        read = [email.message_from_bytes(raw, policy=email.policy.default) for raw in mail_server.Server.got]
+        return outcome, {str(mail["To"]) for mail in read}
+
+    everyone = {one.address for one in recipients(figures, ALL, POLICY)}
+    mail_server.Server.got.clear()
+    with server() as smtp:
+        (said, failure), first = run(smtp)
+    assert said == f"{delivered} mails about week 2026-W45"
+    assert isinstance(failure, Failure)
+    assert reason in failure.message
+    assert "\n" not in failure.message
+    assert failure.message.startswith(f"{len(recipients(figures, ALL, POLICY)) - delivered} mails not sent: ")
+    with mail_server.serving() as smtp:
+        outcome, second = run(smtp)
+    assert outcome == [f"{len(recipients(figures, ALL, POLICY)) - delivered} mails about week 2026-W45"]
+    assert first | second == everyone
+    assert len(first) == delivered
 
 
 def test_fault_in_one_mail_stops_no_other(store: Repository, figures: WasteResult) -> None:
