@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError, UnreachableError
-from slurm_affinode.cli.zombies import prometheus_history
+from slurm_affinode.cli.zombies import explained_to_owner, prometheus_history
 from slurm_affinode.model.job_summary import JobSummary
 from slurm_affinode.pipeline import job_files
 from slurm_affinode.slurm.client import open_client
@@ -48,8 +48,8 @@ def summary(
         live = summaries.summarize_live(
             config, job_id, NodeSampler(asker(config), say=step), slurm=slurm, history=history
         )
-    except AffinodeError:
-        raise reason from None
+    except AffinodeError as error:
+        raise explained_to_owner(config, reason, error) from None
     if os.geteuid() not in (0, live.uid):
         raise NoAttemptError(
             f"job {job_id} belongs to {live.user or 'another user'}",

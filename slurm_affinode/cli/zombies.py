@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -548,11 +549,26 @@ def explain(
         except (explanations.NoAttemptError, NoStoreError, UnreachableError) as stored:
             try:
                 page = page_now()
-            except AffinodeError:
-                raise stored from None
+            except AffinodeError as error:
+                raise explained_to_owner(config, stored, error) from None
     _show_page(page, html, as_json=as_json)
     record_listing(config, f"explain {job}", page.findings, job=job)
     return 0
+
+
+def explained_to_owner(config: Config, stored: AffinodeError, live: AffinodeError) -> AffinodeError:
+    """Return the error to show if neither stored nor live data has a job.
+
+    A user who is not the one of ``nightly`` has no database, and is not to create one: the reason is that of the live
+    data.
+    """
+    chosen = config.store.state_dir is not None or config.store.db is not None
+    if not isinstance(stored, NoStoreError) or chosen or os.geteuid() == 0:
+        return stored
+    how = "the site can publish summaries to owners: nightly.jobs.directory"
+    if config.nightly.jobs.directory is not None:
+        how = "slurm-affinode job JOBID shows the summary that the site has published"
+    return NoStoreError(str(live), hint=f"ended jobs are in the site's database, which only administrators read; {how}")
 
 
 def _show_page(page: Explanation, html: Path | None, *, as_json: bool) -> None:

@@ -269,8 +269,8 @@ def _sqlite(url: URL, *, create: bool) -> Engine:
     if not create and not there:
         raise NoStoreError(
             f"{path}: there is no database",
-            hint="is that the right --state or --db? The first ingest creates it: "
-            "slurm-affinode ingest sacct --since 7d",
+            hint="is that the right --state or --db? On a new machine: slurm-affinode setup report, or an ingest such "
+            "as: slurm-affinode ingest sacct --since 7d",
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.errors import AffinodeError, NoStoreError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.demo import histories
 from slurm_affinode.demo.histories import build_demo
@@ -94,6 +94,27 @@ def test_missing_database_is_reported(tmp_path: Path) -> None:
     result = run(tmp_path / "none", PARTLY)
     assert "no database" in str(result.exception)
     assert getattr(result.exception, "exit_code", None) == 2
+
+
+@pytest.mark.parametrize("directory", ["", "/nowhere"])
+def test_owner_without_database_is_not_asked_to_create_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    """The reason is that of Slurm, with the place where summaries of ended jobs are published."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_AFFINODE_STATE", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 60_001)
+    config = tmp_path / "config.toml"
+    config.write_text(f'[nightly.jobs]\ndirectory = "{directory}"\n' if directory else "")
+    error = CliRunner().invoke(cli, ["zombies", "explain", "7", "--config", str(config)]).exception
+    assert isinstance(error, NoStoreError)
+    assert "there is no database" not in str(error)
+    assert "scontrol" in str(error)
+    expected = "slurm-affinode job JOBID" if directory else "nightly.jobs.directory"
+    assert expected in str(error.hint)
+    if not directory:
+        assert str(CliRunner().invoke(cli, ["job", "7", "--config", str(config)]).exception) == str(error)
 
 
 def test_time_of_summary_is_now(state: Path) -> None:
