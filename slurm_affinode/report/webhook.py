@@ -61,7 +61,7 @@ def _slack(digest: Digest) -> dict[str, Any]:
 def _mattermost(digest: Digest) -> dict[str, Any]:
     """https://developers.mattermost.com/integrate/webhooks/incoming."""
     title = "".join(f"\\{c}" if c in "\\`*_{}[]()<>#+-.!|~:" else c for c in shown(digest.subject))
-    title = title.replace("@", "@\N{ZERO WIDTH SPACE}")  # mentions nobody
+    title = title.replace("@", "@\N{ZERO WIDTH SPACE}")  # so that it is no mention
     room = MATTERMOST_TEXT - len(title) - len("#### \n```\n\n```")
     text = "\n".join(_limited((line.replace("```", "'''") for line in _lines(digest)), room))
     return {"text": f"#### {title}\n```\n{text}\n```"}
