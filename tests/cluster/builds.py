@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import io
+import os
 import subprocess
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHON = "/usr/bin/python3.11"
+"""The Python of Debian 12, for which the packages are built."""
 HEADERS = """
 set -e; cd /tmp; apt-get update -qq -o Acquire::Check-Valid-Until=false >&2; apt-get download -qq libslurm-dev >&2
 dpkg-deb -x libslurm-dev*.deb x; tar -C x/usr/include -cf - slurm
@@ -62,3 +66,16 @@ def image(suite: str) -> str:
 def builds(docker: None, tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Builds:
     """Return the directories of this run."""
     return Builds(tmp_path_factory.getbasetemp().parent, testrun_uid)
+
+
+@pytest.fixture(scope="session")
+def packages(builds: Builds) -> Path:
+    """The directory of the packages of ``make packages``; several workers build them once."""
+    return builds.get("packages", partial(_build_packages, headers=builds.slurm_headers("trixie")))
+
+
+def _build_packages(place: Path, *, headers: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    env |= {"OUT": str(place), "SLURM_CFLAGS": f"-I{headers}", "PYTHON": PYTHON}
+    done = subprocess.run(["make", "packages"], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from cluster import cleaners
-from cluster.builds import builds  # noqa: F401 - a fixture
+from cluster.builds import builds, packages  # noqa: F401 - fixtures
 from cluster.driver import SCRIPT, Cluster, script
 
 UP_S = 1200.0

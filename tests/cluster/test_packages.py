@@ -12,17 +12,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster.builds import Builds, image
+from cluster.builds import PYTHON, image
+from cluster.machines import Machine, container
 
 from slurm_affinode import __version__
 from slurm_affinode.base.extras import INSTALL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PYTHON = "/usr/bin/python3.11"
 SLURM = "24.11"
 NAMES = ("slurm-affinode", "slurm-affinode-node", "slurm-affinode-spank")
 FILES = "find /etc /usr /opt /var -xdev ! -type d ! -path '/var/cache/*' ! -path '/var/log/*' ! -path '/var/lib/[ad]p*'"
@@ -38,52 +37,17 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def packages(builds: Builds) -> Path:
-    """The directory of the packages; several workers build them once."""
-    return builds.get("packages", partial(build, headers=builds.slurm_headers("trixie")))
-
-
-def build(place: Path, *, headers: Path) -> None:
-    """Build the packages into a directory."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    env |= {"OUT": str(place), "SLURM_CFLAGS": f"-I{headers}", "PYTHON": PYTHON}
-    done = subprocess.run(["make", "packages"], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-class Machine:
-    """A container that is a bare Debian 12."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def run(self, command: str, status: int = 0) -> str:
-        """Run a shell command as root; return its output with errors, after a check of the exit status."""
-        argv = ["docker", "exec", "--env", "DEBIAN_FRONTEND=noninteractive", self._name, "sh", "-c", command]
-        done = subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=400
-        )
-        assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}"
-        return done.stdout
-
-    def files(self) -> set[str]:
-        """Return all files but those of the package managers."""
-        return set(self.run(FILES).splitlines())
+def files(machine: Machine) -> set[str]:
+    """Return all files of the machine but those of the package managers."""
+    return set(machine.run(FILES).splitlines())
 
 
 @contextmanager
 def started(packages: Path, image_name: str, *command: str, options: Sequence[str] = ()) -> Iterator[Machine]:
     """Run a container; the packages are in /packages, and the folder ``deploy`` in /deploy."""
-    name = f"affinode-packages-{os.getpid()}"
-    places = {packages: "/packages", REPOSITORY / "deploy": "/deploy", REPOSITORY / "tests" / "data": "/data"}
-    volumes = [word for place, there in places.items() for word in ("--volume", f"{place}:{there}:ro")]
-    argv = ["docker", "run", "--rm", "--detach", "--name", name, *volumes, *options, image_name, *command]
-    subprocess.run(argv, check=True, timeout=60, stdout=sys.stderr)
-    try:
-        yield Machine(name)
-    finally:
-        subprocess.run(["docker", "rm", "--force", name], check=True, timeout=60, stdout=sys.stderr)
+    volumes = {packages: "/packages", REPOSITORY / "deploy": "/deploy", REPOSITORY / "tests" / "data": "/data"}
+    with container("affinode-packages", image_name, *command, volumes=volumes, options=options) as made:
+        yield made
 
 
 @pytest.fixture
@@ -168,7 +132,7 @@ def booted_with_dnf(packages: Path) -> Iterator[Machine]:
 def test_packages_are_installed_run_and_leave_nothing(machine: Machine) -> None:
     machine.run("rm -f /etc/dpkg/dpkg.cfg.d/docker*")  # which leaves out manual pages
     machine.run("apt-get update -qq && apt-get install -qq --no-install-recommends man-db rpm systemd python3")
-    before = machine.files()
+    before = files(machine)
 
     machine.run("apt-get install -qq --no-install-recommends /packages/slurm-affinode-node_*.deb")
     assert machine.run("slurm-affinode --version") == f"slurm-affinode, version {__version__}\n"
@@ -199,7 +163,7 @@ def test_packages_are_installed_run_and_leave_nothing(machine: Machine) -> None:
     machine.run("rm -r /srv/demo; apt-get remove -qq slurm-affinode-node slurm-affinode-spank")
     machine.run("test ! -e /usr/bin/slurm-affinode && test ! -e /usr/lib/slurm-affinode && test -e /etc/slurm-affinode")
     machine.run(f"apt-get purge -qq --auto-remove {' '.join(NAMES)}")  # with what they needed
-    left = {file for file in machine.files() - before if not file.startswith(tuple(CHANGED))}
+    left = {file for file in files(machine) - before if not file.startswith(tuple(CHANGED))}
     assert {file for file in left if not file.startswith("/var/lib/slurm-affinode")} == set()
     machine.run(
         "test ! -e /etc/slurm-affinode && test ! -e /etc/slurm/plugstack.conf.d && test ! -e /usr/lib/slurm-affinode"
@@ -237,9 +201,9 @@ cd /data/ansible && LC_ALL=C.UTF-8 ANSIBLE_ROLES_PATH=/deploy/ansible/roles ANSI
 @pytest.mark.timeout(1200, func_only=True)
 def test_role_installs_changes_and_upgrades_a_machine(booted: Machine) -> None:
     """A check changes nothing, the first run installs, the second has nothing to change; all of it under systemd."""
-    before = booted.files()
+    before = files(booted)
     booted.run(f"{PLAYBOOK} --check")
-    assert {file for file in booted.files() - before if "/root/.ansible" not in file} == set()
+    assert {file for file in files(booted) - before if "/root/.ansible" not in file} == set()
 
     assert recap(booted.run(PLAYBOOK))["changed"] > 0
     done = booted.run(PLAYBOOK)
@@ -259,9 +223,9 @@ def test_role_installs_changes_and_upgrades_a_machine(booted: Machine) -> None:
 def test_role_installs_rpm_packages(booted_with_dnf: Machine) -> None:
     """The tasks for dnf, with the facts of RHEL; removal by dnf leaves no unit behind."""
     playbook = f"{PLAYBOOK} --extra-vars format=rpm"
-    before = booted_with_dnf.files()
+    before = files(booted_with_dnf)
     booted_with_dnf.run(f"{playbook} --check")
-    assert {file for file in booted_with_dnf.files() - before if not file.startswith("/root/")} == set()
+    assert {file for file in files(booted_with_dnf) - before if not file.startswith("/root/")} == set()
     assert recap(booted_with_dnf.run(playbook))["changed"] > 0
     done = booted_with_dnf.run(playbook)
     assert recap(done)["changed"] == 0, done
