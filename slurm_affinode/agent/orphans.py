@@ -224,14 +224,14 @@ class Orphans:
                 except GpuError as error:
                     row["fault"] = str(error)
                 if each:
-                    self._each(driver, device, row["processes"] or ())
+                    self._with_utilization(driver, device, row["processes"] or ())
                 if since_us is not None:
                     with contextlib.suppress(GpuError):  # not every driver supports this
                         used = driver.process_utilization(device, since_us)
                         row["busy_pct"] = max((max(usage.sm_pct, usage.memory_pct) for usage in used), default=0.0)
         return rows
 
-    def _each(self, driver: GpuDriver, device: Device, rows: Iterable[dict[str, Any]]) -> None:
+    def _with_utilization(self, driver: GpuDriver, device: Device, rows: Iterable[dict[str, Any]]) -> None:
         """Add the utilization of each process; ``None`` if the driver does not report it."""
         try:
             # The driver uses the clock of this node.
@@ -415,7 +415,7 @@ class Orphans:
         for on all GPUs, and nothing else is attributed to it.
         """
         belongs = functools.partial(
-            self._left_by, job=job, uid=uid, alone=functools.cache(lambda: self._alone(job, uid))
+            self._left_by, job=job, uid=uid, alone=functools.cache(lambda: self._is_only_job(job, uid))
         )
         with self.driver() as driver:
             everything = driver.devices()
@@ -461,7 +461,7 @@ class Orphans:
         # A job ID in the environment of another user's process proves nothing.
         return orphan.job == job and (orphan.source != "environment" or self._may_be(orphan.uid, uid))
 
-    def _alone(self, job: int, uid: int) -> bool:
+    def _is_only_job(self, job: int, uid: int) -> bool:
         """Return whether the user has no other job here that an unidentified process may belong to.
 
         slurmctld's list of jobs decides; it must contain the job itself, since this is its epilog, and every other job

@@ -83,7 +83,7 @@ class Reach:
         named = list(nodes)
         if not named:
             try:
-                answer = self._here({"verb": "status"})
+                answer = self._send_locally({"verb": "status"})
             except UnreachableError:
                 everybodys = uid == 0 or user in self.config.agent.admins
                 named = self._nodes_of(None if everybodys else user)
@@ -167,17 +167,17 @@ class Reach:
 
     def _ask(self, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
         if not node:
-            return self._here(request)
+            return self._send_locally(request)
         if node == node_name(self.config):
             try:
-                return self._here(request)
+                return self._send_locally(request)
             except UnreachableError:
                 if _HERE in self._unresponsive:
                     raise
         port = listen_address(self.config.agent.listen)[1] if self.config.agent.listen else DEFAULT_PORT
         return self.ask_node(node, port, node, request, timeout_s=_wait_s(request))
 
-    def _here(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _send_locally(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send the request to this node's agent over its socket."""
         if _HERE in self._unresponsive:
             raise UnreachableError(self._unresponsive[_HERE])

@@ -143,7 +143,7 @@ def unmet(about: pl.DataFrame, since: int, until: int, idle: IdleTime | None) ->
             pl.Series("gpu_hours_idle_meanwhile", meanwhile.sum(axis=1) / MS_PER_HOUR),
             pl.Series("gpu_hours_unmet", lacking.sum(axis=1) / MS_PER_HOUR),
         )
-        models, holders = _of_models(held, hours, keys, idle.models), _holders(held, hours, about)
+        models, holders = _unmet_by_model(held, hours, keys, idle.models), _holders(held, hours, about)
     waited = partitions.filter(pl.col("jobs") > 0).sort(
         "gpu_hours_unmet", "gpu_hours_waited", descending=True, nulls_last=True, maintain_order=True
     )
@@ -226,7 +226,7 @@ class _Held:
         )  # fmt: skip
 
 
-def _of_models(held: _Held, hours: Floats, keys: pl.DataFrame, models: pl.Series) -> pl.DataFrame:
+def _unmet_by_model(held: _Held, hours: Floats, keys: pl.DataFrame, models: pl.Series) -> pl.DataFrame:
     """Return the unmet hours by partition and GPU model, most hours first."""
     rows = pl.DataFrame({"group": held.group, "device": held.device, "gpu_hours_unmet": hours})
     summed = rows.group_by("group", "device").agg(pl.col("gpu_hours_unmet").sum())

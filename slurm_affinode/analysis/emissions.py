@@ -61,12 +61,12 @@ def load(config: EmissionsConfig) -> EmissionFactor | None:
         raise ConfigError(
             f"emissions: {missing} is missing", hint="set country and table, or grams_per_kwh alone; see docs/report.md"
         )
-    grams, year = _of_country(config.table, config.country)
+    grams, year = _latest_of_country(config.table, config.country)
     source = config.origin or f"{config.country}, {year}, {config.table.name}"
     return EmissionFactor(grams, source if str(year) in source else f"{source}, {year}", config.pue)
 
 
-def _of_country(table: Path, country: str) -> tuple[float, int]:
+def _latest_of_country(table: Path, country: str) -> tuple[float, int]:
     """Return the figure of the latest year that ``table`` has for ``country`` (code or name), and that year."""
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:

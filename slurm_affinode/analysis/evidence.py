@@ -49,8 +49,8 @@ def settle(  # noqa: PLR0917 - the kinds of evidence
     contrary = _beyond(pl.concat([labeled, recorded], how="diagonal").filter(~_in(many)))
     # Labels that contradict records: only GPUs that both name.
     usable = labeled.filter(~(_in(many) & _in(complete)))
-    usable = pl.concat([usable.filter(~_in(contrary)), _both(usable.filter(_in(contrary)), recorded)])
-    recorded = pl.concat([recorded.filter(~_in(contrary)), _both(recorded.filter(_in(contrary)), usable)])
+    usable = pl.concat([usable.filter(~_in(contrary)), _common_pairs(usable.filter(_in(contrary)), recorded)])
+    recorded = pl.concat([recorded.filter(~_in(contrary)), _common_pairs(recorded.filter(_in(contrary)), usable)])
     usable = usable.with_row_index("claim")
     disputed = _disputed(usable, recorded)
     undecided = pl.concat([many.filter(~many.is_in(complete.implode())), disputed["run"]]).unique()
@@ -109,7 +109,7 @@ def _beyond(pairs: pl.DataFrame) -> pl.Series:
     return over.filter("over")["run"]
 
 
-def _both(pairs: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+def _common_pairs(pairs: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
     return pairs.join(others, on=_PAIR, how="semi", maintain_order="left")
 
 
@@ -134,7 +134,7 @@ def _not_held(claims: pl.DataFrame, held: pl.DataFrame, recorded: pl.DataFrame) 
     others = claims.join(held.select("run", "slot", "start_ms", "end_ms"), on="slot", suffix="_other").filter(
         (pl.col("run") != pl.col("run_other")) & _at_once()
     )
-    confirmed = _both(claims, recorded)
+    confirmed = _common_pairs(claims, recorded)
     taken = others.join(confirmed, on="claim", how="anti")
     return claims.join(taken, on="claim", how="anti", maintain_order="left")
 

@@ -255,7 +255,7 @@ def counted_rows(  # noqa: PLR0917
             for some in _batches(store, selected, begin, finish):
                 rows = _read(store, selected, some, begin, finish, weights, thresholds)
                 if rows is not None:
-                    which, low, high = _of_pairs(rows, pairs, at, begin, until)
+                    which, low, high = _pairs_with_rows(rows, pairs, at, begin, until)
                     if len(which):
                         yield rows, which, low, high
         day += timedelta(days=1)
@@ -432,7 +432,9 @@ def _positions(devices: npt.NDArray[np.uint64], of_rows: npt.NDArray[np.uint64])
     return np.repeat(position, np.diff(first, append=len(of_rows)))
 
 
-def _of_pairs(rows: CountedRows, pairs: Pairs, at: Ints, begin: datetime, until: datetime) -> tuple[Ints, Ints, Ints]:
+def _pairs_with_rows(
+    rows: CountedRows, pairs: Pairs, at: Ints, begin: datetime, until: datetime
+) -> tuple[Ints, Ints, Ints]:
     """Return the pairs with samples among ``rows``, and the range of rows of each."""
     zero_ms, span = epoch_ms(begin), int((until - begin).total_seconds() * 1000)
     key = (rows.device << _SHIFT) + (rows.ms - zero_ms)

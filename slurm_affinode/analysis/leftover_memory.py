@@ -53,7 +53,7 @@ def find(
         return []
     begin = datetime.fromtimestamp(max(epoch_ms(query.since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
     given = _SampleRange(begin, until, rule.free_mib, query.thresholds.floors_pct)
-    seen = read_by_groups(_seen, history, free, given, days=held.days, spread=spread)
+    seen = read_by_groups(_figures_since_free, history, free, given, days=held.days, spread=spread)
     seen = free.join(seen, on="device").with_columns(
         pl.coalesce(pl.col("index").cast(pl.String), "pci", "uuid").alias("gpu")
     )
@@ -111,7 +111,7 @@ class _SampleRange:
     floors_pct: Mapping[str, float]
 
 
-def _seen(history: SampleStore, free: pl.DataFrame, given: _SampleRange) -> pl.DataFrame:
+def _figures_since_free(history: SampleStore, free: pl.DataFrame, given: _SampleRange) -> pl.DataFrame:
     """Return the samples' figures since each GPU of ``free`` became free."""
     ms, fb = pl.col("ms"), pl.col("fb_used_mib")
     rows = (

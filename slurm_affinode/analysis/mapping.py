@@ -478,7 +478,7 @@ def by_whole_node(  # noqa: PLR0917
     )
     met = _without(met, runs, _parents(every))
     there = _gpus_of_nodes(met)
-    at_least = _least(runs, nodes, recorded, every)
+    at_least = _fewest_gpus(runs, nodes, recorded, every)
     count = there.group_by("run", "node").agg(
         pl.col("slot").n_unique().cast(pl.Int64).alias("there"), pl.col("seen").any()
     )
@@ -522,7 +522,7 @@ def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([seen.select(columns), unseen.select(columns)])
 
 
-def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame, every: pl.DataFrame) -> pl.DataFrame:
+def _fewest_gpus(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame, every: pl.DataFrame) -> pl.DataFrame:
     """Return ``cluster``, ``node``, ``least``: the number of GPUs that a node may have.
 
     By accounting: the GPUs allocated at the same time to runs on only this node. By records: the GPUs that they name on
@@ -544,7 +544,7 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame, ever
     most = held.group_by("place").agg(pl.col("least").max())
     bounds = [most.join(places, on="place").select("cluster", "node", "least")]
     if not recorded.is_empty():
-        named = _of_known_jobs(recorded.drop_nulls("node"), runs)
+        named = _records_of_known_jobs(recorded.drop_nulls("node"), runs)
         index = pl.col("mark").str.extract(r"^([0-9]{1,4})$").cast(pl.Int64)
         bounds += [
             named.select("cluster", "node", (index + 1).alias("least")),
@@ -556,7 +556,7 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame, ever
     return pl.concat(bounds).group_by("cluster", "node").agg(pl.col("least").max())
 
 
-def _of_known_jobs(recorded: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+def _records_of_known_jobs(recorded: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """Return ``cluster``, ``node``, ``mark`` of the records of the jobs of ``runs``."""
     clusters = runs.select("job_id", pl.col("cluster").alias("of")).unique()
     return (

@@ -39,7 +39,7 @@ def gpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iter
         mean = row["activity_pct_s"] / row["measured_gpu_s"]
         if mean > config.user_efficiency_pct:
             continue
-        yield _of_user("low-efficiency-user", row, until, (
+        yield _user_finding("low-efficiency-user", row, until, (
             evidence("low-efficiency-user.compute", mean, 0.6, limit=config.user_efficiency_pct, measured=measured_h),
             evidence("low-efficiency-user.time", row["hours"], 0.4, limit=config.user_min_gpu_hours, jobs=row["jobs"],
                      share=row["hours"] / whole if whole else None),
@@ -54,7 +54,7 @@ def cpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iter
         mean = 100 * row["cpu_s"] / 3600 / row["hours"] if row["hours"] else 100.0
         if mean > config.cpu_efficiency_pct:
             continue
-        yield _of_user("low-cpu-efficiency-user", row, until, (
+        yield _user_finding("low-cpu-efficiency-user", row, until, (
             evidence("low-cpu-efficiency-user.cpu", mean, 0.6, limit=config.cpu_efficiency_pct),
             evidence("low-cpu-efficiency-user.time", row["hours"], 0.4, limit=config.cpu_user_min_core_hours,
                      jobs=row["jobs"]),
@@ -81,7 +81,7 @@ def _largest(
             yield row, whole
 
 
-def _of_user(kind: str, row: Row, until: datetime, proof: tuple[Evidence, ...]) -> Finding:
+def _user_finding(kind: str, row: Row, until: datetime, proof: tuple[Evidence, ...]) -> Finding:
     return Finding(
         kind=kind, cluster=row["cluster"], subject=JobAttempt(row["job_id"], str(row["job_id"]), row["submit"]),
         user=row["user"], account=row["account"], partition=None, qos=None, nodes=(), gpus=(), since=row["first"],

@@ -40,7 +40,7 @@ def portions(result: WasteResult, by: str) -> Iterator[tuple[str, WasteResult]]:
     if groups is None or result.jobs.is_empty():
         return
     jobs = result.jobs.filter(pl.col(by).is_not_null()).partition_by(by, as_dict=True)
-    timelines = _of_owner(result.timelines, result.jobs, by)
+    timelines = _by_owner(result.timelines, result.jobs, by)
     asleep = {} if result.suspensions is None else result.suspensions.partition_by(by, as_dict=True)
     users = _users(result.jobs) if by == "account" else {}
     for row in groups.filter(pl.col("name").is_not_null()).iter_rows(named=True):
@@ -71,7 +71,7 @@ def without_runs(result: WasteResult, by: str, name: str) -> WasteResult:
     )  # fmt: skip
 
 
-def _of_owner(timelines: pl.DataFrame, jobs: pl.DataFrame, by: str) -> dict[tuple[object, ...], pl.DataFrame]:
+def _by_owner(timelines: pl.DataFrame, jobs: pl.DataFrame, by: str) -> dict[tuple[object, ...], pl.DataFrame]:
     if timelines.is_empty():
         return {}
     owned = timelines.join(jobs.select(*_KEY, by), on=_KEY, how="inner", maintain_order="left")

@@ -223,7 +223,7 @@ def _see(
         limit_pct = signature.compute.at_most_pct
         facts, since = facts_of(held, limit_pct, i)
         verdict = judge(signature, facts, run)
-        seen = _seen(held, limit_pct, i, device, facts, since)
+        seen = _observed_gpu(held, limit_pct, i, device, facts, since)
         if verdict.fits:
             return replace(seen, verdict=verdict, gpu=replace(seen.gpu, flagged=True))
         best = best or seen
@@ -262,7 +262,7 @@ def facts_of(held: HeldGpus, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
     return (of_part(facts) if held.shared[i] else facts), since
 
 
-def _seen(  # noqa: PLR0917
+def _observed_gpu(  # noqa: PLR0917
     held: HeldGpus, limit_pct: float, i: int, device: dict[str, Any], facts: GpuFacts, since: int
 ) -> ObservedGpu:
     followed, shared = held.followed[limit_pct], bool(held.shared[i])

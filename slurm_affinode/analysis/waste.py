@@ -108,7 +108,7 @@ def not_allocated_ms(existing: pl.DataFrame, held: pl.DataFrame, lacking: pl.Dat
     that are mapped to no device: ``cluster``, ``node`` (None: unknown), ``gpus``, ``start_ms``, ``end_ms``. They are
     assumed to be free GPUs of that node, or of the cluster, as far as there are any.
     """
-    free = _left(_spans(slots.united(existing), 1.0), _spans(slots.united(held), -1.0))
+    free = _remaining(_spans(slots.united(existing), 1.0), _spans(slots.united(held), -1.0))
     if lacking.is_empty():
         return float((free[2] - free[1]).sum())
     # The devices of a slot are on one node.
@@ -124,14 +124,14 @@ def not_allocated_ms(existing: pl.DataFrame, held: pl.DataFrame, lacking: pl.Dat
     placed = lacking["node"].is_not_null().to_numpy()
     taken = tuple(lacking[name].to_numpy() for name in ("start_ms", "end_ms"))
     gpus = -lacking["gpus"].to_numpy().astype(np.float64)
-    left = _left(
+    left = _remaining(
         (node[: places.height], *free[1:]),
         (node[of_run][placed], taken[0][placed], taken[1][placed], gpus[placed]),
     )
     if not placed.all():
         cluster_of = np.zeros(int(node.max()) + 1, np.int64)
         cluster_of[node] = cluster
-        left = _left(
+        left = _remaining(
             (cluster_of[left[0]], *left[1:]),
             (cluster[of_run][~placed], taken[0][~placed], taken[1][~placed], gpus[~placed]),
         )
@@ -164,7 +164,7 @@ def _existing(joined: _Joined, max_gap_steps: float) -> pl.DataFrame:
     return slots.clipped(spans, joined.mapped.counted)
 
 
-def _left(free: Spans, taken: Spans) -> Spans:
+def _remaining(free: Spans, taken: Spans) -> Spans:
     """Return the periods in which ``free`` exceeds ``taken``, and the difference."""
     place, start, end, gpus = (np.concatenate([a, b]) for a, b in zip(free, taken, strict=True))
     at, time, change = np.concatenate([place, place]), np.concatenate([start, end]), np.concatenate([gpus, -gpus])

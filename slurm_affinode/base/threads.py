@@ -247,7 +247,7 @@ class WorkQueue:
                 threading.Thread(target=self._work, args=(call,), name=self.name, daemon=True).start()
             except RuntimeError as error:  # the limit of threads is reached; the next call to arrive or end tries again
                 LOG.warning("%s: a call has to wait: %s", self.name, error)
-                self._left(user)
+                self._count_down(user)
                 self._waiting = {user: deque([call, *calls]), **self._waiting}
                 return
 
@@ -255,7 +255,7 @@ class WorkQueue:
         of_user, all_ = self._running[user], self._running.total()
         return (of_user < self._each and all_ < self._limit) or (of_user == 0 and all_ < self._most)
 
-    def _left(self, user: int) -> None:
+    def _count_down(self, user: int) -> None:
         self._running[user] -= 1
         if not self._running[user]:
             del self._running[user]
@@ -265,7 +265,7 @@ class WorkQueue:
         while call is not None:
             call.run()
             with self._lock:
-                self._left(call.user)
+                self._count_down(call.user)
                 if self.stopping.is_set():
                     inbox.put(None)
                 else:

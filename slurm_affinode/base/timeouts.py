@@ -82,7 +82,7 @@ class FileSystemCalls:
         made = _Call(call, late)
         self._start(made)
         while not made.over.wait(self._probe_s):
-            if not self._answers() and self._left(made):
+            if not self._answers() and self._abandon(made):
                 raise NoAnswerError
         result: T = made.result()
         return result
@@ -93,7 +93,7 @@ class FileSystemCalls:
             return False
         probe = _Call(lambda: os.statvfs(path))
         self._start(probe)
-        return probe.over.wait(self._probe_s) or not self._left(probe)
+        return probe.over.wait(self._probe_s) or not self._abandon(probe)
 
     def _start(self, call: _Call) -> None:
         """Run a call in the thread that is kept, or in a new one.
@@ -137,7 +137,7 @@ class FileSystemCalls:
                     return None
             return inbox.get()
 
-    def _left(self, call: _Call) -> bool:
+    def _abandon(self, call: _Call) -> bool:
         """Abandon a call, unless it has returned."""
         if not call.leave():
             return False

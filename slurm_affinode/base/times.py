@@ -37,7 +37,7 @@ def parse_when(text: str, *, now: datetime, zone: tzinfo | None = UTC) -> dateti
     ``AffinodeError``.
     """
     try:
-        moment = _when(text.strip(), now, zone)
+        moment = _parse_moment(text.strip(), now, zone)
     except (OverflowError, ValueError):  # ValueError: this machine's zone does not know the year
         moment = None
     if moment is None or not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
@@ -45,7 +45,7 @@ def parse_when(text: str, *, now: datetime, zone: tzinfo | None = UTC) -> dateti
     return moment
 
 
-def _when(clean: str, now: datetime, zone: tzinfo | None) -> datetime:
+def _parse_moment(clean: str, now: datetime, zone: tzinfo | None) -> datetime:
     word = clean.lower()
     if word == "now":
         return now.astimezone(UTC)

@@ -100,7 +100,7 @@ def _scan(text: str) -> Iterator[tuple[Key, int]]:
                 words = _words(key[1])
                 for length in range(1, len(words) + 1):
                     yield (*at, *words[:length]), number
-        depth, fence = _after(line, depth, fence)
+        depth, fence = _brackets_after(line, depth, fence)
 
 
 def _words(text: str) -> list[str]:
@@ -120,7 +120,7 @@ def _enter(words: list[str], counts: dict[Key, int], *, several: bool) -> Key:
     return at
 
 
-def _after(line: str, depth: int, fence: str) -> tuple[int, str]:
+def _brackets_after(line: str, depth: int, fence: str) -> tuple[int, str]:
     """Return the number of open brackets after a line, and the quotes of a string that continues on the next line."""
     position = 0
     while position < len(line):

@@ -228,7 +228,7 @@ def _collect(init: Process, root: Process, space: str, proc: Path, services: Ser
         _has_inet(members, root),
         _lost_streams(init, members),
         _sysv(init, root, proc),
-        _of_node(proc),
+        _node_namespaces(proc),
         _maybe_landlocked(init, members),
     )
 
@@ -530,7 +530,7 @@ def _namespaces(process: Process) -> dict[str, str]:
     return inodes
 
 
-def _of_node(proc: Path) -> dict[str, frozenset[str]]:
+def _node_namespaces(proc: Path) -> dict[str, frozenset[str]]:
     """Return the namespaces of this process, except for mounts and PIDs.
 
     systemd may run the agent in a UTS namespace of its own (``ProtectHostname=``), so that of PID 1 is included.

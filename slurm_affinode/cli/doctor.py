@@ -103,7 +103,7 @@ def doctor(
     if only_config and (all_nodes or bundle is not None):
         raise click.UsageError("--only-config cannot be combined with --all-nodes or --bundle")
     if all_nodes:
-        return _of_nodes(config, listed, via or "ssh", as_json=as_json)
+        return _examine_nodes(config, listed, via or "ssh", as_json=as_json)
     if only_config:
         return _report_configuration(config, as_json=as_json)
     checks = examine(config, now=datetime.now(UTC))
@@ -125,7 +125,7 @@ def doctor(
     return code
 
 
-def _of_nodes(config: Config, listed: str | None, via: Via, *, as_json: bool) -> int:
+def _examine_nodes(config: Config, listed: str | None, via: Via, *, as_json: bool) -> int:
     nodes: Sequence[Node] = ()
     if listed is None:
         with open_client(config.slurm.backend, warned=warn) as client:  # type: ignore[arg-type]

@@ -247,15 +247,15 @@ def _figures(intake: Intake) -> list[int | None]:
 
 def _outcome(intake: Intake, shown: int) -> InputOutcome:
     accounting = intake.accounting
-    remarks = [f"{_where(intake, decision.line)}: {decision}" for decision in accounting.decisions[:shown]]
+    remarks = [f"{_location(intake, decision.line)}: {decision}" for decision in accounting.decisions[:shown]]
     if (rest := len(accounting.decisions) - shown) > 0:
         remarks.append(f"{intake.source}: {rest:,} more times were decided in the same way")
     remarks += [f"{intake.source}: {note}" for note in accounting.notes]
-    problems = (f"{_where(intake, problem.line)}: {problem}" for problem in accounting.problems)
+    problems = (f"{_location(intake, problem.line)}: {problem}" for problem in accounting.problems)
     return InputOutcome(intake.source, _figures(intake), problems, len(accounting.problems), remarks)
 
 
-def _where(intake: Intake, line: int | None) -> str:
+def _location(intake: Intake, line: int | None) -> str:
     if line is None:
         return intake.source
     return (

@@ -59,10 +59,10 @@ def status(*, config: Config, job: str | None, nodes: tuple[str, ...], as_json: 
                 for row in rows:
                     _show(row, dry_run=bool(answer.get("dry_run")))
             return 0
-        return _all(reach, nodes, as_json=as_json)
+        return _status_of_nodes(reach, nodes, as_json=as_json)
 
 
-def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
+def _status_of_nodes(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
     rows: dict[int, dict[str, Any]] = {}
     problems: dict[str, str] = {}
     answered = 0

@@ -600,7 +600,7 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
 
     Exit status: 0 valid, 1 errors found, 2 unreadable.
     """
-    where = _where(config, file)
+    where = _signatures_path(config, file)
     parsed = signature_files.parse(find.read_signatures(where))
     if as_json:
         print_json({
@@ -630,7 +630,7 @@ def test(*, config: Config, file: Path | None, as_json: bool) -> int:
 
     Exit status: 0 all examples match, 1 a mismatch or no examples, 2 invalid file.
     """
-    where = _where(config, file)
+    where = _signatures_path(config, file)
     tried = signature_files.try_examples(find.site_signatures(config, where))
     wrong = [trial for trial in tried if not trial.ok]
     if as_json:
@@ -645,5 +645,5 @@ def test(*, config: Config, file: Path | None, as_json: bool) -> int:
     return 1 if wrong or not tried else 0
 
 
-def _where(config: Config, file: Path | None) -> Path:
+def _signatures_path(config: Config, file: Path | None) -> Path:
     return file or config.zombies.signatures or asset_dir("reports") / "signatures.toml"

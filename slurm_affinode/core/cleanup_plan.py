@@ -154,7 +154,7 @@ def plan(
             text = f"it is on {finding.cluster}, which this machine's Slurm is not"
             action = replace(action, verb="none", code="elsewhere", reason=f"{action.reason}; {text}")
         if action.verb in DESTRUCTIVE:
-            action = _once(action, cancelled)
+            action = _cancel_once(action, cancelled)
         most = policy.limits.of(action.verb)
         if most is not None and used[action.verb] >= most:
             text = f"{most} in this run already: the limit of {action.verb}; a person may raise it"
@@ -190,7 +190,7 @@ def _part(action: Action, group: Mapping[int, Action], holding: Collection[int] 
     return replace(action, verb="none", code="part", reason=f"{action.reason}; {text}")
 
 
-def _once(action: Action, done: set[str]) -> Action:
+def _cancel_once(action: Action, done: set[str]) -> Action:
     """Cancel a job with several findings once: a squatter may also be partly idle."""
     target = f"{action.finding.cluster}/{action.target}"
     if target in done:
@@ -373,7 +373,7 @@ class _Case:
     def _kept(self, job: JobAttempt) -> Action | None:
         """Return no action if the owner has exempted the job."""
         keep = self.ledger.keeps.get((self.finding.cluster, job.job_id))
-        if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
+        if keep is not None and self.now < keep.until and _is_same_attempt(job.submit, keep.submit):
             return self.none("kept", f"{keep.user} requested an exemption until {self._clock(keep.until)}: {keep.why}")
         return None
 
@@ -500,6 +500,6 @@ class _Case:
         return self.none("nobody", f"{text}; {self.rule.rule} mails no one")
 
 
-def _same(submit: datetime | None, kept: datetime) -> bool:
+def _is_same_attempt(submit: datetime | None, kept: datetime) -> bool:
     """Return whether both are the same attempt of a job, as far as known. Slurm's times are whole seconds."""
     return submit is None or int(submit.timestamp()) == int(kept.timestamp())

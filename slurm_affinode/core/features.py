@@ -28,14 +28,14 @@ def may_match(constraint: str | None, features: tuple[str, ...]) -> bool:
 
 
 def _either(tokens: list[str], features: frozenset[str]) -> tuple[bool, list[str]]:
-    value, rest = _all(tokens, features)
+    value, rest = _conjunction(tokens, features)
     while rest and rest[0] == "|":
-        more, rest = _all(rest[1:], features)
+        more, rest = _conjunction(rest[1:], features)
         value = value or more
     return value, rest
 
 
-def _all(tokens: list[str], features: frozenset[str]) -> tuple[bool, list[str]]:
+def _conjunction(tokens: list[str], features: frozenset[str]) -> tuple[bool, list[str]]:
     value, rest = _operand(tokens, features)
     while rest and rest[0] in "&,":
         more, rest = _operand(rest[1:], features)

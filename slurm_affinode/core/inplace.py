@@ -220,10 +220,10 @@ def _make_room(
     if _enough(lack, leaving):
         return (), f"{_jobs(leaving)} makes room"
     movable = [job for job in there if not job.leaving and job.yields and job.job_id not in taken]
-    chosen = cheapest(_less(lack, leaving), movable)
+    chosen = cheapest(_remaining_lack(lack, leaving), movable)
     if chosen:
         return tuple(job.job_id for job in chosen), f"{_jobs((*leaving, *chosen))} makes room"
-    return (), _why(waiter, lack, (there, arriving), room)
+    return (), _waiting_reason(waiter, lack, (there, arriving), room)
 
 
 def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
@@ -264,10 +264,10 @@ def price(job: Awake) -> float:
 
 
 def _enough(lack: Bytes, leaving: Iterable[Awake]) -> bool:
-    return not _less(lack, leaving)
+    return not _remaining_lack(lack, leaving)
 
 
-def _less(lack: Bytes, leaving: Iterable[Awake]) -> dict[str, int]:
+def _remaining_lack(lack: Bytes, leaving: Iterable[Awake]) -> dict[str, int]:
     left = dict(lack)
     for job in leaving:
         for uuid in left:
@@ -275,7 +275,9 @@ def _less(lack: Bytes, leaving: Iterable[Awake]) -> dict[str, int]:
     return {uuid: count for uuid, count in left.items() if count > 0}
 
 
-def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Arriving]], room: _Room) -> str:
+def _waiting_reason(
+    waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Arriving]], room: _Room
+) -> str:
     there, arriving = others
     uuid = max(lack, key=lambda gpu: lack[gpu])
     need, name = waiter.needs[uuid], _name(room.cards, uuid)

@@ -24,10 +24,10 @@ def wake_time(text: str, since: float, zone: tzinfo | None = None) -> float:
     """
     relative = _RELATIVE.fullmatch(text)
     if relative is not None:
-        return _after(since, int(relative[1]) * _UNITS[relative[2]])
+        return _moment_after(since, int(relative[1]) * _UNITS[relative[2]])
     span = _SPAN.fullmatch(text)
     if span is not None:
-        return _after(since, int(span[1]) * _SPAN_UNITS[span[2]])
+        return _moment_after(since, int(span[1]) * _SPAN_UNITS[span[2]])
     today = datetime.fromtimestamp(since, zone).date()
     if text == "tomorrow":
         return _at(today + timedelta(days=1), time(0), zone)
@@ -43,7 +43,7 @@ def wake_time(text: str, since: float, zone: tzinfo | None = None) -> float:
     raise ValueError(f"{text!r} is not a time to wake at")
 
 
-def _after(since: float, seconds: int) -> float:
+def _moment_after(since: float, seconds: int) -> float:
     at = since + seconds
     if at >= _END_OF_TIME:
         raise ValueError(f"{seconds} seconds from now is not a valid time")

@@ -599,7 +599,7 @@ class AccountingQueries:
             if span is None:
                 frames = _in_rows(connection, table, schema, quick)
             else:  # by row numbers
-                frames = _in_arrays(connection, table, schema, condition, span)
+                frames = _read_as_arrays(connection, table, schema, condition, span)
             stored = pl.concat([from_rows((), schema), *frames])
         return from_stored(stored, schema)
 
@@ -640,7 +640,7 @@ def _row_span(connection: Connection, table: Table, condition: ColumnElement[boo
     return range(first, last + 1)
 
 
-def _in_arrays(
+def _read_as_arrays(
     connection: Connection, table: Table, schema: Schema, condition: ColumnElement[bool], span: range
 ) -> Iterator[pl.DataFrame]:
     """Read each column as JSON arrays: no Python object is made for a value, which takes a third of the time."""

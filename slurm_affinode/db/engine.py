@@ -204,13 +204,13 @@ def parse_url(text_url: str) -> URL:
     if backend == "sqlite":
         raise ConfigError(f"{url.drivername}: names no file", hint="name one: sqlite:////PATH/FILE")
     if backend not in ("postgresql", "mariadb"):
-        raise ConfigError(f"{url.drivername}: is not a supported database", hint=_known())
+        raise ConfigError(f"{url.drivername}: is not a supported database", hint=_known_urls())
     if not url.database:
-        raise ConfigError(f"{shown(url)}: names no database", hint=_known())
+        raise ConfigError(f"{shown(url)}: names no database", hint=_known_urls())
     return url.update_query_dict({"charset": "utf8mb4"}) if backend == "mariadb" else url
 
 
-def _known() -> str:
+def _known_urls() -> str:
     return "known: sqlite:////PATH/FILE, postgresql://USER@HOST/DATABASE, mariadb://USER@HOST/DATABASE"
 
 
@@ -244,7 +244,7 @@ def connect(url: URL, *, create: bool = True) -> Engine:
         hint = f"pip install 'slurm-affinode[{extra}]'" if extra else None
         raise UnreachableError(f"{shown(url)}: the Python module {error.name} is missing", hint=hint) from error
     except NoSuchModuleError as error:
-        raise ConfigError(f"{url.drivername}: no such database driver", hint=_known()) from error
+        raise ConfigError(f"{url.drivername}: no such database driver", hint=_known_urls()) from error
     except (SQLAlchemyError, TypeError) as error:
         raise ConfigError(f"{shown(url)}: cannot be used: {one_line(error)}") from error
 

@@ -64,7 +64,7 @@ steps = _mirror("steps", STEPS, STEP_KEY)
 allocation_gpus = _mirror("allocation_gpus", ALLOCATION_GPUS, ALLOCATION_GPU_KEY)
 
 
-def _of_ledger(names: Iterable[str]) -> list[Column[Any]]:
+def _ledger_columns(names: Iterable[str]) -> list[Column[Any]]:
     return [
         Column(
             name,
@@ -85,9 +85,9 @@ _ADDED = ("shares_gpus",)
 suspensions = Table(
     "suspensions",
     metadata,
-    *_of_ledger(name for name in ledger.COLUMNS if name not in _ADDED),
+    *_ledger_columns(name for name in ledger.COLUMNS if name not in _ADDED),
     Column("revision", BigInteger, nullable=False),
-    *_of_ledger(_ADDED),
+    *_ledger_columns(_ADDED),
 )
 
 ingests = Table(

@@ -146,7 +146,7 @@ class SampleBuilder:
         if len(self._series) >= MOST_SERIES or self._label_bytes > MOST_LABEL_BYTES:
             return f"is skipped: there are more than {MOST_SERIES:,} series, or their labels are too long"
         if name.startswith(EXPORTED):
-            return self._of_exporter(name, labels)
+            return self._exported_columns(name, labels)
         numbers: list[int] = []
         for source in self._table.by_name[name]:
             if source.matches(labels):
@@ -156,7 +156,7 @@ class SampleBuilder:
                 numbers.append(number)
         return numbers
 
-    def _of_exporter(self, name: str, labels: Mapping[str, str]) -> list[int] | str:
+    def _exported_columns(self, name: str, labels: Mapping[str, str]) -> list[int] | str:
         engine = labels.get("engine", "")
         field = (
             "up" if name == EXPORTED_UP else {**metric_table.exported_fields(), **metric_table.exported_buckets()}[name]

@@ -274,18 +274,18 @@ def cgroup_of_job(path: str) -> tuple[str, str] | None:
 
     ``None``: slurmd has not created it.
     """
-    match = _of_slurmd(path)
+    match = _match_slurmd(path)
     if match is None:
         return None
     return path[: match.end("top")], path[: match.end("job" if match["job"] else "sluid")]
 
 
 def _cgroup(process: Process) -> re.Match[str] | None:
-    matches = (_of_slurmd(row.split(":", 2)[-1]) for row in process.text_if_readable("cgroup").split("\n"))
+    matches = (_match_slurmd(row.split(":", 2)[-1]) for row in process.text_if_readable("cgroup").split("\n"))
     return next((match for match in matches if match is not None), None)
 
 
-def _of_slurmd(path: str) -> re.Match[str] | None:
+def _match_slurmd(path: str) -> re.Match[str] | None:
     match = _CGROUP.search(path)
     return None if match is None or _USER_SERVICE.search(path[: match.start() + 1]) else match
 

@@ -46,7 +46,7 @@ class NvmlDriver:
         """Open the driver if needed; return the devices that responded then."""
         if self._open is not None and (self._lost or self._faults) and self._clock() >= self._rescan_at:
             self.close()
-        return [gpu.device for gpu in self._all().values()]
+        return [gpu.device for gpu in self._open_devices().values()]
 
     def faults(self) -> Sequence[GpuFault]:
         """Return the GPUs that were counted but did not respond when the driver was opened."""
@@ -144,7 +144,7 @@ class NvmlDriver:
 
     # -- opening --------------------------------------------------------------------------------------------------
 
-    def _all(self) -> dict[tuple[str, str | None], OpenGpu]:
+    def _open_devices(self) -> dict[tuple[str, str | None], OpenGpu]:
         """Return the open devices, opening the driver if needed."""
         if self._open is None:
             return self._start()
@@ -175,7 +175,7 @@ class NvmlDriver:
     # -- queries --------------------------------------------------------------------------------------------------
 
     def _of(self, device: Device) -> OpenGpu:
-        gpu = self._all().get((device.uuid, device.mig))
+        gpu = self._open_devices().get((device.uuid, device.mig))
         if gpu is None:
             raise GpuLost(f"GPU {device.index} ({device.uuid}) is no longer a GPU of this node")
         return gpu

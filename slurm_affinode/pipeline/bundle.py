@@ -118,7 +118,7 @@ def secrets(texts: Iterable[str], environment: Mapping[str, str], read: Callable
                 continue
         elif _KEY.search(key):
             yield value
-        yield from _of_url(value)
+        yield from _url_passwords(value)
 
 
 def _leaves(value: Any, key: str = "", *, secret: bool = False) -> Iterator[tuple[str, str]]:
@@ -134,7 +134,7 @@ def _leaves(value: Any, key: str = "", *, secret: bool = False) -> Iterator[tupl
         yield key, value
 
 
-def _of_url(text: str) -> Iterator[str]:
+def _url_passwords(text: str) -> Iterator[str]:
     try:
         password = urlsplit(text).password
     except ValueError:
@@ -159,7 +159,7 @@ def write(
         name: value for name, value in environment.items() if name.startswith("SLURM_AFFINODE") or _KEY.search(name)
     }
     variables |= {f"{path}_file": str(path) for path in _secret_files(config)}
-    redact = Redactor([*secrets(texts.values(), variables, _small), *_of_url(config.db_url)])
+    redact = Redactor([*secrets(texts.values(), variables, _small), *_url_passwords(config.db_url)])
     files = {
         "about.json": json.dumps({
             "version": __version__, "python": platform.python_version(), "machine": platform.machine(),

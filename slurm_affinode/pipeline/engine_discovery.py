@@ -132,7 +132,7 @@ def ports(
             if spent_s[job.job_id] > MOST_SEARCH_S:
                 continue
             began_s = time.thread_time()
-            for port in _of_process(process, str(job.job_id), sockets, here, programs):
+            for port in _process_ports(process, str(job.job_id), sockets, here, programs):
                 # Workers of a server share its socket.
                 if port.inode not in by_inode or port.rank < by_inode[port.inode].rank:
                     by_inode[port.inode] = port
@@ -151,7 +151,7 @@ def ports(
     return bounded
 
 
-def _of_process(
+def _process_ports(
     process: Process, job: str, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int], programs: Sequence[str]
 ) -> Iterator[ListeningPort]:
     try:

@@ -319,7 +319,7 @@ def _configuration(request: SetupRequest, host: Host) -> _Part:
     def write() -> None:
         if current != text:
             _write(path, text)
-        user = _known(request, host)
+        user = _existing_account(request, host)
         if not _readable(path, user):
             _open_to(path, user)
 
@@ -359,7 +359,7 @@ def _state_directory(request: SetupRequest, host: Host) -> _Part:
     command = f"install -d -m {mode} -o {request.user} -g {request.user} {shlex.quote(str(state))}"
 
     def create() -> None:
-        user = _known(request, host)
+        user = _existing_account(request, host)
         path.mkdir(parents=True, exist_ok=True)
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -379,14 +379,14 @@ def _state_directory(request: SetupRequest, host: Host) -> _Part:
         return _Part("state directory", str(state), command)
     if facts.st_uid != 0:
         return _Part("state directory", str(state), command, problem=f"it belongs to another user ({facts.st_uid})")
-    foreign = sorted(entry.name for entry in path.iterdir() if not _of_reports(entry.name))
+    foreign = sorted(entry.name for entry in path.iterdir() if not _belongs_to_reports(entry.name))
     if foreign:
         problem = f"it belongs to root, and has {', '.join(foreign[:3])}, perhaps of an agent: give --state another one"
         return _Part("state directory", str(state), "slurm-affinode setup report --state DIR", problem=problem)
     return _Part("state directory", str(state), command, create, f"{detail}; it belongs to root", changes=True)
 
 
-def _of_reports(name: str) -> bool:
+def _belongs_to_reports(name: str) -> bool:
     return name in REPORT_ENTRIES or name.startswith(_DATABASE)
 
 
@@ -396,8 +396,8 @@ def _ownership(request: SetupRequest, host: Host) -> _Part | None:
     path = host.at(state)
     if not path.is_dir():
         return None
-    names = sorted(entry.name for entry in path.iterdir() if _of_reports(entry.name))
-    count = sum(1 for name in names for _ in _of_root(path / name))
+    names = sorted(entry.name for entry in path.iterdir() if _belongs_to_reports(entry.name))
+    count = sum(1 for name in names for _ in _owned_by_root(path / name))
     places = " ".join(shlex.quote(str(state / name)) for name in names)
     command = f"chown -R --no-dereference --from=root {request.user}:{request.user} {places}"
     if not count:
@@ -408,7 +408,7 @@ def _ownership(request: SetupRequest, host: Host) -> _Part | None:
     )
 
 
-def _of_root(path: Path) -> Iterator[Path]:
+def _owned_by_root(path: Path) -> Iterator[Path]:
     """Yield the files and directories of root at and below ``path``; links are not followed."""
     pending = [path]
     for _ in range(_MOST_FILES):
@@ -503,7 +503,7 @@ def _first_report(request: SetupRequest, host: Host) -> _Part | None:
     return _Part("first ingest and reports", str(reports), shlex.join(argv), act, detail)
 
 
-def _known(request: SetupRequest, host: Host) -> Account:
+def _existing_account(request: SetupRequest, host: Host) -> Account:
     user = host.account(request.user)
     if user is None:
         raise UnreachableError(f"there is no user {request.user}")

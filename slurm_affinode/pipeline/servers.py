@@ -237,7 +237,7 @@ def _used(engine: ExaminedEngine) -> EngineUsage:
 
 def _chart(health: EngineHealth, samples: pl.LazyFrame, gpus: pl.LazyFrame | None) -> pl.DataFrame:
     """Return the timeline of one engine: its samples are read again, as few of many engines have a chart."""
-    engine_samples = samples.filter(*_same(health))
+    engine_samples = samples.filter(*_address_condition(health))
     same = health.key, health.job
     return next(
         _timeline(engine)
@@ -370,14 +370,14 @@ def _room(gpus: pl.DataFrame | None) -> tuple[float | None, float | None]:
 
 def _samples_of(health: EngineHealth, samples: pl.LazyFrame) -> pl.DataFrame:
     """Return the samples of an engine, with those of other processes that respond at its address."""
-    same = _same(health)
+    same = _address_condition(health)
     if health.job is not None:
         # Jobs that served at this address one after the other are engines of their own.
         same.append((pl.col("job") == health.job).fill_null(value=True))
     return samples.filter(pl.all_horizontal(same), pl.col("time").is_between(health.since, health.until)).collect()
 
 
-def _same(health: EngineHealth) -> list[pl.Expr]:
+def _address_condition(health: EngineHealth) -> list[pl.Expr]:
     """Return the condition for samples from the engine's address."""
     names = [name for name in IDENTITY if name != "rank" or not responds_in_turn(health.key)]
     return [pl.col(name).eq_missing(pl.lit(getattr(health.key, name), pl.String)) for name in names]

@@ -330,7 +330,7 @@ def replay_trace(
             -1 if row["timelimit_s"] is None else max(row["timelimit_s"], row["run_s"]), row["wait_s"], counted=True,
             idle=tuple(windows.get(row["job"], ())),
             predicted=-1 if predicted is None else int(predicted.predicted[row["row"]]),
-            idle_risk_pct=None if risk is None else _known(float(risk.predicted_pct[row["row"]])),
+            idle_risk_pct=None if risk is None else _without_nan(float(risk.predicted_pct[row["row"]])),
         )
         for row in table.iter_rows(named=True)
     ]  # fmt: skip
@@ -557,7 +557,7 @@ def _jobs(
             row["job_id"], row["partition"], row["submitted_ms"] // 1000, run, row["gpus"],
             -1 if limit is None else max(limit, run), row["waited_ms"] // 1000, row["counted"], idle_spans,
             predicted.get((row["job_id"], row["exactly_s"]), -1),
-            _known(risk.get((row["job_id"], row["exactly_s"]))), row["priority"] or 0,
+            _without_nan(risk.get((row["job_id"], row["exactly_s"]))), row["priority"] or 0,
         ))  # fmt: skip
         starts.append(start)
         interactive.append(row["interactive"])
@@ -565,7 +565,7 @@ def _jobs(
     return jobs, starts, interactive, numbers
 
 
-def _known(value: float | None) -> float | None:
+def _without_nan(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 

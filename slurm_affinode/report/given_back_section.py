@@ -138,7 +138,7 @@ def _row(row: Row, zone: tzinfo, links: Links) -> tuple[Cell, ...]:
         name_cell(row["user"], sub=fmt.clip(fmt.name(row["account"]), 40), href=links.user(row["user"])),
         _number(row["gpu_hours_given_back"], fmt.number(row["gpu_hours_given_back"])),
         Cell(fmt.moment(row["began"], zone), "short", sort=str(round(row["began"].timestamp()))),
-        Cell(_became(row), "text", sub=_where(row)),
+        Cell(_became(row), "text", sub=_failure_or_nodes(row)),
         _number(row["asleep_s"], fmt.duration(row["asleep_s"])),
         _number(row["suspend_s"], _short(row["suspend_s"])),
         _number(row["restore_s"], _short(row["restore_s"])),
@@ -152,7 +152,7 @@ def _became(row: Row) -> str:
     return _IN_PLACE.get(row["outcome"], word) if row["mode"] == "inplace" else word
 
 
-def _where(row: Row) -> str:
+def _failure_or_nodes(row: Row) -> str:
     if row["failure"]:
         return fmt.clip(visible(row["failure"]), _FAILURE_LENGTH)
     places = [fmt.name(row[key]) for key in ("node", "restored_node") if row[key] is not None]

@@ -415,7 +415,7 @@ def _item(  # noqa: PLR0917
         "stage": stage,
         "color": COLORS[color],
         "says": texts.kind(finding.kind, ended=_ended(action)),
-        "then": _then(action, texts, now, timezone),
+        "then": _next_step(action, texts, now, timezone),
         "facts": _facts(finding, texts, timezone, admin=user is None),
         "gpus": [_gpu(gpu, texts) for gpu in gpus[:MAX_GPUS]],
         "gpus_more": texts.several("gpus_more", len(gpus) - MAX_GPUS, count=len(gpus) - MAX_GPUS)
@@ -453,7 +453,7 @@ def _stage(action: Action, texts: Texts) -> tuple[str, str]:
     return texts.say("stage_warning", number=action.number, of=of), "warn"
 
 
-def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> str:
+def _next_step(action: Action, texts: Texts, now: datetime, timezone: str | None) -> str:
     settings, finding, stages = action.settings, action.finding, stages_of(action.settings, action.finding)
     idle, since = texts.say("not_known"), idle_since(settings, finding)
     if since is not None:

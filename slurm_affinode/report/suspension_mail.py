@@ -28,7 +28,7 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
         "stage": texts.say(f"sleep_stage_{kind}"),
         "color": COLORS[_COLORS[event.kind]],
         "says": texts.say(f"sleep_says_{kind}", cluster=event.cluster, node=event.node, job=job),
-        "then": _then(event, texts),
+        "then": _next_step(event, texts),
         "facts": _facts(event, texts, timezone),
         "todo": _todo(event, texts),
         "left_out": texts.say("sleep_left_out", count=event.left_out) if event.left_out else "",
@@ -55,7 +55,7 @@ def _title(event: SuspensionMail, texts: Texts) -> str:
     return texts.say("job", job=event.called)
 
 
-def _then(event: SuspensionMail, texts: Texts) -> str:
+def _next_step(event: SuspensionMail, texts: Texts) -> str:
     if event.kind != "suspended":
         return ""
     if event.on_request:

@@ -39,7 +39,7 @@ def hours_over_time(result: WasteResult) -> Markup:
     if frame.height > _MAX_TIME_BARS and result.bucket_s == _DAY_S:
         frame, step = _wider(frame, zone)
     starts = frame["bucket"].to_list()
-    after = _after(starts[-1], zone, step) if step in _WIDER else _next(starts[-1], result.bucket_s, zone)
+    after = _period_end(starts[-1], zone, step) if step in _WIDER else _next(starts[-1], result.bucket_s, zone)
     ends = [*starts[1:], after]
     spans = [_span_h(result, start, end) for start, end in zip(starts, ends, strict=True)]
     series = [
@@ -81,7 +81,7 @@ def _begin(at: datetime, zone: tzinfo, name: str) -> datetime:
     return day.astimezone(UTC)
 
 
-def _after(start: datetime, zone: tzinfo, name: str) -> datetime:
+def _period_end(start: datetime, zone: tzinfo, name: str) -> datetime:
     """Return the end of the week, month or year that begins at ``start``."""
     return _begin(start + timedelta(days={"week": 10, "month": 40, "year": 400}[name]), zone, name)
 

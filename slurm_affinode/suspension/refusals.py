@@ -291,10 +291,10 @@ def of_tree(
             refuse(RefusalCode.UNDUMPABLE, text, [process])
     if tree.stray is not None:
         refuse(RefusalCode.SESSION, f"is in session {tree.stray.session}, {NOT_LED}", [tree.stray])
-    return [*reasons, *_of_node(tree)]
+    return [*reasons, *_node_dependences(tree)]
 
 
-def _of_node(tree: TreeFacts) -> list[Refusal]:
+def _node_dependences(tree: TreeFacts) -> list[Refusal]:
     """Return what would stay on the node."""
     reasons = []
     if tree.lost_streams:

@@ -183,7 +183,7 @@ class JobRestorer:
             self._claim(arrival, run, job, image)
             placing = replace(placing, loss=self._loss(arrival, run, image.manifest))
             again, runs_since_epoch = self._interrupted(placing)
-            reply = self._instead(placing) if runs_since_epoch is None else None
+            reply = self._reply_after_loss(placing) if runs_since_epoch is None else None
         except (RestoreFailed, JournalError) as error:
             return self._failed(arrival, job, None, error)
         if reply is not None:
@@ -327,7 +327,7 @@ class JobRestorer:
         )
         return _Loss(restored, None if restored.held else verdict)
 
-    def _instead(self, placing: _Placing) -> Reply | None:
+    def _reply_after_loss(self, placing: _Placing) -> Reply | None:
         """Return the reply for a job that is not restored again after a loss; ``None`` if it is.
 
         Raises ``RestoreFailed`` if the decision cannot be recorded.

@@ -150,7 +150,7 @@ class JobSuspender:
                 job = self._current(job, ending)
         members = self._members(job)
         root = self._root_of(job)
-        reasons = list(self._before(job, root, members, ending))
+        reasons = list(self._early_reasons(job, root, members, ending))
         if job.slurm is None or not root:
             return reasons
         tree = self._inspect(job.init_pid, root)
@@ -185,7 +185,9 @@ class JobSuspender:
             tree = self._inspect(job.init_pid, root) if root else None
         return Compatibility(kinds(job, tree, users, codes), modes)
 
-    def _before(self, job: WatchedJob, root: int, members: Sequence[Member], ending: Ending[Any]) -> Iterator[Refusal]:
+    def _early_reasons(
+        self, job: WatchedJob, root: int, members: Sequence[Member], ending: Ending[Any]
+    ) -> Iterator[Refusal]:
         """Yield the reasons that are known without an inspection of the process tree."""
         if job.slurm is None:
             yield Refusal(RefusalCode.SLURM, "slurmctld has not reported this job yet")
@@ -214,7 +216,7 @@ class JobSuspender:
 
     def suspend(self, job: WatchedJob, why: str, *, sample_again: SampleAgain, busy: bool = False) -> SuspensionRecord:
         """See ``interface.Suspender``."""
-        with self._alone(job.job_id), self._memory.promised(job):
+        with self._exclusively(job.job_id), self._memory.promised(job):
             ending = self._ending(job)
             job = self._current(job, ending)
             attempt: Attempt = ending.begin(job, self._admit(job), why, busy=busy)
@@ -243,7 +245,7 @@ class JobSuspender:
             return replace(attempt.record, phase=attempt.phase, failure=attempt.failure, in_use=in_use)
 
     @contextmanager
-    def _alone(self, job_id: int) -> Iterator[None]:
+    def _exclusively(self, job_id: int) -> Iterator[None]:
         """Refuse other suspensions of the job while the context lasts."""
         with self._lock:
             if job_id in self._busy:

@@ -231,7 +231,7 @@ def analyse(trace: GenTrace) -> ServingResult:
     if trace.requests is not None:
         popularity = _popularity(trace.requests)
         figures |= requests(trace.requests, popularity)
-    figures |= _other(trace.metrics, latency)
+    figures |= _other_figures(trace.metrics, latency)
     figures |= computation_share(_samples(trace, "predict", notes), _samples(trace, "pipeline_inference", notes))
     known = {field.name for field in fields(ServingSummary)}
     return ServingResult(
@@ -406,7 +406,7 @@ def latencies(metrics: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _other(metrics: Mapping[str, pl.DataFrame], latency: pl.DataFrame) -> dict[str, Any]:
+def _other_figures(metrics: Mapping[str, pl.DataFrame], latency: pl.DataFrame) -> dict[str, Any]:
     means = dict(zip(latency["name"].to_list(), latency["mean_s"].to_list(), strict=True))
     host, queue = metrics.get("host_memory"), metrics.get("queue_size")
     return {

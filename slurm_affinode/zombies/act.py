@@ -205,7 +205,7 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
     except AnswerError as error:
         cancels = action.settings.action == "cancel"
         if action.verb == "suspend" and cancels and error.code not in _NOT_NOW and tools.instead > 0:
-            return _instead(action, tools, observation, str(error))
+            return _cancel_instead(action, tools, observation, str(error))
         kind: Result = "gone" if error.code in _GONE else "spared" if error.code in _SPARED else "failed"
         return Outcome(action, kind, f"{action.target}: {error}", observation)
     except AffinodeError as error:
@@ -232,7 +232,7 @@ def _kept(action: Action, tools: Tools) -> Outcome | None:
     return Outcome(action, "spared", f"{action.target}: {keep.user} requested an exemption: {keep.why}")
 
 
-def _instead(action: Action, tools: Tools, observation: Observation, why: str) -> Outcome:
+def _cancel_instead(action: Action, tools: Tools, observation: Observation, why: str) -> Outcome:
     """Cancel a job that cannot be suspended: opting in must not protect it from cancellation."""
     tools.instead -= 1
     action = replace(action, verb="cancel", reason=f"{action.reason}; it cannot be suspended: {why}")
@@ -305,7 +305,7 @@ def _do(action: Action, tools: Tools, observation: Observation) -> str:
     if action.verb == "resume":
         node = _node(finding, tools)
         tools.slurm.resume(node)
-        return f"{node} is in service again; it was drained: {_why(observation)}"
+        return f"{node} is in service again; it was drained: {_observed_reason(observation)}"
     job = observation.job
     if job is None:
         raise InputError(f"{action.target}: it is not known")
@@ -337,7 +337,7 @@ def _end_steps(job: str, steps: Sequence[str], tools: Tools) -> str:
     return f"job {job}: steps {', '.join(ended)} were canceled; the allocation stays"
 
 
-def _why(observation: Observation) -> str:
+def _observed_reason(observation: Observation) -> str:
     return str(observation.evidence.get("reason")) if isinstance(observation.evidence, Mapping) else ""
 
 

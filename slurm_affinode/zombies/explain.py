@@ -108,7 +108,7 @@ def explain(
         )
         ref = squatters.run_ref(row, finish)
         findings = tuple(
-            finding for finding in everything.findings if finding.job is not None and _same(finding.job, ref)
+            finding for finding in everything.findings if finding.job is not None and _is_same_attempt(finding.job, ref)
         )
         run = _number_of(row, held)
         pages = _pages(row, run, held, file.signatures, findings, samples)
@@ -204,7 +204,7 @@ def check_single(job: str, stored: pl.DataFrame) -> None:
         raise AffinodeError(f"{job} is {count} jobs", hint=f"name one of them, such as {job}_1 or {job}+1")
 
 
-def _same(attempt: JobAttempt, other: JobAttempt) -> bool:
+def _is_same_attempt(attempt: JobAttempt, other: JobAttempt) -> bool:
     return attempt.job_id == other.job_id and attempt.submit == other.submit
 
 

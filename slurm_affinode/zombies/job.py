@@ -235,7 +235,7 @@ class _Work:
 
     def _gpus(self, row: dict[str, Any], run: int | None) -> tuple[tuple[GpuUse, ...], list[GpuTrack], int]:
         """Return the GPUs of an attempt in order of node and index, their tracks, and twice their sampling interval."""
-        pairs = [] if run is None else _of_run(self.held, run)
+        pairs = [] if run is None else _pairs_of_run(self.held, run)
         made = []
         for pair in pairs:
             device = self.held.devices.row(self.held.pairs["at"][pair], named=True)
@@ -263,7 +263,7 @@ class _Work:
         )  # fmt: skip
 
 
-def _of_run(held: HeldGpus, run: int) -> list[int]:
+def _pairs_of_run(held: HeldGpus, run: int) -> list[int]:
     """Return the numbers of the pairs of a run; pairs are sorted by run."""
     column = held.pairs["run"]
     first, last = column.search_sorted(run, side="left"), column.search_sorted(run, side="right")
@@ -330,12 +330,12 @@ def summarize_live(
     verdict = f"Only the present is known: {busy} of {counted(len(gpus), 'GPU')} {'is' if busy == 1 else 'are'} busy."
     note = f"to watch the GPUs for a while: slurm-affinode zombies explain {summary.job.id} --live --watch 1h"
     return replace(
-        summary, gpus=tuple(_now(gpu, ran_s) for gpu in gpus), slot_s=ran_s / gpu_tracks.SLOTS,
+        summary, gpus=tuple(_present_only(gpu, ran_s) for gpu in gpus), slot_s=ran_s / gpu_tracks.SLOTS,
         verdict=verdict if active else summary.verdict, notes=(note,),
     )  # fmt: skip
 
 
-def _now(gpu: LiveGpu, ran_s: float) -> GpuUse:
+def _present_only(gpu: LiveGpu, ran_s: float) -> GpuUse:
     """Return a GPU of which only the present is known: the last slot."""
     held = gpu.evidence()
     return GpuUse(

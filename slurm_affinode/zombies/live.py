@@ -64,7 +64,7 @@ def find_live_misfits(
     since = request.since or seen.at - timedelta(seconds=parse_span_s(config.zombies.look_back))
     stored, recorded, notes = _stored(config, since, seen.at, seen.snapshot.cluster)
     uses = _uses(seen)
-    jobs = _together(stored, frame(seen.snapshot, uses))
+    jobs = _combine(stored, frame(seen.snapshot, uses))
     gpus = pl.concat([recorded, _allocations(seen)])
     rules = config.zombies.misfits
     gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
@@ -210,7 +210,7 @@ def _stored(
         return pl.DataFrame(schema=JOBS), pl.DataFrame(schema=RECORDED_GPUS), [note]
 
 
-def _together(stored: pl.DataFrame, live: pl.DataFrame) -> pl.DataFrame:
+def _combine(stored: pl.DataFrame, live: pl.DataFrame) -> pl.DataFrame:
     """Combine accounting and slurmctld: running jobs are those of slurmctld, ended ones come from both.
 
     Jobs that run according to accounting only are dropped: slurmctld does not know them, so they have ended.

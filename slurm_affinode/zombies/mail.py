@@ -59,7 +59,7 @@ def _mail(
     claimed: set[tuple[str, int]] = set()
     for action in group:
         name = (_key(action), action.number)
-        if name in claimed or tools.log.claim_warning(*name, run, now=now, hold=HOLD, seen=_seen(action, ledger)):
+        if name in claimed or tools.log.claim_warning(*name, run, now=now, hold=HOLD, seen=_last_sent(action, ledger)):
             claimed.add(name)
             own_actions.append(action)
         else:
@@ -80,7 +80,7 @@ def _key(action: Action) -> str:
     return action.finding.key if action.number else action.finding.matter
 
 
-def _seen(action: Action, ledger: Ledger) -> datetime | None:
+def _last_sent(action: Action, ledger: Ledger) -> datetime | None:
     """Return when this warning was last sent, as known to the decision."""
     key = _key(action)
     if action.number == 0:

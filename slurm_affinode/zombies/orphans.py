@@ -29,7 +29,7 @@ def find(  # noqa: PLR0917
     first and ``jobs`` those after the last. Only what both responses show is reported, and only if it fits neither list
     of jobs: jobs may have started or ended in between.
     """
-    findings = _strays(cluster, _known(jobs if before is jobs else (*before, *jobs)), first_answers, answers, now)
+    findings = _strays(cluster, _known_jobs(jobs if before is jobs else (*before, *jobs)), first_answers, answers, now)
     findings += _engines(cluster, jobs, first_answers, answers, now)
     findings += [finding for job in jobs if (finding := _completing(cluster, job, now, completing_s)) is not None]
     findings += [finding for node in nodes if (finding := _drained(cluster, node, now)) is not None]
@@ -115,7 +115,7 @@ class _Known:
     """Node -> the jobs on it."""
 
 
-def _known(jobs: Iterable[Job]) -> _Known:
+def _known_jobs(jobs: Iterable[Job]) -> _Known:
     alive: dict[int, int | None] = {}
     ended: dict[int, int | None] = {}
     on: dict[str, list[Job]] = {}
@@ -128,7 +128,7 @@ def _known(jobs: Iterable[Job]) -> _Known:
 
 def orphan(process: LiveProcess, jobs: Iterable[Job], node: str) -> str | None:
     """Return why a process on ``node`` belongs to no job; ``None`` if it does or may."""
-    code = _orphan(process, _known(jobs), node)
+    code = _orphan(process, _known_jobs(jobs), node)
     return None if code is None else evidence(code, "none", job=process.job).text
 
 
@@ -161,7 +161,7 @@ def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
 @without_collection()
 def seem(jobs: Iterable[Job], first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer]) -> bool:
     """Return whether a process or memory belongs to none of ``jobs``. A job started since may own it."""
-    return bool(_strays("", _known(jobs), first_answers, answers, datetime.fromtimestamp(0, UTC)))
+    return bool(_strays("", _known_jobs(jobs), first_answers, answers, datetime.fromtimestamp(0, UTC)))
 
 
 def _strays(

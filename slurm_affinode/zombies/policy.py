@@ -72,9 +72,9 @@ def reaching(config: Config, policy: Policy) -> Config:
 
     Idle time beyond the look-back is not seen.
     """
-    every = [stages for settings in _all(policy) for stages in (settings.fixed, settings.sliding)]
+    every = [stages for settings in _all_settings(policy) for stages in (settings.fixed, settings.sliding)]
     spans = [seconds for stages in every for seconds in (*stages.warnings, stages.cancel_s) if seconds is not None]
-    extra_s = max(settings.interactive.extra_s for settings in _all(policy))
+    extra_s = max(settings.interactive.extra_s for settings in _all_settings(policy))
     needed_s = max(spans, default=0.0) + extra_s + LATE_S if spans else 0.0
     if needed_s <= parse_span_s(config.zombies.look_back):
         return config
@@ -89,7 +89,7 @@ def explain(policy: Policy, now: datetime) -> list[str]:
     lines = ["Default: " + _settings(policy.default)]
     lines += [f"{rule.name} (line {rule.line}): {_match(rule.match)}: {_settings(rule.settings, rule.sets)}"
               for rule in policy.rules]  # fmt: skip
-    if not any(stages.cancel_s for settings in _all(policy) for stages in (settings.fixed, settings.sliding)):
+    if not any(stages.cancel_s for settings in _all_settings(policy) for stages in (settings.fixed, settings.sliding)):
         lines += [f"{rule.name} (line {rule.line}) never cancels: set cancel in fixed or sliding."
                   for rule in policy.rules if rule.settings.action == "cancel"]  # fmt: skip
     today = now.astimezone(zone_of(policy.calendar.timezone)).date()
@@ -115,7 +115,7 @@ def explain(policy: Policy, now: datetime) -> list[str]:
     return lines
 
 
-def _all(policy: Policy) -> Iterable[Settings]:
+def _all_settings(policy: Policy) -> Iterable[Settings]:
     return (policy.default, *(rule.settings for rule in policy.rules))
 
 
@@ -224,7 +224,7 @@ def _subject(finding: Finding) -> str:
     return finding.key
 
 
-def _there(past: Iterable[Episode], since: datetime, moment: datetime) -> Iterable[Finding]:
+def _present_findings(past: Iterable[Episode], since: datetime, moment: datetime) -> Iterable[Finding]:
     """Return the findings at ``moment``: for each subject, the episode that ends next.
 
     If the look-back is shorter than the job, each listing sees a later start of the same idle time.
@@ -255,7 +255,7 @@ def replay(
     while moment <= until:
         there = [
             replace(finding, observed_at=moment)
-            for finding in _there(past, since, moment)
+            for finding in _present_findings(past, since, moment)
             if _subject(finding) not in over
         ]
         for action in plan(there, policy, Ledger(warnings, {}, mailed), moment):

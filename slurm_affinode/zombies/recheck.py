@@ -233,7 +233,7 @@ class Recheck:
             return Observation("gone", f"{name} is in service again")
         if KILL_FAILED not in (node.reason or "").lower():
             return Observation("gone", f"{name} is drained for another reason: {node.reason}")
-        if (node.reason or "").strip().lower() != KILL_FAILED or not self._of_slurm(node.reason_user):
+        if (node.reason or "").strip().lower() != KILL_FAILED or not self._may_be_slurms(node.reason_user):
             return Observation(
                 "unknown", f"{name} is drained by {node.reason_user or 'an unknown user'} for: {node.reason}"
             )
@@ -256,7 +256,7 @@ class Recheck:
                 return Observation("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
         return Observation("still", f"{name} is clean")
 
-    def _of_slurm(self, user: str | None) -> bool:
+    def _may_be_slurms(self, user: str | None) -> bool:
         """Return whether Slurm itself may have set a reason, and not an operator under their own name."""
         return user in (None, "root") or user == self.slurm.config().get("SlurmUser", "").partition("(")[0]
 

@@ -112,7 +112,7 @@ def observe(
         sampler.sleep(min(SAMPLING_S, max(0.1, end - sampler.now())))
         sampler.say(f"looking for {span(max(0.0, end - sampler.now()))} more")
         answers, gpus = once()
-        _again(watched, gpus, sampler.now(), limit_pct)
+        _add_round(watched, gpus, sampler.now(), limit_pct)
     return NodeSamples(
         first_answers,
         answers,
@@ -196,7 +196,7 @@ def _watched(gpu: LiveGpu, at: float, limit: float) -> Watched:
     return Watched(gpu, at if idle else None, peaks)
 
 
-def _again(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu], at: float, limit: float) -> None:
+def _add_round(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu], at: float, limit: float) -> None:
     """Add a round of readings. A GPU without a reading is unknown until it has one again."""
     there = {gpu.key: gpu for gpu in gpus}
     for key, previous in watched.items():

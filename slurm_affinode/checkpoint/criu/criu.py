@@ -213,7 +213,7 @@ class Criu:
         except (UnreachableError, OSError) as error:
             raise DumpFailed(f"the dump was aborted: {error}") from None
         if done.returncode != 0:
-            why = "the job ended" if space.init.ended() else self._why(directory_fd, "dump.log", done)
+            why = "the job ended" if space.init.ended() else self._failure_reason(directory_fd, "dump.log", done)
             if _HALF in why:
                 why = (
                     "it is connected to a UNIX socket outside of the job, which is not that of a service in "
@@ -417,7 +417,7 @@ class Criu:
                     if failed:  # without CRIU nothing holds a partial tree, and the checks may still be running
                         space.kill_all()
             if failed:
-                why = self._why(work_fd, "restore.log", done)
+                why = self._failure_reason(work_fd, "restore.log", done)
                 stack.close()  # the filler would block the readers of the pages otherwise
                 if filler is not None and (filler.error is not None or _ABOUT_MEMORY.search(why)):
                     raise filler.error or CannotFill(why)
@@ -482,7 +482,7 @@ class Criu:
             ]  # fmt: skip
             yield argv, [program, space.pid_fd, space.mount_fd, *cgroups]
 
-    def _why(self, directory_fd: int, log: str, done: process.Completed) -> str:
+    def _failure_reason(self, directory_fd: int, log: str, done: process.Completed) -> str:
         text = log_of(Path(f"/proc/self/fd/{directory_fd}/{log}"))
         reason = failure(text)
         if text or not done.stderr.strip():

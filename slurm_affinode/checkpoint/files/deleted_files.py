@@ -127,7 +127,7 @@ def set_aside(
         check = time_limit(_ANSWER_S, "deleted files")
         return {
             (deleted.directory, name): NamedFile(
-                deleted.directory, name, _aside(process, deleted.facts), deleted.facts.st_ino
+                deleted.directory, name, _unique_name(process, deleted.facts), deleted.facts.st_ino
             )
             for process, deleted in _nameless(tree)
             if not f"{deleted.directory}/".startswith(tuple(f"{place}/" for place in but))
@@ -212,7 +212,7 @@ def forget(init: Id, tree: Collection[Id], owner: User) -> None:
             (deleted.directory, name, deleted.facts.st_ino)
             for process, deleted in _nameless(tree)
             for name in _names(process, deleted, check)
-            if not name.startswith(ASIDE) or name == _aside(process, deleted.facts)
+            if not name.startswith(ASIDE) or name == _unique_name(process, deleted.facts)
         ]
 
     with suppress(OSError, ExhaustedError):
@@ -226,7 +226,7 @@ def ahead(tree: Collection[Id]) -> tuple[RemovedFile, ...]:
 
     def find() -> tuple[RemovedFile, ...]:
         return tuple(
-            RemovedFile(deleted.directory, _aside(process, deleted.facts), deleted.facts.st_ino)
+            RemovedFile(deleted.directory, _unique_name(process, deleted.facts), deleted.facts.st_ino)
             for process, deleted in islice(_nameless(tree), _MOST_AHEAD)
         )
 
@@ -364,7 +364,7 @@ def _names(process: Process, file: _Nameless, check: Callable[[], None]) -> list
     return names
 
 
-def _aside(process: Process, facts: os.stat_result) -> str:
+def _unique_name(process: Process, facts: os.stat_result) -> str:
     """Return the unique name of a file: no other file there has its inode number, no other attempt the rest."""
     return f"{ASIDE}{facts.st_ino}.{_run_of(process)}"
 

@@ -88,16 +88,18 @@ class Maker:
 
     def make(self) -> str | None:
         """Create missing files and directories, still without contents; return the first failure, if any."""
-        return self._each(self.files, self._make)
+        return self._call_for_all(self.files, self._make)
 
     def fill(self) -> str | None:
         """Set contents, modes and times of created files; return the first failure, if any."""
         # Directories last, from the bottom: files in them change their times, and they may be read-only.
         created = [file for file in self.files if file.full in self.made]
         files = [file for file in created if file.kind != "directory"]
-        return self._each([*files, *(file for file in reversed(created) if file.kind == "directory")], self._fill)
+        return self._call_for_all(
+            [*files, *(file for file in reversed(created) if file.kind == "directory")], self._fill
+        )
 
-    def _each(self, files: Sequence[ScratchFile], call: Callable[[ScratchFile], None]) -> str | None:
+    def _call_for_all(self, files: Sequence[ScratchFile], call: Callable[[ScratchFile], None]) -> str | None:
         for file in files:
             try:
                 self.check()
@@ -139,7 +141,7 @@ class Maker:
             return False
         if facts.st_uid != self.leftovers.uid:
             raise _InTheWayError
-        if self._same(file, parent, name, facts):
+        if self._is_same_file(file, parent, name, facts):
             return True
         if file.kind not in ("file", "link") or not stat.S_ISREG(facts.st_mode):
             raise _InTheWayError
@@ -149,7 +151,7 @@ class Maker:
             raise _InTheWayError from None
         return False
 
-    def _same(self, file: ScratchFile, parent: int, name: str, facts: os.stat_result) -> bool:
+    def _is_same_file(self, file: ScratchFile, parent: int, name: str, facts: os.stat_result) -> bool:
         if file.kind == "directory":
             return stat.S_ISDIR(facts.st_mode)
         if file.kind == "fifo":

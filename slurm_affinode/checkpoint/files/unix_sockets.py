@@ -144,10 +144,10 @@ def _bind(made: socket.socket, unix_socket: UnixSocket) -> None:
         os.chdir(unix_socket.directory)
     path = Path(unix_socket.path)
     mode = 0o777 if unix_socket.mode is None else unix_socket.mode & 0o777
-    aside = path.with_name(f".aside.{uuid.uuid4().hex}") if unix_socket.deleted and _there(path) else None
+    aside = path.with_name(f".aside.{uuid.uuid4().hex}") if unix_socket.deleted and _file_mode(path) else None
     if aside is not None:
         path.rename(aside)
-    elif stat.S_ISSOCK(_there(path)):
+    elif stat.S_ISSOCK(_file_mode(path)):
         path.unlink()  # its own socket, from the previous attempt
     created = _make_directories(path) if unix_socket.deleted else []
     umask = os.umask(~mode & 0o777)  # of this thread only
@@ -164,7 +164,7 @@ def _bind(made: socket.socket, unix_socket: UnixSocket) -> None:
             directory.rmdir()
 
 
-def _there(path: Path) -> int:
+def _file_mode(path: Path) -> int:
     """Return the mode of a file, 0 if it does not exist."""
     try:
         return path.lstat().st_mode
@@ -174,7 +174,7 @@ def _there(path: Path) -> int:
 
 def _make_directories(path: Path) -> list[Path]:
     """Create the missing parent directories and return them."""
-    missing = [above for above in reversed(path.parents) if not _there(above)]
+    missing = [above for above in reversed(path.parents) if not _file_mode(above)]
     for directory in missing:
         directory.mkdir(mode=0o700)
     return missing

@@ -151,13 +151,13 @@ class Entries:
             try:
                 with self.job(name) as job_fd:
                     if job_fd is not None:
-                        yield from self._of_job(job_fd, name)
+                        yield from self._job_entries(job_fd, name)
             except ImageDamaged as error:
                 yield error
             except OSError as error:
                 yield ImageDamaged(f"{name}: cannot be read: {error.strerror}")
 
-    def _of_job(self, job_fd: int, name: str) -> Iterator[Image | ImageDamaged]:
+    def _job_entries(self, job_fd: int, name: str) -> Iterator[Image | ImageDamaged]:
         for seq in self.complete(job_fd):
             try:
                 yield self.image(job_fd, name, seq)

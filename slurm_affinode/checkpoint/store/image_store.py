@@ -80,12 +80,12 @@ class Budget:
             raise NoRoom(f"{self._path}: {text.size(free)} free, {text.size(size)} needed")
         for what, held, quota in (
             ("the store has", usage.used - freeable + promised, self.quota),
-            (f"user {uid} has", usage.by_user.get(uid, 0) + self._sum(uid), self._of_user(usage)),
+            (f"user {uid} has", usage.by_user.get(uid, 0) + self._sum(uid), self._user_limit(usage)),
         ):
             if quota is not None and held + size > quota:
                 raise NoRoom(f"{self._path}: {what} {text.size(held)} of {text.size(quota)}, {text.size(size)} needed")
 
-    def _of_user(self, usage: Usage) -> int | None:
+    def _user_limit(self, usage: Usage) -> int | None:
         """Return the limit for one user in bytes; ``None``: no limit."""
         if self.user_share is None:
             return self.user_quota

@@ -266,12 +266,12 @@ class Tiers:
 
     def on_node(self, name: str, seq: int) -> Copy | None:
         """Return the fastest complete copy in a tier of this node."""
-        return next((copy for copy in self._all(name, seq) if not copy.tier.shared), None)
+        return next((copy for copy in self._all_copies(name, seq) if not copy.tier.shared), None)
 
     def _copies_of(self, facts: Manifest) -> list[Copy]:
-        return [copy for copy in self._all(facts.key.name, facts.seq) if copy.image.manifest == facts]
+        return [copy for copy in self._all_copies(facts.key.name, facts.seq) if copy.image.manifest == facts]
 
-    def _all(self, name: str, seq: int) -> Iterator[Copy]:
+    def _all_copies(self, name: str, seq: int) -> Iterator[Copy]:
         for tier in self.tiers:
             with suppress(CheckpointError, OSError):
                 yield Copy(tier.store.get(name, seq), tier)
@@ -290,7 +290,7 @@ class Tiers:
             why: Exception
             with ExitStack() as stack:
                 try:
-                    here, pages = self._here(copy, bad, stack)
+                    here, pages = self._local_copy(copy, bad, stack)
                 except (CheckpointError, OSError) as error:
                     why = error
                 else:
@@ -303,14 +303,14 @@ class Tiers:
             damage.append(f"{copy.tier.name}: {_text(why)}")
             where = f"its copy in the tier {copy.tier.name}"
             if isinstance(why, ImageDamaged):
-                self._aside(copy, f"{where} is damaged: {why}", drop=len(copies) > number + 1)
+                self._set_aside(copy, f"{where} is damaged: {why}", drop=len(copies) > number + 1)
             else:
                 self.report(copy.image.manifest.key, f"{where} cannot be read: {_text(why)}")
             if copy.tier.store.has(copy.image):
                 bad.add(copy.tier.name)
         raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
 
-    def _here(self, copy: Copy, bad: Collection[str], stack: ExitStack) -> tuple[Copy, Pages]:
+    def _local_copy(self, copy: Copy, bad: Collection[str], stack: ExitStack) -> tuple[Copy, Pages]:
         """Return a copy from which a tree can be restored while ``stack`` is open: this one, or a copy made here."""
         # Through host memory it is read once; through a disk would be slower than from where it is.
         packed = copy.tier.shared and copy.tier.store.packed(copy.image)
@@ -326,7 +326,7 @@ class Tiers:
             raise NoRoom("it is compressed, and no tier of this node has room for it")
         return copy, stack.enter_context(copy.tier.store.verifying(copy.image))
 
-    def _aside(self, copy: Copy, why: str, *, drop: bool) -> None:
+    def _set_aside(self, copy: Copy, why: str, *, drop: bool) -> None:
         """Set a damaged copy aside. ``drop``: there is another copy. The last one stays in place for inspection."""
         key = copy.image.manifest.key
         if not copy.tier.store.has(copy.image):  # it has left the tier meanwhile
@@ -371,7 +371,7 @@ class Tiers:
         Raises ``CheckpointError`` if the copy must be retried.
         """
         to = self.shared
-        copies = [copy for copy in self._all(name, seq) if not copy.tier.shared]
+        copies = [copy for copy in self._all_copies(name, seq) if not copy.tier.shared]
         if to is None or not copies:
             return False
         for number, copy in enumerate(copies):
@@ -379,7 +379,7 @@ class Tiers:
                 self.move(copy, to, self._to_shared, stop=self.stopping.is_set)
             except ImageDamaged as error:
                 more = len(copies) > number + 1
-                self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=more)
+                self._set_aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=more)
                 if not more:
                     raise
             except NoRoom:
@@ -406,7 +406,7 @@ class Tiers:
 
     def repair(self, name: str, seq: int) -> None:
         """Ensure a valid copy in the shared tier, from one on this node. Raises ``CheckpointError``."""
-        copies = list(self._all(name, seq))
+        copies = list(self._all_copies(name, seq))
         for copy in (copy for copy in copies if copy.tier.shared):
             try:
                 copy.tier.store.verify(copy.image)
@@ -414,7 +414,7 @@ class Tiers:
                 with self.pinned(copy):  # an unreadable copy may be the only one
                     if not any(other.is_sound() for other in copies if other is not copy):
                         raise
-                    self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
+                    self._set_aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
                     self.publish(name, seq)
                 self.report(copy.image.manifest.key, "its damaged shared image was repaired: it can be woken")
             return
@@ -498,7 +498,9 @@ def open_tiers(
             owner=owner, create=create,
         )  # fmt: skip
         try:
-            store = _shared(path, open_store, create=create) if shared else _there(path, open_store, create=create)
+            store = (
+                _shared(path, open_store, create=create) if shared else _existing_store(path, open_store, create=create)
+            )
         except NoAnswerError as error:
             if create:
                 raise CheckpointError(f"{path}: {error.strerror}") from None
@@ -556,7 +558,7 @@ def _memory_tier(config: TiersConfig, path: Path, key: bytes, promised: Callable
     return Tier("memory", store, durable=False, left=left)
 
 
-def _there(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:
+def _existing_store(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:
     return open_store() if create or path.exists() else None
 
 
@@ -571,7 +573,7 @@ def _shared(path: Path, open_store: Callable[..., DirectoryStore], *, create: bo
                 f"{path.parent}: does not exist",
                 hint=f"mount its file system; if it is new: install -d -m 0700 -o root -g root {path.parent}",
             )
-        return _there(path, partial(open_store, calls=calls), create=create)
+        return _existing_store(path, partial(open_store, calls=calls), create=create)
 
     return calls(read)
 

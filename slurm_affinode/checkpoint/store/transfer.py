@@ -111,7 +111,7 @@ class _Crew:
 
 
 @contextlib.contextmanager
-def _of_source() -> Iterator[None]:
+def _source_errors() -> Iterator[None]:
     """Raise ``ImageDamaged`` for an error of the source's file system, to tell it from one of the target's."""
     try:
         yield
@@ -137,7 +137,7 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
                 if prefix + name not in expected:
                     os.unlink(name, dir_fd=at)
         for name in (MANIFEST, SIGNATURE):
-            with _of_source():
+            with _source_errors():
                 data = root_directory.read(source_fd, name, owner=owner, limit=_SMALL)
             root_directory.write(target_fd, name, data)
         there = {False: set(root_directory.names(source_fd)), True: set(root_directory.names(criu_from))}
@@ -291,7 +291,7 @@ class _Copy:
         packs = _packs(self.fact, self.how)
         begin, end = number * digest.BLOCK, min(self.fact.size, (number + 1) * digest.BLOCK)
         done = begin
-        with _of_source():
+        with _source_errors():
             # A compressed file has slots of whole chunks.
             ranges = [(begin, end)] if self.packed or packs else list(block_io.data_ranges(source, begin, end))
         for start, stop in ranges:
@@ -301,7 +301,7 @@ class _Copy:
                 self.how.limiter.pass_(length, self.how.stop)
                 if self.how.stop():
                     raise Stopped
-                with _of_source():
+                with _source_errors():
                     if self.packed:
                         compression.read(source, number, at - begin, buffer.view[:length])
                     elif block_io.read_into(source, buffer, length, at) < length:

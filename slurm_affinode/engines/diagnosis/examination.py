@@ -286,13 +286,13 @@ class _Work:
         """Yield some engines (rows of ``counts``)."""
         by = self.by
         names = [name for name in self.whole.collect_schema().names() if name not in _HISTOGRAMS]
-        part = _of_engines(self.whole.select(names), engines).collect(engine="streaming")
+        part = _samples_of_engines(self.whole.select(names), engines).collect(engine="streaming")
         gpus = _gpus_of(self.fleet.gpus, part)
         for chosen, engine_samples in part.partition_by(by, as_dict=True).items():
             key = EngineKey(*engine_samples.select(_KEY).row(0))
             engine = pl.DataFrame([chosen], schema=engines.select(by).schema, orient="row")
             yield from _examine_jobs(
-                _of_engines(self.whole, engine), key, engine_samples, gpus, self.fleet, self.options
+                _samples_of_engines(self.whole, engine), key, engine_samples, gpus, self.fleet, self.options
             )
 
 
@@ -305,7 +305,7 @@ def _batches(counts: pl.DataFrame) -> Iterator[pl.DataFrame]:
         yield part
 
 
-def _of_engines(samples: pl.LazyFrame, engines: pl.DataFrame) -> pl.LazyFrame:
+def _samples_of_engines(samples: pl.LazyFrame, engines: pl.DataFrame) -> pl.LazyFrame:
     if "device" in engines.columns:
         # Stored samples are sorted by device: a range reads only the row groups of these engines.
         return samples.filter(pl.col("device").is_between(engines["device"].min(), engines["device"].max()))

@@ -88,7 +88,7 @@ def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
         at = at[np.isfinite(backlog[at])]
         if len(at) < 3 or float(backlog[at].max()) < _LEAST:
             continue
-        diagnoses += _of_episode(series, capacity, at, backlog[at], dispersion)
+        diagnoses += _queue_diagnosis(series, capacity, at, backlog[at], dispersion)
     return diagnoses
 
 
@@ -162,7 +162,7 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
     return max(min(variances), rate, 1e-9)
 
 
-def _of_episode(
+def _queue_diagnosis(
     series: EngineSeries, capacity: Capacity, at: Integers, queue: Floats, dispersion: float
 ) -> list[Diagnosis]:
     time = series.time[at]

@@ -108,7 +108,7 @@ class Client:
         wait_s = FIRST_WAIT_S
         for left in reversed(range(self.attempts)):
             try:
-                return self._once(path, params)
+                return self._request_once(path, params)
             except _TransientError as error:
                 if left == 0:
                     raise UnreachableError(str(error), hint=error.hint) from error
@@ -118,7 +118,7 @@ class Client:
                 wait_s *= 2
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _once(self, path: str, params: Sequence[tuple[str, str]]) -> Any:
+    def _request_once(self, path: str, params: Sequence[tuple[str, str]]) -> Any:
         self._tls = self._tls or self.server.tls()
         url, form = f"{self.server.url}/api/v1/{path}", urlencode(params)
         headers = {"Accept": "application/json", **self.server.headers()}

@@ -296,7 +296,7 @@ class QueryReader:
 
     def _window(self, metrics: ServerMetrics, since: int, until: int) -> tuple[list[pl.DataFrame], int]:
         """Return the samples of ``[since, until)`` and the number of points in the largest response."""
-        collector = self.collector() if self.collector is not None else self._of_gpus()
+        collector = self.collector() if self.collector is not None else self._gpu_collector()
         largest = 0
         # A range has whole seconds, and includes its left end or not, depending on the server's version.
         inside = pl.col("time").dt.epoch("ms").is_between(since, until, closed="left")
@@ -334,7 +334,7 @@ class QueryReader:
                 return label, ["", *sorted(values)]
         return "", []
 
-    def _of_gpus(self) -> SeriesCollector:
+    def _gpu_collector(self) -> SeriesCollector:
         return _GpuCollector(SeriesReader(self.notes, self.options, self.options.node, self._is_percent))
 
     def _selector(self, metrics: ServerMetrics, name: str, *more: Matcher) -> str:

@@ -336,7 +336,7 @@ class ExpositionReader:
         frame = self._scraped(frame)
         odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
         self._reject(odd, block, "is not a sample: a metric name is needed at its start")
-        return self._known(frame.filter(pl.col("name").is_not_null()), block)
+        return self._known_metrics(frame.filter(pl.col("name").is_not_null()), block)
 
     def _ends(self, lines: pl.DataFrame, last_sample: int | None) -> None:
         """Note whether the last line of a block is ``# EOF``; ``last_sample``: the last line besides ``lines``."""
@@ -355,7 +355,7 @@ class ExpositionReader:
             return frame.with_columns(pl.lit(0).alias("scrape"))
         return frame.with_columns(self._scrapes.of(frame))
 
-    def _known(self, frame: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+    def _known_metrics(self, frame: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         """Return the entries of lines with a metric of the alias table."""
         aliases = self._aliases(frame, block)
         if not aliases:

@@ -69,7 +69,7 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
     if start.startswith(b"PAR1"):
         return "parquet"
     if is_binary(start):
-        raise InputError("is a binary file of no known format", where=name, hint=_known())
+        raise InputError("is a binary file of no known format", where=name, hint=_known_formats())
     text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     whole = [line for line in text.split("\n") if line.strip()]
     lines = after_preface(whole, aliases)
@@ -91,7 +91,9 @@ def detect(path: Path, name: str, aliases: Aliases) -> str:
         return "nvidia-smi"
     if is_table(lines[0], aliases):
         return "csv"
-    raise InputError(f"has no known format; it begins with {whole[0].strip()[:60]!r}", where=name, hint=_known())
+    raise InputError(
+        f"has no known format; it begins with {whole[0].strip()[:60]!r}", where=name, hint=_known_formats()
+    )
 
 
 def _snapshot_format(lines: list[str]) -> str | None:
@@ -103,7 +105,7 @@ def _snapshot_format(lines: list[str]) -> str | None:
     return None
 
 
-def _known() -> str:
+def _known_formats() -> str:
     return f"formats: {', '.join(FORMATS)}; force one with --format"
 
 

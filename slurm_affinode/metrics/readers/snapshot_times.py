@@ -60,11 +60,11 @@ def time_from_line(line: str) -> SnapshotTime | None:
         return SnapshotTime(f"{day} {clock}{zone or ''}")
     for pattern in _LINES:
         if match := pattern.search(line):
-            return _of_parts(match.groupdict())
+            return _from_parts(match.groupdict())
     return None
 
 
-def _of_parts(part: dict[str, str | None]) -> SnapshotTime:
+def _from_parts(part: dict[str, str | None]) -> SnapshotTime:
     hour = int(part["hour"] or 0)
     if part["half"] is not None:
         hour = hour % 12 + (12 if part["half"] == "PM" else 0)

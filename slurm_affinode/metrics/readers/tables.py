@@ -159,7 +159,7 @@ class TableReader:
         names = [name for name in _PARTS if name in self.layout.parts]
         texts, place = distinct(frame.select(f"c{self.layout.parts[name]}" for name in names))
         cleaned = texts.select(
-            _known(pl.col(column)).alias(name) for column, name in zip(texts.columns, names, strict=True)
+            _known_text(pl.col(column)).alias(name) for column, name in zip(texts.columns, names, strict=True)
         )
         outcomes = [self._identify(dict(zip(names, row, strict=True))) for row in cleaned.iter_rows()]
         indexes = pl.Series("at", [outcome if isinstance(outcome, int) else None for outcome in outcomes], pl.UInt32)
@@ -266,7 +266,7 @@ class TableReader:
         return pl.concat(frames) if frames else pl.DataFrame(schema=ENTRIES)
 
 
-def _known(text: pl.Expr) -> pl.Expr:
+def _known_text(text: pl.Expr) -> pl.Expr:
     clean = text.str.strip_chars()
     return pl.when(~clean.str.to_lowercase().is_in(_MISSING) & ~clean.str.starts_with("[")).then(clean)
 

@@ -159,7 +159,7 @@ def _json(text: str, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
-            raise InputError(f"this is not JSON: {_why(error)}", where=f"{where}:{line}", hint=_HINT) from error
+            raise InputError(f"this is not JSON: {_reason(error)}", where=f"{where}:{line}", hint=_HINT) from error
         numbered = list(enumerate(values, 1))
     else:
         numbered = []
@@ -168,14 +168,14 @@ def _json(text: str, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 try:
                     numbered.append((line, json.loads(content)))
                 except (ValueError, RecursionError) as error:
-                    raise InputError(f"not JSON: {_why(error)}", where=f"{where}:{line}", hint=_HINT) from error
+                    raise InputError(f"not JSON: {_reason(error)}", where=f"{where}:{line}", hint=_HINT) from error
     for line, value in numbered:
         if not isinstance(value, dict):
             raise InputError("not an object", where=f"{where}:{line}", hint=_HINT)
         yield line, {_name(key): content for key, content in value.items()}
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 

@@ -183,10 +183,10 @@ def assemble(records: Divided, *, counting: frozenset[str]) -> tuple[pl.DataFram
         pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit")
     )
     met = jobs.height
-    jobs = _once(_apart(jobs), JOB_KEY)
+    jobs = _without_duplicates(_separate_runs(jobs), JOB_KEY)
     steps, problems = _place(_zero_gpus(records.steps, counting), jobs)
     if jobs.height < met:
-        steps = _once(steps, STEP_KEY)
+        steps = _without_duplicates(steps, STEP_KEY)
     jobs = _fill_from_steps(jobs, steps)
     steps = steps.rename({"job_name": "step_name"})
     return conform(jobs, JOBS), conform(steps, STEPS), problems
@@ -200,7 +200,7 @@ def _zero_gpus(frame: pl.DataFrame, counting: frozenset[str]) -> pl.DataFrame:
     return frame.with_columns(pl.when(none).then(0).otherwise("gpus").alias("gpus"))
 
 
-def _apart(jobs: pl.DataFrame) -> pl.DataFrame:
+def _separate_runs(jobs: pl.DataFrame) -> pl.DataFrame:
     """Separate successive runs with the same key, as of a requeued job: each is submitted when the one before it ends.
 
     Slurm sets a new submit time on requeue; other programs that write accounting may not.
@@ -226,7 +226,7 @@ def _apart(jobs: pl.DataFrame) -> pl.DataFrame:
     return jobs.with_columns(submits)
 
 
-def _once(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
+def _without_duplicates(frame: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
     """Keep one of the records with the same key: prefer one that has ended over a running one, else the last."""
     if frame["job_id"].is_unique().all() or not frame.select(pl.struct(key).is_duplicated().any()).item():
         return frame

@@ -137,7 +137,7 @@ def _read_text(
         problems.append(problem)
 
     read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes, reject=reject)
-    for block in _ahead(read_):
+    for block in _split_ahead(read_):
         converter = Converter(block, zone=options.zone, cluster=options.cluster, shared=shared)
         divided.append(divide(converter.convert()))  # by block: all records at once would need twice the memory
         block_problems = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
@@ -161,7 +161,7 @@ def _read_text(
     return replace(complete, records=count, decisions=tuple(decisions), notes=_notes(blocks, records, unfinished))
 
 
-def _ahead(blocks: Iterator[CellBlock]) -> Iterator[CellBlock]:
+def _split_ahead(blocks: Iterator[CellBlock]) -> Iterator[CellBlock]:
     """Yield ``blocks``; a thread splits the next one while the last one is converted. Both release the GIL."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sacct") as pool:
         coming = pool.submit(next, blocks, None)

@@ -61,7 +61,7 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
             problems += _field_problems(record, number)
         except _BAD as error:
             printed = str(job.get("job_id"))[:_SHOWN] if isinstance(job, dict) and "job_id" in job else None
-            problems.append(Problem(number, printed, None, _why(error)))
+            problems.append(Problem(number, printed, None, _error_text(error)))
             continue
         rows.append(record)
         for step in _list(job.get("steps")):
@@ -70,7 +70,7 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
                 problems += _field_problems(row, number)
                 rows.append(row)
             except _BAD as error:
-                problems.append(Problem(number, record["printed"], "steps", _why(error)))
+                problems.append(Problem(number, record["printed"], "steps", _error_text(error)))
     return settle(pl.DataFrame(rows, schema=RECORDS, orient="row")), problems, notes
 
 
@@ -97,7 +97,7 @@ def _field_problems(record: dict[str, Any], number: int) -> list[Problem]:
     ]
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"has no {error.args[0]!r}"
     text = str(error)

@@ -45,18 +45,18 @@ def at_rest(now: SocketTable, earlier: SocketTable, *, within_s: float) -> str |
         before = earlier.get(sock.inode)
         if sock.listens:
             if sock.waiting:
-                return f"a connection waits{_where(sock)}"
+                return f"a connection waits{_place_text(sock)}"
             continue
         if before is None and sock.inode in read_unseen:
-            return f"a connection was made{_where(sock)}"
+            return f"a connection was made{_place_text(sock)}"
         came = sock.received_ms
         recent = came is not None and came < within_s * 1000
         fresh = before is None or before.unread != sock.unread or recent
         if sock.unread > 0 and fresh:
-            return f"bytes wait on a connection{_where(sock)}"
+            return f"bytes wait on a connection{_place_text(sock)}"
         waits_s = max(within_s, _ANSWERED_S) if sock.port in ports else within_s
         if came is not None and came < waits_s * 1000 and _unanswered(sock):
-            return f"data that arrived {span(came / 1000)} ago{_where(sock)} has not been answered"
+            return f"data that arrived {span(came / 1000)} ago{_place_text(sock)} has not been answered"
     return None
 
 
@@ -79,13 +79,13 @@ def meanwhile(before: SocketTable, after: SocketTable) -> str | None:
         known = before.get(sock.inode)
         if sock.listens:
             if sock.waiting:
-                return f"a connection waits{_where(sock)}"
+                return f"a connection waits{_place_text(sock)}"
         elif known is None:
-            return f"a connection was made{_where(sock)}"
+            return f"a connection was made{_place_text(sock)}"
         elif sock.unread > max(0, known.unread):
-            return f"bytes wait on a connection{_where(sock)}"
+            return f"bytes wait on a connection{_place_text(sock)}"
         elif sock.received - known.received > (sock.state != known.state):  # the end of a stream counts as a byte
-            return f"something came{_where(sock)}"
+            return f"something came{_place_text(sock)}"
     return None
 
 
@@ -118,7 +118,7 @@ def _from_others(table: SocketTable) -> Iterator[Sock]:
     )
 
 
-def _where(sock: Sock) -> str:
+def _place_text(sock: Sock) -> str:
     return f" on port {sock.port}" if sock.family == "tcp" else " on a UNIX socket"
 
 

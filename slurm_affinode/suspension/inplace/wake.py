@@ -154,7 +154,7 @@ class Waking:
                 self._lead(sleeper)
             self._restore(sleeper)
         except CheckpointError as error:
-            self._back(sleeper, str(error))
+            self._roll_back(sleeper, str(error))
             raise NotWoken(str(error)) from None
         self.thaw(sleeper)
         self._announce(sleeper, began)
@@ -166,7 +166,7 @@ class Waking:
         except GpuError as error:
             return str(error)
 
-    def _there(self, sleeper: Sleeper) -> list[int]:
+    def _remaining_processes(self, sleeper: Sleeper) -> list[int]:
         """Return its CUDA processes that have not ended."""
         members = self._members(sleeper)
         pids = {member.pid for member in members}
@@ -176,12 +176,12 @@ class Waking:
         """Restore all processes before unlocking any: they may wait for each other."""
         self._restore_together(sleeper)
         for state in (CudaState.CHECKPOINTED, CudaState.LOCKED):
-            for pid in self._there(sleeper):
+            for pid in self._remaining_processes(sleeper):
                 self._leave(sleeper, pid, state)
 
     def _restore_together(self, sleeper: Sleeper) -> None:
         """Restore several processes at once. ``_leave`` restores those that remain, and reports a lack of memory."""
-        cuda, pids = self._cuda, self._there(sleeper)
+        cuda, pids = self._cuda, self._remaining_processes(sleeper)
         try:
             waiting = [pid for pid in pids if cuda.state(pid) is CudaState.CHECKPOINTED]
             if len(waiting) > 1 and self._short(sleeper) is None:
@@ -189,7 +189,8 @@ class Waking:
         except HelperLost as error:
             LOG.info("job %s: %s; its processes are restored one after another", sleeper.job_id, error)
         except CudaError:
-            if set(pids) <= set(self._there(sleeper)):  # otherwise it may be that of a process that has ended
+            # Otherwise it may be that of a process that has ended.
+            if set(pids) <= set(self._remaining_processes(sleeper)):
                 raise
 
     def _leave(self, sleeper: Sleeper, pid: int, state: CudaState) -> None:
@@ -216,15 +217,15 @@ class Waking:
                 lost = error
                 continue
             except CudaError:
-                if pid not in self._there(sleeper):
+                if pid not in self._remaining_processes(sleeper):
                     return  # it has ended meanwhile
                 raise
             return
         raise lost or CudaError(f"process {pid} stays {state.value}")
 
-    def _back(self, sleeper: Sleeper, why: str) -> None:
+    def _roll_back(self, sleeper: Sleeper, why: str) -> None:
         """Roll back a failed restore: move restored memory out again for other jobs, and freeze the processes."""
-        for pid in self._there(sleeper):
+        for pid in self._remaining_processes(sleeper):
             try:
                 if self._cuda.state(pid) is CudaState.LOCKED:
                     self._cuda.checkpoint(pid)

@@ -164,8 +164,8 @@ class MemoryLimits:
     def room(self, job_id: int, init: Id) -> LimitRoom | None:
         """Return the memory left for the job of a shepherd; ``None``: Slurm does not limit its cgroups."""
         with contextlib.suppress(OSError), self._opened(job_id, init) as place:
-            left = _least(place.job_groups)
-            return None if left is None else LimitRoom(left, _least(place.above))
+            left = _smallest_rest(place.job_groups)
+            return None if left is None else LimitRoom(left, _smallest_rest(place.above))
         return None
 
     def used(self, job_id: int, init: Id) -> int | None:
@@ -244,7 +244,7 @@ class MemoryLimits:
                 raise MemoryLimitError(f"it is still raised for an earlier suspension: {STILL_RAISED}")
             try:
                 with self._opened(job_id, init) as place:
-                    left_in_job, above = _least(place.job_groups), _least(place.above)
+                    left_in_job, above = _smallest_rest(place.job_groups), _smallest_rest(place.above)
                     if left_in_job is None or left_in_job >= needed:
                         return 0
                     # Under the lock: limits that are being raised for other jobs count as allocated to them.
@@ -550,7 +550,7 @@ def _rounded(count: int) -> int:
     return -(-count // _STEP) * _STEP
 
 
-def _least(groups: Sequence[Cgroup]) -> int | None:
+def _smallest_rest(groups: Sequence[Cgroup]) -> int | None:
     """Return the memory left in the most limited cgroup; ``None``: none is limited. Raises ``OSError``."""
     return min((limit.left for group in groups for limit in _limits(group)), default=None)
 

@@ -141,7 +141,7 @@ class Inspector:
         if len(numbers) != len(parent.status().get("NSpid", "").split()) + 1:
             raise NotAShepherd(f"the PID namespace of process {peer.pid} is not directly below that of its parent")
         self._check_root(process)
-        foreign = tuple(kind for kind in _RESTORED_INTO if process.namespace(kind) not in self._of_node(kind))
+        foreign = tuple(kind for kind in _RESTORED_INTO if process.namespace(kind) not in self._node_namespaces(kind))
         try:
             held = namespace(process.id, process=process, proc=self._proc)
         except NotContainedError as error:
@@ -200,7 +200,7 @@ class Inspector:
         if _inode(process.facts("root")) != _inode(agent.facts("root")) or _root_mount(process) != _root_mount(agent):
             raise NotAShepherd(f"the root directory of process {process.pid} is not the node's")
 
-    def _of_node(self, kind: str) -> set[tuple[int, int] | None]:
+    def _node_namespaces(self, kind: str) -> set[tuple[int, int] | None]:
         """Return the node's namespaces of this kind; a service may have its own host name (ProtectHostname=)."""
         inodes: set[tuple[int, int] | None] = {own_namespace(kind, proc=self._proc)}
         if kind == "uts":

@@ -193,7 +193,7 @@ class LinuxProcesses:
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """Return all processes but PID 1 and zombies, by PID."""
-        return [member for member in self._all(self._space(init_pid, init_started)) if not member.gone]
+        return [member for member in self._all_processes(self._space(init_pid, init_started)) if not member.gone]
 
     def all_processes(self, init_pid: int, init_started: int) -> Sequence[Member]:
         """See ``Processes``."""
@@ -216,7 +216,7 @@ class LinuxProcesses:
         return space
 
     @staticmethod
-    def _all(space: Namespace) -> list[Member]:
+    def _all_processes(space: Namespace) -> list[Member]:
         members = [_member(process) for _, process in space.processes()]
         return sorted((member for member in members if member is not None), key=lambda member: member.pid)
 
@@ -347,7 +347,7 @@ class LinuxProcesses:
                 space = self._space(init_pid, init_started)
             except TreeGoneError:
                 return True
-            there = self._all(space)
+            there = self._all_processes(space)
             if all(member.gone and not reaped for member in there):
                 return True
             if not freed:
@@ -375,7 +375,7 @@ def _member(process: Process) -> Member | None:
         facts, status = process.stat(), process.status()
         state = facts.state
         if state == "Z" and int(status.get("Threads", "1")) > 1:
-            state = _of_a_thread(process)
+            state = _thread_state(process)
         return Member(
             pid=process.pid,
             pid_ns=int(status["NSpid"].split()[-1]),
@@ -389,7 +389,7 @@ def _member(process: Process) -> Member | None:
         return None
 
 
-def _of_a_thread(process: Process) -> str:
+def _thread_state(process: Process) -> str:
     """Return the state of another thread: a process runs on when only its first thread has ended."""
     for task in process.names("task"):
         with contextlib.suppress(OSError, IndexError):

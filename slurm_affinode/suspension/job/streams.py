@@ -227,14 +227,14 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Ca
     file = _wait(lambda: _open_again(fd, os.O_RDWR, user), late=os.close)
     try:
         now = _wait(lambda: os.fstat(file)).st_size
-        if now >= size and _same(source, file, size, check):
+        if now >= size and _begins_alike(source, file, size, check):
             tail = _wait(lambda: os.pread(file, _TAIL_LIMIT, size)) if now - size <= _TAIL_LIMIT else b""
             if again or (tail and _is_own_message(tail)):
                 _truncate(file, size, user)
             return
         rest = _wait(lambda: os.pread(file, _TAIL_LIMIT, 0))
         # An interrupted restore has written a part of it.
-        if _is_own_message(rest) or (again and now < size and _same(source, file, now, check)):
+        if _is_own_message(rest) or (again and now < size and _begins_alike(source, file, now, check)):
             rest = b""
         _truncate(file, 0, user)
         at = 0
@@ -254,10 +254,10 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Ca
 def _is_own_message(text: bytes) -> bool:
     """Return whether the text consists of lines that Slurm and the agent write between a dump and the next start."""
     *lines, rest = text.split(b"\n")
-    return not rest and all(line.startswith(b"slurm-affinode: ") or _of_requeue(line) for line in lines)
+    return not rest and all(line.startswith(b"slurm-affinode: ") or _is_requeue_message(line) for line in lines)
 
 
-def _of_requeue(line: bytes) -> bool:
+def _is_requeue_message(line: bytes) -> bool:
     """Return whether a line is Slurm's message about a requeue; 24.11 prefixes its name, 26.05 the time.
 
     It is parsed in pieces: the job may have written anything, and a single expression may backtrack on a long line for
@@ -290,7 +290,7 @@ def _write(fd: int, data: bytes, at: int, user: User) -> int:
     return done
 
 
-def _same(fd: int, other: int, size: int, check: Callable[[], None]) -> bool:
+def _begins_alike(fd: int, other: int, size: int, check: Callable[[], None]) -> bool:
     """Return whether the job's output ``other`` begins with the first ``size`` bytes of ``one``."""
     at = 0
     while at < size:

@@ -79,10 +79,10 @@ class Promises:
             }
             if self._directory is not None:
                 with contextlib.suppress(OSError):
-                    current |= self._ask(partial(self._others, self._directory, now, frozenset(current)))
+                    current |= self._ask(partial(self._foreign_promises, self._directory, now, frozenset(current)))
             self._all = current
 
-    def _others(self, directory: Path, now: float, own_names: Collection[str]) -> dict[str, _Given]:
+    def _foreign_promises(self, directory: Path, now: float, own_names: Collection[str]) -> dict[str, _Given]:
         others = {}
         with opened(directory) as at:
             for path in sorted(directory / path.name for path in at.glob(f"{self._cluster}.*")):

@@ -125,7 +125,7 @@ class Node:
     def where(self, image: Image) -> list[str]:
         """Return the tiers with a complete copy."""
         facts = image.manifest
-        return [copy.tier.name for copy in self.tiers._all(facts.key.name, facts.seq)]
+        return [copy.tier.name for copy in self.tiers._all_copies(facts.key.name, facts.seq)]
 
     def file(self, tier: DirectoryStore, image: Image) -> Path:
         return tier.path / image.manifest.key.name / f"{image.manifest.seq:04d}" / "criu" / "pages-1.img"

@@ -29,7 +29,7 @@ class Tiered(Agent):
 
     def where(self) -> list[str]:
         """Return the tiers with the image."""
-        return [copy.tier.name for copy in self.tiers._all("alpha.7", 1)]
+        return [copy.tier.name for copy in self.tiers._all_copies("alpha.7", 1)]
 
     def asleep(self) -> str | None:
         """Return the problem that ``status`` shows."""

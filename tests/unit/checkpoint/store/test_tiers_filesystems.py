@@ -139,7 +139,7 @@ def test_tmpfs_that_runs_full_during_a_write_is_cleaned_up(
         return writer.commit(MANIFEST)
 
     image = tiers.write(JOB, fill, uid=1001, estimate=MIB)
-    assert [copy.tier.name for copy in tiers._all(JOB.name, 1)] == ["disk"]
+    assert [copy.tier.name for copy in tiers._all_copies(JOB.name, 1)] == ["disk"]
     assert tiers.settle(image).tier.name == "disk"
     assert list(memory.glob("*/*")) == []
     for store in tiers.stores:

@@ -103,7 +103,7 @@ def test_tree_is_killed_before_criu(monkeypatch):
     there, sent = [[criu, root, child], []], []
     space = SimpleNamespace(send=lambda number, signum: sent.append(number.pid))
     monkeypatch.setattr(LinuxProcesses, "_space", lambda self, *init: space)
-    monkeypatch.setattr(LinuxProcesses, "_all", lambda self, space: there.pop(0))
+    monkeypatch.setattr(LinuxProcesses, "_all_processes", lambda self, space: there.pop(0))
     assert LinuxProcesses(sleep=lambda seconds: None).end(10, 5, timeout_s=60)
     assert sent == [root.pid, child.pid, criu.pid]
 
