@@ -29,7 +29,7 @@ from slurm_affinode.base.node_config import CRIU_PLUGIN
 from slurm_affinode.base.pidfd import Id, Namespace, Process, ProcessGoneError
 from slurm_affinode.base.text import last_line
 from slurm_affinode.checkpoint import root_directory
-from slurm_affinode.checkpoint.criu import cpu_affinity, kernel_states, restore_gate, sessions
+from slurm_affinode.checkpoint.criu import cpu_affinity, kernel_states, restore_gate, sessions, wiped_memory
 from slurm_affinode.checkpoint.criu import launcher as criu_launcher
 from slurm_affinode.checkpoint.criu.restore_gate import Gate
 from slurm_affinode.checkpoint.files import (
@@ -228,8 +228,7 @@ class Criu:
             inventory = inspect(directory_fd)
             more = restore_gate.excess_in_image(directory_fd, inventory.threads, restore_gate.of_owner(tree.owner))
             refusal = more or open_files.refusal(directory_fd)
-            sessions.resume(directory_fd, inventory.with_memory, but=tree.stopped)
-            sessions.rearm(directory_fd)
+            _adjust(directory_fd, space, inventory, tree.stopped)
         except BadImage as error:
             raise _failed(directory_fd, f"CRIU reported success, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:
@@ -538,6 +537,13 @@ def _cgroup_files(
             if file.exists():
                 paths.append(file)
     return paths
+
+
+def _adjust(directory_fd: int, space: Namespace, inventory: Inventory, stopped: Collection[int]) -> None:
+    """Change what a dump says of processes that are stopped for it. Raises ``BadImage``, ``OSError``."""
+    sessions.resume(directory_fd, inventory.with_memory, but=stopped)
+    sessions.rearm(directory_fd)
+    wiped_memory.record(directory_fd, space)
 
 
 def _failed(directory_fd: int, why: str) -> DumpFailed:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_affinode.checkpoint import root_directory
@@ -43,6 +43,7 @@ from slurm_affinode.checkpoint.image.criu_images import (
     integer,
     message,
     read_image,
+    rewrite,
     spans,
     with_field,
 )
@@ -132,7 +133,7 @@ def rearm(directory_fd: int) -> None:
     Raises ``BadImage``, ``OSError``. The file is rewritten before digests are computed. Expirations that were not read
     are still counted.
     """
-    _change(directory_fd, FILES, _rearmed)
+    rewrite(directory_fd, FILES, _rearmed)
 
 
 def take_back(directory_fd: int) -> None:
@@ -154,17 +155,7 @@ def take_back(directory_fd: int) -> None:
         led = session > 0 and (session, session) in groups  # a leader is in the group of its PID
         return with_field(terminal, _FOREGROUND, session) if led and (session, group) not in groups else terminal
 
-    _change(directory_fd, _TERMINALS, with_foreground)
-
-
-def _change(directory_fd: int, name: str, changed: Callable[[bytes], bytes]) -> None:
-    """Rewrite a file of a dump with each of its entries changed."""
-    before = read_image(directory_fd, name)
-    after = before[:_MAGICS] + b"".join(framed(changed(body)) for body in bodies(before))
-    if after != before:
-        fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
-        with os.fdopen(fd, "wb") as file:
-            file.write(after)
+    rewrite(directory_fd, _TERMINALS, with_foreground)
 
 
 def _resume(directory_fd: int, name: str, *, runs: bool, stopped: Collection[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from slurm_affinode.checkpoint import root_directory
 PAGE = 4096
 # Flags of a pagemap entry (``criu/include/pagemap.h``): its pages may be filled lazily; they are in the pages file.
 LAZY, PRESENT = 1 << 1, 1 << 2
+_MAGICS = 8  # bytes: the two magic numbers of an image file
 _LIMIT = 1 << 30
 _MOST_BYTES = 10
 """Of a 64-bit number."""
@@ -110,7 +111,7 @@ def records(data: bytes) -> Iterator[Message]:
 
 def bodies(data: bytes) -> Iterator[bytes]:
     """Yield the encoded messages of an image file that has two 4-byte magic numbers. Raises ``BadImage``."""
-    at = 8
+    at = _MAGICS
     if len(data) < at:
         raise BadImage("no header")
     while at < len(data):
@@ -166,6 +167,16 @@ def read_image(directory_fd: int, name: str) -> bytes:
     with os.fdopen(fd, "rb") as file:
         # Python allocates all that it may read at once: 1 GiB for every file without the size.
         return file.read(min(os.fstat(fd).st_size, _LIMIT))
+
+
+def rewrite(directory_fd: int, name: str, changed: Callable[[bytes], bytes]) -> None:
+    """Rewrite a file of a dump with each of its records changed. Raises ``BadImage``, ``OSError``."""
+    before = read_image(directory_fd, name)
+    after = before[:_MAGICS] + b"".join(framed(changed(body)) for body in bodies(before))
+    if after != before:
+        fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+        with os.fdopen(fd, "wb") as file:
+            file.write(after)
 
 
 def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventory:
