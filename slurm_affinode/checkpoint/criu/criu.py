@@ -29,7 +29,7 @@ from slurm_affinode.base.node_config import CRIU_PLUGIN
 from slurm_affinode.base.pidfd import Id, Namespace, Process, ProcessGoneError
 from slurm_affinode.base.text import last_line
 from slurm_affinode.checkpoint import root_directory
-from slurm_affinode.checkpoint.criu import cpu_affinity, kernel_states, restore_gate, sessions, wiped_memory
+from slurm_affinode.checkpoint.criu import cpu_affinity, kernel_states, restore_gate, sessions
 from slurm_affinode.checkpoint.criu import launcher as criu_launcher
 from slurm_affinode.checkpoint.criu.restore_gate import Gate
 from slurm_affinode.checkpoint.files import (
@@ -543,7 +543,7 @@ def _adjust(directory_fd: int, space: Namespace, inventory: Inventory, stopped: 
     """Change what a dump says of processes that are stopped for it. Raises ``BadImage``, ``OSError``."""
     sessions.resume(directory_fd, inventory.with_memory, but=stopped)
     sessions.rearm(directory_fd)
-    wiped_memory.record(directory_fd, space)
+    sessions.keep_wiped(directory_fd, space)
 
 
 def _failed(directory_fd: int, why: str) -> DumpFailed:

@@ -23,16 +23,23 @@ disarms it. A job is stopped for seconds before its dump, so most periodic timer
 
 A terminal keeps the number of its foreground process group when the group has ended, until the shell takes the terminal
 back. CRIU would fail to set that group (``tty_set_prgp`` in ``criu/tty.c``), so the image has the shell's instead.
+
+Memory with ``MADV_WIPEONFORK`` is empty in a child process. The C library (glibc 2.41 on Linux 6.11) and libraries for
+cryptography keep the state of their random numbers there: without the property, a process and the child that it forks
+after a restore would draw the same numbers. CRIU ignores it (``parse_vmflags`` in ``criu/proc_parse.c``), but gives any
+advice in the image of a mapping to the kernel (``criu/pie/restorer.c``), of which this is one.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from slurm_affinode.base.pidfd import Namespace, Process
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.files.file_table import FILES
 from slurm_affinode.checkpoint.image.criu_images import (
@@ -61,7 +68,12 @@ _SIGINFO = struct.Struct("=iii4xiIi")
 _CLD_STOPPED, _CLD_CONTINUED = 5, 6  # asm-generic/siginfo.h
 _TIMERFD = 12  # field of file_entry in images/fdinfo.proto
 _TICKS, _LEFT_S, _LEFT_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10  # fields of timerfd_entry in images/timerfd.proto
+_AREAS, _START, _END, _ADVICE = 14, 1, 2, 9  # fields of mm_entry (images/mm.proto) and vma_entry (images/vma.proto)
+_WIPE_ON_FORK = 1 << 18  # asm-generic/mman-common.h
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 _ALIVE, _STOPPED = 1, 3  # criu/include/pstree.h
+Range = tuple[int, int]
+"""First address of a mapping, and the one after its last."""
 NOT_LED = "which is not led by a process above it: it could not be restored"
 
 
@@ -134,6 +146,51 @@ def rearm(directory_fd: int) -> None:
     are still counted.
     """
     rewrite(directory_fd, FILES, _rearmed)
+
+
+def keep_wiped(directory_fd: int, space: Namespace) -> None:
+    """Keep the memory of a stopped tree empty in children, in its dump. Raises ``BadImage``, ``OSError``.
+
+    The files are rewritten before digests are computed.
+    """
+    for inner, process in space.processes():
+        if ranges := wiped(process):
+            name = f"mm-{inner}.img"
+            missing = set(ranges)
+
+            def with_advice(body: bytes, ranges: Collection[Range] = ranges, missing: set[Range] = missing) -> bytes:
+                return b"".join(
+                    encoded(_AREAS, _advised(value, ranges, missing))
+                    if number == _AREAS and isinstance(value, bytes)
+                    else body[begin:end]
+                    for number, value, begin, end in spans(body)
+                )
+
+            rewrite(directory_fd, name, with_advice)
+            if missing:
+                begin, end = min(missing)
+                raise BadImage(f"{name}: the mapping {begin:x}-{end:x} is missing")
+
+
+def wiped(process: Process) -> frozenset[Range]:
+    """Return the mappings of a process that are empty in its children; none if it has ended."""
+    ranges, mapping = set(), None
+    for line in process.text_if_readable("smaps").split("\n"):
+        if head := _MAPPING.match(line):
+            mapping = int(head[1], 16), int(head[2], 16)
+        elif mapping is not None and line.startswith("VmFlags:") and "wf" in line.split():
+            ranges.add(mapping)
+    return frozenset(ranges)
+
+
+def _advised(area: bytes, ranges: Collection[Range], missing: set[Range]) -> bytes:
+    fields = message(area)
+    mapping = integer(fields, _START), integer(fields, _END)
+    if mapping not in ranges:
+        return area
+    missing.discard(mapping)
+    advice = encoded(_ADVICE, integer(fields, _ADVICE, 0) | _WIPE_ON_FORK)
+    return b"".join(area[begin:end] for number, _, begin, end in spans(area) if number != _ADVICE) + advice
 
 
 def take_back(directory_fd: int) -> None:

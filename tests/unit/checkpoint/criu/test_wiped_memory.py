@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from slurm_affinode.base.pidfd import Namespace, Process
-from slurm_affinode.checkpoint.criu import wiped_memory
+from slurm_affinode.checkpoint.criu import sessions
 from slurm_affinode.checkpoint.image.criu_images import BadImage, image_records, message
 
 from .. import criu_files
@@ -66,7 +66,7 @@ def advice(image: int, pid: int) -> list[tuple[list[object], list[object]]]:
 
 def test_wiped_page_is_recognized(program: tuple[Process, int]) -> None:
     process, address = program
-    assert (address, address + mmap.PAGESIZE) in wiped_memory.wiped(process)
+    assert (address, address + mmap.PAGESIZE) in sessions.wiped(process)
 
 
 @pytest.mark.parametrize(("before", "after"), [((), 1 << 18), (((9, 1 << 16),), 1 << 16 | 1 << 18)])
@@ -74,11 +74,11 @@ def test_property_is_added_to_the_advice_in_the_image(
     program: tuple[Process, int], image: int, tmp_path: Path, before: tuple[criu_files.Field, ...], after: int
 ) -> None:
     process, address = program
-    others = wiped_memory.wiped(process) - {(address, address + mmap.PAGESIZE)}
+    others = sessions.wiped(process) - {(address, address + mmap.PAGESIZE)}
     known = [criu_files.message((1, begin), (2, end)) for begin, end in sorted(others)]
     fields = [area(4096, (9, 1 << 10)), area(address, *before), area(1 << 45), *((14, other) for other in known)]
     (tmp_path / "mm-7.img").write_bytes(criu_files.image(criu_files.message((1, 5), *fields, (15, 6))))
-    wiped_memory.record(image, space((7, process)))
+    sessions.keep_wiped(image, space((7, process)))
     assert advice(image, 7)[:3] == [([4096], [1 << 10]), ([address], [after]), ([1 << 45], [])]
     (memory,) = image_records(image, "mm-7.img")
     assert (memory[1], memory[15]) == ([5], [6])
@@ -87,11 +87,11 @@ def test_property_is_added_to_the_advice_in_the_image(
 def test_mapping_that_the_dump_lacks_is_an_error(program: tuple[Process, int], image: int, tmp_path: Path) -> None:
     (tmp_path / "mm-7.img").write_bytes(criu_files.image(criu_files.message((1, 5), area(4096))))
     with pytest.raises(BadImage, match=r"mm-7\.img: the mapping [0-9a-f]+-[0-9a-f]+ is missing"):
-        wiped_memory.record(image, space((7, program[0])))
+        sessions.keep_wiped(image, space((7, program[0])))
 
 
 def test_files_of_processes_without_such_memory_are_not_read(image: int) -> None:
     process = Mock(text_if_readable=lambda name: "00400000-00401000 r--p\nVmFlags: rd mr\n")
     with contextlib.suppress(FileNotFoundError):
-        wiped_memory.record(image, space((8, process)))
+        sessions.keep_wiped(image, space((8, process)))
     assert os.listdir(image) == []
