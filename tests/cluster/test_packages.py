@@ -363,14 +363,14 @@ def check_removal(machine: Machine, before: set[str]) -> None:
             machine.run(f"rm {JOURNAL}/alpha.124.5.jsonl")
 
     machine.run("cp /etc/slurm/prolog.d/20-slurm-affinode /srv/hook")
-    present = machine.files()
+    present = files(machine)
     assert recap(machine.run(f"{remove} --check"))["changed"] > 0
-    assert machine.files() == present
+    assert files(machine) == present
     assert recap(machine.run(remove))["changed"] > 0
     assert machine.run("systemctl list-units --all --no-legend 'slurm-affinode*'") == ""
     assert machine.run("/srv/hook 2>/dev/null") == ""  # no node is drained
     assert "9402" not in machine.run("nft list ruleset; cat /etc/nftables.conf")
-    left = {file for file in machine.files() - before if not file.startswith(("/srv/", "/root/", *CHANGED))}
+    left = {file for file in files(machine) - before if not file.startswith(("/srv/", "/root/", *CHANGED))}
     kept = ("/var/lib/slurm-affinode", "/var/lib/private/slurm-affinode-exporter/")
     assert {file for file in left if not file.startswith(kept)} == {
         "/etc/slurm-affinode/exporter.token", "/etc/slurm-affinode/image.key", "/etc/slurm/plugstack.conf",

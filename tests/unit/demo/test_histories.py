@@ -76,14 +76,17 @@ def test_demo_keeps_foreign_files(tmp_path):
 
 
 def test_synthetic_demo_has_a_trend_and_all_causes(tmp_path):
-    """The report is on the last of four periods, and has actions against each cause."""
+    """The report is on the last of four periods, and has actions against each cause.
+
+    Only *larger GPU than needed* is missing: the cluster has one GPU model.
+    """
     written = build_demo(tmp_path / "demo", histories.synthetic(days=7, seed=7, earlier=3))
     assert [period["since"] for period in written.summary["trend"]["periods"]] == [
         "2026-10-12T00:00:00Z", "2026-10-19T00:00:00Z", "2026-10-26T00:00:00Z",
     ]  # fmt: skip
     assert written.summary["query"]["since"] == "2026-11-02T00:00:00Z"
     causes = {action.kind for action in actions.actions(written.result, top=100)}
-    assert causes == set(actions.texts())
+    assert causes == set(actions.texts()) - {"oversized"}
     assert written.summary["unmet_demand"]["partitions"][0]["gpu_hours_unmet"] > 0
 
 

@@ -344,7 +344,11 @@ def test_output_of_a_command_with_workers_is_that_of_one_machine(  # noqa: PLR09
         assert {finding["kind"] for finding in result["findings"]} >= {"idle-allocation", "orphan-memory"}
     else:
         assert result["clusters"][0]["gpu_hours_returned"] > 0
-    expected = {"_follow_task", "_seen"} if "findings" in result else {"_follow_task", "_windows", "_replay_pool"}
+    expected = (
+        {"_follow_task", "_figures_since_free"}
+        if "findings" in result
+        else {"_follow_task", "_windows", "_replay_pool"}
+    )
     assert set(tasks) == expected
     assert min(tasks.count(name) for name in expected) > 2
 

@@ -232,7 +232,7 @@ def test_image_trouble_is_shown_in_status(world: World) -> None:
     """Problems with an image are shown while its job is suspended."""
     agent = asleep(world)
     agent.damage("memory")
-    copies = list(agent.tiers._all("alpha.7", 1))
+    copies = list(agent.tiers._all_copies("alpha.7", 1))
     assert agent.tiers.sound(copies, lambda copy, pages: pages.sound() or copy.tier.name) == "disk"  # type: ignore[func-returns-value]
     assert "copy in the tier memory is damaged" in (agent.asleep() or "")
 
