@@ -69,7 +69,7 @@ def write_again(pages: Path, target: Path, pattern: str) -> tuple[float, int]:
 
 
 def analyzed(config: Config, until: datetime) -> WasteResult:
-    """Return the result of the whole history; it is not part of what is measured."""
+    """Return the result of the whole history; it is not measured."""
     return analyse_stored(config, WasteQuery(START, until), now=until)
 
 

@@ -228,7 +228,7 @@ def inside(jobs: int, days: int, windows: int) -> None:
 
 
 def main() -> None:
-    """Start the container, and print what is measured in it."""
+    """Start the container, and print the measurements made in it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--days", type=int, default=100)

@@ -38,6 +38,7 @@ import signal
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from slurm_affinode.base.pidfd import Namespace, Process
 from slurm_affinode.checkpoint import root_directory
@@ -157,16 +158,7 @@ def keep_wiped(directory_fd: int, space: Namespace) -> None:
         if ranges := wiped(process):
             name = f"mm-{inner}.img"
             missing = set(ranges)
-
-            def with_advice(body: bytes, ranges: Collection[Range] = ranges, missing: set[Range] = missing) -> bytes:
-                return b"".join(
-                    encoded(_AREAS, _advised(value, ranges, missing))
-                    if number == _AREAS and isinstance(value, bytes)
-                    else body[begin:end]
-                    for number, value, begin, end in spans(body)
-                )
-
-            rewrite(directory_fd, name, with_advice)
+            rewrite(directory_fd, name, partial(_with_advice, ranges=ranges, missing=missing))
             if missing:
                 begin, end = min(missing)
                 raise BadImage(f"{name}: the mapping {begin:x}-{end:x} is missing")
@@ -181,6 +173,16 @@ def wiped(process: Process) -> frozenset[Range]:
         elif mapping is not None and line.startswith("VmFlags:") and "wf" in line.split():
             ranges.add(mapping)
     return frozenset(ranges)
+
+
+def _with_advice(body: bytes, ranges: Collection[Range], missing: set[Range]) -> bytes:
+    """Return the memory of a process in which ``ranges`` have the property; those that it has leave ``missing``."""
+    return b"".join(
+        encoded(_AREAS, _advised(value, ranges, missing))
+        if number == _AREAS and isinstance(value, bytes)
+        else body[begin:end]
+        for number, value, begin, end in spans(body)
+    )
 
 
 def _advised(area: bytes, ranges: Collection[Range], missing: set[Range]) -> bytes:

@@ -1,4 +1,4 @@
-"""Lines about ended jobs in AdminComment: what is measured, who writes them, and what is left unchanged."""
+"""Lines about ended jobs in AdminComment: measurements, the node that writes them, and comments that stay."""
 
 from __future__ import annotations
 
