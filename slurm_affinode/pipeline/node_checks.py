@@ -31,7 +31,9 @@ def criu(program: str, run: Runner) -> Check:
     version = Criu(program=program, runner=run).check()
     done = run([process.find(program), "check"], timeout_s=_TIMEOUT_S, check=False)
     if done.returncode != 0:
-        hint = f"run {program} check --all; boot a kernel that has the missing features, for example that of the distribution"
+        hint = (
+            f"run {program} check --all; boot a kernel that has the missing features, such as that of the distribution"
+        )
         return Check("CRIU", PROBLEM, f"version {version} does not work with this kernel: {complaint(done)}", hint)
     return Check("CRIU", OK, f"version {version}, and the kernel has what it needs")
 

@@ -14,6 +14,7 @@ All of this is for x86-64. Processes of other architectures are not queried; AMX
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -214,7 +215,7 @@ def _repeated(registers: _Registers, memory: int, process: Process) -> int | Non
     number, result = (ctypes.c_int64(value).value for value in (registers.orig_rax, registers.rax))
     if number == _RESTART and result == _RESTARTED_BY_CALL:  # it had been interrupted before
         length = len(_LOAD) + 4
-        code = os.pread(memory, length + len(_INSTRUCTION), registers.rip - length - len(_INSTRUCTION))
+        code = _peek(memory, length + len(_INSTRUCTION), registers.rip - length - len(_INSTRUCTION))
         if code[:1] != _LOAD or code[length:] != _INSTRUCTION:
             return None
         number = int.from_bytes(code[1:length], "little")
@@ -244,8 +245,16 @@ def _time_limit(value: int, memory: int, *, milliseconds: bool) -> float | None:
         return None if limit_ms < 0 else limit_ms / 1000
     if value == 0:
         return None
-    seconds, nanoseconds = struct.unpack("qq", os.pread(memory, 16, value))
+    seconds, nanoseconds = struct.unpack("qq", _peek(memory, 16, value))
     return float(seconds + nanoseconds / 1e9)
+
+
+def _peek(memory: int, length: int, address: int) -> bytes:
+    """Read memory at an address that the process has chosen. Raises ``OSError`` if any of it cannot be read."""
+    with suppress(OverflowError):  # beyond 63 bits
+        if len(data := os.pread(memory, length, address)) == length:
+            return data
+    raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
 
 
 def _time_limit_of_socket(process: Process, number: int) -> float:

@@ -327,3 +327,17 @@ def test_wait_before_a_handler_is_left_to_the_kernel(name: str) -> None:
         wait_until("it stops", lambda: process.stat().state, lambda state: state == "T")
         running.send_signal(10)
         assert (number, -1) not in after_repeat(process)
+
+
+@pytest.mark.parametrize("address", [0x1008, 1 << 63, (1 << 64) - 1])
+def test_time_limit_at_any_address_is_read_or_an_error_of_the_system(tmp_path: Path, address: int) -> None:
+    """The process has chosen the address, and may have unmapped its end since the call began."""
+    path = tmp_path / "mem"
+    path.write_bytes(bytes(0x1010 - 8) + b"12345678")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert kernel_states._time_limit(0x1000, fd, milliseconds=False) is not None
+        with pytest.raises(OSError, match="Bad address"):
+            kernel_states._time_limit(address, fd, milliseconds=False)
+    finally:
+        os.close(fd)
