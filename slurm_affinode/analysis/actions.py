@@ -14,7 +14,7 @@ The hours are lower bounds of what following the advice would have returned, fro
 ``oversized`` returns no hours, but moves them to other GPUs: a mean utilization of at most ``SMALL_PCT``, and at most
 ``SMALL_SHARE`` of the GPU's memory in use, on GPUs of one model, where the cluster has a smaller model with enough
 memory (``_with_smaller_gpus``): the allocated time of the larger one. A program that reserves memory in advance is not
-found.
+found. Such actions come after all that return hours: a moved hour occupies another GPU, so the two do not compare.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def suspension_bound(result: WasteResult) -> SuspensionBound | None:
 
 
 def actions(result: WasteResult, top: int = 5) -> tuple[ReturnAction, ...]:
-    """Return the ``top`` actions that would have returned or moved most GPU-hours, the first one first."""
+    """Return the first ``top`` actions: those that would have returned most GPU-hours, then those that would have moved
+    most.
+    """
     if result.jobs.is_empty():
         return ()
     active = pl.col("gpu_hours_busy") + pl.col("gpu_hours_low")
@@ -171,7 +173,8 @@ def actions(result: WasteResult, top: int = 5) -> tuple[ReturnAction, ...]:
         pl.when(pl.col("kind") == "oversized").then(name).alias(name) for name in ("smaller_model", "smaller_gib")
     )
     hours = pl.max_horizontal("hours_returned", "hours_moved")
-    first = groups.filter(hours >= _LEAST_HOURS).sort(hours, descending=True, maintain_order=True).head(top)
+    order = [pl.col("kind") != "oversized", hours]
+    first = groups.filter(hours >= _LEAST_HOURS).sort(order, descending=True, maintain_order=True).head(top)
     return tuple(ReturnAction(**row) for row in first.iter_rows(named=True))
 
 

@@ -143,7 +143,7 @@ def _waited(result: WasteResult) -> str:
 
 
 def action_cards(result: WasteResult, links: Links = NO_LINKS) -> tuple[ActionCard, ...]:
-    """Return what to do: the owners and causes by which most GPU-hours can be returned, or moved to smaller GPUs."""
+    """Return what to do: the owners and causes by which most GPU-hours can be returned; moved ones come last."""
     several = len({cluster for cluster in result.jobs["cluster"].unique() if cluster is not None}) > 1
     return tuple(_advice(action, links, several=several) for action in actions.actions(result))
 

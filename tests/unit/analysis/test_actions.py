@@ -176,6 +176,18 @@ def test_large_gpu_for_a_small_job_is_a_cause_where_a_smaller_one_exists(
     assert (action.smaller_model, action.smaller_gib) == (A30["model"], pytest.approx(24))
 
 
+def test_moved_hours_come_after_returned_hours(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A moved hour occupies another GPU, so 24 of them rank below 5.75 returned ones."""
+    rows = samples(TIMES, **H100, job="1", util_pct=10, fb_used_mib=6 * 1024) + samples(TIMES, **A30, job="2")
+    rows += samples(TIMES, uuid="GPU-5", index=5, job="3", util_pct=busy_until(18 * 3600), fb_used_mib=60_000)
+    runs = jobs({"start": 0, "end": DAY}, {"job_id": 2, "start": 0, "end": DAY, "user": "bob", "node_list": "n2"},
+                {"job_id": 3, "start": 0, "end": DAY, "user": "cat"})  # fmt: skip
+    result = analysed(rows, runs, until=DAY)
+    ranked = [(each.kind, each.hours_returned, each.hours_moved) for each in actions.actions(result)]
+    assert ranked == [("pauses", pytest.approx(5.75), 0), ("oversized", 0, pytest.approx(24))]
+    assert [each.kind for each in actions.actions(result, top=1)] == ["pauses"]
+
+
 @pytest.mark.parametrize(
     ("job", "other"),
     [
