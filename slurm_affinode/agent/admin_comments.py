@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.text import figure, one_line, percent
+from slurm_affinode.base.text import one_line
+from slurm_affinode.core import admin_comment
+from slurm_affinode.core.admin_comment import PREFIX, NodeUse
 from slurm_affinode.core.idle import GpuActivity, IdleRule, Sample, Verdict, judge
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.model.cluster import Job
@@ -28,12 +30,9 @@ from slurm_affinode.suspension.activity import by_index, name_of, signals_of
 
 log = logging.getLogger(__name__)
 
-PREFIX = "slurm-affinode: "
-"""Start of the line, by which an earlier one is recognized."""
 WAIT_S = 5.0
 TRIES = 24
 """Attempts to write a line, ``WAIT_S`` apart: slurmctld and slurmdbd record the end of a job after its epilog."""
-_MIB_PER_GIB = 1024
 
 
 @dataclass(slots=True)
@@ -172,16 +171,12 @@ class AdminComments:
 
 
 def line(node: str, job: Job, times: JobTimes) -> str:
-    """Return the line: use of the GPUs of this node in the last attempt; all of it is made of names and numbers."""
+    """Return the line: use of the GPUs of this node in the last attempt."""
     busy, idle = (sum(getattr(gpu, name) for gpu in times.by_gpu.values()) for name in ("busy_s", "idle_s"))
-    where = node if len(job.nodes) < 2 else f"{node}, 1 of {len(job.nodes)} nodes"
-    parts = ["1 GPU" if times.gpus == 1 else f"{times.gpus} GPUs"]
-    parts.append(f"busy {percent(busy / (busy + idle))} of the measured time, idle {figure(idle / 3600, 2)} GPU-h")
+    unknown = None
     if job.start is not None and job.end is not None:
         unknown = max(0.0, times.gpus * (job.end - job.start).total_seconds() - busy - idle)
-        parts.append(f"unknown {figure(unknown / 3600, 2)} GPU-h")
     peaks = [gpu.peak_mib for gpu in times.by_gpu.values() if gpu.peak_mib is not None]
-    parts.append(f"memory peak {figure(max(peaks) / _MIB_PER_GIB)} GiB" if peaks else "memory peak unknown")
-    if times.suspensions:
-        parts.append(f"suspended {times.suspensions} time{'' if times.suspensions == 1 else 's'}")
-    return f"{PREFIX}{where}: {', '.join(parts)}"
+    return admin_comment.line(
+        NodeUse(node, len(job.nodes), times.gpus, busy, idle, unknown, max(peaks, default=None), times.suspensions)
+    )

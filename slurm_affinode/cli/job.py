@@ -19,9 +19,11 @@ from slurm_affinode.base.text import figure, percent, printable, span
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import clock, config_options, echo, json_option, print_json, slurm_options, stages, zone
 from slurm_affinode.cli.sparkline import BLOCKS, UNKNOWN, blocks, console
+from slurm_affinode.core import admin_comment
 from slurm_affinode.model.job_summary import USES, GpuUse, JobSummary, ResourceUse
 from slurm_affinode.pipeline import job_files
 from slurm_affinode.report import job_text
+from slurm_affinode.slurm.accounting import sacct_command
 
 _EPILOG = """\b
 Examples:
@@ -55,7 +57,8 @@ def job(
     """Show how well a job used its time limit, CPUs, memory and GPUs, and what to change next time.
 
     JOBID is 123, 123_4 or 123+1. Data comes from the site's database and GPU metrics; for users who may not read these,
-    from the summaries of their jobs that the nightly run publishes, and, while a job runs, from Slurm and its nodes.
+    from the summaries of their jobs that the nightly run publishes, while a job runs, from Slurm and its nodes, and of
+    an ended job, from Slurm's accounting with the line of the agent in AdminComment.
     """
     if job_id == "":
         raise click.BadParameter("it is empty", param_hint="JOBID")
@@ -74,7 +77,7 @@ def job(
 def _summary(
     config: Config, job_id: str, cluster: str | None, attempt: int | None, step: Callable[[str], None]
 ) -> JobSummary:
-    """Return the summary from the first source that has the job: the database, the published summaries, live data."""
+    """Return the summary from the first source that has the job (``job_source``), without the extra a published one."""
     if not extras.missing():
         from slurm_affinode.cli import job_source  # noqa: PLC0415 - needs the extra
 
@@ -85,7 +88,20 @@ def _summary(
             "summaries of jobs are not published here (nightly.jobs.directory)",
             hint=f"to compute them: {extras.INSTALL}",
         )
-    return job_files.read(directory, job_id, cluster=cluster, attempt=attempt)
+    try:
+        return job_files.read(directory, job_id, cluster=cluster, attempt=attempt)
+    except job_files.NoSummaryError as error:
+        if attempt in (None, -1) and (line := _line_in_accounting(job_id)) is not None:
+            error.hint = f"accounting has a line of the agent about it: {line}"
+        raise
+
+
+def _line_in_accounting(job_id: str) -> str | None:
+    """Return the agent's line about a job in AdminComment; ``None`` if there is none, or sacct does not respond."""
+    try:
+        return admin_comment.recognized(sacct_command.admin_comment(job_id))
+    except AffinodeError:
+        return None
 
 
 def _deliver(config: Config, summary: JobSummary, html: Path | None, *, as_json: bool) -> None:
@@ -123,6 +139,8 @@ def print_summary(summary: JobSummary) -> None:
     _say(out, summary.verdict, style="bold")
     for advice in summary.advice:
         _say(out, f"- {job_text.advice(advice)}", indent=2)
+    if line := job_text.admin_comment(summary):
+        _say(out, line)
     for note in (*summary.notes, *job_text.origin(summary, clock)):
         _say(out, note, style="dim")
 

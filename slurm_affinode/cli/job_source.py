@@ -1,4 +1,4 @@
-"""Summaries of jobs from the site's database, from published files, or from live data."""
+"""Summaries of jobs from the site's database, from published files, from live data, or from Slurm's accounting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from slurm_affinode.zombies.sampling import NodeSampler
 def summary(
     config: Config, job_id: str, cluster: str | None, attempt: int | None, step: Callable[[str], None]
 ) -> JobSummary:
-    """Return the summary from the first source that has the job: the database, the published summaries, live data."""
+    """Return the summary from the first source that has the job: the database, the published summaries, live data,
+    Slurm's accounting.
+    """
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
     directory = config.nightly.jobs.directory
     step("reading accounting and GPU metrics")
@@ -41,15 +43,28 @@ def summary(
                 return job_files.read(directory, job_id, cluster=cluster, attempt=attempt)
             except job_files.NoSummaryError as missing:
                 reason = missing
-    if attempt not in (None, -1):
-        raise reason
+    if attempt in (None, -1):
+        try:
+            history = prometheus_history(config, Request(), step) if config.prometheus.url else None
+            live = summaries.summarize_live(
+                config, job_id, NodeSampler(asker(config), say=step), slurm=slurm, history=history
+            )
+        except AffinodeError as error:
+            reason = explained_to_owner(config, reason, error)
+        else:
+            return _permitted(live, job_id)
+    step("querying sacct")
     try:
-        history = prometheus_history(config, Request(), step) if config.prometheus.url else None
-        live = summaries.summarize_live(
-            config, job_id, NodeSampler(asker(config), say=step), slurm=slurm, history=history
-        )
-    except AffinodeError as error:
-        raise explained_to_owner(config, reason, error) from None
+        ended = summaries.summarize_accounting(config, job_id, cluster=cluster, attempt=attempt, slurm=slurm)
+    except UnreachableError:
+        raise reason from None
+    if ended is None or ended.job.end is None:
+        raise reason
+    return ended
+
+
+def _permitted(live: JobSummary, job_id: str) -> JobSummary:
+    """Return a live summary. Raises ``NoAttemptError`` unless it is the user's own: agents answer everyone."""
     if os.geteuid() not in (0, live.uid):
         raise NoAttemptError(
             f"job {job_id} belongs to {live.user or 'another user'}",

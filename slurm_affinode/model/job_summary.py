@@ -186,11 +186,13 @@ class JobSummary:
     notes: tuple[str, ...]
     """Gaps in the data."""
     source: str
-    """``database``, ``live`` or ``published``."""
+    """``database``, ``live``, ``published`` or ``accounting``."""
     generated: datetime
     attempt: int = 1
     attempts: int = 1
     """Known attempts of this ID, of which this one is number ``attempt``."""
+    admin_comment: str | None = None
+    """The agent's line about the GPUs of the first node, from AdminComment; ``None``: accounting has no such line."""
 
     @property
     def key(self) -> tuple[str, int, datetime | None]:

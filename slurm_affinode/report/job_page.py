@@ -32,6 +32,7 @@ class JobContext:
     times: str
     attempts: str
     verdict: str
+    admin_comment: str
     advice: tuple[str, ...]
     uses: Table
     gpus: Table | None
@@ -58,6 +59,7 @@ def render(summary: JobSummary, zone: tzinfo, thresholds: Thresholds) -> str:
         times=f"Started {fmt.moment(job.start, zone)}, {end}",
         attempts=job_text.attempts(summary),
         verdict=summary.verdict,
+        admin_comment=job_text.admin_comment(summary),
         advice=tuple(visible(job_text.advice(each)) for each in summary.advice),
         uses=_uses(summary.uses),
         gpus=_gpus(summary, thresholds) if summary.gpus else None,

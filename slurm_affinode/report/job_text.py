@@ -9,6 +9,10 @@ from slurm_affinode.base.text import counted, figure, span
 from slurm_affinode.model.job_summary import REASONS, Advice, IdleWindow, JobSummary, ResourceUse
 
 _MOST_NAMES = 4
+_ORIGINS = {
+    "live": ("live: accounting and stored GPU metrics were not read",),
+    "accounting": ("from Slurm's accounting alone: stored GPU metrics were not read",),
+}
 
 
 def amount(use: ResourceUse) -> str:
@@ -70,9 +74,14 @@ def attempts(summary: JobSummary) -> str:
     return f"Attempt {summary.attempt} of {summary.attempts} with this ID; --attempt shows the others."
 
 
+def admin_comment(summary: JobSummary) -> str:
+    """Return the agent's line about the GPUs; empty if accounting has none."""
+    return "" if summary.admin_comment is None else f"AdminComment, by the agent: {summary.admin_comment}"
+
+
 def origin(summary: JobSummary, clock: Callable[[datetime], str]) -> tuple[str, ...]:
-    """Return a note on a published or live summary. ``clock``: formats a time."""
+    """Return a note on a summary that is not from the database. ``clock``: formats a time."""
     if summary.source == "published":
         running = "; the job was running then" if summary.job.end is None else ""
         return (f"summary of {clock(summary.generated)}, by the nightly run{running}",)
-    return ("live: accounting and stored GPU metrics were not read",) if summary.source == "live" else ()
+    return _ORIGINS.get(summary.source, ())

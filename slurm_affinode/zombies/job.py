@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -21,10 +22,12 @@ from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.gpu_tracks import GpuTrack
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.squatters import HeldGpus
+from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import counted, span, visible
 from slurm_affinode.base.times import named, parse_span_s, utc
+from slurm_affinode.core import admin_comment
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.cluster import Job, Node
@@ -33,8 +36,11 @@ from slurm_affinode.model.job_summary import GpuUse, JobFinding, JobSummary, Job
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.pipeline import job_files, report, stored_accounting
 from slurm_affinode.slurm import hostlist
+from slurm_affinode.slurm.accounting import sacct, sacct_command
+from slurm_affinode.slurm.accounting.sacct import SacctReading
 from slurm_affinode.slurm.accounting.schema import JOB_KEY
 from slurm_affinode.slurm.client import open_client
+from slurm_affinode.slurm.interface import Runner
 from slurm_affinode.slurm.times import site_zone
 from slurm_affinode.zombies import explain, find, live
 from slurm_affinode.zombies.explain import NoAttemptError
@@ -217,6 +223,7 @@ class _Work:
             verdict=job_use.verdict(row, facts, used, gpus, site),
             advice=job_use.advise(row, facts, gpus, tracks, findings, site, batch=ref.batch, suspended=bool(asleep)),
             notes=(*notes, *_gaps(row, gpus)), source=self.source, generated=self.now,
+            admin_comment=admin_comment.recognized(row["admin_comment"]),
         )  # fmt: skip
 
     def _site(self) -> job_use.SiteSettings:
@@ -333,6 +340,43 @@ def summarize_live(
         summary, gpus=tuple(_present_only(gpu, ran_s) for gpu in gpus), slot_s=ran_s / gpu_tracks.SLOTS,
         verdict=verdict if active else summary.verdict, notes=(note,),
     )  # fmt: skip
+
+
+def summarize_accounting(
+    config: Config,
+    job: str,
+    *,
+    cluster: str | None = None,
+    attempt: int | None = None,
+    slurm: Slurm | None = None,
+    run: Runner = process.run,
+    now: datetime | None = None,
+) -> JobSummary | None:
+    """Summarize an attempt of ``job`` from Slurm's accounting alone, as far as Slurm shows it to the present user.
+
+    Its GPUs are known from the agent's line in AdminComment only. ``None``: accounting does not have the job. Raises
+    ``UnreachableError``, ``InputError`` for unreadable accounting, and errors like ``summarize``.
+    """
+    moment = now or datetime.now(UTC)
+    explain.parse(job)
+    text = sacct_command.run_sacct_of(job, cluster=cluster, run=run)
+    how = SacctReading(cluster=config.cluster.name_or_default, delimiter=sacct_command.DELIMITER)
+    accounting = sacct.read(text, where=f"sacct --jobs={job}", how=how)
+    if accounting.jobs.is_empty():
+        return None
+    with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
+        url = f"sqlite:///{Path(directory) / 'accounting.sqlite'}"
+        with Repository.open(url) as store:
+            store.upsert(accounting.jobs, accounting.steps)
+            stored_accounting.reached(store, moment, accounting.jobs["cluster"].unique())
+        made = replace(config, store=replace(config.store, db=url))
+        no_samples = functools.partial(SampleStore, Path(directory) / "samples")
+        summary = summarize(
+            made, job, cluster=cluster, attempt=attempt, slurm=slurm, now=moment,
+            history=lambda: contextlib.closing(no_samples()),
+        )  # fmt: skip
+    verdict = summary.verdict if summary.gpu_count == 0 else "Unknown: the site's GPU metrics were not read."
+    return replace(summary, source="accounting", verdict=verdict)
 
 
 def _present_only(gpu: LiveGpu, ran_s: float) -> GpuUse:

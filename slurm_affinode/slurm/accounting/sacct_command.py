@@ -96,13 +96,17 @@ def in_windows(
         begin = end
 
 
-def run_sacct_of(job: str, *, run: Runner = process.run, env: Mapping[str, str] | None = None) -> bytes:
+def run_sacct_of(
+    job: str, *, cluster: str | None = None, run: Runner = process.run, env: Mapping[str, str] | None = None
+) -> bytes:
     """Return the accounting of every attempt of ``job`` (``123``, ``123_4``), with steps, as text for ``sacct.read``.
 
-    Raises ``UnreachableError`` like ``run_sacct``. Accounting of an unknown job has a header only.
+    ``cluster``: another cluster of the accounting database. Raises ``UnreachableError`` like ``run_sacct``. Accounting
+    of an unknown job has a header only.
     """
     names = sacct_fields(run, env=env)
     argv = [f"--jobs={job}", "--duplicates", "--parsable2", f"--delimiter={DELIMITER}", f"--format={','.join(names)}"]
+    argv += [] if cluster is None else [f"--clusters={cluster}"]
     return _sacct(run, argv, _HELP_TIMEOUT_S, env).stdout
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from gpu_fakes import A100, IDLE, OTHER, FakeDriver
 
-from slurm_affinode.agent.admin_comments import PREFIX, TRIES, AdminComments
+from slurm_affinode.agent.admin_comments import TRIES, AdminComments
 from slurm_affinode.base.process import Completed
+from slurm_affinode.core.admin_comment import PREFIX
 from slurm_affinode.core.idle import IdleRule
 from slurm_affinode.gpu.interface import GpuLost
 from slurm_affinode.model.cluster import Job

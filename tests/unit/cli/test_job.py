@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from slurm_affinode.base import extras
 from slurm_affinode.base.errors import AffinodeError, NoStoreError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.demo import histories
@@ -173,3 +175,98 @@ def test_figures_of_public_accounting(tmp_path: Path, shared_data: Path) -> None
     assert uses["cpu"]["share"] == pytest.approx((86 * 60 + 54 + 46.033) / 5305, abs=1e-6)
     assert uses["memory"]["share"] == pytest.approx(4016648 / (32 << 20), abs=1e-6)
     assert list(uses) == ["time_limit", "cpu", "memory"]
+
+
+LINE = "gpu01: 1 GPU, busy 41 % of the measured time, idle 1.18 GPU-h, unknown 0.01 GPU-h, memory peak 61.2 GiB"
+SACCT = {
+    "Cluster": "hpc", "JobIDRaw": "77", "JobID": "77", "Submit": "2026-11-02T11:00:00", "Start": "2026-11-02T12:00:00",
+    "End": "2026-11-02T14:00:00", "State": "COMPLETED", "User": "ann", "Account": "bio", "Partition": "gpu",
+    "AllocCPUS": "8", "AllocTRES": "cpu=8,gres/gpu=1,mem=64G", "NNodes": "1", "NodeList": "gpu01",
+    "TotalCPU": "08:00:00", "Elapsed": "02:00:00", "Timelimit": "04:00:00", "AdminComment": "", "JobName": "train",
+}  # fmt: skip
+"""An ended job, as sacct prints it."""
+
+
+@pytest.fixture
+def accounting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install a sacct that knows job 77, with other values for some fields; no other command of Slurm."""
+
+    def install(**values: str) -> None:
+        row = {**SACCT, **values}
+        (tmp_path / "rows").write_text("\x1f".join(row) + "\n" + "\x1f".join(row.values()) + "\n")
+        script = (
+            "#!/bin/sh\ncase $* in\n"
+            f"*--helpformat*) echo {' '.join(SACCT)};;\n"
+            f"*=End,AdminComment*) printf 'End\\037AdminComment\\n{row['End']}\\037%s\\n' \"$LINE\";;\n"
+            f"*--jobs=77*) cat {tmp_path}/rows;;\n*) head -n 1 {tmp_path}/rows;;\nesac\n"
+        )
+        (tmp_path / "sacct").write_text(script)
+        (tmp_path / "sacct").chmod(0o755)
+        monkeypatch.setenv("LINE", row["AdminComment"])
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    install()
+    return install
+
+
+def test_line_of_the_agent_is_shown(state: Path, tmp_path: Path, accounting: Callable[..., None]) -> None:
+    """From the database: on the screen, in JSON and on the page."""
+    accounting(AdminComment=f"slurm-affinode: {LINE}")
+    shutil.copytree(state, tmp_path / "state")
+    stored = CliRunner().invoke(cli, ["ingest", "sacct", str(tmp_path / "rows"), "--state", str(tmp_path / "state")])
+    assert stored.exit_code == 0
+    page = tmp_path / "job.html"
+    assert f"AdminComment, by the agent: {LINE}" in " ".join(run(tmp_path / "state", "77").stdout.split())
+    shown = run(tmp_path / "state", "77", "--json", "--html", str(page))
+    assert json.loads(shown.stdout)["admin_comment"] == LINE
+    assert LINE in page.read_text(encoding="utf-8")
+    assert json.loads(run(state, PARTLY, "--json").stdout)["admin_comment"] is None
+
+
+@pytest.mark.parametrize(
+    "comment", ["JS1:H4sIAAA", "<b>see ticket 7</b>", f"slurm-affinode: {LINE} <script>", "\x1b[2J"]
+)
+def test_comment_of_others_is_not_shown(tmp_path: Path, accounting: Callable[..., None], comment: str) -> None:
+    """AdminComment is free text of the site; nothing of it is on the screen or on the page."""
+    accounting(AdminComment=comment)
+    page = tmp_path / "job.html"
+    shown = run(tmp_path / "none", "77", "--html", str(page), "--json")
+    assert json.loads(shown.stdout)["admin_comment"] is None
+    assert comment not in run(tmp_path / "none", "77").stdout
+    assert comment not in page.read_text(encoding="utf-8")
+
+
+def test_ended_job_comes_from_accounting_without_database(
+    published: Path, accounting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its owner, whether or not the site publishes summaries: what Slurm has, and the line of the agent."""
+    accounting(AdminComment=f"slurm-affinode: {LINE}")
+    nothing = published.parent / "none"
+    for config in ((), ("--config", str(published))):
+        made = json.loads(run(nothing, "77", *config, "--json").stdout)
+        uses = {use["key"]: use["share"] for use in made["uses"]}
+        assert (made["source"], made["admin_comment"], made["user"]) == ("accounting", LINE, "ann")
+        assert (uses["time_limit"], uses["cpu"], uses["gpu_busy"]) == (0.5, 0.5, None)
+        assert made["verdict"] == "Unknown: the site's GPU metrics were not read."
+    screen = run(nothing, "77", env={"COLUMNS": "80"}).stdout
+    assert max(map(len, screen.splitlines())) <= 80
+    assert screen.splitlines()[-1] == "from Slurm's accounting alone: stored GPU metrics were not read"
+    assert not nothing.exists()
+    assert "no attempt 2" in str(run(nothing, "77", "--attempt", "2").exception)
+    assert "no summary of a job 78 of yours" in str(run(nothing, "78", "--config", str(published)).exception)
+    accounting(End="Unknown", State="RUNNING")  # live data, whose error is more to the point
+    assert "no summary of a job 77 of yours" in str(run(nothing, "77", "--config", str(published)).exception)
+
+
+def test_line_of_the_agent_is_shown_without_the_extra(
+    published: Path, accounting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a login node, for a job without a published summary."""
+    monkeypatch.setattr(extras, "missing", lambda: ["polars"])
+    words = (published.parent / "none", "77", "--config", str(published))
+    for comment, hint in ((f"slurm-affinode: {LINE}", f"accounting has a line of the agent about it: {LINE}"),
+                          ("see ticket 7", "summaries appear after the next night")):  # fmt: skip
+        accounting(AdminComment=comment)
+        error = run(*words).exception
+        assert isinstance(error, AffinodeError)
+        assert (error.exit_code, str(error.hint)[: len(hint)]) == (1, hint)
