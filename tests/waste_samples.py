@@ -100,7 +100,12 @@ def _demand(jobs: pl.DataFrame, *, measured: bool) -> UnmetDemand | None:
     unmet = pl.lit(1.5).alias("gpu_hours_unmet")
     first = jobs.head(10 if measured else 0)
     models = first.select("cluster", "partition", "gpu_model", unmet)
-    holders = first.select("cluster", "job_id", "array_job_id", "array_task_id", "user", "partition", unmet)
+    waiter = [pl.col(name).reverse().alias(f"waiting_{name}")
+              for name in ("job_id", "array_job_id", "array_task_id", "user")]  # fmt: skip
+    holders = first.select(
+        "cluster", "job_id", "array_job_id", "array_task_id", "user", "partition", unmet,
+        (pl.int_range(pl.len()) + 1).alias("waiting_jobs"), *waiter,
+    )  # fmt: skip
     return UnmetDemand(1200.0, partitions, models, holders)
 
 

@@ -8,9 +8,10 @@ In a slot, idle time is spread evenly over the time for which a run held a GPU, 
 - the GPU-hours that the waiting jobs requested, and
 - the idle GPU-hours of the runs in their partition, for the part of the slot in which a job waited.
 
-The hours are divided among the runs that held the idle GPUs in proportion to their idle time. Other reasons for a wait
-(CPUs, memory, limits, reservations) are not in accounting: the figures show the obstruction, not the decisions that the
-scheduler would have made.
+The hours are divided among the runs that held the idle GPUs in proportion to their idle time. In the way of a waiting
+job was each run of its partition that held idle GPUs meanwhile, for at least ``_LEAST_HOURS``. Other reasons for a
+wait (CPUs, memory, limits, reservations) are not in accounting: the figures show the obstruction, not the decisions
+that the scheduler would have made.
 
 Head of line: the waiting job of a partition that has been eligible for longest. Priorities are not in accounting.
 """
@@ -36,6 +37,7 @@ _MODELS = {
     "cluster": pl.String(), "partition": pl.String(), "gpu_model": pl.String(), "gpu_hours_unmet": pl.Float64(),
 }  # fmt: skip
 _HOLDER = ("cluster", "job_id", "array_job_id", "array_task_id", "user", "partition")
+_WAITER = ("job_id", "array_job_id", "array_task_id", "user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,9 @@ def unmet(about: pl.DataFrame, since: int, until: int, idle: IdleTime | None) ->
     )
     partitions = pl.concat([keys.select(*_KEY), per_group], how="horizontal")
     models = pl.DataFrame(schema=_MODELS)
-    holders = about.select(*_HOLDER).clear().with_columns(pl.lit(None, pl.Float64).alias("gpu_hours_unmet"))
+    holders = about.select(*_HOLDER).clear().with_columns(
+        pl.lit(None, pl.Float64).alias("gpu_hours_unmet"), pl.lit(None, pl.Int64).alias("waiting_jobs"), *_waiter()
+    ).clear()  # fmt: skip
     if idle is None:
         unknown = pl.lit(None, pl.Float64)
         partitions = partitions.with_columns(
@@ -143,7 +147,8 @@ def unmet(about: pl.DataFrame, since: int, until: int, idle: IdleTime | None) ->
             pl.Series("gpu_hours_idle_meanwhile", meanwhile.sum(axis=1) / MS_PER_HOUR),
             pl.Series("gpu_hours_unmet", lacking.sum(axis=1) / MS_PER_HOUR),
         )
-        models, holders = _unmet_by_model(held, hours, keys, idle.models), _holders(held, hours, about)
+        models = _unmet_by_model(held, hours, keys, idle.models)
+        holders = _in_the_way(_holders(held, hours, about), held, waits, about).select(holders.columns)
     waited = partitions.filter(pl.col("jobs") > 0).sort(
         "gpu_hours_unmet", "gpu_hours_waited", descending=True, nulls_last=True, maintain_order=True
     )
@@ -157,7 +162,8 @@ def _waits(runs: pl.DataFrame, since: int) -> pl.DataFrame:
     return (
         runs.filter(waited)
         .select(
-            "group", "gpus", "job_id", (eligible.clip(lower_bound=since) - since).cast(pl.Float64).alias("begin"),
+            "group", "run", "gpus", "job_id",
+            (eligible.clip(lower_bound=since) - since).cast(pl.Float64).alias("begin"),
             (start - since).cast(pl.Float64).alias("end"),
         )
         .sort("group", "begin", "job_id", maintain_order=True)
@@ -245,6 +251,36 @@ def _holders(held: _Held, hours: Floats, about: pl.DataFrame) -> pl.DataFrame:
     first = most.filter(pl.col("gpu_hours_unmet") >= _LEAST_HOURS).sort(
         "gpu_hours_unmet", "run", descending=[True, False]
     ).head(_HOLDERS)  # fmt: skip
-    return first.join(about.select("run", *_HOLDER), on="run", maintain_order="left").select(
-        *_HOLDER, "gpu_hours_unmet"
-    )
+    return first.join(about.select("run", *_HOLDER), on="run", maintain_order="left")
+
+
+def _in_the_way(holders: pl.DataFrame, held: _Held, waits: pl.DataFrame, about: pl.DataFrame) -> pl.DataFrame:
+    """Return holders with ``waiting_jobs``, the number of jobs that each was in the way of, and one of these: the one
+    that waited beside most of its idle GPU-hours.
+    """
+    group = waits["group"].cast(pl.Int64).to_numpy()
+    first, last = waits["begin"].to_numpy(), waits["end"].to_numpy()
+    counts, waiters = [], []
+    for run in holders["run"]:
+        some = held.run == run
+        beside = np.flatnonzero(group == held.group[some][0])
+        idle = _idle_between(held.start[some], held.end[some], held.rate[some], first[beside], last[beside])
+        counts.append(int((idle >= _LEAST_HOURS * MS_PER_HOUR).sum()))
+        waiters.append(waits["run"][int(beside[idle.argmax()])] if counts[-1] else None)
+    counted = holders.with_columns(pl.Series("waiting_jobs", counts, pl.Int64), pl.Series("waiter", waiters, pl.Int64))
+    named = about.select(pl.col("run").cast(pl.Int64).alias("waiter"), *_waiter())
+    return counted.join(named, on="waiter", how="left", maintain_order="left")
+
+
+def _waiter() -> list[pl.Expr]:
+    return [pl.col(name).alias(f"waiting_{name}") for name in _WAITER]
+
+
+def _idle_between(start: Floats, end: Floats, rate: Floats, first: Floats, last: Floats) -> Floats:
+    """Return the idle GPU-ms from ``first`` to ``last``, with ``rate`` idle GPUs from ``start`` to ``end``."""
+    time = np.concatenate([start, end])
+    order = np.argsort(time, kind="stable")
+    times, rates = time[order], np.cumsum(np.concatenate([rate, -rate])[order])
+    sums = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(times))])
+    between: Floats = np.interp(last, times, sums) - np.interp(first, times, sums)
+    return between

@@ -210,7 +210,9 @@ class UnmetDemand:
     """``cluster``, ``partition``, ``gpu_model`` (None: unknown), ``gpu_hours_unmet``; most hours first."""
     holders: pl.DataFrame
     """Runs that held the idle GPUs: ``cluster``, ``job_id``, ``array_job_id``, ``array_task_id``, ``user``,
-    ``partition``, ``gpu_hours_unmet``; the first ten, most hours first."""
+    ``partition``, ``gpu_hours_unmet``, ``waiting_jobs`` (jobs of the partition that waited beside its idle GPUs), and
+    the one of these that waited beside most idle GPU-hours: ``waiting_job_id``, ``waiting_array_job_id``,
+    ``waiting_array_task_id``, ``waiting_user`` (None: none). The first ten, most hours first."""
 
     @property
     def unmet(self) -> float | None:

@@ -72,7 +72,7 @@ class Pseudonyms:
         )  # fmt: skip
 
     def _demand(self, demand: UnmetDemand) -> UnmetDemand:
-        return replace(demand, holders=self._replaced(demand.holders, {"user": "user"}))
+        return replace(demand, holders=self._replaced(demand.holders, {"user": "user", "waiting_user": "user"}))
 
     def _suspensions(self, frame: pl.DataFrame) -> pl.DataFrame:
         columns = {"user": "user", "account": "account", "node": "node", "restored_node": "node"}

@@ -80,9 +80,21 @@ def _holders(demand: UnmetDemand, links: Links) -> Table:
         (
             Cell(job_label(row), "text job", sort=str(row["job_id"]), href=links.job(row)),
             name_cell(row["user"], href=links.user(row["user"])),
-            name_cell(row["partition"]), cell(row, "gpu_hours_unmet"),
+            name_cell(row["partition"]), cell(row, "gpu_hours_unmet"), _waiting(row, links),
         )
         for row in demand.holders.iter_rows(named=True)
     )  # fmt: skip
-    columns = (Column("Job"), Column("User"), Column("Partition"), column(*_UNMET))
+    columns = (Column("Job"), Column("User"), Column("Partition"), column(*_UNMET), Column("In the way of"))
     return Table("unmet-holders", "Jobs that held most of the idle GPUs that others waited for", columns, rows)
+
+
+def _waiting(row: Row, links: Links) -> Cell:
+    """Return the job that waited beside most idle GPU-hours of a holder, its user, and the number of others."""
+    if row["waiting_job_id"] is None:
+        return Cell("")
+    job = {name.removeprefix("waiting_"): value for name, value in row.items() if name.startswith("waiting_")}
+    job["cluster"] = row["cluster"]
+    others = int(row["waiting_jobs"] or 0) - 1
+    more = "" if others < 1 else f" and {fmt.count(others)} more {'job' if others == 1 else 'jobs'}"
+    sub = f"{fmt.clip(fmt.name(job['user']), 40)}{more}"
+    return Cell(job_label(job), "text job", sort=str(job["job_id"]), href=links.job(job), sub=sub)

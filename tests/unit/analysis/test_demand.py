@@ -67,6 +67,22 @@ def test_demand_is_limited_by_what_is_idle_and_by_what_is_requested(
     assert demand.unmet == pytest.approx(2.0, abs=0.05)
 
 
+def test_holder_names_jobs_in_whose_way_it_was(analysed: Analysed, samples: Rows, jobs: Jobs, t0: datetime) -> None:
+    """Of jobs of its partition, those that waited while its GPU was idle; the first one waited longest meanwhile."""
+
+    def waiting(job_id: int, eligible: int, start: int, user: str, partition: str = "p") -> dict[str, Any]:
+        return {"job_id": job_id, "user": user, "partition": partition, "eligible": t0 + timedelta(hours=eligible),
+                "start": start * HOUR, "end": 10 * HOUR, "gpus": 1, "node_list": "n2"}  # fmt: skip
+
+    rows = samples(every(0, 10 * HOUR), util_pct=lambda t: 0 if t >= 4 * HOUR else 90, job="1")
+    queue = [waiting(2, 0, 4, "ann"), waiting(3, 3, 6, "cat"), waiting(4, 4, 8, "dan"), waiting(5, 0, 9, "eve", "q")]
+    demand = demand_of(analysed(rows, jobs(holder(), *queue), until=10 * HOUR))
+    [held] = demand.holders.iter_rows(named=True)
+    assert (held["waiting_jobs"], held["waiting_job_id"], held["waiting_user"]) == (2, 4, "dan")
+    unmeasured = demand_of(analysed([], jobs(holder(), *queue), until=10 * HOUR))
+    assert unmeasured.holders.columns == demand.holders.columns
+
+
 def test_other_partitions_and_busy_gpus_block_no_job(
     analysed: Analysed, samples: Rows, jobs: Jobs, t0: datetime
 ) -> None:
