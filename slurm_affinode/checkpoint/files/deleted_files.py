@@ -506,11 +506,12 @@ def _time(packed: int | bytes | None) -> int | None:
     return seconds * 1_000_000_000 + micro * 1000 if seconds < 1 << 33 and micro < 1_000_000 else None
 
 
-def make(root: int, path: str, ghost: Ghost, image_fd: int, *, executable: bool) -> int:
+def make(root: int, path: str, ghost: Ghost, image_fd: int, *, executable: bool, linkable: bool = False) -> int:
     """Recreate the file that was at ``path``, unlink it, and return its descriptor, which the caller closes.
 
     Must be called with the user's rights. The file is created in its old directory, else in one above it, else in a
-    directory for temporary files. ``executable``: the file will be mapped with ``PROT_EXEC``. Raises ``OSError``,
+    directory for temporary files. ``executable``: the file will be mapped with ``PROT_EXEC``. ``linkable``: it was
+    opened with ``O_TMPFILE``, so that its process may still give it a name (``linkat(2)``). Raises ``OSError``,
     ``BadImage``.
     """
     directory, _, name = path.rpartition("/")
@@ -524,6 +525,8 @@ def make(root: int, path: str, ghost: Ghost, image_fd: int, *, executable: bool)
         try:
             if executable and os.statvfs(parent).f_flag & os.ST_NOEXEC:
                 continue
+            if linkable and (fd := _make_linkable(parent, ghost, image_fd)) is not None:
+                return fd
             return _make(parent, name if place == (directory or "/") else _unused(), ghost, image_fd)
         except OSError as why:
             error = error or why
@@ -555,6 +558,34 @@ def _make(parent: int, name: str, ghost: Ghost, image_fd: int) -> int:
         return _make_named(parent, _unused(), ghost, image_fd)
 
 
+def _make_linkable(parent: int, ghost: Ghost, image_fd: int) -> int | None:
+    """Create a file that has never had a name; ``None``: the file system cannot. A removed one gets no name again."""
+    if not stat.S_ISREG(ghost.mode):
+        return None
+    try:
+        fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR):
+            return None
+        raise
+    try:
+        return _complete(fd, ghost, image_fd)
+    finally:
+        os.close(fd)
+
+
+def _complete(fd: int, ghost: Ghost, image_fd: int) -> int:
+    """Give a new file its contents and attributes; return another descriptor of it (``O_PATH``)."""
+    _fill(fd, ghost, image_fd)
+    with suppress(OSError):
+        os.fchown(fd, -1, ghost.gid)
+    os.fchmod(fd, ghost.mode & _PERMISSIONS)
+    if ghost.times is not None:
+        os.utime(fd, ns=ghost.times)
+    # A file that is open for writing cannot be executed.
+    return os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+
+
 def _make_named(parent: int, name: str, ghost: Ghost, image_fd: int) -> int:
     mode = ghost.mode & _PERMISSIONS
     place = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -563,16 +594,9 @@ def _make_named(parent: int, name: str, ghost: Ghost, image_fd: int) -> int:
         fd = os.open(name, flags, mode | stat.S_IRUSR | stat.S_IWUSR, dir_fd=parent)
         try:
             try:
-                _fill(fd, ghost, image_fd)
-                with suppress(OSError):
-                    os.fchown(fd, -1, ghost.gid)
-                os.fchmod(fd, mode)
-                if ghost.times is not None:
-                    os.utime(fd, ns=ghost.times)
+                return _complete(fd, ghost, image_fd)
             finally:
                 os.unlink(name, dir_fd=parent)
-            # A file that is open for writing cannot be executed.
-            return os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
         finally:
             os.close(fd)
     if stat.S_ISDIR(ghost.mode):

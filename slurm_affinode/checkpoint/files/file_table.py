@@ -84,6 +84,11 @@ class RegularFile:
         """Whether it is open with ``O_PATH``, and so can be neither read nor written."""
         return bool(self.flags & os.O_PATH)
 
+    @property
+    def unnamed(self) -> bool:
+        """Whether it was created without a name (``O_TMPFILE``)."""
+        return self.flags & os.O_TMPFILE == os.O_TMPFILE
+
 
 @dataclass(frozen=True, slots=True)
 class UnixSocket:

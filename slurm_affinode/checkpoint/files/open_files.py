@@ -119,6 +119,9 @@ _TERMINALS = re.compile(r"/dev/(ptmx|tty|pts/ptmx|pts/\d{1,7})")
 _MEMORY_DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
 """null, zero, full, random and urandom: opening them has no effect and needs no privilege. CRIU restores no others."""
 _NULL = os.makedev(1, 3)
+_NAMES_OF_TERMINALS = {os.makedev(5, minor) for minor in (0, 2)}
+"""``/dev/tty`` and ``/dev/ptmx``."""
+_PSEUDOTERMINAL_MAJORS = tuple(range(136, 144))
 _PROC, _SYSFS, _CGROUP, _CGROUP2 = 0x9FA0, 0x62656572, 0x27E0EB, 0x63677270
 _KERNELS = {
     _PROC, _SYSFS, 0x64626720, 0x74726163, 0x73636673, 0xCAFE4A11, 0xF97CFF8C, 0x6165676C, 0xDE5E81E4, 0x62656570,
@@ -143,6 +146,15 @@ def lasting(path: str, *, directory: bool = False) -> bool:
     if path.startswith("/proc/"):
         return path.removeprefix("/proc/") in _PROC_FILES
     return not path.startswith("/sys/") or path.startswith((_SYSFS_PLACE, "/sys/fs/cgroup/"))
+
+
+def device_lasts(facts: os.stat_result) -> bool:
+    """Return whether a restore opens a file again if it is a device: others than memory and terminals are not."""
+    if stat.S_ISCHR(facts.st_mode):
+        return (
+            facts.st_rdev in _MEMORY_DEVICES | _NAMES_OF_TERMINALS or os.major(facts.st_rdev) in _PSEUDOTERMINAL_MAJORS
+        )
+    return not stat.S_ISBLK(facts.st_mode)
 
 
 def _lasts(file: RegularFile) -> bool:
@@ -205,6 +217,8 @@ class Inheritance:
         self.user, self.given = user, given
         self._stack = ExitStack()
         self._links: list[tuple[str, Inode]] = []
+        self._linkable: frozenset[int] = frozenset()
+        """Numbers of removed files in the image that were created without a name."""
         self.fds: list[InheritFd] = list(given)
         """All descriptors that CRIU inherits."""
         self.rights: dict[Inode, int] = {}
@@ -234,6 +248,11 @@ class Inheritance:
         names = image.names()
         table = FileTable.parse(image.read(FILES))
         gone = {remap.id: remap for remap in remaps(image.read(REMAPS))} if REMAPS in names else {}
+        self._linkable = frozenset(
+            remap.source
+            for number, remap in gone.items()
+            if remap.kind is RemapKind.CONTENTS and number in table.regular and table.regular[number].unnamed
+        )
         kinds = {kind: [image.read(name) for name in names if name.startswith(kind)] for kind in _USES}
         mapped = device_mappings(kinds["mm-"])
         used = needs(table, descriptors=kinds["fdinfo-"], memories=kinds["mm-"], places=kinds["fs-"])
@@ -343,8 +362,9 @@ class Inheritance:
             else:
                 source = sources[remap.source]
                 fd = deleted_files.make(
-                    root, file.name, deleted_files.Ghost.read(source), source, executable=request.needs.executable
-                )
+                    root, file.name, deleted_files.Ghost.read(source), source, executable=request.needs.executable,
+                    linkable=remap.source in self._linkable,
+                )  # fmt: skip
                 made[remap.source] = fd
         except OSError as error:
             raise restore_failure(f"{file.name}: cannot be opened by its user", error) from None
@@ -596,7 +616,7 @@ def _close(fds: Sequence[int]) -> None:
 
 _FDINFO = 4096
 """Bytes to read of a descriptor's fdinfo: the flags come first, the list of locks may be long."""
-_TERMINAL_MAJORS = (5, *range(136, 144))
+_TERMINAL_MAJORS = (5, *_PSEUDOTERMINAL_MAJORS)
 _INOTIFY = "anon_inode:inotify"
 _Key = tuple[object, ...]
 

@@ -411,6 +411,22 @@ def test_removed_file_is_made_again_with_the_rights_of_its_user(job: Job, mode: 
     assert "remap-fpath.img" not in image.names()
 
 
+def test_file_without_a_name_can_still_be_given_one(job: Job) -> None:
+    """A program that has opened it with ``O_TMPFILE`` may link it once it is complete; it may be open twice."""
+    path = str(job.work / "#1")
+    opened_again = made.regular(FIRST, path, os.O_RDONLY, FILE)
+    entries = [opened_again, made.regular(FIRST + 1, path, os.O_RDWR | os.O_TMPFILE, FILE)]
+    inherited, _ = job.pass_on(
+        entries,
+        remap_fpath=made.image(made.remap(FIRST, 5, 1), made.remap(FIRST + 1, 5, 1)),
+        ghost_file_5=made.ghost(FILE, b"contents"),
+    )
+    assert list(job.work.iterdir()) == []
+    name = job.work / "complete"
+    os.link(f"/proc/self/fd/{passed(inherited, FIRST + 1)}", name, src_dir_fd=0, follow_symlinks=True)
+    assert (name.read_bytes(), stat.S_IMODE(name.stat().st_mode)) == (b"contents", stat.S_IMODE(FILE))
+
+
 def test_removed_file_is_made_elsewhere_if_the_user_may_not_write_its_directory(job: Job) -> None:
     """Nothing is made in a directory of root behind a link, and a file of the same name is not changed."""
     theirs = job.work / "theirs"
