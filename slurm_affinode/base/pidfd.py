@@ -16,6 +16,7 @@ import itertools
 import os
 import select
 import signal
+import socket
 import threading
 import time
 import weakref
@@ -303,6 +304,15 @@ class Process:
             with _gone(self.pid):
                 raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
         return fd
+
+    def as_socket(self, number: int) -> socket.socket:
+        """As ``descriptor``, but return a socket. Raises ``OSError`` also if the descriptor is that of another file."""
+        descriptor = self.descriptor(number)
+        try:
+            return socket.socket(fileno=descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
 
     def shares(self, number: int, other: Process, other_fd: int) -> bool:
         """Return whether a descriptor has the open file description of a descriptor of another process (``kcmp(2)``).

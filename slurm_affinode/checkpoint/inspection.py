@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import os
 import re
+import socket
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint.criu import sessions
 from slurm_affinode.checkpoint.criu.criu import cgroup_files
 from slurm_affinode.checkpoint.criu.restore_gate import Credentials, of_threads
-from slurm_affinode.checkpoint.files import device_files, inet_sockets, open_files
+from slurm_affinode.checkpoint.files import device_files, inet_sockets, local_files, open_files, unix_sockets
 from slurm_affinode.checkpoint.files.service_connections import ServiceConnection, Services
 from slurm_affinode.checkpoint.host_memory import available_memory
 from slurm_affinode.checkpoint.interface import CheckpointError
@@ -43,7 +44,16 @@ SEALED = "memfd (sealed)"
 """Name used here for such a file that is mapped, and may no longer be written to."""
 EXECUTED = "memfd (executed)"
 """Name used here for the program of a process if it is such a file."""
+PACKETS = "pipe (packets)"
+"""Name used here for a pipe with ``O_DIRECT``."""
+THREAD = "anon_inode:[pidfd-thread]"
+"""Name used here for a pidfd of a single thread (``PIDFD_THREAD``)."""
+LEASED = "temporary file (leased)"
+"""Name used here for a temporary file with a lease (``F_SETLEASE``)."""
+_PIPE, _PIDFD = "pipe:[", "anon_inode:[pidfd]"
 _COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
+_FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
+_LEASE = re.compile(r"^lock:\s*\d+: LEASE ", re.MULTILINE)
 _DEVICE = re.compile(r"/dev/(?!zero|shm/|hugepages)\S+")
 _SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
 _CREATE_RULESET = 444
@@ -52,9 +62,12 @@ QUEUE = "mqueue:"
 """Prefix of descriptors of POSIX message queues in ``ProcessFacts.files``."""
 _MQUEUE_MAGIC = 0x19800202
 """Type of their file system (``ipc/mqueue.c``)."""
+_TEMPORARY = tuple(f"{place}/" for place in local_files.PLACES)
 _PROTOCOL = "system.sockprotoname"
 """Extended attribute of a socket (``net/socket.c``)."""
 _KERNELS = ("/proc/", "/sys/")
+_OTHERWISE_REFUSED = re.compile(r"/dev/(nvidia|infiniband/|fuse$|kvm$)")
+"""Devices that are closed with the GPU memory, or for which there is another check."""
 _SESSION = 3
 """Index in ``Stat.fields``."""
 _MPS = "nvidia-cuda-mps"
@@ -74,7 +87,7 @@ class ProcessFacts:
     state: str = "S"
     files: tuple[str, ...] = ()
     """Targets of its descriptors, without duplicates: paths, ``socket:[...]``, ``anon_inode:[...]``, and names that are
-    used here (``SEMAPHORE``, ``SEALED``, ``EXECUTED``)."""
+    used here (``SEMAPHORE``, ``PACKETS``, ``LEASED``, and others)."""
     mapped_devices: tuple[str, ...] = ()
     namespaces: Mapping[str, str] = field(default_factory=dict)
     memory: int = 0
@@ -404,8 +417,7 @@ def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
             target = process.link(f"fd/{name}")
             if target.startswith("socket:[") and target not in seen:
                 protocols |= _protocol(process, name)
-            if target == _EVENTFD and _COUNTS_DOWN.search(process.text_if_readable(f"fdinfo/{name}")):
-                target = SEMAPHORE
+            target = _state_of(process, name, target) or target
             if target.rfind("/") == 0 and _is_queue(process, name):
                 target = f"{QUEUE}{target}"
             seen[target] = None
@@ -420,18 +432,41 @@ def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
     return tuple(sorted(seen)), sum(deleted.values()), frozenset(protocols)
 
 
+def _state_of(process: Process, descriptor: str, target: str) -> str | None:
+    """Return the name used here for the state of a descriptor that its own name does not show, or ``None``."""
+    if target.startswith((_EVENTFD, _PIPE, _PIDFD, *_TEMPORARY)):
+        text = process.text_if_readable(f"fdinfo/{descriptor}")
+        match = _FLAGS.search(text)
+        flags = int(match[1], 8) if match else 0
+        if target == _EVENTFD and _COUNTS_DOWN.search(text):
+            return SEMAPHORE
+        if target.startswith(_PIPE) and flags & os.O_DIRECT:
+            return PACKETS
+        if target == _PIDFD and flags & os.O_EXCL:  # the value of PIDFD_THREAD
+            return THREAD
+        if target.startswith(_TEMPORARY) and _LEASE.search(text):
+            return LEASED
+    return None
+
+
 def _unlasting(process: Process) -> tuple[str, ...]:
     paths: dict[str, None] = {}
     with contextlib.suppress(OSError):
         for name in ("cwd", *(f"fd/{number}" for number in process.names("fd"))):
             with contextlib.suppress(OSError):
                 target = process.link(name)
-                # Of file systems that always respond.
-                if target.startswith(_KERNELS) and not open_files.lasting(
-                    target.removesuffix(DELETED), directory=stat.S_ISDIR(process.facts(name).st_mode)
-                ):
+                if not _lasts(process, name, target):
                     paths[target] = None
     return tuple(sorted(paths))
+
+
+def _lasts(process: Process, name: str, target: str) -> bool:
+    """Return whether a restore could open a file again. Only file systems that always respond are examined."""
+    if target.startswith(_KERNELS):
+        return open_files.lasting(target.removesuffix(DELETED), directory=stat.S_ISDIR(process.facts(name).st_mode))
+    if target.startswith("/dev/") and not _OTHERWISE_REFUSED.match(target):
+        return open_files.device_lasts(process.facts(name))
+    return True
 
 
 def _maps_sealed(process: Process) -> bool:
@@ -468,8 +503,12 @@ def _protocol(process: Process, descriptor: str) -> set[str]:
     names = set()
     with contextlib.suppress(OSError):
         names.add(process.attribute(f"fd/{descriptor}", _PROTOCOL).rstrip(b"\0").decode("ascii", "replace"))
-    with contextlib.suppress(OSError):
-        state = inet_sockets.state_lost(process, int(descriptor))
+    with contextlib.suppress(OSError), process.as_socket(int(descriptor)) as opened:
+        state = None
+        if opened.family == socket.AF_UNIX:
+            state = unix_sockets.state_lost(opened)
+        elif opened.family in (socket.AF_INET, socket.AF_INET6):
+            state = inet_sockets.state_lost(process, opened)
         names |= set() if state is None else {state}
     return names
 

@@ -6,7 +6,7 @@ Each reason has a code for programs and a line for the owner.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_affinode.base.errors import AffinodeError
@@ -17,9 +17,12 @@ from slurm_affinode.checkpoint.criu.sessions import NOT_LED
 from slurm_affinode.checkpoint.files.service_connections import addresses
 from slurm_affinode.checkpoint.inspection import (
     EXECUTED,
+    LEASED,
+    PACKETS,
     QUEUE,
     SEALED,
     SEMAPHORE,
+    THREAD,
     MemoryFacts,
     ProcessFacts,
     TreeFacts,
@@ -42,10 +45,19 @@ _STUCK = re.compile(
 )
 # The driver may have a userfaultfd of its own, which is closed with its other files when the process is checkpointed.
 _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
+_OTHER_KIND = re.compile(
+    r"anon_inode:(?!\[?(eventfd(-semaphore)?|eventpoll|signalfd|timerfd|pidfd(-thread)?|inotify|"
+    r"io_uring|infinibandevent|perf_event|bpf-map|bpf-prog|bpf_link|kvm-\w+|fanotify|secretmem|userfaultfd)\]?$).*|"
+    r"(?!pipe:|socket:)\w+:\[\d+\]"
+)
+"""Files without a path that are neither of a kind that CRIU dumps (``criu/cr-dump.c``) nor in another pattern here."""
 _UNDUMPABLE = {
     re.escape(QUEUE) + ".*": "has a POSIX message queue, which cannot be dumped",
     # CRIU dumps these, but restores something else (4.2: an eventfd without EFD_SEMAPHORE), or fails to restore them.
     re.escape(SEMAPHORE): "holds an object that cannot be restored (a semaphore of eventfd(2))",
+    re.escape(PACKETS): "has a pipe in packet mode (O_DIRECT), which cannot be dumped",
+    re.escape(THREAD): "has a pidfd of a thread (PIDFD_THREAD), which cannot be dumped",
+    re.escape(LEASED): "has a lease on a temporary file (F_SETLEASE), which copying the file would break",
     re.escape(SEALED): "has mapped a sealed file of memfd_create(2), which cannot be restored",
     re.escape(EXECUTED): "executes a file of memfd_create(2), which cannot be restored",
 }
@@ -227,17 +239,11 @@ def of_tree(
 
     reasons: list[Refusal] = []
 
-    def refuse(code: RefusalCode, what: str, guilty: list[ProcessFacts]) -> None:
-        if guilty:
-            names = ", ".join(f"{process.name} ({process.pid})" for process in guilty[:3])
-            reasons.append(Refusal(code, f"{names}{', ...' if len(guilty) > 3 else ''} {what}"))
+    def refuse(code: RefusalCode, what: str, guilty: Sequence[ProcessFacts]) -> None:
+        reasons.extend(_of_processes(code, what, guilty))
 
     def having(pattern: re.Pattern[str]) -> list[ProcessFacts]:
-        return [
-            process
-            for process in tree.processes
-            if any(map(pattern.fullmatch, (*process.files, *process.mapped_devices)))
-        ]
+        return _having(tree, pattern)
 
     if not tree.processes:
         reasons.append(Refusal(RefusalCode.GONE, "its processes have ended"))
@@ -280,18 +286,48 @@ def of_tree(
     if no_device_files is not None:
         inherited = f"holds the GPU's device files that it has inherited by a fork, and {no_device_files}"
         refuse(RefusalCode.GPU_FILE, inherited, [process for process in holders if is_forked(process)])
-    stuck = [*having(_STUCK), *(process for process in having(_FAULTS) if process.pid not in cuda_users)]
-    refuse(RefusalCode.UNDUMPABLE, "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
-    for pattern, text in _UNDUMPABLE.items():
-        refuse(RefusalCode.UNDUMPABLE, text, having(re.compile(pattern)))
-    # A file below /proc/PID would belong to another process, and access to others depends on the process that opens it.
-    for process in tree.processes:
-        if process.unlasting:
-            text = f"has {process.unlasting[0]} open, which cannot be opened again for it"
-            refuse(RefusalCode.UNDUMPABLE, text, [process])
+    reasons += _of_files(tree, cuda_users)
     if tree.stray is not None:
         refuse(RefusalCode.SESSION, f"is in session {tree.stray.session}, {NOT_LED}", [tree.stray])
     return [*reasons, *_node_dependences(tree)]
+
+
+def _of_files(tree: TreeFacts, cuda_users: Collection[int]) -> list[Refusal]:
+    """Return which open files CRIU cannot dump, or a restore could not open again."""
+    reasons: list[Refusal] = []
+
+    def refuse(what: str, guilty: Sequence[ProcessFacts]) -> None:
+        reasons.extend(_of_processes(RefusalCode.UNDUMPABLE, what, guilty))
+
+    stuck = [
+        *_having(tree, _STUCK),
+        *(process for process in _having(tree, _FAULTS) if process.pid not in cuda_users),
+    ]
+    refuse("holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
+    for pattern, text in _UNDUMPABLE.items():
+        refuse(text, _having(tree, re.compile(pattern)))
+    for process in tree.processes:
+        other = next(filter(_OTHER_KIND.fullmatch, process.files), None)
+        if other is not None and process.pid not in cuda_users:  # those of the driver are closed with its device files
+            refuse(f"has {other} open, which cannot be dumped", [process])
+    # A file below /proc/PID would belong to another process, and access to others depends on the process that opens it.
+    for process in tree.processes:
+        if process.unlasting:
+            refuse(f"has {process.unlasting[0]} open, which cannot be opened again for it", [process])
+    return reasons
+
+
+def _of_processes(code: RefusalCode, what: str, guilty: Sequence[ProcessFacts]) -> list[Refusal]:
+    if not guilty:
+        return []
+    names = ", ".join(f"{process.name} ({process.pid})" for process in guilty[:3])
+    return [Refusal(code, f"{names}{', ...' if len(guilty) > 3 else ''} {what}")]
+
+
+def _having(tree: TreeFacts, pattern: re.Pattern[str]) -> list[ProcessFacts]:
+    return [
+        process for process in tree.processes if any(map(pattern.fullmatch, (*process.files, *process.mapped_devices)))
+    ]
 
 
 def _node_dependences(tree: TreeFacts) -> list[Refusal]:

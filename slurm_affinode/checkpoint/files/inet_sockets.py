@@ -83,6 +83,8 @@ _TCP_INFO, _TCP_INFO_BYTES, _WAITING_AT = 11, 104, 24
 """``tcpi_unacked`` of a listening socket is the number of connections that wait to be accepted (``linux/tcp.h``)."""
 _UNACCEPTED_STATES = ("01", "08")
 """ESTABLISHED and CLOSE_WAIT: sockets that a process has closed are in other states."""
+_CORK = 1
+"""``UDP_CORK`` in ``linux/udp.h``."""
 _MCAST_MSFILTER = 48
 _GROUP_FILTER, _GROUP_AT = 264 + 8, 8
 """Size of ``struct group_filter``, without sources but one, and the offset of the address (``linux/in.h``)."""
@@ -197,18 +199,17 @@ def _socket_fds(process: Process) -> dict[str, int]:
     return fds
 
 
-def state_lost(process: Process, number: int) -> str | None:
-    """Return a state of a network socket that CRIU does not carry, or ``None``; ``number``: of its descriptor.
+def state_lost(process: Process, opened: socket.socket) -> str | None:
+    """Return a state of a network socket of a process that CRIU does not carry, or ``None``.
 
     A socket leaves its multicast groups. A connection between processes of the job that has not been accepted yet
     would have only one end. Raises ``OSError``.
     """
-    with _opened(process.descriptor(number)) as opened:
-        if opened.family not in (socket.AF_INET, socket.AF_INET6):
-            return None
-        if opened.proto == _TCP:
-            return "TCP with a connection to accept" if _has_unaccepted(process, opened) else None
-        return "UDP in a multicast group" if _in_group(process, opened) else None
+    if opened.proto == _TCP:
+        return "TCP with a connection to accept" if _has_unaccepted(process, opened) else None
+    if opened.proto == socket.IPPROTO_UDP and opened.getsockopt(socket.IPPROTO_UDP, _CORK):
+        return "UDP with a datagram that is not complete"
+    return "UDP in a multicast group" if _in_group(process, opened) else None
 
 
 def _has_unaccepted(process: Process, listening: socket.socket) -> bool:
@@ -309,18 +310,10 @@ def _tcp_sockets(tree: Iterable[Id]) -> Iterator[tuple[str, socket.socket]]:
             for inode, fd in _socket_fds(process).items():
                 if inode in seen:
                     continue
-                with suppress(OSError, UnreachableError), _opened(process.descriptor(fd)) as opened:
+                with suppress(OSError, UnreachableError), process.as_socket(fd) as opened:
                     seen.add(inode)
                     if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.proto == _TCP:
                         yield inode, opened
-
-
-def _opened(fd: int) -> socket.socket:
-    try:
-        return socket.socket(fileno=fd)
-    except OSError:
-        os.close(fd)  # it is no longer a socket
-        raise
 
 
 def restored(image: PrivateImage) -> tuple[str, ...]:

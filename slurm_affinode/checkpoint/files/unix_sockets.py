@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import socket
 import stat
 import struct
@@ -26,6 +27,7 @@ from slurm_affinode.checkpoint.user_files import User, as_user
 
 _KEEP_FLAGS = os.O_NONBLOCK | os.O_ASYNC
 _PASSSEC = 34
+_F_GETOWN_EX = 16
 # Fields of sk_opts_entry (images/sk-opts.proto) that are plain integer options of SOL_SOCKET.
 _OPTIONS = {9: socket.SO_RCVLOWAT, 8: socket.SO_PRIORITY, 11: socket.SO_PASSCRED, 12: _PASSSEC}
 _BUFFERS = {1: 32, 2: 33}  # SO_SNDBUFFORCE, SO_RCVBUFFORCE
@@ -72,6 +74,30 @@ def refusal(table: FileTable, queued: Collection[int] = ()) -> str | None:
         if unix_socket.peer and not (external[unix_socket.peer].path or "/").startswith("/"):
             return f"its socket is connected to {_name(external[unix_socket.peer])}, which is not a full path"
     return None
+
+
+def state_lost(opened: socket.socket) -> str | None:
+    """Return a state of a UNIX socket with which it could not be created in advance, or ``None``.
+
+    CRIU dumps some of these sockets, and fails for others once the dump has begun. Raises ``OSError``.
+    """
+    listens = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if not listens and not _is_receiver(opened):
+        return None
+    _, owner = struct.unpack("ii", fcntl.fcntl(opened, _F_GETOWN_EX, bytes(8)))
+    if owner:
+        return "UNIX that sends signals"
+    poll = select.poll()
+    poll.register(opened, select.POLLIN)
+    if not poll.poll(0):
+        return None
+    return "UNIX with a connection to accept" if listens else "UNIX with a message to receive"
+
+
+def _is_receiver(opened: socket.socket) -> bool:
+    """Return whether it is a datagram socket with a name in the file system."""
+    name = opened.getsockname()
+    return opened.type == socket.SOCK_DGRAM and isinstance(name, str) and bool(name)
 
 
 def _name(socket: UnixSocket) -> str:

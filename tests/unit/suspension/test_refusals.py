@@ -9,9 +9,13 @@ import os
 import re
 import socket
 import subprocess
+import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from stat import S_IFBLK, S_IFCHR
 from typing import Any
 
 import pytest
@@ -20,10 +24,14 @@ from namespace_job import Job, needs_root
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint import inspection
 from slurm_affinode.checkpoint.criu.restore_gate import of_owner
+from slurm_affinode.checkpoint.files import open_files
 from slurm_affinode.checkpoint.files.service_connections import ServiceConnection
 from slurm_affinode.checkpoint.inspection import (
     EXECUTED,
+    LEASED,
+    PACKETS,
     SEALED,
+    THREAD,
     MemoryFacts,
     ProcessFacts,
     TreeFacts,
@@ -138,8 +146,13 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("undumpable", {"tree": with_process(files=("anon_inode:[userfaultfd]",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[eventfd-semaphore]",))}),
     ("undumpable", {"tree": with_process(files=("memfd (sealed)",))}),
+    ("undumpable", {"tree": with_process(files=("pipe (packets)",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[pidfd-thread]",))}),
+    ("undumpable", {"tree": with_process(files=("temporary file (leased)",))}),
     ("undumpable", {"tree": with_process(files=("memfd (executed)",))}),
     ("undumpable", {"tree": with_process(files=("mqueue:/jobs",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[landlock-ruleset]",))}),
+    ("undumpable", {"tree": with_process(files=("net:[4026531840]",))}),
     ("undumpable", {"tree": with_process(unlasting=("/proc/2",))}),
     ("session", {"tree": replace(TREE, processes=SESSIONS)}),
     ("stream-deleted", {"tree": replace(TREE, lost_streams=("/home/a/out",))}),
@@ -199,9 +212,16 @@ def test_refused_mode_lists_allowed_ones() -> None:
     assert of_mode(Mode.INPLACE, (Mode.REQUEUE,)).text.endswith("(allowed: requeue)")
 
 
+def test_descriptors_without_a_path_are_not_refused() -> None:
+    """Those of the kinds that CRIU dumps."""
+    kinds = ("eventfd", "eventpoll", "signalfd", "timerfd", "pidfd")
+    files = (*(f"anon_inode:[{kind}]" for kind in kinds), "anon_inode:inotify", "pipe:[77]", "socket:[78]")
+    assert told(tree=with_process(files=(*files, "/memfd:x (deleted)"))) == []
+
+
 def test_resources_of_driver_are_not_refused() -> None:
     """Files of GPUs, and the userfaultfd of an emulated driver, are closed by the checkpoint."""
-    files = ("/dev/nvidia0", "anon_inode:[userfaultfd]")
+    files = ("/dev/nvidia0", "anon_inode:[userfaultfd]", "anon_inode:dmabuf")
     assert told(tree=replace(TREE, processes=(ROOT, replace(USER, files=files)))) == []
 
 
@@ -454,6 +474,29 @@ def test_sealed_and_executed_files_in_memory_are_known() -> None:
             os.close(descriptor)
 
 
+def test_states_of_descriptors_are_known() -> None:
+    """Pipes in packet mode, pidfds of threads, and leases on temporary files."""
+
+    def states() -> set[str]:
+        return {PACKETS, THREAD, LEASED} & set(collect(os.getpid(), os.getpid()).processes[0].files)
+
+    with ExitStack() as stack:
+
+        def close(*descriptors: int) -> None:
+            for descriptor in descriptors:
+                stack.callback(os.close, descriptor)
+
+        close(*os.pipe(), os.pidfd_open(os.getpid()))
+        temporary = stack.enter_context(tempfile.NamedTemporaryFile(dir="/var/tmp"))
+        assert states() == set()
+        close(*os.pipe2(os.O_DIRECT))
+        assert states() == {PACKETS}
+        close(os.pidfd_open(threading.get_native_id(), os.O_EXCL))
+        assert states() == {PACKETS, THREAD}
+        fcntl.fcntl(temporary, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        assert states() == {PACKETS, THREAD, LEASED}
+
+
 def test_states_of_sockets_are_known() -> None:
     """A member of a multicast group, and a connection within the user's processes that is not accepted."""
 
@@ -467,6 +510,9 @@ def test_states_of_sockets_are_known() -> None:
         group = socket.inet_aton("239.77.7.7") + socket.inet_aton("127.0.0.1")
         member.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
         assert states() == {"UDP in a multicast group"}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as corked:
+        corked.setsockopt(socket.IPPROTO_UDP, 1, 1)
+        assert states() == {"UDP with a datagram that is not complete"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert states() == set()
         with socket.create_connection(server.getsockname()):
@@ -474,6 +520,35 @@ def test_states_of_sockets_are_known() -> None:
             accepted, _ = server.accept()
             assert states() == set()
             accepted.close()
+
+
+def test_states_of_unix_sockets_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with which CRIU does not dump a socket, or with which it could not be created before the restore."""
+
+    def states() -> set[str]:
+        return {name for name in collect(os.getpid(), os.getpid()).processes[0].protocols if " " in name}
+
+    monkeypatch.chdir(tmp_path)
+    near, far = socket.socketpair()
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client, near, far:
+        server.bind(f"\0affinode-{os.getpid()}")
+        server.listen()
+        near.send(b"to be read")
+        fcntl.fcntl(far, fcntl.F_SETOWN, os.getpid())
+        assert states() == set()
+        client.connect(server.getsockname())
+        assert states() == {"UNIX with a connection to accept"}
+        client.close()
+        assert states() == {"UNIX with a connection to accept"}
+        server.accept()[0].close()
+        assert states() == set()
+        fcntl.fcntl(server, fcntl.F_SETOWN, -os.getpgrp())
+        assert states() == {"UNIX that sends signals"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind("receiver")
+        assert states() == set()
+        receiver.sendto(b"to be read", "receiver")
+        assert states() == {"UNIX with a message to receive"}
 
 
 @pytest.mark.parametrize(
@@ -581,8 +656,26 @@ def test_files_that_cannot_be_opened_again_are_found() -> None:
         Path("/proc/self/status").open(encoding="utf-8"),
         Path("/proc/cpuinfo").open(encoding="utf-8"),
         Path("/dev/null").open(encoding="utf-8"),
+        Path("/dev/ptmx").open("r+b", buffering=0),
     ):
         result = inspection._unlasting(process)
+    assert not {"/dev/ptmx", "/dev/pts/ptmx"} & set(result)
     assert f"/proc/{os.getpid()}/status" in result
     assert "/proc/cpuinfo" not in result
     assert "/dev/null" not in result
+
+
+@needs_root
+@pytest.mark.parametrize(("kind", "major", "minor", "lasts"), [
+    (S_IFCHR, 1, 3, True),  # null
+    (S_IFCHR, 5, 2, True),  # ptmx
+    (S_IFCHR, 136, 7, True),  # pts/7
+    (S_IFCHR, 5, 1, False),  # console
+    (S_IFCHR, 10, 200, False),  # net/tun
+    (S_IFBLK, 7, 0, False),  # loop0
+])  # fmt: skip
+def test_devices_that_are_opened_again_are_known(
+    tmp_path: Path, kind: int, major: int, minor: int, lasts: bool
+) -> None:
+    os.mknod(tmp_path / "device", kind | 0o600, os.makedev(major, minor))
+    assert open_files.device_lasts((tmp_path / "device").stat()) == lasts
