@@ -325,17 +325,20 @@ class Criu:
             _refuse_excess(space, image.fd, inventory)
             if space.members():
                 raise RestoreInterrupted("the job's PID namespace is not empty")
-            stack.callback(deleted_files.settle, init, image.fd, user)
+            names = stack.enter_context(ExitStack())
+            names.callback(deleted_files.settle, init, image.fd, user)
             made = local_files.restore_files(init, image.fd, image.open, user, created=created)
             undo = stack.enter_context(ExitStack())
             undo.callback(local_files.remove, init, made, user)
             passed = stack.enter_context(
                 Inheritance(image, space.root_fd, space.mount_fd, user, inherit, timeout_s=timeout_s)
             )
+            # CRIU inherits the files, so their names for the dump are removed before a process can list them.
+            names.close()
+            passed.finish()
             connections = _adapt_sockets(image)
             target = _Target(space, image, passed, root_pid_ns, inventory, connections, deadline)
             self._restore(target, memories, pages, ready)
-            passed.finish()
             undo.pop_all()
         return root_pid_ns
 

@@ -525,7 +525,7 @@ class Inheritance:
     # --- afterwards
 
     def finish(self) -> None:
-        """Remove the names that the dump gave to removed files, after the restore. Never raises."""
+        """Remove the names that the dump gave to removed files, once they are open. Never raises."""
 
         def remove() -> None:
             for path, inode in links:

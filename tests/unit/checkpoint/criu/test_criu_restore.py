@@ -132,6 +132,17 @@ def test_tree_is_released_after_its_image_is_verified(restore: Callable[..., int
     assert log == ["read", "criu", "sound?", "looked", "ready", "let go"]
 
 
+def test_names_for_the_dump_are_removed_before_the_tree_runs(
+    restore: Callable[..., int], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program would find them in its directories, and could not remove these."""
+    monkeypatch.setattr(criu.deleted_files, "settle", lambda *_: log.append("names of removed files"))
+    monkeypatch.setattr(criu.Inheritance, "finish", lambda _: log.append("names of temporary files"))
+    restore(Program(log), Answers(log))
+    assert log[:4] == ["names of removed files", "names of temporary files", "read", "criu"]
+    assert log.count("names of removed files") == 1
+
+
 @pytest.mark.parametrize("error", [DAMAGED, LATE, MemoryError("none left")])
 def test_tree_of_a_damaged_image_is_not_released(restore: Callable[..., int], log: Log, error: Exception) -> None:
     """The cause is reported, not CRIU's error about the killed tree."""
