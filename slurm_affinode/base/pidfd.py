@@ -22,6 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -319,17 +320,42 @@ class Process:
 
         False if one of the descriptors is closed. Raises ``ProcessGoneError``, ``OSError``.
         """
-        call = _SYS_KCMP.get(os.uname().machine)
-        if call is None:
-            raise OSError(errno.ENOSYS, "the number of kcmp(2) on this machine is not known")
-        libc = ctypes.CDLL(None, use_errno=True)
-        order = int(libc.syscall(call, self.pid, other.pid, _KCMP_FILE, number, other_fd))
-        code = ctypes.get_errno()
+        order, code = _compare(self.pid, other.pid, _KCMP_FILE, number, other_fd)
         for process in (self, other):
             process.check()  # not ended, so the PIDs were theirs during the call
         if order < 0 and code != errno.EBADF:
             raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
         return order == 0
+
+    def living_threads(self) -> Iterator[int]:
+        """Yield the IDs of its threads that have not ended; the first one of a process may end before the others."""
+        for thread in self.threads():
+            with contextlib.suppress(OSError):
+                if self.read(f"task/{thread}/stat").rpartition(b")")[2].split()[0] not in b"ZX":
+                    yield thread
+
+    def threads_share(self, part: ThreadPart) -> bool:
+        """Return whether all of its threads have one object in common (``kcmp(2)``). Raises ``OSError``."""
+        threads = list(self.living_threads())
+        apart = {thread for thread in threads[1:] if _compare(threads[0], thread, part)[0] > 0}
+        return apart.isdisjoint(self.living_threads())
+
+
+class ThreadPart(IntEnum):
+    """An object that a thread may have of its own (unshare(2)): ``enum kcmp_type`` in ``linux/kcmp.h``."""
+
+    DESCRIPTORS = 2
+    DIRECTORIES = 3
+    """Working and root directory, and umask."""
+
+
+def _compare(pid: int, other: int, kind: int, *arguments: int) -> tuple[int, int]:
+    """Return the result of kcmp(2) for two threads and, if it is negative, ``errno``. Raises ``OSError``."""
+    call = _SYS_KCMP.get(os.uname().machine)
+    if call is None:
+        raise OSError(errno.ENOSYS, "the number of kcmp(2) on this machine is not known")
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.syscall(call, pid, other, kind, *(arguments or (0, 0)))), ctypes.get_errno()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from slurm_affinode.base import ptrace
-from slurm_affinode.base.pidfd import Process, ProcessGoneError
+from slurm_affinode.base.pidfd import Process, ProcessGoneError, ThreadPart
 from slurm_affinode.checkpoint.image.criu_images import (
     BadImage,
     bodies,
@@ -132,6 +132,13 @@ _QUERIES = (
 )
 
 
+_PARTS = {
+    ThreadPart.DESCRIPTORS: "a thread with descriptors of its own (CLONE_FILES)",
+    ThreadPart.DIRECTORIES: "a thread with a working directory of its own (CLONE_FS)",
+}
+"""CRIU restores those of the process for all of its threads."""
+
+
 class _Registers(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in _NAMES.split())
 
@@ -149,6 +156,9 @@ def lost(process: Process) -> str | None:
     """
     if os.uname().machine != "x86_64":
         return None
+    for part, text in _PARTS.items():
+        if not process.threads_share(part):
+            return text
     if any(map(_dispatches, process.threads())):
         return "requested to handle its system calls itself (PR_SET_SYSCALL_USER_DISPATCH)"
     strict = process.status().get("Seccomp") == _STRICT
@@ -377,9 +387,8 @@ def _queried(process: Process) -> Iterator[_Tracee]:
 
 def _thread(process: Process) -> int:
     """Return a thread of a process that has not ended. Raises ``ProcessGoneError``."""
-    for thread in process.threads():
-        if process.read(f"task/{thread}/stat").rpartition(b")")[2].split()[0] not in b"ZX":
-            return thread
+    for thread in process.living_threads():
+        return thread
     raise ProcessGoneError(0, "it has ended", str(process.pid))
 
 

@@ -50,6 +50,11 @@ def read_states(process: Process) -> list[str | None]:
         return states
 
 
+APART = (
+    "not (results := []) and not threading.Thread(target=lambda: (results.append(ctypes.CDLL(None).unshare({flag})), "
+    "threading.Event().wait()), daemon=True).start() and not any(iter(lambda: bool(results), True)) and results == [0]"
+)
+"""A thread that no longer shares something with the others."""
 STATES = {
     "PR_SET_MDWE": "prctl(65, 1, 0, 0, 0) == 0",
     "PR_SET_MEMORY_MERGE": "prctl(67, 1, 0, 0, 0) == 0",
@@ -57,6 +62,8 @@ STATES = {
     "PR_SET_SYSCALL_USER_DISPATCH": "prctl(59, 1, 0, 0, ctypes.create_string_buffer(1)) == 0",
     "modify_ldt": "ctypes.CDLL(None).syscall(154, 1, (ctypes.c_uint * 4)(0, 0, 1, 0x51), 16) == 0",
     "PR_SET_TSC": "prctl(26, 2, 0, 0, 0) == 0",
+    "CLONE_FILES": APART.format(flag=0x400),
+    "CLONE_FS": APART.format(flag=0x200),
 }
 
 
