@@ -36,7 +36,7 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
 _SYS_PIDFD_GETFD = 438
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "riscv64": 272}
-_KCMP_FILE = 0
+_KCMP_FILE, _KCMP_EPOLL = 0, 7
 _SEIZE = 0x4206
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 _END_S = 10.0
@@ -334,28 +334,49 @@ class Process:
                 if self.read(f"task/{thread}/stat").rpartition(b")")[2].split()[0] not in b"ZX":
                     yield thread
 
-    def threads_share(self, part: ThreadPart) -> bool:
+    def is_polled(self, number: int, entry: tuple[int, int, int]) -> bool:
+        """Return whether a descriptor is the file of an entry of an epoll instance (``kcmp(2)``). Raises ``OSError``.
+
+        ``entry``: the descriptor of the instance, that with which the file was registered, and the number of earlier
+        entries with the same one.
+        """
+        slot = (ctypes.c_uint32 * 3)(*entry)  # struct kcmp_epoll_slot
+        order, code = _compare(self.pid, self.pid, _KCMP_EPOLL, number, ctypes.addressof(slot))
+        if order < 0 and code not in (errno.EBADF, errno.ENOENT):  # closed meanwhile
+            raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
+        return order == 0
+
+    def has_in_common(self, part: SharedPart, pid: int) -> bool:
+        """Return whether it shares an object with another process (``kcmp(2)``); ``False`` if one of them has ended.
+
+        Raises ``OSError``.
+        """
+        return _compare(self.pid, pid, part)[0] == 0
+
+    def threads_share(self, part: SharedPart) -> bool:
         """Return whether all of its threads have one object in common (``kcmp(2)``). Raises ``OSError``."""
         threads = list(self.living_threads())
         apart = {thread for thread in threads[1:] if _compare(threads[0], thread, part)[0] > 0}
         return apart.isdisjoint(self.living_threads())
 
 
-class ThreadPart(IntEnum):
-    """An object that a thread may have of its own (unshare(2)): ``enum kcmp_type`` in ``linux/kcmp.h``."""
+class SharedPart(IntEnum):
+    """An object that threads or processes may share (clone(2)): ``enum kcmp_type`` in ``linux/kcmp.h``."""
 
+    MEMORY = 1
     DESCRIPTORS = 2
     DIRECTORIES = 3
     """Working and root directory, and umask."""
 
 
-def _compare(pid: int, other: int, kind: int, *arguments: int) -> tuple[int, int]:
+def _compare(pid: int, other: int, kind: int, first: int = 0, second: int = 0) -> tuple[int, int]:
     """Return the result of kcmp(2) for two threads and, if it is negative, ``errno``. Raises ``OSError``."""
     call = _SYS_KCMP.get(os.uname().machine)
     if call is None:
         raise OSError(errno.ENOSYS, "the number of kcmp(2) on this machine is not known")
     libc = ctypes.CDLL(None, use_errno=True)
-    return int(libc.syscall(call, pid, other, kind, *(arguments or (0, 0)))), ctypes.get_errno()
+    arguments = (ctypes.c_ulong(first), ctypes.c_ulong(second))
+    return int(libc.syscall(call, pid, other, kind, *arguments)), ctypes.get_errno()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,27 @@ import ctypes
 import fcntl
 import os
 import re
+import signal
 import socket
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_affinode.base import kernel_text
-from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes, processes_elsewhere
+from slurm_affinode.base.pidfd import (
+    DELETED,
+    PROC,
+    Id,
+    Process,
+    SharedPart,
+    Stat,
+    ancestors,
+    processes,
+    processes_elsewhere,
+)
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint.criu import sessions
 from slurm_affinode.checkpoint.criu.criu import cgroup_files
@@ -50,6 +62,11 @@ THREAD = "anon_inode:[pidfd-thread]"
 """Name used here for a pidfd of a single thread (``PIDFD_THREAD``)."""
 LEASED = "temporary file (leased)"
 """Name used here for a temporary file with a lease (``F_SETLEASE``)."""
+CLOSED = "anon_inode:[eventpoll-closed]"
+"""Name used here for an epoll instance that reports a file which its process has closed."""
+_EVENTPOLL = "anon_inode:[eventpoll]"
+_POLLED = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+) ", re.MULTILINE)
+_INODE = re.compile(r":\[\d+\]$")
 _PIPE, _PIDFD = "pipe:[", "anon_inode:[pidfd]"
 _COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
@@ -65,11 +82,14 @@ _MQUEUE_MAGIC = 0x19800202
 _TEMPORARY = tuple(f"{place}/" for place in local_files.PLACES)
 _PROTOCOL = "system.sockprotoname"
 """Extended attribute of a socket (``net/socket.c``)."""
+_MEMBERSHIPS = (270, 9, 128)
+"""Level, option and size of the bit mask of a netlink socket's groups (``linux/netlink.h``)."""
+_GROUPS_DUMPED = 32
 _KERNELS = ("/proc/", "/sys/")
 _OTHERWISE_REFUSED = re.compile(r"/dev/(nvidia|infiniband/|fuse$|kvm$)")
 """Devices that are closed with the GPU memory, or for which there is another check."""
-_SESSION = 3
-"""Index in ``Stat.fields``."""
+_SESSION, _EXIT_SIGNAL = 3, 35
+"""Indices in ``Stat.fields``."""
 _MPS = "nvidia-cuda-mps"
 """Common prefix of the names of the MPS daemon and servers, as truncated by the kernel."""
 
@@ -112,6 +132,8 @@ class ProcessFacts:
     session: int = 0
     unlasting: tuple[str, ...] = ()
     """Its open files, and working directory, that a restore could not open again (``open_files.lasting``)."""
+    lost: str | None = None
+    """A relation to other processes that CRIU does not dump or restore, in words that follow *process*."""
 
     @property
     def has_gpu_files(self) -> bool:
@@ -331,7 +353,23 @@ def _facts_of(process: Process, proc: Path, services: Services) -> ProcessFacts:
         parent=numbers.parent,
         session=kernel_text.number(numbers.fields[_SESSION]) or 0,
         unlasting=_unlasting(process),
+        lost=_lost(process, status, numbers) if proc == PROC else None,  # the kernel compares only its own
     )
+
+
+def _lost(process: Process, status: Mapping[str, str], numbers: Stat) -> str | None:
+    """Return why a process cannot be restored as the child that it is, or ``None``."""
+    if numbers.state == "Z":
+        threads = kernel_text.number(status.get("Threads")) or 0
+        return "has ended its first thread, but not the others (pthread_exit(3))" if threads > 1 else None
+    if kernel_text.number(numbers.fields[_EXIT_SIGNAL]) != signal.SIGCHLD:
+        return "notifies its parent of its end by another signal than SIGCHLD (clone(2))"
+    with contextlib.suppress(OSError):
+        if process.has_in_common(SharedPart.MEMORY, numbers.parent):
+            return "shares memory with its parent (vfork(2), CLONE_VM)"
+        if process.has_in_common(SharedPart.DIRECTORIES, numbers.parent):
+            return "shares its working directory with its parent (CLONE_FS)"
+    return None
 
 
 def _services(process: Process, services: Services) -> tuple[ServiceConnection, ...]:
@@ -425,6 +463,8 @@ def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
                 facts = process.facts(f"fd/{name}")
                 deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
     with contextlib.suppress(OSError):
+        if _EVENTPOLL in seen and _polls_closed(process):
+            seen[CLOSED] = None
         if process.link("exe").startswith(MEMORY_FILE):
             seen[EXECUTED] = None
     if _maps_sealed(process):
@@ -447,6 +487,29 @@ def _state_of(process: Process, descriptor: str, target: str) -> str | None:
         if target.startswith(_TEMPORARY) and _LEASE.search(text):
             return LEASED
     return None
+
+
+def _polls_closed(process: Process) -> bool:
+    """Return whether an epoll instance still reports a file that another process has open, but not this one.
+
+    CRIU looks for it among the descriptors of this process, also under other numbers. Raises ``OSError``.
+    """
+    targets = {}
+    for number in process.names("fd"):
+        with contextlib.suppress(OSError):
+            targets[int(number)] = process.link(f"fd/{number}")
+    for instance in (number for number, target in targets.items() if target == _EVENTPOLL):
+        before: Counter[int] = Counter()
+        for polled, inode in _POLLED.findall(process.text_if_readable(f"fdinfo/{instance}")):
+            entry = (instance, int(polled), before[int(polled)])
+            before[int(polled)] += 1
+            alike = f":[{int(inode, 16)}]"  # a pipe or a socket; all other files without a name have one inode
+            candidates = (
+                number for number, target in targets.items() if not _INODE.search(target) or target.endswith(alike)
+            )
+            if not any(process.is_polled(number, entry) for number in (int(polled), *candidates)):
+                return True
+    return False
 
 
 def _unlasting(process: Process) -> tuple[str, ...]:
@@ -509,6 +572,8 @@ def _protocol(process: Process, descriptor: str) -> set[str]:
             state = unix_sockets.state_lost(opened)
         elif opened.family in (socket.AF_INET, socket.AF_INET6):
             state = inet_sockets.state_lost(process, opened)
+        elif opened.family == socket.AF_NETLINK and any(opened.getsockopt(*_MEMBERSHIPS)[_GROUPS_DUMPED // 8 :]):
+            state = f"NETLINK in a group above {_GROUPS_DUMPED}"
         names |= set() if state is None else {state}
     return names
 

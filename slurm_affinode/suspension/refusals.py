@@ -16,6 +16,7 @@ from slurm_affinode.checkpoint.criu.restore_gate import excess, of_owner
 from slurm_affinode.checkpoint.criu.sessions import NOT_LED
 from slurm_affinode.checkpoint.files.service_connections import addresses
 from slurm_affinode.checkpoint.inspection import (
+    CLOSED,
     EXECUTED,
     LEASED,
     PACKETS,
@@ -46,7 +47,7 @@ _STUCK = re.compile(
 # The driver may have a userfaultfd of its own, which is closed with its other files when the process is checkpointed.
 _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
 _OTHER_KIND = re.compile(
-    r"anon_inode:(?!\[?(eventfd(-semaphore)?|eventpoll|signalfd|timerfd|pidfd(-thread)?|inotify|"
+    r"anon_inode:(?!\[?(eventfd(-semaphore)?|eventpoll(-closed)?|signalfd|timerfd|pidfd(-thread)?|inotify|"
     r"io_uring|infinibandevent|perf_event|bpf-map|bpf-prog|bpf_link|kvm-\w+|fanotify|secretmem|userfaultfd)\]?$).*|"
     r"(?!pipe:|socket:)\w+:\[\d+\]"
 )
@@ -57,6 +58,7 @@ _UNDUMPABLE = {
     re.escape(SEMAPHORE): "holds an object that cannot be restored (a semaphore of eventfd(2))",
     re.escape(PACKETS): "has a pipe in packet mode (O_DIRECT), which cannot be dumped",
     re.escape(THREAD): "has a pidfd of a thread (PIDFD_THREAD), which cannot be dumped",
+    re.escape(CLOSED): "has an epoll instance with a file that it has closed, and another process has open",
     re.escape(LEASED): "has a lease on a temporary file (F_SETLEASE), which copying the file would break",
     re.escape(SEALED): "has mapped a sealed file of memfd_create(2), which cannot be restored",
     re.escape(EXECUTED): "executes a file of memfd_create(2), which cannot be restored",
@@ -269,6 +271,8 @@ def of_tree(
     refuse(
         RefusalCode.TRACED, "is being traced (a debugger)", [process for process in tree.processes if process.tracer]
     )
+    for text in dict.fromkeys(filter(None, (process.lost for process in tree.processes))):
+        refuse(RefusalCode.KERNEL_STATE, text, [process for process in tree.processes if process.lost == text])
     refuse(RefusalCode.IO_URING, "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
     others = {name for process in tree.processes for name in process.protocols} - _PROTOCOLS
     refuse(RefusalCode.SOCKET_KIND, f"has a socket that cannot be dumped ({', '.join(sorted(others))})",

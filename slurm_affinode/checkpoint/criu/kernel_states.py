@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from slurm_affinode.base import ptrace
-from slurm_affinode.base.pidfd import Process, ProcessGoneError, ThreadPart
+from slurm_affinode.base.pidfd import Process, ProcessGoneError, SharedPart
 from slurm_affinode.checkpoint.image.criu_images import (
     BadImage,
     bodies,
@@ -133,8 +133,8 @@ _QUERIES = (
 
 
 _PARTS = {
-    ThreadPart.DESCRIPTORS: "a thread with descriptors of its own (CLONE_FILES)",
-    ThreadPart.DIRECTORIES: "a thread with a working directory of its own (CLONE_FS)",
+    SharedPart.DESCRIPTORS: "a thread with descriptors of its own (CLONE_FILES)",
+    SharedPart.DIRECTORIES: "a thread with a working directory of its own (CLONE_FS)",
 }
 """CRIU restores those of the process for all of its threads."""
 

@@ -7,8 +7,10 @@ import fcntl
 import mmap
 import os
 import re
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from typing import Any
 
 import pytest
 from namespace_job import Job, needs_root
+from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint import inspection
@@ -27,6 +30,7 @@ from slurm_affinode.checkpoint.criu.restore_gate import of_owner
 from slurm_affinode.checkpoint.files import open_files
 from slurm_affinode.checkpoint.files.service_connections import ServiceConnection
 from slurm_affinode.checkpoint.inspection import (
+    CLOSED,
     EXECUTED,
     LEASED,
     PACKETS,
@@ -113,6 +117,7 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("credentials", {"tree": with_process(credentials=(replace(RIGHTS, capabilities={"CapPrm": 1 << 21}),))}),
     ("other-user", {"tree": with_process(uids=(0,) * 4)}),
     ("traced", {"tree": with_process(tracer=55)}),
+    ("kernel-state", {"tree": with_process(lost="shares memory with its parent")}),
     ("io-uring", {"tree": with_process(files=("anon_inode:[io_uring]",))}),
     ("rdma", {"tree": with_process(files=("/dev/infiniband/uverbs0",))}),
     ("rdma", {"tree": with_process(mapped_devices=("/dev/infiniband/uverbs0",))}),
@@ -149,6 +154,7 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("undumpable", {"tree": with_process(files=("pipe (packets)",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[pidfd-thread]",))}),
     ("undumpable", {"tree": with_process(files=("temporary file (leased)",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[eventpoll-closed]",))}),
     ("undumpable", {"tree": with_process(files=("memfd (executed)",))}),
     ("undumpable", {"tree": with_process(files=("mqueue:/jobs",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[landlock-ruleset]",))}),
@@ -474,6 +480,58 @@ def test_sealed_and_executed_files_in_memory_are_known() -> None:
             os.close(descriptor)
 
 
+CLONE = """
+import ctypes, os, sys, threading
+libc, stack = ctypes.CDLL(None), ctypes.create_string_buffer(1 << 20)
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+top = ctypes.c_void_p((ctypes.addressof(stack) + (1 << 20)) & ~0xF)
+number = libc.clone(pause, top, int(sys.argv[1], 16), None)
+print(number, flush=True)
+threading.Event().wait()
+"""
+RELATIONS = {
+    "0x11": None,
+    "0x411": None,
+    "0x0": "another signal than SIGCHLD",
+    "0xa": "another signal than SIGCHLD",
+    "0x111": "shares memory",
+    "0x211": "shares its working directory",
+}
+"""Flags of clone(2) -> the words of the refusal."""
+
+
+@pytest.mark.parametrize("flags", RELATIONS)
+def test_relations_of_processes_that_are_lost_are_known(flags: str) -> None:
+    """A child with another exit signal, and those that share what CRIU does not restore as shared."""
+    argv = (sys.executable, "-c", CLONE, flags)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            (facts,) = collect(os.getpid(), child).processes
+            expected = RELATIONS[flags]
+            assert (facts.lost is None) if expected is None else (expected in (facts.lost or ""))
+            assert collect(os.getpid(), parent.pid).processes[0].lost is None
+            os.kill(child, signal.SIGKILL)
+        finally:
+            parent.kill()
+
+
+def test_process_without_its_first_thread_is_known() -> None:
+    """It looks like one that has ended."""
+    code = "import ctypes, os, signal, threading\n"
+    code += "threading.Thread(target=signal.pause).start(); print(flush=True); ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen((sys.executable, "-c", code), stdout=subprocess.PIPE) as running:
+        try:
+            assert running.stdout is not None
+            running.stdout.readline()
+            with Process(running.pid) as process:
+                wait_until("its first thread has ended", lambda: process.stat().state, lambda state: state == "Z")
+            assert "has ended its first thread" in (collect(os.getpid(), running.pid).processes[0].lost or "")
+        finally:
+            running.kill()
+
+
 def test_states_of_descriptors_are_known() -> None:
     """Pipes in packet mode, pidfds of threads, and leases on temporary files."""
 
@@ -497,6 +555,38 @@ def test_states_of_descriptors_are_known() -> None:
         assert states() == {PACKETS, THREAD, LEASED}
 
 
+EPOLL = """
+import os, select, signal, sys
+reader, writer = os.pipe()
+poll = select.epoll()
+poll.register(reader, select.EPOLLIN)
+if "duplicate" in sys.argv:
+    os.dup(reader)
+child = os.fork()
+if child == 0:
+    signal.pause()
+if "closed" in sys.argv:
+    os.close(reader)
+print(child, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"), [((), False), (("closed",), True), (("closed", "duplicate"), False)]
+)
+def test_epoll_instance_with_closed_file_is_known(arguments: tuple[str, ...], expected: bool) -> None:
+    """Only another process still has it open. A duplicate in the same process can be restored."""
+    with subprocess.Popen((sys.executable, "-c", EPOLL, *arguments), stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            child = int(running.stdout.readline())
+            assert (CLOSED in collect(os.getpid(), running.pid).processes[0].files) == expected
+            os.kill(child, signal.SIGKILL)
+        finally:
+            running.kill()
+
+
 def test_states_of_sockets_are_known() -> None:
     """A member of a multicast group, and a connection within the user's processes that is not accepted."""
 
@@ -510,6 +600,11 @@ def test_states_of_sockets_are_known() -> None:
         group = socket.inet_aton("239.77.7.7") + socket.inet_aton("127.0.0.1")
         member.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
         assert states() == {"UDP in a multicast group"}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as subscriber:
+        subscriber.bind((0, 1))
+        assert states() == set()
+        subscriber.setsockopt(270, 1, 34)  # SOL_NETLINK, NETLINK_ADD_MEMBERSHIP
+        assert states() == {"NETLINK in a group above 32"}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as corked:
         corked.setsockopt(socket.IPPROTO_UDP, 1, 1)
         assert states() == {"UDP with a datagram that is not complete"}
