@@ -223,8 +223,7 @@ class Criu:
         try:
             sessions.settle(directory_fd)
             sessions.take_back(directory_fd)
-            inet_sockets.record(directory_fd, inet_sockets.addresses())
-            cpu_affinity.record(directory_fd, space)
+            _record(directory_fd, space, processes)
             inventory = inspect(directory_fd)
             more = restore_gate.excess_in_image(directory_fd, inventory.threads, restore_gate.of_owner(tree.owner))
             refusal = more or open_files.refusal(directory_fd)
@@ -540,6 +539,13 @@ def _cgroup_files(
             if file.exists():
                 paths.append(file)
     return paths
+
+
+def _record(directory_fd: int, space: Namespace, tree: Collection[Id]) -> None:
+    """Record what a restore needs and CRIU does not write. Raises ``BadImage``, ``OSError``."""
+    inet_sockets.record(directory_fd, inet_sockets.addresses())
+    cpu_affinity.record(directory_fd, space)
+    open_files.record(directory_fd, tree)
 
 
 def _adjust(directory_fd: int, space: Namespace, inventory: Inventory, stopped: Collection[int]) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -30,12 +31,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from slurm_affinode.base import kernel_text, process
-from slurm_affinode.base.pidfd import Process
+from slurm_affinode.base import json_values, kernel_text, process
+from slurm_affinode.base.pidfd import ExhaustedError, Id, Process
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.files import deleted_files, local_files, unix_sockets
 from slurm_affinode.checkpoint.files import deleted_files as remaps_of_dump
+from slurm_affinode.checkpoint.files.created_files import FileIdentity
 from slurm_affinode.checkpoint.files.file_table import (
     FILES,
     QUEUES,
@@ -132,6 +134,7 @@ _PROC_FILES = ("cpuinfo", "diskstats", "loadavg", "meminfo", "stat", "uptime", "
 """Files below ``/proc`` that are the same for all users."""
 _PROCESS_PATH = re.compile(r"/proc/\d+(/|$)")
 _SYSFS_PLACE = "/sys/devices/system/"
+INDEX = "file-handles.json"
 _USES = ("fdinfo-", "mm-", "fs-")
 """Name prefixes of the image files that describe how open files are used."""
 
@@ -191,6 +194,48 @@ def _inode(directory_fd: int, name: str) -> int | None:
         os.close(fd)
 
 
+def record(directory_fd: int, tree: Collection[Id]) -> None:
+    """Record in CRIU's directory the kernel's handles of the regular files that a stopped tree has open.
+
+    By its handle, a file is known to be the same after its size or mode was changed. Files on a file system without
+    handles, or on one that does not respond, are left out. Raises ``BadImage``.
+    """
+    try:
+        table = FileTable.parse(read_image(directory_fd, FILES))
+    except NotRestored:
+        return  # see ``refusal``
+    paths = {file.name for file in table.regular.values() if file.mode is not None and stat.S_ISREG(file.mode)}
+    handles: dict[str, str] = {}
+
+    def read_handles() -> None:
+        for pid, started in tree:
+            with suppress(OSError), Process(pid, started=started) as member:
+                for link in _links(member):
+                    with suppress(OSError):
+                        path = member.link(link)
+                        if path in paths and path not in handles:
+                            fd = member.open(link, os.O_PATH)
+                            try:
+                                identity = FileIdentity.of(fd)
+                            finally:
+                                os.close(fd)
+                            if identity is not None:
+                                handles[path] = identity.handle
+
+    with suppress(OSError, ExhaustedError):
+        FileSystemCalls(None, probe_s=_ANSWER_S)(read_handles)
+    if handles:
+        root_directory.write(directory_fd, INDEX, json.dumps(dict(handles)).encode())
+
+
+def _links(member: Process) -> Iterator[str]:
+    """Yield the names below the process's directory in ``/proc`` of its descriptors and mapped files."""
+    for directory in ("fd", "map_files"):
+        with suppress(OSError):
+            for name in member.names(directory):
+                yield f"{directory}/{name}"
+
+
 @dataclass(frozen=True, slots=True)
 class _OpenRequest:
     """A file to be opened."""
@@ -219,6 +264,9 @@ class Inheritance:
         self._links: list[tuple[str, Inode]] = []
         self._linkable: frozenset[int] = frozenset()
         """Numbers of removed files in the image that were created without a name."""
+        self._handles: Mapping[str, str] = {}
+        self._changed: set[int] = set()
+        """Entries of files whose size or mode has changed."""
         self.fds: list[InheritFd] = list(given)
         """All descriptors that CRIU inherits."""
         self.rights: dict[Inode, int] = {}
@@ -253,6 +301,7 @@ class Inheritance:
             for number, remap in gone.items()
             if remap.kind is RemapKind.CONTENTS and number in table.regular and table.regular[number].unnamed
         )
+        self._handles = _handles(image.read(INDEX)) if INDEX in names else {}
         kinds = {kind: [image.read(name) for name in names if name.startswith(kind)] for kind in _USES}
         mapped = device_mappings(kinds["mm-"])
         used = needs(table, descriptors=kinds["fdinfo-"], memories=kinds["mm-"], places=kinds["fs-"])
@@ -292,7 +341,7 @@ class Inheritance:
         passed = [descriptor.key for descriptor in self.fds]
         if len(set(passed)) < len(passed):
             raise RestoreFailed("two of its files have the same name in the image")
-        image.replace(FILES, table.rewritten(renamed, sockets.keys(), mapped))
+        image.replace(FILES, table.rewritten(renamed, sockets.keys(), mapped | self._changed))
         if gone:
             image.replace(REMAPS, None)
 
@@ -415,7 +464,9 @@ class Inheritance:
         there = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - of a descriptor
         if file.mode is not None and stat.S_IFMT(facts.st_mode) != stat.S_IFMT(file.mode):
             raise RestoreFailed(f"{there}: has another type than before")
-        if request.remap is None or request.remap.kind is RemapKind.LINKED:
+        if self._is_same(fd, request):
+            self._changed.add(file.id)
+        elif request.remap is None or request.remap.kind is RemapKind.LINKED:
             if file.mode is not None and facts.st_mode != file.mode:
                 raise RestoreFailed(f"{there}: has bad mode {facts.st_mode:o} (expect {file.mode:o})")
             if file.size is not None and facts.st_size != file.size:
@@ -425,6 +476,15 @@ class Inheritance:
             raise RestoreFailed(
                 f"{there} would be open with access that its user does not have: it is not the same file as before"
             )
+
+    def _is_same(self, fd: int, request: _OpenRequest) -> bool:
+        """Return whether it is the same file, so that a change of its size or mode matters as little as to a program
+        that runs. A program that is executed must not have changed.
+        """
+        needs, identity = request.needs, FileIdentity.of(fd)
+        if request.remap is not None or needs.program or needs.executable or identity is None:
+            return False
+        return self._handles.get(request.file.name) == identity.handle
 
     def _check_type(self, fd: int, facts: os.stat_result, request: _OpenRequest, there: str) -> None:
         kind = stat.S_IFMT(facts.st_mode)
@@ -552,6 +612,15 @@ def _empty() -> int:
     with root_directory.closed_on_error(fd):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return fd
+
+
+def _handles(index: bytes) -> dict[str, str]:
+    """Decode the record of a dump: path -> handle. Raises ``BadImage``."""
+    try:
+        given = json_values.table(json_values.loads(index))
+        return {path: json_values.typed(str, handle) for path, handle in given.items()}
+    except ValueError as error:
+        raise BadImage(f"{INDEX}: {error}") from None
 
 
 def _named_for_dump(image: PrivateImage, names: Collection[str]) -> set[str]:

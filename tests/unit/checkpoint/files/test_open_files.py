@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from stalling import Stalling
 
+from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.files import open_files
 from slurm_affinode.checkpoint.files.open_files import Inheritance
 from slurm_affinode.checkpoint.image.criu_images import bodies, message
@@ -356,6 +357,33 @@ def test_changed_file_is_refused_with_its_name(job: Job, entry: dict[str, int], 
     path = job.file("file", data=b"12345")
     with pytest.raises(RestoreFailed, match=f"{path}: {why}"):
         job.pass_on([made.regular(FIRST, str(path), **{"mode": FILE, **entry})])
+
+
+@pytest.mark.parametrize("entry", [{"size": 3}, {"size": 9}, {"mode": stat.S_IFREG | 0o600}])
+def test_file_that_is_the_same_may_have_changed(job: Job, entry: dict[str, int]) -> None:
+    """Other programs write to it, as to a database or a log. Another file in its place, and a program, are refused."""
+    path = job.file("file", data=b"12345")
+    file = made.regular(FIRST, str(path), **{"mode": FILE, **entry})
+    (job.images / "files.img").write_bytes(made.image(file))
+    directory = os.open(job.images, os.O_RDONLY)
+    try:
+        with path.open():
+            open_files.record(directory, [Process(os.getpid()).id])
+    finally:
+        os.close(directory)
+    index = (open_files.INDEX, (job.images / open_files.INDEX).read_bytes())
+    assert str(path) in json.loads(index[1])
+    inherited, image = job.pass_on([file], index=index)
+    assert os.path.samestat(os.fstat(passed(inherited, FIRST)), path.stat())
+    entries = [message(body)[3][0] for body in bodies(image.read("files.img"))]
+    (kept,) = [fields for body in entries if (fields := message(bytes(body)))[1] == [FIRST]]  # type: ignore[arg-type]
+    assert not {8, 10} & kept.keys()  # size and mode, which CRIU would compare
+    with pytest.raises(RestoreFailed, match="has bad"):
+        job.pass_on([file], areas=[made.mapping(FIRST, protection=5)], index=index)
+    other = job.file("other", data=b"12345")
+    other.replace(path)
+    with pytest.raises(RestoreFailed, match="has bad"):
+        job.pass_on([file], index=index)
 
 
 def test_root_directory_other_than_the_jobs_is_refused(job: Job) -> None:
