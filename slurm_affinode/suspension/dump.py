@@ -18,7 +18,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.base.text import one_line
 from slurm_affinode.checkpoint.criu import kernel_states
-from slurm_affinode.checkpoint.files import deleted_files, local_files
+from slurm_affinode.checkpoint.files import deleted_files, local_files, open_files
 from slurm_affinode.checkpoint.files.scratch_files import NO_SCRATCH_FILES, NOT_SEARCHED, ScratchOutcome
 from slurm_affinode.checkpoint.files.scratch_search import ScratchSearchResult
 from slurm_affinode.checkpoint.image.writer import ImageWriter
@@ -167,6 +167,10 @@ class RequeueEnding(Ending[DumpAttempt]):
                     pass
             except AbortedError as error:
                 raise Refused(Refusal(RefusalCode.KERNEL_STATE, str(error))) from None
+        closed = open_files.unreachable(job.init, [member.id for member in members], job.owner)
+        if closed is not None:
+            text = f"it has {one_line(closed)} open, which its user can no longer open (the rights to it have changed)"
+            raise Refused(Refusal(RefusalCode.UNDUMPABLE, text))
         held = gpu_memory(self._gpus, cuda)
         gpus = visible_gpus(self._cuda, self._gpus, allocated, held) if cuda else ()
         facts = replace(

@@ -135,6 +135,7 @@ _PROC_FILES = ("cpuinfo", "diskstats", "loadavg", "meminfo", "stat", "uptime", "
 _PROCESS_PATH = re.compile(r"/proc/\d+(/|$)")
 _SYSFS_PLACE = "/sys/devices/system/"
 INDEX = "file-handles.json"
+_UNTRIED = ("/proc/", "/sys/", "/dev/", "/memfd:")
 _USES = ("fdinfo-", "mm-", "fs-")
 """Name prefixes of the image files that describe how open files are used."""
 
@@ -226,6 +227,69 @@ def record(directory_fd: int, tree: Collection[Id]) -> None:
         FileSystemCalls(None, probe_s=_ANSWER_S)(read_handles)
     if handles:
         root_directory.write(directory_fd, INDEX, json.dumps(dict(handles)).encode())
+
+
+def unreachable(init: Id, tree: Collection[Id], owner: User) -> str | None:
+    """Return the path of an open file that its user could not open for a restore, or ``None``.
+
+    Its directory may have been closed to the user since then, or the file itself, if it belongs to another user. Files
+    of Slurm's and of the kernel's file systems are left out, and file systems that do not respond. ``init``: PID 1 of
+    the job's namespaces. Never raises.
+    """
+
+    def find() -> str | None:
+        streams = _paths([init])
+        with Process(init.pid, started=init.started) as first:
+            root = first.open("root", os.O_PATH | os.O_DIRECTORY)
+        try:
+            paths = {path: access for path, access in _paths(tree).items() if path not in streams}
+            return as_user(owner, lambda: next((path for path in paths if not _opens(root, path, paths[path])), None))
+        finally:
+            os.close(root)
+
+    def _opens(root: int, path: str, access: int) -> bool:
+        try:
+            fd = root_directory.open_place(root, path)
+        except OSError:
+            return False
+        try:
+            return _allowed(fd, os.fstat(fd), Needs(access), owner)
+        finally:
+            os.close(fd)
+
+    with suppress(OSError, ExhaustedError):
+        # Twice: the file may have been renamed meanwhile.
+        return FileSystemCalls(None, probe_s=_ANSWER_S)(lambda: find() and find())
+    return None
+
+
+def _paths(tree: Collection[Id]) -> dict[str, int]:
+    """Return the paths of the open files of processes, and their access to each."""
+    accesses: dict[str, int] = {}
+    for pid, started in tree:
+        with suppress(OSError), Process(pid, started=started) as member:
+            for link in ("cwd", *_links(member)):
+                with suppress(OSError):
+                    path = member.link(link)
+                    if path.startswith("/") and not path.startswith(_UNTRIED) and not path.endswith(_DELETED):
+                        accesses[path] = accesses.get(path, 0) | _access_through(member, link)
+    return accesses
+
+
+def _access_through(member: Process, link: str) -> int:
+    """Return the access that a descriptor gives; for a mapping or a directory, none beyond finding it."""
+    directory, _, number = link.partition("/")
+    flags = next(
+        (int(line.split()[1], 8) for line in _described(member, number) if line.startswith(b"flags:")), os.O_PATH
+    )
+    return 0 if directory != "fd" or flags & os.O_PATH else access_of(flags)
+
+
+def _described(member: Process, number: str) -> list[bytes]:
+    try:
+        return member.read(f"fdinfo/{number}", _FDINFO).split(b"\n")
+    except OSError:
+        return []
 
 
 def _links(member: Process) -> Iterator[str]:

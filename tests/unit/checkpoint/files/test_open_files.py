@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
 import tempfile
 import time
 from collections import deque
@@ -357,6 +358,36 @@ def test_changed_file_is_refused_with_its_name(job: Job, entry: dict[str, int], 
     path = job.file("file", data=b"12345")
     with pytest.raises(RestoreFailed, match=f"{path}: {why}"):
         job.pass_on([made.regular(FIRST, str(path), **{"mode": FILE, **entry})])
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "directory", "reachable"),
+    [
+        (ALICE.uid, 0, 0o755, True),  # its owner may change the mode
+        (ALICE.uid, 0o644, 0o000, False),
+        (0, 0o444, 0o755, True),
+        (0, 0o400, 0o755, False),
+    ],
+)
+def test_file_that_its_user_can_no_longer_open_is_known(
+    job: Job, owner: int, mode: int, directory: int, reachable: bool
+) -> None:
+    place = job.work / "place"
+    place.mkdir()
+    os.chown(place, ALICE.uid, ALICE.gid)
+    path = place / "file"
+    path.write_bytes(b"")
+    os.chown(path, owner, owner)
+    with path.open() as file:
+        running = subprocess.Popen(("sleep", "100"), pass_fds=(file.fileno(),), cwd="/", stdin=subprocess.DEVNULL)
+    try:
+        path.chmod(mode)
+        place.chmod(directory)
+        tree = [Process(running.pid).id]
+        assert open_files.unreachable(Process(os.getpid()).id, tree, ALICE) == (None if reachable else str(path))
+    finally:
+        running.kill()
+        running.wait()
 
 
 @pytest.mark.parametrize("entry", [{"size": 3}, {"size": 9}, {"mode": stat.S_IFREG | 0o600}])
