@@ -47,15 +47,15 @@ echo all have ended
 exit ${{failed:-0}}
 """
 
-SIGNALS = """
-import fcntl, os, socket, tempfile, time
-server = socket.socket(socket.AF_UNIX)
-server.bind(f"{tempfile.mkdtemp()}/socket")
-server.listen()
-fcntl.fcntl(server, fcntl.F_SETOWN, os.getpid())
+CONNECTED = """
+import socket, tempfile, time
+name = f"{tempfile.mkdtemp()}/socket"
+server, client = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+server.bind(name)
+client.connect(name)
 time.sleep(3600)
 """
-"""A program like GNU screen, which receives signals from its socket: CRIU dumps it, and it could not be restored."""
+"""A program that CRIU dumps and that could not be restored, which is known only from its image."""
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +105,9 @@ def test_programs_move_to_another_node_and_back(cluster: Cluster) -> None:
 def test_programs_continue_after_a_rollback(cluster: Cluster) -> None:
     """The dump is complete, and then the suspension is rolled back."""
     begin, rest = SCRIPT.split("export END", 1)
-    job = started(cluster, BY_HAND, f"{begin}python3 -c {shlex.quote(SIGNALS)} &\nexport END{rest}")
+    job = started(cluster, BY_HAND, f"{begin}python3 -c {shlex.quote(CONNECTED)} &\nexport END{rest}")
     rolled_back = cluster.run("login", "slurm-affinode", "suspend", job, user="alice", timeout_s=SUSPEND_S)
-    assert "sends signals" in rolled_back.stderr
+    assert "connected to another one by name" in rolled_back.stderr
     assert_unchanged(cluster, job)
 
 

@@ -361,6 +361,28 @@ def test_jobs_with_removed_files_share_directory(cluster: Cluster) -> None:
     cluster.exec("login", "rm", f"/home/alice/removed-{jobs[0]}.other", user="alice")
 
 
+READER = r"""#!/bin/bash
+#SBATCH --partition=gpu --gres=gpu:1
+log=$HOME/log-$SLURM_JOB_ID
+echo first >$log
+exec 5<$log
+read -r line <&5
+echo ready
+until read -r line <&5; do sleep 0.2; done
+echo "then $line"
+rm $log
+"""
+
+
+def test_job_reads_what_another_program_has_written_meanwhile(cluster: Cluster) -> None:
+    """Its file is larger than at the dump, and another mode makes no difference to a program that has it open."""
+    job = asleep(cluster, READER, BY_HAND, after="ready")
+    cluster.exec("login", "sh", "-c", f"cd /home/alice && echo later >>log-{job} && chmod 0600 log-{job}", user="alice")
+    wake(cluster, job)
+    cluster.wait_for_output(job, "then later")
+    cluster.wait_for_state(job, "COMPLETED")
+
+
 TRAVELER = r"""#!/usr/bin/env python3
 #SBATCH --partition=gpu --gres=gpu:1
 import time

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Files: positions, a removed one, one that is appended to, holes, mappings, and one shared with a child."""
+"""Files: positions, a removed one, one without a name, appended ones, holes, mappings, and one shared with a child."""
 
 import mmap
 import os
@@ -20,6 +20,8 @@ mapped = mmap.mmap(removed.fileno(), 14)
 anonymous = mmap.mmap(-1, 64 << 20)
 anonymous[: 32 << 20 : 4096] = bytes(at % 251 for at in range(8192))
 pattern = bytes(anonymous[: 32 << 20 : 4096])
+unnamed = os.open(home, os.O_RDWR | os.O_TMPFILE, 0o640)
+os.write(unnamed, b"complete")
 shared = tempfile.TemporaryFile(dir=home)
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=shared, bufsize=0)
 lines = 0
@@ -41,3 +43,7 @@ def check():
 
 
 run(check)
+name = f"{home}/named-{os.getpid()}"
+os.link(f"/proc/self/fd/{unnamed}", name, src_dir_fd=0, follow_symlinks=True)  # linkat(2) follows links on request only
+same((open(name, "rb").read(), os.stat(name).st_mode & 0o777), (b"complete", 0o640), "the file that had no name")
+os.unlink(name)
