@@ -44,6 +44,10 @@ _GENERATIONS = 200
 _ADOPTED = 8
 _POLL_S = 0.005
 _CHUNK = 1 << 14
+_MOST_BYTES = 256 << 20
+"""Of a file that is read as a whole. A process can make some of its files as large as its address space."""
+_MOST_VARIABLES = 6 << 20
+"""Of an environment: execve(2) permits no larger one, but prctl(2) with ``PR_SET_MM_MAP`` does, to any user."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -58,7 +62,7 @@ def _close_all(fds: list[int], close: Callable[[int], None] = os.close) -> None:
 
 
 class ExhaustedError(UnreachableError):
-    """No file descriptor or memory is left to examine a process, so its state is unknown.
+    """No file descriptor or memory is left to examine a process, or it would take too much: its state is unknown.
 
     Not an ``OSError``, which callers take for the end of the process.
     """
@@ -149,21 +153,62 @@ class Process:
             return os.open(name, flags | os.O_CLOEXEC, dir_fd=self._directory)
 
     def read(self, name: str, limit: int | None = None) -> bytes:
-        """Return the contents of a file, at most ``limit`` bytes. Raises ``ProcessGoneError``, ``OSError``."""
+        """Return the contents of a file, or its first ``limit`` bytes.
+
+        The process determines the size of ``cmdline`` and ``environ``: read them with a limit. Raises
+        ``ProcessGoneError``, ``OSError``; without a limit, ``ExhaustedError`` for a file of more than 256 MiB.
+        """
+        left = _MOST_BYTES + 1 if limit is None else limit
+        parts = []
         fd = self.open(name)
         try:
             with _gone(self.pid):
-                if limit is None:
-                    parts = []
-                    while chunk := os.read(fd, _CHUNK):
-                        parts.append(chunk)
-                    return b"".join(parts)
-                data = b""
-                while len(data) < limit and (chunk := os.read(fd, limit - len(data))):
-                    data += chunk
-                return data
+                while left and (chunk := os.read(fd, min(_CHUNK, left))):
+                    parts.append(chunk)
+                    left -= len(chunk)
         finally:
             os.close(fd)
+        if limit is None and not left:
+            why = f"/proc/{self.pid}/{name} is larger than 256 MiB"
+            raise ExhaustedError(f"process {self.pid} cannot be examined: {why}")
+        return b"".join(parts)
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """Yield the lines of a file of any size, such as ``maps``, without newlines.
+
+        Raises ``ProcessGoneError``, ``OSError``.
+        """
+        rest = b""
+        fd = self.open(name)
+        try:
+            while True:
+                with _gone(self.pid):
+                    chunk = os.read(fd, _CHUNK)
+                if not chunk:
+                    break
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+        finally:
+            os.close(fd)
+        if rest:
+            yield rest
+
+    def text_lines(self, name: str) -> Iterator[str]:
+        """As ``lines``; bytes that are not UTF-8 are replaced."""
+        return (line.decode("utf-8", "replace") for line in self.lines(name))
+
+    def variable(self, name: str) -> str | None:
+        """Return a variable of its environment, of several the last; ``None``: it has none in its first 6 MiB.
+
+        The user can change all of it. Raises ``ProcessGoneError``, ``OSError``.
+        """
+        entries = b"\0" + self.read("environ", _MOST_VARIABLES)
+        key = f"\0{name}=".encode()
+        at = entries.rfind(key)
+        if at < 0:
+            return None
+        end = entries.find(b"\0", at + 1)
+        return entries[at + len(key) : end if end >= 0 else None].decode("utf-8", "replace")
 
     def text(self, name: str) -> str:
         """As ``read``; bytes that are not UTF-8 are replaced."""

@@ -16,7 +16,7 @@ import socket
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -537,9 +537,8 @@ def _maps_sealed(process: Process) -> bool:
 
     CRIU maps the file so that it could be written to, and the kernel then refuses the seal.
     """
-    for line in process.text_if_readable("maps").split("\n"):
-        row = line.split(None, 5)
-        if len(row) == 6 and row[5].startswith(MEMORY_FILE) and row[1].endswith("s"):
+    for row in _mappings(process):
+        if row[5].startswith(MEMORY_FILE) and row[1].endswith("s"):
             begin, _, end = row[0].partition("-")
             with contextlib.suppress(OSError):
                 fd = process.open(f"map_files/{begin.lstrip('0')}-{end.lstrip('0')}", os.O_RDONLY)
@@ -622,8 +621,16 @@ def _arguments(process: Process) -> tuple[str, ...]:
 
 
 def _mapped_devices(process: Process) -> tuple[str, ...]:
-    rows = (line.split(None, 5) for line in process.text_if_readable("maps").split("\n"))
-    return tuple(sorted({row[5] for row in rows if len(row) == 6 and _DEVICE.fullmatch(row[5])}))
+    return tuple(sorted({row[5] for row in _mappings(process) if _DEVICE.fullmatch(row[5])}))
+
+
+def _mappings(process: Process) -> Iterator[list[str]]:
+    """Yield the six fields of each mapping with a name; none, or not all, if they cannot be read."""
+    with contextlib.suppress(OSError):
+        for line in process.text_lines("maps"):
+            row = line.split(None, 5)
+            if len(row) == 6:
+                yield row
 
 
 def _namespaces(process: Process) -> dict[str, str]:
@@ -664,8 +671,10 @@ def _uses_mps(process: Process, uids: Sequence[int], proc: Path) -> bool:
 
     The directory itself is not checked, because root should not resolve a path chosen by a user.
     """
-    entries = process.text_if_readable("environ").split("\0")
-    if not any(entry.startswith("CUDA_MPS_PIPE_DIRECTORY=") for entry in entries):
+    try:
+        if process.variable("CUDA_MPS_PIPE_DIRECTORY") is None:
+            return False
+    except OSError:
         return False
     for other in processes(proc=proc):
         with contextlib.suppress(OSError):

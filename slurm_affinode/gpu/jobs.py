@@ -156,6 +156,8 @@ _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})(?:[_+]\d+)?(?:\.([^\]]+))?\]")
 _JOB_ID, _STEP_ID = re.compile(r"[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,10}")
 """The user controls the environment of a process, so only these forms are parsed as numbers."""
 _REMEMBERED = 4096
+_LONGEST_TITLE = 256
+"""Of the title of a slurmstepd."""
 
 
 class JobFinder:
@@ -238,9 +240,12 @@ class JobFinder:
         """
         try:
             before = self._program(process)
-            match = _STEPD.match(process.text("cmdline").replace("\0", " "))
+            if before is None:
+                return None
+            title = process.read("cmdline", _LONGEST_TITLE).decode("utf-8", "replace")
+            match = _STEPD.match(title.replace("\0", " "))
             # Checked before and after, because a user's process could become a setuid program in between.
-            if match is None or before is None or self._program(process) != before:
+            if match is None or self._program(process) != before:
                 return None
         except OSError:
             return None
@@ -291,11 +296,11 @@ def _match_slurmd(path: str) -> re.Match[str] | None:
 
 
 def _environment(process: Process) -> JobRef | None:
-    variables = dict(
-        variable.split("=", 1) for variable in process.text_if_readable("environ").split("\0") if "=" in variable
-    )
-    job = variables.get("SLURM_JOB_ID", "")
-    if not _JOB_ID.fullmatch(job):
+    try:
+        job = process.variable("SLURM_JOB_ID") or ""
+        if not _JOB_ID.fullmatch(job):
+            return None
+        step = process.variable("SLURM_STEP_ID") or ""
+    except OSError:  # it has ended, or may not be read
         return None
-    step = variables.get("SLURM_STEP_ID", "")
     return JobRef(int(job), step if _STEP_ID.fullmatch(step) else None, "environment")

@@ -394,7 +394,7 @@ def _thread(process: Process) -> int:
 
 def _instruction(process: Process, memory: int) -> int:
     """Return the address of an instruction for system calls in the part that the kernel maps into each process."""
-    for line in process.text("maps").split("\n"):
+    for line in process.text_lines("maps"):
         if line.endswith("[vdso]"):
             first, _, last = line.split()[0].partition("-")
             at = os.pread(memory, int(last, 16) - int(first, 16), int(first, 16)).find(_INSTRUCTION)

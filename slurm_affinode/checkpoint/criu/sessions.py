@@ -32,6 +32,7 @@ advice in the image of a mapping to the kernel (``criu/pie/restorer.c``), of whi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -71,7 +72,7 @@ _TIMERFD = 12  # field of file_entry in images/fdinfo.proto
 _TICKS, _LEFT_S, _LEFT_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10  # fields of timerfd_entry in images/timerfd.proto
 _AREAS, _START, _END, _ADVICE = 14, 1, 2, 9  # fields of mm_entry (images/mm.proto) and vma_entry (images/vma.proto)
 _WIPE_ON_FORK = 1 << 18  # asm-generic/mman-common.h
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
+_MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ")
 _ALIVE, _STOPPED = 1, 3  # criu/include/pstree.h
 Range = tuple[int, int]
 """First address of a mapping, and the one after its last."""
@@ -167,11 +168,12 @@ def keep_wiped(directory_fd: int, space: Namespace) -> None:
 def wiped(process: Process) -> frozenset[Range]:
     """Return the mappings of a process that are empty in its children; none if it has ended."""
     ranges, mapping = set(), None
-    for line in process.text_if_readable("smaps").split("\n"):
-        if head := _MAPPING.match(line):
-            mapping = int(head[1], 16), int(head[2], 16)
-        elif mapping is not None and line.startswith("VmFlags:") and "wf" in line.split():
-            ranges.add(mapping)
+    with contextlib.suppress(OSError):
+        for line in process.lines("smaps"):
+            if head := _MAPPING.match(line):
+                mapping = int(head[1], 16), int(head[2], 16)
+            elif mapping is not None and line.startswith(b"VmFlags:") and b"wf" in line.split():
+                ranges.add(mapping)
     return frozenset(ranges)
 
 

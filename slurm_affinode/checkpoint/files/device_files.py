@@ -86,7 +86,7 @@ def _descriptors(process: Process) -> Iterator[tuple[int, str]]:
 
 
 def _mappings(process: Process) -> Iterator[_Mapping]:
-    for line in process.text("maps").split("\n"):
+    for line in process.text_lines("maps"):
         fields = line.split(None, 5)
         if len(fields) < 6 or not NVIDIA.fullmatch(fields[5]):
             continue
@@ -112,7 +112,7 @@ def held(process: Process, numbers: Collection[int]) -> str | None:
     ``numbers``: the major numbers of such files. Raises ``ProcessGoneError``, ``OSError``.
     """
     places = [f"fd/{number}" for number in process.names("fd")]
-    for line in process.text("maps").split("\n"):
+    for line in process.text_lines("maps"):
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[5].startswith("/dev/"):
             # The names of the links have no leading zeros.

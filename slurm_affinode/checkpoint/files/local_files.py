@@ -284,7 +284,7 @@ def _names_in_memory(process: Process, check: Check) -> list[str]:
     Raises ``OSError``, also if its heap is too large, or has too many names.
     """
     areas = []
-    for line in process.text("maps").split("\n"):
+    for line in process.text_lines("maps"):
         words = line.split(None, 5)
         if len(words) < 5 or words[1] != "rw-p" or words[4] != "0" or "".join(words[5:]) not in _HEAPS:
             continue

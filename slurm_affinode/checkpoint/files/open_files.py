@@ -828,7 +828,7 @@ def _files(process: Process) -> Iterator[_Open]:
             yield _Open(f"fd/{number}", _access_of(_flags(process, number)))
     seen: set[_Key] = set()
     # Not splitlines(): a path may contain a carriage return, and the rest would be parsed as a line chosen by the user.
-    for line in process.read("maps").split(b"\n"):
+    for line in process.lines("maps"):
         fields = line.split(None, 5)
         if len(fields) < 6 or not fields[5].startswith(b"/"):
             continue

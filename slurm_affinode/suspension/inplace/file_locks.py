@@ -51,8 +51,9 @@ class NodeFileLocks:
         for process in processes(pids, proc=self._proc):
             with contextlib.suppress(OSError):
                 for name in process.names("fdinfo"):
-                    rows = process.text_if_readable(f"fdinfo/{name}").splitlines()
-                    locks.update(tuple(row.split()[2:]) for row in rows if row.startswith("lock:"))
+                    with contextlib.suppress(OSError):
+                        rows = process.text_lines(f"fdinfo/{name}")
+                        locks.update(tuple(row.split()[2:]) for row in rows if row.startswith("lock:"))
         return frozenset(locks)
 
     def awaited(self, locks: Mapping[int, frozenset[Lock]], pids: Mapping[int, Collection[int]]) -> Mapping[int, int]:

@@ -163,6 +163,8 @@ def holders(by_uuid: Mapping[str, Mapping[int, int]]) -> frozenset[int]:
 
 _OPTION, _END = 7, 8
 """Positions in a shepherd's arguments (``spank/shepherd_options.c``): option, ``--``."""
+_MOST_ARGUMENTS = 8192
+"""Bytes of the arguments up to ``--``, with the longest paths."""
 
 
 def unheard(
@@ -205,7 +207,7 @@ def _job_above(process: Process, proc: Path, identify: Callable[[Peer], Identity
 def _in_place(process: Process) -> bool:
     """Return whether its arguments are those of a shepherd of a job in place."""
     try:
-        words = process.text("cmdline").split("\0")
+        words = process.read("cmdline", _MOST_ARGUMENTS).decode("utf-8", "replace").split("\0")
         return words[_END : _END + 1] == ["--"] and SuspendOption.parse(words[_OPTION]).mode is Mode.INPLACE
     except (OSError, ValueError):
         return False

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from background import started_of
+from hostile_process import huge_arguments
 from namespace_job import Job, needs_root
 from waiting import wait_until
 
@@ -54,6 +55,40 @@ def test_held_process_is_read_and_signaled() -> None:
         held.signal(signal.SIGKILL)
         assert held.wait(10)
         assert held.ended()
+
+
+def test_file_as_large_as_an_address_space_is_not_read_as_a_whole() -> None:
+    """The process determines the size; its state is then unknown, and it has not ended."""
+    with huge_arguments() as pid, Process(pid) as held:
+        with pytest.raises(ExhaustedError, match=rf"/proc/{pid}/cmdline is larger than 256 MiB"):
+            held.read("cmdline")
+        assert held.variable("SLURM_JOB_ID") is None
+        assert held.read("cmdline", 3) == bytes(3)
+
+
+def test_last_variable_of_a_name_counts(tmp_path: Path) -> None:
+    """A name that ends like another one, and the beginning of a value, are no variables."""
+    (tmp_path / "7").mkdir()
+    environ = tmp_path / "7" / "environ"
+    with Process(7, proc=tmp_path) as held:
+        for text, value in (
+            (b"A=1\0XA=2\0A=3\0B=A=4\0", "3"),
+            (b"XA=2\0B=A=4", None),
+            (b"A=\xff", "\ufffd"),
+            (b"", None),
+        ):
+            environ.write_bytes(text)
+            assert held.variable("A") == value
+
+
+def test_lines_are_those_of_the_whole_file(tmp_path: Path) -> None:
+    """Also at the end of a piece that is read; only newlines end a line."""
+    (tmp_path / "7").mkdir()
+    text = b"\n".join(b"%d\r\x85" % number * 7 for number in range(5000))
+    (tmp_path / "7" / "maps").write_bytes(text)
+    with Process(7, proc=tmp_path) as held:
+        assert list(held.lines("maps")) == text.split(b"\n")
+        assert list(held.text_lines("maps")) == text.decode("utf-8", "replace").split("\n")
 
 
 def test_reaped_process_is_gone_for_every_method() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile_process import huge_arguments, in_a_gibibyte
 
 from slurm_affinode.gpu import jobs
 from slurm_affinode.gpu.jobs import JobFinder
@@ -191,3 +192,17 @@ def test_slurmstepd_of_a_node_in_a_container_is_ignored(proc):
     proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
     proc.add(11, 1, cmdline="slurmstepd: [124.batch]")
     assert proc.finder().jobs_here() == {123}
+
+
+def test_size_of_arguments_and_environment_is_limited():
+    """A process without privileges can show terabytes of them, with which it would exhaust the memory of the agent."""
+    program = """
+from pathlib import Path
+from slurm_affinode.base.pidfd import Process
+from slurm_affinode.gpu.jobs import JobFinder
+process = Process(int(sys.argv[1]))
+finder = JobFinder(trusted_uid=process.facts().st_uid)
+print(finder.stepd(process), finder.of(process))
+"""
+    with huge_arguments() as pid:
+        assert in_a_gibibyte(program, pid) == "None None"

@@ -91,7 +91,7 @@ def test_mapping_that_the_dump_lacks_is_an_error(program: tuple[Process, int], i
 
 
 def test_files_of_processes_without_such_memory_are_not_read(image: int) -> None:
-    process = Mock(text_if_readable=lambda name: "00400000-00401000 r--p\nVmFlags: rd mr\n")
+    process = Mock(lines=lambda name: [b"00400000-00401000 r--p", b"VmFlags: rd mr"])
     with contextlib.suppress(FileNotFoundError):
         sessions.keep_wiped(image, space((8, process)))
     assert os.listdir(image) == []
