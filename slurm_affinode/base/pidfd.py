@@ -352,7 +352,13 @@ class Process:
         return fd
 
     def as_socket(self, number: int) -> socket.socket:
-        """As ``descriptor``, but return a socket. Raises ``OSError`` also if the descriptor is that of another file."""
+        """As ``descriptor``, but return a socket. Raises ``OSError`` also if the descriptor is that of another file.
+
+        The process may have replaced a socket by another file. It is not opened, because to close it may take forever:
+        its file system may be that of a user.
+        """
+        if not self.link(f"fd/{number}").startswith("socket:["):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
         descriptor = self.descriptor(number)
         try:
             return socket.socket(fileno=descriptor)

@@ -269,7 +269,7 @@ def _peek(memory: int, length: int, address: int) -> bytes:
 
 def _time_limit_of_socket(process: Process, number: int) -> float:
     """Return the time limit of a socket in seconds; 0: it has none. Raises ``OSError``, also for another file."""
-    with process.as_socket(number) as opened:
+    with process.as_socket(number & 0xFFFFFFFF) as opened:  # as the kernel takes it
         seconds, microseconds = struct.unpack("ll", opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
         return float(seconds + microseconds / 1e6)
 

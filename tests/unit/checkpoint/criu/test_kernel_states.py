@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from stalling import Stalling
 from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Process
@@ -312,6 +315,32 @@ def test_other_wait_is_left_to_the_kernel(name: str) -> None:
         result, call = after_repeat(process)[1]
         assert call == number
         assert result in (-4, -512, -513, -514, -516)
+
+
+def test_file_in_place_of_the_socket_of_a_call_is_not_opened(
+    stalling: Callable[[Path], Stalling], tmp_path: Path
+) -> None:
+    """If its file system did not respond, to close it would block the agent, with the job stopped."""
+    file_system = stalling(tmp_path / "mounted")
+    path = file_system.path / "file"
+    path.touch()
+    replace = f"os.dup2(os.open({str(path)!r}, os.O_RDONLY), near.fileno())"
+    wait = f"threading.Timer(0.1, lambda: {replace}).start(); call(0, near.fileno(), room, 1)"
+    calls: list[list[tuple[int, int]]] = []
+    with waiting(0, wait) as (_, process):
+
+        def files() -> list[str]:
+            return [process.link(f"fd/{name}") for name in process.names("fd")]
+
+        wait_until("the socket is replaced", files, lambda names: names.count(str(path)) == 2)
+        file_system.stall()
+        try:
+            threading.Thread(target=lambda: calls.append(after_repeat(process)), daemon=True).start()
+            wait_until("the process is examined", lambda: calls)
+            assert file_system.program.poll() is None, "it was killed, which ends blocked calls"
+        finally:
+            file_system.go_on()
+    assert (-errno.EINTR, 0) in calls[0]
 
 
 def test_sleep_is_not_extended() -> None:
