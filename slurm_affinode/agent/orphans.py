@@ -34,7 +34,7 @@ from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder, cgroup_of_job
 from slurm_affinode.gpu.server_trees import TRUSTED, LostServer, ServerTrees
-from slurm_affinode.model.gpu import FREE_MIB, Device, Reading, total_mib
+from slurm_affinode.model.gpu import FREE_MIB, Device, Reading, attributed, total_mib
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.slurm_queue import SlurmQueue
 
@@ -42,6 +42,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 _KTHREADD = 2
 """The parent of all kernel threads."""
 _TICKS = os.sysconf("SC_CLK_TCK")
+_MPS = re.compile(r"(?:[^ ]*/)?nvidia-cuda-mps-")
 _USAGE = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
 
 
@@ -217,30 +218,42 @@ class Orphans:
                     "fault": None, "reading": None, "busy_pct": None,
                 }  # fmt: skip
                 rows.append(row)
+                reading: Reading | None = None
                 try:
                     reading = driver.read(device)
                     row["reading"] = {name: getattr(reading, name) for name in Reading.__slots__}
                     row["processes"] = [self._row(orphan) for orphan in self._on(driver, [device])]
                 except GpuError as error:
                     row["fault"] = str(error)
-                if each:
-                    self._with_utilization(driver, device, row["processes"] or ())
+                if each and reading is not None:
+                    self._with_utilization(driver, device, reading, row["processes"] or ())
                 if since_us is not None:
                     with contextlib.suppress(GpuError):  # not every driver supports this
                         used = driver.process_utilization(device, since_us)
                         row["busy_pct"] = max((max(usage.sm_pct, usage.memory_pct) for usage in used), default=0.0)
         return rows
 
-    def _with_utilization(self, driver: GpuDriver, device: Device, rows: Iterable[dict[str, Any]]) -> None:
-        """Add the utilization of each process; ``None`` if the driver does not report it."""
+    def _with_utilization(
+        self, driver: GpuDriver, device: Device, reading: Reading, rows: Iterable[dict[str, Any]]
+    ) -> None:
+        """Add the utilization of each process; ``None`` if the driver does not report it.
+
+        A process is known to be idle only if others explain the activity of the GPU. The server of MPS does not: it
+        acts for its clients.
+        """
         try:
             # The driver uses the clock of this node.
             used = {usage.pid: usage for usage in driver.process_utilization(device, int((self.now() - EACH_S) * 1e6))}
         except GpuError:
             return
+        servers = {row["pid"] for row in rows if _MPS.match(row["command"])}
+        explained = attributed([usage for usage in used.values() if usage.pid not in servers], reading)
         for row in rows:
             sample = used.get(row["pid"])
-            row["sm_pct"], row["memory_pct"] = (0.0, 0.0) if sample is None else (sample.sm_pct, sample.memory_pct)
+            if sample is not None and max(sample.sm_pct, sample.memory_pct) > 0:
+                row["sm_pct"], row["memory_pct"] = sample.sm_pct, sample.memory_pct
+            elif explained:
+                row["sm_pct"] = row["memory_pct"] = 0.0
 
     def uses(self) -> list[dict[str, Any]]:
         """Return the CPU time and memory of each job with a process on this node."""

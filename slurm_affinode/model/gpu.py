@@ -176,6 +176,16 @@ class ProcessUtilization:
     memory_pct: float
 
 
+def attributed(used: Iterable[ProcessUtilization], reading: Reading) -> bool:
+    """Return whether the processes that the driver lists as active explain the activity of their GPU.
+
+    Only then was a process idle that is not among them. Otherwise, the driver does not attribute the activity to
+    processes (MPS), or not to any that is visible here (PID namespaces).
+    """
+    active = any(max(usage.sm_pct, usage.memory_pct) > 0 for usage in used)
+    return active or not any(value and value > 0 for value in (reading.util_pct, reading.memory_util_pct))
+
+
 @dataclass(frozen=True, slots=True)
 class JobRef:
     """The job that a process belongs to, and the source of that information."""

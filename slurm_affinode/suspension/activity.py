@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from slurm_affinode.core.idle import GpuActivity, IdleRule, Sample
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.model.gpu import Device, ProcessUtilization, Reading, of_slurm
+from slurm_affinode.model.gpu import Device, ProcessUtilization, Reading, attributed, of_slurm
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.suspension.inplace.freezer import Freezer, LinuxFreezer
 from slurm_affinode.suspension.job.peers import Inspector
@@ -151,7 +151,7 @@ class Watch:
     def _shared(self, device: Device, memory: _Memory, job_pids: frozenset[int]) -> GpuActivity | None:
         """Return the activity of the job's own processes.
 
-        ``None``: no other process is on the GPU, or the driver does not report activity per process.
+        ``None``: no other process is on the GPU, or the driver does not attribute its activity to processes.
         """
         try:
             there = self._driver.processes(device)
@@ -163,6 +163,8 @@ class Watch:
         except GpuError:
             return None
         memory.seen(device, used)
+        if not attributed(used, reading):
+            return None
         job_usages = [usage for usage in used if usage.pid in job_pids]
         busy, moved = (
             max((getattr(usage, of) for usage in job_usages), default=0.0) for of in ("sm_pct", "memory_pct")

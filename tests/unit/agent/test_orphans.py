@@ -41,9 +41,13 @@ class World:
     made: list[subprocess.Popen[str]] = field(default_factory=list)
     asked: int = 0
 
-    def process(self, text: str = WILLING, device: int = 0, **env: str) -> subprocess.Popen[str]:
+    def process(
+        self, text: str = WILLING, device: int = 0, *, program: str = sys.executable, **env: str
+    ) -> subprocess.Popen[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-        child = subprocess.Popen((sys.executable, "-c", text), env={**clean, **env}, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            (program, "-c", text), executable=sys.executable, env={**clean, **env}, stdout=subprocess.PIPE, text=True
+        )
         assert child.stdout is not None
         child.stdout.readline()
         self.made.append(child)
@@ -347,6 +351,33 @@ def test_utilization_of_processes_is_reported(world: World) -> None:
     assert [row["sm_pct"] for row in second["processes"]] == [None]
     assert set(asked) == {995_000_000}
     assert {row["sm_pct"] for row in world.orphans().gpus()[0]["processes"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("of_gpu", "of_listed", "of_server", "known"),
+    [
+        (90.0, 0.0, None, None),
+        (90.0, 0.0, 85.0, None),
+        (90.0, 85.0, None, 0.0),
+        (0.0, 0.0, None, 0.0),
+        (None, 0.0, None, 0.0),
+    ],
+)
+def test_process_is_idle_only_if_others_explain_the_activity_of_the_gpu(
+    world: World, of_gpu: float | None, of_listed: float, of_server: float | None, known: float | None
+) -> None:
+    """With MPS, or in other PID namespaces, the driver attributes the activity to none of the jobs' processes."""
+    listed, unlisted = world.process(), world.process()
+    server = world.process(program="nvidia-cuda-mps-server")
+    usages = [ProcessUtilization(listed.pid, 1, of_listed, 0.0)]
+    if of_server is not None:
+        usages.append(ProcessUtilization(server.pid, 1, of_server, 0.0))
+    world.gpus.process_utilization = lambda device, since_us=0: usages  # type: ignore[method-assign]
+    world.gpus.util_pct[0] = of_gpu
+    rows = world.orphans().gpus(each=True)[0]["processes"]
+    values = {row["pid"]: (row["sm_pct"], row["memory_pct"]) for row in rows}
+    assert values[unlisted.pid] == (known, known)
+    assert values[listed.pid] == ((of_listed, 0.0) if of_listed else (known, known))
 
 
 def test_leftovers_are_killed_in_parallel(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,8 @@ def test_only_own_processes_count_on_shared_gpu() -> None:
     gpus.used = (*gpus.used, ProcessUtilization(own, 11, 5.0, 7.0))
     assert watch.sample(shared, IdleRule(60)).gpus[0].signals == {"utilization": 5.0, "memory": 7.0, "processes": 7.0}
     assert watch.sample(watched(SuspendOption(), own), IdleRule(60)).gpus[0].signals["utilization"] == 80.0
+    gpus.used = (ProcessUtilization(own, 12, 0.0, 0.0),)  # with MPS, no process has the activity of the GPU
+    assert watch.sample(shared, IdleRule(60)).gpus[0].signals["utilization"] == 80.0
     gpus.holders = {0: [own]}
     alone = watch.sample(shared, IdleRule(60)).gpus[0]
     assert (alone.signals["utilization"], alone.used_bytes) == (80.0, 1 << 30)
