@@ -65,6 +65,8 @@ class Recheck:
             job.submit is not None and ref.submit is not None and _s(job.submit) != _s(ref.submit)
         ):
             return Observation("gone", f"job {ref.id} has started another attempt", job)
+        if job.submit is None or ref.submit is None:
+            return Observation("unknown", f"whether job {ref.id} is still the same attempt is not known", job)
         if not job.allocated or job.state == "COMPLETING":
             return Observation("gone", f"job {ref.id} is now {job.state}", job)
         if job.state != "RUNNING":
@@ -72,7 +74,8 @@ class Recheck:
                 "unknown", f"job {ref.id} is {job.state}, so the activity of its GPUs is not its own", job
             )
         if finding.user is not None and job.user != finding.user:
-            return Observation("unknown", f"job {ref.id} belongs to {job.user}, not to {finding.user}", job)
+            owner = job.user or "an unknown user"
+            return Observation("unknown", f"job {ref.id} belongs to {owner}, not to {finding.user}", job)
         return self._idle(finding, job)
 
     def _idle(self, finding: Finding, job: Job) -> Observation:
@@ -245,9 +248,15 @@ class Recheck:
             alive = {job.job_id for job in self.slurm.overview() if not job.ended and job.state != "COMPLETING"}
         except AffinodeError as error:
             return Observation("unknown", f"the node cannot be examined: {error}")
-        ended = [row["job"] for row in answer.get("jobs") or () if row["job"] not in alive]
+        if answer.get("jobs") is None:
+            return Observation("unknown", f"the agent on {name} does not report the processes of jobs outside of GPUs")
+        ended = [row["job"] for row in answer["jobs"] if row["job"] not in alive]
         if ended:
             return Observation("woke", f"processes of job {ended[0]}, which has ended, are still on {name}")
+        node, shown = self._node(name), len(answer["gpus"])
+        if node is not None and node.gpus is not None and shown < node.gpus.count:
+            text = f"{name} shows {shown} of its {counted(node.gpus.count, 'GPU')}"
+            return Observation("unknown", f"{text}: what is on the others is not known")
         for row in answer["gpus"]:
             if row["processes"] is None:
                 return Observation("unknown", f"GPU {row['index']} of {name}: {row.get('fault') or 'cannot be read'}")
@@ -265,11 +274,10 @@ class Recheck:
 
 
 def _row(gpu: GpuEvidence, answer: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the GPU in an agent's response, by UUID or else by index."""
+    """Return the GPU in an agent's response, by UUID or else by index; ``None``: no GPU has it, or several."""
     rows = [row for row in answer.get("gpus", ()) if row.get("mig") is None]
-    if gpu.uuid:
-        return next((row for row in rows if row["uuid"] == gpu.uuid), None)
-    return next((row for row in rows if str(row["index"]) == gpu.gpu), None)
+    named = [row for row in rows if (row["uuid"] == gpu.uuid if gpu.uuid else str(row["index"]) == gpu.gpu)]
+    return named[0] if len(named) == 1 else None
 
 
 def _s(moment: datetime) -> int:

@@ -32,7 +32,9 @@ from .zombie_world import IDLE, MAIL, World, act, due, running
         ({"jobs": {"7": running(state="PENDING")}}, "gone", "PENDING"),
         ({"jobs": {"7": running(state="SUSPENDED")}}, "spared", "SUSPENDED"),
         ({"jobs": {"7": running(submit=NOW)}}, "gone", "another attempt"),
+        ({"jobs": {"7": running(submit=None)}}, "spared", "the same attempt is not known"),
         ({"jobs": {"7": running(user="bob")}}, "spared", "belongs to bob"),
+        ({"jobs": {"7": running(user=None)}}, "spared", "belongs to an unknown user"),
         ({"errors": {"7": AlreadyDoneError("cancel job 7: already completing")}}, "gone", "had ended already"),
         ({"errors": {"7": UnknownJobError("cancel job 7: Invalid job id")}}, "gone", "had ended already"),
         ({"errors": {"7": SlurmError("cancel job 7: slurmctld is busy")}}, "failed", "slurmctld is busy"),
@@ -147,6 +149,32 @@ def test_only_clean_nodes_drained_by_slurm_are_resumed(
     world.uses = uses
     assert [outcome.result for outcome in act(world, due(node(), "resume"))] == [result]
     assert world.drained == ([("n1", "")] if result == "done" else [])
+
+
+def test_node_is_not_resumed_without_knowledge_of_all_its_processes(world: World) -> None:
+    """An agent may not report the processes of jobs, or not see a GPU."""
+    world.nodes_ = (replace(NODE, name="n1", flags=frozenset({"DRAIN"}), reason="Kill task failed"),)
+    whole = world.ask("n1", {"verb": "processes"})
+    for answer, text in (
+        ({**whole, "jobs": None}, "does not report the processes"),
+        ({name: value for name, value in whole.items() if name != "jobs"}, "does not report the processes"),
+        ({**whole, "gpus": whole["gpus"][:1]}, "n1 shows 1 of its 2 GPUs"),
+        ({**whole, "gpus": []}, "n1 shows 0 of its 2 GPUs"),
+    ):
+        world.answers = {"processes": answer}
+        [outcome] = act(world, due(node(), "resume"))
+        assert outcome.result == "spared"
+        assert text in outcome.text
+    assert world.drained == []
+
+
+def test_gpus_with_the_same_name_are_not_distinguished(world: World) -> None:
+    """Which of them the finding is about is unknown."""
+    whole = world.ask("n1", {"verb": "processes"})
+    world.answers = {"processes": {**whole, "gpus": [whole["gpus"][0], whole["gpus"][0]]}}
+    [outcome] = act(world)
+    assert outcome.result == "spared"
+    assert world.cancelled == []
 
 
 @pytest.mark.parametrize(
