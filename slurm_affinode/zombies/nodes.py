@@ -76,6 +76,13 @@ class LiveProcess:
     server: EndedServer | None = None
     """``None``: it has lost no server, as far as is known."""
 
+    def may_be_of(self, owner: int | None) -> bool:
+        """Return whether it may belong to the user ``owner``, by its UID.
+
+        A UID without a name may be a container's, and then belong to any user.
+        """
+        return owner in (None, self.uid) or self.user in (None, str(self.uid))
+
 
 @dataclass(frozen=True, slots=True)
 class LiveGpu:

@@ -142,16 +142,14 @@ def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
         owner = known.ended.get(process.job)
         if process.source != "environment" or (owner is not None and owner == process.uid):
             return "orphan-process.job-ended"
-    # UIDs without a name may be a container's, and then belong to any user.
-    named = process.user is not None and process.user != str(process.uid)
     # The job in the environment does not count if it is another user's.
     if (
         process.job is not None
         and not over
-        and (process.source != "environment" or known.alive[process.job] in (None, process.uid) or not named)
+        and (process.source != "environment" or process.may_be_of(known.alive[process.job]))
     ):
         return None
-    if any(job.uid in (None, process.uid) or not named for job in known.on.get(node, ())):
+    if any(process.may_be_of(job.uid) for job in known.on.get(node, ())):
         return None
     if over:
         return "orphan-process.job-ended"

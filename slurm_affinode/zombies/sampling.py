@@ -162,7 +162,10 @@ def _unused(job: Job, gpus: Sequence[LiveGpu]) -> bool:
         gpu.processes is not None
         and gpu.fault is None
         and not any(
-            process.job == job.job_id or (process.job is None and process.uid == job.uid) for process in gpu.processes
+            process.job == job.job_id
+            # The job in its environment may be any.
+            or ((process.job is None or process.source == "environment") and process.may_be_of(job.uid))
+            for process in gpu.processes
         )
         for gpu in gpus
     )

@@ -180,8 +180,10 @@ def test_shard_without_process_is_idle(tmp_path: Path) -> None:
     (finding,) = find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), looks).findings
     assert (finding.kind, finding.job.id, finding.held_gpu_hours) == ("idle-allocation", "1", None)
     assert [(its.gpu, its.held_gib, its.peak_pct, its.shared) for its in finding.gpus] == [("?", 0.0, 0.0, True)]
-    somebody = process(pid=44, job=None, source=None)
-    for processes in (None, (works, somebody)):
+    unidentified = process(pid=44, job=None, source=None)
+    in_container = process(pid=44, job=None, source=None, uid=165536, user="165536")
+    names_another = process(pid=44, job=2, source="environment")
+    for processes in (None, *((works, other) for other in (unidentified, in_container, names_another))):
         assert (
             find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), [[gpu(util=90.0, processes=processes)]]).findings
             == ()
