@@ -46,7 +46,7 @@ _PATTERNS = (
         re.compile(rf"((?<!\S)--[\w-]*{_WORDS}\s+)(?!-)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)", re.IGNORECASE),
         rf"\1{HIDDEN}",
     ),
-    (re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s\"']+(?=@)"), HIDDEN),
+    (re.compile(r"(?<=://)[^/\s:@\"']*:[^\s\"']+(?=@)"), HIDDEN),
     (re.compile(r"([?&](?:sig|x-\w+-signature)=)[^&\s\"']+", re.IGNORECASE), rf"\1{HIDDEN}"),
     (re.compile(r"(\b(?:bearer|basic)\s+)(?!realm)[A-Za-z0-9+/._~-]{8,}=*", re.IGNORECASE), rf"\1{HIDDEN}"),
     (
@@ -59,6 +59,8 @@ _PATTERNS = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), HIDDEN),
     (re.compile(r"https?://hooks\.[^\s\"']+"), HIDDEN),
 )
+_DATABASE_PASSWORD = re.compile(r"[\w+.-]+://[^:/]*:([^@]+)@")
+"""In URLs of SQLAlchemy, which accepts ``/``, ``?`` and ``#`` in a password."""
 _UNITS = ("agent", "exporter", "nightly", "zombies")
 _PATHS = (
     "/etc/os-release", "/etc/slurm/plugstack.conf", "/etc/default/slurm-affinode-exporter", "/proc/version",
@@ -135,11 +137,12 @@ def _leaves(value: Any, key: str = "", *, secret: bool = False) -> Iterator[tupl
 
 
 def _url_passwords(text: str) -> Iterator[str]:
-    try:
-        password = urlsplit(text).password
-    except ValueError:
-        return
-    if password:
+    passwords = set()
+    with contextlib.suppress(ValueError):
+        passwords.add(urlsplit(text).password)
+    if (match := _DATABASE_PASSWORD.match(text.strip())) is not None:
+        passwords.add(match[1])
+    for password in filter(None, passwords):
         yield password
         yield unquote(password)
 

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import make_url
 
 from slurm_affinode.base import config as configuration
 from slurm_affinode.base.errors import UnreachableError
@@ -140,6 +142,17 @@ def test_what_support_needs_is_kept(written: Mapping[str, str]) -> None:
     assert '"version"' in written["about.json"]
     assert "job_info" not in written["agent-metrics.json"]
     assert "slurm_affinode_agent_jobs" in written["agent-metrics.json"]
+
+
+@pytest.mark.parametrize("password", ["pa/ss-1234", "pa?ss/1234", "pa#ss-1234", "pa:ss/1234", "pa%2Fss-1234"])
+def test_database_password_with_separators_of_urls_is_removed(password: str) -> None:
+    """SQLAlchemy accepts them. In a log, the URL may be one that no configuration has."""
+    url = f"postgresql://affinode:{password}@db.example.org/affinode"
+    assert make_url(url).password == unquote(password)
+    known = bundle.Redactor(bundle.secrets([f'[store]\ndb = "{url}"\n'], {}, lambda path: ""))
+    for redact in (known, bundle.Redactor(())):
+        assert redact(f"db = '{url}'") == f"db = 'postgresql://{bundle.HIDDEN}@db.example.org/affinode'"
+    assert known(f"authentication with {unquote(password)} failed") == f"authentication with {bundle.HIDDEN} failed"
 
 
 def test_short_values_are_no_secrets() -> None:
