@@ -58,32 +58,37 @@ class OptedIn:
     Only those with a share of a GPU: the whole GPU of any other job stays allocated to it, so that its sleep frees
     nothing. If that is unknown, a GPU counts as whole.
     """
+    unknown: frozenset[str] = frozenset()
+    """Nodes whose agents do not report the states of jobs."""
 
 
 def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
     """Return the jobs that the agents watch on the nodes of warnings, cancellations and suspensions.
 
-    Sends one request to each of these nodes; a node that does not respond contributes no jobs.
+    Sends one request to each of these nodes. The jobs of a node that does not respond are unknown.
     """
     nodes = {
         node for action in actions
         if action.verb == "cancel" or action.number or action.code == "not-opted-in" for node in action.finding.nodes
     }  # fmt: skip
 
-    def query_states(node: str) -> dict[int, str]:
+    def query_states(node: str) -> dict[int, str] | None:
         try:
             rows = ask(node, {"verb": "status"}).get("jobs", ())
         except AffinodeError:
-            return {}
+            return None
         return {int(row["job_id"]): str(row.get("state")) for row in rows if _frees_gpus(row)}
 
     states: dict[int, str] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for node_states in pool.map(query_states, sorted(nodes)):
-            states |= node_states
+        names = sorted(nodes)
+        by_node = dict(zip(names, pool.map(query_states, names), strict=True))
+    for node_states in by_node.values():
+        states |= node_states or {}
     return OptedIn(
         frozenset(job for job, state in states.items() if state == "watched"),
         frozenset(job for job, state in states.items() if state in ASLEEP),
+        frozenset(node for node, node_states in by_node.items() if node_states is None),
     )
 
 
@@ -194,6 +199,10 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
     if action.verb == "cancel" and action.settings.prefer_suspend and observation.job is not None:
         # Since the decision, the agent may have come back and report that the job opted in, or the job was suspended.
         known = opted_in([action], tools.ask)
+        if known.unknown:
+            why = f"the agent on {min(known.unknown)} does not respond"
+            text = f"{action.target}: whether it sleeps in place is not known: {why}"
+            return Outcome(action, "spared", text, observation)
         if observation.job.job_id in known.asleep:
             return Outcome(action, "spared", f"{action.target}: it now sleeps in place", observation)
         if observation.job.job_id in known.watched:

@@ -205,7 +205,7 @@ def test_opted_in_job_is_suspended(world: World) -> None:
         "gone"
     ]
     world.answers["status"] = UnreachableError("no agent")
-    assert opted_in([due()], world.ask) == OptedIn()
+    assert opted_in([due()], world.ask) == OptedIn(unknown=frozenset({"n1"}))
 
 
 @pytest.mark.parametrize("shares", [False, None])
@@ -345,6 +345,15 @@ def test_nodes_of_stuck_job_are_drained_one_by_one(world: World) -> None:
     assert [name for name, _ in world.drained] == ["n2"]
 
 
+def test_job_that_may_sleep_is_not_canceled(world: World) -> None:
+    """The agent responded about the GPUs, and not about the states of jobs."""
+    world.answers["status"] = UnreachableError("the agent on n1 does not respond")
+    [outcome] = act(world)
+    assert outcome.result == "spared"
+    assert "whether it sleeps in place is not known: the agent on n1 does not respond" in outcome.text
+    assert world.cancelled == []
+
+
 @pytest.mark.parametrize(
     ("state", "result", "done"),
     [("watched", "done", ["suspend 7"]), ("asleep", "spared", []), ("restored", "done", ["7"])],
@@ -358,6 +367,6 @@ def test_opt_in_is_checked_again_before_canceling(world: World, state: str, resu
     assert world.cancelled == done
     again = due(squatter(subject=job(job_id=8, id="8")), prefer_suspend=False)
     world.jobs["8"] = running("8")
-    world.answers["status"] = {"jobs": [{"job_id": 8, "state": state}]}
+    world.answers["status"] = UnreachableError("the agent on n1 does not respond")
     assert [outcome.result for outcome in act(world, again)] == ["done"]
     assert world.cancelled[-1] == "8"
