@@ -27,6 +27,7 @@ from slurm_affinode.model.cleanup import (
     Ledger,
     Match,
     Policy,
+    Rule,
     Settings,
     Stages,
     Verb,
@@ -111,6 +112,38 @@ def exemption(policy: Policy, finding: Finding, today: date) -> Exemption | None
     """Return the exemption that applies to a finding today; of several, the one that lasts longest."""
     fitting = [entry for entry in policy.exemptions if entry.until >= today and matches(entry.match, finding)]
     return max(fitting, key=lambda entry: (not entry.warnings, entry.until), default=None)
+
+
+def undecided(policy: Policy, finding: Finding, today: date) -> tuple[str, int] | None:
+    """Return a property that is not known, and the line of an exemption or rule that may apply because of it.
+
+    Only rules that may forbid an action count. The account, partition and QOS of a process without a job are not
+    unknown: it has none.
+    """
+    given: dict[str, str | None] = {}
+    match finding.subject:
+        case JobAttempt():
+            given = {"accounts": finding.account, "partitions": finding.partition, "qos": finding.qos,
+                     "users": finding.user}  # fmt: skip
+        case ProcessRef(uid=uid):
+            given = {"users": None if finding.user == str(uid) else finding.user}
+    unknown = [key for key, value in given.items() if not value]
+    entries = [(entry.match, entry.line) for entry in policy.exemptions if entry.until >= today]
+    entries += [(rule.match, rule.line) for rule in policy.rules if _may_forbid(rule)]
+    for key in unknown:
+        for entry, line in entries:
+            if getattr(entry, key) and matches(replace(entry, **dict.fromkeys(unknown, ())), finding):
+                return _PROPERTIES[key], line
+    return None
+
+
+_PROPERTIES = {"accounts": "account", "partitions": "partition", "qos": "QOS", "users": "user"}
+
+
+def _may_forbid(rule: Rule) -> bool:
+    """Return whether a rule prevents that anything is ended where it applies."""
+    gentle = "action" in rule.sets and rule.settings.action in ("none", "warn")
+    return gentle or ("do_not_cancel" in rule.sets and rule.settings.do_not_cancel)
 
 
 NO_MEASUREMENT = frozenset({"time", "use", "state", "power", "queue", "limit", "window"})
@@ -323,6 +356,11 @@ class _Case:
         if exempt is not None and action.verb in DESTRUCTIVE:
             reason = f"exempt from more than warnings: {exempt.reason} ({policy.where}:{exempt.line})"
             return self.none("exempt", reason)
+        if action.verb in DESTRUCTIVE and (entry := undecided(policy, finding, today)) is not None:
+            name, line = entry
+            return self.none(
+                "unknown", f"{action.reason}; its {name} is not known, and {policy.where}:{line} may apply"
+            )
         if exempt is not None:
             action = replace(action, stays=True)
         return self._timely(action, opted_in)

@@ -22,6 +22,7 @@ from slurm_affinode.core.cleanup_plan import (
     stages_of,
 )
 from slurm_affinode.model.cleanup import Interactive, Keep, Ledger, Match, Policy, Settings, Stages
+from slurm_affinode.model.finding import Finding
 
 
 def test_job_is_warned_twice_and_then_canceled() -> None:
@@ -453,6 +454,27 @@ def test_of_equal_rules_the_later_one_wins() -> None:
     assert effective(Policy(), squatter()).rule == "default"
     unnamed = effective(policy("", rules.format("first", 2)), squatter())
     assert unnamed.rule == "first"  # the last rule that matches, if none sets the action
+
+
+@pytest.mark.parametrize(
+    ("finding", "entry", "field"),
+    [
+        (orphan(user="2001"), "[[exempt]]\nusers = ['alice']\nuntil = 'never'\nreason = 'thesis'", "user"),
+        (orphan(user=None), "[[exempt]]\nusers = ['alice']\nuntil = 'never'\nreason = 'thesis'", "user"),
+        (orphan(user="2001"), "[[rule]]\nusers = ['alice']\naction = 'none'", "user"),
+        (squatter(account=None), "[[exempt]]\naccounts = ['a']\nuntil = 'never'\nreason = 'demo'", "account"),
+        (squatter(qos=None), "[[rule]]\nqos = ['q']\ndo_not_cancel = true", "QOS"),
+        (squatter(partition=None), "[[rule]]\npartitions = ['p']\naction = 'none'", "partition"),
+    ],
+)
+def test_nothing_is_ended_while_an_entry_may_apply_to_it(finding: Finding, entry: str, field: str) -> None:
+    """The name of a user, for example, is unknown while the directory service does not respond."""
+    rules, ledger = policy("\n" + entry), warned(finding, *TWICE)
+    action = decide(finding, rules, ledger, NOW)
+    assert (action.verb, action.code) == ("none", "unknown")
+    assert f"its {field} is not known, and z.toml:" in action.reason
+    elsewhere = policy("\n" + entry.replace("]]\n", "]]\nnodes = ['n2']\n"))
+    assert decide(finding, elsewhere, ledger, NOW).verb in ("cancel", "kill-process")
 
 
 def test_exemption_that_permits_nothing_or_lasts_longest_applies() -> None:
