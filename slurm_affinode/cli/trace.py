@@ -177,22 +177,27 @@ def site(path: Path, out: Path | None, as_json: bool) -> None:
 
 
 @trace.command("philly", short_help="Analyze the jobs of Microsoft's Philly cluster")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @out_option
 @json_option
-def philly(file: Path, out: Path | None, as_json: bool) -> None:
-    """Analyze the jobs of the Philly trace, as the artifact of Pollux has them.
+def philly(path: Path, out: Path | None, as_json: bool) -> None:
+    """Analyze the jobs of the Philly trace, as published or as the artifact of Pollux has them.
 
-    FILE is the CSV file with timestamp, duration, num_gpus and cluster, plain or compressed. It is a part of the trace,
-    without waits and final states; figures published about the whole are compared with it.
+    PATH is cluster_job_log, plain or compressed, or its directory; the GPUs of the cluster are read from
+    cluster_machine_list there. It can also be the CSV file of Pollux with timestamp, duration, num_gpus and cluster:
+    a part of the trace, without waits and final states. Figures published about the whole are compared with either.
 
     \b
     Example:
+      slurm-affinode trace philly trace-data/ --out out/philly
       slurm-affinode trace philly philly.csv.gz --out out/philly
     """
     from slurm_affinode.traces import philly as reader  # noqa: PLC0415 - --help stays quick
 
-    _job_log("philly", reader.read(file), claims_name="philly", out=out, as_json=as_json)
+    log = reader.read(path)
+    part = log.final_states is None
+    _job_log("philly", log, claims_name="philly" if part else "philly_log", page_name=None if part else "philly-log",
+             out=out, as_json=as_json)  # fmt: skip
 
 
 @trace.command("helios", short_help="Analyze the jobs of a cluster of SenseTime's Helios")
@@ -366,7 +371,10 @@ def _instance_log(trace_name: str, log: InstanceLog, *, out: Path | None, as_jso
     _present(summary, judged, lambda: instance_page.html(page, result, judged), out=out, as_json=as_json)
 
 
-def _job_log(trace_name: str, log: JobLog, *, claims_name: str | None, out: Path | None, as_json: bool) -> None:
+def _job_log(
+    trace_name: str, log: JobLog, *, claims_name: str | None, page_name: str | None = None, out: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     from slurm_affinode.traces import claims, job_figures, job_page  # noqa: PLC0415 - --help stays quick
     from slurm_affinode.traces.job_log import check_complete  # noqa: PLC0415
 
@@ -380,9 +388,8 @@ def _job_log(trace_name: str, log: JobLog, *, claims_name: str | None, out: Path
         "published": [claim.as_dict() for claim in judged],
         "notes": list(job_page.notes(result)),
     }
-    _present(
-        summary, judged, lambda: job_page.html(job_page.TRACES[trace_name], result, judged), out=out, as_json=as_json
-    )
+    page = job_page.TRACES[page_name or trace_name]
+    _present(summary, judged, lambda: job_page.html(page, result, judged), out=out, as_json=as_json)
 
 
 _ENGINE = EngineModel()

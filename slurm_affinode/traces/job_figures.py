@@ -47,6 +47,9 @@ class SizeClass:
     unit_hours: float
     hours_share: float
     run_median_s: float
+    wait_mean_s: float | None
+    """``None``: the log has no wait of these jobs."""
+    wait_median_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +192,11 @@ def _size_classes(jobs: pl.DataFrame, bounds: tuple[int, ...]) -> dict[str, Size
         label = f"above-{low}" if high is None else f"{low + 1}-{high}" if high > low + 1 else f"{high}"
         hours = float(part["hours"].sum())
         if part.height:
+            waits = spread(part["wait_s"].filter(part["wait_s"] != UNKNOWN))
             classes[label] = SizeClass(
                 jobs=part.height, job_share=part.height / jobs.height, unit_hours=hours, hours_share=hours / whole,
                 run_median_s=float(part["run_s"].median()),  # type: ignore[arg-type]
+                wait_mean_s=waits and waits.mean, wait_median_s=waits and waits.median,
             )  # fmt: skip
     return classes
 

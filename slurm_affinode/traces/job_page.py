@@ -44,6 +44,11 @@ TRACES = {
         "Jobs of Microsoft's Philly cluster, as the artifact of Pollux (OSDI 2021) has them.", "virtual cluster",
         ("GPU utilization.", "Users and final states."),
     ),
+    "philly-log": JobTrace(
+        "Philly: jobs that train neural networks",
+        "Jobs of Microsoft's Philly cluster, by the published log of their attempts.", "user",
+        ("GPU utilization: it is published separately, per server and not per job.",),
+    ),
     "site": JobTrace(
         "GPU jobs of a site", "GPU jobs of a Slurm cluster, as slurm-affinode has exported them without names.", "user",
         ("GPU utilization beyond idle or not.", "Jobs that never started.", "The real dates."),
@@ -212,15 +217,16 @@ def _size_chart(s: JobLogSummary) -> Markup:
 
 def _size_table(s: JobLogSummary) -> Table:
     head = (f"{s.unit[0].upper()}{s.unit[1:]}s", "Jobs", "of all", f"{s.unit}-hours", "of all", "Run time, median")
+    waits = () if s.wait_s is None else ("Wait, mean", "Wait, median")
     rows = {
         label.replace("above-", "more than ").replace("-", "–"): (
             fmt.count(size_class.jobs), _share(size_class.job_share),
-            fmt.count(size_class.unit_hours), _share(size_class.hours_share),
-            fmt.duration(size_class.run_median_s),
+            fmt.count(size_class.unit_hours), _share(size_class.hours_share), fmt.duration(size_class.run_median_s),
+            *(fmt.duration(wait) for wait in (size_class.wait_mean_s, size_class.wait_median_s)[: len(waits)]),
         )
         for label, size_class in s.size_classes.items()
     }  # fmt: skip
-    return trace_page.numbers("size-table", "Size classes", head, rows)
+    return trace_page.numbers("size-table", "Size classes", (*head, *waits), rows)
 
 
 def _percent(value: float | None) -> str:

@@ -1,7 +1,7 @@
-"""Reader of the jobs of the Philly trace as the artifact of Pollux (OSDI'21) has them: CSV with a header.
+"""Reader of the jobs of the Philly trace, as published (``philly_log``) or as in the artifact of Pollux (OSDI'21).
 
-Columns: ``timestamp`` (submission, UTC), ``duration`` (run time, s), ``num_gpus``, ``cluster`` (the virtual cluster,
-which takes the place of the user). There is no requested time and no wait.
+The latter is CSV with a header. Columns: ``timestamp`` (submission, UTC), ``duration`` (run time, s), ``num_gpus``,
+``cluster`` (the virtual cluster, which takes the place of the user). There is no requested time and no wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import polars as pl
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.readers.csv_table import columns
-from slurm_affinode.metrics.readers.lines import blocks
+from slurm_affinode.metrics.readers.lines import blocks, head
+from slurm_affinode.traces import csv_columns, philly_log
 from slurm_affinode.traces.job_log import JOBS, MOST_S, UNKNOWN, JobLog, divide
 
 _COLUMNS = {"submit": "timestamp", "run": "duration", "units": "num_gpus", "cluster": "cluster"}
@@ -27,11 +28,16 @@ _REASONS = {
 
 
 def read(path: Path) -> JobLog:
-    """Read a trace. Run times are cut to whole seconds, of at least 1.
+    """Read the published job log, its directory, or the CSV file of Pollux' artifact.
 
-    A job is numbered by its row, from 0. Raises ``InputError`` if the file cannot be read, lacks a column, ends
-    within a row, or is empty.
+    Run times of the latter are cut to whole seconds, of at least 1, and a job is numbered by its row, from 0. Raises
+    ``InputError`` if the file cannot be read, lacks a column, ends within a row, or is empty.
     """
+    file = csv_columns.located(path, philly_log.FILE, f"{philly_log.FILE}.json", trace="the Philly trace")
+    return philly_log.read(file) if philly_log.is_log(head(file)) else _read_csv(file)
+
+
+def _read_csv(path: Path) -> JobLog:
     where = str(path)
     header: list[str] | None = None
     frames: list[pl.DataFrame] = []

@@ -70,6 +70,28 @@ def test_philly_is_compared_with_published_figures(tmp_path: Path) -> None:
     assert "Mean wait" in done.stdout
 
 
+def test_philly_job_log_has_waits_by_size_and_final_states(tmp_path: Path) -> None:
+    """A gang of 16 GPUs waited for 2 min, a job on one GPU for none. A synthetic log in the published format."""
+    jobs = [
+        {"status": status, "vc": "v", "jobid": f"application_{status}", "user": "<b>x</b>",
+         "submitted_time": "2017-10-07 00:00:00",
+         "attempts": [{"start_time": start, "end_time": "2017-10-07 00:04:00",
+                       "detail": [{"ip": f"m{at}", "gpus": ["gpu0"] * gpus} for at in range(servers)]}]}
+        for status, start, servers, gpus in (
+            ("Failed", "2017-10-07 00:02:00", 2, 8), ("Pass", "2017-10-07 00:00:00", 1, 1),
+        )
+    ]  # fmt: skip
+    written(tmp_path / "cluster_job_log", json.dumps(jobs))
+    written(tmp_path / "cluster_machine_list", "machineId,number of GPUs, single GPU mem\nm0,8, 24GB\nm1,8, 24GB\n")
+    done = run("philly", tmp_path, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    summary = check_page(tmp_path / "out", "Wait, mean", "Final states", "The machine has 16 GPUs", "Not borne out")
+    waits = {label: size_class["wait_mean_s"] for label, size_class in summary["size_classes"].items()}
+    assert waits == {"1": 0.0, "above-8": 120.0}
+    assert summary["final_states"]["failed"]["unit_hours"] == pytest.approx(16 * 120 / 3600)
+    assert {claim["id"]: claim["verdict"] for claim in summary["published"]}["completed"] == "not-borne-out"
+
+
 def test_json_is_the_summary(tmp_path: Path) -> None:
     done = run("swf", written(tmp_path / "log.swf", SWF), "--json")
     assert json.loads(done.stdout)["unit_hours"] == pytest.approx(0.1)

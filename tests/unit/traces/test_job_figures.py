@@ -85,12 +85,14 @@ def test_published_swf_jobs(shared_data: Path) -> None:
     assert (round(s.wait_s.mean), s.requested.jobs_beyond, s.arrivals.zone) == (15_385, 475, "Europe/Stockholm")
 
 
-def test_philly_claims_refer_to_known_figures_and_sources() -> None:
-    """Every claim names a figure, or one that the copy cannot have; without it the verdict is unknown."""
-    table = claims.load("philly")
+@pytest.mark.parametrize(
+    ("name", "absent"), [("philly", {"completed_share"}), ("philly_log", {"final_states.completed.job_share"})]
+)
+def test_philly_claims_refer_to_known_figures_and_sources(name: str, absent: set[str]) -> None:
+    """Every claim names a figure, or one that these rows cannot have; without it the verdict is unknown."""
+    table = claims.load(name)
     s = job_figures.analyse(log(*ROWS))
     figures = claims.flat(s.as_dict())
-    absent = {"completed_share"}
     assert {entry["measure"] for entry in table["claim"]} - absent <= set(figures)
     assert {entry["source"] for entry in table["claim"]} == set(table["sources"])
     assert {claim.verdict for claim in claims.judge(table, {})} == {claims.UNKNOWN}
