@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import unwritable
@@ -60,6 +61,12 @@ Examples:
 
 _REQUESTS = ("gentd26", "azure")
 """Traces of requests to model servers."""
+_SIMULATED = (
+    "trace", "capacity", "order", "backfill", "times", "max_run", "sample", "seed", "arrivals", "since", "until",
+    "suspend_idle", "mode", "sweep", "html", "idle_risk", "more_gpus", "one_pool", "limit_interactive", "partial",
+    "dask", "validated",
+)  # fmt: skip
+"""Parameters about logs and a site's jobs, each of which has an influence on some of these."""
 _ENGINE_DEFAULTS = {
     "kv_tokens": "1300000", "max_running": "256", "iteration_ms": "29.4", "request_us": "320", "prefill_us": "93",
 }  # fmt: skip
@@ -163,7 +170,7 @@ def whatif(
 ) -> int:  # fmt: skip
     """Simulate the queue of a log of jobs on a pool of equal units, and report waits and slowdowns.
 
-    --trace reads swf:FILE, philly:FILE, helios:PATH, acme:FILE, pai2020:DIR, pai2023:PATH, dlrm2025:PATH, spot2026:PATH
+    --trace reads swf:FILE, philly:PATH, helios:PATH, acme:FILE, pai2020:DIR, pai2023:PATH, dlrm2025:PATH, spot2026:PATH
     and, of "export trace", site:DIR, as the commands of "trace" do.
 
     A data set of "export trace" has idle windows: with --suspend-idle, --sweep, --gpus or --html it is replayed as the
@@ -223,6 +230,7 @@ def whatif(
     if trace is not None and trace[0] == "azure":
         if any((capacity, suspend_idle, tiers, warm is not None)):
             raise click.UsageError("--capacity, --suspend-idle, --warm and --tiers have no influence on this trace")
+        _reject_others("--trace azure:PATH", "trace")
         _size_engines(trace[1], engine, apart=pool_servers, as_json=as_json)
         return 0
     if any(value not in (None, False) for value in engine.values()):
@@ -234,6 +242,7 @@ def whatif(
             raise click.UsageError(
                 "--pool-servers needs --trace gentd26:DIR or azure:DIR, and gentd26 needs --pool-servers"
             )
+        _reject_others("--pool-servers", "trace", "capacity", "suspend_idle")
         show = _show_tiers if tiers else _pool_servers
         show(trace[1], capacity, suspend_idle, warm, as_json=as_json)
         return 0
@@ -242,6 +251,7 @@ def whatif(
     if validated is not None:
         if dask:
             raise click.UsageError("--dask needs --since")
+        _reject_others("--validate", "validated")
         return _validate(validated, as_json=as_json)
     if (trace is None) == (since is None):
         raise click.UsageError("give --trace KIND:PATH, such as swf:FILE, or --since TIME, or --validate DIR")
@@ -259,6 +269,8 @@ def whatif(
             raise click.UsageError(
                 "with --since, --times is requested, predicted or actual, with --backfill easy or conservative"
             )
+        if given := _given("seed"):
+            raise click.UsageError(f"{given} has no influence with --since, or idle windows of a trace")
         if suspend_idle is None and sweep and html is not None:
             suspend_idle = min(sweep, key=lambda window: abs(window - _TYPICAL_S))
         change = {
@@ -277,6 +289,8 @@ def whatif(
             "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep, --html, --idle-risk and "
             "--dask need --since; with --trace site:DIR: --suspend-idle, --sweep, --gpus, --html, --idle-risk"
         )
+    if given := _given("until"):
+        raise click.UsageError(f"{given} has no influence with a log or trace")
     _simulate_log(
         trace,
         capacity,
@@ -286,6 +300,25 @@ def whatif(
         as_json=as_json,
     )
     return 0
+
+
+def _given(*names: str) -> str | None:
+    """Return the first option of these parameters that was given; ``None`` without one."""
+    context = click.get_current_context()
+    return next(
+        (
+            parameter.opts[0]
+            for parameter in context.command.params
+            if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+        ),
+        None,
+    )
+
+
+def _reject_others(where: str, *used: str) -> None:
+    """Raise a usage error if an option of ``_SIMULATED`` was given that is not ``used``."""
+    if given := _given(*(name for name in _SIMULATED if name not in used)):
+        raise click.UsageError(f"{given} has no influence with {where}")
 
 
 def _simulate_log(

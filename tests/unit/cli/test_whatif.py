@@ -593,6 +593,12 @@ def test_server_options_need_requests(requests: str, log: str) -> None:
         (("--trace", log, "--split-phases"), "need --trace azure"),
         (("--trace", "azure:x", "--capacity", "1"), "have no influence on this trace"),
         (("--trace", log, "--warm", "1"), "--warm and --tiers need --pool-servers"),
+        (("--trace", requests, "--pool-servers", "--order", "sjf"), "--order has no influence with --pool-servers"),
+        (("--trace", "azure:x", "--html", "x.html"), "--html has no influence with --trace azure:PATH"),
+        (("--trace", "azure:x", "--since", "1d"), "--since has no influence with --trace azure:PATH"),
+        (("--trace", log, "--validate", "."), "--trace has no influence with --validate"),
+        (("--trace", log, "--until", "2026-01-01"), "--until has no influence with a log"),
+        (("--since", "1d", "--seed", "7"), "--seed has no influence with --since"),
     ):
         with pytest.raises(click.UsageError, match=message):
             run(*words)
