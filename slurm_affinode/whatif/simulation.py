@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -420,6 +421,29 @@ class _Profile:
                 return start
         raise ValueError(f"{units} units are never free")
 
+    def earlier(self, units: int, span: int, before: int) -> int:
+        """Return the earliest time before ``before`` to which a reservation of ``units`` for ``span`` can be moved.
+
+        The reservation begins at ``before``, and its units are not free. Without such a time, ``before`` is returned.
+        """
+        times, free = self._times, self._free
+        start = -1
+        for at, time in enumerate(times):
+            if time >= before:  # from here on, its own units are enough
+                break
+            if free[at] < units:
+                start = -1
+                continue
+            if start < 0:
+                start = time
+            if at + 1 < len(times) and times[at + 1] - start >= span:
+                break
+        return before if start < 0 else start
+
+    def first_times(self) -> _FirstTimes:
+        """Return when numbers of units are free for the first time."""
+        return _FirstTimes(self._times, self._free)
+
     def _breakpoint(self, time: int) -> int:
         """Return the place of a breakpoint at ``time``, which is inserted if there is none."""
         at = bisect_right(self._times, time) - 1
@@ -428,6 +452,21 @@ class _Profile:
         self._times.insert(at + 1, time)
         self._free.insert(at + 1, self._free[at])
         return at + 1
+
+
+class _FirstTimes(dict[int, int]):
+    """Number of units -> the first time at which as many are free; computed when it is asked for."""
+
+    def __init__(self, times: list[int], free: list[int]) -> None:
+        super().__init__()
+        self._times = times
+        self._most = list(accumulate(free, max))
+
+    def __missing__(self, units: int) -> int:
+        """Return a time after all others if they are never free."""
+        at = bisect_left(self._most, units)
+        time = self[units] = self._times[at] if at < len(self._most) else _LATE
+        return time
 
 
 class _Conservative(_Pool):
@@ -443,6 +482,8 @@ class _Conservative(_Pool):
         self._capacity = self._free
         self._reserved: dict[int, int] = {}
         """Waiting job -> start of its reservation."""
+        self._starting: dict[int, int] = {}
+        """Start of reservations -> their number."""
         self._in_order: list[int] = []
         """Keys and waiting jobs, ascending."""
         self._new: list[int] = []
@@ -472,17 +513,18 @@ class _Conservative(_Pool):
         if self._outrun:
             self._reserve_anew(now)
         elif self._ended_early:
-            for entry in self._in_order:
-                self._reserve(entry & JOB_MASK, before=self._reserved[entry & JOB_MASK])
+            self._move_forward()
         self._outrun = self._ended_early = False
         for job in self._new:
             insort(self._in_order, self._key(job) << JOB_BITS | job)
             self._reserve(job)
         self._new.clear()
+        if not self._starting.pop(now, 0):
+            return
         due = [entry for entry in self._in_order if self._reserved[entry & JOB_MASK] <= now]
         for entry in due:
             job = entry & JOB_MASK
-            self._in_order.remove(entry)
+            del self._in_order[bisect_left(self._in_order, entry)]
             del self._reserved[job]
             estimate = self._estimates.known[job]
             number = self._start(job, now)
@@ -490,18 +532,38 @@ class _Conservative(_Pool):
             if after := self._estimates.correction(job, self._run[job]):
                 heappush(self._corrections, (now + after) << JOB_BITS | number)
 
-    def _reserve(self, job: int, before: int | None = None) -> None:
-        units, span = self._units[job], self._estimates.known[job]
-        if before is not None:
-            self._profile.add(before, before + span, units)
-        start = self._profile.earliest(units, span)
-        self._profile.add(start, start + span, -units)
+    def _move_forward(self) -> None:
+        """Give each waiting job, in order, an earlier reservation if there is one."""
+        profile, units, known, reserved = self._profile, self._units, self._estimates.known, self._reserved
+        first_times = profile.first_times()
+        for entry in self._in_order:
+            job = entry & JOB_MASK
+            before = reserved[job]
+            if first_times[units[job]] >= before:
+                continue
+            start = profile.earlier(units[job], known[job], before)
+            if start < before:
+                profile.add(before, before + known[job], units[job])
+                self._hold(job, start)
+                first_times = profile.first_times()
+                left = self._starting[before] - 1
+                if left:
+                    self._starting[before] = left
+                else:
+                    del self._starting[before]
+
+    def _reserve(self, job: int) -> None:
+        self._hold(job, self._profile.earliest(self._units[job], self._estimates.known[job]))
+
+    def _hold(self, job: int, start: int) -> None:
+        self._profile.add(start, start + self._estimates.known[job], -self._units[job])
         self._reserved[job] = start
-        if start != before:
-            heappush(self._reservations, start)
+        self._starting[start] = self._starting.get(start, 0) + 1
+        heappush(self._reservations, start)
 
     def _reserve_anew(self, now: int) -> None:
         self._profile = _Profile(now, self._capacity)
+        self._starting.clear()
         for number, expected in self._running.items():
             self._profile.add(now, expected, -self._units[self._begun[number]])
         for entry in self._in_order:
