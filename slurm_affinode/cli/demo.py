@@ -9,7 +9,7 @@ import click
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import NumberInRange, echo, json_option, print_json, print_table, stages
 from slurm_affinode.demo import histories
-from slurm_affinode.demo.histories import build_demo
+from slurm_affinode.demo.histories import build_demo, replay_demo
 
 DAYS = 7.0
 SEED = 7
@@ -38,7 +38,8 @@ def demo(
     The history is invented: a week of a cluster with 32 GPUs on six nodes, and the weeks before it for the trend.
     --recorded uses a recording of 12 minutes from a Slurm cluster in containers with emulated GPUs, and from a real
     inference engine on a CPU. It is written as sacct text and samples to DIR/input, ingested like a site's own files
-    into DIR/state, and reported in DIR/report.html and DIR/summary.json.
+    into DIR/state, and reported in DIR/report.html and DIR/summary.json. The queue of the invented cluster is also
+    replayed with jobs suspended after 15 minutes without activity (see "whatif"), in DIR/whatif.html.
     """
     if recorded and any(value is not None for value in (days, seed, trend)):
         raise click.UsageError("--days, --seed and --trend are for the synthetic history: leave out --recorded")
@@ -53,11 +54,17 @@ def demo(
     )
     with stages() as step:
         result = build_demo(out, history, step=step)
+        replayed = None if as_json else replay_demo(out, history, step=step)
     if as_json:
         print_json(result.summary)
         return
     echo(history.about, "")
     print_table(("", "GPU-hours", "of allocated"), result.headline, right=("GPU-hours", "of allocated"))
     echo()
-    for name, path in (("report", result.report), ("summary", result.summary_path), ("input", out / "input")):
+    files = [("report", result.report), ("summary", result.summary_path), ("input", out / "input")]
+    if replayed is not None:
+        page, sentence = replayed
+        echo(sentence, "")
+        files.insert(1, ("what-if", page))
+    for name, path in files:
         echo(f"{name:<8} {path}")

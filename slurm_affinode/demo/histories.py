@@ -23,7 +23,7 @@ from slurm_affinode.engines.reader import read_file
 from slurm_affinode.engines.schema import SAMPLES
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
-from slurm_affinode.pipeline import ingest, report, stored_accounting
+from slurm_affinode.pipeline import ingest, report, stored_accounting, whatif, whatif_page
 from slurm_affinode.report.output import WrittenReport
 from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.slurm.accounting.sacct import SacctReading
@@ -51,6 +51,8 @@ class DemoHistory:
     """Periods of the same length before ``since``, for the trend."""
     engine_origin: str = ""
     """Origin of the engine metrics; empty without them."""
+    suspend_idle_s: float | None = None
+    """Idle time of the suspension that ``replay_demo`` replays; ``None``: the history is too short for one."""
 
 
 def recorded() -> DemoHistory:
@@ -142,9 +144,12 @@ def synthetic(*, days: float, seed: int, earlier: int = 0) -> DemoHistory:
         until=SYNTHETIC_START + timedelta(days=days),
         write_input=write_input,
         earlier=earlier,
+        suspend_idle_s=900.0,
     )
 
 
+REPLAY = "whatif.html"
+"""The page of ``replay_demo``."""
 _MARK = "made by slurm-affinode demo"
 
 Step = Callable[[str], None]
@@ -162,8 +167,7 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
         history.write_input(out / "input")
     except OSError as error:
         raise unwritable(out, error, hint="choose another --out") from error
-    config = Config(StoreConfig(state_dir=out / "state", db=f"sqlite:///{out / 'state' / 'affinode.sqlite'}"),
-                    ClusterConfig(name=history.cluster, timezone="UTC"))  # fmt: skip
+    config = _config(out, history)
     say("ingesting accounting")
     source = out / "input" / "sacct.txt"
     with Repository.open(config.db_url) as repository:
@@ -177,19 +181,48 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
         if history.engine_origin:
             say("ingesting engine metrics")
             ingest.ingest_engine_samples(config, repository, options, paths=[out / "input" / "serving"])
-    query = WasteQuery(
-        history.since, history.until, thresholds=report.thresholds(config), working=report.working_time(config)
-    )
+    query = _query(config, history)
     presented = report.ReportOptions(
         title=history.title, csv=True, engine_origin=history.engine_origin, computed_periods=history.earlier
     )
     return report.build_report(config, query, out, options=presented, now=history.until, step=say)
 
 
+def replay_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> tuple[Path, str] | None:
+    """Replay the queue of a demo in ``out`` with its idle jobs suspended, and write ``whatif.html``.
+
+    Return the page and its sentence; ``None`` if the history is too short. Raises ``AffinodeError``.
+    """
+    if history.suspend_idle_s is None:
+        return None
+    config = _config(out, history)
+    change = whatif.Change(suspend_idle_s=history.suspend_idle_s)
+    replays = whatif.replay_site(
+        config, _query(config, history), change, now=history.until, step=step or (lambda _: None)
+    )
+    (replay,) = replays
+    path = out / REPLAY
+    write_text(path, whatif_page.html(replays, change, history.since, history.until, UTC))
+    return path, whatif_page.answer(replay, change, history.since, history.until)
+
+
+def _config(out: Path, history: DemoHistory) -> Config:
+    return Config(StoreConfig(state_dir=out / "state", db=f"sqlite:///{out / 'state' / 'affinode.sqlite'}"),
+                  ClusterConfig(name=history.cluster, timezone="UTC"))  # fmt: skip
+
+
+def _query(config: Config, history: DemoHistory) -> WasteQuery:
+    return WasteQuery(
+        history.since, history.until, thresholds=report.thresholds(config), working=report.working_time(config)
+    )
+
+
 def _clear(out: Path) -> None:
-    """Remove ``input/`` and ``state/`` of an earlier demo; refuse to touch other directories with these names."""
+    """Remove ``input/``, ``state/`` and the replay of an earlier demo; refuse to touch others with these names."""
     mark = out / "state" / "demo.txt"
-    if not mark.exists() and any((out / name).exists() for name in ("input", "state")):
+    if mark.exists():
+        (out / REPLAY).unlink(missing_ok=True)
+    elif any((out / name).exists() for name in ("input", "state")):
         raise AffinodeError(f"{out}: has input/ or state/ that no demo made", hint="choose another --out")
     for name in ("input", "state"):
         shutil.rmtree(out / name, ignore_errors=True)

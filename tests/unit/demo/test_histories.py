@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 import pytest
 from click.testing import CliRunner
@@ -88,6 +90,20 @@ def test_synthetic_demo_has_a_trend_and_all_causes(tmp_path):
     causes = {action.kind for action in actions.actions(written.result, top=100)}
     assert causes == set(actions.texts()) - {"oversized"}
     assert written.summary["unmet_demand"]["partitions"][0]["gpu_hours_unmet"] > 0
+
+
+def test_demo_says_what_suspending_would_have_returned(tmp_path):
+    """With an interval over its days, on a page of its own, which a demo without a replay removes."""
+    done = CliRunner().invoke(demo, ["--out", str(tmp_path), "--days", "3", "--trend", "0"], catch_exceptions=False)
+    sentence = re.search(
+        r"Suspending jobs on demo that are idle for 15m would have returned [\d,.]+ GPU-hours \(95 % interval: [\d,.]+ "
+        r"to [\d,.]+\) in 3 days\.", done.output,
+    )  # fmt: skip
+    assert sentence, done.output
+    assert sentence[0] in (tmp_path / histories.REPLAY).read_text()
+    build_demo(tmp_path, histories.recorded())
+    assert not (tmp_path / histories.REPLAY).exists()
+    assert histories.replay_demo(tmp_path, histories.recorded()) is None
 
 
 def test_demo_command_uses_the_synthetic_history_by_default(tmp_path):
