@@ -158,9 +158,10 @@ static char *describe(size_t *length, uint32_t job_id, const struct announcement
     if (stream == NULL)
         return NULL;
     fprintf(stream,
-            "version=2\njob=%" PRIu32 "\nuid=%ju\ngid=%ju\npid=%d\nstarted=%" PRIu64 "\nkeeper=%d\nkeeper_started=%" PRIu64
+            "version=%d\njob=%" PRIu32 "\nuid=%ju\ngid=%ju\npid=%d\nstarted=%" PRIu64 "\nkeeper=%d\nkeeper_started=%" PRIu64
             "\npid_namespace=%ju:%ju\nmount_namespace=%ju:%ju\nprogram=%ju:%ju\ngroups=",
-            job_id, (uintmax_t)owner->uid, (uintmax_t)owner->gid, (int)shepherd, child_started, (int)getpid(), own_started,
+            ANNOUNCEMENT_VERSION, job_id, (uintmax_t)owner->uid, (uintmax_t)owner->gid, (int)shepherd, child_started,
+            (int)getpid(), own_started,
             (uintmax_t)pids.st_dev, (uintmax_t)pids.st_ino, (uintmax_t)mounts.st_dev, (uintmax_t)mounts.st_ino,
             (uintmax_t)program->st_dev, (uintmax_t)program->st_ino);
     whole = write_groups(stream, owner);

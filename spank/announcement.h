@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #define ANNOUNCEMENTS "shepherds" /* the directory, beside the socket */
+#define ANNOUNCEMENT_VERSION 2   /* of the file; an agent reads its own version alone */
 
 struct announcement {
     int directory; /* -1: nothing is announced */

@@ -5,11 +5,16 @@
  * task.c. */
 #include "plugin.h"
 
+#include "announcement.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #pragma GCC visibility push(default)
 SPANK_PLUGIN(slurm_affinode, 1)
+/* Compared with the agent by slurm-affinode doctor (slurm_affinode/pipeline/plugin_check.py). */
+const char slurm_affinode_release[] = RELEASE;
+const unsigned int slurm_affinode_announcement = ANNOUNCEMENT_VERSION;
 #pragma GCC visibility pop
 
 static struct plugin_state the_plugin = {.stepd_fd = -1, .task_fd = -1, .keeper_fd = -1};

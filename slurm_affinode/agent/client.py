@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from slurm_affinode.base.errors import AffinodeError, UnreachableError
 
 CONTROL, ROOTS = "control.sock", "root.sock"
 """Sockets in the agent's directory: one for all users, and one that only root can connect to."""
+_PEER = struct.Struct("iII")
+"""``struct ucred`` of unix(7): PID, UID, GID of the process that listens."""
 MAX_ANSWER_BYTES = 8 << 20
 TIMEOUT_S = 30.0
 
@@ -44,6 +47,18 @@ def ask_local(
         raise UnreachableError(f"{path}: no agent runs on this node") from None
     except ConnectionRefusedError:
         raise UnreachableError(f"{path}: the agent of this node does not run") from None
+
+
+def local_pid(run_dir: str | os.PathLike[str]) -> int | None:
+    """Return the PID of this node's agent, which the kernel reports; ``None`` if none runs or it cannot be reached."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(f"{run_dir}/{CONTROL}")
+            pid, *_ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    except OSError:
+        return None
+    return pid or None  # 0: it is in another PID namespace
 
 
 def _ask_at(path: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from slurm_affinode.agent.client import ask_local
+from slurm_affinode.agent.client import ask_local, local_pid
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.text import counted
@@ -89,9 +89,11 @@ def doctor(
     Slurm and its alternatives; releases of Slurm and munge with known security holes; slurmctld, slurmdbd and sacct;
     and whether Slurm accounts for GPUs (AccountingStorageTRES). Where jobs can be suspended, it checks whether users
     can trace processes during a restore (Yama), and whether jobs can have shares of GPUs; as root on a node with an
-    agent, also CRIU and what it needs of the kernel, munge, the clock, the persistence mode of the GPUs, write access
-    to the shared store, whether the sweep of images waits for an administrator, and whether the notes beside the
-    shared store are signed.
+    agent, also CRIU and what it needs of the kernel, munge, the clock, the persistence mode of the GPUs, owner and
+    write access of the shared store, the limits and rights with which the agent runs, cgroups, host memory against GPU
+    memory, namespaces, services such as SSSD to which jobs keep connections, the SPANK plugin against Slurm and the
+    agent, whether the sweep of images waits for an administrator, and whether the notes beside the shared store are
+    signed.
 
     Without the extra analysis, as on nodes, database, GPU metrics, sacct and reports are not checked.
 
@@ -108,7 +110,8 @@ def doctor(
         return _report_configuration(config, as_json=as_json)
     checks = examine(config, now=datetime.now(UTC))
     cuda = driver_check.check_cuda()
-    checks += [driver_check.check(cuda), check(), *node_checks.examine(config), shared_images(config)]
+    of_node = node_checks.examine(config, gpus=cuda.gpus, agent=lambda: local_pid(config.agent.run_dir))
+    checks += [driver_check.check(cuda), check(), *of_node, shared_images(config)]
     code = exit_code(checks)
     if bundle is not None:
         _write_bundle(bundle, config, {"checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})

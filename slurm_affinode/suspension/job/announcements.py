@@ -19,7 +19,8 @@ from slurm_affinode.checkpoint.user_files import MOST_ID, User
 
 DIRECTORY = "shepherds"
 """Below the directory of the sockets (``ANNOUNCEMENTS`` in ``spank/announcement.h``)."""
-_VERSION = 2
+VERSION = 2
+"""``ANNOUNCEMENT_VERSION`` in ``spank/announcement.h``."""
 _MAX_BYTES = 1 << 20
 """More than 65,536 groups need, the most that Linux permits."""
 _NAME = re.compile(r"[1-9][0-9]{0,9}")
@@ -144,9 +145,9 @@ def _parse(text: str, where: str) -> Announcement:
         fields[key] = tuple(map(int, value.split(separator))) if value else ()
     try:
         (version,) = fields["version"]
-        if version != _VERSION:
+        if version != VERSION:
             raise AnnouncementVersionError(
-                f"{where}: version {version}, this agent reads {_VERSION}: the plugin is of another release"
+                f"{where}: version {version}, this agent reads {VERSION}: the plugin is of another release"
             )
         if any(number > MOST_ID for key in ("uid", "gid", "groups") for number in fields[key]):
             raise AnnouncementError(f"{where}: not the number of a user or group")
