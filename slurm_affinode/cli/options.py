@@ -321,7 +321,12 @@ def print_table(
     console.print(table)
     if left_out:
         option = "--json" if wide is None else "--wide"
-        echo(f"Not shown on {console.width} columns: {', '.join(left_out)} ({option} has them)")
+        echo(left_out_note(console.width, left_out, option))
+
+
+def left_out_note(width: int, columns: Sequence[str], option: str) -> str:
+    """Return the line about the columns that a terminal is too narrow for; ``option``: how to see them."""
+    return f"Not shown on {width} columns: {', '.join(columns)} ({option} has them)"
 
 
 _USUAL_WIDTH = 80

@@ -13,7 +13,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
@@ -28,6 +27,7 @@ from slurm_affinode.base.text import counted, printable, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.cli.command import command, group
 from slurm_affinode.cli.folding import spreading
+from slurm_affinode.cli.line_table import Column, LineTable, fitted, remainder
 from slurm_affinode.cli.options import (
     NumberInRange,
     Span,
@@ -37,6 +37,7 @@ from slurm_affinode.cli.options import (
     dask_option,
     echo,
     json_option,
+    left_out_note,
     print_json,
     prometheus_options,
     slurm_options,
@@ -96,26 +97,10 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
     if not assessment.findings:
         out.print(Text(printable(f"Nothing found: {looked} ({assessment.source}).")))
     else:
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-        names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
-        rows = [[(printable(cell), style) for cell, style in _row(finding)] for finding in assessment.findings]
-        summaries = [printable(finding.summary) for finding in assessment.findings]
-        columns = _UNLIMITED if wide else out.width
-        widths = _widths(names, [[cell for cell, _ in row] for row in rows], columns)
-        for name, width in zip(names, widths, strict=True):
-            right = name in ("idle", "GPU-h", "waits", "score")
-            table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
-                             width=width)  # fmt: skip
-        room = columns - sum(width + 1 for width in widths)
-        if room >= WHY_COLUMNS:
-            table.add_column("why", no_wrap=True)
-            for row, summary in zip(rows, summaries, strict=True):
-                text = Text(summary, style="dim")
-                text.truncate(room, overflow="ellipsis")
-                row.append((text.plain, "dim"))
-        for row in rows:
-            table.add_row(*(Text(cell, style=style) for cell, style in row))
-        (Console(file=out.file, highlight=False, width=columns) if wide else out).print(table)
+        columns = _columns(assessment.findings, _UNLIMITED if wide else out.width)
+        (Console(file=out.file, highlight=False, width=_UNLIMITED) if wide else out).print(LineTable(columns))
+        if missing := [name for name in MINOR if name not in {column.name for column in columns}]:
+            out.print(Text(left_out_note(out.width, missing, "--wide")))
         if wide:
             for finding in assessment.findings:
                 out.print()
@@ -140,7 +125,10 @@ _UNLIMITED = 10_000
 """Characters of a line that is not cut."""
 WHY_COLUMNS = 24
 """Minimum free width for a column with a summary of the evidence."""
-_WIDTHS = {"what": 19, "subject": 14, "user": 12, "where": 14}
+_WIDTHS = {"what": (15, 19), "subject": (10, 14), "user": (8, 12), "where": (8, 14)}
+"""Columns of text -> width to which they are cut, and the usual one, on a terminal with little space."""
+MINOR = ("waits", "where", "idle", "user")
+"""Columns in the order in which a narrow terminal leaves them out."""
 _COLOURS = {"squatter": "red", "idle-allocation": "yellow", "orphan-process": "red", "orphan-memory": "red",
             "orphaned-engine": "red"}  # fmt: skip
 
@@ -149,27 +137,36 @@ _LASTING = frozenset({"squatter", "idle-allocation", "completing", "orphan-memor
 """Kinds whose window is the time for which they have lasted."""
 
 
-def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> list[int]:
-    """Return the width of each table column: as much as it needs, limited by ``_WIDTHS`` if space is short."""
-    needed = [max(cell_len(cell) for cell in (name, *(row[i] for row in rows))) for i, name in enumerate(names)]
-    widths = [min(most, _WIDTHS.get(name, most)) for name, most in zip(names, needed, strict=True)]
-    left = columns - sum(width + 1 for width in widths)
-    for i, most in enumerate(needed):
-        more = min(max(0, left), most - widths[i])
-        widths[i] += more
-        left -= more
-    return widths
+def _columns(findings: Sequence[Finding], space: int) -> list[Column]:
+    """Return the columns of the table in ``space`` characters, with a summary of the evidence if there is room."""
+    cells = {
+        "what": [_what(finding) for finding in findings],
+        "subject": [_subject(finding) for finding in findings],
+        "user": [finding.user or "?" for finding in findings],
+        "where": [_nodes_of(finding) for finding in findings],
+        "idle": [
+            span(finding.window_s) if finding.kind in _LASTING and finding.window_s > 0 else "" for finding in findings
+        ],
+        "GPU-h": ["" if (hours := finding.held_gpu_hours) is None else f"{hours:,.1f}" for finding in findings],
+        "waits": ["" if finding.impact is None else str(finding.impact.jobs) for finding in findings],
+        "score": [f"{finding.score:.2f}" for finding in findings],
+    }
+    styles = {"what": [_COLOURS.get(finding.kind, "") for finding in findings]}
+    columns = [
+        Column(name, [*map(printable, texts)], styles.get(name, ""), name not in _WIDTHS, *_WIDTHS.get(name, ()))
+        for name, texts in cells.items()
+    ]
+    columns = fitted(columns, space, MINOR)
+    room = space - sum(column.width + 1 for column in columns)
+    if room >= WHY_COLUMNS:
+        columns.append(remainder("why", [printable(finding.summary) for finding in findings], "dim", room))
+    return columns
 
 
-def _row(finding: Finding) -> list[tuple[str, str]]:
-    what = finding.variant if finding.kind in ("idle-allocation", "model-server") and finding.variant else finding.kind
-    idle = span(finding.window_s) if finding.kind in _LASTING and finding.window_s > 0 else ""
-    hours = "" if finding.held_gpu_hours is None else f"{finding.held_gpu_hours:,.1f}"
-    waits = "" if finding.impact is None else str(finding.impact.jobs)
-    return [
-        (what, _COLOURS.get(finding.kind, "")), (_subject(finding), ""), (finding.user or "?", ""),
-        (_nodes_of(finding), ""), (idle, ""), (hours, ""), (waits, ""), (f"{finding.score:.2f}", ""),
-    ]  # fmt: skip
+def _what(finding: Finding) -> str:
+    if finding.kind in ("idle-allocation", "model-server") and finding.variant:
+        return finding.variant
+    return finding.kind
 
 
 def _subject(finding: Finding) -> str:
