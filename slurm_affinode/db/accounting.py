@@ -443,15 +443,19 @@ class AccountingQueries:
         until: datetime,
         *,
         gpu_only: bool = False,
+        ended_only: bool = False,
         columns: Sequence[str] | None = None,
         **filters: Unpack[RunFilters],
     ) -> pl.DataFrame:
         """Return runs that have started and overlap ``[since, until)``, as ``JOBS``.
 
-        ``gpu_only`` excludes runs known to have had no GPU (``gpus`` 0); ``columns`` selects columns of ``JOBS``.
+        ``gpu_only`` excludes runs known to have had no GPU (``gpus`` 0), ``ended_only`` those without an end;
+        ``columns`` selects columns of ``JOBS``.
         """
         job = tables.jobs.c
         selected = _selected(since, until, filters)
+        if ended_only:
+            selected = and_(selected, job.end.is_not(None))
         if gpu_only:
             selected = and_(selected, or_(job.gpus.is_(None), job.gpus != 0))
         return self._frame(tables.jobs, _columns(columns), selected, and_(selected, self._reaches(since, until)))

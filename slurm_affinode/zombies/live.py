@@ -62,9 +62,9 @@ def find_live_misfits(
     if not requested:
         return [], []
     since = request.since or seen.at - timedelta(seconds=parse_span_s(config.zombies.look_back))
-    stored, recorded, notes = _stored(config, since, seen.at, seen.snapshot.cluster)
+    ended, recorded, notes = _ended_runs(config, since, seen.at, seen.snapshot.cluster)
     uses = _uses(seen)
-    jobs = _combine(stored, frame(seen.snapshot, uses))
+    jobs = _combine(ended, frame(seen.snapshot, uses))
     gpus = pl.concat([recorded, _allocations(seen)])
     rules = config.zombies.misfits
     gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
@@ -198,24 +198,21 @@ def _allocations(seen: Now) -> pl.DataFrame:
     return conform(pl.DataFrame(rows, schema=ALLOCATION_GPUS, orient="row"), RECORDED_GPUS)
 
 
-def _stored(
+def _ended_runs(
     config: Config, since: datetime, until: datetime, cluster: str
 ) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    """Return the runs that have ended according to stored accounting, recorded GPUs, and notes on gaps."""
     try:
         with Repository.open(config.db_url, create=False, upgrade=False) as store:
-            jobs = conform(store.jobs(since, until, clusters=(cluster,), columns=COLUMNS), JOBS)
-            return jobs, store.allocation_gpus(since, until), []
+            ended = conform(store.jobs(since, until, ended_only=True, clusters=(cluster,), columns=COLUMNS), JOBS)
+            return ended, store.allocation_gpus(since, until), []
     except AffinodeError as error:
         note = f"jobs that ended before the last few minutes are not known: {error}"
         return pl.DataFrame(schema=JOBS), pl.DataFrame(schema=RECORDED_GPUS), [note]
 
 
-def _combine(stored: pl.DataFrame, live: pl.DataFrame) -> pl.DataFrame:
-    """Combine accounting and slurmctld: running jobs are those of slurmctld, ended ones come from both.
-
-    Jobs that run according to accounting only are dropped: slurmctld does not know them, so they have ended.
-    """
-    ended = stored.filter(pl.col("end").is_not_null())
+def _combine(ended: pl.DataFrame, live: pl.DataFrame) -> pl.DataFrame:
+    """Combine ended runs of accounting with the runs of slurmctld, which knows all that have not ended."""
     return pl.concat([ended.join(live, on=["job_id", "submit"], how="anti", maintain_order="left"), live])
 
 

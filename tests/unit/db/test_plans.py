@@ -117,6 +117,7 @@ def _scanned(engine: Engine, statement: str, values: Any) -> set[str]:
 
 CALLS: dict[str, Callable[[Repository], object]] = {
     "jobs": lambda store: store.jobs(SINCE, UNTIL, gpu_only=True),
+    "ended jobs": lambda store: store.jobs(SINCE, UNTIL, ended_only=True),
     "pending": lambda store: store.pending(UNTIL, since=SINCE),
     "allocation_gpus": lambda store: store.allocation_gpus(SINCE, UNTIL),
     "fingerprint": lambda store: store.fingerprint(SINCE, UNTIL),

@@ -174,6 +174,9 @@ def test_filters_and_columns_are_applied(repository, jobs, steps, gpus):
     assert ids(partitions=["gpu"], clusters=["c2"]) == [3]
     assert ids(users=["' OR 1=1 --"]) == []
     assert ids(gpu_only=True) == [1, 3]
+    repository.upsert(jobs(running(job_id=4, user="ann")))
+    assert ids(users=["ann"]) == [1, 4]
+    assert ids(users=["ann"], ended_only=True) == [1]
     assert repository.jobs(EARLY, LATE, columns=["gpus", "user"]).columns == ["gpus", "user"]
     held = repository.allocation_gpus(EARLY, LATE, users=["ann"])
     assert held.schema == empty(RECORDED_GPUS).schema
