@@ -39,6 +39,10 @@ TRACE_ARCHIVE_BYTES = 16 << 30
 """For all tables of such an archive."""
 
 
+_MOST_UTF8 = 4
+"""Bytes of the longest character in UTF-8."""
+
+
 def most_bytes(field: str) -> int:
     """Return the maximum size of ``field`` in bytes of UTF-8."""
     return FIELD_BYTES.get(field, NAME_BYTES)
@@ -52,6 +56,8 @@ def most_unpacked(packed: int) -> int:
 def excess(field: str, text: str) -> str | None:
     """Return why ``text`` is too long for ``field``; ``None`` if it fits."""
     most = most_bytes(field)
+    if _MOST_UTF8 * len(text) <= most:
+        return None
     size = len(text) if len(text) > most else len(text.encode("utf-8", "surrogatepass"))
     return too_long(size, most) if size > most else None
 

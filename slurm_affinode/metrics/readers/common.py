@@ -146,6 +146,8 @@ def _marks(raw: Mapping[str, str]) -> tuple[str | None, str | None, int | None, 
     mig = _whole(raw.get("mig", "").strip()) or None
     for column in ("uuid", "pci", "index"):
         text = raw.get(column, "").strip()
+        if not text:
+            continue
         if text.startswith("MIG-"):
             # A MIG instance known only by its own UUID: its GPU is unknown.
             mig = mig or text
@@ -156,7 +158,7 @@ def _marks(raw: Mapping[str, str]) -> tuple[str | None, str | None, int | None, 
         elif column == "index" and (match := _DEVICE.fullmatch(text)) and int(match.group(1)) < 2**15:
             index = int(match.group(1))
         elif column == "uuid" and not (number := _whole(text)).isdecimal():
-            uuid = uuid or text or None
+            uuid = uuid or text
         elif column == "uuid" and len(number) <= _INDEX_DIGITS and int(number) < 2**15:
             index = int(number)
     return uuid, pci, index, mig

@@ -132,9 +132,10 @@ class TableReader:
         """Convert rows to samples."""
         if (position := self.layout.parts.get("job")) is not None:
             most = most_bytes("job")
-            over = (pl.col(f"c{position}").str.len_bytes() > most).fill_null(value=False)
-            self.reject(frame.filter(over), f"more than {most:,} bytes", position)
-            frame = frame.filter(~over)
+            over = (frame[f"c{position}"].str.len_bytes() > most).fill_null(value=False)
+            if over.any():
+                self.reject(frame.filter(over), f"more than {most:,} bytes", position)
+                frame = frame.filter(~over)
         frame = self._with_time(self._with_identity(frame))
         if self.layout.long is not None:
             yield from self._long.add(self._entries(frame, *self.layout.long))
@@ -184,9 +185,12 @@ class TableReader:
         cells = frame[f"c{position}"]
         times = cells.cast(TIME) if cells.dtype.is_temporal() else self._clock.times(cells, frame["at"], self._notes)
         frame = frame.with_columns(times.alias("time"))
-        self.reject(frame.filter(pl.col("time").is_null()), "the time cannot be read", position)
-        frame = frame.filter(pl.col("time").is_not_null())
-        possible = pl.col("time").is_between(*local_time.POSSIBLE)
+        if times.has_nulls():
+            self.reject(frame.filter(pl.col("time").is_null()), "the time cannot be read", position)
+            frame = frame.filter(pl.col("time").is_not_null())
+        possible = frame["time"].is_between(*local_time.POSSIBLE)
+        if possible.all():
+            return frame
         self.reject(frame.filter(~possible), "the time is out of range", position)
         return frame.filter(possible)
 
