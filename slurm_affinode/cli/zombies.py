@@ -61,7 +61,6 @@ from slurm_affinode.model.finding import (
     QueueImpact,
     without_repeated_hours,
 )
-from slurm_affinode.pipeline import ingest
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.zombies import explain as explanations
 from slurm_affinode.zombies import find
@@ -479,6 +478,8 @@ def _explain_options(*, live: bool) -> str:
 
 def prometheus_history(config: Config, request: find.Request, step: Callable[[str], None]) -> find.History:
     """Return a function that reads the samples of the requested Prometheus server for this command."""
+    from slurm_affinode.pipeline import ingest  # noqa: PLC0415 - not needed for stored and live data
+
     until = request.until or datetime.now(UTC)
     since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))
     options = ingest.read_options(config)

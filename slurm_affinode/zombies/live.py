@@ -312,7 +312,7 @@ def observe(
     moment = datetime.fromtimestamp(sampler.now(), UTC)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as store:
         sampler.say("following the GPUs")
-        since, past = sampling.past(config, request, later, sampling.timed(samples), limit, moment, store, notes)
+        since, past = sampling.past(config, request, later, sampling.idle(samples), limit, moment, store, notes)
         snapshot = Snapshot(cluster, later, nodes)
         yield Observed(snapshot, jobs, samples, file.signatures, past, since, moment, tuple(notes), store)
 

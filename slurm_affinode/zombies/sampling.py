@@ -307,7 +307,22 @@ def timed(samples: NodeSamples) -> dict[int, Sequence[LiveGpu]]:
         whole = samples.watched.get(gpu.whole)
         return whole is not None and whole.idle_since is not None
 
-    return {job: [gpu for gpu in on if gpu.part_of is None or idle(gpu)] for job, on in samples.by_job.items()}
+    shared = {watched.gpu.part_of for watched in samples.watched.values() if watched.gpu.part_of is not None}
+    applying = {
+        job: [gpu for gpu in samples.by_job[job] if gpu.part_of is None or idle(gpu)]
+        for job in shared & samples.by_job.keys()
+    }
+    return {**samples.by_job, **applying}
+
+
+def idle(samples: NodeSamples) -> dict[int, Sequence[LiveGpu]]:
+    """Return, for each job, those of its ``timed`` GPUs that were idle in these readings.
+
+    The idle time of the others is 0, whatever the stored samples have.
+    """
+    watched = samples.watched
+    gpus = {job: [gpu for gpu in on if watched[gpu.key].idle_since is not None] for job, on in timed(samples).items()}
+    return {job: on for job, on in gpus.items() if on}
 
 
 @without_collection()
@@ -324,7 +339,7 @@ def past(  # noqa: PLR0917
     """Return the begin of the interval and the stored samples of the GPUs of ``jobs``.
 
     The samples are ``None``, with an entry in ``notes``, if there are none or they are too old. ``by_job``: job ID ->
-    its GPUs; ``limit``: percentage up to which a GPU is idle.
+    its GPUs (``idle``); ``limit``: percentage up to which a GPU is idle.
     """
     since = request.since or now - timedelta(seconds=parse_span_s(config.zombies.look_back))
     covered = store.span()
