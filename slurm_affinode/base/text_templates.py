@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import string
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Self
@@ -21,30 +21,34 @@ from slurm_affinode.base.text import figure, percent, size, span
 Template = str | list[str]
 
 
+Formatter = Callable[[Any], str]
+
+
 @functools.cache
-def _fields(template: str) -> tuple[tuple[str, str | None, str], ...]:
+def _fields(template: str) -> tuple[tuple[str, str | None, Formatter], ...]:
     """Return the literal texts of a template, each with the name and the format of the value that follows, if any."""
-    return tuple((literal, name, spec or "") for literal, name, spec, _ in string.Formatter().parse(template))
+    parts = string.Formatter().parse(template)
+    return tuple((literal, name, _formatter(spec or "")) for literal, name, spec, _ in parts)
 
 
-def _shown(value: Any, spec: str) -> str:
+def _formatter(spec: str) -> Formatter:
     name, *words = spec.split(" ")
     match name:
         case "span":
-            return span(value)
+            return span
         case "percent":
-            return percent(value)
+            return percent
         case "figure":
-            return figure(value)
+            return figure
         case "size":
-            return size(int(value))
+            return lambda value: size(int(value))
         case "count":
-            return f"{value:,.0f} {words[int(value != 1)]}"
+            return lambda value: f"{value:,.0f} {words[int(value != 1)]}"
         case "word":
-            return words[int(value != 1)]
+            return lambda value: words[int(value != 1)]
         case "if":
-            return ""
-    return format(value, spec)
+            return lambda value: ""
+    return lambda value: format(value, spec)
 
 
 def placeholders(template: Template) -> set[str]:
@@ -58,12 +62,13 @@ def filled(template: Template, values: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         return "".join(filled(part, values) or "" for part in template)
     texts = []
-    for literal, name, spec in _fields(template):
+    for literal, name, formatted in _fields(template):
         texts.append(literal)
         if name is not None:
-            if values[name] is None:
+            value = values[name]
+            if value is None:
                 return None
-            texts.append(_shown(values[name], spec))
+            texts.append(formatted(value))
     return "".join(texts)
 
 

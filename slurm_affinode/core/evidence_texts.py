@@ -6,7 +6,9 @@ and the text of an ``unknown`` value. ``[TABLE.DIMENSION-VARIANT]`` replaces som
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from slurm_affinode.base.text_templates import TextTable, filled
 from slurm_affinode.model.finding import Evidence
@@ -15,6 +17,11 @@ from slurm_affinode.model.finding import Evidence
 @dataclass(frozen=True, slots=True)
 class EvidenceTexts(TextTable):
     """The texts of evidence of one file, by table and dimension."""
+
+    _entries: dict[str, tuple[str, Mapping[str, Any]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Code -> dimension and texts: thousands of findings have the same codes."""
 
     def evidence(
         self,
@@ -31,9 +38,7 @@ class EvidenceTexts(TextTable):
         ``code``: TABLE.DIMENSION or TABLE.DIMENSION-VARIANT. ``values``: those of its texts, besides ``value``. Raises
         ``KeyError`` for an unknown code or a value that is not given.
         """
-        table, _, key = code.partition(".")
-        dimension = key.partition("-")[0]
-        entry = {**self.tables[table].get(dimension, {}), **self.entry(code)}
+        dimension, entry = self._entries.get(code) or self._combined(code)
         unknown = value is None
         values["value"] = value
         threshold = filled(entry["threshold"], values) if "threshold" in entry else None
@@ -42,3 +47,10 @@ class EvidenceTexts(TextTable):
             dimension, value, entry["unit"], threshold, weight, text or "", unknown=unknown, met=met and not unknown,
             sources=sources,
         )  # fmt: skip
+
+    def _combined(self, code: str) -> tuple[str, Mapping[str, Any]]:
+        """Return the dimension of a code, and its texts with those of the dimension that it does not replace."""
+        table, _, key = code.partition(".")
+        dimension = key.partition("-")[0]
+        entry = {**self.tables[table].get(dimension, {}), **self.entry(code)}
+        return self._entries.setdefault(code, (dimension, entry))
