@@ -8,9 +8,11 @@ gap. Unknown time is not idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime, timedelta
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ from slurm_affinode.analysis.segments import ranges
 from slurm_affinode.base.object_url import StorePlace
 from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.times import epoch_ms
+from slurm_affinode.metrics.ahead import ItemSource, read_ahead
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY, percent
 
@@ -219,10 +222,12 @@ def follow(  # noqa: PLR0917
     the index of this interval, if already read.
     """
     trailing = Trailing.empty(len(pairs.device))
-    for rows, which, low, high in counted_rows(store, pairs, since, until, thresholds, sampled):
-        filled = np.cumsum(high - low) // FOLD_ROWS
-        for some in np.split(np.arange(len(which)), np.flatnonzero(filled[1:] > filled[:-1]) + 1):
-            _fold(rows, pairs, trailing, which[some], low[some], high[some], limit_pct)
+    source = ItemSource(lambda: counted_rows(store, pairs, since, until, thresholds, sampled), cost=0)
+    with closing(read_ahead([source], workers=1, budget=0)) as streams:
+        for rows, which, low, high in chain.from_iterable(streams):
+            filled = np.cumsum(high - low) // FOLD_ROWS
+            for some in np.split(np.arange(len(which)), np.flatnonzero(filled[1:] > filled[:-1]) + 1):
+                _fold(rows, pairs, trailing, which[some], low[some], high[some], limit_pct)
     return trailing
 
 
@@ -233,7 +238,7 @@ def counted_rows(  # noqa: PLR0917
     until: datetime,
     thresholds: Thresholds,
     sampled: SampledDays | None = None,
-) -> Iterator[tuple[CountedRows, Ints, Ints, Ints]]:
+) -> Generator[tuple[CountedRows, Ints, Ints, Ints], None, None]:
     """Yield the samples of ``[since, until)`` by day, in batches of devices, with the rows of each pair.
 
     The arrays are parallel: numbers of pairs in the order of their rows, the first row of each, and the row after its
