@@ -6,12 +6,14 @@ with each scrape. ``files`` are exposition files with one scrape of eight GPUs e
 
 Every format is read by the reader of the product, which returns samples with their identities, times and units, and by
 a peer that only splits or decodes the same text. Times are CPU seconds of the process with all of its threads, so that
-other work on the machine hardly affects them; the fastest of three runs counts. Ingests are timed with their writes.
+other work on the machine hardly affects them; the fastest of three runs counts. Ingests are timed with their writes,
+each into a new store.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -213,10 +215,13 @@ def measure(name: str, scrapes: int, repeat: int, directory: Path) -> None:
         share = scrapes / format_.peer_scrapes
         format_.write(directory / "part", format_.peer_scrapes)
         peer = share * cpu_s(lambda: format_.peer(directory / "part"), repeat)
-    begin = time.process_time()
-    summary = ingest_files(SampleStore(directory / "history"), [path], options)
-    stored = time.process_time() - begin
-    assert summary.new == samples, f"{name}: {summary}"
+    numbers = itertools.count()
+
+    def store() -> None:
+        summary = ingest_files(SampleStore(directory / f"history{next(numbers)}"), [path], options)
+        assert summary.new == samples, f"{name}: {summary}"
+
+    stored = cpu_s(store, repeat)
     _show(f"{name} ({format_.named})", path.stat().st_size, samples, (ours, stored, peer))
     key = name.replace("-", "_")
     report(**{f"{key}_to_peer": ours / peer, f"{key}_stored_to_peer": stored / peer})

@@ -3,7 +3,7 @@
 Writes samples of synthetic engines, a scrape every 15 s for a day, with 20 metrics, to Parquet files, as the sample
 store has them (sorted by engine). A fifth of the engines is overloaded for some hours, a fifth is idle for some hours,
 and a tenth has gaps and restarts. Then it diagnoses them, and prints seconds, the peak memory of all processes, and the
-ratio to Polars' scan and sum of the same columns, the limit for any analysis of these files. Limits: 60 s, 1 GiB.
+ratio to Polars' scan and sum of the same columns, the limit for any analysis of these files. Limits: 20 s, 1 GiB.
 
 ``--errors`` instead prints how often the queue of a simulated engine (``tests/serving_simulation.py``) is diagnosed as
 unstable, by load, for three kinds of engines, with Poisson arrivals and with batches of arrivals. Below a load of 1 it
@@ -37,7 +37,7 @@ from slurm_affinode.model.serving import EngineKey
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 STEP_S = 15
-LIMIT_S, LIMIT_GIB = 60.0, 1.0
+LIMIT_S, LIMIT_GIB = 20.0, 1.0
 METRICS = (
     "running", "waiting", "kv_usage", "kv_tokens", "preemptions", "prompt_tokens", "generation_tokens", "finished",
     "ttft_s", "ttft_count", "token_latency_s", "token_latency_count", "prompt_length", "prompt_length_count",
