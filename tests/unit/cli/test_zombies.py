@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,19 @@ def test_list_fits_the_terminal_width(state: Path, columns: int) -> None:
     assert all(len(line) <= columns for line in lines if line != hint)
     assert f"--state {state} --slurm-backend commands" in hint
     assert any(line.startswith("squatter ") for line in lines)
+
+
+def test_narrow_list_leaves_out_columns_and_cuts_no_number(state: Path) -> None:
+    """A line names the columns that are left out."""
+    result = _run("list", "--state", str(state), "--slurm-backend", "commands", columns=45)
+    header, *rows = result.stdout.partition("Not shown on 45 columns: waits")[0].splitlines()
+    assert "waits" not in header
+    assert header.split()[-2:] == ["GPU-h", "score"]
+    assert len(rows) > 1
+    for row in rows:
+        assert len(row) <= 45
+        assert re.search(r" [01]\.\d\d$", row)
+    assert "(--wide has" in result.stdout
 
 
 def test_wide_list_says_why_in_each_row(state: Path) -> None:
