@@ -14,7 +14,7 @@ from rich.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class LineColumn:
     """A column: its heading, and the printable text of each row."""
 
     name: str
@@ -31,7 +31,7 @@ class Column:
     """Width in characters, set by ``fitted``."""
 
 
-def fitted(columns: Sequence[Column], space: int, minor: Sequence[str] = ()) -> list[Column]:
+def fitted(columns: Sequence[LineColumn], space: int, minor: Sequence[str] = ()) -> list[LineColumn]:
     """Return the columns with widths for a line of ``space`` characters, a space between two.
 
     Where they do not fit, those that may be cut are cut, the widest first, and then those of ``minor`` are left out,
@@ -55,10 +55,10 @@ def fitted(columns: Sequence[Column], space: int, minor: Sequence[str] = ()) -> 
     return [replace(column, width=widths[column.name]) for column in chosen]
 
 
-def remainder(name: str, cells: Sequence[str], style: str, space: int) -> Column:
+def remainder(name: str, cells: Sequence[str], style: str, space: int) -> LineColumn:
     """Return a last column of text in the ``space`` that the others leave."""
     width = min(space, max(cell_len(name), _longest(cells)))
-    return Column(name, cells, style, width=width)
+    return LineColumn(name, cells, style, width=width)
 
 
 def _longest(cells: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def _longest(cells: Sequence[str]) -> int:
 class LineTable:
     """A table for ``Console.print``: headings in bold, cut cells end with an ellipsis."""
 
-    columns: Sequence[Column]
+    columns: Sequence[LineColumn]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         """Yield the lines, for ``Console.print``."""

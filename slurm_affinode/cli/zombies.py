@@ -27,7 +27,7 @@ from slurm_affinode.base.text import counted, printable, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.cli.command import command, group
 from slurm_affinode.cli.folding import spreading
-from slurm_affinode.cli.line_table import Column, LineTable, fitted, remainder
+from slurm_affinode.cli.line_table import LineColumn, LineTable, fitted, remainder
 from slurm_affinode.cli.options import (
     NumberInRange,
     Span,
@@ -136,7 +136,7 @@ _LASTING = frozenset({"squatter", "idle-allocation", "completing", "orphan-memor
 """Kinds whose window is the time for which they have lasted."""
 
 
-def _columns(findings: Sequence[Finding], space: int) -> list[Column]:
+def _columns(findings: Sequence[Finding], space: int) -> list[LineColumn]:
     """Return the columns of the table in ``space`` characters, with a summary of the evidence if there is room."""
     cells = {
         "what": [_what(finding) for finding in findings],
@@ -152,7 +152,7 @@ def _columns(findings: Sequence[Finding], space: int) -> list[Column]:
     }
     styles = {"what": [_COLOURS.get(finding.kind, "") for finding in findings]}
     columns = [
-        Column(name, [*map(printable, texts)], styles.get(name, ""), name not in _WIDTHS, *_WIDTHS.get(name, ()))
+        LineColumn(name, [*map(printable, texts)], styles.get(name, ""), name not in _WIDTHS, *_WIDTHS.get(name, ()))
         for name, texts in cells.items()
     ]
     columns = fitted(columns, space, MINOR)

@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slurm_affinode.cli.line_table import Column, LineTable, fitted, remainder
+from slurm_affinode.cli.line_table import LineColumn, LineTable, fitted, remainder
 
 KINDS = ["squatter", "orphan-process", "", "ends with spaces  ", "日本語日本語日本語"]
 HOURS = ["1,234.5", "0.3", "", "12,345.6", "7.0"]
 REASONS = ["holds 76.1 of 80 GiB", "über \N{BOX DRAWINGS LIGHT HORIZONTAL}", "", "é" * 40, "日本語" * 15]
 
 
-def _columns(space: int) -> list[Column]:
+def _columns(space: int) -> list[LineColumn]:
     columns = [
-        Column("what", KINDS, ["red", "", "yellow", "", "red"], least=8, most=10),
-        Column("GPU-h", HOURS, number=True),
-        Column("score", ["0.90"] * 5, number=True),
+        LineColumn("what", KINDS, ["red", "", "yellow", "", "red"], least=8, most=10),
+        LineColumn("GPU-h", HOURS, number=True),
+        LineColumn("score", ["0.90"] * 5, number=True),
     ]
     return fitted(columns, space, ("score", "GPU-h"))
 
@@ -33,7 +33,7 @@ def _printed(table: object, width: int, *, terminal: bool) -> str:
     return text.getvalue()
 
 
-def _rich(columns: Sequence[Column]) -> Table:
+def _rich(columns: Sequence[LineColumn]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column.name, justify="right" if column.number else "left", no_wrap=True, overflow="ellipsis",
@@ -71,5 +71,5 @@ def test_text_is_cut_before_numbers_and_before_a_column_is_left_out() -> None:
 
 
 def test_table_without_rows_has_its_headings() -> None:
-    columns = fitted([Column("what", []), Column("score", [], number=True)], 40)
+    columns = fitted([LineColumn("what", []), LineColumn("score", [], number=True)], 40)
     assert _printed(LineTable(columns), 40, terminal=False) == "what score\n"
