@@ -94,9 +94,9 @@ def main() -> int:
         if options.programs and program not in options.programs:
             continue
         where = ("--cluster", options.cluster) if options.cluster and program in WITH_CRIU else ()
-        given = (*arguments, *where)
-        print(f"\n== {program} {' '.join(given)}", flush=True)
-        failures += run(program, given, quick=options.quick, accept=options.accept)
+        command_line = (*arguments, *where)
+        print(f"\n== {program} {' '.join(command_line)}", flush=True)
+        failures += run(program, command_line, quick=options.quick, accept=options.accept)
     print("".join(f"\n{failure}" for failure in failures))
     return 1 if failures else 0
 

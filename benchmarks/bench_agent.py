@@ -115,14 +115,14 @@ def main() -> int:
     parser.add_argument("--period", default="5s")
     parser.add_argument("--nvml", choices=("values", "real"), default="values")
     parser.add_argument("--rounds", type=int, default=15, help="number of prologs")
-    given = parser.parse_args()
+    options = parser.parse_args()
     tests = Path(__file__).resolve().parents[1] / "tests"
     with tempfile.TemporaryDirectory(prefix="bench-agent-") as directory:
         run_dir = Path(directory) / "run"
         config = Path(directory) / "config.toml"
-        config.write_text(f'[agent]\nnode = "c1"\nperiod = "{given.period}"\nrun_dir = "{run_dir}"\nlisten = ""\n')
+        config.write_text(f'[agent]\nnode = "c1"\nperiod = "{options.period}"\nrun_dir = "{run_dir}"\nlisten = ""\n')
         os.environ["SLURM_AFFINODE_CONFIG"] = str(config)
-        agent = subprocess.Popen([sys.executable, "-c", AGENT, str(GPUS), given.nvml, str(tests)])
+        agent = subprocess.Popen([sys.executable, "-c", AGENT, str(GPUS), options.nvml, str(tests)])
         shepherds = []
         try:
             wait_for(run_dir / "control.sock")
@@ -134,19 +134,19 @@ def main() -> int:
                 shepherds.append(shepherd)
                 assert shepherd.stdout is not None
                 shepherd.stdout.readline()
-            time.sleep(2 * float(given.period.removesuffix("s")))
+            time.sleep(2 * float(options.period.removesuffix("s")))
             before, began = usage_of(agent.pid)[0], time.monotonic()
-            time.sleep(given.seconds)
+            time.sleep(options.seconds)
             after, rss_mb = usage_of(agent.pid)
             cpu_pct = 100 * (after - before) / (time.monotonic() - began)
-            prolog_s, ratio = hooks_ratio(run_dir, given.rounds)
+            prolog_s, ratio = hooks_ratio(run_dir, options.rounds)
         finally:
             agent.terminate()
             agent.wait(30)
             for shepherd in shepherds:
                 shepherd.terminate()
                 shepherd.communicate()
-    print(f"agent, {GPUS} GPUs, a sample every {given.period}: {cpu_pct:.2f} % of a core (goal {GOAL_CPU_PCT}), "
+    print(f"agent, {GPUS} GPUs, a sample every {options.period}: {cpu_pct:.2f} % of a core (goal {GOAL_CPU_PCT}), "
           f"{rss_mb:.0f} MB (goal {GOAL_RSS_MB:.0f})")  # fmt: skip
     print(f"prolog: {1000 * prolog_s:.0f} ms, {ratio:.1f} times an interpreter that does nothing")
     report(prolog_to_interpreter=ratio)

@@ -204,8 +204,8 @@ def show(mib: int, figures: Figures) -> None:
 
 def compare(small: Figures, large: Figures) -> int:
     """Print ratios and targets; return ``MISSED`` if a target is missed."""
-    dump_ms = small.paired(lambda ours, bare: (ours - bare) * 1000, "our_dump", "bare_dump")
-    restore_ms = small.paired(lambda ours, bare: (ours - bare) * 1000, "our_restore", "bare_restore")
+    dump_ms = small.paired(lambda product, bare: (product - bare) * 1000, "our_dump", "bare_dump")
+    restore_ms = small.paired(lambda product, bare: (product - bare) * 1000, "our_restore", "bare_restore")
     share = large.paired(truediv, "write", "our_dump")
     print(f"\nadded to the dump of the small tree     {dump_ms:6.0f} ms   target: less than {ADDED_MS:.0f}")
     print(f"added to its restore, with verification {restore_ms:6.0f} ms   target: less than {ADDED_MS:.0f}")

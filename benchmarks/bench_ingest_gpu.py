@@ -208,7 +208,7 @@ def measure(name: str, scrapes: int, repeat: int, directory: Path) -> None:
 
     samples = read()
     assert samples == scrapes * GPUS, f"{name}: {samples} samples"
-    ours, share = cpu_s(read, repeat), 1.0
+    read_s, share = cpu_s(read, repeat), 1.0
     if format_.peer_scrapes is None:
         peer = cpu_s(lambda: format_.peer(path), repeat)
     else:
@@ -222,9 +222,9 @@ def measure(name: str, scrapes: int, repeat: int, directory: Path) -> None:
         assert summary.new == samples, f"{name}: {summary}"
 
     stored = cpu_s(store, repeat)
-    _show(f"{name} ({format_.named})", path.stat().st_size, samples, (ours, stored, peer))
+    _show(f"{name} ({format_.named})", path.stat().st_size, samples, (read_s, stored, peer))
     key = name.replace("-", "_")
-    report(**{f"{key}_to_peer": ours / peer, f"{key}_stored_to_peer": stored / peer})
+    report(**{f"{key}_to_peer": read_s / peer, f"{key}_stored_to_peer": stored / peer})
 
 
 def measure_files(count: int, directory: Path) -> None:
@@ -248,9 +248,9 @@ def measure_files(count: int, directory: Path) -> None:
 
 def _show(name: str, size: int, samples: int, seconds: tuple[float | None, float, float]) -> None:
     """Print a line for the CPU seconds of reading, ingesting and the peer."""
-    ours, stored, peer = seconds
-    read = f"{'':19} " if ours is None else f"{samples / ours:>10,.0f} {size / 1e6 / ours:>8,.0f} "
-    ratio = stored / peer if ours is None else ours / peer
+    read_s, stored, peer = seconds
+    read = f"{'':19} " if read_s is None else f"{samples / read_s:>10,.0f} {size / 1e6 / read_s:>8,.0f} "
+    ratio = stored / peer if read_s is None else read_s / peer
     print(
         f"{name:32} {samples:>10,} {read}{samples / stored:>10,.0f} {samples / peer:>10,.0f}"
         f" {size / 1e6 / peer:>8,.0f} {ratio:>8.2f}",

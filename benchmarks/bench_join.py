@@ -12,7 +12,7 @@ each in a process of its own, and prints seconds, peak memory and ratios of one 
              framebuffer, sum of power. No idle windows and no time until the next sample: less work than ``ours``.
 ``pandas``   merge_asof and groupby, the same sums as DuckDB, a day at a time so that it fits in memory.
 
-Ours and the scan take turns; the fastest run of each counts, as other work on the machine only adds time.
+The join and the scan take turns; the fastest run of each counts, as other work on the machine only adds time.
 The ratio of the medians is printed as well.
 
 Samples are exactly 30 s apart, and allocations begin and end on that grid, so that the number of samples is
@@ -171,7 +171,7 @@ def paths(directory: Path) -> list[Path]:
 Sums = dict[str, float]
 
 
-def ours(directory: Path, plan: Plan) -> Sums:
+def kernel_join(directory: Path, plan: Plan) -> Sums:
     """Run the join of a report. Imports are not timed."""
     begin = time.perf_counter()
     sums = _join(directory, plan)
@@ -289,7 +289,7 @@ def pandas(directory: Path, plan: Plan) -> Sums:
 
 
 WAYS: dict[str, Callable[[Path, Plan], Sums]] = {
-    "ours": ours,
+    "ours": kernel_join,
     "scan": scan,
     "polars": polars,
     "duckdb": duckdb,

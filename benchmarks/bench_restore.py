@@ -38,7 +38,7 @@ from trees import (
 )
 
 WITHIN = 1.3
-OURS = "our restore, verified"
+VERIFIED_RESTORE = "our restore, verified"
 CACHED = "criu restore, from cache"
 
 
@@ -55,7 +55,7 @@ def measure(work: Path, mib: int, rounds: int) -> Figures:
             size = our_dump(place, tree_of(init), mib).manifest.size
         (pages,) = (work / "images").rglob("pages-1.img")
         turns: tuple[tuple[str, Callable[[], float]], ...] = (
-            (OURS, partial(our_restore, place)),
+            (VERIFIED_RESTORE, partial(our_restore, place)),
             ("dd", partial(dd, pages)),
             ("criu restore", partial(bare_restore, work, pages.parent)),
             ("dd by direct I/O", partial(dd, pages, "iflag=direct")),
@@ -79,7 +79,9 @@ def show(figures: Figures, rounds: int) -> int:
     print(f"image of {mib:.0f} MiB only on the disk, medians of {rounds} rounds")
     for name in figures.seconds:
         print(f"  {name:24} {figures.median(name):6.1f} s  {mib / figures.median(name):6.0f} MiB/s")
-    ratios = {name: figures.paired(truediv, OURS, name) for name in figures.seconds if name != OURS}
+    ratios = {
+        name: figures.paired(truediv, VERIFIED_RESTORE, name) for name in figures.seconds if name != VERIFIED_RESTORE
+    }
     for name, ratio in ratios.items():
         print(f"our restore, ratio to {name:24} {ratio:6.2f}" + (f"   target: {WITHIN}" if name == "dd" else ""))
     report(**{f"to_{name.replace(' ', '_')}": ratio for name, ratio in ratios.items()})

@@ -138,27 +138,28 @@ def main() -> int:
         accounting = read(path, how=SacctReading(zone="UTC"))
         assert not accounting.problems
         assert accounting.records == options.records
-        ours = _timed(lambda: read(path, how=SacctReading(zone="UTC")), options.repeat)
+        seconds = _timed(lambda: read(path, how=SacctReading(zone="UTC")), options.repeat)
         split = _timed(lambda: _csv_split(path), options.repeat)
         pandas = _timed(lambda: _pandas(path), options.repeat)
     result = {
         "records": options.records,
         "megabytes": round(megabytes, 1),
-        "seconds": round(ours, 3),
-        "records_per_second": round(options.records / ours),
+        "seconds": round(seconds, 3),
+        "records_per_second": round(options.records / seconds),
         "target_records_per_second": TARGET,
         "csv_reader_records_per_second": round(options.records / split),
         "pandas_read_csv_records_per_second": round(options.records / pandas),
-        "times_csv_reader": round(split / ours, 2),
-        "times_pandas_read_csv": round(pandas / ours, 2),
-        "met": options.records / ours >= TARGET,
+        "times_csv_reader": round(split / seconds, 2),
+        "times_pandas_read_csv": round(pandas / seconds, 2),
+        "met": options.records / seconds >= TARGET,
     }
-    report(to_csv_reader=ours / split, to_pandas=ours / pandas)
+    report(to_csv_reader=seconds / split, to_pandas=seconds / pandas)
     if options.json:
         print(json.dumps(result, indent=2))
     else:
         print(
-            f"sacct text -> typed frames: {result['records_per_second']:,} records/s ({megabytes:.0f} MB, {ours:.2f} s)"
+            f"sacct text -> typed frames: {result['records_per_second']:,} records/s "
+            f"({megabytes:.0f} MB, {seconds:.2f} s)"
         )
         print(f"  csv.reader, splitting alone:  {result['csv_reader_records_per_second']:,} records/s")
         print(f"  pandas.read_csv, as strings:  {result['pandas_read_csv_records_per_second']:,} records/s")

@@ -143,9 +143,9 @@ class Constants:
 
 def constants(work: Work, directory: Path, seconds: float, workers: int) -> Constants:
     """Measure; ``seconds`` is the time with ``workers`` for the same samples."""
-    given = kernel.FoldInput(work.index.store.root, work.index.pieces, work.cells, Thresholds())
+    fold_input = kernel.FoldInput(work.index.store.root, work.index.pieces, work.cells, Thresholds())
     todo = list(kernel.ranges_of(work.index))
-    fold_s, folded = timed(lambda: [kernel.fold_range(rows, given) for rows in todo])
+    fold_s, folded = timed(lambda: [kernel.fold_range(rows, fold_input) for rows in todo])
     merge_s, _ = timed(lambda: kernel.total(folded, work.allocations, work.cells))
     rows = work.index.rows
     result = sum(len(pickle.dumps(part, protocol=5)) for part in folded) / rows

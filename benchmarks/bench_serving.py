@@ -177,17 +177,19 @@ def main() -> int:
             part: json.loads(subprocess.run([*this, f"--only={part}"], check=True, capture_output=True).stdout)
             for part in ("scan", "diagnose")
         }
-    ours, scan = work["diagnose"], work["scan"]
+    diagnosis, scan = work["diagnose"], work["scan"]
     rows = options.engines * options.samples
-    print(f"{ours['engines']:,} engines, {rows:,} samples, {len(METRICS)} metrics: {ours['seconds']:.1f} s "
-          f"({ours['cpu']:.1f} s of CPU with the start); peak memory {ours['gib']:.2f} GiB; "
+    print(f"{diagnosis['engines']:,} engines, {rows:,} samples, {len(METRICS)} metrics: {diagnosis['seconds']:.1f} s "
+          f"({diagnosis['cpu']:.1f} s of CPU with the start); peak memory {diagnosis['gib']:.2f} GiB; "
           f"limits {LIMIT_S:g} s and {LIMIT_GIB:g} GiB")  # fmt: skip
     print(f"  scan and sum of the same columns: {scan['seconds']:.2f} s ({scan['cpu']:.1f} s of CPU); "
-          f"the diagnosis takes {ours['seconds'] / scan['seconds']:.0f} times as long")  # fmt: skip
-    print(f"  engines by diagnosis: {', '.join(f'{kind} {count}' for kind, count in sorted(ours['kinds'].items()))}")
-    met = ours["seconds"] <= LIMIT_S and ours["gib"] <= LIMIT_GIB
-    report(to_scan=ours["seconds"] / scan["seconds"])
-    if ours["kinds"].get("queue-unstable", 0) != -(-options.engines // 5):
+          f"the diagnosis takes {diagnosis['seconds'] / scan['seconds']:.0f} times as long")  # fmt: skip
+    print(
+        f"  engines by diagnosis: {', '.join(f'{kind} {count}' for kind, count in sorted(diagnosis['kinds'].items()))}"
+    )
+    met = diagnosis["seconds"] <= LIMIT_S and diagnosis["gib"] <= LIMIT_GIB
+    report(to_scan=diagnosis["seconds"] / scan["seconds"])
+    if diagnosis["kinds"].get("queue-unstable", 0) != -(-options.engines // 5):
         return 1
     return 0 if met else MISSED
 

@@ -45,11 +45,11 @@ print(json.dumps(delays_ms))
 """
 
 
-def on(node: str, *argv: str, user: str = "root", given: str = "") -> str:
+def on(node: str, *argv: str, user: str = "root", stdin: str = "") -> str:
     """Return the output of a command on a node."""
     done = subprocess.run(
         (str(CLUSTER), "exec", "--user", user, node, *argv),
-        input=given,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=600,
@@ -87,7 +87,7 @@ def measure_start(rounds: int) -> dict[str, float]:
                 "--nodelist=c1",
                 f"--output={OUTPUT}",
             )
-            on("login", *argv, *options, user="alice", given=script)
+            on("login", *argv, *options, user="alice", stdin=script)
             written = float(on("c1", "cat", OUTPUT))
             # slurmstepd opens the output file just before it forks the task; the script's line is its first write.
             opened = float(on("c1", "stat", "--format=%.6W", OUTPUT))

@@ -41,7 +41,7 @@ ROUNDS = 8
 AGAIN_ROWS = 1000
 
 
-class Ours:
+class ProductStore:
     """The sample store."""
 
     packages: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ class DuckLake:
         return pl.scan_parquet(str(self._root / "data/**/*.parquet"))
 
 
-STORES = {"ours": Ours, "delta": Delta, "iceberg": Iceberg, "ducklake": DuckLake}
+STORES = {"ours": ProductStore, "delta": Delta, "iceberg": Iceberg, "ducklake": DuckLake}
 
 
 def with_day(rows: pl.DataFrame) -> pl.DataFrame:

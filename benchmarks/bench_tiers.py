@@ -115,7 +115,7 @@ def emptied(store: DirectoryStore) -> Iterator[None]:
     store.discard(KEY, 1)
 
 
-def measure(tier: Tier, source: Path, size: int, seconds: Seconds, *, ours_first: bool) -> None:
+def measure(tier: Tier, source: Path, size: int, seconds: Seconds, *, product_first: bool) -> None:
     """Measure a round for one tier: dd write and read, dump, verified reading."""
     place, name = tier.store.path, tier.name
     alone = place / "alone"
@@ -137,7 +137,7 @@ def measure(tier: Tier, source: Path, size: int, seconds: Seconds, *, ours_first
             forget(place)
             add("verified reading", partial(tier.store.verify, image))
 
-    for measurement in (by_us, by_dd) if ours_first else (by_dd, by_us):
+    for measurement in (by_us, by_dd) if product_first else (by_dd, by_us):
         measurement()
 
 
@@ -190,7 +190,7 @@ def all_tiers(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
         source, tiers = prepared(stack, places, memory)
         for number in range(rounds):
             for tier in tiers.tiers[:: 1 if number % 2 else -1]:
-                measure(tier, source, size, seconds, ours_first=number % 4 in (1, 2))
+                measure(tier, source, size, seconds, product_first=number % 4 in (1, 2))
             moves(tiers, source, size, seconds)
     table = Table(size, seconds)
     print(f"image of {size / (1 << 30):.2f} GiB, medians of {rounds} rounds")

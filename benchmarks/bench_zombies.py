@@ -170,7 +170,7 @@ def run_command(state: Path, part: str) -> None:
     (root / "queries").write_text("")
     os.environ["PATH"] = f"{root / 'bin'}:{os.environ['PATH']}"
     queries: list[str] = []
-    event.listen(Engine, "before_cursor_execute", lambda *given: queries.append(given[2]))
+    event.listen(Engine, "before_cursor_execute", lambda *event_fields: queries.append(event_fields[2]))
     find.find = functools.partial(find.find, now=END)
     live.find_live = functools.partial(live.find_live, ask=reading, now=END.timestamp, sleep=lambda _: None)
     arguments = ["zombies", "list", "--state", str(state), "--slurm-backend", "commands"]

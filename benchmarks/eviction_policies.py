@@ -80,15 +80,15 @@ def _by_rate(data: Replay, capacity: int, rates: Rates, requested: Callable[[int
 
 
 def _room(
-    there: Iterable[tuple[int, int, int, float]], incoming: tuple[int, float], free: int
+    held: Iterable[tuple[int, int, int, float]], incoming: tuple[int, float], free: int
 ) -> tuple[int, list[tuple[int, int]]]:
     """Return the room for ``incoming`` (bytes, value per byte), and the bytes to keep of others with less value.
 
-    ``there``: image, size, bytes present, value of all of it.
+    ``held``: image, size, bytes present, value of all of it.
     """
     need, limit = incoming
     room, cuts = min(need, free), []
-    for worth, image, present in sorted((value / size, image, present) for image, size, present, value in there):
+    for worth, image, present in sorted((value / size, image, present) for image, size, present, value in held):
         if room >= need or worth >= limit:
             break
         take = min(present, need - room)
@@ -97,7 +97,7 @@ def _room(
     return room, cuts
 
 
-def ours(data: Replay, capacity: int) -> float:
+def retention_value(data: Replay, capacity: int) -> float:
     """The rule of the product: an image is expected to be needed after as long a time as it has not been."""
     last: dict[int, float] = {}
     return _by_rate(
@@ -170,7 +170,7 @@ def belady(data: Replay, capacity: int) -> float:
 
 
 MODELS: dict[str, Callable[[Replay, int], float]] = {
-    "lru": lru, "gdsf": gdsf, "hawkes": hawkes, "ours": ours, "belady": belady,
+    "lru": lru, "gdsf": gdsf, "hawkes": hawkes, "ours": retention_value, "belady": belady,
 }  # fmt: skip
 
 
@@ -271,7 +271,7 @@ def _last_use_s(tier: _Tier, number: int) -> float:
     return image.written_s if tier.waiting(number) else image.restored_s
 
 
-def _ours(tier: _Tier, number: int, at: float) -> float:
+def _retention_value(tier: _Tier, number: int, at: float) -> float:
     image = tier.images[number]
     waited_s = at - image.written_s if tier.waiting(number) else None
     return TierImage("", image.size, 0, float(image.size), waited_s=waited_s).rate
@@ -301,7 +301,7 @@ def suspended(images: Sequence[Suspension], capacity: int, policy: str) -> float
     values: dict[str, Value] = {
         "lru": lambda tier, number, at: 1 + _last_use_s(tier, number),
         "newest": lambda tier, number, at: 1e12 - images[number].written_s if tier.waiting(number) else 0.0,
-        "gdsf": _rank, "ours": _ours, "belady": _clairvoyant,
+        "gdsf": _rank, "ours": _retention_value, "belady": _clairvoyant,
     }  # fmt: skip
     whole = sum(image.size for image in images)
     horizon_s = max(3.0, 0.3 * (images[-1].written_s - images[0].written_s) * min(1.0, capacity / whole))

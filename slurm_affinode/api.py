@@ -187,28 +187,28 @@ def _require_libraries() -> None:
         raise InputError(f"slurm_affinode.api: there is no module {', '.join(absent)}", hint=extras.INSTALL)
 
 
-def _moment(name: str, given: object, zone: tzinfo) -> datetime:
-    if isinstance(given, str):
+def _moment(name: str, value: object, zone: tzinfo) -> datetime:
+    if isinstance(value, str):
         try:
-            return parse_when(given, now=datetime.now(UTC), zone=zone)
+            return parse_when(value, now=datetime.now(UTC), zone=zone)
         except AffinodeError as error:
             raise InputError(str(error), where=name, hint=error.hint) from error
-    if not isinstance(given, datetime) or given != given:  # noqa: PLR0124 - the missing time of pandas is a datetime
-        raise InputError(f"{given!r} is not a time", where=name, hint="give a datetime, or a text such as 7d or now")
-    return (given.replace(tzinfo=zone) if given.tzinfo is None else given).astimezone(UTC)
+    if not isinstance(value, datetime) or value != value:  # noqa: PLR0124 - the missing time of pandas is a datetime
+        raise InputError(f"{value!r} is not a time", where=name, hint="give a datetime, or a text such as 7d or now")
+    return (value.replace(tzinfo=zone) if value.tzinfo is None else value).astimezone(UTC)
 
 
-def _names(name: str, given: object) -> tuple[str, ...]:
-    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+def _names(name: str, value: object) -> tuple[str, ...]:
+    names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
     if not all(isinstance(text, str) for text in names):
-        raise InputError(f"{given!r} is not a list of names", where=name, hint=f"write for example {name}=['NAME']")
+        raise InputError(f"{value!r} is not a list of names", where=name, hint=f"write for example {name}=['NAME']")
     return names
 
 
-def _count(name: str, given: object) -> int:
-    if not isinstance(given, int) or given < 0:
-        raise InputError(f"{given!r} is not a number of rows from 0", where=name)
-    return given
+def _count(name: str, value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise InputError(f"{value!r} is not a number of rows from 0", where=name)
+    return value
 
 
 def _frames(result: WasteResult) -> Waste:

@@ -101,7 +101,7 @@ OTHER_VARIABLES = (
 )  # fmt: skip
 
 
-class Elsewhere(Exception):
+class StepForSlurm(Exception):
     """The step is one for Slurm's own srun; the message says why, and is empty if no step would run."""
 
 
@@ -204,22 +204,22 @@ def current(env: dict[str, str], restarts: int, directory: str) -> dict[str, str
 # --- options
 
 
-def long_name(given: str) -> str:
+def long_name(prefix: str) -> str:
     """Return the long option for a name or its abbreviation, as getopt_long(3) finds it. Raises ``Elsewhere``."""
-    names = [given] if given in NAMES else [name for name in NAMES if name.startswith(given)]
+    names = [prefix] if prefix in NAMES else [name for name in NAMES if name.startswith(prefix)]
     if len(names) != 1:
-        raise Elsewhere(f"the option --{given}")
+        raise StepForSlurm(f"the option --{prefix}")
     name = SYNONYMS.get(names[0], names[0])
     if name in ANSWERED:
-        raise Elsewhere
+        raise StepForSlurm
     if name not in OPTIONS:
-        raise Elsewhere(f"the option --{name}")
+        raise StepForSlurm(f"the option --{name}")
     return name
 
 
 def parse(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the options, those of the environment included, and the command. Raises ``Elsewhere``."""
-    given: list[tuple[str, str]] = []
+    options: list[tuple[str, str]] = []
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -231,41 +231,41 @@ def parse(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, str], li
             kind = OPTIONS[name][1]
             if kind == ":" and not equals:
                 if not rest:
-                    raise Elsewhere(f"the option --{name}")
+                    raise StepForSlurm(f"the option --{name}")
                 value = rest.pop(0)
             elif kind == "" and equals:
-                raise Elsewhere(f"the option --{name}")
-            given.append((name, value))
+                raise StepForSlurm(f"the option --{name}")
+            options.append((name, value))
             continue
         letters = word[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
             if letter in ANSWERED:
-                raise Elsewhere
+                raise StepForSlurm
             if letter not in SHORT:
-                raise Elsewhere(f"the option -{letter}")
+                raise StepForSlurm(f"the option -{letter}")
             name = SHORT[letter]
             kind, value = OPTIONS[name][1], ""
             if kind == ":" and not letters:
                 if not rest:
-                    raise Elsewhere(f"the option -{letter}")
+                    raise StepForSlurm(f"the option -{letter}")
                 value = rest.pop(0)
             elif kind != "":
                 value, letters = letters, ""
-            given.append((name, value))
+            options.append((name, value))
     if not rest:
-        raise Elsewhere
+        raise StepForSlurm
     if ":" in rest:
-        raise Elsewhere("a heterogeneous step")
-    return merged(given, of_environment(env)), rest
+        raise StepForSlurm("a heterogeneous step")
+    return merged(options, of_environment(env)), rest
 
 
-def merged(given: list[tuple[str, str]], inherited: dict[str, str]) -> dict[str, str]:
+def merged(requested: list[tuple[str, str]], inherited: dict[str, str]) -> dict[str, str]:
     """Apply the options of the command line, the last of equal ones, on top of those that variables have set.
 
     Raises ``Elsewhere``.
     """
-    options = {name: value or "1" if name == "kill-on-bad-exit" else value for name, value in given}
+    options = {name: value or "1" if name == "kill-on-bad-exit" else value for name, value in requested}
     if options.keys() & {*GPU_COUNTS}:
         for name in (*GPU_COUNTS, "gpu-bind", "tres-bind"):
             inherited.pop(name, None)
@@ -277,7 +277,7 @@ def merged(given: list[tuple[str, str]], inherited: dict[str, str]) -> dict[str,
     inherited.update(options)
     cpus = inherited.get("cpus-per-task")
     if inherited.get("cpus-per-gpu") and (cpus or "cpu" in of_tres(inherited.get("tres-per-task", ""))):
-        raise Elsewhere("--cpus-per-gpu with --cpus-per-task")
+        raise StepForSlurm("--cpus-per-gpu with --cpus-per-task")
     return inherited
 
 
@@ -285,7 +285,7 @@ def of_environment(env: dict[str, str]) -> dict[str, str]:
     """Return the options that variables set. Raises ``Elsewhere``."""
     for name in OTHER_VARIABLES:
         if env.get(name):
-            raise Elsewhere(f"the variable {name}")
+            raise StepForSlurm(f"the variable {name}")
     options = {}
     for name, option in VARIABLES:
         value = env.get(name)
@@ -305,7 +305,7 @@ def number(options: dict[str, str], name: str, default: int, least: int = 1) -> 
     if not text:
         return default
     if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise Elsewhere(f"--{name}={text}")
+        raise StepForSlurm(f"--{name}={text}")
     return int(text)
 
 
@@ -318,7 +318,7 @@ def of_tres(text: str) -> dict[str, str]:
             name, _, count = part.rpartition(":")
         kind = name.split(":")[0]
         if kind not in ("cpu", "gres/gpu") or not count.isdigit():
-            raise Elsewhere(f"--tres-per-task={text}")
+            raise StepForSlurm(f"--tres-per-task={text}")
         counts[kind[-3:]] = count
     return counts
 
@@ -327,7 +327,7 @@ def gpu_count(text: str, name: str) -> int:
     """Read ``2``, ``h100:2`` or ``h100``-less forms of a count of GPUs. Raises ``Elsewhere``."""
     count = text.rpartition(":")[2]
     if not count.isdigit() or "," in text:
-        raise Elsewhere(f"--{name}={text}")
+        raise StepForSlurm(f"--{name}={text}")
     return int(count)
 
 
@@ -337,7 +337,7 @@ def gres_count(text: str) -> int:
         return 0
     parts = text.replace("=", ":").split(":")
     if "," in text or parts[0] not in ("gpu", "gres/gpu"):
-        raise Elsewhere(f"--gres={text}")
+        raise StepForSlurm(f"--gres={text}")
     return int(parts[-1]) if parts[-1].isdigit() else 1
 
 
@@ -345,7 +345,7 @@ def gres_count(text: str) -> int:
 
 
 class Step:
-    """What the options ask for, and what the step gets. All of it is on this node."""
+    """A step on this node: its options, and the resources that it gets."""
 
     def __init__(self, options: dict[str, str], command: list[str], env: dict[str, str]) -> None:
         self.options, self.command, self.env = options, command, env
@@ -368,7 +368,7 @@ class Step:
         self.exact = bool("exact" in options or "exclusive" in options or self.cpus_per_task or self.cpus_per_gpu)
         self.cpus = max(self.tasks * max(1, self.cpus_per_task), self.gpu_count * self.cpus_per_gpu)
         if self.cpus > self.job_cpus and not self.overcommit:
-            raise Elsewhere(f"more CPUs than the job has: {self.cpus} of {self.job_cpus}")
+            raise StepForSlurm(f"more CPUs than the job has: {self.cpus} of {self.job_cpus}")
         self.cpus = min(self.cpus, self.job_cpus) if self.exact else self.job_cpus
         self.wait_s = number(options, "wait", 0, least=0)
         self.kill_on_bad_exit = options.get("kill-on-bad-exit", "0") != "0"
@@ -384,21 +384,21 @@ class Step:
     def _check(self) -> None:
         options = self.options
         if self.env.get("SLURM_JOB_NUM_NODES", "1") != "1" or options.get("nodes", "1") not in ("1", "1-1"):
-            raise Elsewhere("a step on several nodes")
+            raise StepForSlurm("a step on several nodes")
         if options.get("mpi", "none") not in ("none", ""):
-            raise Elsewhere(f"--mpi={options['mpi']}")
+            raise StepForSlurm(f"--mpi={options['mpi']}")
         if options.get("jobid", self.job) != self.job:
-            raise Elsewhere("a step of another job")
+            raise StepForSlurm("a step of another job")
         if options.get("nodelist", self.node) != self.node:
-            raise Elsewhere(f"--nodelist={options['nodelist']}")
+            raise StepForSlurm(f"--nodelist={options['nodelist']}")
         if options.get("open-mode", "a")[:1] not in ("a", "t"):
-            raise Elsewhere(f"--open-mode={options['open-mode']}")
+            raise StepForSlurm(f"--open-mode={options['open-mode']}")
         binding = {word.lower() for word in options.get("cpu-bind", "").split(",")} - {"", "quiet", "verbose", "q", "v"}
         if not binding <= {"none", "no", "n", "cores", "threads", "rank"}:
-            raise Elsewhere(f"--cpu-bind={options['cpu-bind']}")
+            raise StepForSlurm(f"--cpu-bind={options['cpu-bind']}")
         self.bind_cpus = not binding & {"none", "no", "n"}
         if "distribution" in options and options["distribution"].partition(":")[0] not in ("block", "cyclic", "*"):
-            raise Elsewhere(f"--distribution={options['distribution']}")
+            raise StepForSlurm(f"--distribution={options['distribution']}")
 
     def _count_gpus(self, tres: dict[str, str]) -> None:
         """Find the GPUs of the job and how many the step needs; its binding of tasks to GPUs."""
@@ -425,7 +425,7 @@ class Step:
         else:
             requested = len(self.job_gpus)
         if requested > len(self.job_gpus) or (self.nested and requested != len(self.job_gpus)):
-            raise Elsewhere(f"GPUs that the job does not have: {requested} of {len(self.job_gpus)}")
+            raise StepForSlurm(f"GPUs that the job does not have: {requested} of {len(self.job_gpus)}")
         self.gpu_count = requested
         self.gpu_binding = "" if binding in ("", "none") else binding
         self.gpus_of_task(0, list(range(max(1, requested))))  # checks the binding
@@ -453,7 +453,7 @@ class Step:
                 return [gpu for gpu in gpus if names[gpu].isdigit() and int(names[gpu]) in chosen] or gpus
         except (ValueError, ZeroDivisionError, IndexError):
             pass
-        raise Elsewhere(f"--gpu-bind={self.gpu_binding}")
+        raise StepForSlurm(f"--gpu-bind={self.gpu_binding}")
 
     def cpus_of_task(self, task: int) -> list[int]:
         """Return the CPUs that a task is bound to; empty: no binding."""
@@ -586,7 +586,7 @@ def open_counter(step: Step, restarts: int) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX)
         text = os.pread(fd, 16, 0)
     except OSError as error:
-        raise Elsewhere(f"the file {name}: {error.strerror}") from None
+        raise StepForSlurm(f"the file {name}: {error.strerror}") from None
     first = 0 if str(restarts) == attempt else restarts * STEPS_PER_RESTART
     step.id = int(text) if text.isdigit() else first
     return fd
@@ -598,8 +598,8 @@ def own_file(name: str) -> int:
     lock = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        there = sorted(entry for entry in os.listdir("/tmp") if entry.startswith(f"{name}."))  # noqa: S108 - checked below
-        for candidate in (name, *there, f"{name}.{os.urandom(8).hex()}"):
+        existing = sorted(entry for entry in os.listdir("/tmp") if entry.startswith(f"{name}."))  # noqa: S108 - checked below
+        for candidate in (name, *existing, f"{name}.{os.urandom(8).hex()}"):
             try:
                 fd = os.open(f"/tmp/{candidate}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)  # noqa: S108
             except OSError as error:
@@ -657,8 +657,8 @@ def choose(step: Step) -> bool:
     """Choose the CPUs and GPUs of the step among those that no other step has. False: not enough are free."""
     others = [] if step.overlap else running()
     cpus = {pid: int(env.get("SLURM_CPUS_ON_NODE", "0")) for pid, env in others}
-    taken = {gpu for _, env in others for gpu in positions(env)}
-    free = [index for index in range(len(step.job_gpus)) if index not in taken]
+    used = {gpu for _, env in others for gpu in positions(env)}
+    free = [index for index in range(len(step.job_gpus)) if index not in used]
     if sum(cpus.values()) + step.cpus > step.job_cpus or step.gpu_count > len(free):
         return False
     step.gpus = free[: step.gpu_count]
@@ -1182,7 +1182,7 @@ def main() -> int:
         try:
             options, command = parse(arguments, env)
             return run(Step(options, command, env), restarts)
-        except Elsewhere as reason:
+        except StepForSlurm as reason:
             if reason.args:
                 say(f"slurm-affinode: {reason} needs Slurm's srun: the job cannot be suspended while this step runs")
             become_real(env, own_dir, arguments)

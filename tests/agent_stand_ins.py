@@ -134,13 +134,13 @@ class Slurm:
     all: dict[int, Job] = field(default_factory=dict)
     node_list: tuple[Node, ...] = (NODE,)
     down: bool = False
-    asked: int = 0
+    queries: int = 0
 
     def client(self) -> Any:
         return self
 
     def _up(self) -> None:
-        self.asked += 1
+        self.queries += 1
         if self.down:
             raise ControllerDownError("list jobs: Unable to contact slurm controller")
 
@@ -185,7 +185,7 @@ class Acts:
     go: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
     """A suspension has been requested; it continues when ``go`` is set."""
-    looks: list[str | None] = field(default_factory=list)
+    last_samples: list[str | None] = field(default_factory=list)
     recovered: int = 0
     ticks: int = 0
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -199,7 +199,7 @@ class Acts:
     def suspend(self, job: WatchedJob, why: str, *, sample_again: SampleAgain, busy: bool = False) -> SuspensionRecord:
         self.begun.set()
         assert self.go.wait(DEADLINE_S)
-        self.looks.append(sample_again())
+        self.last_samples.append(sample_again())
         self.suspended_jobs.append((job.job_id, why))
         key = job.key or JobKey("test", job.job_id, 0)
         return SuspensionRecord(

@@ -111,15 +111,15 @@ class FakeProcesses:
         ]
 
     def stop(self, members) -> None:  # type: ignore[no-untyped-def]
-        wanted = {member.pid for member in members}
+        pids = {member.pid for member in members}
         for p in self.machine.processes:
-            p.stopped = p.stopped or p.pid in wanted
+            p.stopped = p.stopped or p.pid in pids
 
     def resume(self, members) -> None:  # type: ignore[no-untyped-def]
         self.world.effect("continue")
-        wanted = {member.pid for member in members}
+        pids = {member.pid for member in members}
         for p in self.machine.processes:
-            p.stopped = p.stopped and p.pid not in wanted
+            p.stopped = p.stopped and p.pid not in pids
 
     def stop_all(self, init_pid: int, init_started: int, *, timeout_s: float, but=(), strict=False):  # type: ignore[no-untyped-def]
         members = [item for item in self.all_processes(init_pid, init_started) if item.pid not in but]
@@ -159,8 +159,8 @@ class FakeCuda:
         return (f"GPU-{self.node}-0",)
 
     def users(self, pids):  # type: ignore[no-untyped-def]
-        wanted = set(pids)
-        result = (p for p in self.world.nodes[self.node].processes if p.pid in wanted and p.cuda is not None)
+        selected = set(pids)
+        result = (p for p in self.world.nodes[self.node].processes if p.pid in selected and p.cuda is not None)
         return frozenset(p.pid for p in result)
 
     def restore_threads(self, pids):  # type: ignore[no-untyped-def]
@@ -255,8 +255,10 @@ class FakeGpus:
         return (Device(f"GPU-{self.node}-0", 0, model=self.model, memory_mib=81920.0, minor=0),)
 
     def processes(self) -> dict[str, dict[int, int]]:
-        there = self.world.nodes[self.node].processes
-        return {f"GPU-{self.node}-0": {process.pid: 1 << 20 for process in there if process.cuda is CudaState.RUNNING}}
+        processes = self.world.nodes[self.node].processes
+        return {
+            f"GPU-{self.node}-0": {process.pid: 1 << 20 for process in processes if process.cuda is CudaState.RUNNING}
+        }
 
     def free_bytes(self, device: Device) -> int:
         return self.free
@@ -381,7 +383,7 @@ class Agent:
             imager=self.imager, streams=self.streams, tiers=self.tiers,
             files=self.files, registry=self.registry, settings=self.settings, outcomes=self.outcomes,
             rollback=self.rollback, requeuer=self.requeuer(), wait=self.keeper.wait, limits=self.limits,
-            inspect=self.look, jobs_on_node=lambda uid, since: self.world.jobs_on_node(),
+            inspect=self.inspect, jobs_on_node=lambda uid, since: self.world.jobs_on_node(),
             versions=lambda: Versions("1", "6", "4.1.1"), now=self.clock.now,
         )  # fmt: skip
         self.suspender = self.suspender_with({Mode.REQUEUE: ending})
@@ -454,10 +456,10 @@ class Agent:
             endings=endings, cluster="alpha", slurm=self.slurm,
             configuration=SlurmFacts(self.slurm, self.cuda, gpus, self.clock.now), processes=self.processes,
             cuda=self.cuda, gpus=gpus, memory=memory or self.host_memory(gpus), journal=self.journal,
-            registry=self.registry, inspect=inspect or self.look, lock_s=self.settings.lock_s, now=self.clock.now,
+            registry=self.registry, inspect=inspect or self.inspect, lock_s=self.settings.lock_s, now=self.clock.now,
         )  # fmt: skip
 
-    def look(self, init_pid: int, root_pid: int) -> TreeFacts:
+    def inspect(self, init_pid: int, root_pid: int) -> TreeFacts:
         """Return all processes, as from ``/proc``."""
         uids = (OWNER.uid,) * 4
         processes = tuple(ProcessFacts(p.pid, "python", uids) for p in self.world.nodes[self.node].processes)
@@ -471,8 +473,8 @@ class Agent:
         )  # fmt: skip
         return replace(job, **changes)  # type: ignore[arg-type]
 
-    def suspend(self, look=lambda: None, **changes: object):  # type: ignore[no-untyped-def]
-        return self.suspender.suspend(self.watched(**changes), "idle 15m", sample_again=look)
+    def suspend(self, sample_again=lambda: None, **changes: object):  # type: ignore[no-untyped-def]
+        return self.suspender.suspend(self.watched(**changes), "idle 15m", sample_again=sample_again)
 
     def arrival(self) -> Arrival:
         hello = Hello(7, self.world.restarts, True, 0, SuspendOption())

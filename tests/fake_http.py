@@ -43,7 +43,7 @@ class Fake:
     judge: Callable[[Question], Answer] | None = None
     """Computes responses instead of ``answers``."""
     url: str = ""
-    asked: list[Question] = field(default_factory=list)
+    requests: list[Question] = field(default_factory=list)
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def serving(
             parts = urlsplit(self.path)
             form = parse_qs(self.rfile.read(size).decode() if size else parts.query)
             question = (self.command, parts.path, form, dict(self.headers))
-            fake.asked.append(question)
+            fake.requests.append(question)
             if fake.judge is not None:
                 answer = fake.judge(question)
             else:

@@ -88,8 +88,8 @@ class FakeFreezer:
         return any(pid in self.at_work for pid in pids)
 
     def ended(self, pids: Iterable[int]) -> int | None:
-        there = {p.pid for p in self.machine.processes}
-        return next((pid for pid in pids if pid not in there), None)
+        running = {p.pid for p in self.machine.processes}
+        return next((pid for pid in pids if pid not in running), None)
 
     def calls(self, pids: Iterable[int]) -> Calls:
         return frozenset((pid, self.waiting[pid]) for pid in pids if pid in self.waiting)
@@ -98,8 +98,8 @@ class FakeFreezer:
         return self.by_slurm
 
     def moving(self, pids: Iterable[int], how: str) -> int | None:
-        wanted = set(pids)
-        return next((p.pid for p in self.machine.processes if p.pid in wanted and not p.stopped), None)
+        selected = set(pids)
+        return next((p.pid for p in self.machine.processes if p.pid in selected and not p.stopped), None)
 
 
 class FakeSockets:

@@ -56,7 +56,7 @@ def moto_application() -> Application:
 def forwarding(url: str) -> Application:
     """Return a server that passes requests on to another one, with the ``Host`` that their signatures contain."""
     server = urlsplit(url).netloc
-    ours = {"connection", "transfer-encoding", "date", "server", "keep-alive"}
+    dropped_headers = {"connection", "transfer-encoding", "date", "server", "keep-alive"}
 
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         headers = {
@@ -78,7 +78,10 @@ def forwarding(url: str) -> Application:
             content = answer.read()
         finally:
             connection.close()
-        start(f"{answer.status} {answer.reason}", [item for item in answer.getheaders() if item[0].lower() not in ours])
+        start(
+            f"{answer.status} {answer.reason}",
+            [item for item in answer.getheaders() if item[0].lower() not in dropped_headers],
+        )
         return [content]
 
     return application

@@ -57,8 +57,8 @@ class Passthrough:
     def facts(path: str) -> bytes:
         status = os.lstat(path)
         times = int(status.st_atime), int(status.st_mtime), int(status.st_ctime)
-        whose = status.st_mode, status.st_nlink, status.st_uid, status.st_gid
-        return FACTS.pack(status.st_ino, status.st_size, status.st_blocks, *times, 0, 0, 0, *whose, 0, 4096, 0)
+        attributes = status.st_mode, status.st_nlink, status.st_uid, status.st_gid
+        return FACTS.pack(status.st_ino, status.st_size, status.st_blocks, *times, 0, 0, 0, *attributes, 0, 4096, 0)
 
     def nothing(self, path: str, data: bytes) -> bytes:
         return b""
@@ -178,12 +178,12 @@ def main(root: str, place: str) -> None:
         _, call, unique, node, *_ = HEADER.unpack_from(request)
         if call in (FORGET, BATCH_FORGET, INTERRUPT):
             continue
-        said, wrong = b"", 0
+        reply, wrong = b"", 0
         try:
-            said = shown.answer(call, node, request[HEADER.size :])
+            reply = shown.answer(call, node, request[HEADER.size :])
         except OSError as error:
             wrong = error.errno or errno.EIO
-        os.write(fd, struct.pack("=IiQ", 16 + len(said), -wrong, unique) + said)
+        os.write(fd, struct.pack("=IiQ", 16 + len(reply), -wrong, unique) + reply)
 
 
 if __name__ == "__main__":

@@ -62,16 +62,16 @@ def prometheus(
 
 def _await(process: subprocess.Popen[bytes], log: Path, *, tls: bool) -> int:
     """Wait until the server is ready and return its port."""
-    said = log.read_text
+    read_log = log.read_text
 
     def ready() -> int | None:
         if process.poll() is not None:
-            pytest.fail(f"{process.args}: {said(errors='replace')}")
+            pytest.fail(f"{process.args}: {read_log(errors='replace')}")
         # Prometheus chooses the port: one chosen here might be taken by another program.
-        told = re.search(r'"Listening on".* address=127\.0\.0\.1:(\d+)', said(errors="replace"))
-        if told is None:
+        match = re.search(r'"Listening on".* address=127\.0\.0\.1:(\d+)', read_log(errors="replace"))
+        if match is None:
             return None
-        port = int(told[1])
+        port = int(match[1])
         try:
             if tls:
                 socket.create_connection(("127.0.0.1", port), timeout=START_S).close()

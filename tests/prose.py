@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RULES = Path(__file__).with_suffix(".toml")
 SUFFIXES = {".py", ".md", ".toml", ".j2", ".c", ".h", ".sh"}
 NAMED = ("benchmarks/", "containers/", "deploy/", "docs/", "slurm_affinode/", "spank/")
-"""Names in these folders are checked; those of tests follow as far as they name parts of the package."""
+"""All rules for names apply in these folders; in others, those of ``local`` for their paths."""
 
 
 class Rule(NamedTuple):
@@ -189,17 +189,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="check only these files")
     options = parser.parse_args(arguments)
     rules = read_rules()
-    own = {"tests/prose.toml", "tests/unit/test_prose.py", "CHANGELOG.md"}
-    files = [path for path in options.paths or project_files() if path not in own and (ROOT / path).is_file()]
+    excluded = {"tests/prose.toml", "tests/unit/test_prose.py", "CHANGELOG.md"}
+    files = [path for path in options.paths or project_files() if path not in excluded and (ROOT / path).is_file()]
     if not options.all and not options.paths:
         files = [item for item in files if item.startswith(rules.clean)]
     findings: list[Finding] = []
     for file in files:
         text = (ROOT / file).read_text(encoding="utf-8")
         findings += check_text(file, text, rules.banned)
-        if file.endswith(".py") and (options.paths or options.all or file.startswith(NAMED)):
-            findings += check_names(file, text, rules.names, rules.all_names(file))
-            findings += check_constants(file, text, rules.constants)
+        if file.endswith(".py"):
+            strict = options.all or file.startswith(NAMED)
+            findings += check_names(file, text, rules.names if strict else (), rules.all_names(file))
+            findings += check_constants(file, text, rules.constants if strict else ())
     for finding in findings:
         print(finding)
     return bool(findings)

@@ -48,7 +48,7 @@ def _unprivileged(*users: str) -> tuple[str, ...]:
     return ("setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups")
 
 
-def _own(directory: Path, prefix: Sequence[str]) -> None:
+def _hand_over(directory: Path, prefix: Sequence[str]) -> None:
     user = next((word.removeprefix("--reuid=") for word in prefix if word.startswith("--reuid=")), None)
     if user is not None:
         shutil.chown(directory, user)
@@ -92,7 +92,7 @@ def _directory(prefix: Sequence[str]) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="affinode-db-"))
     try:
         directory.chmod(0o755)
-        _own(directory, prefix)
+        _hand_over(directory, prefix)
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)

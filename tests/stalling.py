@@ -32,7 +32,7 @@ class Stalling:
         self.stalled = True
         stop(self.program.pid)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Answer requests again, including blocked ones."""
         self.program.send_signal(signal.SIGCONT)
         self.stalled = False
@@ -58,8 +58,8 @@ def stalling(tmp_path: Path) -> Iterator[Callable[[Path], Stalling]]:
         late[-1].daemon = True
         late[-1].start()
         if program.stdout.readline() != "mounted\n":
-            _, said = program.communicate()
-            pytest.skip(f"no FUSE can be mounted: {said.strip()}")
+            _, errors = program.communicate()
+            pytest.skip(f"no FUSE can be mounted: {errors.strip()}")
         return made[-1]
 
     yield mount

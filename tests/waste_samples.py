@@ -139,7 +139,7 @@ def _job(rng: random.Random, i: int, names: Sequence[str], measured: bool, price
     idle = known * min(1.0, rng.betavariate(0.35, 0.7))
     low = (known - idle) * rng.betavariate(1, 6)
     holds = rng.choice((2.0, 12.0, 31.0, 38.0, 70.0))
-    there = known > 0
+    has_known = known > 0
     price = MODELS[model] if priced else None
 
     def named(word: str, choices: int) -> str:
@@ -154,24 +154,25 @@ def _job(rng: random.Random, i: int, names: Sequence[str], measured: bool, price
         "end": start + timedelta(hours=hours) if rng.random() > 0.03 else None, "nodes": 1,
         "node_list": f"node{rng.randrange(12):02d}", "gpus": gpus, "gpu_model": model, "mapping": mapping,
         "gpu_hours_allocated": allocated, "gpu_hours_measured": known, "gpu_hours_unknown": unknown,
-        "gpu_hours_idle": idle if there else None, "gpu_hours_low": low if there else None,
-        "gpu_hours_busy": known - idle - low if there else None,
-        "idle_fraction": idle / known if there else None,
-        "util_mean_pct": 100 * (1 - idle / known) * rng.uniform(0.3, 1.0) if there else None,
-        "mem_gib_h": known * holds if there else None, "idle_mem_gib_h": idle * holds * 0.9 if there else None,
-        "fb_mean_gib": holds * rng.uniform(0.6, 1) if there else None, "fb_peak_gib": holds if there else None,
-        "energy_kwh": (known * 0.31 - idle * 0.2) if there else None, "idle_energy_kwh": idle * 0.06 if there else None,
-        "idle_windows": (rng.randrange(1, 40) if idle else 0) if there else None,
-        "longest_idle_s": 3600 * idle / gpus * rng.uniform(0.2, 1) if there else None,
+        "gpu_hours_idle": idle if has_known else None, "gpu_hours_low": low if has_known else None,
+        "gpu_hours_busy": known - idle - low if has_known else None,
+        "idle_fraction": idle / known if has_known else None,
+        "util_mean_pct": 100 * (1 - idle / known) * rng.uniform(0.3, 1.0) if has_known else None,
+        "mem_gib_h": known * holds if has_known else None, "idle_mem_gib_h": idle * holds * 0.9 if has_known else None,
+        "fb_mean_gib": holds * rng.uniform(0.6, 1) if has_known else None, "fb_peak_gib": holds if has_known else None,
+        "energy_kwh": (known * 0.31 - idle * 0.2) if has_known else None,
+        "idle_energy_kwh": idle * 0.06 if has_known else None,
+        "idle_windows": (rng.randrange(1, 40) if idle else 0) if has_known else None,
+        "longest_idle_s": 3600 * idle / gpus * rng.uniform(0.2, 1) if has_known else None,
         "cost": None if price is None else allocated * price,
-        "idle_cost": None if price is None or not there else idle * price,
+        "idle_cost": None if price is None or not has_known else idle * price,
         "gpu_hours_by_labels": allocated if mapping == "labels" else 0.0,
         "gpu_hours_by_records": allocated if mapping == "recorded" else 0.0,
         "gpu_hours_by_whole_node": allocated if mapping == "whole-node" else 0.0,
         "gpu_hours_unmapped": allocated if mapping == "unknown" else 0.0,
-        "submission": (None, "batch", "interactive")[i % 3], "gpus_unused": 0 if there else None,
-        "gpu_hours_unused": 0.0 if there else None, "all_idle_s": 3000 * idle / gpus if there else None,
-        "gpus_memory_measured": gpus if there else 0,
+        "submission": (None, "batch", "interactive")[i % 3], "gpus_unused": 0 if has_known else None,
+        "gpu_hours_unused": 0.0 if has_known else None, "all_idle_s": 3000 * idle / gpus if has_known else None,
+        "gpus_memory_measured": gpus if has_known else 0,
     }  # fmt: skip
 
 

@@ -201,8 +201,8 @@ def _earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
     """Return the results in the file for this machine and driver."""
     try:
         before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        there = before["machine"]
-        if (there["driver"], there["gpus"]) == (machine["driver"], machine["gpus"]):
+        previous = before["machine"]
+        if (previous["driver"], previous["gpus"]) == (machine["driver"], machine["gpus"]):
             return {part: before[part] for part in PARTS if part in before}
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -212,23 +212,23 @@ def _earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
 def _steps(bench: Bench, options: argparse.Namespace, fit: list[int]) -> Iterator[Step]:
     """Yield the measurements; the longest come last."""
     machine, run = bench.machine, bench.run
-    ours, bare = measure.Ours(bench.cuda, bench.nvml), measure.Bare()
+    product, bare = measure.Product(bench.cuda, bench.nvml), measure.Bare()
     largest = EMULATED_MIB[-1] if machine.emulated else machine.mib
     middle, link = min(MIDDLE_MIB, largest), min(LINK_MIB, largest)
     rounds = options.rounds
 
     def staging(mib: int) -> Step:
         often = rounds * 3 if mib <= 1024 else rounds if mib <= MIDDLE_MIB else max(rounds, LARGE_ROUNDS)
-        return Step("staging", f"staging of {mib / 1024:g} GiB", lambda: measure.staging(run, ours, bare, mib, often),
-                    mib * MIB)  # fmt: skip
+        return Step("staging", f"staging of {mib / 1024:g} GiB",
+                    lambda: measure.staging(run, product, bare, mib, often), mib * MIB)  # fmt: skip
 
     def image(mib: int) -> Step:
         return Step("images", f"image of {mib / 1024:g} GiB",
-                    lambda: measure.imaged(run, ours, machine, mib, options.directory), mib * MIB)  # fmt: skip
+                    lambda: measure.imaged(run, product, machine, mib, options.directory), mib * MIB)  # fmt: skip
 
     def stored() -> list[dict[str, Any] | str]:
         places = (SHARED_MEMORY, options.directory)
-        return [measure.stored(run, ours, middle, place, rounds) for place in places]
+        return [measure.stored(run, product, middle, place, rounds) for place in places]
 
     yield from (staging(mib) for mib in fit if mib <= MIDDLE_MIB)
     yield Step("host_memory", "copies over the link, host memory of several kinds", lambda: copies(run, link))

@@ -55,7 +55,7 @@ class Bare:
 
 
 @dataclass
-class Ours:
+class Product:
     """The calls of the agent: through the helper, with a check of free memory before a restore."""
 
     cuda: Cuda
@@ -106,16 +106,16 @@ def sizes(machine: Machine, nvml: NvmlDriver, requested_mib: list[int]) -> tuple
     return fit, left_out
 
 
-def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dict[str, Any]:
+def staging(run: Programs, product: Product, bare: Bare, mib: int, rounds: int) -> dict[str, Any]:
     """Measure all phases for one size: medians over the rounds, in turns; ratios of the fastest rounds."""
     program = run.start()
     program.ask("setup", mib=mib, seed=1, graph=False)
     digest = program.ask("digest") if mib <= 10 * 1024 else program.ask("steps", count=1)
     seconds: dict[str, dict[str, list[float]]] = {side: {phase: [] for phase in PHASES} for side in ("bare", "ours")}
-    ours.needs = {ours.nvml.devices()[0].uuid: mib * MIB}
+    product.needs = {product.nvml.devices()[0].uuid: mib * MIB}
     program.restored = True
     for number in range(rounds + 1):  # the first one is a warm-up
-        turns: list[tuple[str, Bare | Ours]] = [("bare", bare), ("ours", ours)]
+        turns: list[tuple[str, Bare | Product]] = [("bare", bare), ("ours", product)]
         for side, way in turns[:1] if not number else turns[:: -1 if number % 2 else 1]:
             for name, action in way.phases(program.pid).items():
                 took = timed(action)
@@ -175,27 +175,27 @@ def thp_disabled(disable: bool) -> Iterator[None]:
             libc.prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
-def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) -> dict[str, Any] | str:
+def stored(run: Programs, product: Product, mib: int, directory: Path, rounds: int) -> dict[str, Any] | str:
     """Measure custom storage (driver 615), copied to files and back; return the reason if it is not available."""
     try:
-        ours.cuda.require(Feature.CUSTOM_STORAGE)
+        product.cuda.require(Feature.CUSTOM_STORAGE)
     except CudaError as error:
         return str(error)
     storage = run.start(str(STORAGE))  # before the program, so that it ends after it
     program = run.start()
     program.ask("setup", mib=mib, seed=1, graph=False)
     program.restored = True
-    uuid = ours.nvml.devices()[0].uuid
+    uuid = product.nvml.devices()[0].uuid
     taken: dict[str, list[float]] = {"out": [], "in": []}
     try:
         with tempfile.TemporaryDirectory(dir=directory) as place:
             for _ in range(rounds):
-                ours.cuda.lock(program.pid, timeout_ms=LOCK_MS)
+                product.cuda.lock(program.pid, timeout_ms=LOCK_MS)
                 out = storage.ask("checkpoint", pid=program.pid, directory=place, held={uuid: mib * MIB})
                 taken["out"].append(out["seconds"])
                 back = storage.ask("restore", pid=program.pid, directory=place, stored=out["result"])
                 taken["in"].append(back["seconds"])
-                ours.cuda.unlock(program.pid)
+                product.cuda.unlock(program.pid)
                 for entry in out["result"]:
                     Path(place, entry["file"]).unlink()
     except (CudaError, OSError, ProgramError) as error:
@@ -247,7 +247,7 @@ def _moved(cuda: Cuda, calls: list[list[int]]) -> dict[str, float]:
     return {"checkpoint_s": out, "restore_s": back}
 
 
-def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Path) -> dict[str, Any]:
+def imaged(run: Programs, product: Product, machine: Machine, mib: int, directory: Path) -> dict[str, Any]:
     """Measure a suspension with CRIU and an image on disk; return the reason if it is not possible."""
     why = tree.can()
     if machine.criu is None or why is not None:
@@ -260,36 +260,36 @@ def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Pat
             if (mib * 1.1 + machine.besides_mib) * MIB > store.usage().free:
                 return {"bytes": mib * MIB, "why_not": f"{mib / 1024:g} GiB do not fit on the disk of {directory}"}
             where = {"directory": str(directory), "file_system": file_system(directory)}
-            return {**where, **_imaged(run, ours, Criu(program=machine.criu), store, mib)}
+            return {**where, **_imaged(run, product, Criu(program=machine.criu), store, mib)}
         finally:
             store.close()
 
 
-def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: int) -> dict[str, Any]:
-    ours.needs = {ours.nvml.devices()[0].uuid: mib * MIB}
+def _imaged(run: Programs, product: Product, criu: Criu, store: DirectoryStore, mib: int) -> dict[str, Any]:
+    product.needs = {product.nvml.devices()[0].uuid: mib * MIB}
     with tree.directory() as place:
-        return _imaged_in(place, run, ours, criu, store, mib)
+        return _imaged_in(place, run, product, criu, store, mib)
 
 
 def _imaged_in(  # noqa: PLR0917 - as above
-    place: Path, run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: int
+    place: Path, run: Programs, product: Product, criu: Criu, store: DirectoryStore, mib: int
 ) -> dict[str, Any]:
     work, program, key = Path(run.top), Program(place), JobKey("bench", 1, 1)
     seconds: dict[str, float] = {}
     command = (sys.executable, str(HERE / "worker.py"), str(place))
-    with tree.space(work, *command, owner=tree.OWNER) as first, looked_after(ours.cuda, program):
+    with tree.space(work, *command, owner=tree.OWNER) as first, looked_after(product.cuda, program):
         program.ready()
         root_ns, program.pid = first.root()
         program.ask("setup", mib=mib, seed=1, graph=False)
         for name in ("lock", "checkpoint"):
-            seconds[name] = timed(ours.phases(program.pid)[name])
+            seconds[name] = timed(product.phases(program.pid)[name])
         began = time.monotonic()
         with store.begin(key, uid=tree.OWNER.uid, estimate=mib * MIB) as writer:
             writer.follow()
             tree.dump(criu, first, writer.criu_fd, timeout_s=480)
             image = writer.commit(tree.manifest(key, root_ns, mib))
         seconds["dump"] = time.monotonic() - began
-    with tree.space(work, owner=tree.OWNER) as second, looked_after(ours.cuda, program):
+    with tree.space(work, owner=tree.OWNER) as second, looked_after(product.cuda, program):
         again = store.find(LiveRun(replace(key, submit_epoch=2), tree.OWNER.uid, 1))
         assert again is not None
         seconds["verify"] = timed(lambda: store.verify(again))
@@ -303,7 +303,7 @@ def _imaged_in(  # noqa: PLR0917 - as above
         os.close(fd)
         program.pid = second.members()[root_ns]
         for name in ("restore", "unlock"):
-            seconds[name] = timed(ours.phases(program.pid)[name])
+            seconds[name] = timed(product.phases(program.pid)[name])
         program.ask("steps", count=1)
-        end(ours.cuda, program)
+        end(product.cuda, program)
     return {"bytes": mib * MIB, "image_bytes": image.manifest.size, "seconds": seconds}

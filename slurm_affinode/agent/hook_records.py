@@ -103,10 +103,10 @@ class LeftoverReports:
     def taken(self, ids: Iterable[str]) -> int:
         """Drop reports that are in the audit; return how many there were."""
         with self._lock:
-            gone = [job_id for job_id in ids if self._rows.pop(job_id, None) is not None]
-            if gone:
+            removed = [job_id for job_id in ids if self._rows.pop(job_id, None) is not None]
+            if removed:
                 self._write()
-            return len(gone)
+            return len(removed)
 
     def _write(self) -> None:
         if self._path is None:

@@ -40,24 +40,24 @@ def encode(payload: bytes, *, only_uid: int | None = None, run: Callable[..., Co
     """
     restrict = () if only_uid is None else (f"--restrict-uid={only_uid}",)
     argv = ("munge", f"--ttl={TTL_S}", *restrict)
-    done = run(argv, timeout_s=TIMEOUT_S, stdin=payload, check=False)
-    if done.returncode != 0:
-        raise UnreachableError(f"munge: {_last(done)}", hint="is munged running on this machine?")
-    return done.stdout.strip()
+    completed = run(argv, timeout_s=TIMEOUT_S, stdin=payload, check=False)
+    if completed.returncode != 0:
+        raise UnreachableError(f"munge: {_last(completed)}", hint="is munged running on this machine?")
+    return completed.stdout.strip()
 
 
 def decode(credential: bytes, *, run: Callable[..., Completed] = process.run) -> Message:
     """Return the message in a credential, which a machine accepts only once. Raises ``BadCredentialError``."""
     if len(credential) > MAX_CREDENTIAL_BYTES or not _CREDENTIAL.fullmatch(credential.strip()):
         raise BadCredentialError("the data is not a munge credential")
-    done = run(
+    completed = run(
         ("unmunge", "--keys=STATUS,UID", "--metadata=/dev/stderr"), timeout_s=TIMEOUT_S, stdin=credential, check=False
     )
-    status, uid = _STATUS.search(done.stderr), _UID.search(done.stderr)
-    if done.returncode != 0 or status is None or uid is None or status[2] != "0":
-        raise BadCredentialError(f"unmunge: {status[1] if status else _last(done)}")
-    return Message(done.stdout, int(uid[1]))
+    status, uid = _STATUS.search(completed.stderr), _UID.search(completed.stderr)
+    if completed.returncode != 0 or status is None or uid is None or status[2] != "0":
+        raise BadCredentialError(f"unmunge: {status[1] if status else _last(completed)}")
+    return Message(completed.stdout, int(uid[1]))
 
 
-def _last(done: Completed) -> str:
-    return last_line(done.stderr) or f"it ended with status {done.returncode}"
+def _last(completed: Completed) -> str:
+    return last_line(completed.stderr) or f"it ended with status {completed.returncode}"

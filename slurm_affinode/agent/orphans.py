@@ -294,10 +294,10 @@ class Orphans:
                     raise
                 continue
             for each in running:
-                there = on_gpus.get(each.pid)
-                if there is not None:
-                    used = total_mib((there.used_mib, each.used_mib))
-                    on_gpus[each.pid] = replace(there, used_mib=used, devices=(*there.devices, device))
+                other = on_gpus.get(each.pid)
+                if other is not None:
+                    used = total_mib((other.used_mib, each.used_mib))
+                    on_gpus[each.pid] = replace(other, used_mib=used, devices=(*other.devices, device))
                     continue
                 with contextlib.suppress(OSError):
                     on_gpus[each.pid] = self._facts_of(Process(each.pid, proc=self.proc), device, each.used_mib)
@@ -357,7 +357,7 @@ class Orphans:
         if lost is not None:
             text = f"slurmctld does not list job {lost}, which has a slurmstepd on {self.node}: has it lost its state?"
             return NotAnOrphanError("unknown", text)
-        here = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
+        node_jobs = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
         # Even if the job now runs elsewhere: after a requeue it may be restored from state on this node.
         alive = next((job for job in queue.jobs if job.job_id == orphan.job and not job.ended), None)
         ended = next((job for job in queue.jobs if job.job_id == orphan.job and job.ended), None)
@@ -366,7 +366,7 @@ class Orphans:
         false = orphan.job is not None and orphan.source == "environment" and foreign
         if alive is not None and not false:
             return NotAnOrphanError("has-job", f"process {orphan.pid} is of job {alive.id}, which is {alive.state}")
-        if (orphan.job is None or false) and any(self._may_be(orphan.uid, job.uid) for job in here):
+        if (orphan.job is None or false) and any(self._may_be(orphan.uid, job.uid) for job in node_jobs):
             what = "names a job that is not known to be its user's" if false else "names no job"
             return NotAnOrphanError(
                 "maybe-job", f"process {orphan.pid} {what}, and its user has, or may have, one on {self.node}"
@@ -434,18 +434,18 @@ class Orphans:
             everything = driver.devices()
             known = by_index(everything, indices) if indices else None
             devices = everything if known is None else known
-            there = self._on(driver, devices, unresponsive=True)  # the report names such a GPU if it was the job's
+            orphans = self._on(driver, devices, unresponsive=True)  # the report names such a GPU if it was the job's
             if kill:
-                there = [orphan for orphan in there if self._still_on(driver, orphan)]
+                orphans = [orphan for orphan in orphans if self._still_on(driver, orphan)]
         # Outside the driver's lock, as this may query slurmctld.
-        left = [orphan for orphan in there if belongs(orphan)]
+        leftovers = [orphan for orphan in orphans if belongs(orphan)]
         # Slurm has just signaled them: a process about to end was not left behind.
         deadline = self.monotonic() + min(SETTLE_S, wait_s)
-        while left and self.monotonic() < deadline:
+        while leftovers and self.monotonic() < deadline:
             self.sleep(POLL_S)
-            left = [orphan for orphan in left if not orphan.process.ended()]
+            leftovers = [orphan for orphan in leftovers if not orphan.process.ended()]
         ended: list[dict[str, Any]] = []
-        for process, how in zip(left, self._end_all(left, wait_s), strict=True) if kill else ():
+        for process, how in zip(leftovers, self._end_all(leftovers, wait_s), strict=True) if kill else ():
             log.warning(
                 "job %d left process %d (%s) on a GPU: %s", job, process.pid, process.command, how or "it does not end"
             )
@@ -453,18 +453,18 @@ class Orphans:
         dirty = self._dirty(devices, belongs, wait_s if ended else 0.0, agent_known=known is not None)
         report = {
             "id": uuid.uuid4().hex[:16], "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
-            "left": ended or [{**self._row(orphan), "ended_by": None} for orphan in left],
+            "left": ended or [{**self._row(orphan), "ended_by": None} for orphan in leftovers],
         }  # fmt: skip
-        if left or dirty:
+        if leftovers or dirty:
             self.reports.add(report)
         return report
 
-    def _end_all(self, left: Sequence[OnGpu], wait_s: float) -> list[str | None]:
+    def _end_all(self, leftovers: Sequence[OnGpu], wait_s: float) -> list[str | None]:
         """End all of them concurrently, so that eight ranks take the epilog no longer than one."""
-        if not left:
+        if not leftovers:
             return []
-        with pool("leftovers", min(AT_ONCE, len(left))) as executor:
-            return list(executor.map(lambda orphan: self._end(orphan, min(TERM_S, wait_s / 2), wait_s / 2), left))
+        with pool("leftovers", min(AT_ONCE, len(leftovers))) as executor:
+            return list(executor.map(lambda orphan: self._end(orphan, min(TERM_S, wait_s / 2), wait_s / 2), leftovers))
 
     def _left_by(self, orphan: OnGpu, *, job: int, uid: int, alone: Callable[[], bool]) -> bool:
         if orphan.uid < self.first_user:

@@ -222,8 +222,8 @@ class Work:
     def _waited(self, job: WatchedJob, seconds: float) -> bool:
         """Wait; return ``False`` if meanwhile the agent was stopped or the job ended."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if self._notices.stopping.wait(min(left, LINK_CHECK_S)) or not job.link.open:
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            if self._notices.stopping.wait(min(remaining_s, LINK_CHECK_S)) or not job.link.open:
                 return False
         return True
 

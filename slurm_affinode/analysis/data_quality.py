@@ -527,8 +527,8 @@ def _counted_twice(evidence: Coverage) -> QualityIssue | None:
 def _idle_devices(evidence: Coverage) -> QualityIssue | None:
     cells = evidence.cells
     inside = np.bincount(cells.device, weights=cells.inside, minlength=len(evidence.devices)) > 0
-    given = np.bincount(cells.device, weights=cells.sharers, minlength=len(evidence.devices)) > 0
-    never = np.flatnonzero(inside & ~given)
+    allocated = np.bincount(cells.device, weights=cells.sharers, minlength=len(evidence.devices)) > 0
+    never = np.flatnonzero(inside & ~allocated)
     if not len(never):
         return None
     seen: Floats = evidence.totals.sums[np.isin(cells.device, never), :TIME_SUMS]

@@ -139,12 +139,12 @@ def unmet(about: pl.DataFrame, since: int, until: int, idle: IdleTime | None) ->
     else:
         held = _Held.of(idle, runs, since)
         idle_time = slots.integrals(held.group, held.start, held.end, held.rate)
-        meanwhile = idle_time * waiting
-        lacking = np.minimum(requested, meanwhile)
+        idle_while_waiting = idle_time * waiting
+        lacking = np.minimum(requested, idle_while_waiting)
         share = np.divide(lacking, idle_time, out=np.zeros_like(lacking), where=idle_time > 0)
         hours = held.rate * slots.between(share, held.group, held.start, held.end) / MS_PER_HOUR
         partitions = partitions.with_columns(
-            pl.Series("gpu_hours_idle_meanwhile", meanwhile.sum(axis=1) / MS_PER_HOUR),
+            pl.Series("gpu_hours_idle_meanwhile", idle_while_waiting.sum(axis=1) / MS_PER_HOUR),
             pl.Series("gpu_hours_unmet", lacking.sum(axis=1) / MS_PER_HOUR),
         )
         models = _unmet_by_model(held, hours, keys, idle.models)

@@ -102,8 +102,8 @@ def _in(runs: pl.Series) -> pl.Expr:
 
 def _beyond(pairs: pl.DataFrame) -> pl.Series:
     """Return the runs with more GPUs in ``pairs`` than they have, in total or on a node."""
-    here = pairs.group_by("run", "node").agg(pl.col("slot").n_unique(), pl.col("limit", "here").first())
-    over = here.group_by("run").agg(
+    of_nodes = pairs.group_by("run", "node").agg(pl.col("slot").n_unique(), pl.col("limit", "here").first())
+    over = of_nodes.group_by("run").agg(
         ((pl.col("slot") > pl.col("here")).any() | (pl.col("slot").sum() > pl.col("limit").first())).alias("over")
     )
     return over.filter("over")["run"]
@@ -121,12 +121,12 @@ def _disputed(claims: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
     """
     doubtful = claims.filter(pl.col("instance") | pl.col("leader")).join(recorded, on=_PAIR, how="anti")
     others = pl.concat([claims, recorded], how="diagonal").with_columns(pl.col("leader").fill_null(value=False))
-    met = doubtful.join(others, on="slot", suffix="_other").filter(
+    shared_slots = doubtful.join(others, on="slot", suffix="_other").filter(
         (pl.col("run") != pl.col("run_other"))
         & _at_once()
         & (pl.col("instance") | (pl.col("leader") & pl.col("leader_other")))
     )
-    return met.select("claim", "run").unique("claim")
+    return shared_slots.select("claim", "run").unique("claim")
 
 
 def _not_held(claims: pl.DataFrame, held: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
@@ -135,8 +135,8 @@ def _not_held(claims: pl.DataFrame, held: pl.DataFrame, recorded: pl.DataFrame) 
         (pl.col("run") != pl.col("run_other")) & _at_once()
     )
     confirmed = _common_pairs(claims, recorded)
-    taken = others.join(confirmed, on="claim", how="anti")
-    return claims.join(taken, on="claim", how="anti", maintain_order="left")
+    unconfirmed = others.join(confirmed, on="claim", how="anti")
+    return claims.join(unconfirmed, on="claim", how="anti", maintain_order="left")
 
 
 def _at_once() -> pl.Expr:

@@ -191,14 +191,14 @@ def together(windows: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, in
         return []
     common = list(windows[0])
     for other in windows[1:]:
-        met, i, j = [], 0, 0
+        overlaps, i, j = [], 0, 0
         while i < len(common) and j < len(other):
             low, high = max(common[i][0], other[j][0]), min(common[i][1], other[j][1])
             if low < high:
-                met.append((low, high))
+                overlaps.append((low, high))
             if common[i][1] < other[j][1]:
                 i += 1
             else:
                 j += 1
-        common = met
+        common = overlaps
     return common

@@ -42,12 +42,12 @@ def find(store: SampleStore, held: HeldGpus, limit_pct: float, spread: Spread | 
     if pairs.is_empty():
         return pl.DataFrame(schema=PERIODS)
     pairs = pairs.with_row_index("pair").with_columns(pl.col("pair").cast(pl.Int64))
-    given = _IdleSamples(held.query, limit_pct)
-    windows = read_by_groups(_windows, store, pairs, given, days=held.days, spread=spread)
-    met = pairs.join(windows, on="pair")
+    shared = _IdleSamples(held.query, limit_pct)
+    windows = read_by_groups(_windows, store, pairs, shared, days=held.days, spread=spread)
+    pair_windows = pairs.join(windows, on="pair")
     edges = pl.concat([
-        met.select("run", "measured", pl.col("low_ms").alias("ms"), pl.lit(1).alias("change")),
-        met.select("run", "measured", pl.col("high_ms").alias("ms"), pl.lit(-1).alias("change")),
+        pair_windows.select("run", "measured", pl.col("low_ms").alias("ms"), pl.lit(1).alias("change")),
+        pair_windows.select("run", "measured", pl.col("high_ms").alias("ms"), pl.lit(-1).alias("change")),
     ])  # fmt: skip
     counts = edges.group_by("run", "measured", "ms").agg(pl.col("change").sum()).sort("run", "ms")
     return (
@@ -68,23 +68,23 @@ class _IdleSamples:
     limit_pct: float
 
 
-def _windows(store: SampleStore, pairs: pl.DataFrame, given: _IdleSamples) -> pl.DataFrame:
+def _windows(store: SampleStore, pairs: pl.DataFrame, shared: _IdleSamples) -> pl.DataFrame:
     """Return ``_WINDOWS`` of the rows of ``pairs``."""
-    query, numbers = given.query, pairs["pair"].to_numpy()
+    query, numbers = shared.query, pairs["pair"].to_numpy()
     end = pairs["end_ms"].to_numpy()
     keys = Pairs(
         pairs["device"].to_numpy(), pairs["start_ms"].to_numpy(), end, pairs["step_ms"].to_numpy()
     )  # fmt: skip
     windows = [pl.DataFrame(schema=_WINDOWS)]
     for rows, which, low, high in idle_windows.counted_rows(store, keys, query.since, query.until, query.thresholds):
-        pair, taken = np.repeat(which, high - low), ranges(low, high - low)
-        busiest = np.full(len(taken), np.nan, np.float32)
+        pair, selected = np.repeat(which, high - low), ranges(low, high - low)
+        busiest = np.full(len(selected), np.nan, np.float32)
         with np.errstate(invalid="ignore"):
             for values in rows.signals.values():
-                np.fmax(busiest, values[taken], out=busiest)
-        until = np.minimum(rows.reach[taken], end[pair])
-        idle = busiest <= given.limit_pct  # NaN is not idle
-        at, begin, finish = idle_windows.idle_spans(pair, rows.ms[taken], until, idle)
+                np.fmax(busiest, values[selected], out=busiest)
+        until = np.minimum(rows.reach[selected], end[pair])
+        idle = busiest <= shared.limit_pct  # NaN is not idle
+        at, begin, finish = idle_windows.idle_spans(pair, rows.ms[selected], until, idle)
         windows.append(pl.DataFrame(dict(zip(_WINDOWS, (numbers[at], begin, finish), strict=True)), schema=_WINDOWS))
     joined = pl.concat(windows).sort("pair", "low_ms")
     # A window that continues on the next day was cut at midnight.

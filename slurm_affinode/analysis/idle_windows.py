@@ -169,7 +169,7 @@ Followed = tuple[dict[float, Trailing], dict[float, Ints]]
 
 
 def follow_all(  # noqa: PLR0917
-    store: SampleStore, pairs: Pairs, begins: Ints, given: FollowInput, groups: Sequence[pl.Series], spread: Spread
+    store: SampleStore, pairs: Pairs, begins: Ints, shared: FollowInput, groups: Sequence[pl.Series], spread: Spread
 ) -> Followed:
     """Follow each pair for each limit, and search for use before. ``begins``: starts of the runs, see ``used_before``.
 
@@ -177,29 +177,30 @@ def follow_all(  # noqa: PLR0917
     groups, all pairs are followed here.
     """
     if len(groups) < 2:
-        return _follow_group(store, pairs, begins, given)
+        return _follow_group(store, pairs, begins, shared)
     which = [np.flatnonzero(np.isin(pairs.device, devices.to_numpy())) for devices in groups]
     todo = [(pairs.take(rows), begins[rows]) for rows in which]
     count = len(pairs.device)
-    seen = {limit: Trailing.empty(count) for limit in given.limits_pct}
-    used = {limit: np.full(count, UNSEEN, np.int64) for limit in given.limits_pct}
-    for rows, (seen_there, used_there) in zip(which, spread(_follow_task, todo, given), strict=True):
-        for limit in given.limits_pct:
+    seen = {limit: Trailing.empty(count) for limit in shared.limits_pct}
+    used = {limit: np.full(count, UNSEEN, np.int64) for limit in shared.limits_pct}
+    for rows, (seen_there, used_there) in zip(which, spread(_follow_task, todo, shared), strict=True):
+        for limit in shared.limits_pct:
             used[limit][rows] = used_there[limit]
             for field in fields(Trailing):
                 getattr(seen[limit], field.name)[rows] = getattr(seen_there[limit], field.name)
     return seen, used
 
 
-def _follow_task(item: tuple[Pairs, Ints], given: FollowInput) -> Followed:
-    with store_of_task(given.place) as store:
-        return _follow_group(store, *item, given)
+def _follow_task(item: tuple[Pairs, Ints], shared: FollowInput) -> Followed:
+    with store_of_task(shared.place) as store:
+        return _follow_group(store, *item, shared)
 
 
-def _follow_group(store: SampleStore, pairs: Pairs, begins: Ints, given: FollowInput) -> Followed:
-    since, thresholds = given.since, given.thresholds
+def _follow_group(store: SampleStore, pairs: Pairs, begins: Ints, shared: FollowInput) -> Followed:
+    since, thresholds = shared.since, shared.thresholds
     seen = {
-        limit: follow(store, pairs, since, given.until, limit, thresholds, given.sampled) for limit in given.limits_pct
+        limit: follow(store, pairs, since, shared.until, limit, thresholds, shared.sampled)
+        for limit in shared.limits_pct
     }
     used = {
         limit: used_before(store, pairs, trailing, begins, since, thresholds, limit) for limit, trailing in seen.items()
@@ -325,16 +326,16 @@ def active_before(
     finish = until
     while True:
         finish_ms = epoch_ms(finish)
-        left = np.flatnonzero(~active & (pairs.start < finish_ms))
-        if not len(left):
+        inactive = np.flatnonzero(~active & (pairs.start < finish_ms))
+        if not len(inactive):
             return active, seen
         begin = (finish - timedelta(milliseconds=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-        start = np.maximum(pairs.start[left], epoch_ms(begin))
-        some = Pairs(pairs.device[left], start, np.full(len(left), finish_ms), pairs.step[left])
+        start = np.maximum(pairs.start[inactive], epoch_ms(begin))
+        some = Pairs(pairs.device[inactive], start, np.full(len(inactive), finish_ms), pairs.step[inactive])
         day = follow(store, some, begin, finish, limit_pct, thresholds)
-        active[left] = day.last_active != NEVER
-        whole = (day.since != NEVER) & (day.since - start <= slack_ms[left])
-        seen[left] &= whole & (finish_ms - day.last <= slack_ms[left] + pairs.step[left])
+        active[inactive] = day.last_active != NEVER
+        whole = (day.since != NEVER) & (day.since - start <= slack_ms[inactive])
+        seen[inactive] &= whole & (finish_ms - day.last <= slack_ms[inactive] + pairs.step[inactive])
         finish = begin
 
 
@@ -418,14 +419,14 @@ def _read(  # noqa: PLR0917
     if len(key) > 1 and (key[1:] < key[:-1]).any():
         order = np.argsort(key, kind="stable")
         frame, device, ms = frame[order], device[order], ms[order]
-    given = [name for name in (*ACTIVITY, *_VALUES) if frame[name].null_count() < frame.height]
+    present = [name for name in (*ACTIVITY, *_VALUES) if frame[name].null_count() < frame.height]
     fb, fb_total, power = (
         frame[name].cast(pl.Float64).to_numpy() for name in ("fb_used_mib", "fb_total_mib", "power_w")
     )
     return CountedRows(
         device, ms, weights.reach(device, ms),
-        {number: frame[name].to_numpy() for number, name in enumerate(ACTIVITY) if name in given},
-        fb, fb_total, power, frame["xid"].cast(pl.Int64).fill_null(NEVER).to_numpy() if "xid" in given else None,
+        {number: frame[name].to_numpy() for number, name in enumerate(ACTIVITY) if name in present},
+        fb, fb_total, power, frame["xid"].cast(pl.Int64).fill_null(NEVER).to_numpy() if "xid" in present else None,
     )  # fmt: skip
 
 
@@ -458,22 +459,22 @@ def _fold(  # noqa: PLR0917 - one pass over the same arrays
     start = np.cumsum(count) - count
     end = start + count - 1
     adjacent = bool((low[1:] == high[:-1]).all())
-    taken = slice(low[0], high[-1]) if adjacent else ranges(low, count)
-    signals = {number: values[taken] for number, values in rows.signals.items()}
+    index = slice(low[0], high[-1]) if adjacent else ranges(low, count)
+    signals = {number: values[index] for number, values in rows.signals.items()}
     busiest = np.full(end[-1] + 1, np.nan, np.float32)
     with np.errstate(invalid="ignore"):
         for values in signals.values():
             np.fmax(busiest, values, out=busiest)
-    time, reach = rows.ms[taken], rows.reach[taken]
+    time, reach = rows.ms[index], rows.reach[index]
     until = np.minimum(reach, np.repeat(pairs.end[which], count))
     seen = _Seen(
-        which, count, start, end, time, reach, until, until - time, signals, busiest, rows.fb[taken], rows.power[taken]
+        which, count, start, end, time, reach, until, until - time, signals, busiest, rows.fb[index], rows.power[index]
     )
     trailing.rows[which] += count
     _keep_max(trailing.fb_peak, which, np.fmax.reduceat(seen.fb, start))
-    _keep_max(trailing.fb_total, which, np.fmax.reduceat(rows.fb_total[taken], start))
+    _keep_max(trailing.fb_total, which, np.fmax.reduceat(rows.fb_total[index], start))
     if rows.xid is not None:
-        xid = rows.xid[taken]
+        xid = rows.xid[index]
         known = np.flatnonzero(xid != NEVER)
         # With repeated indices the last assignment wins: that of the latest sample.
         trailing.xid[np.repeat(which, count)[known]] = xid[known]

@@ -137,8 +137,8 @@ def _cpu(row: Row, facts: RunFacts) -> ResourceUse:
 
 
 def _memory(row: Row, facts: RunFacts, steps: Sequence[Row]) -> ResourceUse:
-    given = row["alloc_mem_bytes"] or row["req_mem_bytes"]
-    total = given / GIB if given else None
+    memory_bytes = row["alloc_mem_bytes"] or row["req_mem_bytes"]
+    total = memory_bytes / GIB if memory_bytes else None
     peak = _peak(row, steps)
     if facts.running or peak is None or total is None:
         return ResourceUse("memory", None, None, total, "GiB", "running" if facts.running else "not-recorded")
@@ -257,13 +257,13 @@ def advise(  # noqa: PLR0917 - the facts of the attempt
     ``batch``: submitted with a script; ``None``: unknown. ``suspended``: the job was suspended by an agent, so it has
     the option. Advice for the same idle time overlaps.
     """
-    given: list[Advice] = []
+    advice: list[Advice] = []
     fewer = _fewer_gpus(row, gpus)
     if fewer is not None:
-        given.append(fewer)
+        advice.append(fewer)
     suspend = None if suspended else _suspend(row, batch, gpus, tracks, facts, site)
     if suspend is not None:
-        given.append(suspend)
+        advice.append(suspend)
     seen: set[str] = set()
     for finding in findings:
         text = finding.advice
@@ -274,8 +274,8 @@ def advise(  # noqa: PLR0917 - the facts of the attempt
         if text and text not in seen and not (finding.kind == "host-memory" and "memory-per-gpu" in seen):
             seen.update((text, finding.kind))
             hours = finding.held_gpu_hours if finding.kind in IDLE_KINDS else None
-            given.append(Advice(finding.kind, text, hours))
-    return tuple(sorted(given, key=lambda each: -(each.gpu_hours or 0.0)))
+            advice.append(Advice(finding.kind, text, hours))
+    return tuple(sorted(advice, key=lambda each: -(each.gpu_hours or 0.0)))
 
 
 def _fewer_gpus(row: Row, gpus: Sequence[GpuUse]) -> Advice | None:
@@ -289,10 +289,10 @@ def _fewer_gpus(row: Row, gpus: Sequence[GpuUse]) -> Advice | None:
         return None
     if any(gpu.unknown_s > (1 - BARELY_MEASURED) * (gpu.measured_s + gpu.unknown_s) for gpu in gpus):
         return None
-    left = count - len(unused)
+    used_count = count - len(unused)
     hours = sum(gpu.measured_s + gpu.unknown_s for gpu in unused) / 3600
-    text = f"{counted(count, 'GPU')} requested, {left} used: request {left}."
-    if not left:
+    text = f"{counted(count, 'GPU')} requested, {used_count} used: request {used_count}."
+    if not used_count:
         text = f"{counted(count, 'GPU')} requested, none used: does the program find {'it' if count == 1 else 'them'}?"
     return Advice("request-fewer-gpus", text, hours)
 
@@ -327,9 +327,9 @@ def _suspend(  # noqa: PLR0917
     when = "all the time" if whole else "until now" if facts.running else "at the end"
     when = when if whole or at_end else "without interruption"
     who = "Its GPU was" if count == 1 else f"Its {count} GPUs were"
-    more = f" ({len(common)} such windows)" if len(common) > 1 else ""
+    window_count = f" ({len(common)} such windows)" if len(common) > 1 else ""
     util = f",util={site.idle_pct:g}" if site.idle_pct else ""
     option = f"--gpu-suspend-idle={span(SUSPEND_WINDOW_S)}{util}"
     return Advice(
-        "suspend-idle", f"{who} idle for {span((high - low) / 1000)} {when}{more}: {option} frees them.", saved
+        "suspend-idle", f"{who} idle for {span((high - low) / 1000)} {when}{window_count}: {option} frees them.", saved
     )

@@ -52,8 +52,8 @@ def find(
     if free.is_empty():
         return []
     begin = datetime.fromtimestamp(max(epoch_ms(query.since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
-    given = _SampleRange(begin, until, rule.free_mib, query.thresholds.floors_pct)
-    seen = read_by_groups(_figures_since_free, history, free, given, days=held.days, spread=spread)
+    sample_range = _SampleRange(begin, until, rule.free_mib, query.thresholds.floors_pct)
+    seen = read_by_groups(_figures_since_free, history, free, sample_range, days=held.days, spread=spread)
     seen = free.join(seen, on="device").with_columns(
         pl.coalesce(pl.col("index").cast(pl.String), "pci", "uuid").alias("gpu")
     )
@@ -111,13 +111,13 @@ class _SampleRange:
     floors_pct: Mapping[str, float]
 
 
-def _figures_since_free(history: SampleStore, free: pl.DataFrame, given: _SampleRange) -> pl.DataFrame:
+def _figures_since_free(history: SampleStore, free: pl.DataFrame, sample_range: _SampleRange) -> pl.DataFrame:
     """Return the samples' figures since each GPU of ``free`` became free."""
     ms, fb = pl.col("ms"), pl.col("fb_used_mib")
     rows = (
-        history.scan(given.since, given.until)
+        history.scan(sample_range.since, sample_range.until)
         .filter(pl.col("device").is_in(free["device"].implode()))
-        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest(given.floors_pct).alias("activity"),
+        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest(sample_range.floors_pct).alias("activity"),
                 "fb_used_mib", "fb_total_mib", "power_w", "xid", "job")
         .join(free.lazy().select("device", "free_ms"), on="device")
         .filter(ms >= pl.col("free_ms"), fb.is_not_null())
@@ -125,12 +125,12 @@ def _figures_since_free(history: SampleStore, free: pl.DataFrame, given: _Sample
         .group_by("device", maintain_order=True)
         .agg(
             ms.first().alias("first_ms"), ms.last().alias("last_ms"), ms.diff().max().fill_null(0).alias("widest_ms"),
-            ms.filter(fb <= given.free_mib).last().alias("low_ms"), fb.last().alias("last_fb"),
+            ms.filter(fb <= sample_range.free_mib).last().alias("low_ms"), fb.last().alias("last_fb"),
             pl.col("fb_total_mib").max(), pl.col("activity").mean(), pl.col("activity").max().alias("peak"),
             pl.col("power_w").mean(), pl.col("xid").drop_nulls().last(), pl.col("job").drop_nulls().last(),
         )
     )  # fmt: skip
-    with naming_damage(history, given.since, given.until):
+    with naming_damage(history, sample_range.since, sample_range.until):
         return rows.collect()
 
 

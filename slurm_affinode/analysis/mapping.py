@@ -125,7 +125,7 @@ def find(  # noqa: PLR0917 - the kinds of evidence
         claims = by_labels(uncertain, several, table, labels)[0]["run"], records_of(uncertain, several, dated)["run"]
         with_gpus = (pl.col("gpus") > 0) | pl.col("run").is_in(pl.concat(claims).implode())
         maybe = several.join(uncertain.filter(with_gpus.fill_null(value=False)).select(*_STAY), on="run")
-    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.there, named, maybe)
+    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.gpu_counts, named, maybe)
     pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
     pairs = pairs.join(about.select("at", "slot"), on="at", maintain_order="left").sort("run", "at")
     spans = by_label.select("run", "at", "first_ms", "last_ms")
@@ -257,17 +257,17 @@ def _job_ids(labels: pl.DataFrame) -> pl.DataFrame:
 
 
 def _fits(
-    labels: pl.DataFrame, runs: pl.DataFrame, nodes: pl.DataFrame, left: list[str], right: list[str]
+    labels: pl.DataFrame, runs: pl.DataFrame, nodes: pl.DataFrame, label_keys: list[str], run_keys: list[str]
 ) -> pl.DataFrame:
     """Return ``label``, ``run``, ``at``, ``rows``, ``first_ms``, ``last_ms`` of matches in ID, cluster, node and time.
 
     ``counted``: whether the label was there in the time of the run that counts.
-    ``left``, ``right``: the ID columns of ``labels`` and ``runs``.
+    ``label_keys``, ``run_keys``: the ID columns of ``labels`` and ``runs``.
     """
     if labels.is_empty():  # as often: most labels are plain numbers
         runs, nodes = runs.clear(), nodes.clear()
-    columns = ["run", "cluster", "begin_ms", "finish_ms", "end_ms", *right]
-    candidates = labels.join(runs.select(columns), left_on=left, right_on=right, suffix="_run").filter(
+    columns = ["run", "cluster", "begin_ms", "finish_ms", "end_ms", *run_keys]
+    candidates = labels.join(runs.select(columns), left_on=label_keys, right_on=run_keys, suffix="_run").filter(
         _same_cluster("cluster", "cluster_run")
         & (pl.col("first_ms") < pl.col("finish_ms"))
         & (pl.col("last_ms") >= pl.col("begin_ms"))
@@ -284,8 +284,8 @@ def _on_its_nodes(candidates: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame
     """Keep the ``candidates`` (``run``, ``node``) on a node of the run; an unknown node matches any."""
     unsaid = candidates.filter(pl.col("node").is_null()).select(candidates.columns)
     nowhere = candidates.filter(pl.col("node").is_not_null()).join(nodes, on="run", how="anti")
-    there = candidates.join(nodes, on=["run", "node"], how="semi")
-    return pl.concat([there, unsaid, nowhere])
+    on_nodes = candidates.join(nodes, on=["run", "node"], how="semi")
+    return pl.concat([on_nodes, unsaid, nowhere])
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ class _Records:
 
     pairs: pl.DataFrame
     """``run``, ``at``; without runs with ambiguous records."""
-    there: pl.DataFrame
+    gpu_counts: pl.DataFrame
     """``run``, ``node``, ``gpus``: GPUs named on each node, including those without samples."""
     complete: pl.Series
     """Runs with all of their GPUs in records."""
@@ -354,37 +354,39 @@ def by_record(  # noqa: PLR0917
     known = pl.concat(ways).drop_nulls("mark")
     # Without a node, only a UUID identifies a GPU; an index or a PCI address does not.
     unsaid = needed.filter(pl.col("node").is_null() & pl.col("mark").str.contains("^(?:GPU|MIG)-"))
-    met = pl.concat(
+    matches = pl.concat(
         [
-            needed.join(known, on=["node", "mark"], suffix="_gpu").select(*_MET),
-            unsaid.join(known, on="mark", suffix="_gpu").select(*_MET),
+            needed.join(known, on=["node", "mark"], suffix="_gpu").select(*_MATCH_COLUMNS),
+            unsaid.join(known, on="mark", suffix="_gpu").select(*_MATCH_COLUMNS),
         ]
     )
-    met = met.filter(_same_cluster("cluster_run", "cluster") & _seen_during())
-    unseen = needed.drop_nulls("node").join(met, on=["run", "mark"], how="anti").select("run", "node", "mark").unique()
-    met = _without(met, runs, parents)
-    least = _least_named(met, needed, runs, table)
+    matches = matches.filter(_same_cluster("cluster_run", "cluster") & _seen_during())
+    unseen = (
+        needed.drop_nulls("node").join(matches, on=["run", "mark"], how="anti").select("run", "node", "mark").unique()
+    )
+    matches = _without(matches, runs, parents)
+    least = _least_named(matches, needed, runs, table)
     ambiguous = pl.concat(
-        [least.filter(pl.col("least") > pl.col("gpus")).select("run"), _several_places(met, table)]
+        [least.filter(pl.col("least") > pl.col("gpus")).select("run"), _several_places(matches, table)]
     ).unique(maintain_order=True)
-    met = met.join(ambiguous, on="run", how="anti", maintain_order="left")
-    pairs = met.group_by("run", "at").agg(pl.len().cast(pl.Int64).alias("weight"))
+    matches = matches.join(ambiguous, on="run", how="anti", maintain_order="left")
+    pairs = matches.group_by("run", "at").agg(pl.len().cast(pl.Int64).alias("weight"))
     seen = pairs.join(table.select("at", "node", "slot"), on="at").unique(["run", "node", "slot"]).select("run", "node")
-    there = pl.concat([seen, unseen.select("run", "node")]).group_by("run", "node")
+    by_node = pl.concat([seen, unseen.select("run", "node")]).group_by("run", "node")
     return _Records(
         pairs.sort("run", "at").select(*MATCH),
-        there.agg(pl.len().cast(pl.Int64).alias("gpus")),
+        by_node.agg(pl.len().cast(pl.Int64).alias("gpus")),
         least.filter(pl.col("least") == pl.col("gpus"))["run"],
         ambiguous,
         needed["run"].unique(),
     )
 
 
-def _several_places(met: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+def _several_places(matches: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """Return ``run``: runs with a record that names several GPUs, other than one after the other in a slot."""
     slot = pl.col("slot").struct
     gpu = pl.struct("node", slot.field("place"), slot.field("own")).n_unique()
-    marks = met.join(table.select("at", "node", "slot", "mig"), on="at").filter(pl.col("mig").is_null())
+    marks = matches.join(table.select("at", "node", "slot", "mig"), on="at").filter(pl.col("mig").is_null())
     return marks.group_by("run", "node", "mark").agg(gpu.alias("gpus")).filter(pl.col("gpus") > 1).select("run")
 
 
@@ -394,12 +396,12 @@ def _highest(names: pl.DataFrame) -> pl.DataFrame:
     return indices.group_by("device").agg(pl.col("value").cast(pl.Int64).max().alias("highest"))
 
 
-def _least_named(met: pl.DataFrame, needed: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+def _least_named(matches: pl.DataFrame, needed: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """Return ``run``, ``gpus``, ``least``: the minimum number of GPUs that the records of a run with GPUs name.
 
     Two names of one kind (UUID, PCI address, index) are two GPUs; a UUID and an index may be the same one.
     """
-    seen = met.join(table.select("at", "node", "slot"), on="at").group_by("run")
+    seen = matches.join(table.select("at", "node", "slot"), on="at").group_by("run")
     kind = pl.when(pl.col("mark").str.contains(":")).then(1).when(pl.col("mark").str.contains("^[0-9]+$")).then(2)
     by_kind = needed.group_by("run", kind.otherwise(0).alias("kind")).agg(
         pl.struct("node", "mark").n_unique().alias("least")
@@ -414,7 +416,7 @@ def _least_named(met: pl.DataFrame, needed: pl.DataFrame, runs: pl.DataFrame, ta
 
 
 _NAMED = {"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}
-_MET = ("run", "at", "mark", "cluster_run", "cluster", "first", "last", "start_ms", "end_ms")
+_MATCH_COLUMNS = ("run", "at", "mark", "cluster_run", "cluster", "first", "last", "start_ms", "end_ms")
 
 
 def _marks(recorded: pl.DataFrame) -> pl.DataFrame:
@@ -470,19 +472,19 @@ def by_whole_node(  # noqa: PLR0917
     )
     if places.is_empty() or table.is_empty():
         return pl.DataFrame(schema=MATCH)
-    met = (
+    presence = (
         places.select("run", "node", "cluster", "start_ms", "end_ms")
         .join(every.rename({"cluster": "of"}), on="node")
         .filter(_same_cluster("cluster", "of"))
         .with_columns((_seen_during() & (pl.col("at") < table.height)).alias("seen"))
     )
-    met = _without(met, runs, _parents(every))
-    there = _gpus_of_nodes(met)
+    presence = _without(presence, runs, _parents(every))
+    node_gpus = _gpus_of_nodes(presence)
     at_least = _fewest_gpus(runs, nodes, recorded, every)
-    count = there.group_by("run", "node").agg(
+    count = node_gpus.group_by("run", "node").agg(
         pl.col("slot").n_unique().cast(pl.Int64).alias("there"), pl.col("seen").any()
     )
-    numbered = met.group_by("run", "node").agg((pl.col("highest").max() + 1).alias("numbered"))
+    numbered = presence.group_by("run", "node").agg((pl.col("highest").max() + 1).alias("numbered"))
     places = (
         places.join(count, on=["run", "node"], how="left")
         .join(numbered, on=["run", "node"], how="left")
@@ -499,20 +501,20 @@ def by_whole_node(  # noqa: PLR0917
     everywhere = (pl.col("all") == pl.col("missing")) & pl.col("alone")
     share = (pl.col("there") * pl.col("on") == pl.col("missing")) & pl.col("certain") & ~pl.col("crowded")
     good = places.filter(pl.col("seen") & (everywhere | share)).select("run", "node")
-    pairs = there.filter("seen").join(good, on=["run", "node"], how="semi")
+    pairs = node_gpus.filter("seen").join(good, on=["run", "node"], how="semi")
     return pairs.select("run", "at", pl.lit(0, dtype=pl.Int64).alias("weight")).sort("run", "at")
 
 
-def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
-    """Return the devices of ``met`` with samples during the run, and one device of each other GPU slot.
+def _gpus_of_nodes(presence: pl.DataFrame) -> pl.DataFrame:
+    """Return the devices of ``presence`` with samples during the run, and one device of each other GPU slot.
 
     A GPU is counted once, even if it was divided into MIG instances before or after.
     """
     divided = pl.col("mig").is_not_null()
-    seen = met.filter("seen")
+    seen = presence.filter("seen")
     other = seen.select("run", "node", "place", divided.alias("other"))
     unseen = (
-        met.filter(~pl.col("seen"))
+        presence.filter(~pl.col("seen"))
         .join(seen, on=["run", "node", "slot"], how="anti")
         .unique(["run", "node", "slot"])
         .with_columns((~divided).alias("other"))

@@ -453,11 +453,11 @@ def _nodes_for_memory(row: Row) -> int:
 
     The memory is the job's allocation or, if less, the peak of its largest process (plus 20 %) on each of its cores.
     """
-    given, gib = row["alloc_mem_bytes"] or row["req_mem_bytes"], row["node_gib"]
-    if not given or not gib:
+    memory_bytes, gib = row["alloc_mem_bytes"] or row["req_mem_bytes"], row["node_gib"]
+    if not memory_bytes or not gib:
         return 1
     peak = row["max_rss_bytes"]
-    most = given if peak is None or row["running"] else min(given, 1.2 * peak * (row["cpus"] or 1))
+    most = memory_bytes if peak is None or row["running"] else min(memory_bytes, 1.2 * peak * (row["cpus"] or 1))
     return max(1, math.ceil(float(most) / GIB / float(gib)))
 
 

@@ -184,8 +184,8 @@ def slots_of(  # noqa: PLR0917
     )
     lookup = {int(run): position for position, run in enumerate(runs)}
     cuts = [(device, edges[lookup[run]]) for device, run in _device_runs(allocations, involved)]
-    there = taking_part[allocations.device]
-    shared = allocations.take(there)
+    sampled = taking_part[allocations.device]
+    shared = allocations.take(sampled)
     slotted = build(
         shared,
         taking_part=taking_part,
@@ -194,7 +194,9 @@ def slots_of(  # noqa: PLR0917
         cut_device=np.concatenate([np.empty(0, np.int64), *(np.full(len(e), device) for device, e in cuts)]),
         cut_time=np.concatenate([np.empty(0, np.int64), *(e for _, e in cuts)]),
     )
-    return TimelineSlots(runs, edges, shared, slotted, _pieces_during(allocations.take(involved), pieces), kept[there])
+    return TimelineSlots(
+        runs, edges, shared, slotted, _pieces_during(allocations.take(involved), pieces), kept[sampled]
+    )
 
 
 def _edges(start: int, end: int, step: int) -> Ints:
@@ -243,8 +245,8 @@ def timelines(
         np.add.at(sums, partly_slot, totals.partly_sums[row[partly]] * partly_share[partly, None])
         idle = np.zeros(count)
         np.add.at(idle, slot, totals.sums[cell[selected], _IDLE] * share[selected] * slots.kept[owner[selected]])
-        left = partly_share[partly] * slots.kept[partly_owner[partly]]
-        np.add.at(idle, partly_slot, totals.partly_sums[row[partly], _IDLE] * left)
+        partly_kept = partly_share[partly] * slots.kept[partly_owner[partly]]
+        np.add.at(idle, partly_slot, totals.partly_sums[row[partly], _IDLE] * partly_kept)
         sums[:, _IDLE] = idle
         held = np.bincount(slot, weights=(cells.end - cells.start)[cell[selected]] * share[selected], minlength=count)
         key = keys.row(position, named=True)

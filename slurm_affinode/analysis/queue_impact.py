@@ -133,13 +133,13 @@ class PendingQueue:
         chosen, waited = self._chosen(finding, key, gpu_type, features)
         if not len(chosen):
             return QueueImpact(0, 0, 0.0, 0.0)
-        left, startable = free, 0
+        remaining, startable = free, 0
         for number in chosen:  # ends after a few jobs, when no GPU is left
             gpus = int(group.gpus[number])
-            fit = min(left // gpus, int(group.most[number]))
+            fit = min(remaining // gpus, int(group.most[number]))
             startable += fit
-            left -= fit * gpus
-            if not left:
+            remaining -= fit * gpus
+            if not remaining:
                 break
         times, tasks = waited[chosen], group.tasks[chosen]
         examples = tuple(group.jobs[i].id for i in chosen[:EXAMPLES])

@@ -153,30 +153,30 @@ def device_groups(devices: pl.DataFrame, days: int) -> list[pl.Series]:
     return [some["device"] for some in rows.with_columns(group.alias("group")).partition_by("group")]
 
 
-Given = TypeVar("Given")
+Shared = TypeVar("Shared")
 
 
 def read_by_groups(
-    read: Callable[[SampleStore, pl.DataFrame, Given], pl.DataFrame], store: SampleStore, devices: pl.DataFrame,
-    given: Given, *, days: int, spread: Spread | None,
+    read: Callable[[SampleStore, pl.DataFrame, Shared], pl.DataFrame], store: SampleStore, devices: pl.DataFrame,
+    shared: Shared, *, days: int, spread: Spread | None,
 ) -> pl.DataFrame:  # fmt: skip
     """Return ``read`` of the devices, or with ``spread`` of each of several groups (``device_groups``)."""
     groups = [] if spread is None else device_groups(devices, days)
     if spread is None or len(groups) < 2:
-        return read(store, devices, given)
+        return read(store, devices, shared)
     todo = [devices.filter(pl.col("device").is_in(group.implode())) for group in groups]
-    frames: Iterator[pl.DataFrame] = spread(partial(_read_in_task, read), todo, (store.place.absolute(), given))
+    frames: Iterator[pl.DataFrame] = spread(partial(_read_in_task, read), todo, (store.place.absolute(), shared))
     return pl.concat(frames)
 
 
 def _read_in_task(
-    read: Callable[[SampleStore, pl.DataFrame, Given], pl.DataFrame],
+    read: Callable[[SampleStore, pl.DataFrame, Shared], pl.DataFrame],
     devices: pl.DataFrame,
-    shared: tuple[StorePlace, Given],
+    shared: tuple[StorePlace, Shared],
 ) -> pl.DataFrame:
-    place, given = shared
+    place, shared_input = shared
     with store_of_task(place) as store:
-        return read(store, devices, given)
+        return read(store, devices, shared_input)
 
 
 def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_steps: float) -> Index:
@@ -273,8 +273,12 @@ def _same_gpus(days: Sequence[pl.DataFrame], others: Sequence[pl.DataFrame], sev
     every = pl.concat([table.select("device", *IDENTITY) for table in (*days, *others)])
     names = adoptions(every, several)
     for table in days:
-        there = set(table["device"].to_list())
-        names = {device: other for device, other in names.items() if not (device in there and other in there)}
+        names_in_table = set(table["device"].to_list())
+        names = {
+            device: other
+            for device, other in names.items()
+            if not (device in names_in_table and other in names_in_table)
+        }
     return names
 
 

@@ -59,13 +59,13 @@ def twins(table: pl.DataFrame) -> pl.DataFrame:
         pl.col("first").dt.epoch("ms").alias("from_ms"),
         (pl.col("last").dt.epoch("ms") + pl.col("step_ms")).alias("to_ms"),
     )
-    met = devices.join(devices, on="slot", suffix="_other").filter(
+    overlapping = devices.join(devices, on="slot", suffix="_other").filter(
         (pl.col("rank_other") > pl.col("rank"))
         & (pl.col("from_ms_other") < pl.col("to_ms"))
         & (pl.col("from_ms") < pl.col("to_ms_other"))
     )
     columns = {"from_ms_other": "from_ms", "to_ms_other": "to_ms"}
-    return met.select("at", pl.col("at_other").alias("other"), *columns).rename(columns).sort("at", "other")
+    return overlapping.select("at", pl.col("at_other").alias("other"), *columns).rename(columns).sort("at", "other")
 
 
 def without(excluded: pl.DataFrame) -> pl.DataFrame:

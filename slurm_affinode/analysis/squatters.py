@@ -112,12 +112,12 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     )
     begins, suspended_ms = whole["begin_ms"].to_numpy(), whole["suspended_s"].to_numpy() * 1000
     sampled = SampledDays.of(index)
-    given = FollowInput(
+    follow_input = FollowInput(
         history.place.absolute(), query.since, query.until, tuple(sorted(set(limits_pct)) or [5.0]), query.thresholds,
         sampled,
     )  # fmt: skip
     groups = [] if spread is None else samples.device_groups(about, len(sampled.days))
-    followed, used = idle_windows.follow_all(history, keys, begins, given, groups, spread or in_turn)
+    followed, used = idle_windows.follow_all(history, keys, begins, follow_input, groups, spread or in_turn)
     shared, everything = _shared(pairs, mapped.pairs, runs), mapped.pairs.select("run", "at")
     return HeldGpus(
         query, runs, nodes, devices, pairs, followed, steps, used, shared, suspended_ms, everything, mapped.left_out,
@@ -135,14 +135,14 @@ def _newest(pairs: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
 def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
     without = runs.filter(pl.col("gpus").fill_null(0) == 0)["run"]
     shared_pairs = pairs.with_row_index("pair").filter(pl.col("run").is_in(without.implode()))
-    there = all_pairs.select("run", "at").join(runs.select("run", "start_ms", "end_ms"), on="run")
-    met = shared_pairs.join(there, on="at", suffix="_other").filter(
+    other_runs = all_pairs.select("run", "at").join(runs.select("run", "start_ms", "end_ms"), on="run")
+    overlapping = shared_pairs.join(other_runs, on="at", suffix="_other").filter(
         (pl.col("run") != pl.col("run_other"))
         & (pl.col("start_ms") < pl.col("end_ms_other"))
         & (pl.col("start_ms_other") < pl.col("end_ms"))
     )
     shared = np.zeros(pairs.height, np.bool_)
-    shared[met["pair"].to_numpy()] = True
+    shared[overlapping["pair"].to_numpy()] = True
     return shared
 
 

@@ -122,20 +122,20 @@ def not_allocated_ms(existing: pl.DataFrame, held: pl.DataFrame, lacking: pl.Dat
     )
     of_run = np.arange(places.height, both.height)
     placed = lacking["node"].is_not_null().to_numpy()
-    taken = tuple(lacking[name].to_numpy() for name in ("start_ms", "end_ms"))
+    lacking_spans = tuple(lacking[name].to_numpy() for name in ("start_ms", "end_ms"))
     gpus = -lacking["gpus"].to_numpy().astype(np.float64)
-    left = _remaining(
+    unallocated = _remaining(
         (node[: places.height], *free[1:]),
-        (node[of_run][placed], taken[0][placed], taken[1][placed], gpus[placed]),
+        (node[of_run][placed], lacking_spans[0][placed], lacking_spans[1][placed], gpus[placed]),
     )
     if not placed.all():
         cluster_of = np.zeros(int(node.max()) + 1, np.int64)
         cluster_of[node] = cluster
-        left = _remaining(
-            (cluster_of[left[0]], *left[1:]),
-            (cluster[of_run][~placed], taken[0][~placed], taken[1][~placed], gpus[~placed]),
+        unallocated = _remaining(
+            (cluster_of[unallocated[0]], *unallocated[1:]),
+            (cluster[of_run][~placed], lacking_spans[0][~placed], lacking_spans[1][~placed], gpus[~placed]),
         )
-    return float(((left[2] - left[1]) * left[3]).sum())
+    return float(((unallocated[2] - unallocated[1]) * unallocated[3]).sum())
 
 
 def _spans(frame: pl.DataFrame, gpus: float) -> Spans:
@@ -150,7 +150,7 @@ def _existing(joined: _Joined, max_gap_steps: float) -> pl.DataFrame:
     """
     since, until = joined.cells.since, joined.cells.until
     first, last = (pl.col(name).dt.epoch("ms") for name in ("first", "last"))
-    gone, near = last + pl.col("step_ms"), (pl.col("step_ms") * max_gap_steps).ceil().cast(pl.Int64)
+    sampled_to, near = last + pl.col("step_ms"), (pl.col("step_ms") * max_gap_steps).ceil().cast(pl.Int64)
     spans = joined.devices.with_columns(joined.mapped.slot_of, pl.Series("counts", joined.taking_part)).select(
         pl.int_range(pl.len(), dtype=pl.Int64).alias("at"),
         "slot",
@@ -158,15 +158,15 @@ def _existing(joined: _Joined, max_gap_steps: float) -> pl.DataFrame:
         "node",
         "counts",
         pl.when(first - since <= near).then(since).otherwise(first).clip(since).alias("start_ms"),
-        pl.when(until - gone <= near).then(until).otherwise(gone).clip(upper_bound=until).alias("end_ms"),
+        pl.when(until - sampled_to <= near).then(until).otherwise(sampled_to).clip(upper_bound=until).alias("end_ms"),
     )
     spans = spans.filter("counts", pl.col("start_ms") < pl.col("end_ms"))
     return slots.clipped(spans, joined.mapped.counted)
 
 
-def _remaining(free: Spans, taken: Spans) -> Spans:
-    """Return the periods in which ``free`` exceeds ``taken``, and the difference."""
-    place, start, end, gpus = (np.concatenate([a, b]) for a, b in zip(free, taken, strict=True))
+def _remaining(free: Spans, held: Spans) -> Spans:
+    """Return the periods in which ``free`` exceeds ``held``, and the difference."""
+    place, start, end, gpus = (np.concatenate([a, b]) for a, b in zip(free, held, strict=True))
     at, time, change = np.concatenate([place, place]), np.concatenate([start, end]), np.concatenate([gpus, -gpus])
     order = np.lexsort((time, at))
     at, time, net = at[order], time[order], np.cumsum(change[order])

@@ -66,11 +66,11 @@ class Starter:
                 socket.send_fds(self._control, [b"\0"], [far_end.fileno()])
             near_end.settimeout(timeout_s + _LATE_S)
             try:
-                left = list(pass_fds)
+                remaining = list(pass_fds)
                 while True:
-                    batch, left = left[:_MOST_FDS], left[_MOST_FDS:]
-                    socket.send_fds(near_end, [_MORE if left else _LAST], batch)
-                    if not left:
+                    batch, remaining = remaining[:_MOST_FDS], remaining[_MOST_FDS:]
+                    socket.send_fds(near_end, [_MORE if remaining else _LAST], batch)
+                    if not remaining:
                         break
                 near_end.sendall(json.dumps(request).encode())
                 near_end.shutdown(socket.SHUT_WR)
@@ -125,15 +125,15 @@ def _serve(client: socket.socket) -> None:
         os.close(fd)
     stdin = request["stdin"]
     try:
-        done = process.run(
+        completed = process.run(
             request["argv"], timeout_s=request["timeout_s"], env=request["env"], check=request["check"],
             stdin=None if stdin is None else stdin.encode("latin-1"), pass_fds=numbers, group=request["group"],
         )  # fmt: skip
     except UnreachableError as error:
         talk.sendall(json.dumps({"error": str(error), "hint": error.hint}).encode() + b"\n")
     else:
-        head = {"status": done.returncode, "stderr": done.stderr}
-        talk.sendall(json.dumps(head).encode() + b"\n" + done.stdout)
+        head = {"status": completed.returncode, "stderr": completed.stderr}
+        talk.sendall(json.dumps(head).encode() + b"\n" + completed.stdout)
     talk.close()
 
 

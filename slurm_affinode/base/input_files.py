@@ -57,9 +57,9 @@ class _Utf8(io.RawIOBase):
             data = self._file.read(_BLOCK)
             ended = not data
             self._held = self._decoder.decode(data, final=ended).encode("utf-8", "replace")
-        taken, self._held = self._held[: len(buffer)], self._held[len(buffer) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
+        chunk, self._held = self._held[: len(buffer)], self._held[len(buffer) :]
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
 
     def close(self) -> None:
         self._file.close()
@@ -81,8 +81,8 @@ def is_binary(head: bytes) -> bool:
     if b"\0" not in head:
         return False
     lines = [line for line in head.split(b"\n") if line.strip()]
-    odd = sum(_CONTROL.search(line) is not None for line in lines)
-    return 2 * odd > len(lines)
+    binary_lines = sum(_CONTROL.search(line) is not None for line in lines)
+    return 2 * binary_lines > len(lines)
 
 
 def ends_in_cr(head: bytes) -> bool:

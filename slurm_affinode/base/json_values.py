@@ -79,10 +79,10 @@ def record(
     Tuples, also named ones, are lists; mappings are objects, with keys of type ``str`` or ``int``. ``parsers``: types
     that are written as strings. Raises ``ValueError``, with ``strict`` also for unknown keys.
     """
-    given, hints = table(value), _hints(typing.cast(Any, kind))
-    if strict and (unknown := given.keys() - hints.keys()):
+    entries, hints = table(value), _hints(typing.cast(Any, kind))
+    if strict and (unknown := entries.keys() - hints.keys()):
         raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
-    members = {name: _built(hints[name], member, parsers) for name, member in given.items() if name in hints}
+    members = {name: _built(hints[name], member, parsers) for name, member in entries.items() if name in hints}
     try:
         return kind(**members)
     except TypeError as error:  # a field is missing

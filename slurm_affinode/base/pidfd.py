@@ -669,8 +669,8 @@ class Namespace:
     def kill_all(self, timeout_s: float = _END_S) -> bool:
         """Kill every process of the namespace except its PID 1, which reaps them; return whether all are gone."""
         deadline = time.monotonic() + timeout_s
-        while left := self.numbers():
-            for number in left:  # processes of a tree before CRIU, which may hold them
+        while remaining := self.numbers():
+            for number in remaining:  # processes of a tree before CRIU, which may hold them
                 self.send(number, signal.SIGKILL)
             if time.monotonic() > deadline:
                 return False

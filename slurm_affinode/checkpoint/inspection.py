@@ -412,8 +412,10 @@ def memory_facts(pid: int, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/c
         if cgroups in directory.parents
     }
     # The root cgroup of a node has no limit, but in a container it is the container's own cgroup.
-    left = [_headroom(directory) for directory in (*directories, cgroups, cgroups / "memory")]
-    return MemoryFacts(available_memory(proc=proc) or 0, min((room for room in left if room is not None), default=None))
+    rooms = [_headroom(directory) for directory in (*directories, cgroups, cgroups / "memory")]
+    return MemoryFacts(
+        available_memory(proc=proc) or 0, min((room for room in rooms if room is not None), default=None)
+    )
 
 
 def _headroom(directory: Path) -> int | None:

@@ -104,19 +104,19 @@ def forget(config: Config, *, user: str, apply: bool, as_json: bool) -> None:
     """
     from slurm_affinode.pipeline.forget import forget as forget_user  # noqa: PLC0415 - it reads the sample stores
 
-    done = forget_user(config, user, datetime.now(UTC), apply=apply)
+    outcome = forget_user(config, user, datetime.now(UTC), apply=apply)
     if as_json:
-        print_json({"user": user, "applied": apply, **asdict(done)})
+        print_json({"user": user, "applied": apply, **asdict(outcome)})
         return
-    rows: list[tuple[str, object]] = [(f"rows of {table}", count) for table, count in done.rows.items()]
-    rows += [("reports to delete", ", ".join(done.reports))] if done.reports else []
-    rows += [("files to delete", ", ".join(done.files))] if done.files else []
+    rows: list[tuple[str, object]] = [(f"rows of {table}", count) for table, count in outcome.rows.items()]
+    rows += [("reports to delete", ", ".join(outcome.reports))] if outcome.reports else []
+    rows += [("files to delete", ", ".join(outcome.files))] if outcome.files else []
     if not rows:
         echo(f"no data of {user} is stored")
     else:
         print_table(("", ""), rows)
-        echo("", f"{user} is now {done.pseudonym}" if apply else "nothing was changed; to change it: --apply")
-    echo("", "not changed by this command:", *(f"  {place}" for place in done.remaining))
+        echo("", f"{user} is now {outcome.pseudonym}" if apply else "nothing was changed; to change it: --apply")
+    echo("", "not changed by this command:", *(f"  {place}" for place in outcome.remaining))
 
 
 def _time(moment: datetime | None) -> str:

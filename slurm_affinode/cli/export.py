@@ -64,7 +64,7 @@ def openmetrics(
     if out == "-" and as_json:
         raise click.UsageError("--json needs --out FILE: standard output is taken")
     target = sys.stdout.buffer if out == "-" else Path(out)
-    given = dict(_label(text) for text in labels)
+    label_map = dict(_label(text) for text in labels)
     with progress("writing", total=None, quiet=as_json) as advance:
 
         def went_on(values: int) -> None:
@@ -72,7 +72,7 @@ def openmetrics(
                 raise click.exceptions.Exit(0)  # without a reader there is nothing left to do
             advance(values)
 
-        written = as_openmetrics(config, since, until, target, labels=given, advance=went_on)
+        written = as_openmetrics(config, since, until, target, labels=label_map, advance=went_on)
     if as_json:
         print_json({"out": out, **{name: getattr(written, name) for name in written.__dataclass_fields__}})
     elif out != "-":

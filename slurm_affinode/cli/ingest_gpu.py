@@ -80,9 +80,9 @@ def ingest_gpu(*, timezone: str | None, fields: str | None, source: SampleInput)
     options = source.options(zone=timezone, fields=[name for name in (fields or "").split(",") if name.strip()])
     if not paths:
         return _from_prometheus(source, options)
-    with source.files() as (repository, given, advance):
+    with source.files() as (repository, input_paths, advance):
         summary = ingest.ingest_gpu_samples(
-            run.config, repository, given, options, format=source.format, again=source.again, dry_run=run.dry_run,
+            run.config, repository, input_paths, options, format=source.format, again=source.again, dry_run=run.dry_run,
             advance=advance,
         )  # fmt: skip
     _report(source, summary)

@@ -105,28 +105,28 @@ def ingest_sacct(
         delimiter=_unescape(delimiter),
         strict=strict,
     )
-    done: list[Intake] = []
+    intakes: list[Intake] = []
     failed: list[AffinodeError] = []
     with run.store() as repository:
         if files:
             for source in _sources(files):
                 try:
-                    done.append(_ingest(source, how, repository, quiet=run.as_json))
+                    intakes.append(_ingest(source, how, repository, quiet=run.as_json))
                 except InputError as error:
                     failed.append(error)
         else:
             try:
-                done.extend(
+                intakes.extend(
                     _run_sacct(
                         repository, how, since=since, until=until, config=run.config, cluster=cluster,
                         all_clusters=all_clusters,
                     )
                 )  # fmt: skip
             except AffinodeError as error:
-                if not done:
+                if not intakes:
                     raise
                 failed.append(error)
-    _report_sacct(done, run)
+    _report_sacct(intakes, run)
     if len(failed) == 1:
         raise failed[0]
     for failure in failed:
@@ -155,10 +155,10 @@ def _ingest(source: _Source, how: SacctReading, repository: Repository | None, *
 def _jobstats(accounting: Accounting) -> tuple[str, ...]:
     """Return a note on jobstats summaries in the input: they are averages, and are not mixed with samples."""
     comments = accounting.jobs["admin_comment"]
-    there = int((comments.str.starts_with("JS1:") & ~comments.is_in(["JS1:Short", "JS1:None"])).sum())
-    if not there:
+    summaries = int((comments.str.starts_with("JS1:") & ~comments.is_in(["JS1:Short", "JS1:None"])).sum())
+    if not summaries:
         return ()
-    what = "1 run has a jobstats summary" if there == 1 else f"{there:,} runs have a jobstats summary"
+    what = "1 run has a jobstats summary" if summaries == 1 else f"{summaries:,} runs have a jobstats summary"
     return (f"{what} in AdminComment, averages that a report cannot use: see slurm-affinode trace jobstats",)
 
 
@@ -225,12 +225,12 @@ def _fingerprint(content: Path | bytes) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _report_sacct(done: Sequence[Intake], run: IngestRun) -> None:
+def _report_sacct(intakes: Sequence[Intake], run: IngestRun) -> None:
     if run.as_json:
-        print_json({"dry_run": run.dry_run, "sources": [_as_json(intake) for intake in done]})
+        print_json({"dry_run": run.dry_run, "sources": [_as_json(intake) for intake in intakes]})
         return
     columns = ("source", "records", "job runs", "steps", "new", "updated", "unchanged", "bad records")
-    run.print_outcomes(columns, [_outcome(intake, run.shown) for intake in done])
+    run.print_outcomes(columns, [_outcome(intake, run.shown) for intake in intakes])
 
 
 def _figures(intake: Intake) -> list[int | None]:

@@ -77,11 +77,11 @@ class SampleInput:
     @contextmanager
     def files(self) -> Iterator[tuple[Repository | None, list[str], Advance]]:
         """Open the database, and yield it with the paths of all files and the function that reports progress."""
-        with self.run.store() as repository, with_stdin(self.paths) as given:
-            total = sum(inputs.size(path) for path in inputs.expand(given)[0])
+        with self.run.store() as repository, with_stdin(self.paths) as input_paths:
+            total = sum(inputs.size(path) for path in inputs.expand(input_paths)[0])
             quiet = self.run.as_json or not self.paths
             with progress("reading", total=total, quiet=quiet, of_bytes=True) as advance:
-                yield repository, given, advance
+                yield repository, input_paths, advance
 
     @contextmanager
     def prometheus(

@@ -74,9 +74,9 @@ def ingest_serving(*, urls: tuple[str, ...], address: str | None, source: Sample
     options = source.options()
     if not paths and not urls:
         return _from_prometheus(source, options)
-    with source.files() as (repository, given, advance):
+    with source.files() as (repository, input_paths, advance):
         summary, totals = ingest.ingest_engine_samples(
-            run.config, repository, options, paths=given, urls=urls, format=source.format, address=address,
+            run.config, repository, options, paths=input_paths, urls=urls, format=source.format, address=address,
             again=source.again, dry_run=run.dry_run, advance=advance,
         )  # fmt: skip
     _report(source, summary, totals)

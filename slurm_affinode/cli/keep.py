@@ -56,19 +56,21 @@ def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> 
     policy = site_policy.load(config)
     exemption = exemptions.ExemptionRequest(now + timedelta(seconds=for_s), " ".join(why.split()))
     with open_client(config.slurm.backend, warned=warn) as slurm:  # type: ignore[arg-type]
-        there = slurm.job(job)
-        problem = _against(there, exemption, policy, now)
+        live_job = slurm.job(job)
+        problem = _against(live_job, exemption, policy, now)
         if problem is not None:
-            warn(f"job {there.id}: {problem}")
+            warn(f"job {live_job.id}: {problem}")
             return 1
-        slurm.set_comment(there.id, exemptions.comment_with(there.comment, exemption))
+        slurm.set_comment(live_job.id, exemptions.comment_with(live_job.comment, exemption))
         cluster = config.cluster.name or slurm.config().get("ClusterName") or "default"
-    keep_ = Keep(cluster, there.job_id, there.submit or now, there.user or "?", exemption.why, now, exemption.until)
-    written = _write(config, keep_, there.id, now)
+    keep_ = Keep(
+        cluster, live_job.job_id, live_job.submit or now, live_job.user or "?", exemption.why, now, exemption.until
+    )
+    written = _write(config, keep_, live_job.id, now)
     if as_json:
-        print_json({"job": there.id, "until": exemption.until, "why": exemption.why, "written": written})
+        print_json({"job": live_job.id, "until": exemption.until, "why": exemption.why, "written": written})
     else:
-        echo(f"Job {there.id} is left alone for {span(for_s)}, until {clock(exemption.until)} ({zone()})")
+        echo(f"Job {live_job.id} is left alone for {span(for_s)}, until {clock(exemption.until)} ({zone()})")
     return 0
 
 

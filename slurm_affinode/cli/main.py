@@ -147,10 +147,10 @@ def main() -> NoReturn:
         sys.exit(2)
     except UnicodeEncodeError:
         # Only file names may be invalid UTF-8; any other such argument fails when it is stored or printed.
-        odd = next((argument for argument in sys.argv[1:] if _not_utf8(argument)), None)
-        if odd is None:
+        invalid = next((argument for argument in sys.argv[1:] if _not_utf8(argument)), None)
+        if invalid is None:
             raise
-        click.echo(f"slurm-affinode: {odd!r}: this argument is not UTF-8", err=True)
+        click.echo(f"slurm-affinode: {invalid!r}: this argument is not UTF-8", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         click.echo("slurm-affinode: interrupted", err=True)

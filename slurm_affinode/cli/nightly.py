@@ -123,7 +123,7 @@ def nightly(
 
 
 def _mails(config: Config, directory: Path | None, now: datetime) -> UsageMails | None:
-    """Return what sends the mails of the run; ``None`` if the site wants none. ``directory``: write them there."""
+    """Return the sender of the mails of the run, or ``None`` if none are configured. ``directory``: for the mails."""
     settings, zone, pages = config.nightly.mail, config.cluster.timezone, config.nightly.pages
     if not settings.periods:
         return None

@@ -79,10 +79,10 @@ def prometheus_options(function: F) -> F:
     @connection_option("--insecure", is_flag=True, help="Skip verification of TLS certificates")
     @functools.wraps(function)
     def wrapper(*args: Any, config: Config, url: str | None, insecure: bool, **kwargs: Any) -> Any:
-        given = {name: value for name in _SETTINGS if (value := kwargs.pop(name))}
+        overrides = {name: value for name in _SETTINGS if (value := kwargs.pop(name))}
         if insecure:
-            given["insecure"] = True
-        settings = _settings(config.prometheus, url, given)
+            overrides["insecure"] = True
+        settings = _settings(config.prometheus, url, overrides)
         return function(*args, config=replace(config, prometheus=settings), with_prometheus=url is not None, **kwargs)
 
     return wrapper  # type: ignore[return-value]
@@ -91,16 +91,16 @@ def prometheus_options(function: F) -> F:
 _SETTINGS = ("match", "step", "token_file", "username", "password_file", "ca_file", "cert_file", "key_file")
 
 
-def _settings(configured: PrometheusConfig, url: str | None, given: dict[str, Any]) -> PrometheusConfig:
+def _settings(configured: PrometheusConfig, url: str | None, overrides: dict[str, Any]) -> PrometheusConfig:
     if url is None:
-        if given and configured.url is None:
-            option = f"--{next(iter(given)).replace('_', '-').replace('username', 'prometheus-user')}"
+        if overrides and configured.url is None:
+            option = f"--{next(iter(overrides)).replace('_', '-').replace('username', 'prometheus-user')}"
             raise click.UsageError(f"{option} is for a Prometheus server: give --prometheus URL, or set prometheus.url")
-        return replace(configured, **given)
+        return replace(configured, **overrides)
     checked = checked_url(url)
     if configured.url is not None and checked_url(configured.url) == checked:
-        return replace(configured, **given)
-    return PrometheusConfig(url=checked, timeout=configured.timeout, overlap=configured.overlap, **given)
+        return replace(configured, **overrides)
+    return PrometheusConfig(url=checked, timeout=configured.timeout, overlap=configured.overlap, **overrides)
 
 
 class Named(click.Path):

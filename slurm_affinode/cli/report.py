@@ -183,13 +183,13 @@ def _page_or_command(**values: Any) -> Any:
     context = click.get_current_context()
     if context.invoked_subcommand is None:
         return context.invoke(page, **values)
-    given = [
+    options = [
         parameter.opts[-1]
         for parameter in page.params
         if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
-    if given:
-        raise click.UsageError(f"{given[0]} belongs after {context.invoked_subcommand!r}, if that has such an option")
+    if options:
+        raise click.UsageError(f"{options[0]} belongs after {context.invoked_subcommand!r}, if that has such an option")
     return None
 
 

@@ -234,8 +234,8 @@ def _retries(row: Mapping[str, Any]) -> str:
     last = "" if row["failed"] is None else f", last at {_time(row['failed'])}"
     if row["retry"] is None:
         return f"{count}{last}; not retried automatically"
-    left = "the last retry" if row["retries_left"] == 1 else f"{row['retries_left']} retries left"
-    return f"{count}{last}; next try after {_time(row['retry'])} ({left})"
+    remaining = "the last retry" if row["retries_left"] == 1 else f"{row['retries_left']} retries left"
+    return f"{count}{last}; next try after {_time(row['retry'])} ({remaining})"
 
 
 def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:

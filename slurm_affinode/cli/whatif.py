@@ -269,8 +269,8 @@ def whatif(
             raise click.UsageError(
                 "with --since, --times is requested, predicted or actual, with --backfill easy or conservative"
             )
-        if given := _given("seed"):
-            raise click.UsageError(f"{given} has no influence with --since, or idle windows of a trace")
+        if option := _option_of("seed"):
+            raise click.UsageError(f"{option} has no influence with --since, or idle windows of a trace")
         if suspend_idle is None and sweep and html is not None:
             suspend_idle = min(sweep, key=lambda window: abs(window - _TYPICAL_S))
         change = {
@@ -289,8 +289,8 @@ def whatif(
             "--suspend-idle, --mode, --gpus, --limit-interactive, --one-pool, --sweep, --html, --idle-risk and "
             "--dask need --since; with --trace site:DIR: --suspend-idle, --sweep, --gpus, --html, --idle-risk"
         )
-    if given := _given("until"):
-        raise click.UsageError(f"{given} has no influence with a log or trace")
+    if option := _option_of("until"):
+        raise click.UsageError(f"{option} has no influence with a log or trace")
     _simulate_log(
         trace,
         capacity,
@@ -302,7 +302,7 @@ def whatif(
     return 0
 
 
-def _given(*names: str) -> str | None:
+def _option_of(*names: str) -> str | None:
     """Return the first option of these parameters that was given; ``None`` without one."""
     context = click.get_current_context()
     return next(
@@ -317,8 +317,8 @@ def _given(*names: str) -> str | None:
 
 def _reject_others(where: str, *used: str) -> None:
     """Raise a usage error if an option of ``_SIMULATED`` was given that is not ``used``."""
-    if given := _given(*(name for name in _SIMULATED if name not in used)):
-        raise click.UsageError(f"{given} has no influence with {where}")
+    if option := _option_of(*(name for name in _SIMULATED if name not in used)):
+        raise click.UsageError(f"{option} has no influence with {where}")
 
 
 def _simulate_log(

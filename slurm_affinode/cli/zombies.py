@@ -464,8 +464,13 @@ def _explain_options(*, live: bool) -> str:
     known = {param.name: param for param in explain.params if isinstance(param, click.Option)}
     words = []
     for name, value in context.params.items():
-        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if not given or name not in known or name in ("since", "until", "as_json") or (name == "watch_s" and not live):
+        on_command_line = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if (
+            not on_command_line
+            or name not in known
+            or name in ("since", "until", "as_json")
+            or (name == "watch_s" and not live)
+        ):
             continue
         option = known[name].opts[0]
         if known[name].is_flag:

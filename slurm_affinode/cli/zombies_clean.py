@@ -134,12 +134,12 @@ def _clean_up_request(
 @click.option("--until", type=When(), metavar="TIME", help="End before TIME [default: end of the stored samples]")
 @click.option("--yes", is_flag=True, help="Send the mails; without it, only show the plan")
 @click.option("--dry-run", is_flag=True, help="Print the mails instead of sending them")
-def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None, **given: Any) -> int:
+def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None, **options: Any) -> int:
     """Mail findings to owners and administrators by the policy, one mail per recipient.
 
     A user gets one mail about all jobs: each stage once, and findings without stages once per period.
     """
-    request = replace(_clean_up_request(config, policy_path, **given), acting=yes and not dry_run)
+    request = replace(_clean_up_request(config, policy_path, **options), acting=yes and not dry_run)
     with _session(request) as session:
         decided = [action for action in session.plan() if action.verb not in DESTRUCTIVE]
         session.looked(decided, "warn")
@@ -160,14 +160,14 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
 @click.option("--over-limit", type=click.IntRange(1), metavar="N",
               help="Cancel up to N jobs, beyond the policy's limit; asks for confirmation")  # fmt: skip
 def clean(
-    *, yes: bool, warnings: bool, over_limit: int | None, config: Config, policy_path: Path | None, **given: Any
+    *, yes: bool, warnings: bool, over_limit: int | None, config: Config, policy_path: Path | None, **options: Any
 ) -> int:
     """Cancel or suspend idle jobs, end orphan processes, drain and resume nodes by the policy.
 
     A dry run unless --yes is given. Evidence is read again right before each action, so a job that has become
     active is spared. Every check, warning and action is recorded; see `zombies history`.
     """
-    request = replace(_clean_up_request(config, policy_path, **given), acting=yes)
+    request = replace(_clean_up_request(config, policy_path, **options), acting=yes)
     if over_limit is not None:
         if yes:
             _person(over_limit)
@@ -181,11 +181,11 @@ def clean(
         session.looked(decided, "clean")
         if not yes:
             return session.show([_planned(action) for action in decided], dry_run=True, untold=untold)
-        done = act.execute(decided, session.tools)
-        done += zombie_mail.notify(decided, session.tools, session.ledger)
-        tried = {outcome.action.finding.key for outcome in done}
+        outcomes = act.execute(decided, session.tools)
+        outcomes += zombie_mail.notify(decided, session.tools, session.ledger)
+        tried = {outcome.action.finding.key for outcome in outcomes}
         rest = [action for action in decided if action.finding.key not in tried]
-        return session.show([*done, *_idle(rest)], dry_run=False, untold=untold)
+        return session.show([*outcomes, *_idle(rest)], dry_run=False, untold=untold)
 
 
 def _person(limit: int) -> None:
@@ -241,14 +241,14 @@ class Session:
         running = [finding for finding in self.assessment.findings if finding.job is not None and finding.job.running]
         if self.jobs is None or not running:
             return frozenset()
-        there = {run for job in self.jobs if job.allocated for run in (act.run_of(job), (job.job_id, None))}
-        here = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
-        if any(finding.cluster not in here for finding in running):
-            here.add(self.tools.slurm.config().get("ClusterName", ""))
+        allocated = {run for job in self.jobs if job.allocated for run in (act.run_of(job), (job.job_id, None))}
+        own_clusters = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
+        if any(finding.cluster not in own_clusters for finding in running):
+            own_clusters.add(self.tools.slurm.config().get("ClusterName", ""))
         return frozenset(
             finding.key
             for finding in running
-            if finding.cluster in here and finding.job and act.run_of(finding.job) not in there
+            if finding.cluster in own_clusters and finding.job and act.run_of(finding.job) not in allocated
         )
 
     def _looked_at_all(self) -> list[str]:
@@ -264,8 +264,8 @@ class Session:
 
     def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
         """Return the clusters in the findings other than this Slurm's: their job IDs mean other jobs here."""
-        here = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
-        named = {finding.cluster for finding in self.assessment.findings} - here
+        own_clusters = {_cluster(self.request, self.assessment) or UNNAMED, UNNAMED}
+        named = {finding.cluster for finding in self.assessment.findings} - own_clusters
         slurm: SlurmClient | None = self.tools.slurm  # None in a dry run if Slurm does not respond
         if not named or slurm is None or not any(action.verb in DESTRUCTIVE for action in decided):
             return frozenset()

@@ -90,8 +90,8 @@ def _prune(config: Config, before: datetime, *, yes: bool, as_json: bool) -> int
     if as_json:
         print_json({"before": before, "records": count, "deleted": yes})
         return 0
-    done = "deleted" if yes else "would be deleted"
-    echo(f"{counted(count, 'record')} from before {clock(before)} ({zone()}) {done}")
+    verb = "deleted" if yes else "would be deleted"
+    echo(f"{counted(count, 'record')} from before {clock(before)} ({zone()}) {verb}")
     if count and not yes:
         warn("nothing was deleted; add --yes")
     return 0

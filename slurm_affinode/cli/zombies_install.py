@@ -80,8 +80,8 @@ def install(
     by_systemd = SYSTEMD_RUNNING.is_dir() if systemd is None else systemd
     units, cron = base / "etc/systemd/system", base / "etc/cron.d" / _CRON
     if remove:
-        gone = _remove([units / _SERVICE, units / _TIMER, cron], start=root is None)
-        _say(as_json, removed=gone)
+        removed = _remove([units / _SERVICE, units / _TIMER, cron], start=root is None)
+        _say(as_json, removed=removed)
         return 0
     verb = "warn" if warn_only else "clean --warn"
     command = f"slurm-affinode zombies {verb} {options} --yes".replace("  ", " ")
@@ -132,14 +132,14 @@ def _minutes(every_s: float) -> str:
 
 
 def _remove(paths: list[Path], *, start: bool) -> list[Path]:
-    there = [path for path in paths if path.exists()]
-    if start and any(path.name == _TIMER for path in there):
+    present = [path for path in paths if path.exists()]
+    if start and any(path.name == _TIMER for path in present):
         process.run(("systemctl", "disable", "--now", _TIMER), timeout_s=SYSTEMCTL_S, check=False)
-    for path in there:
+    for path in present:
         path.unlink()
-    if start and any(path.name == _TIMER for path in there):
+    if start and any(path.name == _TIMER for path in present):
         process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S, check=False)
-    return there
+    return present
 
 
 def _say(as_json: bool, **paths: list[Path]) -> None:

@@ -82,7 +82,7 @@ def check(
             if fault.hint:
                 echo(f"  {fault.hint}")
         return 1
-    done, note = _replay(config, site, since, until, every, look_every) if replay else ([], None)
+    replays, note = _replay(config, site, since, until, every, look_every) if replay else ([], None)
     lines = site_policy.explain(site, now)
     if as_json:
         print_json({
@@ -92,7 +92,7 @@ def check(
                  "number": replayed.action.number, "target": replayed.action.target,
                  "user": replayed.action.finding.user, "kind": replayed.action.finding.kind,
                  "reason": replayed.action.reason, "rule": replayed.action.rule, "finding": replayed.action.finding.key}
-                for replayed in done
+                for replayed in replays
             ],
         })  # fmt: skip
         return 0
@@ -102,7 +102,7 @@ def check(
     if note:
         warn(note)
     elif replay:
-        _print_replay(done, since, until)
+        _print_replay(replays, since, until)
     return 0
 
 
@@ -132,20 +132,20 @@ def _replay(  # noqa: PLR0917
     return site_policy.replay(past, site, since, until, timedelta(seconds=every_s)), None
 
 
-def _print_replay(done: list[site_policy.Replayed], since: datetime, until: datetime) -> None:
+def _print_replay(replays: list[site_policy.Replayed], since: datetime, until: datetime) -> None:
     echo("", f"From {clock(since)} to {clock(until)} ({zone()}) it would have done:")
     rows = [
         (clock(replayed.at),
          replayed.action.verb if replayed.action.verb != "none" else f"none ({replayed.action.code})",
          replayed.action.number or "", replayed.action.target, replayed.action.finding.user,
          replayed.action.finding.kind, replayed.action.reason)
-        for replayed in done
+        for replayed in replays
     ]  # fmt: skip
     if not rows:
         echo("  nothing")
         return
     print_table(("at", "action", "number", "target", "user", "kind", "why"), rows)
     counts: dict[str, int] = {}
-    for replayed in done:
+    for replayed in replays:
         counts[replayed.action.verb] = counts.get(replayed.action.verb, 0) + 1
     echo("; ".join(f"{verb}: {count}" for verb, count in sorted(counts.items())))

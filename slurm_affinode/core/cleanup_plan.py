@@ -70,7 +70,7 @@ class Effective:
 def matches(match: Match, finding: Finding) -> bool:
     """Return whether a finding matches: every list that is not empty must match. Patterns: ``*`` and ``?``."""
     job = finding.owner
-    given: dict[str, Iterable[str | None]] = {
+    candidates_by_key: dict[str, Iterable[str | None]] = {
         "clusters": (finding.cluster,),
         "partitions": (finding.partition or "").split(","),
         "nodes": finding.nodes,
@@ -81,7 +81,7 @@ def matches(match: Match, finding: Finding) -> bool:
         "jobs": () if job is None else (job.id, str(job.job_id), *_WHOLE.findall(job.id)),
         "diagnoses": (finding.diagnosis,),
     }
-    return all(_fits(getattr(match, key), candidates) for key, candidates in given.items())
+    return all(_fits(getattr(match, key), candidates) for key, candidates in candidates_by_key.items())
 
 
 def _fits(patterns: tuple[str, ...], candidates: Iterable[str | None]) -> bool:
@@ -120,14 +120,14 @@ def undecided(policy: Policy, finding: Finding, today: date) -> tuple[str, int] 
     Only rules that may forbid an action count. The account, partition and QOS of a process without a job are not
     unknown: it has none.
     """
-    given: dict[str, str | None] = {}
+    properties: dict[str, str | None] = {}
     match finding.subject:
         case JobAttempt():
-            given = {"accounts": finding.account, "partitions": finding.partition, "qos": finding.qos,
+            properties = {"accounts": finding.account, "partitions": finding.partition, "qos": finding.qos,
                      "users": finding.user}  # fmt: skip
         case ProcessRef(uid=uid):
-            given = {"users": None if finding.user == str(uid) else finding.user}
-    unknown = [key for key, value in given.items() if not value]
+            properties = {"users": None if finding.user == str(uid) else finding.user}
+    unknown = [key for key, value in properties.items() if not value]
     entries = [(entry.match, entry.line) for entry in policy.exemptions if entry.until >= today]
     entries += [(rule.match, rule.line) for rule in policy.rules if _may_forbid(rule)]
     for key in unknown:
@@ -223,12 +223,12 @@ def _part(action: Action, group: Mapping[int, Action], holding: Collection[int] 
     return replace(action, verb="none", code="part", reason=f"{action.reason}; {text}")
 
 
-def _cancel_once(action: Action, done: set[str]) -> Action:
+def _cancel_once(action: Action, processed: set[str]) -> Action:
     """Cancel a job with several findings once: a squatter may also be partly idle."""
     target = f"{action.finding.cluster}/{action.target}"
-    if target in done:
+    if target in processed:
         return replace(action, verb="none", code="same", reason=f"{action.target} is dealt with already in this run")
-    done.add(target)
+    processed.add(target)
     return action
 
 

@@ -149,8 +149,8 @@ def _suffixed(table: Mapping[str, Any]) -> dict[str, Any]:
 def _check_stages(file: TomlFile, path: Key, stages: Stages) -> None:
     order = [("first_warning", stages.first_warning_s), ("second_warning", stages.second_warning_s),
              ("cancel", stages.cancel_s)]  # fmt: skip
-    there = [(name, value) for name, value in order if value is not None]
-    for (name, value), (later, then) in itertools.pairwise(there):
+    present_stages = [(name, value) for name, value in order if value is not None]
+    for (name, value), (later, then) in itertools.pairwise(present_stages):
         if then <= value:
             file.fault((*path, later), f"is not after {name}")
     if stages.second_warning_s is not None and stages.first_warning_s is None:
@@ -268,7 +268,7 @@ def _epilog(file: TomlFile, data: Any) -> EpilogPolicy:
     )
 
 
-_HERE = ("localhost", "127.0.0.1", "::1")
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SMTP: dict[str, Kind] = {
     "host": text, "port": _from(1, 65535), "tls": _word("none", "starttls", "tls"), "user": text,
     "password_file": text, "timeout": checked(seconds, within(0, above=True)), "ca_file": text,
@@ -287,7 +287,11 @@ def _mail(file: TomlFile, data: Any) -> MailPolicy:
     entries = file.table(data, ("mail",), known)
     if "smtp" in entries:
         table = entries["smtp"]
-        if table.get("user") and table.get("tls", "none") == "none" and table.get("host", "localhost") not in _HERE:
+        if (
+            table.get("user")
+            and table.get("tls", "none") == "none"
+            and table.get("host", "localhost") not in _LOCAL_HOSTS
+        ):
             file.fault(("mail", "smtp", "user"), "its password would go over the network in the clear",
                          hint='tls = "starttls" or "tls"')  # fmt: skip
         entries["smtp"] = Smtp(**{"timeout_s" if key == "timeout" else key: value for key, value in table.items()})

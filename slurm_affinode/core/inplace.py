@@ -185,8 +185,8 @@ def _attainable(
 
 def _turns_suffice(lack: Bytes, awake: Sequence[Awake], arriving: Sequence[Arriving]) -> bool:
     """Return whether other jobs in place, each after its turn, free enough."""
-    coming = [Awake(job.job_id, job.needs) for job in arriving]
-    return _enough(lack, [*(job for job in awake if job.will_yield), *coming])
+    arriving_jobs = [Awake(job.job_id, job.needs) for job in arriving]
+    return _enough(lack, [*(job for job in awake if job.will_yield), *arriving_jobs])
 
 
 def _room(
@@ -198,11 +198,11 @@ def _room(
         for uuid, count in held.items():
             if uuid in bound:
                 bound[uuid] -= count
-    for coming in arriving:
-        for uuid, need in coming.needs.items():
+    for arrival in arriving:
+        for uuid, need in arrival.needs.items():
             if uuid in bound:
-                bound[uuid] -= max(need, coming.held.get(uuid, 0))
-                free[uuid] -= max(0, need - coming.held.get(uuid, 0))
+                bound[uuid] -= max(need, arrival.held.get(uuid, 0))
+                free[uuid] -= max(0, need - arrival.held.get(uuid, 0))
     return _Room({card.uuid: card for card in cards}, free, bound)
 
 
@@ -210,20 +210,20 @@ def _make_room(
     waiter: Waiter,
     lack: Bytes,
     others: tuple[Sequence[Awake], Sequence[Arriving]],
-    taken: Mapping[int, int],
+    yielding: Mapping[int, int],
     room: _Room,
 ) -> tuple[tuple[int, ...], str]:
     """Return the jobs to move out for ``waiter``, and the reason shown for its wait."""
     awake, arriving = others
-    there = [job for job in awake if job.job_id != waiter.job_id and any(job.held.get(uuid, 0) for uuid in lack)]
-    leaving = [job for job in there if job.leaving]
+    holders = [job for job in awake if job.job_id != waiter.job_id and any(job.held.get(uuid, 0) for uuid in lack)]
+    leaving = [job for job in holders if job.leaving]
     if _enough(lack, leaving):
         return (), f"{_jobs(leaving)} makes room"
-    movable = [job for job in there if not job.leaving and job.yields and job.job_id not in taken]
+    movable = [job for job in holders if not job.leaving and job.yields and job.job_id not in yielding]
     chosen = cheapest(_remaining_lack(lack, leaving), movable)
     if chosen:
         return tuple(job.job_id for job in chosen), f"{_jobs((*leaving, *chosen))} makes room"
-    return (), _waiting_reason(waiter, lack, (there, arriving), room)
+    return (), _waiting_reason(waiter, lack, (holders, arriving), room)
 
 
 def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
@@ -268,28 +268,28 @@ def _enough(lack: Bytes, leaving: Iterable[Awake]) -> bool:
 
 
 def _remaining_lack(lack: Bytes, leaving: Iterable[Awake]) -> dict[str, int]:
-    left = dict(lack)
+    lacking = dict(lack)
     for job in leaving:
-        for uuid in left:
-            left[uuid] -= job.held.get(uuid, 0)
-    return {uuid: count for uuid, count in left.items() if count > 0}
+        for uuid in lacking:
+            lacking[uuid] -= job.held.get(uuid, 0)
+    return {uuid: count for uuid, count in lacking.items() if count > 0}
 
 
 def _waiting_reason(
     waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Arriving]], room: _Room
 ) -> str:
-    there, arriving = others
+    holders, arriving = others
     uuid = max(lack, key=lambda gpu: lack[gpu])
     need, name = waiter.needs[uuid], _name(room.cards, uuid)
-    left = max(0, min(room.free[uuid], room.bound[uuid]))
-    busy = [job for job in there if job.idle_s is None and not job.leaving]
-    coming = [job for job in arriving if job.needs.get(uuid, 0)]
+    available = max(0, min(room.free[uuid], room.bound[uuid]))
+    busy = [job for job in holders if job.idle_s is None and not job.leaving]
+    arriving_jobs = [job for job in arriving if job.needs.get(uuid, 0)]
     if busy:
         turns = all(job.turn_left_s is not None for job in busy)
         by = f"{_jobs(busy)} is busy{', and its turn is not over' if turns else ''}"
     else:
-        by = f"{_jobs(coming)} is taking its place" if coming else "other processes hold the rest"
-    return f"it needs {size(need)} on {name}, and {size(left)} is left there: {by}"
+        by = f"{_jobs(arriving_jobs)} is taking its place" if arriving_jobs else "other processes hold the rest"
+    return f"it needs {size(need)} on {name}, and {size(available)} is left there: {by}"
 
 
 def _above(need: int, card: GpuLoad | None) -> bool:
@@ -310,10 +310,10 @@ def _name(cards: Mapping[str, GpuLoad], uuid: str) -> str:
     return cards[uuid].name if uuid in cards else uuid
 
 
-def sleeps_forever(needs: Bytes, cards: Sequence[GpuLoad], there: Bytes) -> str | None:
+def sleeps_forever(needs: Bytes, cards: Sequence[GpuLoad], used: Bytes) -> str | None:
     """Return why a job with this much GPU memory could not wake again; ``None``: it could.
 
-    ``there``: bytes that all processes hold on each GPU, including the job's own.
+    ``used``: bytes that all processes hold on each GPU, including the job's own.
     """
     for card in cards:
         need = needs.get(card.uuid, 0)
@@ -323,6 +323,6 @@ def sleeps_forever(needs: Bytes, cards: Sequence[GpuLoad], there: Bytes) -> str 
                 f"({size(card.limit)})"
             )
         # Holds even with all other jobs moved out; memory reserved by the driver is in neither number.
-        if need and card.free is not None and need + MARGIN > card.free + there.get(card.uuid, 0):
+        if need and card.free is not None and need + MARGIN > card.free + used.get(card.uuid, 0):
             return f"its {size(need)} on {card.name} leave less than the {size(MARGIN)} that have to stay free there"
     return None

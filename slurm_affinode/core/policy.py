@@ -222,8 +222,8 @@ def _fits(waiting: Waiting, node: NodeRoom) -> bool:
     )
 
 
-def _same_kind(requested: str | None, there: str | None) -> bool:
-    return requested is None or there is None or bool(set(requested.split("+")) & set(there.split("+")))
+def _same_kind(requested: str | None, present: str | None) -> bool:
+    return requested is None or present is None or bool(set(requested.split("+")) & set(present.split("+")))
 
 
 def _enough(waiting: Waiting, gpus: int, cpus: int, memory_mib: int) -> bool:
@@ -403,8 +403,8 @@ def too_soon(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
 def min_run_s(policy: SuspendPolicy, candidate: Candidate) -> float:
     """Return the longest minimum run time of its partition, account and user, else the general one."""
     named = [limits[name].min_run_s for _, name, limits in _named(policy, candidate) if name in limits]
-    given = [seconds for seconds in named if seconds is not None]
-    return max(given) if given else policy.min_run_s
+    run_limits = [seconds for seconds in named if seconds is not None]
+    return max(run_limits) if run_limits else policy.min_run_s
 
 
 def _named(policy: SuspendPolicy, candidate: Candidate) -> Iterable[tuple[str, str, Mapping[str, Limit]]]:
@@ -424,16 +424,16 @@ def _limits(policy: SuspendPolicy, candidate: Candidate, surroundings: Surroundi
     }
     for what, name, limits in _named(policy, candidate):
         most = limits[name].max_suspended if name in limits else None
-        there = counts[what].get(name, 0)
+        count = counts[what].get(name, 0)
         if most is not None and not surroundings.suspended_known:
             yield Refusal(
                 RefusalCode.LIMIT_UNKNOWN,
                 f"how many jobs of {what} {name} are suspended is unknown, and the site allows {most}: slurmctld or "
                 "the shared file system has not responded lately",
             )
-        elif most is not None and there >= most:
+        elif most is not None and count >= most:
             yield Refusal(
-                RefusalCode(f"limit-{what}"), f"{there} jobs of {what} {name} are suspended; the site allows {most}"
+                RefusalCode(f"limit-{what}"), f"{count} jobs of {what} {name} are suspended; the site allows {most}"
             )
     busy = surroundings.in_place_under_way if candidate.in_place else surroundings.under_way
     if busy >= policy.max_at_once:

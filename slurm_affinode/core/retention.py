@@ -75,7 +75,7 @@ class EvictionPlan:
 
 
 def make_room(
-    there: Iterable[TierImage],
+    images: Iterable[TierImage],
     incoming: TierImage,
     free: int,
     *,
@@ -84,7 +84,7 @@ def make_room(
 ) -> EvictionPlan:
     """Plan room for the missing bytes of ``incoming``: ``free`` bytes, and images of less value.
 
-    A negative ``free`` is an excess over the limit, which is removed as well. ``there``: images that may be cut; a
+    A negative ``free`` is an excess over the limit, which is removed as well. ``images``: images that may be cut; a
     complete copy of each is elsewhere. The part of an image that is kept is a multiple of ``grain`` bytes. ``must``:
     also cut images of more value if there is not enough else.
     """
@@ -94,7 +94,7 @@ def make_room(
     if freed == need:
         return EvictionPlan((), need)
     limit = math.inf if must else incoming.density
-    others = [image for image in there if image.held > 0 and image.name != incoming.name]
+    others = [image for image in images if image.held > 0 and image.name != incoming.name]
     cuts = []
     for image in sorted(others, key=lambda image: (image.density, image.name)):
         if image.density >= limit or freed >= need:

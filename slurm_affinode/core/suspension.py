@@ -270,12 +270,12 @@ def _matched(before: list[GpuFact], after: list[GpuFact]) -> list[tuple[GpuFact,
     same = {gpu.uuid for gpu in before} & {gpu.uuid for gpu in after}
     by_uuid = {gpu.uuid: gpu for gpu in after}
     pairs = [(gpu, by_uuid[gpu.uuid]) for gpu in before if gpu.uuid in same]
-    left = [gpu for gpu in after if gpu.uuid not in same]
+    unmatched = [gpu for gpu in after if gpu.uuid not in same]
     for gpu in before:
         if gpu.uuid in same:
             continue
-        other = next((o for o in left if o.model == gpu.model), left[0])
-        left.remove(other)
+        other = next((o for o in unmatched if o.model == gpu.model), unmatched[0])
+        unmatched.remove(other)
         pairs.append((gpu, other))
     return pairs
 

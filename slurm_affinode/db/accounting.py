@@ -242,10 +242,10 @@ def upsert_stored(
     counts = Counts(unchanged=stored.height - single.height)
     holds_rows = connection.execute(select(1).select_from(table).limit(1)).first() is not None
     for part in single.iter_slices(SLICE):
-        coming, there = part, _existing(connection, table, schema, part) if holds_rows else part.clear()
-        if align is not None and not there.is_empty():
-            coming, there = align(coming, there)
-        merged = merge(coming, there, key)
+        incoming, existing = part, _existing(connection, table, schema, part) if holds_rows else part.clear()
+        if align is not None and not existing.is_empty():
+            incoming, existing = align(incoming, existing)
+        merged = merge(incoming, existing, key)
         if table is tables.jobs:
             _note_longest(connection, merged.write)
         write_rows(connection, table, merged.write.with_columns(pl.lit(revision, pl.Int64).alias("revision")))
@@ -334,17 +334,17 @@ def upsert_runs(connection: Connection, jobs: pl.DataFrame, steps: pl.DataFrame 
     names = _within(stored)
     renamed = [names]
 
-    def align(coming: pl.DataFrame, there: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        pairs = _pairs(coming, there)
+    def align(incoming: pl.DataFrame, existing: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        pairs = _pairs(incoming, existing)
         if pairs.is_empty():
-            return coming, there
+            return incoming, existing
         incoming_names = pairs.filter(pl.col("submit") != pl.col("known_as")).select(*_NAMES)
         stored_names = pairs.filter(pl.col("old") != pl.col("known_as")).select(
             "cluster", "job_id", pl.col("old").alias("submit"), "known_as"
         )
         _move(connection, stored_names, revision)
         renamed.append(incoming_names)
-        return collapse(_apply(coming, incoming_names), _KEY), _apply(there, stored_names)
+        return collapse(_apply(incoming, incoming_names), _KEY), _apply(existing, stored_names)
 
     job_counts = upsert_stored(connection, tables.jobs, JOBS, _apply(stored, names), revision, align=align)
     if steps is None:
@@ -365,15 +365,15 @@ def _within(jobs: pl.DataFrame) -> pl.DataFrame:
     return twice.with_columns(true.alias("known_as")).filter(pl.col("submit") != pl.col("known_as")).select(*_NAMES)
 
 
-def _pairs(coming: pl.DataFrame, there: pl.DataFrame) -> pl.DataFrame:
+def _pairs(incoming: pl.DataFrame, existing: pl.DataFrame) -> pl.DataFrame:
     """Return the runs stored under another submit time (``old``) than that of the incoming record (``submit``)."""
-    known = there.filter(pl.col("start").is_not_null()).select(*_RUN, pl.col("submit").alias("old"))
-    begun = coming.filter(pl.col("start").is_not_null()).select(*_RUN, "submit")
+    known = existing.filter(pl.col("start").is_not_null()).select(*_RUN, pl.col("submit").alias("old"))
+    begun = incoming.filter(pl.col("start").is_not_null()).select(*_RUN, "submit")
     of_key = begun.select("cluster", "job_id", pl.col("submit").alias("old"), pl.col("start").alias("claims"))
     pairs = (
         begun.join(known, on=_RUN)
         .filter(pl.col("submit") != pl.col("old"))
-        .join(there.select(*_KEY, pl.col("start").alias("began"), taken=True), on=_KEY, how="left")
+        .join(existing.select(*_KEY, pl.col("start").alias("began"), taken=True), on=_KEY, how="left")
         .join(of_key, on=["cluster", "job_id", "old"], how="left")
         # If the incoming key belongs to another run that has started, the run keeps its stored key.
         .filter(pl.col("taken").is_null() | (pl.col("began") != pl.col("start")))

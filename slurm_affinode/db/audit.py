@@ -120,16 +120,16 @@ class ZombieLog:
         limit = epoch_ms(before)
 
         def work(connection: Connection) -> int:
-            gone = connection.execute(delete(zombie_audit).where(zombie_audit.c.at_ms < limit)).rowcount
+            count = connection.execute(delete(zombie_audit).where(zombie_audit.c.at_ms < limit)).rowcount
             connection.execute(delete(zombie_warnings).where(zombie_warnings.c.at_ms < limit))
             connection.execute(delete(zombie_keeps).where(zombie_keeps.c.until_ms < limit))
             until = zombie_claims.c.until_ms
             settled = until.between(FOREVER_MS, FOREVER_MS + limit - 1)
             connection.execute(delete(zombie_claims).where(or_(until < limit, settled)))
-            if gone:
-                text = f"{counted(gone, 'record')} from before {named(before, UTC)} deleted: {why}"
+            if count:
+                text = f"{counted(count, 'record')} from before {named(before, UTC)} deleted: {why}"
                 _append(connection, [_row(AuditEntry(now, who.run, who.actor, "prune", "done", text))])
-            return int(gone)
+            return int(count)
 
         return write(self._engine, work)
 
@@ -164,16 +164,16 @@ class ZombieLog:
         ``all_of``: key prefixes for which ``keys`` is complete; other findings with these prefixes are gone.
         """
         table = zombie_warnings.c
-        there = {bounded(key) for key in keys}
+        bounded_keys = {bounded(key) for key in keys}
 
         def work(connection: Connection) -> None:
             for begin in all_of:
                 alike = and_(table.finding.startswith(begin, autoescape=True), table.number == SEEN)
                 known = connection.execute(select(table.finding).where(alike)).scalars().all()
-                for key in set(known) - there:
-                    gone = and_(table.finding == key, table.number == SEEN)
-                    connection.execute(delete(zombie_warnings).where(gone))
-            for key in there:
+                for key in set(known) - bounded_keys:
+                    expired = and_(table.finding == key, table.number == SEEN)
+                    connection.execute(delete(zombie_warnings).where(expired))
+            for key in bounded_keys:
                 condition = and_(table.finding == key, table.number == SEEN)
                 row = connection.execute(select(table.recipient).where(condition)).scalar()
                 if row is not None and epoch_ms(now) - int(row) < UNSEEN_MS:
@@ -250,9 +250,9 @@ class ZombieLog:
                 table.cluster == storable(keep.cluster), table.job_id == keep.job_id,
                 table.submit == int(keep.submit.timestamp()),
             )  # fmt: skip
-            there = connection.execute(select(zombie_keeps).where(condition)).mappings().one_or_none()
-            if there is not None:
-                return _keep(dict(there))
+            stored = connection.execute(select(zombie_keeps).where(condition)).mappings().one_or_none()
+            if stored is not None:
+                return _keep(dict(stored))
             connection.execute(
                 insert(zombie_keeps).values(
                     cluster=storable(keep.cluster), job_id=keep.job_id, submit=int(keep.submit.timestamp()),

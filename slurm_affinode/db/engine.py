@@ -180,16 +180,16 @@ def parse_url(text_url: str) -> URL:
 
     Raises ``ConfigError``; its message never contains the URL, which may contain a password.
     """
-    given = text_url.strip()
-    if not given:
+    url_text = text_url.strip()
+    if not url_text:
         raise ConfigError("the URL of the database is empty", hint="leave it out to use SQLite in the state directory")
-    if "://" not in given:
-        return URL.create("sqlite", database=str(Path(given).expanduser()))
-    if given.startswith("sqlite:///") and given != "sqlite:///:memory:":
+    if "://" not in url_text:
+        return URL.create("sqlite", database=str(Path(url_text).expanduser()))
+    if url_text.startswith("sqlite:///") and url_text != "sqlite:///:memory:":
         # Not decoded: a directory may be called "50%" or "why?".
-        return URL.create("sqlite", database=given.removeprefix("sqlite:///"))
+        return URL.create("sqlite", database=url_text.removeprefix("sqlite:///"))
     try:
-        url = make_url(given)
+        url = make_url(url_text)
     except (ArgumentError, ValueError):
         url = None
     # After an @ in the password, the rest of it would be part of the host, which messages show.
@@ -263,10 +263,10 @@ def connect(url: URL, *, create: bool = True) -> Engine:
 def _sqlite(url: URL, *, create: bool) -> Engine:
     path = Path(str(url.database))
     try:
-        there = path.exists()
+        exists = path.exists()
     except OSError as error:  # the directory is closed to this user
         raise UnreachableError(f"{path}: cannot be read: {error.strerror}") from error
-    if not create and not there:
+    if not create and not exists:
         raise NoStoreError(
             f"{path}: there is no database",
             hint="is that the right --state or --db? On a new machine: slurm-affinode setup report, or an ingest such "

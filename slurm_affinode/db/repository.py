@@ -46,14 +46,14 @@ from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS
 
 def _merge(connection: Connection, entries: Iterable[LedgerEntry], revision: int) -> Counts:
     """Merge ``entries`` into the stored suspensions; new and changed rows get ``revision``."""
-    coming: dict[tuple[str, int, int, int], LedgerEntry] = {}
-    given = 0
+    merged: dict[tuple[str, int, int, int], LedgerEntry] = {}
+    count = 0
     for entry in entries:
-        given += 1
-        known = coming.get(entry.key)
-        coming[entry.key] = entry if known is None else known.merged(entry)
+        count += 1
+        known = merged.get(entry.key)
+        merged[entry.key] = entry if known is None else known.merged(entry)
     new = updated = 0
-    for key, entry in coming.items():
+    for key, entry in merged.items():
         condition = and_(*(table.c[name] == value for name, value in zip(KEY, key, strict=True)))
         row = connection.execute(select(*(table.c[name] for name in COLUMNS)).where(condition)).one_or_none()
         if row is None:
@@ -65,7 +65,7 @@ def _merge(connection: Connection, entries: Iterable[LedgerEntry], revision: int
         if after != _values(before):
             connection.execute(update(table).where(condition).values(**after, revision=revision))
             updated += 1
-    return Counts(new, updated, given - new - updated)
+    return Counts(new, updated, count - new - updated)
 
 
 def _values(entry: LedgerEntry) -> dict[str, str | int | None]:

@@ -44,11 +44,11 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
     known = {*table.by_name, *metric_table.exported_fields(), *metric_table.exported_buckets(), EXPORTED_UP}
     selectors = ["{" + ",".join(map(str, question.matchers)) + "}"] if question.matchers else []
     try:
-        there = {*client.names(selectors, question.since_ms, question.until_ms)} & known
+        present = {*client.names(selectors, question.since_ms, question.until_ms)} & known
     except (RefusedError, TooMuchError):  # some proxies forward queries only
-        there = known
-    of_process = {name for name in there if any(source.engine == PROCESS for source in table.by_name.get(name, ()))}
-    names = sorted(there - of_process)
+        present = known
+    of_process = {name for name in present if any(source.engine == PROCESS for source in table.by_name.get(name, ()))}
+    names = sorted(present - of_process)
     if not names:
         return ServerMetrics(())
     instances = _instances(client, question, names)

@@ -151,8 +151,8 @@ class EngineReader:
         frame, scrapes = self._with_scrape(frame)
         if self._options.start is not None:
             frame = frame.with_columns(self._scrapes.of(frame))
-        odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
-        self._reject(odd, "is not a sample: a metric name is needed at its start")
+        invalid = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
+        self._reject(invalid, "is not a sample: a metric name is needed at its start")
         entries = self._entries(frame.filter(pl.col("name").is_not_null()))
         if self._scraped_ms is None and len(entries):
             self._note_order(entries)
@@ -216,8 +216,8 @@ class EngineReader:
         self._reject(known.filter(bad), "cannot be read as labels, value and time")
         known = known.filter(~bad).with_columns(pl.col("raw").cast(pl.Float64, strict=False).alias("value"))
         unread = known.filter(pl.col("value").is_null())
-        odd = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw)]
-        wrong = pl.col("value").is_null() & pl.col("raw").is_in(odd)
+        invalid = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw)]
+        wrong = pl.col("value").is_null() & pl.col("raw").is_in(invalid)
         self._reject(known.filter(wrong), "has a value that is not a number")
         return self._numbered(self._timed(known.filter(~wrong)))
 

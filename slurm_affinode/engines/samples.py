@@ -434,9 +434,9 @@ class SampleBuilder:
             for combination in self._listed
         ]
         table = pl.DataFrame(whole, schema={**IDENTITY, **OWNER}, orient="row")
-        given = wide.with_columns(table[name].gather(wide["at"]).alias(name) for name in table.columns)
-        return given.select(
-            (pl.col(name) if name in given.columns else pl.lit(None)).cast(dtype).alias(name)
+        identified = wide.with_columns(table[name].gather(wide["at"]).alias(name) for name in table.columns)
+        return identified.select(
+            (pl.col(name) if name in identified.columns else pl.lit(None)).cast(dtype).alias(name)
             for name, dtype in SAMPLES.items()
         ).sort(*IDENTITY, "time", nulls_last=False)
 

@@ -225,8 +225,8 @@ def fetch(host: str, port: int, *, timeout_s: float = TIMEOUT_S, largest: int = 
             b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
         )
         length = None
-        while (left := ends - time.monotonic()) > 0:
-            connection.settimeout(left)
+        while (remaining_s := ends - time.monotonic()) > 0:
+            connection.settimeout(remaining_s)
             block = connection.recv(1 << 16)
             if not block:
                 break

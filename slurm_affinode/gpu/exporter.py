@@ -302,8 +302,8 @@ def _application(registry: CollectorRegistry, token: str | None) -> Callable[...
     expected = None if token is None else f"Bearer {token}".encode()
 
     def serve(environ: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
-        given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
-        if expected is not None and not hmac.compare_digest(given, expected):
+        authorization = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
+        if expected is not None and not hmac.compare_digest(authorization, expected):
             respond("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
             return [b"a bearer token is needed\n"]
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):

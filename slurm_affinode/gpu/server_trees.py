@@ -167,9 +167,9 @@ class ServerTrees:
                 self._note(holder, by_job.get(holder.job, {}))
         with self._lock:
             known = list(self._members)
-        gone = [tree for tree in known if not self._alive(tree)]
+        ended_trees = [tree for tree in known if not self._alive(tree)]
         with self._lock:
-            for ended in gone:
+            for ended in ended_trees:
                 self._members.pop(ended, None)
         for holder in on_gpu:
             self.lost(holder.process, holder.job)  # notes the time
@@ -202,22 +202,22 @@ class ServerTrees:
         ``job``: the job of the process now, which must be that of the server. Raises ``ExhaustedError``.
         """
         try:
-            key, gone = process.id, process.ended()
+            key, has_ended = process.id, process.ended()
         except OSError:
             return None
         with self._lock:
             member = self._members.get(key)
             servers = [(server.port, tuple(server.processes)) for server in member.servers.values()] if member else []
-        if member is None or gone or not servers or member.job != job:
+        if member is None or has_ended or not servers or member.job != job:
             return None
         ended = not any(self._alive(process) for _, processes in servers for process in processes)
         if ended:
             # Also if the socket is now another one: a server may have been restarted in place of the ended one.
             try:
-                there = {port for _, port in listening(proc=self._proc).values()}
+                open_ports = {port for _, port in listening(proc=self._proc).values()}
             except OSError:
                 return None
-            ended = not any(port.port in there for port, _ in servers)
+            ended = not any(port.port in open_ports for port, _ in servers)
         with self._lock:
             member.lost_s = None if not ended else member.lost_s or self._now()
             since = member.lost_s

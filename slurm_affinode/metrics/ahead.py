@@ -40,8 +40,8 @@ def read_ahead(
     system that does not respond: it ends with the process.
     """
     waiting = deque[tuple[_Reading[Item], int]]()
-    coming = iter(sources)
-    following = next(coming, None)
+    source_iterator = iter(sources)
+    following = next(source_iterator, None)
     held = 0
     try:
         while following is not None or waiting:
@@ -50,7 +50,7 @@ def read_ahead(
             ):  # fmt: skip
                 waiting.append((_Reading(following.produce), following.cost))
                 held += following.cost
-                following = next(coming, None)
+                following = next(source_iterator, None)
             yield waiting[0][0].items(idle)
             _, cost = waiting.popleft()
             held -= cost

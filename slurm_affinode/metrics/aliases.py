@@ -131,8 +131,8 @@ def load(extra: Path | None = None, columns: Mapping[str, str] | None = None) ->
         except (OSError, ValueError) as error:
             raise ConfigError(f"{extra}: {error}") from error
         table = _merged(table, _parse(text, str(extra)))
-    given = {folded(header): _column_alias(header, what) for header, what in (columns or {}).items()}
-    return replace(table, columns={**table.columns, **given})
+    aliases = {folded(header): _column_alias(header, what) for header, what in (columns or {}).items()}
+    return replace(table, columns={**table.columns, **aliases})
 
 
 def _column_alias(header: str, what: str) -> Alias:

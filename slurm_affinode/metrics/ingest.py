@@ -62,13 +62,13 @@ def _measured(samples: pl.DataFrame, notes: ReadingNotes) -> pl.DataFrame:
             samples["mig"].is_null() & samples["model"].str.contains(VGPU_MODEL).fill_null(value=False),
         ),
     }
-    for kind, (title, there) in kinds.items():
-        if not there.any():
+    for kind, (title, present) in kinds.items():
+        if not present.any():
             continue
         for name in sorted(UNMEASURED[kind] & set(samples.columns)):
-            if count := int((there & samples[name].is_not_null()).sum()):
+            if count := int((present & samples[name].is_not_null()).sum()):
                 notes.decide(f"{title} do not measure {name}: its values are not used", count)
-                samples = samples.with_columns(pl.when(~there).then(pl.col(name)).alias(name))
+                samples = samples.with_columns(pl.when(~present).then(pl.col(name)).alias(name))
     return samples
 
 
@@ -197,7 +197,7 @@ def ingest_files(
     ``DiskError`` if the store cannot be written.
     """
     files, unusable = inputs.expand(paths)
-    missing = [FileOutcome(given, "failed", error=f"{given}: {why}") for given, why in unusable]
+    missing = [FileOutcome(path, "failed", error=f"{path}: {why}") for path, why in unusable]
     known = frozenset[str]() if again or dry_run else store.sources()
     run = SourceRun(options, format, known, now, advance, reader=reader)
     if dry_run or not files:

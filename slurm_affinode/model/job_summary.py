@@ -206,10 +206,10 @@ class JobSummary:
     @classmethod
     def from_json(cls, value: Any) -> JobSummary:
         """Return the summary of JSON values. Raises ``ValueError``."""
-        given = json_values.table(value)
-        if given.pop("version", None) != VERSION:
+        table = json_values.table(value)
+        if table.pop("version", None) != VERSION:
             raise ValueError(f"not of version {VERSION}")
-        summary = json_values.record(cls, given, parsers={datetime: _moment})
+        summary = json_values.record(cls, table, parsers={datetime: _moment})
         for use in summary.uses:
             if use.key not in USES or (use.reason is not None and use.reason not in REASONS):
                 raise ValueError(f"unknown use {use.key!r:.40}, reason {use.reason!r:.40}")

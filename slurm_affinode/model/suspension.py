@@ -146,20 +146,20 @@ class SuspendOption:
         Absent keys have their defaults; ``window`` is whole seconds. Raises ``ValueError`` with the invalid key or
         value.
         """
-        given: dict[str, str] = {}
+        values: dict[str, str] = {}
         for part in filter(None, text.split(",")):
             key, equals, value = part.partition("=")
-            if not equals or not value or key not in _KEYS or key in given:
+            if not equals or not value or key not in _KEYS or key in values:
                 raise ValueError(f"suspend option: {part!r} is not one of {', '.join(_KEYS)} with a value, given once")
-            given[key] = value
+            values[key] = value
         try:
-            window_s = int(_matched(_WINDOW, "window", given.get("window", str(DEFAULT_WINDOW_S)))[0])
-            util_pct = float(_matched(_UTIL, "util", given.get("util", "0"))[0])
-            wake = _matched(_WAKE, "wake", given.get("wake", "auto"))[0]
-            mode, when = Mode(given.get("mode", "requeue")), Pressure(given.get("when", "pressure"))
-            notice = _notice(given["signal"]) if "signal" in given else None
-            steps = Steps(given.get("steps", "slurm"))
-            after_loss = AfterLoss(given["after_loss"]) if "after_loss" in given else None
+            window_s = int(_matched(_WINDOW, "window", values.get("window", str(DEFAULT_WINDOW_S)))[0])
+            util_pct = float(_matched(_UTIL, "util", values.get("util", "0"))[0])
+            wake = _matched(_WAKE, "wake", values.get("wake", "auto"))[0]
+            mode, when = Mode(values.get("mode", "requeue")), Pressure(values.get("when", "pressure"))
+            notice = _notice(values["signal"]) if "signal" in values else None
+            steps = Steps(values.get("steps", "slurm"))
+            after_loss = AfterLoss(values["after_loss"]) if "after_loss" in values else None
         except ValueError as error:
             raise ValueError(f"suspend option {text!r:.200}: {error}") from None
         if not 0 < window_s <= _LONGEST_WINDOW_S or not 0 <= util_pct <= 100:

@@ -222,7 +222,7 @@ def _text(path: Path) -> str:
 
 def _output(run: Runner, argv: Sequence[str]) -> str:
     try:
-        done = run(list(argv), timeout_s=_TIMEOUT_S, check=False)
+        completed = run(list(argv), timeout_s=_TIMEOUT_S, check=False)
     except AffinodeError as error:
         return f"{error}\n"
-    return done.stdout[:_LARGEST].decode("utf-8", "replace") + done.stderr
+    return completed.stdout[:_LARGEST].decode("utf-8", "replace") + completed.stderr

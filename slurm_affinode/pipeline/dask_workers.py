@@ -216,17 +216,17 @@ class DaskWorkers:
 
         Raises ``UnreachableError``, see ``each``, and for damaged files and workers without the sample store.
         """
-        given = kernel.FoldInput(index.store.place.absolute(), index.pieces, cells, thresholds)
+        fold_input = kernel.FoldInput(index.store.place.absolute(), index.pieces, cells, thresholds)
         todo = list(kernel.ranges_of(index))
 
         def folded(first: int = 0) -> partial_totals.Results:
-            return self.each(kernel.fold_range, todo[first:], given)
+            return self.each(kernel.fold_range, todo[first:], fold_input)
 
         def all_ranges() -> partial_totals.Results:
             if self._partial is None:
                 results = folded()
             else:
-                key = partial_totals.key_of(identity(), index, given, todo)
+                key = partial_totals.key_of(identity(), index, fold_input, todo)
                 results = partial_totals.resumed(self._partial, key, folded, self._warned)
             with closing(results):
                 for rows, result in zip(todo, results, strict=True):
@@ -268,13 +268,13 @@ class DaskWorkers:
     def _attempt(
         self, function: Callable[[Item, Shared], Result], todo: Sequence[Item], shared: Shared
     ) -> Iterator[Result]:
-        given = self._client.scatter(shared, broadcast=True, hash=False)
+        shared_input = self._client.scatter(shared, broadcast=True, hash=False)
         waiting: deque[Future] = deque()
         at = 0
         while at < len(todo) or waiting:
             threads = sum(self._client.nthreads().values())
             while at < len(todo) and len(waiting) < _AHEAD * max(threads, 1):
-                waiting.append(self._client.submit(_task, function, todo[at], given, identity(), pure=False))
+                waiting.append(self._client.submit(_task, function, todo[at], shared_input, identity(), pure=False))
                 at += 1
             yield self._result(waiting.popleft())
 

@@ -81,10 +81,10 @@ def known_hole_checks(program: str, version: str) -> list[Check]:
 
 def _munge_version(run: Runner) -> str:
     try:
-        done = run(["munge", "--version"], timeout_s=_TIMEOUT_S, check=False)
+        completed = run(["munge", "--version"], timeout_s=_TIMEOUT_S, check=False)
     except AffinodeError:
         return ""
-    return known_holes.version_in(done.stdout.decode("utf-8", "replace"))
+    return known_holes.version_in(completed.stdout.decode("utf-8", "replace"))
 
 
 _FILES = (
@@ -105,11 +105,11 @@ def services(bin_dir: Path | None, etc: Path = Path("/etc")) -> Check:
         return Check("services", OK, "Slurm's commands are found with the PATH of the services")
     files = sorted({file for files_of_command in missing.values() for file in files_of_command})
     detail = f"not found with the PATH of {', '.join(files)}: {', '.join(missing)}"
-    here = next((Path(program) for command in missing if (program := shutil.which(command))), None)
-    if here is not None and (loose := process.replaceable(here)) is not None:
-        return Check("services", PROBLEM, detail, f"root does not run {here}: others may write to {loose}")
-    if here is not None:
-        return Check("services", PROBLEM, detail, f'set slurm.bin_dir = "{here.parent}" in the configuration')
+    program_path = next((Path(program) for command in missing if (program := shutil.which(command))), None)
+    if program_path is not None and (loose := process.replaceable(program_path)) is not None:
+        return Check("services", PROBLEM, detail, f"root does not run {program_path}: others may write to {loose}")
+    if program_path is not None:
+        return Check("services", PROBLEM, detail, f'set slurm.bin_dir = "{program_path.parent}" in the configuration')
     hint = "set slurm.bin_dir in the configuration to the directory that has them"
     return Check("services", SKIPPED if bin_dir is None else PROBLEM, detail, hint)
 
@@ -167,12 +167,12 @@ def _database(run: Runner) -> Check:
     hint = "is slurmdbd running, and may this user ask it? try: sacctmgr show cluster"
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster"]
     try:
-        done = run(argv, timeout_s=_TIMEOUT_S, check=False)
+        completed = run(argv, timeout_s=_TIMEOUT_S, check=False)
     except AffinodeError as error:
         return Check("slurmdbd", UNREACHABLE, str(error), error.hint)
-    if done.returncode != 0:
-        return Check("slurmdbd", UNREACHABLE, f"does not respond: {complaint(done)}", hint)
-    names = done.stdout.decode("utf-8", "replace").split()
+    if completed.returncode != 0:
+        return Check("slurmdbd", UNREACHABLE, f"does not respond: {complaint(completed)}", hint)
+    names = completed.stdout.decode("utf-8", "replace").split()
     return Check("slurmdbd", OK, f"responds; clusters: {', '.join(names) or '(none)'}")
 
 
@@ -266,19 +266,19 @@ def _zone(config: Config) -> Check:
 def _sacct(run: Runner) -> Check:
     fields = sacct_command.sacct_fields(run)
     # A cheap query: the current cluster's jobs of a single moment.
-    done = run(["sacct", "-n", "-X", "-S", "now", "-E", "now", "-o", "JobID"], timeout_s=_TIMEOUT_S, check=False)
-    if done.returncode != 0:
+    completed = run(["sacct", "-n", "-X", "-S", "now", "-E", "now", "-o", "JobID"], timeout_s=_TIMEOUT_S, check=False)
+    if completed.returncode != 0:
         hint = "is slurmdbd running? sacctmgr show cluster"
-        return Check("sacct", UNREACHABLE, f"does not respond: {complaint(done)}", hint)
+        return Check("sacct", UNREACHABLE, f"does not respond: {complaint(completed)}", hint)
     return Check("sacct", OK, f"answers, {len(fields)} fields of use")
 
 
 def _tracking(run: Runner) -> Check:
     try:
-        done = run(["scontrol", "show", "config"], timeout_s=_TIMEOUT_S)
+        completed = run(["scontrol", "show", "config"], timeout_s=_TIMEOUT_S)
     except UnreachableError as error:
         return Check("GPU accounting", SKIPPED, f"AccountingStorageTRES could not be read: {error}")
-    match = _TRES.search(done.stdout.decode("utf-8", "replace"))
+    match = _TRES.search(completed.stdout.decode("utf-8", "replace"))
     tracked = [word for word in (match[1] if match else "").split(",") if word]
     if any(word.lower() == "gres/gpu" for word in tracked):
         return Check("GPU accounting", OK, f"AccountingStorageTRES={','.join(tracked)}")
@@ -300,10 +300,10 @@ def shares(run: Runner) -> Check:
         "jobs with mode=inplace count as jobs with whole GPUs, whose memory no other job can use while they sleep"
     )
     try:
-        done = run(["scontrol", "show", "config"], timeout_s=_TIMEOUT_S)
+        completed = run(["scontrol", "show", "config"], timeout_s=_TIMEOUT_S)
     except UnreachableError as error:
         return Check("GPU shares", SKIPPED, f"GresTypes could not be read: {error}; {exclusive}")
-    match = _GRES.search(done.stdout.decode("utf-8", "replace"))
+    match = _GRES.search(completed.stdout.decode("utf-8", "replace"))
     types = [word for word in (match[1] if match else "").split(",") if word and word != "(null)"]
     if {"shard", "mps"} & set(types):
         return Check("GPU shares", OK, f"GresTypes={','.join(types)}: jobs with shares of GPUs can sleep in place")

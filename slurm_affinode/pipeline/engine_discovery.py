@@ -124,7 +124,7 @@ def ports(
     by_inode: dict[int, ListeningPort] = {}
     spent_s: defaultdict[int, float] = defaultdict(float)
     with contextlib.suppress(OSError):
-        sockets, here = listening(proc=proc), own_namespace("net", proc=proc)
+        sockets, netns = listening(proc=proc), own_namespace("net", proc=proc)
         for process in processes(proc=proc):
             job = finder.of(process)
             if job is None or job.source not in TRUSTED or (jobs is not None and job.job_id not in jobs):
@@ -132,7 +132,7 @@ def ports(
             if spent_s[job.job_id] > MOST_SEARCH_S:
                 continue
             began_s = time.thread_time()
-            for port in _process_ports(process, str(job.job_id), sockets, here, programs):
+            for port in _process_ports(process, str(job.job_id), sockets, netns, programs):
                 # Workers of a server share its socket.
                 if port.inode not in by_inode or port.rank < by_inode[port.inode].rank:
                     by_inode[port.inode] = port
@@ -143,8 +143,8 @@ def ports(
         of_job[port.job] += 1
         if of_job[port.job] <= MOST_PORTS_OF_JOB and len(bounded) < MOST_PORTS:
             bounded.append(port)
-    left = {port.job for port in by_inode.values()} if len(by_inode) > len(bounded) else set()
-    for job_id in sorted(left):
+    job_ids = {port.job for port in by_inode.values()} if len(by_inode) > len(bounded) else set()
+    for job_id in sorted(job_ids):
         count = sum(port.job == job_id for port in bounded)
         if count < of_job[job_id]:
             say(f"job {job_id}: {of_job[job_id]} ports of model servers, of which {count} are examined")
@@ -152,11 +152,11 @@ def ports(
 
 
 def _process_ports(
-    process: Process, job: str, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int], programs: Sequence[str]
+    process: Process, job: str, sockets: Mapping[int, tuple[str, int]], netns: tuple[int, int], programs: Sequence[str]
 ) -> Iterator[ListeningPort]:
     try:
         announcement = _Announcement.of(process, programs)
-        if announcement is None or process.namespace("net") != here:
+        if announcement is None or process.namespace("net") != netns:
             return
         user = _user(process)
         if user is None:
@@ -252,13 +252,13 @@ def request(port: ListeningPort) -> list[EngineReading]:
 
 def orphaned(trees: ServerTrees, on_gpu: Iterable[GpuHolder]) -> list[DiscoveredEngine]:
     """Return the engines whose server has ended, with the number of their processes and the GPU memory they hold."""
-    left: dict[ServerPort, list[GpuHolder]] = {}
+    orphaned_ports: dict[ServerPort, list[GpuHolder]] = {}
     for holder in on_gpu:
         lost = trees.lost(holder.process, holder.job)
         if lost is not None:
-            left.setdefault(lost.port, []).append(holder)
+            orphaned_ports.setdefault(lost.port, []).append(holder)
     engines = []
-    for port, holders in left.items():
+    for port, holders in orphaned_ports.items():
         values = {"orphaned_processes": float(len(holders))}
         used = total_mib(holder.used_mib for holder in holders)
         if used is not None:
@@ -323,19 +323,19 @@ class EngineScraper:
             self._reported.add(text)
             self._say(text)
 
-    def _scrape(self, there: Sequence[ListeningPort]) -> list[DiscoveredEngine]:
+    def _scrape(self, listening_ports: Sequence[ListeningPort]) -> list[DiscoveredEngine]:
         """Scrape these ports. Raises ``ExhaustedError``."""
-        keys = {port.key for port in there}
+        keys = {port.key for port in listening_ports}
         self._quiet = {key: pause for key, pause in self._quiet.items() if key in keys}
         self._known = {key: last for key, last in self._known.items() if key in keys}
         self._proven &= keys
         self._refusals = {process: refusals for process, refusals in self._refusals.items() if self._lives(process)}
-        due, waiting = self._due(there)
+        due, waiting = self._due(listening_ports)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
             engines = [engine for of_port in pool.map(self._scrape_port, due) for engine in of_port]
         return engines + [engine for port in waiting for engine in self._down(port, None)]
 
-    def _due(self, there: Sequence[ListeningPort]) -> tuple[list[ListeningPort], list[ListeningPort]]:
+    def _due(self, listening_ports: Sequence[ListeningPort]) -> tuple[list[ListeningPort], list[ListeningPort]]:
         """Return the ports to scrape now, at most one of a process that is no engine, and failing engines to wait for.
 
         Ports that were left alone for the shortest time come first, of these the announced ones.
@@ -345,7 +345,7 @@ class EngineScraper:
         waiting: list[ListeningPort] = []
         serving = {process for process, _ in self._proven}
         probed: set[Id] = set()
-        for port in sorted(there, key=lambda port: (self._quiet.get(port.key, (0.0, 0.0))[1], port.rank)):
+        for port in sorted(listening_ports, key=lambda port: (self._quiet.get(port.key, (0.0, 0.0))[1], port.rank)):
             known, paused = port.key in self._known, self._quiet.get(port.key, (now, 0.0))[0] > now
             if known and self._once:
                 continue

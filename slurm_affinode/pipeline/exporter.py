@@ -329,11 +329,11 @@ def _search_engines(  # noqa: PLR0917
     trees = ServerTrees(finder)
 
     def put(engines: list[DiscoveredEngine]) -> None:
-        there = on_gpus.last
-        if there is not None:
+        last_sweep = on_gpus.last
+        if last_sweep is not None:
             try:
-                trees.update(scraper.servers(), there)
-                engines = [*engines, *orphaned(trees, there)]
+                trees.update(scraper.servers(), last_sweep)
+                engines = [*engines, *orphaned(trees, last_sweep)]
             except ExhaustedError as error:
                 say(f"orphaned engines are not searched for: {error}")
         last.put(engines)

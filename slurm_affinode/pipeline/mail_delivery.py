@@ -79,7 +79,7 @@ def postman(mail: MailPolicy, now: Callable[[], datetime], sleep: Callable[[floa
 
 def _smtp(made: EmailMessage, server: Smtp) -> None:
     where = f"mail server {server.host}:{server.port}"
-    context, taken = tls_context(server.ca_file), False
+    context, accepted = tls_context(server.ca_file), False
     try:
         opened: smtplib.SMTP
         if server.tls == "tls":
@@ -92,7 +92,7 @@ def _smtp(made: EmailMessage, server: Smtp) -> None:
             if server.user is not None:
                 connection.login(server.user, "" if server.password_file is None else _secret(server.password_file))
             connection.send_message(made)
-            taken = True
+            accepted = True
     except smtplib.SMTPRecipientsRefused as error:
         reasons = "; ".join(
             f"{name}: {reason[1].decode('utf-8', 'replace')}" for name, reason in error.recipients.items()
@@ -100,7 +100,7 @@ def _smtp(made: EmailMessage, server: Smtp) -> None:
         raise UnreachableError(f"{where} refuses the recipient: {shown(reasons)}") from error
     except (OSError, smtplib.SMTPException) as error:
         # An error after the server accepted the mail is ignored: a retry would deliver it twice.
-        if not taken:
+        if not accepted:
             kind = UnreachableError if isinstance(error, smtplib.SMTPResponseException) else MailServerDownError
             raise kind(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
 

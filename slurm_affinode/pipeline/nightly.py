@@ -171,11 +171,11 @@ def configured(config: Config, *, since: datetime | None = None) -> Sources:
 
 
 def _sacct(
-    config: Config, store: Repository, earliest: datetime, now: datetime, given: datetime | None
+    config: Config, store: Repository, earliest: datetime, now: datetime, requested: datetime | None
 ) -> Iterator[str | Failure]:
     overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
     since = earliest if store.last_time() is None else stored_accounting.default_since(store, now=now, overlap=overlap)
-    since = min(since, now - overlap, given or now)  # with --now, the present may be in the past
+    since = min(since, now - overlap, requested or now)  # with --now, the present may be in the past
     for begin, end, content in sacct_command.in_windows(since, now, sacct_command.run_sacct):
         name = f"sacct {utc(begin)}..{utc(end)}"
         text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=sacct_command.DELIMITER)
@@ -255,8 +255,8 @@ def _expanded(patterns: Iterable[str]) -> list[str]:
 
 def _outcomes(part: str, summary: IngestSummary) -> Iterator[str | Failure]:
     unchanged = sum(file.status == "known" for file in summary.files)
-    taken = sum(file.status == "taken" for file in summary.files)
-    yield f"{taken} files with {summary.samples} samples ({summary.new} new), {unchanged} files unchanged"
+    ingested = sum(file.status == "taken" for file in summary.files)
+    yield f"{ingested} files with {summary.samples} samples ({summary.new} new), {unchanged} files unchanged"
     for file in summary.failed:
         yield Failure(part, file.error or f"{file.path}: failed", file.hint)
 
@@ -501,16 +501,16 @@ class _Night:
 
     def report(self, zone: ZoneInfo) -> None:
         """Render the reports that are due."""
-        there: dict[tuple[str, str], ReportRecord] = {}
+        rendered: dict[tuple[str, str], ReportRecord] = {}
         with self.log.part("reports"):
             records = [record for record in self.store.reports() if report_archive.holds(self.out, record.path)]
-            there = {(record.period, record.label): record for record in records}
+            rendered = {(record.period, record.label): record for record in records}
         thinned = max(self.keep.samples, self.keep.jobs)
         since = None if self.since is None else max(self.since, thinned)
-        due = candidates(self.now, zone, there, since=since)
+        due = candidates(self.now, zone, rendered, since=since)
         newest = {period.kind: period for period in due}
         for period in due:
-            record = there.get((period.kind, period.label))
+            record = rendered.get((period.kind, period.label))
             # Once retention has deleted data of a period, its report would lose data if it were rendered again.
             result = None
             if record is None or self.force or period.since >= thinned:
@@ -534,9 +534,9 @@ class _Night:
     def publish_pages(self, pages: UsagePages) -> None:
         """Make the pages of users and accounts from the newest report of each kind, and delete expired ones."""
         newest = {record.period: record for record in self.store.reports()}
-        there = [record for record in newest.values() if report_archive.holds(self.out, record.path)]
+        available = [record for record in newest.values() if report_archive.holds(self.out, record.path)]
         self.log.page_users = pages.finish(
-            there, lambda record: report.analyse_stored(self.config, _query(self.config, record), now=self.now)
+            available, lambda record: report.analyse_stored(self.config, _query(self.config, record), now=self.now)
         )
 
     def _link(self, pages: UsagePages, period: Period, newest: bool, result: WasteResult) -> Links:

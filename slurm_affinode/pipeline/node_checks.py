@@ -81,23 +81,23 @@ def examine(
 def criu(program: str, run: Runner) -> Check:
     """Check the release of CRIU, and with ``criu check`` the kernel. Raises ``CheckpointError``."""
     version = Criu(program=program, runner=run).check()
-    done = run([process.find(program), "check"], timeout_s=_TIMEOUT_S, check=False)
-    if done.returncode != 0:
+    completed = run([process.find(program), "check"], timeout_s=_TIMEOUT_S, check=False)
+    if completed.returncode != 0:
         hint = (
             f"run {program} check --all; boot a kernel that has the missing features, such as that of the distribution"
         )
-        return Check("CRIU", PROBLEM, f"version {version} does not work with this kernel: {complaint(done)}", hint)
+        return Check("CRIU", PROBLEM, f"version {version} does not work with this kernel: {complaint(completed)}", hint)
     return Check("CRIU", OK, f"version {version}, and the kernel has what it needs")
 
 
 def munge(run: Runner) -> Check:
     """Check that munged certifies messages, without which no login node reaches the agent."""
     try:
-        done = run(["munge", "--no-input"], timeout_s=_TIMEOUT_S, check=False)
+        completed = run(["munge", "--no-input"], timeout_s=_TIMEOUT_S, check=False)
     except AffinodeError as error:
         return Check("munge", UNREACHABLE, str(error), "install munge, with the key of the cluster")
-    if done.returncode != 0:
-        return Check("munge", UNREACHABLE, f"no credential: {complaint(done)}", "systemctl enable --now munge")
+    if completed.returncode != 0:
+        return Check("munge", UNREACHABLE, f"no credential: {complaint(completed)}", "systemctl enable --now munge")
     return Check("munge", OK, "certifies messages")
 
 
@@ -105,10 +105,10 @@ def clock(run: Runner) -> list[Check]:
     """Check that the clock is synchronized: credentials of munge expire; nothing without ``timedatectl``."""
     query = ["timedatectl", "show", "--property=NTPSynchronized", "--value"]
     try:
-        done = run(query, timeout_s=_TIMEOUT_S, check=False)
+        completed = run(query, timeout_s=_TIMEOUT_S, check=False)
     except AffinodeError:
         return []
-    synchronized = done.stdout.decode("utf-8", "replace").strip()
+    synchronized = completed.stdout.decode("utf-8", "replace").strip()
     if synchronized == "no":
         hint = "systemctl enable --now chrony (chronyd on RHEL), or systemd-timesyncd"
         return [Check("clock", PROBLEM, "is not synchronized: other nodes may reject credentials of munge", hint)]
@@ -119,11 +119,13 @@ def persistence_mode(run: Runner) -> list[Check]:
     """Check that the driver stays loaded while no process uses a GPU; nothing without ``nvidia-smi``."""
     query = ["nvidia-smi", "--query-gpu=index,persistence_mode", "--format=csv,noheader"]
     try:
-        done = run(query, timeout_s=_TIMEOUT_S, check=False)
+        completed = run(query, timeout_s=_TIMEOUT_S, check=False)
     except AffinodeError:
         return []
-    modes = dict(line.split(", ", 1) for line in done.stdout.decode("utf-8", "replace").splitlines() if ", " in line)
-    if done.returncode != 0 or not modes:
+    modes = dict(
+        line.split(", ", 1) for line in completed.stdout.decode("utf-8", "replace").splitlines() if ", " in line
+    )
+    if completed.returncode != 0 or not modes:
         return []  # the check of the driver says why
     if disabled := [gpu for gpu, mode in modes.items() if mode.strip() == "Disabled"]:
         detail = f"off for GPU {', '.join(disabled)}: each restore waits until the driver is loaded"

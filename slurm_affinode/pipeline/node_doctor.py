@@ -87,14 +87,14 @@ def examine(
 
 def _examine(node: str, via: Via, run: Runner) -> NodeChecks:
     try:
-        done = run(argv(node, via), timeout_s=TIMEOUT_S, check=False)
+        completed = run(argv(node, via), timeout_s=TIMEOUT_S, check=False)
     except AffinodeError as error:
         return NodeChecks(node, error=str(error))
     try:
-        return NodeChecks(node, tuple(_check(value) for value in _list(done.stdout)))
+        return NodeChecks(node, tuple(_check(value) for value in _list(completed.stdout)))
     except ValueError:
         # The status of a program that ssh could not start, or of ssh itself, says less than its last line.
-        why = one_line(last_line(done.stderr), 200) or f"no output (exit status {done.returncode})"
+        why = one_line(last_line(completed.stderr), 200) or f"no output (exit status {completed.returncode})"
         return NodeChecks(node, error=why if why.startswith(via) else f"{via}: {why}")
 
 

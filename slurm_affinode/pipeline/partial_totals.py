@@ -59,10 +59,10 @@ class FoldKey:
 Results = Generator[Folded, None, None]
 
 
-def key_of(version: str, index: Index, given: FoldInput, ranges: Sequence[RowRange]) -> FoldKey:
+def key_of(version: str, index: Index, fold_input: FoldInput, ranges: Sequence[RowRange]) -> FoldKey:
     """Return the key of a fold. Raises ``OSError`` if a part was deleted."""
     made = blake2b(digest_size=_DIGEST_BYTES)
-    made.update(f"{_FORMAT} {version} {given.thresholds!r}\n".encode())
+    made.update(f"{_FORMAT} {version} {fold_input.thresholds!r}\n".encode())
     merged = {source.day for source in index.sources if source.path is None}
     paths = [source.path for source in index.sources if source.path is not None]
     paths += [part.path for part in index.store.parts() if part.day in merged] if merged else []
@@ -71,12 +71,12 @@ def key_of(version: str, index: Index, given: FoldInput, ranges: Sequence[RowRan
         made.update(f"{path.parent.name}/{path.name} {index.store.files.size(path)}\n".encode())
     for rows in ranges:
         made.update(f"{rows.row} {rows.end}\n".encode())
-    for columns in (given.pieces, given.cells):
+    for columns in (fold_input.pieces, fold_input.cells):
         for field in fields(columns):
             value = np.asarray(getattr(columns, field.name))
             made.update(f"{field.name} {value.dtype} {value.shape}\n".encode())
             made.update(np.ascontiguousarray(value).tobytes())
-    return FoldKey(version, made.hexdigest(), given.cells.since, given.cells.until, len(ranges))
+    return FoldKey(version, made.hexdigest(), fold_input.cells.since, fold_input.cells.until, len(ranges))
 
 
 def resumed(directory: Path, key: FoldKey, fold: Callable[[int], Results], warned: Callable[[str], None]) -> Results:
@@ -237,9 +237,9 @@ def _append(file: FileIO, key: FoldKey, number: int, folded: Folded) -> None:
 
 
 def _write(file: FileIO, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[file.write(left) :]
+    remaining = memoryview(content)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
 
 
 def _digest(key: FoldKey, number: int, content: bytes) -> bytes:

@@ -246,23 +246,23 @@ def _advance(say: Step) -> Callable[[int, int], None]:
 def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:
     """Reject a name that no job of the interval has: a typo must not look like "no waste"."""
     for column, names in query.filters.items():
-        there = set(jobs[column].drop_nulls().unique())
+        present = set(jobs[column].drop_nulls().unique())
         for name in names:
-            if name not in there:
-                hint = _there_is(name, there) if there else None
+            if name not in present:
+                hint = _there_is(name, present) if present else None
                 raise NoAccountingError(f"no job of {column} {visible(name)} ran {_interval(query)}", hint=hint)
 
 
 _MOST_NAMES = 12
 
 
-def _there_is(name: str, there: Collection[str]) -> str:
+def _there_is(name: str, present: Collection[str]) -> str:
     """List the existing names, those similar to ``name`` first, at most ``_MOST_NAMES``."""
-    close = difflib.get_close_matches(name, there, n=3)
-    names = [*close, *sorted(set(there) - set(close))]
-    left = len(names) - _MOST_NAMES
+    close = difflib.get_close_matches(name, present, n=3)
+    names = [*close, *sorted(set(present) - set(close))]
+    remaining = len(names) - _MOST_NAMES
     listed = ", ".join(visible(existing) for existing in names[:_MOST_NAMES])
-    return f"there is: {listed}" + (f", and {left} more" if left > 0 else "")
+    return f"there is: {listed}" + (f", and {remaining} more" if remaining > 0 else "")
 
 
 def _interval(query: WasteQuery) -> str:

@@ -96,22 +96,22 @@ def candidates(
     missed since the newest report, and recent ones with a report, which late data may have outdated; with ``since``,
     all without a report that begin at that time or later.
     """
-    there = set(rendered)
+    existing = set(rendered)
     periods: list[Period] = []
     for kind in KINDS:
         last = complete(kind, now, zone, max(CATCH_UP[kind], RECHECK[kind]))
         missed: list[Period] = []
         for period in last[: CATCH_UP[kind]]:
-            if (kind, period.label) in there:
+            if (kind, period.label) in existing:
                 break
             missed.append(period)
         else:
             missed = missed[:1]  # no recent report of this kind: begin with the last complete period
         if since is not None:
             missed += [
-                period for period in _complete_since(kind, now, zone, since) if (kind, period.label) not in there
+                period for period in _complete_since(kind, now, zone, since) if (kind, period.label) not in existing
             ]
-        again = [period for period in last[: RECHECK[kind]] if (kind, period.label) in there]
+        again = [period for period in last[: RECHECK[kind]] if (kind, period.label) in existing]
         periods += sorted({*missed, *again}, key=lambda period: period.since)
     return periods
 

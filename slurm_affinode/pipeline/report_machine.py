@@ -70,10 +70,10 @@ def account(name: str) -> Account | None:
 
 def run(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> None:
     """Run a program. Raises ``UnreachableError`` with all that it wrote to standard error if it fails."""
-    done = process.run(argv, timeout_s=timeout_s, env={**os.environ, **env}, check=False)
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise UnreachableError(f"status {done.returncode}: {'; '.join(lines) or 'no output'}")
+    completed = process.run(argv, timeout_s=timeout_s, env={**os.environ, **env}, check=False)
+    if completed.returncode != 0:
+        lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
+        raise UnreachableError(f"status {completed.returncode}: {'; '.join(lines) or 'no output'}")
 
 
 def program() -> Path:
@@ -245,8 +245,8 @@ def _user(request: SetupRequest, host: Host) -> _Part:
         "useradd", "--system", "--user-group", "--no-create-home", "--comment", comment, "--home-dir",
         str(request.state_dir or home), "--shell", shell, request.user,
     )  # fmt: skip
-    there = host.account(request.user) is not None
-    act = None if there else lambda: host.run(argv, {}, _USERADD_S)
+    exists = host.account(request.user) is not None
+    act = None if exists else lambda: host.run(argv, {}, _USERADD_S)
     return _Part("user", request.user, shlex.join(argv), act)
 
 
@@ -299,7 +299,7 @@ def with_settings(text: str, settings: Mapping[tuple[str, str], str], *, where: 
 def _configuration(request: SetupRequest, host: Host) -> _Part:
     current, text = _texts(request, host)
     path, target = host.at(request.config), str(request.config)
-    there = host.account(request.user)
+    user_account = host.account(request.user)
     command = f"${{EDITOR:-vi}} {shlex.quote(target)}"
     values = parsed(text, where=target)
     shown = [f"{section}.{key} = {values[section][key]}" for section, key in request.settings]
@@ -310,7 +310,7 @@ def _configuration(request: SetupRequest, host: Host) -> _Part:
     ]
     if differing:
         return _Part("configuration", target, command, problem="; ".join(differing))
-    if there is not None and current is not None and not _readable(path, there):
+    if user_account is not None and current is not None and not _readable(path, user_account):
         command = f"chgrp {request.user} {shlex.quote(target)} && chmod g+r {shlex.quote(target)}"
         shown.append(f"readable by {request.user}")
     elif current == text:
@@ -354,7 +354,7 @@ def _write(path: Path, text: str) -> None:
 
 def _state_directory(request: SetupRequest, host: Host) -> _Part:
     state = _state(request, host)
-    path, there = host.at(state), host.account(request.user)
+    path, user_account = host.at(state), host.account(request.user)
     mode = _definition("tmpfiles")[2].lstrip(":")
     command = f"install -d -m {mode} -o {request.user} -g {request.user} {shlex.quote(str(state))}"
 
@@ -375,7 +375,7 @@ def _state_directory(request: SetupRequest, host: Host) -> _Part:
         return _Part("state directory", str(state), command, create, detail)
     if not stat.S_ISDIR(facts.st_mode):
         return _Part("state directory", str(state), command, problem="it is not a directory")
-    if there is not None and facts.st_uid == there.uid:
+    if user_account is not None and facts.st_uid == user_account.uid:
         return _Part("state directory", str(state), command)
     if facts.st_uid != 0:
         return _Part("state directory", str(state), command, problem=f"it belongs to another user ({facts.st_uid})")

@@ -23,8 +23,8 @@ from slurm_affinode.report.suspension_mail import suspension_digest
 
 def send(request: str) -> None:
     """Compose and send the mail. Raises ``AffinodeError``."""
-    given = json.loads(request)
-    path = Path(given["policy"])
+    record = json.loads(request)
+    path = Path(record["policy"])
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -32,7 +32,7 @@ def send(request: str) -> None:
             f"cannot be read: {error}", where=str(path), hint="its section [mail] configures the delivery of mails"
         ) from error
     mail = parse_policy(text, where=str(path), expand=lambda names: (names,)).mail
-    digest = suspension_digest(SuspensionMail(**given["event"]), mail, timezone=given.get("timezone"))
+    digest = suspension_digest(SuspensionMail(**record["event"]), mail, timezone=record.get("timezone"))
     postman(mail, lambda: datetime.now(UTC))(digest)
 
 

@@ -60,15 +60,15 @@ def search_path(config: Config, quote: Callable[[str], str], *, here: bool) -> d
     program's directory if the default ``PATH`` lacks it.
     """
     places = [] if config.slurm.bin_dir is None else [absolute(config.slurm.bin_dir)]
-    interpreter_dir, given = Path(sys.executable).parent, _PATH.partition("=")[2]
+    interpreter_dir, default_path = Path(sys.executable).parent, _PATH.partition("=")[2]
     if (
         here
-        and not shutil.which(_PROGRAM, path=given)
+        and not shutil.which(_PROGRAM, path=default_path)
         and (interpreter_dir / _PROGRAM).exists()
         and ":" not in str(interpreter_dir)
     ):
         places.append(str(interpreter_dir))
-    return {f"{_PATH}\n": quote("PATH=" + ":".join((*places, given))) + "\n"} if places else {}
+    return {f"{_PATH}\n": quote("PATH=" + ":".join((*places, default_path))) + "\n"} if places else {}
 
 
 def absolute(path: Path) -> str:

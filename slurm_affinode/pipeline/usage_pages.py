@@ -182,11 +182,11 @@ class UsagePages:
         """Return the pages of the runs of a user or account in a result: run -> name of the file."""
         if by == "account" and not self.config.nightly.pages.account_jobs:
             return {}
-        there = {path.name for path in (self.root / by / name).glob("job-*.html")}
-        if not there:
+        present = {path.name for path in (self.root / by / name).glob("job-*.html")}
+        if not present:
             return {}
         keys: list[JobKey] = result.jobs.filter(pl.col(by) == name).select(_KEY).rows()
-        return {key: name for key in keys if (name := job_file(*key)) in there}
+        return {key: name for key in keys if (name := job_file(*key)) in present}
 
     def _jobs(self, result: WasteResult) -> None:
         """Make the pages of the runs with most idle hours: of the report, and of each user."""

@@ -120,7 +120,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class PublishedShare:
     """A published idle share of another cluster."""
 
     cluster: str
@@ -254,7 +254,7 @@ class ReportContext:
     split: Markup
     cards: tuple[Card, ...]
     money_note: str
-    elsewhere: tuple[Elsewhere, ...]
+    published_shares: tuple[PublishedShare, ...]
     """Empty if no idle time was measured."""
     action_cards: tuple[ActionCard, ...]
     """Actions, most hours first."""

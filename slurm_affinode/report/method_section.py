@@ -15,7 +15,7 @@ from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Series, Words
-from slurm_affinode.report.context import Definition, Elsewhere, Fact, Issue, Section
+from slurm_affinode.report.context import Definition, Fact, Issue, PublishedShare, Section
 from slurm_affinode.report.measures import shown
 
 _MAPPING_WORDS = {
@@ -28,10 +28,10 @@ _MAPPING_FILLS = {"labels": "1", "recorded": "2", "whole-node": "3", "unknown": 
 
 
 @functools.cache
-def elsewhere() -> tuple[Elsewhere, ...]:
+def published_shares() -> tuple[PublishedShare, ...]:
     """Return the idle shares of other clusters in ``reports/elsewhere.toml``."""
     table = tomllib.loads((asset_dir("reports") / "elsewhere.toml").read_text(encoding="utf-8"))
-    return tuple(Elsewhere(**row) for row in table["row"])
+    return tuple(PublishedShare(**row) for row in table["row"])
 
 
 def quality_facts(result: WasteResult) -> tuple[Fact, ...]:

@@ -78,8 +78,8 @@ def to_csv(frame: pl.DataFrame) -> bytes:
 
 
 def _shown(column: pl.Series) -> pl.Series:
-    odd = column.filter(column.str.contains(_UNSHOWN)).unique()
-    return column.replace(odd, [visible(text) for text in odd]) if len(odd) else column
+    unprintable = column.filter(column.str.contains(_UNSHOWN)).unique()
+    return column.replace(unprintable, [visible(text) for text in unprintable]) if len(unprintable) else column
 
 
 DEFAULT_TITLE = "GPU waste report"

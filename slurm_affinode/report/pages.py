@@ -56,7 +56,7 @@ def build_context(
         split=headline.split(result),
         cards=headline.cards(result),
         money_note=headline.money_note(result),
-        elsewhere=method_section.elsewhere() if known(result.total, "gpu_hours_idle") is not None else (),
+        published_shares=method_section.published_shares() if known(result.total, "gpu_hours_idle") is not None else (),
         action_cards=headline.action_cards(result, links),
         advice_help=tuple((text.title, text.returned) for text in actions.texts().values()),
         trend=trend_section.section(result),

@@ -111,7 +111,7 @@ def _section(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) 
     job = f"job {visible(health.job)}" if health.job else "job unknown"
     owner = visible(health.user) if health.user else "user unknown"
     shown = foremost(health.diagnoses)
-    left = len(health.diagnoses) - len(shown)
+    remaining = len(health.diagnoses) - len(shown)
     gpus = f"{len(health.gpus)} GPUs" if len(health.gpus) != 1 else "1 GPU"
     return ServerSection(
         key=key,
@@ -124,7 +124,7 @@ def _section(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) 
         charts=_charts(key, shown, frame, zone),
         diagnoses=tuple(_diagnosis(f"{key}-{n}", diagnosis, zone) for n, diagnosis in enumerate(shown)),
         left_out=""
-        if left <= 0
+        if remaining <= 0
         else f"The {fmt.count(len(shown))} most severe and longest of "
         f"{fmt.count(len(health.diagnoses))} diagnoses are shown.",
     )

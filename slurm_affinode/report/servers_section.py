@@ -107,9 +107,9 @@ def _listed(engine: EngineUsage, query: WasteQuery) -> Cell:
         return Cell("no problem", "text", sort="2")
     shown = engine.problems[:_DIAGNOSES]
     items = tuple(f"{case.kind}, {interval(case, query)}, {fmt.percent(case.confidence)}" for case in shown)
-    left = len(engine.problems) - len(shown)
+    remaining = len(engine.problems) - len(shown)
     rank = "0" if engine.problems[0].severity == "critical" else "1"
-    return Cell("", "diagnoses", sort=rank, items=items, sub=f"and {fmt.count(left)} more" if left else "")
+    return Cell("", "diagnoses", sort=rank, items=items, sub=f"and {fmt.count(remaining)} more" if remaining else "")
 
 
 def interval(case: Diagnosis, query: WasteQuery) -> str:

@@ -26,7 +26,7 @@ MAX_USERS = 5
 
 @dataclass(frozen=True, slots=True)
 class UsageScope:
-    """Whose use of GPUs a mail is about."""
+    """The users whose GPU usage a mail reports."""
 
     kind: Literal["site", "account", "user"]
     name: str = ""

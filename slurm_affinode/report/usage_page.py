@@ -61,7 +61,7 @@ class UsageContext:
 
 @dataclass(frozen=True, slots=True)
 class UsagePage:
-    """Whose page it is, and of which period."""
+    """The user or account and the period of a page."""
 
     by: str
     """``user`` or ``account``."""

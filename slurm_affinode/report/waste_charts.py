@@ -37,7 +37,7 @@ def hours_over_time(result: WasteResult) -> Markup:
     if frame.height == 0 or not frame["gpu_hours_allocated"].sum():
         return charts.empty(words, "No GPU was allocated in this interval.")
     if frame.height > _MAX_TIME_BARS and result.bucket_s == _DAY_S:
-        frame, step = _wider(frame, zone)
+        frame, step = _in_larger_units(frame, zone)
     starts = frame["bucket"].to_list()
     after = _period_end(starts[-1], zone, step) if step in _WIDER else _next(starts[-1], result.bucket_s, zone)
     ends = [*starts[1:], after]
@@ -91,19 +91,19 @@ def _next(start: datetime, width_s: int, zone: tzinfo) -> datetime:
     return times.edges(start, start + timedelta(seconds=1), width_s, zone)[1]
 
 
-def _wider(days: pl.DataFrame, zone: tzinfo) -> tuple[pl.DataFrame, str]:
+def _in_larger_units(days: pl.DataFrame, zone: tzinfo) -> tuple[pl.DataFrame, str]:
     """Aggregate days to weeks, months or years; also return the name of the unit."""
     listed = days["bucket"].to_list()
     name = next((name for name in _WIDER if len({_begin(at, zone, name) for at in listed}) <= _MAX_TIME_BARS), "year")
     starts = pl.Series("bucket", [_begin(at, zone, name) for at in listed]).cast(days["bucket"].dtype)
-    wider = days.with_columns(starts).group_by("bucket", maintain_order=True).agg(pl.col("^gpu_hours_.*$").sum())
+    buckets = days.with_columns(starts).group_by("bucket", maintain_order=True).agg(pl.col("^gpu_hours_.*$").sum())
     # A sum of unknown hours only is unknown.
     allocated, unknown = pl.col("gpu_hours_allocated"), pl.col("gpu_hours_unknown")
-    wider = wider.with_columns(
+    buckets = buckets.with_columns(
         pl.when((allocated > unknown) | (allocated == 0)).then(pl.col(f"gpu_hours_{state}")).alias(f"gpu_hours_{state}")
         for state in ("idle", "low", "busy")
     )
-    return wider, name
+    return buckets, name
 
 
 def _span_h(result: WasteResult, start: datetime, end: datetime) -> float:

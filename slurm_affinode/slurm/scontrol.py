@@ -94,10 +94,10 @@ def parser(listed: bytes) -> str:
     Raises ``UnreachableError`` if there is none: this Slurm is older or newer than those that are supported, or lacks
     the plugins.
     """
-    there = {line.strip().rpartition("/")[2] for line in listed.decode("utf-8", "replace").splitlines()}
-    newest = next((name for name in PARSERS if name in there), None)
+    plugins = {line.strip().rpartition("/")[2] for line in listed.decode("utf-8", "replace").splitlines()}
+    newest = next((name for name in PARSERS if name in plugins), None)
     if newest is None:
-        names = sorted(name for name in there if re.fullmatch(r"v[\d.]+", name))
+        names = sorted(name for name in plugins if re.fullmatch(r"v[\d.]+", name))
         raise UnreachableError(
             f"scontrol has no data parser of {PARSERS[-1]} to {PARSERS[0]} (it has {', '.join(names) or 'none'})",
             hint="it needs Slurm's plugins serializer/json and data_parser (Debian: slurm-wlm-basic-plugins); for a "

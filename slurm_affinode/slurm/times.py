@@ -72,8 +72,8 @@ def readings(local: datetime, zone: ZoneInfo) -> tuple[datetime, ...]:
 
 def exists(local: datetime, zone: ZoneInfo) -> bool:
     """Return whether the naive ``local`` exists in ``zone``."""
-    there = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
-    return there.astimezone(zone).replace(tzinfo=None) == local
+    instant = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    return instant.astimezone(zone).replace(tzinfo=None) == local
 
 
 def choose(

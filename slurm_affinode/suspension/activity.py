@@ -154,8 +154,8 @@ class Watch:
         ``None``: no other process is on the GPU, or the driver does not attribute its activity to processes.
         """
         try:
-            there = self._driver.processes(device)
-            if all(process.pid in job_pids for process in there):
+            processes = self._driver.processes(device)
+            if all(process.pid in job_pids for process in processes):
                 return None
             since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_QUERY_S) * 1e6))
             used = self._driver.process_utilization(device, since)
@@ -170,7 +170,7 @@ class Watch:
             max((getattr(usage, of) for usage in job_usages), default=0.0) for of in ("sm_pct", "memory_pct")
         )
         signals: dict[str, float | None] = {"utilization": busy, "memory": moved, "processes": max(busy, moved)}
-        held = sum(process.used_mib or 0.0 for process in there if process.pid in job_pids)
+        held = sum(process.used_mib or 0.0 for process in processes if process.pid in job_pids)
         return GpuActivity(name_of(device), signals, int(held * MIB), self._xid(device, reading, memory))
 
     def _processes(self, device: Device, memory: _Memory) -> float | None:

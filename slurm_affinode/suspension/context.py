@@ -279,5 +279,5 @@ class GpuAllocations:
 
         For a job with shards, only the prolog reports them.
         """
-        here = [gpus for gpus in job.node_gpus or () if gpus.node == self.node]
-        return [index for gpus in here for index in gpus.indices] or self.indices.get(job.job_id, ())
+        node_gpus = [gpus for gpus in job.node_gpus or () if gpus.node == self.node]
+        return [index for gpus in node_gpus for index in gpus.indices] or self.indices.get(job.job_id, ())

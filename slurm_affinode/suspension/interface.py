@@ -101,9 +101,8 @@ class Suspender(Protocol):
     def suspend(self, job: WatchedJob, why: str, *, sample_again: SampleAgain, busy: bool = False) -> SuspensionRecord:
         """Suspend the job. Returns when its processes have ended and it is queued, or when it runs on unharmed.
 
-        ``busy``: in place only, whether it is busy or not; it then waits to wake at once.
-        In the latter case ``failure`` of the result states the reason. Raises ``Refused``, and ``AffinodeError`` if
-        nothing was begun.
+        If it runs on, ``failure`` of the result states the reason. ``busy``: suspend it even if it is busy (in place
+        only); it is queued to wake immediately. Raises ``Refused``, and ``AffinodeError`` if nothing was begun.
         """
         ...
 

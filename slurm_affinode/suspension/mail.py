@@ -157,10 +157,10 @@ def mailer(config: Config, workers: Workers) -> Mailer:
     def send(event: SuspensionMail) -> None:
         request = {"event": asdict(event), "policy": policy, "timezone": timezone}
         argv = process.of_module("slurm_affinode.pipeline.suspension_mail")
-        done = process.run(argv, timeout_s=_SEND_S, stdin=json.dumps(request).encode(), group=True, check=False)
-        if done.returncode != 0:
-            last = last_line(done.stderr)
-            raise AffinodeError(last or f"the mail's process ended with status {done.returncode}")
+        completed = process.run(argv, timeout_s=_SEND_S, stdin=json.dumps(request).encode(), group=True, check=False)
+        if completed.returncode != 0:
+            last = last_line(completed.stderr)
+            raise AffinodeError(last or f"the mail's process ended with status {completed.returncode}")
 
     marks = suspend.journal.parent / "mailed"
     return Mailer(send, workers, kinds=suspend.mail, most_per_hour=suspend.mail_limit, marks=marks)

@@ -55,12 +55,12 @@ def shortage(
     """
     needed: dict[str, int] = {}
     for uuid, held in needs.items():
-        there = uuid if pairs is None else pairs.get(uuid, uuid)
-        needed[there] = needed.get(there, 0) + held
+        target = uuid if pairs is None else pairs.get(uuid, uuid)
+        needed[target] = needed.get(target, 0) + held
     for uuid, held in needed.items():
-        left = free.get(uuid)
-        if held and left is not None and left < held + MARGIN:
-            return f"{size(held + MARGIN)} are needed on {uuid}, {size(left)} are free there"
+        available = free.get(uuid)
+        if held and available is not None and available < held + MARGIN:
+            return f"{size(held + MARGIN)} are needed on {uuid}, {size(available)} are free there"
     return None
 
 
@@ -164,8 +164,8 @@ class HostMemory:
         limit_mib = 0 if job.slurm is None else memory_mib(job.slurm.tres_allocated.get("mem"))
         if not limit_mib or not self._configuration.ends_above_memory():
             return facts
-        left = limit_mib * MIB - sum(process.memory for process in (*tree.processes, *tree.outside))
-        return replace(facts, headroom=left if facts.headroom is None else min(left, facts.headroom))
+        headroom = limit_mib * MIB - sum(process.memory for process in (*tree.processes, *tree.outside))
+        return replace(facts, headroom=headroom if facts.headroom is None else min(headroom, facts.headroom))
 
     def _available(self, job_id: int, init_pid: int) -> MemoryFacts:
         facts = self._read_memory(init_pid)
@@ -191,10 +191,10 @@ class HostMemory:
         earlier = None if limits is None else limits.allocated(job_id, init)
         by_slurm, share = self._allocated(), self._configuration.allowed_memory_share()
 
-        def spare(there: AllocatedMemory) -> SpareMemory | None:
+        def spare(allocated: AllocatedMemory) -> SpareMemory | None:
             if by_slurm is None or earlier is None:
                 return None
-            promised = there.unused + there.starting(by_slurm, earlier, share)
+            promised = allocated.unused + allocated.starting(by_slurm, earlier, share)
             return SpareMemory(self._available(job_id, init.pid).available, promised, settings.memory_reserve)
 
         return spare

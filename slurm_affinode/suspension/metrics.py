@@ -137,14 +137,14 @@ class StoreReader:
             return
         self._read_s = self._clock()
         for tier in self._tiers.tiers:
-            images = damaged = used = left = None
+            images = damaged = used = free = None
             if not tier.shared or holds_lease:
                 with suppress(AffinodeError, OSError):
                     usage = tier.store.usage()
-                    left = float(tier.store.budget.left(usage))
+                    free = float(tier.store.budget.left(usage))
                     images, used = float(usage.images), float(usage.used)
                     damaged = float(len(tier.store.aside()))
-            for name, value in ((IMAGES, images), (IMAGES_DAMAGED, damaged), (IMAGE_BYTES, used), (STORE_LEFT, left)):
+            for name, value in ((IMAGES, images), (IMAGES_DAMAGED, damaged), (IMAGE_BYTES, used), (STORE_LEFT, free)):
                 self._counters.set(name, value, tier=tier.name)
 
 

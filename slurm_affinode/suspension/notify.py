@@ -214,8 +214,8 @@ class SuspensionOutcomes:
         """Write the note once per suspension: an existing one also records later requests and failures."""
         notes = self._notes
         made = replace(record.note(self._node, self._now()), required=required)
-        there = notes.read(made.cluster, made.job_id)
-        if there is not None and (there.seq, there.began_ms) == (made.seq, made.began_ms):
+        noted = notes.read(made.cluster, made.job_id)
+        if noted is not None and (noted.seq, noted.began_ms) == (made.seq, made.began_ms):
             return
         try:
             notes.write(made)

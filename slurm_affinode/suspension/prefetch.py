@@ -72,12 +72,12 @@ class Prefetcher:
 
         Every node does so every few seconds: with all notes, the shared file system would serve nodes x sleeping jobs.
         """
-        here = set(plans)
+        job_ids = set(plans)
         for tier in self._tiers.node:
             with suppress(CheckpointError, OSError):
                 names = (name.rpartition(".") for name in tier.store.jobs())
-                here |= {int(number) for cluster, _, number in names if cluster == self._cluster}
-        notes = (self._notes.read(self._cluster, job_id) for job_id in sorted(here))
+                job_ids |= {int(number) for cluster, _, number in names if cluster == self._cluster}
+        notes = (self._notes.read(self._cluster, job_id) for job_id in sorted(job_ids))
         return [note for note in notes if note is not None]
 
     def _run(self, work: Sequence[Callable[[], bool]]) -> None:

@@ -59,8 +59,8 @@ class SuspendedJobs:
         known = {note.key for note in notes}
         for note in (*notes, *(note for note in without if note.key not in known)):
             where = "shared" if (note.key.name, note.seq) in shared else "node"
-            here = where == "shared" or (note.key.name, note.seq) in local or note.node != self._node
-            if not here and not note.given_up:
+            available = where == "shared" or (note.key.name, note.seq) in local or note.node != self._node
+            if not available and not note.given_up:
                 continue
             failure = UNKNOWN if note.key.name in unknown else note.problem
             settings, released = self._settings, note.released_epoch
@@ -79,8 +79,8 @@ class SuspendedJobs:
         notes = self._notes.known()
         if notes is None:
             return None
-        here = (note for note in (*notes, *without) if note.cluster == self._cluster and not note.given_up)
-        return frozenset(note.job_id for note in here)
+        node_notes = (note for note in (*notes, *without) if note.cluster == self._cluster and not note.given_up)
+        return frozenset(note.job_id for note in node_notes)
 
     def _without_note(self) -> Iterator[Note]:
         """Yield notes of suspended jobs that only this node knows, while the shared directory cannot be written."""
@@ -452,9 +452,9 @@ class JobKeeper:
         try:
             self._suspended.forget_awake(self._registry)
             restoring = {journal.key.job_id for journal in self._journal.open_journals()}
-            here = restoring | {job.job_id for job in self._registry.jobs()}
-            self._environments.keep(here)
-            self._forget_created(here)
+            job_ids = restoring | {job.job_id for job in self._registry.jobs()}
+            self._environments.keep(job_ids)
+            self._forget_created(job_ids)
             if not holds_lease and not any(tier.store.images() for tier in self._tiers.node):
                 return  # no images on this node, and another node sweeps the shared store
             shared = self._tiers.shared_store
@@ -476,10 +476,10 @@ class JobKeeper:
         except (AffinodeError, OSError) as error:
             LOG.warning("sweep: %s", error)
 
-    def _forget_created(self, here: Collection[int]) -> None:
+    def _forget_created(self, job_ids: Collection[int]) -> None:
         """Remove the records of jobs that have ended on another node. Raises ``AffinodeError``, ``OSError``."""
         for job_id in sorted({*self._created.jobs(), *self._scratch_records.jobs()}):
-            if job_id not in here:
+            if job_id not in job_ids:
                 try:
                     ended = self._slurm.job(job_id).ended
                 except UnknownJobError:  # slurmctld may have lost its state: as long as its image

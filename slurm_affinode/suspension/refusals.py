@@ -215,8 +215,8 @@ def of_services(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
     """Return why the job's connections to services cannot be closed by a suspension."""
     for process in tree.processes:
         if process.services and image.no_plugin is not None:
-            there = addresses(process.services)
-            text = f"{process.name} ({process.pid}) is connected to {there}, and {image.no_plugin}"
+            service = addresses(process.services)
+            text = f"{process.name} ({process.pid}) is connected to {service}, and {image.no_plugin}"
             return [Refusal(RefusalCode.SERVICE_PLUGIN, text)]
     for member in tree.processes:
         if busy := [connection for connection in member.services if connection.busy]:
@@ -234,7 +234,7 @@ def of_tree(
     ``no_device_files``: see ``ImageFacts``. ``forked``: the forked workers, once their parents have closed the device
     files that they share; ``None``: they still have them.
     """
-    uid, given = owner.uid, of_owner(owner)
+    uid, permitted = owner.uid, of_owner(owner)
 
     def is_forked(process: ProcessFacts) -> bool:
         return process.is_forked_worker(cuda_users) if forked is None else Id(process.pid, process.started) in forked
@@ -262,7 +262,7 @@ def of_tree(
         if process in changed or process in strangers:
             continue
         more = next(
-            (why for credentials in process.credentials if (why := excess(credentials, given)) is not None), None
+            (why for credentials in process.credentials if (why := excess(credentials, permitted)) is not None), None
         )
         if more is not None:
             refuse(RefusalCode.CREDENTIALS, f"has {more} (setgid, a file capability)", [process])
@@ -400,18 +400,16 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
         return [Refusal(RefusalCode.LIMIT_RAISED, text)]
     reasons = []
     if gpu_bytes and memory.headroom is not None and needed > memory.headroom:
-        left = size(max(0, memory.headroom))
-        text = (
-            f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}: raise --mem"
-        )
-        reasons.append(Refusal(RefusalCode.HOST_MEMORY, text))
+        headroom = size(max(0, memory.headroom))
+        text = f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {headroom}"
+        reasons.append(Refusal(RefusalCode.HOST_MEMORY, f"{text}: raise --mem"))
     if gpu_bytes and needed > memory.available:
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
         reasons.append(Refusal(RefusalCode.HOST_MEMORY, text, _NODE_MEMORY))
     spare = 0 if memory.spare is None else memory.spare.available
     if gpu_bytes and memory.job_headroom is not None and memory.job_headroom < needed and spare < needed:
-        left = size(max(0, memory.job_headroom))
-        text = f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}"
+        headroom = size(max(0, memory.job_headroom))
+        text = f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {headroom}"
         reasons.append(Refusal(RefusalCode.HOST_MEMORY, f"{text}, and {of_spare(memory.spare)}: raise --mem"))
     return reasons[:1]
 

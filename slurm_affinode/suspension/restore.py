@@ -353,8 +353,8 @@ class JobRestorer:
             raise RestoreInterrupted(f"what follows its loss cannot be recorded: {error}") from None
         if loss.verdict is None or action is AfterLoss.IMAGE:
             return None
-        instead = self._start_over if action is AfterLoss.START else self._hold_for_choice
-        return instead(placing, loss, loss.verdict.why)
+        reply = self._start_over if action is AfterLoss.START else self._hold_for_choice
+        return reply(placing, loss, loss.verdict.why)
 
     def _start_over(self, placing: _Placing, loss: _Loss, why: str) -> Reply:
         """Start the batch script from its beginning. Its image is recorded as discarded; the sweep removes it."""

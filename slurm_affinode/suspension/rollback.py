@@ -52,9 +52,9 @@ class Rollback:
         # Continue first: a stopped process cannot restore its GPU memory. Its CUDA calls block until it is unlocked.
         stopped = set(record.stopped_pids or ())
         self._processes.resume(member for member in members if member.pid not in stopped)
-        there = {member.pid for member in members}
+        running = {member.pid for member in members}
         # Restore all before unlocking any: they may wait for each other.
-        pids = [pid for pid in record.cuda_pids or () if pid in there]
+        pids = [pid for pid in record.cuda_pids or () if pid in running]
         with contextlib.suppress(CheckpointError):  # each is then restored by itself
             self._cuda.restore(*[p for p in pids if self._cuda.state(p) is CudaState.CHECKPOINTED])
         restored = [self._leave(record.key.job_id, pid, CudaState.CHECKPOINTED) for pid in pids]

@@ -187,9 +187,9 @@ class QueueView:
         """Drain a node; one that is drained already keeps its reason. ``False``: it failed (logged)."""
 
         def unless_it_is(client: SlurmClient) -> bool:
-            there = next((candidate for candidate in client.nodes() if candidate.name == node), None)
-            if there is not None and there.draining:
-                log.warning("%s is drained already (%s), not for: %s", node, there.reason, reason)
+            present = next((candidate for candidate in client.nodes() if candidate.name == node), None)
+            if present is not None and present.draining:
+                log.warning("%s is drained already (%s), not for: %s", node, present.reason, reason)
             else:
                 client.drain(node, reason)
             return True
@@ -227,6 +227,6 @@ def run_s(job: Job | None, now_epoch: float) -> float | None:
 
 def indices_on(job: Job, node: str) -> Sequence[int] | None:
     """Return Slurm's indices of the job's GPUs on a node; ``None`` if Slurm does not report them."""
-    here = [node_gpu for node_gpu in job.node_gpus or () if node_gpu.node == node]
-    numbers = [index for gpus in here for index in gpus.indices]
-    return numbers if here and len(numbers) == sum(gpus.count for gpus in here) else None
+    node_gpus = [node_gpu for node_gpu in job.node_gpus or () if node_gpu.node == node]
+    numbers = [index for gpus in node_gpus for index in gpus.indices]
+    return numbers if node_gpus and len(numbers) == sum(gpus.count for gpus in node_gpus) else None

@@ -299,8 +299,8 @@ class JobSuspender:
         """Stop the processes of the job but these: while its memory limit is raised, they must not take the memory."""
         before = {*stopped(self._members(attempt.job))} - attempt.halted
         attempt.stop.stop(timeout_s=STOP_S, but=but)
-        there = frozenset(member.pid for member in self._members(attempt.job))
-        attempt.halted |= there - before - {*but}
+        running = frozenset(member.pid for member in self._members(attempt.job))
+        attempt.halted |= running - before - {*but}
 
     def _checkpoint(self, attempt: Attempt) -> None:
         self._cuda.checkpoint(*(attempt.facts.cuda_pids or ()))

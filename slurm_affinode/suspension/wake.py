@@ -343,9 +343,9 @@ class Free:
         requested = job.gpus_requested
         count = 0 if requested is None else requested.count
         fitting = [
-            (left, name)
-            for name, (node, left) in self._free.items()
-            if left >= count
+            (free, name)
+            for name, (node, free) in self._free.items()
+            if free >= count
             and (not job.nodes_required or name in job.nodes_required)
             and name not in job.nodes_excluded
             and set(job.partitions) & set(node.partitions)
@@ -353,8 +353,8 @@ class Free:
         ]
         if not fitting:
             return False
-        left, name = min(fitting)
-        self._free[name] = (self._free[name][0], left - count)
+        free, name = min(fitting)
+        self._free[name] = (self._free[name][0], free - count)
         return True
 
 

@@ -63,12 +63,12 @@ def files(paths: Iterable[Path]) -> list[Path]:
             if not path.is_dir():
                 tables.append(path)
                 continue
-            there = sorted(file for file in path.rglob("*") if _FILE.fullmatch(file.name) and file.is_file())
+            parts = sorted(file for file in path.rglob("*") if _FILE.fullmatch(file.name) and file.is_file())
         except OSError as error:
             raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
-        if not there:
+        if not parts:
             raise InputError("no CSV file in this directory", where=str(path))
-        tables += there
+        tables += parts
     return tables
 
 

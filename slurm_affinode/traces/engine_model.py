@@ -143,8 +143,8 @@ class _Run:
         prefilled, refused = 0 if budget is None else min(self._unfilled, budget), preempted
         self._unfilled -= prefilled
         if not preempted and not self._unfilled:  # vLLM admits nothing in the iteration of a preemption
-            left = None if budget is None else budget - prefilled
-            used, admitted, refused = self._admit(used, left)
+            remaining = None if budget is None else budget - prefilled
+            used, admitted, refused = self._admit(used, remaining)
             prefilled += admitted
         self._waiting_max = max(self._waiting_max, len(self._waiting))
         self._iterate(used, prefilled, refused=refused)

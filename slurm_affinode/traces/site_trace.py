@@ -319,15 +319,17 @@ def queue_of(jobs: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
     start = submit + jobs["wait_s"].to_numpy()
     end, gpus = start + jobs["run_s"].to_numpy(), jobs["gpus"].to_numpy()
     at = np.arange(int(submit.min()), int(end.max()) + 1, QUEUE_STEP_S, dtype=np.int64)
-    met = idle.join(jobs.select("job", "gpus", (pl.col("submit_s") + pl.col("wait_s")).alias("start_s")), on="job")
-    begin_idle = (met["start_s"] + met["begin_s"]).to_numpy()
-    end_idle = (met["start_s"] + met["end_s"]).to_numpy()
+    idle_jobs = idle.join(
+        jobs.select("job", "gpus", (pl.col("submit_s") + pl.col("wait_s")).alias("start_s")), on="job"
+    )
+    begin_idle = (idle_jobs["start_s"] + idle_jobs["begin_s"]).to_numpy()
+    end_idle = (idle_jobs["start_s"] + idle_jobs["end_s"]).to_numpy()
     levels = {
         "at_s": at,
         "waiting_jobs": _level(submit, start, np.ones_like(gpus), at),
         "waiting_gpus": _level(submit, start, gpus, at),
         "running_gpus": _level(start, end, gpus, at),
-        "idle_gpus": _level(begin_idle, end_idle, met["gpus"].to_numpy(), at),
+        "idle_gpus": _level(begin_idle, end_idle, idle_jobs["gpus"].to_numpy(), at),
     }
     return pl.DataFrame(levels, schema=QUEUE_COLUMNS)
 

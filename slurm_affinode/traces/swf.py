@@ -92,8 +92,8 @@ def read(path: Path) -> JobLog:
 
 def _capacity(facts: Mapping[str, str]) -> int | None:
     """Return the processors of the machine; the nodes if the log does not give its processors (or -1, unknown)."""
-    given = facts.get("MaxProcs", "-1")
-    return _number(facts.get("MaxNodes")) if given == "-1" else _number(given)
+    max_procs = facts.get("MaxProcs", "-1")
+    return _number(facts.get("MaxNodes")) if max_procs == "-1" else _number(max_procs)
 
 
 def _number(text: str | None) -> int | None:

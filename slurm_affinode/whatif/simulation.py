@@ -151,10 +151,10 @@ class _Pool:
         submit, ends, corrections, wakes = self._submit, self._ends, self._corrections, self._wakes
         reservations, learns = self._reservations, self._estimates.learns
         continued = {row for row, _ in self._next.values()}
-        coming = [job for job in range(len(submit)) if job not in continued] if continued else range(len(submit))
-        at, count = 0, len(coming)
+        arrivals = [job for job in range(len(submit)) if job not in continued] if continued else range(len(submit))
+        at, count = 0, len(arrivals)
         while len(self._begun) < len(submit):
-            now = submit[coming[at]] if at < count else _LATE
+            now = submit[arrivals[at]] if at < count else _LATE
             if wakes and wakes[0] >> JOB_BITS < now:
                 now = wakes[0] >> JOB_BITS
             if ends and ends[0] >> JOB_BITS < now:
@@ -169,10 +169,10 @@ class _Pool:
             while corrections and corrections[0] < later:
                 self._correct(heappop(corrections) & JOB_MASK, now)
             self._begin(now)
-            while at < count and submit[coming[at]] == now:
+            while at < count and submit[arrivals[at]] == now:
                 if learns:
-                    self._estimates.submitted(coming[at])
-                self._submitted(coming[at], now)
+                    self._estimates.submitted(arrivals[at])
+                self._submitted(arrivals[at], now)
                 at += 1
             while wakes and wakes[0] < later:
                 job = heappop(wakes) & JOB_MASK
@@ -455,7 +455,7 @@ class _Profile:
 
 
 class _FirstTimes(dict[int, int]):
-    """Number of units -> the first time at which as many are free; computed when it is asked for."""
+    """Number of units -> the first time at which as many are free; computed when it is needed."""
 
     def __init__(self, times: list[int], free: list[int]) -> None:
         super().__init__()

@@ -103,10 +103,10 @@ def replay(
     run, delay = (np.array(column, np.int64) for column in zip(*parts, strict=True))
     rows = np.arange(len(owner))
     units = np.array([job.gpus for job in jobs], np.int64)[owner]
-    left = _remaining([job.request for job in jobs], owner, run, at_least=run)
+    remaining = _remaining([job.request for job in jobs], owner, run, at_least=run)
     predicted = _remaining([job.predicted for job in jobs], owner, run, at_least=np.ones_like(run))
     work = Workload(
-        np.array([job.submit for job in jobs], np.int64)[owner], run, units, left,
+        np.array([job.submit for job in jobs], np.int64)[owner], run, units, remaining,
         np.full(len(owner), -1), np.full(len(owner), np.nan), rows, np.where(first, -1, rows - 1), delay,
         predicted, np.array([job.priority for job in jobs], np.int64)[owner],
     )  # fmt: skip
@@ -154,14 +154,14 @@ def _parts(job: GpuJob, rule: SuspensionRule | None) -> tuple[list[tuple[int, in
 
 def _remaining(whole: Sequence[int], owner: Ints, run: Ints, *, at_least: Ints) -> Ints:
     """Return the time that is left of ``whole``, by job, at the start of each part, ``at_least`` this; -1: unknown."""
-    left = []
+    remaining = []
     current, used = -1, 0
     for number, seconds, least in zip(owner.tolist(), run.tolist(), at_least.tolist(), strict=True):
         if number != current:
             current, used = number, 0
-        left.append(-1 if whole[number] < 0 else max(least, whole[number] - used))
+        remaining.append(-1 if whole[number] < 0 else max(least, whole[number] - used))
         used += seconds
-    return np.array(left, np.int64)
+    return np.array(remaining, np.int64)
 
 
 def _used(  # noqa: PLR0917 - the two sets of intervals

@@ -43,7 +43,7 @@ _NOT_NOW = frozenset({
 })  # fmt: skip
 """Error codes that do not mean that the job cannot be suspended: it is ending or being suspended, its state is unknown,
 the request was refused, or the agent was restarted and does not yet know a job that it reported when this run began."""
-_GONE = frozenset({"gone", "not-on-gpu", "ended", "already-suspended"})
+_GONE_CODES = frozenset({"gone", "not-on-gpu", "ended", "already-suspended"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
     """
     outcomes: list[Outcome] = []
     actions = list(actions)
-    tools.instead = tools.policy.limits.cancel - sum(action.verb == "cancel" for action in actions)
+    tools.cancellations_left = tools.policy.limits.cancel - sum(action.verb == "cancel" for action in actions)
     held = [action.held for action in actions if action.held is not None]
     todo = deque(action for action in actions if action.verb in DESTRUCTIVE)
     while todo:
@@ -213,9 +213,9 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
         return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", observation)
     except AnswerError as error:
         cancels = action.settings.action == "cancel"
-        if action.verb == "suspend" and cancels and error.code not in _NOT_NOW and tools.instead > 0:
+        if action.verb == "suspend" and cancels and error.code not in _NOT_NOW and tools.cancellations_left > 0:
             return _cancel_instead(action, tools, observation, str(error))
-        kind: Result = "gone" if error.code in _GONE else "spared" if error.code in _SPARED else "failed"
+        kind: Result = "gone" if error.code in _GONE_CODES else "spared" if error.code in _SPARED else "failed"
         return Outcome(action, kind, f"{action.target}: {error}", observation)
     except AffinodeError as error:
         return Outcome(action, "failed", f"{action.target}: {error}", observation)
@@ -243,7 +243,7 @@ def _kept(action: Action, tools: Tools) -> Outcome | None:
 
 def _cancel_instead(action: Action, tools: Tools, observation: Observation, why: str) -> Outcome:
     """Cancel a job that cannot be suspended: opting in must not protect it from cancellation."""
-    tools.instead -= 1
+    tools.cancellations_left -= 1
     action = replace(action, verb="cancel", reason=f"{action.reason}; it cannot be suspended: {why}")
     try:
         done = _done(action, tools, observation)
@@ -372,30 +372,32 @@ def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *,
 
     with ThreadPoolExecutor(min(AGENTS_AT_ONCE, len(names))) as pool:
         reports = [report for node_reports in pool.map(query_reports, names) for report in node_reports]
-    taken = 0
+    count = 0
     written: dict[str, list[str]] = {}
     for report in reports:
         claim = f"epilog|{report['node']}|{report['id']}"
         if log.claim(claim, run, now, EPILOG_HOLD):
             log.record([_entry(report, cluster, run)])
             log.settle(claim, run, now, None)
-            taken += 1
+            count += 1
         elif not log.settled(claim):
             continue
         written.setdefault(str(report["node"]), []).append(str(report["id"]))
     for node, ids in written.items() if forget else ():
         with contextlib.suppress(AffinodeError):  # the agent reports them again, and they are skipped then
             ask(node, {"verb": "leftovers-taken", "ids": ids})
-    return taken
+    return count
 
 
 def _entry(report: Mapping[str, Any], cluster: str, run: str) -> AuditEntry:
-    left = [f"process {process['pid']} ({shown(str(process['command']), 80)}): {process['ended_by'] or 'still there'}"
-            for process in report["left"]]  # fmt: skip
+    remaining = [
+        f"process {process['pid']} ({shown(str(process['command']), 80)}): {process['ended_by'] or 'still there'}"
+        for process in report["left"]
+    ]
     dirty = [str(entry) for entry in report["dirty"]]
     drained = ["the node was drained"] if report.get("drained") else []
     return AuditEntry(
         at=datetime.fromtimestamp(float(report["at"]), UTC), run=run, actor=f"epilog@{report['node']}", verb="epilog",
-        result="failed" if dirty else "done", reason="; ".join([*left, *dirty, *drained]), cluster=cluster,
+        result="failed" if dirty else "done", reason="; ".join([*remaining, *dirty, *drained]), cluster=cluster,
         job_id=int(report["job"]), job=str(report["job"]), user=None, node=str(report["node"]), evidence=dict(report),
     )  # fmt: skip

@@ -21,14 +21,14 @@ def collect(
 
     A request for longer than the policy allows is shortened to the maximum, counted from now.
     """
-    taken: list[Keep] = []
+    recorded: list[Keep] = []
     known = log.ledger(now).keeps
     for job in jobs:
         exemption = exemptions.parse(job.comment) if job.allocated else None
         if exemption is None or job.submit is None or not policy.allow or exemption.until <= now:
             continue
-        there = known.get((cluster, job.job_id))
-        if there is not None and int(there.submit.timestamp()) == int(job.submit.timestamp()):
+        stored = known.get((cluster, job.job_id))
+        if stored is not None and int(stored.submit.timestamp()) == int(job.submit.timestamp()):
             continue
         until = min(exemption.until, now + timedelta(seconds=policy.max_s))
         keep = Keep(cluster, job.job_id, job.submit, job.user or "?", exemption.why[: exemptions.MAX_WHY], now, until)
@@ -37,7 +37,7 @@ def collect(
         actor = f"{job.user} (comment of the job)"
         earlier = log.keep(keep)
         if earlier is None:
-            taken.append(keep)
+            recorded.append(keep)
             log.record([exemptions.record(keep, job.id, run, actor, now)])
             continue
         claim = f"keep|{cluster}|{job.job_id}|{int(job.submit.timestamp())}|{int(exemption.until.timestamp())}"
@@ -46,4 +46,4 @@ def collect(
             why = f"it was kept until {named(earlier.until, UTC)} already, and only one exemption is allowed"
             log.record([replace(refused, result="refused", reason=f"{refused.reason}; {why}")])
             log.settle(claim, run, now, None)
-    return taken
+    return recorded

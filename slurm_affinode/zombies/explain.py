@@ -387,13 +387,13 @@ def _with_samples(
     ends = [*(slot.start for slot in slots[1:]), until + timedelta(seconds=1)]
     made = []
     for slot, end in zip(slots, ends, strict=True):
-        here = [gpu for at, gpu in node_samples if slot.start.timestamp() <= at < end.timestamp()]
-        if slot.activity_pct is not None or not here:
+        slot_gpus = [gpu for at, gpu in node_samples if slot.start.timestamp() <= at < end.timestamp()]
+        if slot.activity_pct is not None or not slot_gpus:
             made.append(slot)
             continue
-        busy = [max(gpu.signals_pct.values()) for gpu in here if gpu.signals_pct]
-        held = [gpu.used_mib / 1024 for gpu in here if gpu.used_mib is not None]
-        watts = [gpu.power_w for gpu in here if gpu.power_w is not None]
+        busy = [max(gpu.signals_pct.values()) for gpu in slot_gpus if gpu.signals_pct]
+        held = [gpu.used_mib / 1024 for gpu in slot_gpus if gpu.used_mib is not None]
+        watts = [gpu.power_w for gpu in slot_gpus if gpu.power_w is not None]
         made.append(Slot(slot.start, _mean(busy), _mean(held), _mean(watts)))
     return tuple(made)
 

@@ -178,9 +178,12 @@ def find(
         rule = leftover_memory.LeftoverSearch(
             FREE_MIB, request.window_s or HELD_S, min(map(query.end_of, jobs["cluster"].unique())), names
         )
-        left = leftover_memory.find(held, samples, rule, spread) if "orphan-memory" in request.requested_kinds else []
+        leftovers = (
+            leftover_memory.find(held, samples, rule, spread) if "orphan-memory" in request.requested_kinds else []
+        )
     assessment = judge(config, request, held, file.signatures, waiting_jobs(jobs, pending, query), nodes,
-                  notes=(*notes, *trouble, *strangers(request, nodes), *_only_live(request)), more=left)  # fmt: skip
+                  notes=(*notes, *trouble, *strangers(request, nodes), *_only_live(request)),
+                  more=leftovers)  # fmt: skip
     late = job_runs.caution(query, jobs, moment)
     return replace(assessment, notes=(*assessment.notes, late)) if late else assessment
 
@@ -297,9 +300,12 @@ def select(about: Assessment, findings: Iterable[Finding], request: Request) -> 
         if request.running_only and finding.job is not None and not finding.job.running:
             continue
         # A finding about a user has no partition: it is already based on jobs in the requested ones.
-        given = {key: names for key, names in filters.items() if finding.kind not in USER_KINDS or key != "partitions"}
+        applicable = {
+            key: names for key, names in filters.items() if finding.kind not in USER_KINDS or key != "partitions"
+        }
         if any(
-            names and not {*(getattr(finding, key[:-1]) or "").split(",")} & {*names} for key, names in given.items()
+            names and not {*(getattr(finding, key[:-1]) or "").split(",")} & {*names}
+            for key, names in applicable.items()
         ):
             continue
         kept.append(finding)

@@ -95,8 +95,8 @@ def _unsampled(
     blind = " and ".join(kind for kind in BY_GPUS if kind in requested)
     covered = history.span()
     if blind and (covered is None or covered[1] < since):
-        there = "none are stored for this time" if covered else "none are stored"
-        notes.append(f"{blind}: not searched for: GPU metrics are needed, and {there}; --prometheus, ingest gpu")
+        availability = "none are stored for this time" if covered else "none are stored"
+        notes.append(f"{blind}: not searched for: GPU metrics are needed, and {availability}; --prometheus, ingest gpu")
     elif blind and covered is not None and (seen.at - covered[1]).total_seconds() > FRESH_S:
         notes.append(
             f"{blind}: from the stored GPU metrics, which end {span((seen.at - covered[1]).total_seconds())} ago"
@@ -287,10 +287,10 @@ def observe(
     required = set(request.nodes) or {node.name for node in nodes}
     if only is not None:
         required = {name for job in only(jobs) for name in job.nodes}
-    there = [node for node in nodes if node.gpus and node.powered and node.name in required]
+    required_nodes = [node for node in nodes if node.gpus and node.powered and node.name in required]
     notes = find.strangers(request, nodes)
-    notes += [f"{node.name} does not respond to slurmctld: unknown" for node in there if not node.responding]
-    names = {node.name: node.gpus.count for node in there if node.responding and node.gpus}
+    notes += [f"{node.name} does not respond to slurmctld: unknown" for node in required_nodes if not node.responding]
+    names = {node.name: node.gpus.count for node in required_nodes if node.responding and node.gpus}
     sampler.say(f"asking {counted(len(names), 'node')}")
     limit = max((signature.compute.at_most_pct for signature in file.signatures), default=5.0)
     samples = sampling.observe(names, jobs, sampler, watch_s=watch_s or 0.0, limit_pct=limit,

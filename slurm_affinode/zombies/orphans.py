@@ -167,13 +167,13 @@ def _strays(
 ) -> list[Finding]:
     """Return processes and memory without a job that are in both the first and the last response of their node."""
     first = [gpu for answer in first_answers for gpu in answer.gpus]
-    there = {(gpu.node, process.pid, process.start_ticks) for gpu in first for process in gpu.processes or ()}
+    first_processes = {(gpu.node, process.pid, process.start_ticks) for gpu in first for process in gpu.processes or ()}
     held = {gpu.key for gpu in first if _unowned(gpu)}
     findings: list[Finding] = []
     for answer in answers:
         if answer.by != "agent":
             continue
-        findings += _processes(cluster, answer, there, known, now)
+        findings += _processes(cluster, answer, first_processes, known, now)
         lasting = [gpu for gpu in answer.gpus if _unowned(gpu) and gpu.key in held]
         claims = _Claims.of(answer.node, known.on.get(answer.node, ())) if lasting else None
         findings += [_memory(cluster, gpu, now) for gpu in lasting if claims is not None and not claims.may_cover(gpu)]
@@ -181,12 +181,12 @@ def _strays(
 
 
 def _processes(
-    cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], known: _Known, now: datetime
+    cluster: str, answer: NodeAnswer, first_processes: Collection[tuple[str, int, int]], known: _Known, now: datetime
 ) -> list[Finding]:
     findings = []
     for process, gpus in _by_process(answer):
         code = _orphan(process, known, answer.node)
-        if code is None or (answer.node, process.pid, process.start_ticks) not in there:
+        if code is None or (answer.node, process.pid, process.start_ticks) not in first_processes:
             continue
         used_gib = _gib(process.used_mib)
         proof = (

@@ -44,5 +44,5 @@ class Tools:
     who: Who
     now: Callable[[], datetime]
     step: Callable[[str], None] = field(default=lambda _: None)
-    instead: int = 0
+    cancellations_left: int = 0
     """Number of jobs that this run may still cancel because they cannot be suspended."""

@@ -129,8 +129,8 @@ def _match(match: Match) -> str:
 
 
 def _settings(settings: Settings, sets: Iterable[str] | None = None) -> str:
-    given = frozenset(sets) if sets is not None else None
-    words: list[str] = [] if given is not None and "action" not in given else [settings.action]
+    explicit = frozenset(sets) if sets is not None else None
+    words: list[str] = [] if explicit is not None and "action" not in explicit else [settings.action]
     for name, text in (("fixed", "never used"), ("sliding", "idle")):
         stages = getattr(settings, name)
         if stages != Stages():
@@ -140,7 +140,7 @@ def _settings(settings: Settings, sets: Iterable[str] | None = None) -> str:
         value = getattr(settings, name)
         key = name.removesuffix("_s")
         if name in ("action", "fixed", "sliding") or (
-            key not in given if given is not None else value == getattr(plain, name)
+            key not in explicit if explicit is not None else value == getattr(plain, name)
         ):
             continue
         if name == "interactive":
@@ -253,12 +253,12 @@ def replay(
     # From the start of the interval, so that jobs idle since before it get their warnings.
     moment = since
     while moment <= until:
-        there = [
+        findings = [
             replace(finding, observed_at=moment)
             for finding in _present_findings(past, since, moment)
             if _subject(finding) not in over
         ]
-        for action in plan(there, policy, Ledger(warnings, {}, mailed), moment):
+        for action in plan(findings, policy, Ledger(warnings, {}, mailed), moment):
             key = action.finding.key
             if action.verb == "none":
                 if action.code == "limit":

@@ -209,11 +209,11 @@ class Recheck:
 
     def _orphan(self, subject: ProcessRef, answer: Mapping[str, Any]) -> Observation:
         """Verify that the same process exists and still belongs to no job: its job may run again."""
-        there = [process for gpu in from_agent(subject.node, answer).gpus for process in gpu.processes or ()]
+        processes = [process for gpu in from_agent(subject.node, answer).gpus for process in gpu.processes or ()]
         process = next(
             (
                 candidate
-                for candidate in there
+                for candidate in processes
                 if (candidate.pid, candidate.start_ticks) == (subject.pid, subject.start_ticks)
             ),
             None,
@@ -260,9 +260,9 @@ class Recheck:
         for row in answer["gpus"]:
             if row["processes"] is None:
                 return Observation("unknown", f"GPU {row['index']} of {name}: {row.get('fault') or 'cannot be read'}")
-            left = [process for process in row["processes"] if not process["system"]]
-            if left:
-                return Observation("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
+            remaining = [process for process in row["processes"] if not process["system"]]
+            if remaining:
+                return Observation("woke", f"process {remaining[0]['pid']} is still on GPU {row['index']} of {name}")
         return Observation("still", f"{name} is clean")
 
     def _may_be_slurms(self, user: str | None) -> bool:

@@ -201,9 +201,9 @@ def _watched(gpu: LiveGpu, at: float, limit: float) -> Watched:
 
 def _add_round(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu], at: float, limit: float) -> None:
     """Add a round of readings. A GPU without a reading is unknown until it has one again."""
-    there = {gpu.key: gpu for gpu in gpus}
+    by_key = {gpu.key: gpu for gpu in gpus}
     for key, previous in watched.items():
-        gpu = there.get(key)
+        gpu = by_key.get(key)
         if gpu is None or not gpu.signals_pct or gpu.fault is not None:
             watched[key] = Watched(replace(previous.gpu, signals_pct={}), None)
             continue
@@ -239,22 +239,22 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
     gpus: list[LiveGpu] = []
     allocated = {allocation.node: allocation for allocation in job.node_gpus or ()}
     for node in job.nodes:
-        here = by_node.get(node, ())
-        given = allocated.get(node)
-        complete = len(here) == configured.get(node, len(here))
+        node_gpus = by_node.get(node, ())
+        node_allocation = allocated.get(node)
+        complete = len(node_gpus) == configured.get(node, len(node_gpus))
         # Slurm's indices do not number MIG instances by device file.
-        numbered = given is not None and given.indices and all(gpu.mig is None for gpu in here)
-        indexed = of_slurm(here, given.indices) if given is not None and numbered else None
-        if indexed is not None and (complete or all(gpu.minor is not None for gpu in here)):
+        numbered = node_allocation is not None and node_allocation.indices and all(gpu.mig is None for gpu in node_gpus)
+        indexed = of_slurm(node_gpus, node_allocation.indices) if node_allocation is not None and numbered else None
+        if indexed is not None and (complete or all(gpu.minor is not None for gpu in node_gpus)):
             gpus += [gpu.mapped("slurm") for gpu in indexed]
-        elif given is not None and given.count == len(here) and complete:
-            gpus += [gpu.mapped("whole-node") for gpu in here]
+        elif node_allocation is not None and node_allocation.count == len(node_gpus) and complete:
+            gpus += [gpu.mapped("whole-node") for gpu in node_gpus]
         else:
             names = {str(job.job_id), job.id}
-            labelled = _unambiguous(job, [gpu for gpu in here if names & set(gpu.jobs)], node)
+            labelled = _unambiguous(job, [gpu for gpu in node_gpus if names & set(gpu.jobs)], node)
             gpus += [gpu.mapped("labels") for gpu in labelled]
             gpus += [
-                gpu.mapped("processes") for gpu in here
+                gpu.mapped("processes") for gpu in node_gpus
                 if gpu not in labelled
                 and any(process.job == job.job_id and process.source != "environment"
                         for process in gpu.processes or ())
@@ -264,11 +264,11 @@ def gpus_of(job: Job, by_node: Mapping[str, Sequence[LiveGpu]], configured: Mapp
 
 def _unambiguous(job: Job, labelled: list[LiveGpu], node: str) -> list[LiveGpu]:
     """Return the labeled GPUs of the job on a node if the labels decide which GPUs it has there, else none."""
-    given = next((allocation.count for allocation in job.node_gpus or () if allocation.node == node), None)
-    if given is None and job.gpus_allocated is not None:
-        given = max(job.gpus_allocated.count - len(job.nodes) + 1, 1)
+    most = next((allocation.count for allocation in job.node_gpus or () if allocation.node == node), None)
+    if most is None and job.gpus_allocated is not None:
+        most = max(job.gpus_allocated.count - len(job.nodes) + 1, 1)
     shared = any(gpu.mig is not None and len(gpu.jobs) > 1 for gpu in labelled)
-    return [] if shared or (given and len(labelled) > given) else labelled
+    return [] if shared or (most and len(labelled) > most) else labelled
 
 
 @without_collection()

@@ -90,12 +90,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict
         for n in (2, 1, 0)
     ]  # fmt: skip
     for by, name in (("user", "user00"), ("account", "project00")):
-        own = replace(dict(portions(whole, by))[name], trend=Trend("week", tuple(periods)))
-        keys = own.jobs.select("cluster", "job_id", "submit").head(3).rows()
+        portion = replace(dict(portions(whole, by))[name], trend=Trend("week", tuple(periods)))
+        keys = portion.jobs.select("cluster", "job_id", "submit").head(3).rows()
         links = Links({key: f"job-{key[1]}.html" for key in keys})
         about = UsagePage(by, name, "week", "2026-W45", ("day", "week", "month"))
         paths[by] = folder / f"{by}.html"
-        paths[by].write_text(usage_page.render(own, about, rank=Rank(2, 24, 0.3), links=links), encoding="utf-8")
+        paths[by].write_text(usage_page.render(portion, about, rank=Rank(2, 24, 0.3), links=links), encoding="utf-8")
     paths["index"] = folder / "index.html"
     paths["index"].write_text(render_index(_index_entries(whole)), encoding="utf-8")
     return paths

@@ -231,14 +231,14 @@ class Cluster:
     def wait_idle(self, timeout_s: float = WAIT_S) -> None:
         """Wait until no job is left and every node is idle; nodes that are down or drained are resumed."""
 
-        def look() -> dict[str, str]:
+        def node_states() -> dict[str, str]:
             states = self.nodes()
             for node, state in states.items():
                 if state.startswith(("down", "drain")) and not state.endswith("*"):
                     self.run("login", "scontrol", "update", f"nodename={node}", "state=resume")
             return states
 
-        wait_until("every node is idle", look, lambda s: set(s.values()) == {"idle"}, timeout_s=timeout_s)
+        wait_until("every node is idle", node_states, lambda s: set(s.values()) == {"idle"}, timeout_s=timeout_s)
 
     def logs(self, since: float) -> dict[str, str]:
         """Return the log of each container since a time (seconds since the epoch)."""
@@ -288,13 +288,13 @@ def docker(*argv: str, timeout_s: float = COMMAND_S) -> str:
 
 
 def wait_until(
-    what: str, look: Callable[[], T], good: Callable[[T], bool] = bool, *, timeout_s: float = WAIT_S
+    what: str, probe: Callable[[], T], good: Callable[[T], bool] = bool, *, timeout_s: float = WAIT_S
 ) -> T:  # fmt: skip
     """Poll until the value is accepted; return it. Fails after the deadline and shows the last value."""
     deadline = time.monotonic() + timeout_s
     while True:
         began = time.monotonic()
-        seen = look()
+        seen = probe()
         if good(seen):
             return seen
         now = time.monotonic()

@@ -43,7 +43,7 @@ FILES = (
 )  # fmt: skip
 SYSTEM = ("kernel/core_pattern", "kernel/pid_max", "kernel/hostname", "kernel/yama/ptrace_scope", "fs/file-max")
 # Variables whose values belong to one job: IDs, times, processes, the option's own file names.
-OWN = {
+JOB_VARIABLES = {
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_TASK_PID",
     "SLURM_TRES_PER_TASK", "TMPDIR", "SLURMD_DEBUG", "SLURM_TOPOLOGY_ADDR", "SLURM_JOB_SLUID", "SLURM_SLUID",
 }  # fmt: skip
@@ -236,7 +236,7 @@ def daemon_parent() -> str:
 def variables() -> dict[str, str]:
     """Return the environment without the values that belong to one job."""
     return {
-        f"variable_{name}": "set" if name in OWN else value
+        f"variable_{name}": "set" if name in JOB_VARIABLES else value
         for name, value in os.environ.items()
         if name != "HOST_NAMESPACES"
     }

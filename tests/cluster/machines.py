@@ -33,7 +33,7 @@ def container(
 ) -> Iterator[Machine]:
     """Run a container of ``image``. ``volumes``: directory of this machine -> its read-only place in the container."""
     name = f"{name}-{os.getpid()}"
-    mounts = [word for place, there in volumes.items() for word in ("--volume", f"{place}:{there}:ro")]
+    mounts = [word for place, target in volumes.items() for word in ("--volume", f"{place}:{target}:ro")]
     argv = ["docker", "run", "--rm", "--detach", "--name", name, *mounts, *options, image, *command]
     subprocess.run(argv, check=True, timeout=60, stdout=sys.stderr)
     try:

@@ -26,10 +26,10 @@ def main() -> None:
     number, uid, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     libc = ctypes.CDLL(None, use_errno=True)
     (directory / "pid").write_text(str(os.getpid()))  # lead the session of all processes of this program
-    own = directory / "own"
-    own.mkdir(exist_ok=True)
+    programs = directory / "own"
+    programs.mkdir(exist_ok=True)
     for name in NAMES:
-        program = own / name
+        program = programs / name
         program.write_text(
             "#!/bin/bash -p\n"
             f'echo "$0 uid=$(/usr/bin/id -u) $(/usr/bin/readlink /proc/self/ns/user)" >>{directory}/ran\n'
@@ -40,16 +40,16 @@ def main() -> None:
     libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     libc.mount(b"proc", b"/proc", b"proc", 0, None)
     for _ in range(ATTEMPTS):
-        if taken(libc, number, uid, own):
+        if taken(libc, number, uid, programs):
             (directory / "taken").touch()
             time.sleep(120)
             return
     sys.exit(f"PID {number} could not be reused")
 
 
-def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
+def taken(libc: ctypes.CDLL, number: int, uid: int, programs: Path) -> bool:
     """Try once: a process of the user creates namespaces, and its child is their PID 1."""
-    ready, told = os.pipe(), os.pipe()
+    ready, go = os.pipe(), os.pipe()
     maker = os.fork()
     if maker == 0:
         os.setgroups([])
@@ -61,10 +61,10 @@ def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
         Path("/proc/self/gid_map").write_text(f"0 {uid} 1")
         os.write(ready[1], b"r")
-        os.read(told[0], 1)
+        os.read(go[0], 1)
         child = os.fork()
         if child == 0:
-            become_init(libc, own)
+            become_init(libc, programs)
         os.write(ready[1], b"y" if child == number else b"n")
         if child != number:
             os.kill(child, signal.SIGKILL)
@@ -73,20 +73,20 @@ def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
         os._exit(0)
     os.read(ready[0], 1)
     Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
-    os.write(told[1], b"g")
+    os.write(go[1], b"g")
     got = os.read(ready[0], 1) == b"y"
     if not got:
         os.waitpid(maker, 0)
-    for fd in (*ready, *told):
+    for fd in (*ready, *go):
         os.close(fd)
     return got
 
 
-def become_init(libc: ctypes.CDLL, own: Path) -> None:
+def become_init(libc: ctypes.CDLL, programs: Path) -> None:
     """As PID 1, mount programs of the user over those of the node."""
     libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     for place in PLACES:
-        libc.mount(os.fsencode(own), place.encode(), None, MS_BIND, None)
+        libc.mount(os.fsencode(programs), place.encode(), None, MS_BIND, None)
     while True:
         time.sleep(1)
 

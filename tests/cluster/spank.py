@@ -57,14 +57,14 @@ def outcome(cluster: Cluster, job: str) -> Outcome:
     )
     argv = ("sacct", "--noheader", "--parsable2", "--format=JobID,State,ExitCode", f"--jobs={job}")
 
-    def look() -> dict[str, tuple[str, str]]:
+    def read_rows() -> dict[str, tuple[str, str]]:
         rows = (line.split("|") for line in cluster.exec("login", *argv).splitlines())
         return {step: (state.split()[0], code) for step, state, code in rows}
 
     def complete(rows: dict[str, tuple[str, str]]) -> bool:
         return all(rows.get(step, ("",))[0] in ENDED for step in (job, f"{job}.batch"))
 
-    rows = wait_until(f"accounting has the end of job {job}", look, complete, timeout_s=90)
+    rows = wait_until(f"accounting has the end of job {job}", read_rows, complete, timeout_s=90)
     return Outcome(*rows[job], *rows[f"{job}.batch"])
 
 

@@ -49,7 +49,9 @@ def restored(cluster: Cluster, *options: str) -> list[tuple[str, int]]:
 def settled(cluster: Cluster, job: str) -> None:
     """Wait until the restore has succeeded."""
     wait_until(
-        f"job {job} is restored", lambda: cluster.job(job).get("Comment", ""), lambda said: "restoring" not in said
+        f"job {job} is restored",
+        lambda: cluster.job(job).get("Comment", ""),
+        lambda comment: "restoring" not in comment,
     )
 
 

@@ -57,14 +57,14 @@ def status(cluster: Cluster, job: str, user: str = "alice", node: str = "login")
 def watched(cluster: Cluster, job: str, good: Callable[[dict[str, Any]], bool], **where: str) -> dict[str, Any]:
     """Wait until the job's status satisfies ``good``; return it."""
 
-    def look() -> dict[str, Any] | None:
+    def read_status() -> dict[str, Any] | None:
         try:
             row = status(cluster, job, **where)
         except ClusterError:
             return None  # its shepherd has not connected yet
         return row if row["idle"] is not None and row["next"] is not None and good(row) else None
 
-    result = wait_until(f"job {job} has the expected status", look)
+    result = wait_until(f"job {job} has the expected status", read_status)
     assert result is not None
     return result
 
@@ -146,9 +146,9 @@ def test_impossible_requests_are_refused_with_reason(cluster: Cluster) -> None:
     awake = cluster.run("login", "slurm-affinode", "wake", with_option, user="alice")
     assert awake.returncode == 1
     assert "is not suspended" in awake.stderr
-    nobody = cluster.run("login", "slurm-affinode", "status", "--node", "cpu1", user="alice")
-    assert nobody.returncode == 3
-    assert "cpu1" in nobody.stderr
+    without_agent = cluster.run("login", "slurm-affinode", "status", "--node", "cpu1", user="alice")
+    assert without_agent.returncode == 3
+    assert "cpu1" in without_agent.stderr
 
 
 def test_agent_restart_leaves_job_running(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ from .test_checkpoint import Drive, DriveError, programs
 
 pytestmark = pytest.mark.cluster
 __all__ = ["programs"]
-THEIRS = "/srv/checkpoint-attack"
+DIRECTORY_OF_ROOT = "/srv/checkpoint-attack"
 WORK = "/home/alice/checkpoint-test"
 
 
@@ -34,12 +34,14 @@ def test_root_file_in_place_of_an_appended_file_is_not_written(attack: Callable[
     attack("dump")
     attack("swap", "file", "file")
     attack("steal")
-    with pytest.raises(DriveError, match=f"RestoreFailed: {THEIRS}/file would be open with access that its user"):
+    with pytest.raises(
+        DriveError, match=f"RestoreFailed: {DIRECTORY_OF_ROOT}/file would be open with access that its user"
+    ):
         attack("restore_victim")
-    assert f"{THEIRS}/file" not in attack("stolen")["taken"]
+    assert f"{DIRECTORY_OF_ROOT}/file" not in attack("stolen")["taken"]
     assert attack("root_events") == []
     assert attack("members") == []
-    assert programs.exec("c1", "cat", f"{THEIRS}/file") == "root's\n"
+    assert programs.exec("c1", "cat", f"{DIRECTORY_OF_ROOT}/file") == "root's\n"
 
 
 @pytest.mark.parametrize("victim", ["cwd", "directory"])

@@ -170,10 +170,10 @@ def test_tree_is_restored_on_another_node(drive: Callable[..., Drive]) -> None:
     here("dump")
     here("share")
     assert here("gpu_processes") == [0, 0]
-    there = drive("c2", "--keep")
-    there("restore")
-    assert sum(there("gpu_processes")) == 3
-    done = there("finish")
+    on_c2 = drive("c2", "--keep")
+    on_c2("restore")
+    assert sum(on_c2("gpu_processes")) == 3
+    done = on_c2("finish")
     assert done["found"] == whole(FEATURES)
     assert done["status"] == "0"
     assert done["output"] == "out before\nerr before\nout after\nerr after\n"
@@ -283,11 +283,11 @@ def test_link_in_place_of_file_is_not_opened(drive: Callable[..., Drive], progra
     on = drive()
     on("start", ["files", "children"])
     on("dump")
-    theirs = on("link_file")
-    with pytest.raises(DriveError, match=f"RestoreFailed: {theirs} would be open with access that its user"):
+    file_of_root = on("link_file")
+    with pytest.raises(DriveError, match=f"RestoreFailed: {file_of_root} would be open with access that its user"):
         on("restore")
     assert on("members") == []
-    assert programs.exec("c1", "cat", theirs) == "root's\n"
+    assert programs.exec("c1", "cat", file_of_root) == "root's\n"
 
 
 def test_refusals_are_found_in_real_tree(drive: Callable[..., Drive]) -> None:

@@ -41,8 +41,8 @@ def blocks(number: int) -> list[list[str]]:
     """Return the commands of each shell block in the section with this number, without their comments."""
     section = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[number]
     assert section.startswith(f"{number}. ")
-    found = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    return [[line.partition("  #")[0].strip() for line in block.splitlines() if line.strip()] for block in found]
+    code_blocks = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    return [[line.partition("  #")[0].strip() for line in block.splitlines() if line.strip()] for block in code_blocks]
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ def check_reports(machine: Machine) -> None:
 def check_jobs(machine: Machine) -> None:
     """The commands that only look, and what an owner without access to the database is shown."""
     stored, live, explain, policy = blocks(3)[0]
-    found = machine.run(stored, 1)
-    assert all(job in found for job in ("4101", "4103"))
-    assert "4102" not in found
+    output = machine.run(stored, 1)
+    assert all(job in output for job in ("4101", "4103"))
+    assert "4102" not in output
     assert "gpu02 is unknown" in machine.run(live, 1), "no agent: the node is unknown, and not idle"
     assert "19.0 GPU-hours" in machine.run(explain.replace("JOBID", "4103"))
     assert "no mistakes" in machine.run(policy)

@@ -214,7 +214,7 @@ def test_four_servers_take_turns_with_one_gpu(cluster: Cluster) -> None:
 
 
 # A server with a script that reports the signals it receives.
-TELLS = """#!/bin/bash
+REPORTING_SCRIPT = """#!/bin/bash
 #SBATCH --partition=gpu --nodelist={node} --gres=shard:6
 trap 'echo got USR1' USR1
 trap 'echo got TERM; kill $child; exit 9' TERM
@@ -226,7 +226,7 @@ while kill -0 $child 2>/dev/null; do wait $child; done
 
 def reporting_job(cluster: Cluster, *options: str) -> str:
     """Return a sleeping job that reports signals."""
-    script = TELLS.format(node=NODE, workloads=WORKLOADS, memory=SERVER_MIB)
+    script = REPORTING_SCRIPT.format(node=NODE, workloads=WORKLOADS, memory=SERVER_MIB)
     job = cluster.submit(BY_HAND, *options, script=script)
     cluster.wait_for_output(job, "listening")
     put_to_sleep(cluster, job)
@@ -289,9 +289,9 @@ def test_request_without_agent_is_answered_later(cluster: Cluster) -> None:
     put_to_sleep(cluster, server.job)
     with ThreadPoolExecutor(1) as pool:
         cluster.shell(NODE, "kill -KILL $(cat /run/slurm-affinode-agent.pid)")
-        asked = pool.submit(ask, cluster, server.url)
+        request = pool.submit(ask, cluster, server.url)
         wait_for_agents(cluster)
-        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+        assert request.result()[0] == {"prediction": server.prediction, "number": 2}
 
 
 def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
@@ -300,7 +300,7 @@ def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
     put_to_sleep(cluster, server.job)
     with ThreadPoolExecutor(1) as pool:
         with fault(cluster, "restore-fails"):
-            asked = pool.submit(ask, cluster, server.url)
+            request = pool.submit(ask, cluster, server.url)
             seen = wait_until(
                 "it is reported",
                 lambda: in_place(cluster, server.job),
@@ -313,8 +313,8 @@ def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
                 lambda: cluster.comment(server.job),
                 lambda printed: printed.startswith("not woken: "),
             )
-            assert not asked.done()
-        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+            assert not request.done()
+        assert request.result()[0] == {"prediction": server.prediction, "number": 2}
     assert ledger(cluster, server.job)[-1].get("restored_ms") is not None
 
 
@@ -330,15 +330,15 @@ def test_wake_waits_for_occupied_gpu_memory(cluster: Cluster) -> None:
     try:
         wait_until("the memory is taken", lambda: max(used_mib(cluster)), lambda used: used >= 1300)
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(ask, cluster, server.url)
+            request = pool.submit(ask, cluster, server.url)
             seen = wait_until(
                 "it waits", lambda: in_place(cluster, server.job), lambda item: item is not None and item["waits"]
             )
             assert seen is not None
             assert "is left there: other processes hold the rest" in seen["waits"]
-            assert not asked.done()
+            assert not request.done()
             cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.pid)")
-            assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+            assert request.result()[0] == {"prediction": server.prediction, "number": 2}
     finally:
         cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.pid) 2>/dev/null || true")
 

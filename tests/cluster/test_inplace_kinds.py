@@ -70,7 +70,7 @@ class Kind:
     options: tuple[str, ...] = ()
     keys: str = ""
     """Further keys of the option."""
-    says: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     """Texts in its output."""
     in_status: bool = True
     """Whether ``status`` names the row."""
@@ -91,45 +91,45 @@ KINDS = {
     ),
     "data loader with workers (fork, forkserver, spawn)": Kind(
         f"for method in fork forkserver spawn; do {LOAD} --method $method & done; wait", processes=3,
-        says=("exited codes=0,0",) * 3,
+        texts=("exited codes=0,0",) * 3,
     ),
     "srun in the script, steps=local": Kind(
         f"srun --label {PROGRAM}; echo step ended with $?; srun --label bash -c 'echo after $SLURM_STEP_NUM_TASKS'",
         processes=2, options=("--ntasks=2",), keys=",steps=local",
-        says=("step ended with 0", "0: after 2", "1: after 2"),
+        texts=("step ended with 0", "0: after 2", "1: after 2"),
     ),
     "torchrun, accelerate launch": Kind(
         f"export OMP_NUM_THREADS=1\n"
         f"torchrun --no-python --master-port=29501 --nproc-per-node=2 {RANKS} &\n"
         f"{PROGRAMS}/accelerate launch {TWO_RANKS} --main_process_port=29503 {RANKS} --accelerate & wait",
-        processes=4, gpus=2, says=("parameters=identical",) * 4, in_status=False,  # its process name is pt_elastic
+        processes=4, gpus=2, texts=("parameters=identical",) * 4, in_status=False,  # its process name is pt_elastic
     ),
     "MPI on one node (mpirun in the script)": Kind(
-        MPIRUN, processes=2, gpus=2, options=("--ntasks=2",), says=("sums=identical",) * 2
+        MPIRUN, processes=2, gpus=2, options=("--ntasks=2",), texts=("sums=identical",) * 2
     ),
     "Ray on one node": Kind(  # asleep for longer than one of its health checks may take
         "export RAY_health_check_timeout_ms=1000 RAY_health_check_period_ms=500\n"
         f"exec {PROGRAMS}/python {WORKLOADS}/ray_actor.py --every 0.3 --until {END}",
-        says=("state=identical", "object=identical"),
+        texts=("state=identical", "object=identical"),
     ),
     "program with shared memory in /dev/shm": Kind(f"{PROGRAM} shared", in_status=False),
     "monitor, or another program that opens GPU devices without CUDA": Kind(
-        f"{MONITOR} & monitor=$!; {PROGRAM}; kill $monitor && echo monitor was there", says=("monitor was there",)
+        f"{MONITOR} & monitor=$!; {PROGRAM}; kill $monitor && echo monitor was there", texts=("monitor was there",)
     ),
     "container of the user (Apptainer, Charliecloud, enroot)": Kind(
         f"unshare --user --map-root-user --mount --uts --ipc --pid --fork {PROGRAM}"
     ),
     "local scratch (mktemp -d, closed files in /tmp)": Kind(
-        f"place=$(mktemp -d); echo kept > $place/file; {PROGRAM}; cat $place/file; rm -r $place", says=("kept",),
+        f"place=$(mktemp -d); echo kept > $place/file; {PROGRAM}; cat $place/file; rm -r $place", texts=("kept",),
         in_status=False,
     ),
     "two mpirun on one node, or one after a killed one": Kind(
         f"for n in 1 2; do {MPIRUN} & done; wait", processes=4, gpus=2, options=("--ntasks=4",),
-        says=("sums=identical",) * 4, in_status=False,
+        texts=("sums=identical",) * 4, in_status=False,
     ),
     "script with a death signal (setpriv --pdeathsig)": Kind(f"setpriv --pdeathsig TERM {PROGRAM}", in_status=False),
     "setgid program (ssh-agent)": Kind(
-        f"eval $(ssh-agent); {PROGRAM}; ssh-add -l; ssh-agent -k", says=("The agent has no identities",),
+        f"eval $(ssh-agent); {PROGRAM}; ssh-add -l; ssh-agent -k", texts=("The agent has no identities",),
         in_status=False,
     ),
     "program with a socket of MPTCP": Kind(f"{COUNT_AFTER} '{MPTCP}'", in_status=False),
@@ -218,7 +218,7 @@ def test_job_wakes_with_its_state(cluster: Cluster, row: str) -> None:
     )
     sleep_and_wake(cluster, job, kind.processes, row if kind.in_status else None)
     output = end(cluster, job, kind.processes)
-    assert all(output.count(text) == kind.says.count(text) for text in kind.says)
+    assert all(output.count(text) == kind.texts.count(text) for text in kind.texts)
 
 
 def test_array_task_sleeps_alone(cluster: Cluster) -> None:

@@ -92,7 +92,7 @@ def test_wake_deadline_is_enforced(cluster: Cluster, ends: bool) -> None:
                 wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
                 return
             with ThreadPoolExecutor(1) as pool:
-                asked = pool.submit(ask, cluster, server.url)
+                request = pool.submit(ask, cluster, server.url)
                 seen = wait_until(
                     "it is overdue", lambda: in_place(cluster, server.job), lambda item: bool(item and item["overdue"])
                 )
@@ -101,7 +101,7 @@ def test_wake_deadline_is_enforced(cluster: Cluster, ends: bool) -> None:
                 shown = cluster.exec("login", "slurm-affinode", "status", server.job, user="alice")
                 assert "longer than the site's deadline" in shown
                 cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid)")
-                assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+                assert request.result()[0] == {"prediction": server.prediction, "number": 2}
 
 
 def test_queue_of_wake_requests_survives_agent_restart(cluster: Cluster) -> None:
@@ -116,9 +116,9 @@ def test_queue_of_wake_requests_survives_agent_restart(cluster: Cluster) -> None
             return str((in_place(cluster, server.job) or {}).get("waits") or "")
 
         with taken(cluster, 1300), ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(ask, cluster, first.url)]
+            requests = [pool.submit(ask, cluster, first.url)]
             wait_until("the first one waits", lambda: waits(first))
-            asked.append(pool.submit(ask, cluster, later.url))
+            requests.append(pool.submit(ask, cluster, later.url))
             behind = f"job {first.job} is ahead of it in the queue"
             wait_until("the other one waits behind it", lambda: waits(later), lambda why: why == behind)
             kill_agent(cluster, NODE)
@@ -128,7 +128,7 @@ def test_queue_of_wake_requests_survives_agent_restart(cluster: Cluster) -> None
             cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid)")
             wait_until("the first one is awake", lambda: in_place(cluster, first.job), lambda seen: seen is None)
             put_to_sleep(cluster, first.job)  # this frees memory for the other one
-            answers = [outcome.result()[0] for outcome in asked]
+            answers = [outcome.result()[0] for outcome in requests]
         assert answers == [{"prediction": answer.prediction, "number": 2} for answer in (first, later)]
 
 

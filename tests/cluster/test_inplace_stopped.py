@@ -57,7 +57,7 @@ def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None
     cluster.exec("login", "scontrol", "suspend", server.job)
     wait_for_pending(cluster, signal.SIGTSTP, "[m]odel_server.py.*--port 8001")
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, cluster, server.url)
+        request = pool.submit(ask, cluster, server.url)
         seen = wait_until(
             "the request is seen, and Slurm stops it",
             lambda: in_place(cluster, server.job),
@@ -69,7 +69,7 @@ def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None
         assert seen["waits"] in (f"Slurm {does} it; {resume}" for does in ("has suspended", "is about to suspend"))
         assert frozen(cluster, server.job)
         cluster.exec("login", "scontrol", "resume", server.job)
-        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+        assert request.result()[0] == {"prediction": server.prediction, "number": 2}
     wait_awake(cluster, server.job)
 
 

@@ -25,7 +25,7 @@ WINDOW_S = 0.2
 SPOOL = "/shared/gpu-history"
 PRODUCT = "/usr/local/bin/slurm-affinode"
 
-WHOSE_JOBS = """
+LIST_JOBS = """
 import json
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.nvml import NvmlDriver
@@ -162,7 +162,7 @@ def test_processes_are_traced_to_their_job(cluster: Cluster) -> None:
     cgroups = "proctrack/cgroup" in cluster.exec("login", "scontrol", "show", "config")
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("squatter"))
     cluster.wait_for_output(job, " squatting ")
-    record = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
+    record = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", LIST_JOBS))
     [held] = [gpu for gpu in record if gpu["refs"]]
     assert held["jobs"] == [job]
     assert held["refs"] == [[int(job), "batch", "cgroup" if cgroups else "slurmstepd"]]
@@ -173,7 +173,7 @@ def test_leftover_process_belongs_to_no_running_job(cluster: Cluster) -> None:
     """The environment of the process names a job that no longer has the GPU."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("leaking"))
     cluster.wait_for_state(job, "COMPLETED")
-    record = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
+    record = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", LIST_JOBS))
     [held] = [gpu for gpu in record if gpu["refs"]]
     assert held["jobs"] is None
     assert [(ref[0], ref[2]) for ref in held["refs"]] == [(int(job), "environment")]

@@ -138,10 +138,10 @@ def test_step_is_suspended_and_restored_with_its_job(cluster: Cluster) -> None:
     output = finish(cluster, job)
     assert "slurm-affinode: restored on" in output
     for task in range(2):
-        mine = "".join(line for line in output.splitlines(keepends=True) if line.startswith(f"{task}: "))
-        assert each_once(mine)
-        assert mine.count("memory=intact") == 1
-        assert f"{task}: after 2\n" in mine
+        task_output = "".join(line for line in output.splitlines(keepends=True) if line.startswith(f"{task}: "))
+        assert each_once(task_output)
+        assert task_output.count("memory=intact") == 1
+        assert f"{task}: after 2\n" in task_output
     assert "step ended with 0" in output
     assert outcome(cluster, job).state == "COMPLETED"
 

@@ -94,9 +94,9 @@ def test_owner_is_mailed_about_in_place_sleep_failure_and_wake(cluster: Cluster)
     assert "The next request wakes it." in text
     with ThreadPoolExecutor(1) as pool:
         with fault(cluster, "restore-fails"):
-            asked = pool.submit(ask, cluster, server.url)
+            request = pool.submit(ask, cluster, server.url)
             text = wait_for_mail(cluster, f"[affinode] Job {server.job} could not be woken and remains asleep")
             assert "Reason: cannot move the GPU memory of process" in text
-        assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
+        assert request.result()[0] == {"prediction": server.prediction, "number": 2}
     assert "It runs again on c1" in wait_for_mail(cluster, f"[affinode] Job {server.job} has resumed")
     assert len(subjects(cluster)) == 3

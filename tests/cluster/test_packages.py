@@ -188,8 +188,8 @@ def check_rpms(machine: Machine) -> None:
     assert {f"slurm < {SLURM}", "slurm >= 24.12"} <= set(conflicts)
     machine.run("rpm --root /srv/root -i --nodeps --noscripts /packages/slurm-affinode-[ns]*.rpm")
     program = "/srv/root/usr/lib/slurm-affinode/bin/slurm-affinode"
-    said = machine.run(f"PYTHONHOME= /srv/root/usr/lib/slurm-affinode/bin/python {program} --version")
-    assert __version__ in said
+    output = machine.run(f"PYTHONHOME= /srv/root/usr/lib/slurm-affinode/bin/python {program} --version")
+    assert __version__ in output
     machine.run("test -e /srv/root/usr/lib64/slurm/slurm_affinode.so")
 
 

@@ -101,8 +101,8 @@ def test_scraped_samples_equal_those_of_exporters(cluster: Cluster, url: str, tm
     # A loaded machine starts and ends the job late.
     assert timedelta(seconds=SECONDS - 3) < span < timedelta(seconds=SECONDS + 20)
     assert of_job["util_pct"].max() == 100
-    own = measured(cluster).filter(pl.col("uuid").is_in(scraped["uuid"].unique().implode()))
-    pairs = scraped.select("uuid", "time", "util_pct", "fb_used_mib").join(own, on="uuid", suffix="_own")
+    exporter_samples = measured(cluster).filter(pl.col("uuid").is_in(scraped["uuid"].unique().implode()))
+    pairs = scraped.select("uuid", "time", "util_pct", "fb_used_mib").join(exporter_samples, on="uuid", suffix="_own")
     age = pl.col("time") - pl.col("time_own")
     same = (pl.col("util_pct") == pl.col("util_pct_own")) & (pl.col("fb_used_mib") == pl.col("fb_used_mib_own"))
     explained = (

@@ -183,9 +183,9 @@ def test_ray_resumes_on_another_node(cluster: Cluster) -> None:
     output = finish(cluster, job)
     assert steps(output) == list(range(1, len(steps(output)) + 1))
     times = [
-        (float(day), float(own)) for day, own in re.findall(r"^(\S+) .* step .* clock=(\S+)$", output, re.MULTILINE)
+        (float(day), float(clock)) for day, clock in re.findall(r"^(\S+) .* step .* clock=(\S+)$", output, re.MULTILINE)
     ]
-    missed = [day - earlier - (own - former) for (earlier, former), (day, own) in pairwise(times)]
+    missed = [day - earlier - (clock - former) for (earlier, former), (day, clock) in pairwise(times)]
     assert len(times) == len(steps(output))
     assert max(missed) > 5
     assert "trained state=identical\n" in output

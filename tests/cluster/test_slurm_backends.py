@@ -68,9 +68,9 @@ def differences(left: SlurmClient, right: SlurmClient) -> list[str]:
     result = [f"only one has {name}" for name in first.keys() ^ second.keys()]
     for name in first.keys() & second.keys():
         for attribute in (each.name for each in fields(first[name]) if each.name != "exit_code"):
-            here, there = getattr(first[name], attribute), getattr(second[name], attribute)
-            if here != there:
-                result.append(f"{name} {attribute}: {here!r}, {there!r}")
+            first_value, second_value = getattr(first[name], attribute), getattr(second[name], attribute)
+            if first_value != second_value:
+                result.append(f"{name} {attribute}: {first_value!r}, {second_value!r}")
     return result
 
 

@@ -340,9 +340,9 @@ def test_controller_outage_is_reported_and_survived(cluster: Cluster, root: Slur
     root.ping()
     docker("stop", "--time=5", cluster.container("slurmctld"))
     try:
-        for look in (root.jobs, root.ping, lambda: root.hold(1)):
+        for call in (root.jobs, root.ping, lambda: root.hold(1)):
             with pytest.raises(interface.ControllerDownError):
-                look()
+                call()
     finally:
         cluster.start("slurmctld")
     wait_until("slurmctld answers", lambda: "is UP" in cluster.run("login", "scontrol", "ping").stdout)

@@ -53,8 +53,8 @@ def check(heading: str, without: Mapping[str, str], with_option: Mapping[str, st
     shown = {name: (without.get(name), with_option.get(name)) for name in sorted(names ^ table.keys())}
     assert not shown, "differences of the jobs and of docs/spank.md"
     for name, row in table.items():
-        for given, measured in ((row.without, without.get(name)), (row.with_option, with_option.get(name))):
-            assert given in {None, measured or "not set"}, f"{name}: {measured!r}"
+        for expected, measured in ((row.without, without.get(name)), (row.with_option, with_option.get(name))):
+            assert expected in {None, measured or "not set"}, f"{name}: {measured!r}"
 
 
 def test_attributes_differ_as_documented(cluster: Cluster) -> None:

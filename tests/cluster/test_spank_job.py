@@ -14,7 +14,7 @@ PIPE = "/run/spank-pipe"
 PARTITION = ("--partition=gpu", "--nodelist=c1")
 
 # Variables that differ between jobs: IDs, times, processes.
-OWN = (
+JOB_VARIABLES = (
     "SLURM_JOB_ID|SLURM_JOBID|SLURM_JOB_START_TIME|SLURM_JOB_END_TIME|SLURM_TASK_PID|SLURM_TRES_PER_TASK|TMPDIR|_|SLURMD_DEBUG"
     "|SLURM_TOPOLOGY_ADDR|SLURM_JOB_SLUID|SLURM_SLUID"
 )
@@ -38,7 +38,7 @@ def test_environment_is_unchanged(cluster: Cluster) -> None:
     """
     script = (
         "#!/bin/bash\nmodule() { echo loaded $1; }\nexport -f module\nexport ODD=$'a\\nb=c'\n"
-        f"bash -c 'module gcc'\nenv -0 | sort -z | grep -zvE '^({OWN})=' | tr '\\0' '\\n'\n"
+        f"bash -c 'module gcc'\nenv -0 | sort -z | grep -zvE '^({JOB_VARIABLES})=' | tr '\\0' '\\n'\n"
         "env -0 | sed -z 's/=.*//' | sort -z | tr '\\0' '\\n'\n"
     )
     pair = submit_pair(cluster, script, *PARTITION, "--job-name=same")

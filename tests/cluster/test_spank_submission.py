@@ -156,8 +156,8 @@ def test_job_that_cannot_be_suspended_is_warned_of(cluster: Cluster) -> None:
         done = cluster.run("login", *sbatch, user="alice")
         assert done.returncode == 0
         warnings = [line for line in done.stderr.splitlines() if "gpu-suspend-idle" in line]
-        wanted = [] if why is None else [f"sbatch: --gpu-suspend-idle: the job will not be suspended: {why}"]
-        assert [line.partition(" (")[0] for line in warnings] == wanted
+        expected = [] if why is None else [f"sbatch: --gpu-suspend-idle: the job will not be suspended: {why}"]
+        assert [line.partition(" (")[0] for line in warnings] == expected
 
 
 def test_job_in_place_needs_shares_and_no_requeue(cluster: Cluster) -> None:

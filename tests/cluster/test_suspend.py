@@ -268,10 +268,10 @@ def test_daemons_are_restored(cluster: Cluster) -> None:
         cluster.exec("login", "touch", f"{name}.{what}", user="alice")
 
     def wait_for_count(kinds: tuple[str, ...], least: int) -> int:
-        def look() -> list[int]:
+        def counts() -> list[int]:
             return [count(kind) for kind in kinds]
 
-        return max(wait_until(f"{kinds} count", look, lambda seen: min(seen) > least))
+        return max(wait_until(f"{kinds} count", counts, lambda seen: min(seen) > least))
 
     cluster.wait_for_output(job, "no child left")
     most = wait_for_count(("subshell", "nohup", "setsid", "twice", "nested"), 3)

@@ -149,13 +149,13 @@ def over_memory_kill(cluster: Cluster) -> Iterator[None]:
         'sed -i "s/^ConstrainRAMSpace=.*/ConstrainRAMSpace=$1/" /etc/slurm/cgroup.conf /etc/slurm/cgroups/*/cgroup.conf'
     )
 
-    def known(wanted: bool) -> None:
+    def known(enforced: bool) -> None:
         # Not `scontrol reconfigure`: with this change, slurmctld 24.11 has been observed to hang in it.
         cluster.restart("slurmctld")
         wait_until(
             "slurmctld has read its configuration",
             lambda: cluster.run("login", "scontrol", "show", "config").stdout,
-            lambda text: "JobAcctGatherParams" in text and ("OverMemoryKill" in text) == wanted,
+            lambda text: "JobAcctGatherParams" in text and ("OverMemoryKill" in text) == enforced,
         )
         kill_agent(cluster, "c1")
         wait_for_agents(cluster)

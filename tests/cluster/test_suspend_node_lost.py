@@ -60,13 +60,13 @@ def wait_for_requeue(cluster: Cluster, job: str, before: int) -> None:
 def held_or_runs(cluster: Cluster, job: str) -> str:
     """Wait until a requeued job runs again or is held."""
 
-    def look() -> str:
+    def state() -> str:
         result = cluster.job(job)
         if result["JobState"] in ("RUNNING", "COMPLETED"):
             return "runs"
         return "held" if result["Priority"] == "0" and result["JobState"] == "PENDING" else ""
 
-    return wait_until("it runs again, or is held", look, timeout_s=150)
+    return wait_until("it runs again, or is held", state, timeout_s=150)
 
 
 KEEPER = r"""#!/usr/bin/env python3

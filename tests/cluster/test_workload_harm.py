@@ -210,10 +210,10 @@ def test_go_programs_do_not_use_mptcp(cluster: Cluster) -> None:
     """The variable is set only where MPTCP would prevent a checkpoint, and unless the user has set it."""
     script = "#!/bin/bash\necho debug=$GODEBUG\n"
     pair = submit_pair(cluster, script, "--partition=gpu")
-    own = cluster.submit("--partition=gpu", OPTION, "--export=ALL,GODEBUG=netdns=go", script=script)
+    with_variable = cluster.submit("--partition=gpu", OPTION, "--export=ALL,GODEBUG=netdns=go", script=script)
     inplace = cluster.submit("--partition=gpu", f"{OPTION},mode=inplace", script=script)
     outputs = []
-    for job in (*pair.both, own, inplace):
+    for job in (*pair.both, with_variable, inplace):
         outcome(cluster, job)
         outputs.append(cluster.output(job).strip())
     assert outputs == ["debug=", "debug=multipathtcp=0", "debug=netdns=go", "debug="]

@@ -59,8 +59,8 @@ def test_array_task_is_canceled_alone(cluster: Cluster) -> None:
 
 def test_idle_component_is_spared_while_another_computes(cluster: Cluster) -> None:
     """Slurm would end the whole job with its first component. Once all components are idle, the job is canceled."""
-    until_told = "until [ -e /home/alice/idle-$SLURM_JOB_ID ]; do sleep 1; done"
-    busy = f"{WORKLOADS}/busy.py --seconds 300 & {until_told}; kill $!; {SQUATTER}"
+    wait_for_file = "until [ -e /home/alice/idle-$SLURM_JOB_ID ]; do sleep 1; done"
+    busy = f"{WORKLOADS}/busy.py --seconds 300 & {wait_for_file}; kill $!; {SQUATTER}"
     parts = [f"#SBATCH --partition=gpu --nodelist={node} --gres=gpu:1\n" for node in ("c1", "c2")]
     step = f"srun --het-group=1 bash -c '{busy}' &\n{SQUATTER}\n"
     job = cluster.submit(script="#!/bin/bash\n" + "#SBATCH hetjob\n".join(parts) + step)
@@ -163,8 +163,8 @@ def test_owner_postpones_once(cluster: Cluster) -> None:
     other = run(cluster, "keep", job, *why, user="bob")
     assert other.returncode == 1
     assert "not yours" in other.stderr
-    mine = run(cluster, "keep", job, *why, user="alice")
-    assert mine.returncode == 0, mine.stderr
+    by_owner = run(cluster, "keep", job, *why, user="alice")
+    assert by_owner.returncode == 0, by_owner.stderr
     again = run(cluster, "keep", job, *why, user="alice")
     assert (again.returncode, "only one is allowed" in again.stderr) == (1, True)
     kept = zombies(cluster, "clean", *LIVE, "--warn", "--yes")

@@ -143,10 +143,10 @@ def test_failed_mail_does_not_affect_other_owners(cluster: Cluster) -> None:
     """The exit status reports the failure, and a job without a delivered warning is not canceled."""
     refusing = f"#!/bin/sh\n[ $1 != alice@example.org ] || exit 1\nexec cat > {STATE}/mail-$1-x"
     cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{refusing}\nX")
-    mine, other = squatting(cluster), squatting(cluster, user="bob")
-    told = until(cluster, other, "warn-user")
-    assert about(told, other) == [("warn-user", "done")]
-    assert about(told, mine) in ([], [("warn-user", "failed")])
+    unnotified, other = squatting(cluster), squatting(cluster, user="bob")
+    records = until(cluster, other, "warn-user")
+    assert about(records, other) == [("warn-user", "done")]
+    assert about(records, unnotified) in ([], [("warn-user", "failed")])
     until(cluster, other, "cancel")
-    assert cluster.job(mine)["JobState"] == "RUNNING"
-    assert {result for _, result in history(cluster, mine)} == {"failed"}
+    assert cluster.job(unnotified)["JobState"] == "RUNNING"
+    assert {result for _, result in history(cluster, unnotified)} == {"failed"}

@@ -51,9 +51,9 @@ class Program:
         """Return the value of an expression."""
         return self.do(f"result = {expression}")
 
-    def until(self, expression: str, wanted: Callable[[Any], bool]) -> Any:
+    def until(self, expression: str, good: Callable[[Any], bool]) -> Any:
         """Poll until the expression has this value; return it."""
-        return wait_until(f"{expression} is as wanted", lambda: self.get(expression), wanted)
+        return wait_until(f"{expression} is as wanted", lambda: self.get(expression), good)
 
     def kill(self) -> None:
         """Kill the program without a chance to clean up."""

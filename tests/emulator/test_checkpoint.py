@@ -274,8 +274,8 @@ def test_process_in_nested_namespace_has_its_outer_pid(node: Node) -> None:
     inner = node.start("unshare", "--pid", "--fork", "--mount-proc")
     inner.do("use(); n.nvmlInit(); a = alloc(50)")
     written = inner.get("fill(a, 50 * MIB, 7)")
-    (own, listed), seen = inner.get("[os.getpid(), list(processes())]"), agent.get("list(processes())")
-    assert own == 1
+    (inner_pid, listed), seen = inner.get("[os.getpid(), list(processes())]"), agent.get("list(processes())")
+    assert inner_pid == 1
     assert listed == [1]
     assert outer.pid in seen
     (pid,) = set(seen) - {outer.pid}

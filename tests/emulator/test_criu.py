@@ -23,10 +23,10 @@ def criu() -> str:
     program = os.environ.get("CRIU") or shutil.which("criu")
     if program is None:
         pytest.skip("criu is not installed")
-    told = subprocess.run([program, "--version"], check=False, capture_output=True, text=True, timeout=240).stdout
-    version = re.search(r"Version: (\d+)", told)
+    output = subprocess.run([program, "--version"], check=False, capture_output=True, text=True, timeout=240).stdout
+    version = re.search(r"Version: (\d+)", output)
     if version is None or int(version[1]) < 4:
-        pytest.skip(f"criu is older than 4.0: {told.strip()}")
+        pytest.skip(f"criu is older than 4.0: {output.strip()}")
     return program
 
 

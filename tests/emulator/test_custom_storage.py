@@ -147,7 +147,7 @@ def test_older_drivers_are_rejected(node: Node, tmp_path: Path) -> None:
     """The benchmark reports the feature, and starts no program."""
     cuda = Cuda(driver_version=lambda: "580.95.05", env=node.env)
     run = Mock()
-    why = measure.stored(run, measure.Ours(cuda, Mock()), 1, tmp_path, 1)
+    why = measure.stored(run, measure.Product(cuda, Mock()), 1, tmp_path, 1)
     assert why == "custom storage: driver 580.95.05 has no cuCheckpointOperationComplete (615 has it)"
     assert run.mock_calls == []
     cuda.close()

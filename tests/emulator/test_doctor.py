@@ -26,20 +26,20 @@ def doctor(node: Node, home: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(("version", "count"), DRIVERS)
 def test_table_follows_driver(node: Node, tmp_path: Path, version: str, count: int) -> None:
     node.ctl("driver", version)
-    said: dict[str, Any] = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
-    assert (said["driver"], len(said["gpus"])) == (version, 2)
-    assert sum(feature["available"] for feature in said["features"]) == count
-    assert said["checkpoint"] == (count > 0)
-    assert all(feature["available"] or f"({feature['since']} " in feature["why"] for feature in said["features"])
+    cuda: dict[str, Any] = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
+    assert (cuda["driver"], len(cuda["gpus"])) == (version, 2)
+    assert sum(feature["available"] for feature in cuda["features"]) == count
+    assert cuda["checkpoint"] == (count > 0)
+    assert all(feature["available"] or f"({feature['since']} " in feature["why"] for feature in cuda["features"])
 
 
 def test_text_has_same_table_as_json(node: Node, tmp_path: Path) -> None:
     """Below the version of the driver, with the same words as in JSON."""
     node.ctl("driver", "610.57.04")
-    said = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
+    cuda = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
     shown = doctor(node, tmp_path)
     assert "NVIDIA driver 610.57.04, CUDA 13.3" in shown
-    for feature in said["features"]:
+    for feature in cuda["features"]:
         line = next(line for line in shown.splitlines() if line.startswith(f"{feature['name']} "))
         since, used_for, here = re.split(r"\s{2,}", line.split(feature["name"], 1)[1].strip())[:3]
         assert (since, used_for) == (str(feature["since"]), feature["used_for"])

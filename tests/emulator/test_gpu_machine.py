@@ -60,11 +60,11 @@ def test_gpu_with_mig_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "ours"),
+    ("visible", "usable"),
     [(None, True), ("0", True), ("2, 0", True), ("GPU-1", True), ("GPU-12", True), ("GPU-123-x", False),
      ("3", False), ("GPU-9", False), ("", False), ("-1,0", False), ("10", False)],
 )  # fmt: skip
-def test_invisible_first_gpu_is_not_used(visible: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invisible_first_gpu_is_not_used(visible: str | None, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It belongs to someone else if CUDA_VISIBLE_DEVICES assigns the GPUs of a machine."""
     gpu = Device(uuid="GPU-123", index=0)
     driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda item: 80_000.0)
@@ -72,8 +72,8 @@ def test_invisible_first_gpu_is_not_used(visible: str | None, ours: bool, monkey
     monkeypatch.setattr(machine, "_VISIBLE", visible)
     monkeypatch.setattr(machine, "torch_version", lambda: (None, machine.Missing("none")))
     findings = machine.find()
-    assert isinstance(findings, machine.Machine) is ours
-    assert ours or f"CUDA_VISIBLE_DEVICES={visible} leaves out" in findings.why  # type: ignore[union-attr]
+    assert isinstance(findings, machine.Machine) is usable
+    assert usable or f"CUDA_VISIBLE_DEVICES={visible} leaves out" in findings.why  # type: ignore[union-attr]
 
 
 def test_full_gpu_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +86,8 @@ def test_full_gpu_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (findings.broken, "900 MiB are free on the first GPU" in findings.why) == (False, True)
 
 
-@pytest.mark.parametrize(("version", "there"), [("570.158.01", False), ("575.57.08", True), ("580.95.05", True)])
-def test_pytorch_is_skipped_on_old_driver(version: str, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "usable"), [("570.158.01", False), ("575.57.08", True), ("580.95.05", True)])
+def test_pytorch_is_skipped_on_old_driver(version: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs can be suspended with it."""
     gpu = Device(uuid="GPU-1", index=0)
     driver = Mock(devices=lambda: [gpu], version=lambda: version, free_mib=lambda item: 80_000.0)
@@ -95,8 +95,8 @@ def test_pytorch_is_skipped_on_old_driver(version: str, there: bool, monkeypatch
     monkeypatch.setattr(machine, "torch_version", lambda: ("2.11.0", None))
     findings = machine.find()
     assert isinstance(findings, machine.Machine)
-    assert (findings.torch is not None) is there
-    assert there or "issue 34" in findings.no_torch.why  # type: ignore[union-attr]
+    assert (findings.torch is not None) is usable
+    assert usable or "issue 34" in findings.no_torch.why  # type: ignore[union-attr]
 
 
 def test_invalid_size_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ _LONELY = """
 import atexit, sys, time
 from pathlib import Path
 from gpu import protocol
-protocol._ORPHAN_LOOKS = 3
+protocol._ORPHAN_POLLS = 3
 atexit.register(time.sleep, 600)
 protocol.serve(Path(sys.argv[1]), {})
 """

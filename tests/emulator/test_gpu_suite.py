@@ -286,9 +286,9 @@ def test_disturbed_rounds_do_not_count_as_overhead(monkeypatch: pytest.MonkeyPat
         return Mock(phases=lambda pid: {phase: lambda: next(took[name]) for phase in measure.PHASES})
 
     monkeypatch.setattr(measure, "timed", lambda action: action())
-    ours = side("ours")
-    ours.nvml.devices.return_value = [Mock(uuid="GPU-1")]
-    result = measure.staging(Mock(), ours, side("bare"), 1024, rounds=2)
+    product = side("ours")
+    product.nvml.devices.return_value = [Mock(uuid="GPU-1")]
+    result = measure.staging(Mock(), product, side("bare"), 1024, rounds=2)
     assert result["added"] == pytest.approx(0.02)
     assert result["wake_ratio"] == pytest.approx(2.04)
     assert result["seconds"]["ours"]["checkpoint"] == pytest.approx(3.01)

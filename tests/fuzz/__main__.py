@@ -25,19 +25,19 @@ def main() -> int:
         for target in TARGETS.values():
             print(f"{target.name:<22} {target.about}")
         return 0
-    wanted = [
+    targets = [
         item for item in TARGETS.values() if any(fnmatch(item.name, pattern) for pattern in options.targets or "*")
     ]
-    if not wanted:
+    if not targets:
         print(f"fuzz: no target matches {' '.join(options.targets)}; --list shows them", file=sys.stderr)
         return 2
     if options.replay:
-        return _replay(options.replay, wanted)
+        return _replay(options.replay, targets)
     print(_COLUMNS.format("target", "inputs", "inputs/s", "refused", "accepted", "failures"), flush=True)
-    if min(options.jobs, len(wanted)) > 1:
-        return _run_side_by_side(wanted, options)
+    if min(options.jobs, len(targets)) > 1:
+        return _run_side_by_side(targets, options)
     failed = False
-    for target in wanted:
+    for target in targets:
         outcome = runner.run_apart(target, options.inputs, options.seed)
         failed |= bool(outcome.failures)
         if outcome.skipped is not None:
@@ -51,7 +51,7 @@ def main() -> int:
     return int(failed)
 
 
-def _run_side_by_side(wanted: list[runner.Target], options: argparse.Namespace) -> int:
+def _run_side_by_side(targets: list[runner.Target], options: argparse.Namespace) -> int:
     """Run each target with a command of its own, some at a time, and print the results in the order of the targets."""
 
     def run(target: runner.Target) -> subprocess.CompletedProcess[str]:
@@ -61,7 +61,7 @@ def _run_side_by_side(wanted: list[runner.Target], options: argparse.Namespace) 
 
     failed = False
     with ThreadPoolExecutor(options.jobs) as pool:
-        for ran in pool.map(run, wanted):
+        for ran in pool.map(run, targets):
             failed |= ran.returncode != 0
             print("".join(ran.stdout.splitlines(keepends=True)[1:]), end="", flush=True)
             if ran.returncode != 0:
@@ -90,11 +90,11 @@ def _report(target: runner.Target, failure: runner.Failure) -> None:
     print(f"  input {failure.index}: {text}\n  again: make fuzz ARGS='{target.name} --replay {path}'", flush=True)
 
 
-def _replay(path: Path, wanted: list[runner.Target]) -> int:
-    if len(wanted) != 1:
+def _replay(path: Path, targets: list[runner.Target]) -> int:
+    if len(targets) != 1:
         print("fuzz: --replay needs the name of one target", file=sys.stderr)
         return 2
-    outcome = runner.replay(wanted[0], path.read_bytes())
+    outcome = runner.replay(targets[0], path.read_bytes())
     for failure in outcome.failures:
         print(failure.what)
     print("failed" if outcome.failures else "accepted" if outcome.accepted else "refused")

@@ -78,7 +78,7 @@ def _request(rng: Random) -> bytes:
     return mutated_json(rng, whole)
 
 
-def _asked(rng: Random) -> bytes:
+def _caller_and_request(rng: Random) -> bytes:
     return bytes([int(rng.random() * len(_CALLERS)), int(rng.random() * 2)]) + _request(rng)
 
 
@@ -298,22 +298,22 @@ def _credentials(rng: Random) -> bytes:
 
 @contextlib.contextmanager
 def _munge() -> Iterator[Check]:
-    given: list[bytes] = []
+    inputs: list[bytes] = []
 
     def run(argv: tuple[str, ...], *, timeout_s: float, stdin: bytes, check: bool) -> Completed:
-        given.append(stdin)
+        inputs.append(stdin)
         # The output of unmunge for an unknown credential.
         return Completed(
             argv, 15, b"", "STATUS:           Invalid credential format (15)\nUID:              nobody (65534)\n"
         )
 
     def check(data: bytes) -> bool:
-        given.clear()
+        inputs.clear()
         try:
             munge.decode(data, run=run)
         except BadCredentialError:
-            if given and not munge._CREDENTIAL.fullmatch(given[0].strip()):
-                raise Wrong(f"unmunge is given {given[0]!r}") from None
+            if inputs and not munge._CREDENTIAL.fullmatch(inputs[0].strip()):
+                raise Wrong(f"unmunge is given {inputs[0]!r}") from None
             raise
         raise Wrong("a credential that unmunge refuses is accepted")
 
@@ -322,7 +322,11 @@ def _munge() -> Iterator[Check]:
 
 TARGETS = (
     Target(
-        "control-request", "requests of every verb, as the service answers them", _asked, _answers, (AffinodeError,)
+        "control-request",
+        "requests of every verb, as the service answers them",
+        _caller_and_request,
+        _answers,
+        (AffinodeError,),
     ),
     Target("control-socket", "connections to the live sockets, local and by munge", _visit, _live, limit_s=60.0),
     Target("credential", "munge credentials from the network", _credentials, _munge, (BadCredentialError,)),

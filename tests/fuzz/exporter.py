@@ -49,18 +49,18 @@ def _requests() -> Iterator[Check]:
 
     def check(data: bytes) -> bool:
         kind, _, request = data.partition(b"\n")
-        ours, theirs = socket.socketpair()
-        with ours, theirs, contextlib.redirect_stderr(io.StringIO()) as said:
-            for end in (ours, theirs):
+        client, connection = socket.socketpair()
+        with client, connection, contextlib.redirect_stderr(io.StringIO()) as errors:
+            for end in (client, connection):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            ours.sendall(request)
-            ours.shutdown(socket.SHUT_WR)
-            exporter._Handler(theirs, ("192.0.2.1", 1), servers[kind]._server)
-            theirs.close()
-            answer = b"".join(iter(lambda: ours.recv(1 << 16), b""))
+            client.sendall(request)
+            client.shutdown(socket.SHUT_WR)
+            exporter._Handler(connection, ("192.0.2.1", 1), servers[kind]._server)
+            connection.close()
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
         status = _STATUS.match(answer)
-        if said.getvalue() or b"Traceback" in answer or (status is not None and status[1] == b"500"):
-            raise Wrong(f"{answer[:200]!r} {said.getvalue()[-500:]}")
+        if errors.getvalue() or b"Traceback" in answer or (status is not None and status[1] == b"500"):
+            raise Wrong(f"{answer[:200]!r} {errors.getvalue()[-500:]}")
         if kind == b"token" and _TOKEN not in request and (_METRIC.encode() in answer or b"fuzz 1" in answer):
             raise Wrong("metrics without the token")
         return status is not None and status[1] == b"200"

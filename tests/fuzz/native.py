@@ -92,9 +92,10 @@ def _run(kind: str, count: int, seed: int, program: Callable[[], Path] = _progra
         outcome.inputs = outcome.refused + outcome.accepted
         return outcome
     at = [int(number) for number in re.findall(r"^at (\d+)$", ran.stderr, re.MULTILINE)]
-    said = "\n".join(line for line in ran.stderr.splitlines() if not line.startswith("at "))
+    messages = "\n".join(line for line in ran.stderr.splitlines() if not line.startswith("at "))
     again = (
-        f"it ended with {ran.returncode} within 1024 inputs from {at[-1] if at else 0}: {' '.join(argv)}\n{said[:4000]}"
+        f"it ended with {ran.returncode} within 1024 inputs from {at[-1] if at else 0}: {' '.join(argv)}\n"
+        f"{messages[:4000]}"
     )
     outcome.failures.append(Failure(at[-1] if at else 0, " ".join(argv).encode(), again))
     return outcome
@@ -183,7 +184,7 @@ def _parity() -> Iterator[Check]:
             text = formatted.value.decode("ascii")
             parsed = SuspendOption.parse(text)
             signal = None if parsed.signal is None else (parsed.signal.name, parsed.signal.before_s)
-            mine = (
+            python_fields = (
                 parsed.window_s,
                 round(parsed.util_pct * 100),
                 parsed.mode.value,
@@ -203,8 +204,8 @@ def _parity() -> Iterator[Check]:
                 ("slurm", "local")[option.steps],
                 ("site", "image", "start", "hold")[option.after_loss],
             )
-            if mine != its:
-                raise Wrong(f"{text}: {mine} is not {its}")
+            if python_fields != its:
+                raise Wrong(f"{text}: {python_fields} is not {its}")
             if parsed.wake not in ("auto", "hold"):
                 wake_time(parsed.wake, 1700000000.0)
             return True

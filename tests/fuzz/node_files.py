@@ -56,9 +56,9 @@ def _announcements() -> Iterator[Check]:
                     continue
                 values = value if isinstance(value, tuple) else (value,)
                 key = "job" if field.name == "job_id" else field.name
-                said = [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
-                if len(said) != 1 or [int(number) for number in said[0].split(":")] != list(values):
-                    raise Wrong(f"{field.name} is {value}, of {said}")
+                written = [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
+                if len(written) != 1 or [int(number) for number in written[0].split(":")] != list(values):
+                    raise Wrong(f"{field.name} is {value}, of {written}")
             return True
 
         yield check
@@ -85,15 +85,15 @@ def _environments() -> Iterator[Check]:
     )
 
     def check(data: bytes) -> bool:
-        wanted = {}
+        expected = {}
         for entry in data.split(b"\0")[:-1]:
             name, equals, value = entry.partition(b"=")
             if equals and len(name) <= 85 and names.fullmatch(name) and not name.startswith(b"SLURM_JWT"):
-                wanted[name] = value
+                expected[name] = value
         words = [os.fsencode(word) for word in shlex.split(os.fsdecode(job_environment.exports(data)))]
         result = dict(word.partition(b"=")[::2] for word in words[1::2])
-        if result != wanted or words[::2] != [b"export"] * len(wanted):
-            raise Wrong(f"{words!r:.200} of {wanted!r:.200}")
+        if result != expected or words[::2] != [b"export"] * len(expected):
+            raise Wrong(f"{words!r:.200} of {expected!r:.200}")
         return bool(result)
 
     yield check

@@ -343,19 +343,19 @@ def _mappings() -> Iterator[Check]:
                     list(_opened(root))
                 return False
             result = {text for text in _opened(root) if text.startswith("map_files/")}
-            wanted = {
+            expected = {
                 (inode, _how(mode)): f"map_files/{begin:x}-{end:x}"
                 for begin, end, mode, inode, path in reversed(rows)
                 if path.startswith("/")
             }
-            _expect("files", result, set(wanted.values()))
+            _expect("files", result, set(expected.values()))
             heaps = (
                 range(begin, end)
                 for begin, end, mode, inode, path in rows
                 if mode == "rw-p" and inode == 0 and path in ("", "[heap]")
             )
-            there = any(_TENSOR_AT in item and _TENSOR_AT + len(tensor) - 1 in item for item in heaps)
-            _expect("tensors", names, ["torch_1_2_3"] if there else [])
+            in_heap = any(_TENSOR_AT in item and _TENSOR_AT + len(tensor) - 1 in item for item in heaps)
+            _expect("tensors", names, ["torch_1_2_3"] if in_heap else [])
             _expect("devices", "/dev/nvidia0" in devices, any(path == "/dev/nvidia0" for *_, path in rows))
             _expect("mappings", mapped, {begin for begin, *_, path in rows if path == "/dev/nvidia0"})
             return True
@@ -536,17 +536,17 @@ def _cgroups() -> Iterator[Check]:
         put(f"{proc.base}/status", b"Name:\tx\nVmHWM:\t 5 kB\n")
         put(f"{proc.base}/cmdline", b"x\0")
         put(f"{proc.base}/environ", b"")
-        there = cgroups / "slurm/uid_2001/job_7/step_0"
-        there.mkdir(parents=True)
+        step_cgroup = cgroups / "slurm/uid_2001/job_7/step_0"
+        step_cgroup.mkdir(parents=True)
         file_systems = cgroup._FILE_SYSTEMS
-        cgroup._FILE_SYSTEMS = {_file_system(there)}
+        cgroup._FILE_SYSTEMS = {_file_system(step_cgroup)}
 
         def check(data: bytes) -> bool:
             job, rows, damage, knobs = json.loads(data)
             text = "".join(f"{9 - number}:{controllers}:{where}\n" for number, (controllers, where) in enumerate(rows))
             put(f"{proc.base}/cgroup", _bytes(text) if damage is None else damage.encode("latin-1"))
             for name, knob in knobs.items():
-                put(f"{there}/{name}", knob.encode("latin-1"))
+                put(f"{step_cgroup}/{name}", knob.encode("latin-1"))
             finder = JobFinder(root, cgroups=cgroups)
             ref = finder.find(PID)
             files = criu.cgroup_files(PID, cgroups, proc=root, also_own=True)

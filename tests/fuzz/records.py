@@ -261,12 +261,12 @@ def _promise() -> Iterator[Check]:
     logging.disable(logging.CRITICAL)
     with directory() as root:
         signer = Signer(_KEY, "c2")
-        given = promises.Promises(root, "main", Signer(_KEY, "c1"), lasts_s=600, now=lambda: 1700000000.0)
+        promise_store = promises.Promises(root, "main", Signer(_KEY, "c1"), lasts_s=600, now=lambda: 1700000000.0)
         path = root / "main.7.0"
 
         def check(data: bytes) -> bool:
             put(str(path), _signed(promises._PURPOSE, path.name, data, signer))
-            result = given._read(path)
+            result = promise_store._read(path)
             if result is None:
                 return False
             _sound(result.promise)

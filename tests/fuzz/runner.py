@@ -123,8 +123,8 @@ def inputs(target: Target, seed: int, first: int = 0) -> Iterator[bytes]:
 def run(target: Target, count: int, seed: int, progress: Callable[[int], None] = lambda index: None) -> Outcome:
     """Run ``count`` inputs and the recorded ones in this process."""
     recorded = len(list((CORPUS / target.name).glob("*")))
-    wanted = count + recorded
-    return _run(target, islice(inputs(target, seed), wanted), -recorded, progress)
+    total = count + recorded
+    return _run(target, islice(inputs(target, seed), total), -recorded, progress)
 
 
 def replay(target: Target, data: bytes) -> Outcome:

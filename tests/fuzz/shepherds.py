@@ -147,16 +147,16 @@ class _Events:
 
 def _identify(peer: Peer) -> Identity:
     """Return the identity set by the test; some processes belong to no job."""
-    if _asked.job not in (7, 8):
+    if _claim.job not in (7, 8):
         raise NotAShepherd("it is of no job")
-    return Identity(_asked.job, peer.uid, peer.gid, peer.pid, 1)
+    return Identity(_claim.job, peer.uid, peer.gid, peer.pid, 1)
 
 
-class _Asked:
+class _Claim:
     job = 7
 
 
-_asked = _Asked()
+_claim = _Claim()
 
 
 @contextlib.contextmanager
@@ -176,7 +176,7 @@ def _live() -> Iterator[Check]:
         def check(data: bytes) -> bool:
             nonlocal seen
             packets, end = json.loads(data)
-            _asked.job = 7
+            _claim.job = 7
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             sock.settimeout(_ANSWER_S)
             try:
@@ -240,7 +240,7 @@ def _descriptors(stack: contextlib.ExitStack) -> list[int]:
 
 def _behave(path: Path, server: ShepherdServer) -> None:
     """Check that a valid shepherd is served, whatever came before. Raises ``Wrong``."""
-    _asked.job = 8
+    _claim.job = 8
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, open(os.devnull, "rb") as null:
         sock.settimeout(_ANSWER_S)
         try:

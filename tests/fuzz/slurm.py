@@ -174,12 +174,12 @@ def _texts(rng: Random) -> bytes:
 @contextlib.contextmanager
 def _plain() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        said = data.decode("utf-8", "backslashreplace")
-        config = scontrol.config(said)
-        scontrol.version(said)
-        scontrol.release(said)
-        scontrol.span_s(said[:40])
-        return bool(scontrol.partitions(said)) or bool(config)
+        config_text = data.decode("utf-8", "backslashreplace")
+        config = scontrol.config(config_text)
+        scontrol.version(config_text)
+        scontrol.release(config_text)
+        scontrol.span_s(config_text[:40])
+        return bool(scontrol.partitions(config_text)) or bool(config)
 
     yield check
 
@@ -221,22 +221,22 @@ def _hooks() -> Iterator[Check]:
     """Nothing is written except the mapping of GPUs, and no other error occurs."""
     with directory() as place:
         mapping = place / "map"
-        asked: list[dict[str, Any]] = []
+        requests: list[dict[str, Any]] = []
 
         def ask(run_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-            asked.append(dict(request))
+            requests.append(dict(request))
             return {"ok": True}
 
         (place / "config.toml").write_text(f'[agent]\njob_map = "{mapping}"\n')
 
         def check(data: bytes) -> bool:
             which, env = json.loads(data)
-            asked.clear()
-            with contextlib.redirect_stderr(io.StringIO()) as said:
+            requests.clear()
+            with contextlib.redirect_stderr(io.StringIO()) as errors:
                 code = hooks.main(which, place / "config.toml", env)
-            if code != 0 or "a fault of its own" in said.getvalue():
-                raise Wrong(said.getvalue()[:500])
-            for request in asked:
+            if code != 0 or "a fault of its own" in errors.getvalue():
+                raise Wrong(errors.getvalue()[:500])
+            for request in requests:
                 if not (isinstance(request["job"], int) and isinstance(request["uid"], int)):
                     raise Wrong(f"{request}")
             names = os.listdir(mapping) if mapping.exists() else []
@@ -246,7 +246,7 @@ def _hooks() -> Iterator[Check]:
                 raise Wrong(f"{names}")
             for name in names:
                 (mapping / name).unlink()
-            return bool(asked)
+            return bool(requests)
 
         with mock.patch.object(hooks, "ask_local", ask):
             yield check

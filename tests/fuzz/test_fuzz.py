@@ -115,7 +115,7 @@ def _grow(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("check", "inputs", "said"),
+    ("check", "inputs", "message"),
     [
         (_raise(KeyError("x")), 3, "KeyError: 'x'"),
         (_raise(Wrong("not what it says")), 3, "Wrong: not what it says"),
@@ -127,13 +127,15 @@ def _grow(data: bytes) -> bool:
         (_grow, 10000, "memory has grown"),
     ],
 )
-def test_undeclared_outcome_is_a_failure(check: Check, inputs: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeclared_outcome_is_a_failure(
+    check: Check, inputs: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The failure has its input, its number and a description."""
     monkeypatch.setattr(runner, "SETTLE_S", 0.1)
     monkeypatch.setattr(runner, "CORPUS", Path("/nonexistent"))
     outcome = runner.run_apart(target(check, limit_s=0.2 if check is _sleep else 5.0), inputs, 1)
     assert len(outcome.failures) == 1
-    assert said in outcome.failures[0].what
+    assert message in outcome.failures[0].what
     assert outcome.failures[0].data in (b"", *islice(runner.inputs(target(check), 1), inputs))
 
 

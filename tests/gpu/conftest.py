@@ -41,7 +41,7 @@ _ORDER = (
     "test_servers",
     "test_torch",
 )
-_found: dict[str, Any] = {}
+_facts: dict[str, Any] = {}
 _tests: dict[str, dict[str, Any]] = {}
 
 
@@ -50,9 +50,9 @@ def machine() -> Machine:
     """The machine; skips without a GPU."""
     findings = find()
     if isinstance(findings, Missing):
-        _found["why"] = findings.why
+        _facts["why"] = findings.why
         without(findings)
-    _found["machine"] = findings.facts()
+    _facts["machine"] = findings.facts()
     # As for Ctrl-C, so that the programs on the GPU are ended properly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return findings
@@ -89,9 +89,9 @@ def note(record_property: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the fast and most informative tests first, in case of a time limit."""
-    ours = [number for number, item in enumerate(items) if item.path.parent == _HERE]
-    sorted_ = sorted((items[number] for number in ours), key=lambda item: _ORDER.index(item.path.stem))
-    for number, item in zip(ours, sorted_, strict=True):
+    positions = [number for number, item in enumerate(items) if item.path.parent == _HERE]
+    sorted_ = sorted((items[number] for number in positions), key=lambda item: _ORDER.index(item.path.stem))
+    for number, item in zip(positions, sorted_, strict=True):
         items[number] = item
 
 
@@ -130,12 +130,12 @@ def _why(report: Any) -> str | None:
 
 def _write() -> None:
     """Write the results so far, together with those of other runs on this machine."""
-    machine = json.loads(json.dumps(_found.get("machine")))
+    machine = json.loads(json.dumps(_facts.get("machine")))
     status = "not yet measured on hardware" if machine is None else "emulated" if machine["emulated"] else "measured"
     result = {
         "status": status,
         "command": COMMAND,
-        "why": _found.get("why"),
+        "why": _facts.get("why"),
         "machine": machine,
         "tests": [*_earlier(machine), *_tests.values()],
     }
@@ -152,8 +152,8 @@ def _earlier(machine: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return the tests in the file that this run has not executed, if the file is from this machine and driver."""
     try:
         before = json.loads(_RESULTS.read_text(encoding="utf-8"))
-        there = before["machine"]
-        same = machine is not None and (there["driver"], there["gpus"]) == (machine["driver"], machine["gpus"])
+        previous = before["machine"]
+        same = machine is not None and (previous["driver"], previous["gpus"]) == (machine["driver"], machine["gpus"])
         return [test for test in before["tests"] if test["test"] not in _tests] if same else []
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -53,7 +53,7 @@ from slurm_affinode.suspension.refusals import SlurmFacts
 from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.suspend import JobSuspender
 
-LOOK_S = 0.1
+POLL_S = 0.1
 WINDOW_S = 0.5
 FLOORS = {"memory": 1.0, "engine": 1.0, "sm": 1.0, "tensor": 1.0, "dram": 1.0}
 
@@ -140,7 +140,7 @@ class InPlace:
 
     def policy(self) -> None:
         """Like the agent's loop: sample the awake jobs, and suspend idle ones for the waiting ones."""
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(POLL_S):
             for job in self.registry.jobs():
                 if job.phase is not Phase.RUNNING:
                     continue
@@ -165,7 +165,7 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
     signer = Signer(bytes(32), "here")
     slurm, tiers, limits = cast(Any, Slurm()), cast(Any, SimpleNamespace(tiers=(), stores=())), None
     processes, registry, workers, clock, settings = LinuxProcesses(), Registry(), Workers(), Clock(), SuspendSettings()
-    location, rules = Location("gpu", "here"), Rules(poll_s=LOOK_S)
+    location, rules = Location("gpu", "here"), Rules(poll_s=POLL_S)
     records = Records(Journal(work / "journal"), SuspensionLedger(work / "ledger", "here"), Notes(None, signer))
     files = LocalFiles(
         JobEnvironments(work / "environment"), CreatedFilesOfJobs(work / "created-files"),

@@ -40,7 +40,7 @@ COMMAND = os.environ.get("GPU_TEST_COMMAND", "make test-gpu")
 _DEVICE = Path("/dev/nvidiactl")
 _HINT = "nvidia-smi has to work"
 _TORCH_SINCE = 575
-_SETTLES_S, _LOOK_S = 5.0, 0.1
+_SETTLES_S, _POLL_S = 5.0, 0.1
 EMULATED_MIB = 48
 LARGEST_MIB = 40 * 1024
 """Per test; ``GPU_TEST_MIB`` sets another size."""
@@ -92,13 +92,13 @@ class Machine:
         return shown
 
 
-def settled(look: Callable[[], T]) -> T:
+def settled(read: Callable[[], T]) -> T:
     """Poll until two results in a row are equal: the driver clears freed memory before it counts it as free."""
     deadline = time.monotonic() + _SETTLES_S
-    result = look()
+    result = read()
     while time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-        before, result = result, look()
+        time.sleep(_POLL_S)
+        before, result = result, read()
         if result == before:
             break
     return result
@@ -150,10 +150,10 @@ def find() -> Machine | Missing:
     largest = EMULATED_MIB if is_emulated else LARGEST_MIB
     # While checkpointed, the GPU memory is in host memory, and its image may be in the page cache as well.
     try:
-        wanted = int(os.environ.get("GPU_TEST_MIB", largest))
+        requested = int(os.environ.get("GPU_TEST_MIB", largest))
     except ValueError:
         return Missing(f"GPU_TEST_MIB is {os.environ['GPU_TEST_MIB']!r}, and not a number of MiB", broken=True)
-    mib = min(wanted, int(free[0] * 0.6), int(room / MIB * 0.4))
+    mib = min(requested, int(free[0] * 0.6), int(room / MIB * 0.4))
     torch, no_torch = torch_version()
     if torch is not None and (major_of(version) or 0) < _TORCH_SINCE:
         known = "its checkpoint refuses PyTorch, and 575.57.08 does not (NVIDIA/cuda-checkpoint, issue 34)"
@@ -228,8 +228,8 @@ def torch_version() -> tuple[str | None, Missing | None]:
         return rest, None
     if word == "absent":
         return None, Missing(f"no PyTorch that sees a GPU: {rest} ({hint})")
-    said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-    return None, Missing(f"the PyTorch of {torch_python()} sees no GPU: {said}", broken=True)
+    message = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+    return None, Missing(f"the PyTorch of {torch_python()} sees no GPU: {message}", broken=True)
 
 
 def torch_python() -> str:

@@ -24,7 +24,7 @@ from slurm_affinode.checkpoint.interface import CudaError, CudaState, Feature
 
 HERE = Path(__file__).resolve().parent
 DEADLINE_S = 300.0
-_LOOK_S = 0.005
+_POLL_S = 0.005
 _REFUSED = ("CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_OPERATING_SYSTEM")
 """Errors of a driver on a machine that does not allow checkpoints: a container, a virtual GPU.
 
@@ -42,7 +42,7 @@ class Program:
 
     directory: Path
     pid: int = 0
-    asked: int = 0
+    command_count: int = 0
     process: subprocess.Popen[bytes] | None = None
     restored: bool = False
     """Whether the program was restored at least once."""
@@ -55,13 +55,13 @@ class Program:
 
     def send(self, name: str, **arguments: Any) -> int:
         """Send a command without waiting; return its number."""
-        protocol.write(self.directory / f"{self.asked}.do", {"name": name, **arguments})
-        self.asked += 1
-        return self.asked - 1
+        protocol.write(self.directory / f"{self.command_count}.do", {"name": name, **arguments})
+        self.command_count += 1
+        return self.command_count - 1
 
     def answer(self, number: int, deadline_s: float = DEADLINE_S) -> Any:
         """Return the answer to a command."""
-        return self._ok(self._await(self.directory / f"{number}.said", deadline_s))
+        return self._ok(self._await(self.directory / f"{number}.reply", deadline_s))
 
     def ask(self, name: str, **arguments: Any) -> Any:
         """Send a command and return its answer."""
@@ -69,7 +69,7 @@ class Program:
 
     def answered(self, number: int) -> bool:
         """Return whether the answer has arrived."""
-        return (self.directory / f"{number}.said").exists()
+        return (self.directory / f"{number}.reply").exists()
 
     @property
     def alive(self) -> bool:
@@ -79,10 +79,10 @@ class Program:
         return Path(f"/proc/{self.pid}").exists()
 
     @staticmethod
-    def _ok(said: Any) -> Any:
-        if "error" in said:
-            raise ProgramError(f"the program says: {said['error']}")
-        return said["ok"]
+    def _ok(reply: Any) -> Any:
+        if "error" in reply:
+            raise ProgramError(f"the program says: {reply['error']}")
+        return reply["ok"]
 
     def _await(self, path: Path, deadline_s: float) -> Any:
         deadline = time.monotonic() + deadline_s
@@ -91,7 +91,7 @@ class Program:
                 raise ProgramError(f"the program has ended ({path.name} never came)")
             if time.monotonic() > deadline:
                 raise ProgramError(f"no {path.name} within {deadline_s:g} s")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -206,7 +206,7 @@ def ended(program: Program, deadline_s: float) -> bool:
     while program.alive:
         if time.monotonic() > deadline:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return True
 
 

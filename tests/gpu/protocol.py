@@ -1,6 +1,6 @@
 """The protocol between the tests and a program on the GPU: files in a directory, so that nothing ties it to its parent.
 
-``N.do`` holds a command, ``N.said`` its answer, both as JSON; each is written under another name and renamed. Without
+``N.do`` holds a command, ``N.reply`` its answer, both as JSON; each is written under another name and renamed. Without
 pipes and sockets, a program can be dumped and restored. It exits if its directory or its parent is gone (the parent
 is PID 1 of its namespace if it is dumped and restored), or after a long time without a command.
 """
@@ -21,9 +21,9 @@ PARENT = "GPU_TEST_PARENT"
 """Environment variable with the PID of the parent, which may end before the program can read it."""
 T = TypeVar("T")
 LONELY_S = 1800.0
-_LOOK_S = 0.01
+_POLL_S = 0.01
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
-_ORPHAN_LOOKS = 500
+_ORPHAN_POLLS = 500
 """Not in seconds: the program may have been an image meanwhile, and a restored process is briefly a child of CRIU."""
 
 
@@ -48,23 +48,23 @@ def serve(directory: Path, commands: Mapping[str, Callable[..., Any]]) -> None:
     parent, without_parent = int(os.environ.get(PARENT) or os.getppid()), 0
     write(directory / "ready", {"ok": None})
     for number in itertools.count():
-        asked = directory / f"{number}.do"
+        command_file = directory / f"{number}.do"
         alone_at = time.monotonic() + LONELY_S
-        while not asked.exists():
+        while not command_file.exists():
             without_parent = 0 if os.getppid() == parent else without_parent + 1
-            if not directory.is_dir() or time.monotonic() > alone_at or without_parent > _ORPHAN_LOOKS:
+            if not directory.is_dir() or time.monotonic() > alone_at or without_parent > _ORPHAN_POLLS:
                 os._exit(1)  # the process may be locked: exit handlers of libraries would wait for the unlock forever
-            time.sleep(_LOOK_S)
-        command = json.loads(asked.read_text(encoding="utf-8"))
+            time.sleep(_POLL_S)
+        command = json.loads(command_file.read_text(encoding="utf-8"))
         name = command.pop("name")
         if name == "end":
-            write(directory / f"{number}.said", {"ok": None})
+            write(directory / f"{number}.reply", {"ok": None})
             return
         try:
             answer = {"ok": commands[name](**command)}
         except Exception as error:  # send any error to the other side
             answer = {"error": f"{type(error).__name__}: {error}"}
-        write(directory / f"{number}.said", answer)
+        write(directory / f"{number}.reply", answer)
 
 
 def detach() -> None:

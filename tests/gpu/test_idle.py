@@ -83,9 +83,9 @@ def enough(watch: Watch, job: WatchedJob) -> None:
     (gpu,) = watch.sample(job, rule).gpus
     known = [name for name, value in gpu.signals.items() if value is not None]
     if gpu.fault is None and len(known) < rule.min_signals:
-        told = ", ".join(known) or "nothing"
+        reported = ", ".join(known) or "nothing"
         pytest.skip(
-            f"of what this GPU does NVML tells {told} here, and idle detection needs {rule.min_signals} signals"
+            f"of what this GPU does NVML tells {reported} here, and idle detection needs {rule.min_signals} signals"
         )
 
 
@@ -114,8 +114,8 @@ def why_not_counted(uuid: str) -> Missing:
         pynvml.nvmlGpmSampleFree(sample)
     except pynvml.NVMLError as error:
         refused = error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        asks = error.value == pynvml.NVML_ERROR_NO_PERMISSION
-        return Missing(f"NVML counts no engine and DRAM activity here: {error}", broken=not (refused or asks))
+        not_permitted = error.value == pynvml.NVML_ERROR_NO_PERMISSION
+        return Missing(f"NVML counts no engine and DRAM activity here: {error}", broken=not (refused or not_permitted))
     return Missing("NVML counts engine and DRAM activity here, and gave no engine activity", broken=True)
 
 
@@ -139,11 +139,11 @@ def test_work_is_busy_and_held_memory_is_idle(run: Programs, nvml: NvmlDriver, n
     enough(watch, job)
     detector = IdleDetector(IdleRule(window_s=2.0, floors_pct=FLOORS))
 
-    asked = program.send("work", seconds=4.0)
+    number = program.send("work", seconds=4.0)
     busy, _ = until(watch, job, detector, lambda state: state.verdict is Verdict.BUSY, "busy")
     note("busy", values(busy))
     assert (busy.since_s, busy.reached) == (None, False)
-    program.answer(asked)
+    program.answer(number)
 
     idle, states = until(watch, job, detector, lambda state: state.reached, "idle for its window")
     note("idle", values(idle))
@@ -154,11 +154,11 @@ def test_work_is_busy_and_held_memory_is_idle(run: Programs, nvml: NvmlDriver, n
     assert idle.progress_s >= 2.0
     assert all(state.verdict is not Verdict.UNKNOWN for state in states)
 
-    asked = program.send("work", seconds=3.0)
+    number = program.send("work", seconds=3.0)
     broken, _ = until(watch, job, detector, lambda state: state.verdict is Verdict.BUSY, "busy again")
     assert broken.since_s is None
     assert broken.broken
-    program.answer(asked)
+    program.answer(number)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -178,14 +178,14 @@ def test_engine_and_memory_activity_where_the_gpu_counts_them(
     watch, job = watched(nvml, program)
     detector = IdleDetector(IdleRule(window_s=2.0, floors_pct=FLOORS))
     # The emulated GPU is busy as long as a kernel waits; a real one moves memory continuously.
-    asked = program.send("work", seconds=5.0, wait_ms=20 if machine.emulated else 0)
+    number = program.send("work", seconds=5.0, wait_ms=20 if machine.emulated else 0)
 
     def at_work(state: IdleState) -> bool:
         return all((values(state).get(name) or 0) > FLOORS[name] for name in ("engine", "dram"))
 
     busy, _ = until(watch, job, detector, at_work, "busy by engine and DRAM activity")
     note("busy", values(busy))
-    program.answer(asked)
+    program.answer(number)
     idle, _ = until(watch, job, detector, lambda state: state.reached, "idle for its window")
     note("idle", values(idle))
     note("by_the_agents_defaults", result := by_default(watch, job))
@@ -198,16 +198,16 @@ def test_suspended_process_leaves_idle_gpu(run: Programs, nvml: NvmlDriver) -> N
     """NVML no longer lists it, and its memory is not counted."""
     device = nvml.devices()[0]
 
-    def there() -> int:
+    def process_count() -> int:
         return settled(lambda: len(nvml.processes(device)))
 
-    before = there()
+    before = process_count()
     program = run.start()
     program.ask("setup", mib=64, seed=1)
     if not nvml.processes(device):
         pytest.skip("NVML lists no processes here (a container without the host's PIDs)")
-    assert there() == before + 1
+    assert process_count() == before + 1
     run.suspend(program)
-    assert there() == before
+    assert process_count() == before
     run.resume(program)
-    assert there() == before + 1
+    assert process_count() == before + 1

@@ -52,16 +52,16 @@ def test_outputs_are_those_of_an_uninterrupted_run(
     other.ask("setup", mib=8, seed=3)
     other.ask("hold", mib=int(machine.mib * 0.9))
     before_other = other.ask("digest")
-    asked = program.send("steps", count=3)  # waits in the driver until the restore
+    number = program.send("steps", count=3)  # waits in the driver until the restore
     other.ask("steps", count=2)
-    assert not program.answered(asked)
+    assert not program.answered(number)
     other.ask("release")
     assert other.ask("digest") != before_other
 
     began = time.monotonic()
     run.resume(program)
     in_s = time.monotonic() - began
-    assert [first, program.answer(asked), program.ask("digest")] == expected
+    assert [first, program.answer(number), program.ask("digest")] == expected
     note("gib", machine.mib / 1024)
     note("freed_mib", freed)
     note("out_s", round(out_s, 3))
@@ -184,9 +184,11 @@ def test_only_threads_of_cuda_move_with_its_memory(machine: Machine, run: Progra
     """And the one that the driver uses. Any other would be taken for a thread of the program that read a request."""
     program = run.start()
     program.ask("setup", mib=max(8, machine.mib // 8), seed=4)
-    there = waits([program.pid])
-    names = {item: Path(f"/proc/{program.pid}/task/{item}/comm").read_text(encoding="utf-8").strip() for item in there}
-    before = {**there, **dict.fromkeys(cuda.restore_threads([program.pid]), "")}
+    thread_calls = waits([program.pid])
+    names = {
+        item: Path(f"/proc/{program.pid}/task/{item}/comm").read_text(encoding="utf-8").strip() for item in thread_calls
+    }
+    before = {**thread_calls, **dict.fromkeys(cuda.restore_threads([program.pid]), "")}
     run.suspend(program)
     after = waits([program.pid])
     run.resume(program)

@@ -40,10 +40,10 @@ def test_lock_that_waits_long_enough_succeeds(run: Programs, cuda: Cuda) -> None
     program.ask("busy", seconds=1.5)
     cuda.lock(program.pid, timeout_ms=30_000)
     assert cuda.state(program.pid) is CudaState.LOCKED
-    asked = program.send("steps", count=1)
-    assert not program.answered(asked)
+    number = program.send("steps", count=1)
+    assert not program.answered(number)
     cuda.unlock(program.pid)
-    assert program.answer(asked)
+    assert program.answer(number)
 
 
 def test_step_out_of_order_is_rejected(run: Programs, cuda: Cuda) -> None:

@@ -55,9 +55,9 @@ def server(run: Programs, work: Path, mib: int, kind: str) -> Iterator[tuple[tre
     python, env = (torch_python(), torch_env()) if kind == "torch" else (sys.executable, dict(os.environ))
     command = (python, str(HERE / "server.py"), str(directory), str(mib), kind)
     with tree.space(work, *command, env=env) as space, looked_after(run.cuda, program, always=True):
-        said = program.ready()
+        report = program.ready()
         _, program.pid = space.root()
-        yield space, program, said["port"]
+        yield space, program, report["port"]
 
 
 def ask(port: int) -> tuple[dict[str, Any], float]:
@@ -117,7 +117,7 @@ def test_four_servers_take_turns_with_one_gpu(  # noqa: PLR0917 - fixtures
         results = load(served)
         assert not agent.trouble, agent.trouble
         for item in served:
-            answers = [answer for asked, answer, _ in results if asked is item]
+            answers = [answer for target, answer, _ in results if target is item]
             assert {answer["prediction"] for answer in answers} <= {item.prediction}
             assert sorted(answer["number"] for answer in answers) == list(range(2, 2 + len(answers)))
         took = sorted(seconds for _, _, seconds in results)
@@ -133,13 +133,13 @@ def test_four_servers_take_turns_with_one_gpu(  # noqa: PLR0917 - fixtures
 def load(served: list[Served]) -> list[tuple[Served, dict[str, Any], float]]:
     """Send requests in bursts, each burst to one server."""
     chance = random.Random(7)  # noqa: S311 - a load, not a secret
-    asked: list[Any] = []
+    futures: list[Any] = []
     with ThreadPoolExecutor(16) as pool:
         for _ in range(BURSTS):
             choice = chance.choice(served)
-            asked += [(choice, pool.submit(ask, choice.port)) for _ in range(chance.randint(1, 3))]
+            futures += [(choice, pool.submit(ask, choice.port)) for _ in range(chance.randint(1, 3))]
             time.sleep(chance.expovariate(1))
-        return [(item, *future.result()) for item, future in asked]
+        return [(item, *future.result()) for item, future in futures]
 
 
 def sockets_untold() -> str | None:

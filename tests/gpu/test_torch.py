@@ -67,11 +67,11 @@ def test_suspended_in_the_middle_of_its_steps(machine: Machine, torch: str, run:
     program = run.start("torch_worker.py")
     program.ask("setup", mib=mib, seed=5)
     first = program.ask("steps", count=200)
-    asked = program.send("steps", count=count)
+    number = program.send("steps", count=count)
     for _ in range(3):
         time.sleep(0.2)
         run.suspend(program)
-        assert not program.answered(asked)
+        assert not program.answered(number)
         run.resume(program)
     note("steps", count)
-    assert [first, program.answer(asked), program.ask("digest")] == expected
+    assert [first, program.answer(number), program.ask("digest")] == expected

@@ -167,8 +167,8 @@ def _barred() -> str | None:
         )
     except OSError as error:
         return f"only root can run {sys.executable}: {error.strerror}"
-    said = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return None if ran.returncode == 0 else f"only root can run the programs of these tests: {said}"
+    message = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return None if ran.returncode == 0 else f"only root can run the programs of these tests: {message}"
 
 
 @contextlib.contextmanager
@@ -218,8 +218,8 @@ def namespaces() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"no namespaces here: {error}"
-    said = probe.stderr.decode(errors="replace").strip()
-    return None if probe.returncode == 0 else f"no namespaces of its own can be had here: {said}"
+    message = probe.stderr.decode(errors="replace").strip()
+    return None if probe.returncode == 0 else f"no namespaces of its own can be had here: {message}"
 
 
 def loopback() -> str | None:

@@ -26,13 +26,13 @@ def compare(seed: int, size: int, features: frozenset[str]) -> Batch:
     """Compare ``size`` clusters that have some of ``features``; the same seed gives the same clusters."""
     batch = Batch()
 
-    def look(cluster: Cluster) -> None:
+    def check(cluster: Cluster) -> None:
         result = differences(cluster)
         batch.compared += 1
         if result:
             batch.differing.append((cluster, result))
 
-    _draw(look, features, seed, size, Phase.generate)
+    _draw(check, features, seed, size, Phase.generate)
     return batch
 
 
@@ -40,21 +40,21 @@ def shrink(seed: int, size: int, features: frozenset[str]) -> Cluster:
     """Return the smallest cluster with a difference that Hypothesis finds in a failing batch."""
     failing: list[Cluster] = []
 
-    def look(cluster: Cluster) -> None:
+    def check(cluster: Cluster) -> None:
         result = differences(cluster)
         if result:
             failing.append(cluster)
             raise AssertionError
 
     with contextlib.suppress(AssertionError):
-        _draw(look, features, seed, size, Phase.generate, Phase.shrink)
+        _draw(check, features, seed, size, Phase.generate, Phase.shrink)
     return failing[-1]
 
 
-def _draw(look: Callable[[Cluster], None], features: frozenset[str], seed: int, size: int, *phases: Phase) -> None:
+def _draw(check: Callable[[Cluster], None], features: frozenset[str], seed: int, size: int, *phases: Phase) -> None:
     hypothesis.seed(seed)(
         settings(
             max_examples=size, phases=phases, database=None, deadline=None, suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
-        )(given(clusters(features))(look))
+        )(given(clusters(features))(check))
     )()  # fmt: skip

@@ -67,8 +67,8 @@ class _Slot:
 
     def at(self, time_ms: int) -> Gpu | None:
         """Return the latest GPU sampled by this time, otherwise the first one."""
-        there = [g for g in self.gpus if g.samples and g.samples[0].time_ms <= time_ms]
-        return (there or self.gpus or [None])[-1]
+        sampled = [g for g in self.gpus if g.samples and g.samples[0].time_ms <= time_ms]
+        return (sampled or self.gpus or [None])[-1]
 
 
 @st.composite
@@ -210,8 +210,8 @@ def _values(draw: st.DrawFn, features: frozenset[str], level: str, signals: tupl
         if signal in chosen:
             values[signal] = chosen[signal]
         else:
-            given = [0.0, 4096.0, 40_000.5] if signal == "fb_used_mib" else [55.5, 310.0]
-            values[signal] = draw(st.sampled_from([*given, None] if "nan" in features else given))
+            choices = [0.0, 4096.0, 40_000.5] if signal == "fb_used_mib" else [55.5, 310.0]
+            values[signal] = draw(st.sampled_from([*choices, None] if "nan" in features else choices))
     if "missing" in features and len(values) > 1 and draw(st.integers(0, 4)) == 0:
         del values[draw(st.sampled_from(sorted(values)))]
     return values
@@ -275,9 +275,9 @@ class _Jobs:
         shard = "shards" in self.features and draw(st.integers(0, 7)) == 0
         had: list[_Slot] = []
         for node in run.nodes:
-            there = [slot for slot in self.slots if slot.node == node]
+            on_node = [slot for slot in self.slots if slot.node == node]
             whole = draw(st.booleans())
-            had += there if whole else draw(st.lists(st.sampled_from(there), min_size=1, unique_by=id))
+            had += on_node if whole else draw(st.lists(st.sampled_from(on_node), min_size=1, unique_by=id))
         others = [slot for other, its in self.had for slot in its if _overlap(other, run, now)]
         if not shared and not shard and any(a is b for a in had for b in others):
             return False
@@ -299,7 +299,9 @@ class _Jobs:
             job = run.array[0] if self.leader and run.array else run.job_id
             slots_of = list(slots)
             if draw(st.booleans()):  # as dcgm-exporter: all instances of a GPU have the labels of all of its jobs
-                slots_of = [s for s in self.slots if any((s.node, s.index) == (own.node, own.index) for own in slots)]
+                slots_of = [
+                    s for s in self.slots if any((s.node, s.index) == (used.node, used.index) for used in slots)
+                ]
             if requeued and "left-labels" in self.features and draw(st.booleans()):
                 slots_of += [s for other, its in self.had for s in its if other.job_id == run.job_id and s.node == node]
             for gpu in (gpu for slot in slots_of for gpu in slot.gpus):
@@ -317,8 +319,8 @@ def _label(gpu: Gpu, job_id: int, start: int, end: int, every: int = 1) -> None:
 
     Samples without a value are not labeled: NaN in exposition text also marks the end of a series, and states no job.
     """
-    there = [s for s in gpu.samples if start * 1000 <= s.time_ms < end * 1000]
-    for sample in there[::every]:
+    samples = [s for s in gpu.samples if start * 1000 <= s.time_ms < end * 1000]
+    for sample in samples[::every]:
         if job_id not in sample.jobs and any(value is not None for value in sample.values.values()):
             sample.jobs.append(job_id)
 

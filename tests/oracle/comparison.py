@@ -134,13 +134,13 @@ def _compared(expected: rules.Report, result: WasteResult) -> Iterator[str]:
 
 
 def _figures(name: str, expected: dict[str, float | None], actual: dict[str, object]) -> Iterator[str]:
-    for figure, wanted in expected.items():
+    for figure, expected_value in expected.items():
         if figure not in actual:
             continue
         value = actual[figure]
-        if wanted is None or value is None:
-            same = wanted is value
+        if expected_value is None or value is None:
+            same = expected_value is value
         else:
-            same = abs(float(str(value)) - wanted) <= _ABSOLUTE + _RELATIVE * abs(wanted)
+            same = abs(float(str(value)) - expected_value) <= _ABSOLUTE + _RELATIVE * abs(expected_value)
         if not same:
-            yield f"{name}: {figure}: {value}, by the rules {wanted}"
+            yield f"{name}: {figure}: {value}, by the rules {expected_value}"

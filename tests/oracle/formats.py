@@ -96,8 +96,8 @@ def _cell(value: float | None) -> str:
 
 def _local_times(times_ms: list[int], zone: str) -> list[str]:
     """Return local times, with a UTC offset if a reader could not resolve them when the clock goes back."""
-    there = ZoneInfo(zone)
-    moments = [datetime.fromtimestamp(t / 1000, UTC).astimezone(there) for t in times_ms]
+    local_zone = ZoneInfo(zone)
+    moments = [datetime.fromtimestamp(t / 1000, UTC).astimezone(local_zone) for t in times_ms]
     plain = [m.replace(tzinfo=None, fold=0) for m in moments]
     fold, certain = 0, True
     for i, moment in enumerate(moments):
@@ -199,9 +199,9 @@ def _number(value: int | None) -> dict[str, object]:
 
 def _accounting_times(cluster: Cluster, run: Run) -> tuple[str, str, str]:
     """Return submit, start and end in local time, with UTC offset if order and elapsed time leave them ambiguous."""
-    there = ZoneInfo(cluster.zone)
+    local_zone = ZoneInfo(cluster.zone)
     times = [run.submit, run.start, *([] if run.end is None else [run.end])]
-    moments = [datetime.fromtimestamp(t, UTC).astimezone(there) for t in times]
+    moments = [datetime.fromtimestamp(t, UTC).astimezone(local_zone) for t in times]
     readings = 0
     for reading in itertools.product(*({m.replace(fold=f).timestamp() for f in (0, 1)} for m in moments)):
         elapsed_fits = run.end is None or abs(reading[2] - reading[1] - (run.end - run.start)) <= 900

@@ -108,18 +108,22 @@ def report(cluster: Cluster) -> Report:
         by_slot: dict[Slot, list[int]] = {}
         for g in pairs[r]:
             by_slot.setdefault(_slot(cluster.gpus[g]), []).append(g)
-        for there in by_slot.values() if held else ():
-            own = _Sums()
-            for g in there:
+        for slot_gpus in by_slot.values() if held else ():
+            slot_sums = _Sums()
+            for g in slot_gpus:
                 for counted in _counted(cluster, g, held):
                     _add_gpu(
-                        own, cluster, g, counted, [h for o in holders[g] if (h := _held(cluster, cluster.runs[o]))]
+                        slot_sums,
+                        cluster,
+                        g,
+                        counted,
+                        [h for o in holders[g] if (h := _held(cluster, cluster.runs[o]))],
                     )
-            _merge(sums, _without_suspended(own, run.suspended))
+            _merge(sums, _without_suspended(slot_sums, run.suspended))
         held = whole
         figures[r] = _figures(run.gpus * (held[1] - held[0]) / HOUR_MS, sums)
         if run.gpus == 0:
-            shares = {slot: _share_hours(cluster, held, there, holders) for slot, there in by_slot.items()}
+            shares = {slot: _share_hours(cluster, held, slot_gpus, holders) for slot, slot_gpus in by_slot.items()}
             figures[r] = _figures(sum(shares.values()), sums)
         for kind, figure in KINDS.items():
             slots = {_slot(cluster.gpus[g]) for g, how in pairs[r].items() if how == kind}
@@ -177,9 +181,11 @@ def _identified(cluster: Cluster) -> Cluster:
         same = [at for at, other in enumerate(named) if _alike(gpu, other)]
         rest: list[Sample] = []
         for day, samples in itertools.groupby(gpu.samples, key=lambda s: s.time_ms // DAY_MS):
-            there = [at for at in same if any(s.time_ms // DAY_MS == day for s in named[at].samples)] or same
-            if len(there) == 1:
-                gpus[there[0]] = replace(gpus[there[0]], samples=_united([*gpus[there[0]].samples, *samples]))
+            candidates = [at for at in same if any(s.time_ms // DAY_MS == day for s in named[at].samples)] or same
+            if len(candidates) == 1:
+                gpus[candidates[0]] = replace(
+                    gpus[candidates[0]], samples=_united([*gpus[candidates[0]].samples, *samples])
+                )
             else:
                 rest += samples
         if rest:
@@ -232,12 +238,12 @@ def _existing(cluster: Cluster, g: int) -> tuple[float, float] | None:
 
 def _better(cluster: Cluster, g: int) -> dict[int, tuple[float, float]]:
     """Return the better named GPUs in the same slot at the same time, and their lifetimes: they are this GPU."""
-    gpu, own = cluster.gpus[g], _lifetime(cluster, g)
+    gpu, lifetime = cluster.gpus[g], _lifetime(cluster, g)
     result = {}
     for o, other in enumerate(cluster.gpus):
-        if own and _slot(other) == _slot(gpu) and _rank(other) > _rank(gpu):
+        if lifetime and _slot(other) == _slot(gpu) and _rank(other) > _rank(gpu):
             life = _lifetime(cluster, o)
-            if life and life[0] < own[1] and own[0] < life[1]:
+            if life and life[0] < lifetime[1] and lifetime[0] < life[1]:
                 result[o] = life
     return result
 
@@ -298,8 +304,8 @@ def _unallocated(cluster: Cluster, pairs: Pairs, holders: dict[int, list[int]]) 
     for slot, spans in existed.items():
         edges = sorted({t for span in [*spans, *busy[slot]] for t in span})
         for a, b in itertools.pairwise(edges):
-            there, taken = (any(s <= a and b <= e for s, e in of) for of in (spans, busy[slot]))
-            if there and not taken:
+            exists, taken = (any(s <= a and b <= e for s, e in of) for of in (spans, busy[slot]))
+            if exists and not taken:
                 changes.setdefault(slot[0], []).extend([(a, 1.0), (b, -1.0)])
     for r, run in enumerate(cluster.runs):
         whole = _span(cluster, run)
@@ -397,12 +403,12 @@ def _step(cluster: Cluster, g: int, day: int) -> float | None:
 
 def _usual(cluster: Cluster, g: int) -> float | None:
     """Return the sampling interval of a GPU on the days of the interval."""
-    own = _own_step(cluster, cluster.gpus[g])
-    if own is not None and len(_times(cluster, cluster.gpus[g])) >= 3:
-        return own
+    own_step = _own_step(cluster, cluster.gpus[g])
+    if own_step is not None and len(_times(cluster, cluster.gpus[g])) >= 3:
+        return own_step
     fleet = [_own_step(cluster, gpu) for gpu in cluster.gpus if len(_times(cluster, gpu)) >= 3]
     known = [step for step in fleet if step is not None]
-    return median(known) if known else own
+    return median(known) if known else own_step
 
 
 def _own_step(cluster: Cluster, gpu: Gpu) -> float | None:
@@ -433,13 +439,13 @@ def _slices(start: float, end: float, holders: list[tuple[int, int]]) -> Iterato
         yield a, b, sum(s <= a and b <= e for s, e in holders)
 
 
-def _share_hours(cluster: Cluster, held: tuple[int, int], there: list[int], holders: dict[int, list[int]]) -> float:
-    """Return the hours of the GPU in a slot (``there``: its names) for a run that shares it with ``holders``.
+def _share_hours(cluster: Cluster, held: tuple[int, int], slot_gpus: list[int], holders: dict[int, list[int]]) -> float:
+    """Return the hours of the GPU in a slot (``slot_gpus``: its names) for a run that shares it with ``holders``.
 
     Of the names and replacements of the GPU, each counts for the time in which it does not have a better name.
     """
     share = length = 0.0
-    for g in there:
+    for g in slot_gpus:
         others = [h for o in holders[g] if (h := _held(cluster, cluster.runs[o]))]
         for part in _counted(cluster, g, held):
             length += part[1] - part[0]
@@ -495,9 +501,9 @@ def mapping(cluster: Cluster) -> Pairs:
             continue
         names = _record_names(cluster, run)
         slots = {_slot(cluster.gpus[g]) for g in pairs[r]}
-        silent = [n for n in run.nodes if not names.get(n) and not any(slot[0] == n for slot in slots)]
+        unnamed = [n for n in run.nodes if not names.get(n) and not any(slot[0] == n for slot in slots)]
         left = run.gpus - sum(_named_there(cluster, run, node, slots) for node in run.nodes)
-        for node in _whole_nodes(cluster, run, silent, left):
+        for node in _whole_nodes(cluster, run, unnamed, left):
             result = [g for g, gpu in enumerate(cluster.gpus) if gpu.node == node and _reaches(cluster, gpu, run)]
             pairs[r] |= dict.fromkeys(result, "whole-node")
     return pairs
@@ -526,13 +532,13 @@ def _named(cluster: Cluster) -> tuple[Pairs, set[int]]:
         return sum(here) > limit or max(here) > (limit - others if limit > others else limit)
 
     many = {r for r in labels if too_many(r, labels[r])}
-    for r, own in labels.items():
+    for r, labeled in labels.items():
         if r in many and r in complete:
             labels[r] = {}
-        elif r not in many and too_many(r, [*own, *records[r]]):
+        elif r not in many and too_many(r, [*labeled, *records[r]]):
             doubtful.add(r)
-            both = slots(own) & slots(records[r])
-            labels[r] = {g: leader for g, leader in own.items() if _slot(gpus[g]) in both}
+            both = slots(labeled) & slots(records[r])
+            labels[r] = {g: leader for g, leader in labeled.items() if _slot(gpus[g]) in both}
             records[r] = [g for g in records[r] if _slot(gpus[g]) in both]
 
     def disputed(claims: dict[int, dict[int, bool]]) -> set[tuple[int, int]]:
@@ -566,8 +572,8 @@ def _named(cluster: Cluster) -> tuple[Pairs, set[int]]:
             doubtful.add(r)
     still = disputed(left)
     pairs: Pairs = {}
-    for r, own in labels.items():
-        kept = [g for g in left[r] if (r, g) not in still] if r in open_ else list(own)
+    for r, labeled in labels.items():
+        kept = [g for g in left[r] if (r, g) not in still] if r in open_ else list(labeled)
         if r in open_:
             if r in doubtful:
                 kept = []
@@ -601,7 +607,7 @@ def _record_names(cluster: Cluster, run: Run) -> dict[str, set[str]]:
 
 def _least_named(cluster: Cluster, run: Run) -> int:
     """Return how many GPUs the records of a run name at least: two names of a kind are two GPUs."""
-    names = [(node, name) for node, there in _record_names(cluster, run).items() for name in there]
+    names = [(node, name) for node, gpu_names in _record_names(cluster, run).items() for name in gpu_names]
     kinds = ["pci" if ":" in name else "index" if name.isdecimal() else "uuid" for _, name in names]
     slots = {_slot(cluster.gpus[g]) for g in _recorded(cluster, run)}
     return max(len(slots), *(kinds.count(kind) for kind in ("pci", "index", "uuid")))
@@ -646,8 +652,8 @@ def _labelled(cluster: Cluster, run: Run) -> dict[int, bool]:
     leaders = {of[0] for of in (run.array, run.het) if of} - {run.job_id}
     result: dict[int, bool] = {}
     for g, gpu in enumerate(cluster.gpus):
-        own = [span for span in _label_spans(gpu, run.job_id) if _fits(cluster, run, gpu, span)]
-        spans = list(own)
+        own_spans = [span for span in _label_spans(gpu, run.job_id) if _fits(cluster, run, gpu, span)]
+        spans = list(own_spans)
         for leader in leaders:
             jobs = [other for other in cluster.runs if other.job_id == leader]
             spans += [
@@ -656,7 +662,7 @@ def _labelled(cluster: Cluster, run: Run) -> dict[int, bool]:
                 if _fits(cluster, run, gpu, span) and not any(_fits(cluster, job, gpu, span) for job in jobs)
             ]
         if spans and _reaches(cluster, gpu, run):
-            result[g] = not own
+            result[g] = not own_spans
     return result
 
 
@@ -681,17 +687,17 @@ def _records_of(cluster: Cluster, run: Run) -> list[Recorded]:
     return [e for e in cluster.recorded if e.job_id == run.job_id and e.start in starts and e.node in run.nodes]
 
 
-def _whole_nodes(cluster: Cluster, run: Run, silent: list[str], left: int) -> list[str]:
+def _whole_nodes(cluster: Cluster, run: Run, unnamed: list[str], left: int) -> list[str]:
     """Return the nodes whose GPUs all belong to the run; ``left`` of its GPUs are not mapped by other evidence."""
-    if left <= 0 or not silent:
+    if left <= 0 or not unnamed:
         return []
-    counts = {node: _gpu_count(cluster, node) for node in silent}
+    counts = {node: _gpu_count(cluster, node) for node in unnamed}
     known = [c for c in counts.values() if c is not None]
-    everywhere = len(known) == len(silent) and sum(known) == left
-    even = left // len(silent) if left % len(silent) == 0 else None
+    everywhere = len(known) == len(unnamed) and sum(known) == left
+    even = left // len(unnamed) if left % len(unnamed) == 0 else None
     others = [o for o in cluster.runs if o is not run and _perhaps_together(o, run, cluster)]
-    alone = [n for n in silent if not any(n in o.nodes and _with_gpus(cluster, o) for o in others)]
-    everywhere = everywhere and alone == silent
+    alone = [n for n in unnamed if not any(n in o.nodes and _with_gpus(cluster, o) for o in others)]
+    everywhere = everywhere and alone == unnamed
     return [n for n in alone if counts[n] and (everywhere or counts[n] == even)]
 
 

@@ -40,8 +40,8 @@ def crowded(tmp_path: Path) -> Path:
     """A Python with other packages "benchmarks" and "gpu", and a plug-in of another pytest."""
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
-    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     (site / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     for name in ("benchmarks", "gpu"):
         (site / name).mkdir()
@@ -57,8 +57,8 @@ def lean(tmp_path: Path) -> Path:
     """A Python with the packages that the archive has, and no others."""
     venv.create(tmp_path / "lean", symlinks=True, with_pip=False)
     python = tmp_path / "lean" / "bin" / "python"
-    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     match = re.search(r"^wanted='(.+)'$", (REPOSITORY / "tests" / "gpu" / "bundle" / "make").read_text(), re.M)
     assert match is not None
     for name in match[1].split("|"):
@@ -114,7 +114,7 @@ def test_source_tree_is_tested_offline_with_the_archive(top: Path, crowded: Path
     archive = tree / "dist" / "slurm-affinode-gpu.tar.gz"
     subprocess.run(["tar", "-C", str(tmp_path), "-czf", str(archive), top.name], check=True)
     shutil.copy(REPOSITORY / "Makefile", tree)
-    for target, said in (("test-gpu", " skipped in "), ("bench-gpu", "not yet measured on hardware")):
+    for target, message in (("test-gpu", " skipped in "), ("bench-gpu", "not yet measured on hardware")):
         env = {key: value for key, value in os.environ.items() if not key.startswith(("GPU_", "MAKE", "LD_LIBRARY"))}
         done = subprocess.run(
             ["make", target], cwd=tree, env={**env, "PYTHON": str(crowded)}, capture_output=True, text=True,
@@ -122,7 +122,7 @@ def test_source_tree_is_tested_offline_with_the_archive(top: Path, crowded: Path
         )  # fmt: skip
         if " passed" in done.stdout:
             pytest.skip("this machine has a driver")
-        assert (done.returncode, said in done.stdout) == (0, True), done.stdout + done.stderr
+        assert (done.returncode, message in done.stdout) == (0, True), done.stdout + done.stderr
     assert "of the tree" in done.stdout
     assert (tree / "out" / "gpu" / "tests.json").exists()
 

@@ -107,8 +107,8 @@ def test_environment_is_small(programs: Path) -> None:
 
 def test_commands_run_or_name_the_extra(programs: Path, tmp_path: Path) -> None:
     """Exit status 2 and one line, with the command that installs the extra."""
-    for asked, (status, out, err) in each(programs, [f"{words} --help" for words in commands()], tmp_path).items():
-        words = asked.removesuffix(" --help")
+    for command, (status, out, err) in each(programs, [f"{words} --help" for words in commands()], tmp_path).items():
+        words = command.removesuffix(" --help")
         if words in ANALYSIS:
             assert (status, out, err.count("\n")) == (2, "", 1), words
             assert err.startswith(f"slurm-affinode: {words}: needs the extra analysis (")
@@ -118,7 +118,7 @@ def test_commands_run_or_name_the_extra(programs: Path, tmp_path: Path) -> None:
             assert out.startswith("Usage: ")
 
 
-def test_completion_of_a_missing_command_is_silent(programs: Path, tmp_path: Path) -> None:
+def test_completion_of_a_missing_command_prints_nothing(programs: Path, tmp_path: Path) -> None:
     """The shell shows what completion writes to standard error."""
     for words, completed in (("slurm-affinode report --si", "\n"), ("slurm-affinode images ver", "plain,verify\n")):
         env = {"_SLURM_AFFINODE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "2"}
@@ -144,16 +144,16 @@ def test_commands_of_users_and_hooks_fail_with_one_reason(programs: Path, tmp_pa
     config.write_text(f'[slurm]\nbin_dir = "{bin_dir}"\n[suspend]\nkey_file = "{key}"\njournal = "{tmp_path}/j"\n')
     without_slurm = ("status", "status 5", "suspend 5", "wake 5", "images prune", "keep 5 --for 2h --why important")
     without_key = ("images list", "images verify", "agent")
-    asked = [f"{words} --config {config}" for words in (*without_slurm, *without_key)]
-    outcomes = list(each(programs, [*asked, "prolog", "epilog"], tmp_path).items())
+    command_lines = [f"{words} --config {config}" for words in (*without_slurm, *without_key)]
+    outcomes = list(each(programs, [*command_lines, "prolog", "epilog"], tmp_path).items())
     for words, (status, _, err) in outcomes[: len(without_slurm)]:
         assert status in (2, 3), (words, err)
         assert len(err.splitlines()) == 2, (words, err)
     for words, (status, _, err) in outcomes[len(without_slurm) : -2]:
         assert (status, f"{key}: " in err) == (2, True), (words, err)
     for words, (status, _, err) in outcomes[-2:]:
-        said = f"slurm-affinode {words}: SLURM_JOB_ID and SLURM_JOB_UID are not set: it is for slurmd to call\n"
-        assert (status, err) == (0, said)
+        message = f"slurm-affinode {words}: SLURM_JOB_ID and SLURM_JOB_UID are not set: it is for slurmd to call\n"
+        assert (status, err) == (0, message)
 
 
 def test_job_is_shown_from_its_published_file(programs: Path, tmp_path: Path) -> None:
@@ -195,15 +195,15 @@ def test_exporter_serves_metrics_and_keeps_text_in_its_spool(programs: Path, tmp
     argv = [programs / "slurm-affinode", "exporter", "--listen", "127.0.0.1:0", "--node", "n1", "--spool", spool]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as exporter:
         assert exporter.stderr is not None
-        said = ""
-        while "metrics at 127.0.0.1:" not in said:
+        output = ""
+        while "metrics at 127.0.0.1:" not in output:
             line = exporter.stderr.readline()
-            assert line, said
-            said += line
-        port = said.rpartition("metrics at 127.0.0.1:")[2].partition("/")[0]
+            assert line, output
+            output += line
+        port = output.rpartition("metrics at 127.0.0.1:")[2].partition("/")[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert b"\nslurm_affinode_exporter_up" in answer.read()
         exporter.send_signal(signal.SIGTERM)
         assert exporter.wait(30) == 0
-    assert f"Parquet needs the extra analysis; {INSTALL}" in said
+    assert f"Parquet needs the extra analysis; {INSTALL}" in output
     assert [path.name for path in spool.iterdir()] == ["gpu-n1-20261118T120000.000Z.csv"]

@@ -61,21 +61,21 @@ class Site:
         **variables: str,
     ) -> subprocess.Popen[bytes]:
         """Start a batch script below the shepherd."""
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        os.set_inheritable(its.fileno(), True)
-        argv = ("unshare", "--pid", "--fork", "--mount-proc", str(self.shepherd), str(its.fileno()), str(JOB),
+        keeper_end, shepherd_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.set_inheritable(shepherd_end.fileno(), True)
+        argv = ("unshare", "--pid", "--fork", "--mount-proc", str(self.shepherd), str(shepherd_end.fileno()), str(JOB),
                 str(restarts), "0", "300", socket_path, option, "--", "/bin/bash", "-c", script)  # fmt: skip
         env = {
             "PATH": f"{self.launcher}:{self.root}/slurm:/usr/bin:/bin", "HOME": "/", "SLURM_JOB_ID": str(JOB),
             "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_CPUS_PER_NODE": "4", "SLURMD_NODENAME": "gpu01",
             "SLURM_JOB_NAME": "train", "SLURM_JOB_USER": "alice", "SLURM_CPUS_ON_NODE": "4", **variables,
         }  # fmt: skip
-        with its:
+        with shepherd_end:
             process = subprocess.Popen(
-                argv, pass_fds=(its.fileno(),), env=env, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                argv, pass_fds=(shepherd_end.fileno(),), env=env, cwd=self.root, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             )  # fmt: skip
-        KEEPERS[process.pid] = mine
+        KEEPERS[process.pid] = keeper_end
         if stdin is not None:
             assert process.stdin is not None
             process.stdin.write(stdin)
@@ -172,8 +172,8 @@ def test_step_of_restored_job_has_current_environment(
             "export SLURM_JOB_GPUS=6,7\nexport CUDA_VISIBLE_DEVICES=4,5\nexport SLURM_JOB_NAME='a \n'\"'\"'b'\n"
         )
     socket_path = str(tmp_path / "shepherd.sock")
-    given = {**GPUS, "SLURM_JOB_END_TIME": "100"}
-    ended = site.run(script + STEP_ENVIRONMENT, restarts=restarts, socket_path=socket_path, **given)
+    job_variables = {**GPUS, "SLURM_JOB_END_TIME": "100"}
+    ended = site.run(script + STEP_ENVIRONMENT, restarts=restarts, socket_path=socket_path, **job_variables)
     assert (ended.out, ended.err, ended.status) == (f"{expected}\n", "", 0)
 
 
@@ -556,11 +556,16 @@ def test_ids_of_steps_differ_after_a_restore(site: Site) -> None:
 
 def test_options_of_gpus_replace_those_of_the_job(site: Site) -> None:
     """A job with --gpus-per-task sets variables; an option of the step selects in their place."""
-    given = {"SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu=1,cpu=1", "SLURM_CPUS_PER_TASK": "1", **GPUS}
+    job_variables = {
+        "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_TRES_PER_TASK": "gres/gpu=1,cpu=1",
+        "SLURM_CPUS_PER_TASK": "1",
+        **GPUS,
+    }
     show = "bash -c 'echo $CUDA_VISIBLE_DEVICES $SLURM_CPUS_ON_NODE'"
-    assert sorted(site.run(f"srun -n2 {show}", **given).out.splitlines()) == ["0 2", "1 2"]
-    assert site.run(f"srun -n2 --gpus=2 {show}", **given).out == "0,1 2\n" * 2
-    assert site.run(f"srun -n1 --gres=gpu:1 {show}", **given).out == "0 1\n"
+    assert sorted(site.run(f"srun -n2 {show}", **job_variables).out.splitlines()) == ["0 2", "1 2"]
+    assert site.run(f"srun -n2 --gpus=2 {show}", **job_variables).out == "0,1 2\n" * 2
+    assert site.run(f"srun -n1 --gres=gpu:1 {show}", **job_variables).out == "0 1\n"
 
 
 def test_signal_ends_a_launcher_that_waits(site: Site) -> None:
@@ -592,8 +597,8 @@ def test_file_of_another_user_is_not_used(site: Site, kind: str) -> None:
         show = "srun bash -c 'echo $SLURM_STEP_ID'"
         assert site.run(f"{show}; {show}") == Ended("0\n1\n", "", 0)
         assert site.run(f"{show} & {show}; wait").out in ("2\n3\n", "3\n2\n")
-        (own,) = (entry for entry in TMP.glob(f"{path.name}.*") if entry not in taken)
-        assert (own.stat().st_uid, own.read_text()) == (os.getuid(), "4")
+        (new_file,) = (entry for entry in TMP.glob(f"{path.name}.*") if entry not in taken)
+        assert (new_file.stat().st_uid, new_file.read_text()) == (os.getuid(), "4")
     finally:
         for item in taken:
             item.rmdir() if kind == "directory" else item.unlink()

@@ -21,9 +21,9 @@ from namespace_job import needs_root
 SOURCE = Path(__file__).resolve().parents[2] / "spank"
 
 
-def run(*argv: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command, whatever its exit status."""
-    return subprocess.run(argv, input=given, check=False, text=True, capture_output=True, timeout=280)
+    return subprocess.run(argv, input=stdin, check=False, text=True, capture_output=True, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def build_shepherd(directory: Path) -> Path:
 def test_unit_tests_pass_under_sanitizers(tmp_path: Path) -> None:
     """`make check` in spank/."""
     probe = ("gcc", "-fsanitize=address,undefined", "-x", "c", "-o", str(tmp_path / "probe"), "-")
-    if run(*probe, given="int main(void) { return 0; }").returncode != 0:
+    if run(*probe, stdin="int main(void) { return 0; }").returncode != 0:
         missing("gcc has no sanitizer libraries")
     ran = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", "check")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -111,22 +111,22 @@ def start_shepherd(
     image: bool = False, **variables: str,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:  # fmt: skip
     """Start a shepherd with the test as its keeper. ``agent``: the socket of its agent. ``image``: it has one."""
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    keeper_end, shepherd_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     option = "window=900,util=0,mode=requeue,wake=auto,when=pressure"
-    argv = (str(shepherd), str(its.fileno()), "7", "0", str(int(image)), "300", agent, option, "--", *script)
-    with its:
+    argv = (str(shepherd), str(shepherd_end.fileno()), "7", "0", str(int(image)), "300", agent, option, "--", *script)
+    with shepherd_end:
         process = subprocess.Popen(
-            argv, pass_fds=(its.fileno(),), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**variables},
+            argv, pass_fds=(shepherd_end.fileno(),), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**variables},
             preexec_fn=before,  # noqa: PLW1509 - it only makes system calls
         )  # fmt: skip
-    mine.settimeout(60)
-    return process, mine
+    keeper_end.settimeout(60)
+    return process, keeper_end
 
 
 def test_shepherd_ignores_loader_variables(shepherd: Path, tmp_path: Path) -> None:
     """The script gets LD_PRELOAD and similar variables as the user set them; the shepherd ignores them."""
     library = tmp_path / "preloaded.so"
-    assert run("gcc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", given=PRELOADED).returncode == 0
+    assert run("gcc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", stdin=PRELOADED).returncode == 0
     variables = {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(tmp_path), "GLIBC_TUNABLES": "glibc.malloc.check=3"}
     script = 'echo "$LD_PRELOAD $LD_LIBRARY_PATH $GLIBC_TUNABLES"'
     process, keeper = start_shepherd(shepherd, "/bin/sh", "-c", script, **variables)

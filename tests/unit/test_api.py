@@ -209,9 +209,9 @@ def test_bad_arguments_are_input_errors(
     recording: tuple[Path, dict[str, Any]], arguments: dict[str, Any], message: str
 ) -> None:
     state, _ = recording
-    given = {"since": recorded().since, "until": recorded().until, "state_dir": state}
+    defaults = {"since": recorded().since, "until": recorded().until, "state_dir": state}
     with pytest.raises(InputError, match=message):
-        api.waste(**{**given, **arguments})
+        api.waste(**{**defaults, **arguments})
 
 
 def test_unknown_frame_is_an_input_error() -> None:

@@ -35,7 +35,7 @@ def test_benchmark_loads(program: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_simulated_slurm_answers_what_is_asked(tmp_path: Path) -> None:
+def test_simulated_slurm_answers_requests(tmp_path: Path) -> None:
     """It has every column and option that the product requests."""
     program = next(item for item in PROGRAMS if item.stem == "bench_zombies")
     command = [sys.executable, str(program), "--jobs", "200", "--keep", str(tmp_path)]

@@ -128,10 +128,10 @@ def imports() -> Mapping[str, set[str]]:
     return {name: set(imported(name, tree)) for name, tree in modules().items()}
 
 
-def own(name: str) -> set[str]:
+def package_imports(name: str) -> set[str]:
     """Return the imports from the package: ``slurm.schema.JOBS``."""
-    mine = (item.removeprefix(PACKAGE + ".") for item in imports()[name] if item.startswith(PACKAGE + "."))
-    return {item for item in mine if item != "__version__"}
+    names = (item.removeprefix(PACKAGE + ".") for item in imports()[name] if item.startswith(PACKAGE + "."))
+    return {item for item in names if item != "__version__"}
 
 
 def part(name: str) -> str:
@@ -152,16 +152,16 @@ def within(name: str, place: str) -> bool:
 
 
 def allowed(name: str, target: str) -> bool:
-    mine, its = part(name), part(target)
-    if mine == its:
+    source_part, target_part = part(name), part(target)
+    if source_part == target_part:
         return True
-    if mine == SUPPORT:
-        return name in CONFIG and its == "model"
-    if its == SUPPORT:
+    if source_part == SUPPORT:
+        return name in CONFIG and target_part == "model"
+    if target_part == SUPPORT:
         return not (rank(name) <= 1 and module_of(target) in EFFECTS | CONFIG)
     if rank(target) < rank(name):
         return True
-    return any(within(name, who) and within(target, whom) for who, whom in SIBLINGS)
+    return any(within(name, importer) and within(target, target_place) for importer, target_place in SIBLINGS)
 
 
 def test_every_module_belongs_to_a_layer() -> None:
@@ -171,13 +171,18 @@ def test_every_module_belongs_to_a_layer() -> None:
 
 def test_imports_point_one_way() -> None:
     """No module imports from a higher layer, or from its own layer except for SIBLINGS."""
-    wrong = [f"{name} imports {target}" for name in modules() for target in own(name) if not allowed(name, target)]
+    wrong = [
+        f"{name} imports {target}"
+        for name in modules()
+        for target in package_imports(name)
+        if not allowed(name, target)
+    ]
     assert wrong == []
 
 
 def test_every_exception_is_used() -> None:
     """Every pair of SIBLINGS is used."""
-    pairs = [(name, target) for name in modules() for target in own(name)]
+    pairs = [(name, target) for name in modules() for target in package_imports(name)]
     unused = [
         sibling for sibling in SIBLINGS if not any(within(a, sibling[0]) and within(b, sibling[1]) for a, b in pairs)
     ]
@@ -217,7 +222,7 @@ def test_nodes_import_no_library_of_the_extra() -> None:
     while left:
         name = left.pop()
         reached.add(name)
-        targets = {module_of(item) for item in own(name)} & modules().keys()
+        targets = {module_of(item) for item in package_imports(name)} & modules().keys()
         left |= {target for target in targets - reached if (name, target) not in GUARDED}
     wrong = {
         f"{name} imports {target}"
@@ -226,7 +231,7 @@ def test_nodes_import_no_library_of_the_extra() -> None:
         if any(within(target, library) for library in LIBRARIES)
     }
     assert wrong == {"slurm.identifiers imports polars"}  # only for types
-    assert {pair for pair in GUARDED if pair[1] not in map(module_of, own(pair[0]))} == set()
+    assert {pair for pair in GUARDED if pair[1] not in map(module_of, package_imports(pair[0]))} == set()
 
 
 def test_deciding_modules_have_no_side_effects() -> None:
@@ -242,7 +247,7 @@ def test_deciding_modules_have_no_side_effects() -> None:
 
 def test_modules_have_no_import_cycles() -> None:
     """There are no import cycles, not even in functions."""
-    left = {name: {module_of(item) for item in own(name)} for name in modules()}
+    left = {name: {module_of(item) for item in package_imports(name)} for name in modules()}
     while free := {name for name, needs in left.items() if not needs & left.keys()}:
         left = {name: needs for name, needs in left.items() if name not in free}
     assert left == {}
@@ -253,7 +258,7 @@ def test_packages_do_not_import_each_other() -> None:
     pairs = {
         (name.rpartition(".")[0], module_of(item).rpartition(".")[0])
         for name in modules()
-        for item in own(name)
+        for item in package_imports(name)
         if part(name) != SUPPORT  # the configuration has types of the model
     }
     beside = {(a, b) for a, b in pairs if not within(a, b) and not within(b, a)}
@@ -264,8 +269,8 @@ def test_contributing_documents_the_same_layers() -> None:
     """CONTRIBUTING.md lists the same layers, from top to bottom."""
     line = re.search(r"`(cli -> [^`]*)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert line is not None
-    told = [set(row.split(" | ")) for row in line[1].split(" -> ")]
-    assert told == [layer for layer in reversed(LAYERS) if layer != {"demo", "api"}]
+    documented = [set(row.split(" | ")) for row in line[1].split(" -> ")]
+    assert documented == [layer for layer in reversed(LAYERS) if layer != {"demo", "api"}]
 
 
 def test_headings_of_tables_are_in_one_style() -> None:
@@ -296,7 +301,7 @@ def importers() -> Mapping[str, set[str]]:
     """Module -> the modules of the package that import it."""
     result: dict[str, set[str]] = {name: set() for name in modules()}
     for name in modules():
-        for item in own(name):
+        for item in package_imports(name):
             if module_of(item) in result:
                 result[module_of(item)].add(name)
     return result

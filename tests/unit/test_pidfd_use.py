@@ -270,8 +270,8 @@ def test_no_module_uses_a_process_by_its_pid() -> None:
 
 def test_every_exception_is_used() -> None:
     """Every exception is used."""
-    there = {(name, rule) for name, _, rule in all_violations()}
-    assert set(EXCEPTIONS) - there == set()
+    used = {(name, rule) for name, _, rule in all_violations()}
+    assert set(EXCEPTIONS) - used == set()
 
 
 @pytest.mark.parametrize(

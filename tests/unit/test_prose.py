@@ -56,9 +56,32 @@ def test_names_of_local_variables_are_checked_below_some_paths() -> None:
     result = sorted((problem.line, problem.phrase) for problem in prose.check_names("a.py", text, (), local))
     assert result == [(2, "found"), (2, "one"), (3, "look"), (4, "own")]
     local = RULES.all_names("tests/waiting.py")
-    result = sorted((problem.line, problem.phrase) for problem in prose.check_names("a.py", text, (), local))
-    assert result == [(2, "found"), (2, "one")]
+    names = {finding.phrase for finding in prose.check_names("a.py", f"{text}    given_columns = 1\n", (), local)}
+    assert names == {"found", "one", "look", "own"}
     assert RULES.all_names("hatch_build.py") == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("slurm_affinode/base/a.py", "def whoever_asks(): ...\n", "whoever_asks"),
+        ("tests/unit/test_a.py", "def whoever_asks(): ...\n", "whoever_asks"),
+        ("tests/unit/test_a.py", "def f():\n    told = 1\n", "told"),
+        ("tests/unit/test_a.py", "def test_figures_are_those_of_the_report(): ...\n", ""),
+    ],
+)
+def test_command_checks_names_in_package_and_tests(  # noqa: PLR0917
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, text: str,
+    expected: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    monkeypatch.setattr(prose, "project_files", lambda: [path])
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(text, encoding="utf-8")
+    assert prose.main([]) == bool(expected)
+    output = capsys.readouterr().out
+    assert (f"{path}:" in output, repr(expected) in output) == (bool(expected), bool(expected))
 
 
 def test_a_path_of_several_tables_has_the_rules_of_all() -> None:

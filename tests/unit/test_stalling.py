@@ -15,7 +15,7 @@ def test_call_on_stalled_file_system_is_aborted(
 ) -> None:
     """No signal ends such a call, so the test run would hang."""
     monkeypatch.setattr(module, "LONGEST_S", 1.0)
-    theirs = stalling(tmp_path / "theirs")
-    theirs.stall()
+    file_system = stalling(tmp_path / "theirs")
+    file_system.stall()
     with pytest.raises(OSError, match=r"not connected|abort"):
-        (theirs.path / "file").read_bytes()
+        (file_system.path / "file").read_bytes()

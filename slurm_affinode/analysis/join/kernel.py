@@ -209,12 +209,12 @@ def ranges_of(index: samples.Index, *, most_rows: int = MOST_ROWS) -> Iterator[R
                 yield RowRange(source, row, end)
 
 
-def fold_range(rows: RowRange, given: FoldInput) -> Folded:
+def fold_range(rows: RowRange, fold_input: FoldInput) -> Folded:
     """Fold a range. Raises ``UnreachableError`` for a damaged file or a missing store."""
-    with samples.store_of_task(given.place) as store:
+    with samples.store_of_task(fold_input.place) as store:
         try:
             blocks = samples.blocks_between(store, rows.source, rows.row, rows.end)
-            return fold(blocks, given.pieces, given.cells, given.thresholds)
+            return fold(blocks, fold_input.pieces, fold_input.cells, fold_input.thresholds)
         except OutOfOrderError as error:
             raise samples.damaged(rows.source.path or store.root, "times of its samples are not in order") from error
 

@@ -25,14 +25,14 @@ _MOST_CPUS = 1 << 16
 
 def record(directory_fd: int, space: Namespace) -> None:
     """Record the threads of a stopped tree that do not use all CPUs of their job."""
-    given = sorted(_cpus(space.init.status()))
-    positions = {cpu: at for at, cpu in enumerate(given)}
+    job_cpus = sorted(_cpus(space.init.status()))
+    positions = {cpu: at for at, cpu in enumerate(job_cpus)}
     affinities: dict[str, list[int]] = {}
     for _, process in space.processes():
         for inner, outer in _threads(process):
             with suppress(OSError, KeyError, ValueError):
                 thread_cpus = _cpus(process.status(f"task/{outer}/status"))
-                if thread_cpus != set(given):
+                if thread_cpus != set(job_cpus):
                     affinities[str(inner)] = sorted(positions[cpu] for cpu in thread_cpus)
     if affinities:
         root_directory.write(directory_fd, INDEX, json.dumps(affinities).encode())
@@ -46,15 +46,17 @@ def restore(image: PrivateImage, space: Namespace) -> None:
     if INDEX not in image.names():
         return
     masks = recorded(image.read(INDEX))
-    given = sorted(_cpus(space.init.status()))
-    if any(positions[-1] >= len(given) for positions in masks.values()):
-        LOG.warning("its threads run on all CPUs: their affinities need more than the %d CPUs it has now", len(given))
+    job_cpus = sorted(_cpus(space.init.status()))
+    if any(positions[-1] >= len(job_cpus) for positions in masks.values()):
+        LOG.warning(
+            "its threads run on all CPUs: their affinities need more than the %d CPUs it has now", len(job_cpus)
+        )
         return
     for _, process in space.processes():
         for inner, outer in _threads(process):
             if inner in masks:
                 with suppress(OSError):
-                    os.sched_setaffinity(outer, {given[at] for at in masks[inner]})
+                    os.sched_setaffinity(outer, {job_cpus[at] for at in masks[inner]})
                 process.check()
 
 

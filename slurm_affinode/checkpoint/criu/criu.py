@@ -203,7 +203,7 @@ class Criu:
                 argv, fds = stack.enter_context(self._launched(space, arguments))
                 stop.release()
                 try:
-                    done = self._run(
+                    completed = self._run(
                         argv, timeout_s=timeout_s, env={**_ENVIRONMENT, **variables}, check=False,
                         pass_fds=(*sorted({directory_fd, plugins}), *fds), group=True,
                     )  # fmt: skip
@@ -212,8 +212,8 @@ class Criu:
                     inet_sockets.end_repair(processes, reusable)
         except (UnreachableError, OSError) as error:
             raise DumpFailed(f"the dump was aborted: {error}") from None
-        if done.returncode != 0:
-            why = "the job ended" if space.init.ended() else self._failure_reason(directory_fd, "dump.log", done)
+        if completed.returncode != 0:
+            why = "the job ended" if space.init.ended() else self._failure_reason(directory_fd, "dump.log", completed)
             if _HALF in why:
                 why = (
                     "it is connected to a UNIX socket outside of the job, which is not that of a service in "
@@ -409,16 +409,16 @@ class Criu:
             with launched as (argv, fds), Gate(work, restored=verify, resuming=check_restored) as gate:
                 failed = True
                 try:
-                    done = self._run(
+                    completed = self._run(
                         argv, timeout_s=target.left_s() + _GRACE_S, env=_ENVIRONMENT, check=False, group=True,
                         pass_fds=(image.fd, work_fd, *fds, *(descriptor.fd for descriptor in inherit)),
                     )  # fmt: skip
-                    failed = done.returncode != 0
+                    failed = completed.returncode != 0
                 finally:
                     if failed:  # without CRIU nothing holds a partial tree, and the checks may still be running
                         space.kill_all()
             if failed:
-                why = self._failure_reason(work_fd, "restore.log", done)
+                why = self._failure_reason(work_fd, "restore.log", completed)
                 stack.close()  # the filler would block the readers of the pages otherwise
                 if filler is not None and (filler.error is not None or _ABOUT_MEMORY.search(why)):
                     raise filler.error or CannotFill(why)
@@ -483,12 +483,12 @@ class Criu:
             ]  # fmt: skip
             yield argv, [program, space.pid_fd, space.mount_fd, *cgroups]
 
-    def _failure_reason(self, directory_fd: int, log: str, done: process.Completed) -> str:
+    def _failure_reason(self, directory_fd: int, log: str, completed: process.Completed) -> str:
         text = log_of(Path(f"/proc/self/fd/{directory_fd}/{log}"))
         reason = failure(text)
-        if text or not done.stderr.strip():
+        if text or not completed.stderr.strip():
             return reason
-        return last_line(done.stderr)
+        return last_line(completed.stderr)
 
 
 def _refuse_users_cgroups(files: Iterable[Path], root: Path) -> None:
@@ -620,9 +620,9 @@ def _refuse_shared_ports(image: PrivateImage, space: Namespace) -> None:
 
 def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) -> None:
     """Raise ``RestoreFailed`` if a thread of the image has more rights than Slurm gave to this attempt."""
-    given = restore_gate.of_process(space.init)
+    permitted = restore_gate.of_process(space.init)
     try:
-        more = restore_gate.excess_in_image(directory_fd, inventory.threads, given)
+        more = restore_gate.excess_in_image(directory_fd, inventory.threads, permitted)
     except BadImage as error:
         raise RestoreFailed(f"the image is not complete: {error}") from None
     if more is not None:
@@ -635,7 +635,7 @@ def _check_tree(space: Namespace, pids: Collection[int], passed: Inheritance) ->
     Raises ``RestoreFailed`` if it has more rights than the attempt, or a file that was not passed to it. ``pids``: PIDs
     of the tree in the job's namespace.
     """
-    files = OpenFiles(passed.user, passed.rights, [descriptor.fd for descriptor in passed.given], passed.watched)
+    files = OpenFiles(passed.user, passed.rights, [descriptor.fd for descriptor in passed.streams], passed.watched)
     allowed = restore_gate.of_process(space.init)
     try:
         for inner, member in space.processes():

@@ -169,14 +169,14 @@ def of_threads(process: Process) -> tuple[Credentials, ...]:
     return tuple(result)
 
 
-def excess_in_image(directory_fd: int, threads: Iterable[int], given: Credentials) -> str | None:
-    """Return which process or thread of an image has a right beyond ``given``, and which; ``None``: none has.
+def excess_in_image(directory_fd: int, threads: Iterable[int], permitted: Credentials) -> str | None:
+    """Return which process or thread of an image has a right beyond ``permitted``, and which; ``None``: none has.
 
     Raises ``BadImage``.
     """
     for number in threads:
         recorded = of_image(directory_fd, number)
-        why = None if recorded is None else excess(recorded, given)
+        why = None if recorded is None else excess(recorded, permitted)
         if why is not None:
             return f"process {number} would have {why}"
     return None
@@ -209,21 +209,21 @@ def of_image(directory_fd: int, number: int) -> Credentials | None:
     )  # fmt: skip
 
 
-def excess(credentials: Credentials, given: Credentials) -> str | None:
-    """Return a right that a thread has beyond ``given``, or ``None``. It may have fewer."""
-    if credentials.uids != given.uids:
-        return f"user IDs {_list(credentials.uids)} in place of {_list(given.uids)}"
-    allowed = given.gids | given.groups
+def excess(credentials: Credentials, permitted: Credentials) -> str | None:
+    """Return a right that a thread has beyond ``permitted``, or ``None``. It may have fewer."""
+    if credentials.uids != permitted.uids:
+        return f"user IDs {_list(credentials.uids)} in place of {_list(permitted.uids)}"
+    allowed = permitted.gids | permitted.groups
     if not credentials.gids <= allowed:
         return f"group ID {_list(credentials.gids - allowed)}, which its owner does not have"
     if not credentials.groups <= allowed:
         return f"group {_list(credentials.groups - allowed)}, which its owner does not have"
     for name, bits in credentials.capabilities.items():
-        if more := bits & ~given.capabilities.get(name, 0):
+        if more := bits & ~permitted.capabilities.get(name, 0):
             return f"capabilities that it was not given ({name} {more:#x})"
-    if given.no_new_privs and not credentials.no_new_privs:
+    if permitted.no_new_privs and not credentials.no_new_privs:
         return "no no_new_privs, with which it was started"
-    if given.seccomp and not credentials.seccomp:
+    if permitted.seccomp and not credentials.seccomp:
         return "no seccomp filter, with which it was started"
     if credentials.securebits & ~_KEEP_CAPS:
         return f"securebits {credentials.securebits:#x}"

@@ -259,9 +259,9 @@ def _rearmed(entry: bytes) -> bytes:
     if timer is None:
         return entry
     fields = message(timer)
-    left = integer(fields, _LEFT_S) or integer(fields, _LEFT_NS)
+    remaining = integer(fields, _LEFT_S) or integer(fields, _LEFT_NS)
     interval = integer(fields, _INTERVAL_S) or integer(fields, _INTERVAL_NS)
-    if left or not interval or not integer(fields, _TICKS):
+    if remaining or not interval or not integer(fields, _TICKS):
         return entry  # it expires in the future, once, or was disarmed
     return with_field(entry, _TIMERFD, with_field(timer, _LEFT_NS, 1))
 

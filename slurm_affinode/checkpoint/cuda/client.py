@@ -210,8 +210,8 @@ class Cuda:
         """
         if pairs is not None:
             self.require(Feature.MIGRATION)
-        given = dict(pairs) if pairs is not None else None
-        self._move("restore", "back", pids, self._deadlines.of_move(*map(host_bytes, pids)), pairs=given)
+        pair_map = dict(pairs) if pairs is not None else None
+        self._move("restore", "back", pids, self._deadlines.of_move(*map(host_bytes, pids)), pairs=pair_map)
 
     def unlock(self, pid: int) -> None:
         """LOCKED -> RUNNING."""

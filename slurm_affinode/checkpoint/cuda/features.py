@@ -118,11 +118,11 @@ def cuda_text(cuda: int | None) -> str | None:
 def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool, machine: str = "") -> Capabilities:
     """Return the features of a driver of this version with these bindings. ``machine``: see ``Need.first``."""
     table = tuple(_ability(need, version, facts, need.first(machine)) for need in NEEDS)
-    there = {row.feature for row in table if row.available}
+    available = {row.feature for row in table if row.available}
     why = None
     if major_of(version) is None:
         why = "the driver does not report its version"
-    elif not there >= _ALL_OF:
+    elif not available >= _ALL_OF:
         why = next(row.why for row in table if not row.available)
     elif mig:
         why = "MIG is on, and MIG instances cannot be checkpointed"

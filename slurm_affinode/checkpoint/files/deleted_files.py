@@ -139,13 +139,13 @@ def set_aside(
     if not named:
         return
     _encoded(owner, list(named.values()))  # before any is renamed
-    done: list[NamedFile] = []
+    moved: list[NamedFile] = []
 
     def rename(root: int) -> None:
-        done.extend(removed for removed in named.values() if _moved(root, removed))
+        moved.extend(removed for removed in named.values() if _moved(root, removed))
 
     _below(init, owner, rename)
-    root_directory.write(directory_fd, INDEX, _encoded(owner, done))
+    root_directory.write(directory_fd, INDEX, _encoded(owner, moved))
 
 
 def _encoded(owner: User, files: Sequence[NamedFile]) -> bytes:
@@ -394,7 +394,7 @@ def _patiently(call: Callable[[], T], limit_s: float = _ANSWER_S) -> T:
 def _below(init: Id | None, owner: User, call: Callable[[int], None], *, limit_s: float = _ANSWER_S) -> None:
     """Call with the rights of the owner, passing a descriptor of the root directory of ``init``, or of this process."""
 
-    def there() -> None:
+    def resolve() -> None:
         if init is None:
             root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         else:
@@ -405,7 +405,7 @@ def _below(init: Id | None, owner: User, call: Callable[[int], None], *, limit_s
         finally:
             os.close(root)
 
-    _patiently(there, limit_s)
+    _patiently(resolve, limit_s)
 
 
 @contextmanager
@@ -456,7 +456,7 @@ _ENTRY_LIMIT = 1 << 16
 _PLACES = ("/var/tmp", "/tmp", "/dev/shm")  # noqa: S108 - a file without a name is made there
 _PERMISSIONS = 0o777
 """Mask without setuid and setgid."""
-_ELSEWHERE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EOPNOTSUPP)
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EOPNOTSUPP)
 """Errors after which another directory is tried."""
 
 
@@ -530,7 +530,7 @@ def make(root: int, path: str, ghost: Ghost, image_fd: int, *, executable: bool,
             return _make(parent, name if place == (directory or "/") else _unused(), ghost, image_fd)
         except OSError as why:
             error = error or why
-            if why.errno not in _ELSEWHERE:
+            if why.errno not in _UNWRITABLE:
                 raise
         finally:
             os.close(parent)

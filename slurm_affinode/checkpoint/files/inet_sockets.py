@@ -89,7 +89,7 @@ _MCAST_MSFILTER = 48
 _GROUP_FILTER, _GROUP_AT = 264 + 8, 8
 """Size of ``struct group_filter``, without sources but one, and the offset of the address (``linux/in.h``)."""
 _MOST_INTERFACES = 4096
-_ELSEWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
+_OUTSIDE_ADDRESSES = {4: "192.0.2.1", 6: "2001:db8::1"}
 """Addresses for documentation (RFC 5737, RFC 3849). Connecting a UDP socket sends nothing."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -153,8 +153,10 @@ def refuse_shared(requested: Collection[BoundPort], exempt: Collection[str] = ()
                                 _address(address)
                             )
         for inet_request in requested:
-            there = foreign_addresses.get(inet_request.number, set()) if inet_request.protocol == protocol else set()
-            if there and (not inet_request.address or there & {"", inet_request.address}):
+            used_addresses = (
+                foreign_addresses.get(inet_request.number, set()) if inet_request.protocol == protocol else set()
+            )
+            if used_addresses and (not inet_request.address or used_addresses & {"", inet_request.address}):
                 raise RestoreInterrupted(
                     f"its port {inet_request.number} is in use on this node by root or by another restored job"
                 )
@@ -175,10 +177,10 @@ def connected(members: Iterable[Process]) -> bool:
         for line in table.decode("ascii", "replace").split("\n"):
             words = line.split()
             if len(words) > 9 and words[9] in inodes:
-                here, there = (word.removeprefix(_MAPPED) for word in words[1:3])
-                if (there, here) in ends:
+                local_end, peer_end = (word.removeprefix(_MAPPED) for word in words[1:3])
+                if (peer_end, local_end) in ends:
                     return True
-                ends.add((here, there))
+                ends.add((local_end, peer_end))
     return False
 
 
@@ -222,12 +224,12 @@ def _has_unaccepted(process: Process, listening: socket.socket) -> bool:
     uid = process.status().get("Uid", "").split()[0]
     rows = [line.split() for line in (process.text("net/tcp") + process.text("net/tcp6")).split("\n")]
     ends = [(row[1].removeprefix(_MAPPED), row[2].removeprefix(_MAPPED), row) for row in rows if len(row) > 9]
-    clients = {(here, there) for here, there, row in ends if row[9] != "0" and row[7] == uid}
+    clients = {(local_end, peer_end) for local_end, peer_end, row in ends if row[9] != "0" and row[7] == uid}
     port = f"{listening.getsockname()[1]:04X}"
     return any(
-        (there, here) in clients
-        for here, there, row in ends
-        if row[9] == "0" and row[3] in _UNACCEPTED_STATES and here.rpartition(":")[2] == port
+        (peer_end, local_end) in clients
+        for local_end, peer_end, row in ends
+        if row[9] == "0" and row[3] in _UNACCEPTED_STATES and local_end.rpartition(":")[2] == port
     )
 
 
@@ -415,8 +417,8 @@ def move(image: PrivateImage, known: Mapping[Address, str]) -> dict[Address, Add
 def recorded(index: bytes) -> dict[Address, str]:
     """Decode the record of a dump: address -> interface. Raises ``BadImage``."""
     try:
-        given = json_values.table(json_values.loads(index))
-        return {ipaddress.ip_address(text): json_values.typed(str, name) for text, name in given.items()}
+        table = json_values.table(json_values.loads(index))
+        return {ipaddress.ip_address(text): json_values.typed(str, name) for text, name in table.items()}
     except ValueError as error:
         raise BadImage(f"{INDEX}: {error}") from None
 
@@ -433,7 +435,7 @@ def _counterpart(address: Address, name: str, known: Mapping[Address, str]) -> A
         return same[0]
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError, ValueError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect((_ELSEWHERE[address.version], 9))
+        sock.connect((_OUTSIDE_ADDRESSES[address.version], 9))
         local = ipaddress.ip_address(sock.getsockname()[0])
         if local in known:
             return local

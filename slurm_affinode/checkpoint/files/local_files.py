@@ -738,14 +738,14 @@ def _make(
         if str(path.parent) not in places and os.fstat(parent).st_uid not in (0, leftovers.uid):
             raise OSError(errno.EPERM, "another user owns its directory, and could exchange it", file.path)
         with suppress(FileNotFoundError):
-            there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
-            if there.st_uid != leftovers.uid:
+            present = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+            if present.st_uid != leftovers.uid:
                 same = False  # its owner could change it later
             elif file.kind == "link":
                 target = os.stat(Path(file.copy or "").name, dir_fd=parent, follow_symlinks=False)
-                same = os.path.samestat(there, target)
+                same = os.path.samestat(present, target)
             else:
-                same = _equal(parent, path.name, file, there, copies)
+                same = _equal(parent, path.name, file, present, copies)
             if same:
                 return None
             leftovers.remove(parent, file.path)
@@ -785,14 +785,14 @@ def _fill(root: int, file: LocalFile, made: tuple[int, int], identity: FileIdent
         os.close(fd)
 
 
-def _equal(parent: int, name: str, file: LocalFile, there: os.stat_result, copies: Mapping[str | None, int]) -> bool:
+def _equal(parent: int, name: str, file: LocalFile, present: os.stat_result, copies: Mapping[str | None, int]) -> bool:
     """Return whether the existing file is the saved one; on the original node it is, unless it was changed."""
     kinds = {"directory": stat.S_ISDIR, "fifo": stat.S_ISFIFO, "file": stat.S_ISREG}
-    if not kinds[file.kind](there.st_mode):
+    if not kinds[file.kind](present.st_mode):
         return False
     if file.kind != "file":
         return True
-    if there.st_size != file.size:
+    if present.st_size != file.size:
         return False
     # It may have been replaced in between, even by a FIFO.
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)

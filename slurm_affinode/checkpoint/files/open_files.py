@@ -315,15 +315,15 @@ class Inheritance:
     """The open files of one restore. A context manager: the descriptors are open within it."""
 
     def __init__(
-        self, image: PrivateImage, root_fd: int, namespace_fd: int, user: User, given: Sequence[InheritFd],
+        self, image: PrivateImage, root_fd: int, namespace_fd: int, user: User, streams: Sequence[InheritFd],
         *, timeout_s: float,
     ) -> None:  # fmt: skip
-        """``root_fd``: the root directory of the job. ``namespace_fd``: its mount namespace. ``given``: descriptors
+        """``root_fd``: the root directory of the job. ``namespace_fd``: its mount namespace. ``streams``: descriptors
         that the tree gets unchanged, its standard streams. ``timeout_s``: for all file systems together.
         """
         self._image, self._root, self._namespace = image, root_fd, namespace_fd
         self._timeout_s = timeout_s
-        self.user, self.given = user, given
+        self.user, self.streams = user, streams
         self._stack = ExitStack()
         self._links: list[tuple[str, Inode]] = []
         self._linkable: frozenset[int] = frozenset()
@@ -331,7 +331,7 @@ class Inheritance:
         self._handles: Mapping[str, str] = {}
         self._changed: set[int] = set()
         """Entries of files whose size or mode has changed."""
-        self.fds: list[InheritFd] = list(given)
+        self.fds: list[InheritFd] = list(streams)
         """All descriptors that CRIU inherits."""
         self.rights: dict[Inode, int] = {}
         """The user's rights to each file that is passed."""
@@ -359,17 +359,17 @@ class Inheritance:
         process.raise_file_limit()
         names = image.names()
         table = FileTable.parse(image.read(FILES))
-        gone = {remap.id: remap for remap in remaps(image.read(REMAPS))} if REMAPS in names else {}
+        removed_files = {remap.id: remap for remap in remaps(image.read(REMAPS))} if REMAPS in names else {}
         self._linkable = frozenset(
             remap.source
-            for number, remap in gone.items()
+            for number, remap in removed_files.items()
             if remap.kind is RemapKind.CONTENTS and number in table.regular and table.regular[number].unnamed
         )
         self._handles = _handles(image.read(INDEX)) if INDEX in names else {}
         kinds = {kind: [image.read(name) for name in names if name.startswith(kind)] for kind in _USES}
         mapped = device_mappings(kinds["mm-"])
         used = needs(table, descriptors=kinds["fdinfo-"], memories=kinds["mm-"], places=kinds["fs-"])
-        keys = {descriptor.key for descriptor in self.given}
+        keys = {descriptor.key for descriptor in self.streams}
         given_names = _named_for_dump(image, names)
         renamed: dict[int, str] = {}
         secret = secrets.token_hex(8)  # no file of the job has such a name
@@ -382,7 +382,7 @@ class Inheritance:
                 if file.id in used:
                     # Names made for the dump are treated like those made by CRIU.
                     named = Remap(file.id, RemapKind.LINKED, file.id) if file.name in given_names else None
-                    requests.append(_open_request(file, used[file.id], gone.get(file.id, named), table))
+                    requests.append(_open_request(file, used[file.id], removed_files.get(file.id, named), table))
         for request, fd in zip(requests, self._opened(requests), strict=True):
             self._pass(fd, renamed[request.file.id])
             facts = os.fstat(fd)
@@ -406,7 +406,7 @@ class Inheritance:
         if len(set(passed)) < len(passed):
             raise RestoreFailed("two of its files have the same name in the image")
         image.replace(FILES, table.rewritten(renamed, sockets.keys(), mapped | self._changed))
-        if gone:
+        if removed_files:
             image.replace(REMAPS, None)
 
     def _pass(self, fd: int, key: str) -> None:
@@ -525,20 +525,20 @@ class Inheritance:
             if not os.path.samestat(facts, os.fstat(self._root)):
                 raise RestoreFailed(f"{file.name}: is the root directory of a process, and not that of the job")
             return
-        there = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - of a descriptor
+        path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - of a descriptor
         if file.mode is not None and stat.S_IFMT(facts.st_mode) != stat.S_IFMT(file.mode):
-            raise RestoreFailed(f"{there}: has another type than before")
+            raise RestoreFailed(f"{path}: has another type than before")
         if self._is_same(fd, request):
             self._changed.add(file.id)
         elif request.remap is None or request.remap.kind is RemapKind.LINKED:
             if file.mode is not None and facts.st_mode != file.mode:
-                raise RestoreFailed(f"{there}: has bad mode {facts.st_mode:o} (expect {file.mode:o})")
+                raise RestoreFailed(f"{path}: has bad mode {facts.st_mode:o} (expect {file.mode:o})")
             if file.size is not None and facts.st_size != file.size:
-                raise RestoreFailed(f"{there}: has bad size {facts.st_size} (expect {file.size})")
-        self._check_type(fd, facts, request, there)
+                raise RestoreFailed(f"{path}: has bad size {facts.st_size} (expect {file.size})")
+        self._check_type(fd, facts, request, path)
         if not _allowed(fd, facts, request.needs, self.user):
             raise RestoreFailed(
-                f"{there} would be open with access that its user does not have: it is not the same file as before"
+                f"{path} would be open with access that its user does not have: it is not the same file as before"
             )
 
     def _is_same(self, fd: int, request: _OpenRequest) -> bool:
@@ -550,18 +550,18 @@ class Inheritance:
             return False
         return self._handles.get(request.file.name) == identity.handle
 
-    def _check_type(self, fd: int, facts: os.stat_result, request: _OpenRequest, there: str) -> None:
+    def _check_type(self, fd: int, facts: os.stat_result, request: _OpenRequest, path: str) -> None:
         kind = stat.S_IFMT(facts.st_mode)
         if kind == stat.S_IFCHR:
             if facts.st_rdev not in _MEMORY_DEVICES:
-                raise RestoreFailed(f"{there}: is a device, which is not opened again")
+                raise RestoreFailed(f"{path}: is a device, which is not opened again")
         elif kind in (stat.S_IFLNK, stat.S_IFSOCK):
             if not request.file.by_name or request.needs.access or request.needs.program:
-                raise RestoreFailed(f"{there}: is not a file that can be opened")
+                raise RestoreFailed(f"{path}: is not a file that can be opened")
         elif kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO):
-            raise RestoreFailed(f"{there}: is a device, which is not opened again")
+            raise RestoreFailed(f"{path}: is a device, which is not opened again")
         if kind == stat.S_IFREG and not self._may_be_reopened(fd, facts, request.needs.access):
-            raise RestoreFailed(f"{there}: is a file of the kernel's, which is not opened again")
+            raise RestoreFailed(f"{path}: is a file of the kernel's, which is not opened again")
 
     def _may_be_reopened(self, fd: int, facts: os.stat_result, access: int) -> bool:
         """Return whether opening the file as root makes no difference."""
@@ -681,8 +681,8 @@ def _empty() -> int:
 def _handles(index: bytes) -> dict[str, str]:
     """Decode the record of a dump: path -> handle. Raises ``BadImage``."""
     try:
-        given = json_values.table(json_values.loads(index))
-        return {path: json_values.typed(str, handle) for path, handle in given.items()}
+        stored = json_values.table(json_values.loads(index))
+        return {path: json_values.typed(str, handle) for path, handle in stored.items()}
     except ValueError as error:
         raise BadImage(f"{INDEX}: {error}") from None
 
@@ -769,15 +769,15 @@ class OpenFiles:
     """Checks the open files of stopped processes of one user. A file shared by several is checked once."""
 
     def __init__(
-        self, user: User, passed: Mapping[Inode, int], given: Collection[int] = (), watched: Collection[Inode] = ()
+        self, user: User, passed: Mapping[Inode, int], streams: Collection[int] = (), watched: Collection[Inode] = ()
     ) -> None:
-        """``passed``: files and the permitted access. ``given``: descriptors that the processes were given, whose files
+        """``passed``: files and the permitted access. ``streams``: inherited descriptors of the processes, whose files
         are permitted with the access they are open for. ``watched``: device (as in ``fdinfo``) and inode of files that
         may be watched.
         """
         self._user, self._watched = user, watched
         self._rights = dict(passed)
-        for fd in given:
+        for fd in streams:
             facts = os.fstat(fd)
             inode = facts.st_dev, facts.st_ino
             self._rights[inode] = self._rights.get(inode, 0) | _access_of(fcntl.fcntl(fd, fcntl.F_GETFL))

@@ -308,7 +308,7 @@ def _copy_all(root: int, data: int, files: Sequence[ScratchFile], check: Check) 
 
     Files that were removed or replaced meanwhile are left out.
     """
-    done: list[ScratchFile] = []
+    files_copied: list[ScratchFile] = []
     names: set[tuple[str, str]] = set()
     end = 0
     with Tops(root) as tops:
@@ -324,12 +324,12 @@ def _copy_all(root: int, data: int, files: Sequence[ScratchFile], check: Check) 
                 if error.errno in _CANNOT_COPY:
                     return f"{one_line(file.full)}: {error.strerror}"
                 raise
-            done.append(copied)
+            files_copied.append(copied)
             if file.kind == "file":
                 names.add((file.place, file.path))
                 end += file.size
     os.ftruncate(data, end)
-    return tuple(done)
+    return tuple(files_copied)
 
 
 def _copy(tops: Tops, file: ScratchFile, data: int, at: int, check: Check) -> ScratchFile:
@@ -361,12 +361,12 @@ def _missing(tops: Tops, files: Sequence[ScratchFile], check: Check) -> list[str
             with tops.parent(file) as (parent, name):
                 facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
             # A restart of the node may change the number of the device.
-            left = facts.st_ino == file.inode and (
+            unchanged = facts.st_ino == file.inode and (
                 file.kind != "file" or (facts.st_size, facts.st_mtime_ns) == (file.size, file.mtime_ns)
             )
         except OSError:
-            left = False
-        if not left:
+            unchanged = False
+        if not unchanged:
             missing.append(file.full)
     return missing
 

@@ -179,19 +179,19 @@ def rewrite(directory_fd: int, name: str, changed: Callable[[bytes], bytes]) -> 
             file.write(after)
 
 
-def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventory:
+def inspect(directory_fd: int, other_files: Mapping[str, int] = _NONE) -> Inventory:
     """Check the files of a dump: process tree, namespaces, memory maps, page files.
 
     Raises ``BadImage`` naming the file.
 
-    ``elsewhere``: name -> size of files that belong to the dump but are not in the directory.
+    ``other_files``: name -> size of files that belong to the dump but are not in the directory.
     """
     with root_directory.reading(directory_fd) as fd, os.scandir(fd) as entries:
         sizes = {
             entry.name: entry.stat(follow_symlinks=False).st_size
             for entry in entries
             if entry.is_file(follow_symlinks=False)
-        } | dict(elsewhere)
+        } | dict(other_files)
     for name in sizes:
         if name.startswith("creds-"):
             raise BadImage(f"{name}: is of an older version of CRIU")

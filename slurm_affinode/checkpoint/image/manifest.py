@@ -91,9 +91,13 @@ def _check(manifest: Manifest, node: str | None) -> None:
     if not all(0 <= number < 1 << 63 for number in (*numbers, *(file.size for file in manifest.files))):
         raise ValueError("it has numbers below 0, or far too large")
     paths = [file.path for file in manifest.files]
-    odd = next((path for path in paths if not _PATH.fullmatch(path) or path.rpartition("/")[2] in (".", "..")), None)
-    if odd is not None or len(set(paths)) < len(paths):
-        raise ValueError("a file is listed twice" if odd is None else f"{odd!r:.60} is not the name of a file in it")
+    invalid = next(
+        (path for path in paths if not _PATH.fullmatch(path) or path.rpartition("/")[2] in (".", "..")), None
+    )
+    if invalid is not None or len(set(paths)) < len(paths):
+        raise ValueError(
+            "a file is listed twice" if invalid is None else f"{invalid!r:.60} is not the name of a file in it"
+        )
 
 
 def load_key(path: Path = KEY_PATH, *, owner: int = 0) -> bytes:

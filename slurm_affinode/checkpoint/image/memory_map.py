@@ -63,16 +63,16 @@ def fillable(directory_fd: int, inventory: Inventory) -> tuple[TreeMemory, ...]:
     in too many pieces.
     """
     mappings = {pid: _mappings(directory_fd, pid) for pid in inventory.with_memory}
-    memories, lost, left = [], 0, _MOST_RUNS
+    memories, lost, remaining_runs = [], 0, _MOST_RUNS
     for pid in inventory.with_memory:
         shared = set(mappings[pid]).intersection(mappings.get(inventory.parents[pid], ()))
         rows = image_records(directory_fd, f"pagemap-{pid}.img")
         file = f"pages-{integer(next(rows, {}), 1)}.img"
         runs = []
         for mapping, run in _runs(rows, mappings[pid]):
-            if not left:
+            if not remaining_runs:
                 return ()
-            left -= 1
+            remaining_runs -= 1
             runs.append(run)
             lost += run.length if mapping in shared else 0
         memories.append(TreeMemory(pid, file, tuple(runs)))

@@ -78,7 +78,7 @@ class _Place:
         self._addresses = [run.address for run in memory.runs]
         self.left = sum(run.length for run in memory.runs)
         """Bytes not placed yet. ``Filler`` locks it."""
-        self._given: dict[int, bytes] = {}
+        self._delivered: dict[int, bytes] = {}
         """Pages delivered on a fault, by address. They are read separately from those that are verified."""
         self.changed = False
         """Whether one of them differs from the verified page."""
@@ -120,7 +120,7 @@ class _Place:
         if run is not None and page < run.address + run.length:
             block = Buffer(PAGE)
             if read_into(self.pages, block, PAGE, run.offset + page - run.address) == PAGE:
-                self._given[page] = bytes(block.view[:PAGE])
+                self._delivered[page] = bytes(block.view[:PAGE])
                 self._copy(page, block.address, PAGE)
             return
         words = bytearray(_ZEROPAGE.pack(page, PAGE, 0, 0))  # it was never written to
@@ -139,8 +139,8 @@ class _Place:
                 if error.errno == errno.EAGAIN:  # partially done, or the mappings are changing
                     done += max(0, _COPY.unpack(words)[4])
                 elif error.errno == errno.EEXIST:
-                    given = self._given.get(address + done)
-                    self.changed |= given is not None and given != ctypes.string_at(source + done, PAGE)
+                    filled = self._delivered.get(address + done)
+                    self.changed |= filled is not None and filled != ctypes.string_at(source + done, PAGE)
                     done += PAGE
                 else:
                     raise
@@ -162,7 +162,7 @@ class Filler:
         ``cpus``: CPUs of the threads that fill, see ``beside``; empty: any.
         """
         self._work_fd, self._images_fd, self._cpus = work_fd, images_fd, cpus
-        self._thread_is = threading.local()
+        self._this_thread = threading.local()
         self._memories = {memory.pid: memory for memory in memories}
         self._places: dict[str, _Place] = {}
         self._begun, self._released = threading.Event(), threading.Event()
@@ -255,10 +255,10 @@ class Filler:
 
     def _move(self) -> None:
         """Pin this thread to the CPUs that fill."""
-        if self._cpus and not getattr(self._thread_is, "there", False):
+        if self._cpus and not getattr(self._this_thread, "pinned", False):
             with contextlib.suppress(OSError):  # none of them is available to the agent
                 os.sched_setaffinity(0, self._cpus)
-            self._thread_is.there = True
+            self._this_thread.pinned = True
 
     def _missing(self) -> set[int]:
         """Return the processes with memory that CRIU has not handed over yet."""

@@ -129,11 +129,11 @@ class PrivateImage:
         above = "../" * (len(self.path.resolve().parts) - 1)
         os.symlink(above + target.lstrip("/"), name, dir_fd=self.fd)
         try:
-            there = os.stat(name, dir_fd=self.fd)
+            present = os.stat(name, dir_fd=self.fd)
             status = os.stat(name, dir_fd=self.source_fd, follow_symlinks=False)
         except OSError as error:
             raise restore_failure(f"{name}: cannot be reached", error) from None
-        if not stat.S_ISREG(status.st_mode) or not os.path.samestat(there, status):
+        if not stat.S_ISREG(status.st_mode) or not os.path.samestat(present, status):
             raise RestoreFailed(f"{name}: is another file than that of the image")
 
     def _copy(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:

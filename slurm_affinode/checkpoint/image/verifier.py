@@ -25,19 +25,19 @@ it reads with bounds checks."""
 
 def same_files(fd: int, criu_fd: int, facts: Manifest) -> None:
     """Check that no file is missing and that there is no extra file. Raises ``ImageDamaged``."""
-    here = {name for name in root_directory.names(fd) if name not in (CRIU, MANIFEST, SIGNATURE)}
-    here |= {f"{CRIU}/{name}" for name in root_directory.names(criu_fd)}
-    listed = {_form(fact, here) for fact in facts.files}
-    if missing := listed - here:
+    present = {name for name in root_directory.names(fd) if name not in (CRIU, MANIFEST, SIGNATURE)}
+    present |= {f"{CRIU}/{name}" for name in root_directory.names(criu_fd)}
+    listed = {_form(fact, present) for fact in facts.files}
+    if missing := listed - present:
         raise ImageDamaged(f"{min(missing)}: is missing")
-    if extra := here - listed:
+    if extra := present - listed:
         raise ImageDamaged(f"{min(extra)}: does not belong there")
 
 
-def _form(fact: FileFact, here: set[str]) -> str:
+def _form(fact: FileFact, present: set[str]) -> str:
     """Return the name of a file in the store: the compressed file if only that exists."""
     packed = fact.path + compression.SUFFIX
-    return packed if fact.size >= compression.LEAST and fact.path not in here and packed in here else fact.path
+    return packed if fact.size >= compression.LEAST and fact.path not in present and packed in present else fact.path
 
 
 @contextmanager

@@ -66,8 +66,8 @@ class Budget:
     def left(self, usage: Usage) -> int:
         """Return the bytes left for an image; negative if the limits are exceeded."""
         promised = self._sum()
-        left = usage.free - self.reserve - promised
-        return left if self.quota is None else min(left, self.quota - usage.used - promised)
+        free = usage.free - self.reserve - promised
+        return free if self.quota is None else min(free, self.quota - usage.used - promised)
 
     def check(self, usage: Usage, uid: int, size: int, freeable: int = 0) -> None:
         """Raise ``NoRoom`` with the numbers if a user's image of ``size`` bytes does not fit.
@@ -498,9 +498,9 @@ class DirectoryStore:
         """
         name, seq = image.job, image.manifest.seq
         with suppress(ImageDamaged):
-            there = to.get(name, seq)
-            if there.manifest == image.manifest:
-                return there
+            copied = to.get(name, seq)
+            if copied.manifest == image.manifest:
+                return copied
         try:
             begun = to.take_up(image)
         except ImageDamaged as error:  # the target is damaged, not the source

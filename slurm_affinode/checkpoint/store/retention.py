@@ -40,8 +40,8 @@ class Tier:
 
     def room(self) -> int:
         """Return the bytes available for images; negative if the tier is over its limit."""
-        room, left = self.store.room(), self.left()
-        return room if left is None else min(room, left - self.store.budget.promised)
+        room, free = self.store.room(), self.left()
+        return room if free is None else min(room, free - self.store.budget.promised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ class Retention:
 
     def _lack(self, tier: Tier) -> int:
         """Return the bytes that must be freed."""
-        left = tier.left()
-        lack = 0 if left is None or left > 0 else digest.BLOCK - left
+        free = tier.left()
+        lack = 0 if free is None or free > 0 else digest.BLOCK - free
         if not self._relieved:
             with suppress(CheckpointError):  # the store cannot be read
                 lack = max(lack, -tier.store.room())
@@ -154,11 +154,11 @@ class Retention:
         candidates = []
         with suppress(CheckpointError, OSError):
             whole = [(image.manifest, image.manifest.size) for image in tier.store.images() if isinstance(image, Image)]
-            there = [*whole, *tier.store.begun()]
+            entries = [*whole, *tier.store.begun()]
             newest: dict[str, int] = {}
-            for facts, _ in there:
+            for facts, _ in entries:
                 newest[facts.key.name] = max(facts.seq, newest.get(facts.key.name, 0))
-            for facts, held in there:
+            for facts, held in entries:
                 name = facts.key.name
                 if (name, facts.seq) in self._pins:
                     continue
@@ -218,13 +218,13 @@ class Retention:
         ``expected_s``: seconds until it is needed.
         """
         facts = copy.image.manifest
-        there = 0
+        held_bytes = 0
         with suppress(CheckpointError, OSError):
-            there = next((held for begun, held in tier.store.begun() if begun == facts), 0)
+            held_bytes = next((held for begun, held in tier.store.begun() if begun == facts), 0)
         # A copy to a slower tier is rated like a new image: its present tier may be volatile, or not of this node.
         out = self.tiers.index(copy.tier) < self.tiers.index(tier)
         load_s = facts.size / self._speed(self._below(tier) if out else copy.tier)
-        return TierImage(facts.key.name, facts.size, there, load_s, self._waited_s(facts), expected_s)
+        return TierImage(facts.key.name, facts.size, held_bytes, load_s, self._waited_s(facts), expected_s)
 
     def measured(self, tier: Tier, size: int, took_s: float) -> None:
         """Update the read rate of a tier with a measurement."""

@@ -290,14 +290,14 @@ class Tiers:
             why: Exception
             with ExitStack() as stack:
                 try:
-                    here, pages = self._local_copy(copy, bad, stack)
+                    local_copy, pages = self._local_copy(copy, bad, stack)
                 except (CheckpointError, OSError) as error:
                     why = error
                 else:
                     try:
-                        return use(here, pages)
+                        return use(local_copy, pages)
                     except ImageDamaged as error:
-                        if here is not copy:  # it was valid when it was brought here
+                        if local_copy is not copy:  # it was valid when it was brought here
                             raise
                         why = error
             damage.append(f"{copy.tier.name}: {_text(why)}")
@@ -433,9 +433,9 @@ class Tiers:
         needed = not expected_s
         with self._pulls.turn(copy.id, self._ahead, needed=needed) as limiter:
             for tier in takers:
-                there = next((source for source in self._copies_of(copy.image.manifest) if source.tier is tier), None)
-                if there is not None:  # brought here while this call waited for its turn
-                    return there
+                present = next((source for source in self._copies_of(copy.image.manifest) if source.tier is tier), None)
+                if present is not None:  # brought here while this call waited for its turn
+                    return present
                 held = self.retention.held(copy, tier, expected_s=expected_s)
                 try:
                     if not self.retention.may_take(tier, held.size - held.held):
@@ -537,7 +537,7 @@ def _memory_tier(config: TiersConfig, path: Path, key: bytes, promised: Callable
     reserve = parse_size(config.memory_reserve)
     quota = parse_size(config.memory_size)
 
-    def left() -> int | None:
+    def free_bytes() -> int | None:
         free = available_memory()
         try:
             return None if free is None else free - reserve - promised()
@@ -555,7 +555,7 @@ def _memory_tier(config: TiersConfig, path: Path, key: bytes, promised: Callable
         raise CheckpointError(
             f"{path}: is on a tmpfs without a limit, so that its free space is unknown", hint="mount it with size="
         )
-    return Tier("memory", store, durable=False, left=left)
+    return Tier("memory", store, durable=False, left=free_bytes)
 
 
 def _existing_store(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:

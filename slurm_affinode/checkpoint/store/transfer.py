@@ -140,7 +140,7 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
             with _source_errors():
                 data = root_directory.read(source_fd, name, owner=owner, limit=_SMALL)
             root_directory.write(target_fd, name, data)
-        there = {False: set(root_directory.names(source_fd)), True: set(root_directory.names(criu_from))}
+        source_names = {False: set(root_directory.names(source_fd)), True: set(root_directory.names(criu_from))}
         crew, stop = _Crew(executor), how.stop
         how = replace(how, stop=lambda: crew.over.is_set() or stop())
 
@@ -148,7 +148,9 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
             inner = fact.path.startswith(f"{CRIU}/")
             name = fact.path[len(CRIU) + 1 :] if inner else fact.path
             ends = (criu_from, criu_to) if inner else (source_fd, target_fd)
-            return _Copy(kind, fact, name, ends[0], ends[1], owner, how, name + compression.SUFFIX in there[inner])
+            return _Copy(
+                kind, fact, name, ends[0], ends[1], owner, how, name + compression.SUFFIX in source_names[inner]
+            )
 
         for some in _in_batches(manifest.files):
             _durably([copy_of(fact) for fact in some], crew)

@@ -388,8 +388,8 @@ _MOST_OPEN = 64
 def _arguments(text: str) -> tuple[str | None, tuple[tuple[str, ...], ...]] | None:
     """Return model and options from vLLM's arguments, a Python literal; ``None`` if it has values of other types."""
     try:
-        given = ast.literal_eval(text)
-        named = {str(name): value for name, value in given.items() if value is not None}
+        arguments = ast.literal_eval(text)
+        named = {str(name): value for name, value in arguments.items() if value is not None}
         options = tuple(
             _option(f"--{name.replace('_', '-')}", value)
             for name, value in named.items()
@@ -514,14 +514,14 @@ class LogScanner:
             stop = _end_of_line(data, at, end)
             line = _line_of(data, at, stop)
             who = line.facts.get("pid"), line.facts.get("process")
-            here = begun.get(who)
+            traceback = begun.get(who)
             text = _GROUP.sub("", line.text, count=1)
             if _HEADER in text:
-                if here is not None or len(begun) < _MOST_OPEN:
+                if traceback is not None or len(begun) < _MOST_OPEN:
                     begun[who] = _Traceback(line.facts, number)
-            elif here is not None and (not text.strip() or text.startswith(_FRAMES)):
-                here.leveled = line.leveled if here.leveled is None else here.leveled
-            elif here is not None and here.leveled in (None, line.leveled):
+            elif traceback is not None and (not text.strip() or text.startswith(_FRAMES)):
+                traceback.leveled = line.leveled if traceback.leveled is None else traceback.leveled
+            elif traceback is not None and traceback.leveled in (None, line.leveled):
                 self._noted.append(functools.partial(self._raised, text.strip(), begun.pop(who)))
             elif (near := bisect.bisect_left(hits, at)) < len(hits) and hits[near] < stop:
                 self._noted.append(functools.partial(self._line, line, number))

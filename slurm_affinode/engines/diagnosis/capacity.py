@@ -210,11 +210,11 @@ def _recomputed_share(series: EngineSeries, first: int, last: int, count: float,
         size, usage = series.peak_of("kv_tokens", first, last), series.mean_of("kv_usage", first, last)
         running = series.mean_of("running", first, last)
         prompt = size * usage / running / 2 if size and usage and running else None
-    done = [series.sum_of(name, first, last) for name in ("prompt_tokens", "generation_tokens")]
-    if prompt is None or None in done:
+    token_sums = [series.sum_of(name, first, last) for name in ("prompt_tokens", "generation_tokens")]
+    if prompt is None or None in token_sums:
         return None
     again = count * prompt
-    whole = again + sum(tokens or 0.0 for tokens in done)
+    whole = again + sum(tokens or 0.0 for tokens in token_sums)
     return again / whole if whole > 0 else None
 
 

@@ -104,14 +104,14 @@ def _health(series: EngineSeries, around: EngineContext, options: Options) -> En
     if gpus is not None and np.isfinite(gpus.share).any():
         share = float(np.nanmax(gpus.share[-5:])) if np.isfinite(gpus.share[-5:]).any() else None
     diagnoses += liveness.endings(series, around.events, share)
-    left = liveness.orphans(series)
+    orphans = liveness.orphans(series)
     # The end of a server that left processes is one condition.
     diagnoses = [
         condition
         for condition in diagnoses
-        if condition.kind != "ended" or not any(_within(condition, orphan) for orphan in left)
+        if condition.kind != "ended" or not any(_within(condition, orphan) for orphan in orphans)
     ]
-    diagnoses += left
+    diagnoses += orphans
     diagnoses.sort(key=lambda condition: (condition.since, condition.kind))
     return EngineHealth(
         series.key, series.job, series.user, series.gpus, moment(series.all_times[0]), moment(series.all_times[-1]),
@@ -143,7 +143,7 @@ def _healthy(series: EngineSeries, diagnoses: Sequence[Diagnosis]) -> list[Diagn
         usage = series.peak_of("kv_usage", first, last)
         ttft = series.ratio_of("ttft_s", "ttft_count", first, last)
         rate = series.rate_of("generation_tokens", first, last)
-        done = series.rate_of("finished", first, last)
+        finished = series.rate_of("finished", first, last)
         lasting = float(np.mean(series.value("waiting")[first : last + 1] > 0))
         proof = [
             evidence("healthy.scrapes", float(last - first + 1), 0.3),
@@ -154,7 +154,7 @@ def _healthy(series: EngineSeries, diagnoses: Sequence[Diagnosis]) -> list[Diagn
         late = int(series.failed[series.reached[first] : series.reached[last]].sum())
         healthy.append(diagnosis(
             "healthy.load", moment(times[first]), moment(times[last]), proof,
-            figures={"seconds": length, "served_per_s": done, "tokens_per_s": rate, "ttft_s": ttft,
+            figures={"seconds": length, "served_per_s": finished, "tokens_per_s": rate, "ttft_s": ttft,
                      "waiting_max": waiting, "kv_max": usage},
             doubts=["healthy.doubt-late"] if late else [], late=late,
             running=None if running is None else round(running), waiting=None if waiting is None else round(waiting),

@@ -140,11 +140,11 @@ def outages(series: EngineSeries) -> list[Outage]:
         after = last + 1
         again = after < len(times) and after not in restarted
         patience = max(TIMEOUT_STEPS * series.step_s, TIMEOUT_S, 10 * slowest)
-        gone = refused >= REFUSED_SCRAPES and refused * 2 >= last - first + 1
+        ended = refused >= REFUSED_SCRAPES and refused * 2 >= last - first + 1
         # The same process, by its start time, responded again: the network or a proxy was down.
-        if again and (not gone or series.known("start_time")):
+        if again and (not ended or series.known("start_time")):
             continue
-        if gone or (last - first + 1 >= REFUSED_SCRAPES and length >= patience):
+        if ended or (last - first + 1 >= REFUSED_SCRAPES and length >= patience):
             listening = sum(error == NO_RESPONSE for error in series.errors[first : last + 1])
             interruptions.append(Outage(first, last, refused, after in restarted, listening))
     return interruptions
@@ -155,8 +155,8 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
     diagnoses: list[Diagnosis] = []
     memory = [logged for logged in events if logged.kind in ("gpu-out-of-memory", "host-out-of-memory")]
     reported: set[int] = set()
-    gone = outages(series)
-    for outage in gone:
+    series_outages = outages(series)
+    for outage in series_outages:
         begin, end = series.all_times[outage.first], series.all_times[outage.last]
         count = outage.last - outage.first + 1
         proof = [
@@ -176,7 +176,7 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
         ))  # fmt: skip
         near = [
             i for i, event in enumerate(memory)
-            if (len(gone) == 1 if event.time is None else begin - 120 <= event.time.timestamp() <= end + 120)
+            if (len(series_outages) == 1 if event.time is None else begin - 120 <= event.time.timestamp() <= end + 120)
         ]  # fmt: skip
         reported |= set(near)
         of_kind = {memory[i].kind: memory[i] for i in reversed(near)}
@@ -191,7 +191,11 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
     # An error is logged on many lines: one diagnosis of a kind.
     others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in reported}
     # Of several ends, an event without a time may belong to any.
-    edges = (series.all_times[gone[0].first], series.all_times[gone[-1].last]) if gone else (series.all_times[-1],) * 2
+    edges = (
+        (series.all_times[series_outages[0].first], series.all_times[series_outages[-1].last])
+        if series_outages
+        else (series.all_times[-1],) * 2
+    )
     for event in others.values():
         begin, end = edges if event.time is None else (event.time.timestamp(),) * 2
         diagnoses.append(_out_of_memory(series, begin, end, event))

@@ -156,9 +156,9 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
     variances.append(6 * float(np.mean((queue - line) ** 2)) / length)  # mean square of a Brownian bridge: V T / 6
     if steps >= _PARTS and min(variances) > max(rate, 1e-9):  # otherwise the third one makes no difference
         basis = np.vander(at, 3)
-        left = queue - basis @ np.linalg.lstsq(basis, queue, rcond=None)[0]
+        residuals = queue - basis @ np.linalg.lstsq(basis, queue, rcond=None)[0]
         # Mean square of Brownian motion without its parabola: 3 V T / 70.
-        variances.append(70 / 3 * float(np.mean(left**2)) / length)
+        variances.append(70 / 3 * float(np.mean(residuals**2)) / length)
     return max(min(variances), rate, 1e-9)
 
 
@@ -277,9 +277,9 @@ def _held_change(series: EngineSeries, first: int, last: int) -> float | None:
 def _served(series: EngineSeries, first: int, last: int) -> float | None:
     """Return the requests that ended between two samples, failed ones included."""
     for name in ("finished", "e2e_count", "generation_length_count"):
-        done = series.sum_of(name, first, last)
-        if done is not None:
-            return done + (series.sum_of("failed", first, last) or 0.0)
+        finished = series.sum_of(name, first, last)
+        if finished is not None:
+            return finished + (series.sum_of("failed", first, last) or 0.0)
     return None
 
 
@@ -431,10 +431,10 @@ def _recovery(series: EngineSeries, at: Integers, queue: Floats, growth: Growth,
     if end < 2 or fallen < 0.25 * peak or length <= close_s(series) / 2:
         return []
     served = _served(series, first, last)
-    left = float(level[end])
-    proof = [evidence("recovering.queue", fallen, 1.0, peak=peak, left=left, length=length)]
+    final_queue = float(level[end])
+    proof = [evidence("recovering.queue", fallen, 1.0, peak=peak, left=final_queue, length=length)]
     figures = {"waiting_max": peak, "served_per_s": served / length if served is not None and length else None}
     return [diagnosis(
         "recovering.emptied" if len(emptied) else "recovering.shorter", moment(series.time[first]),
-        moment(series.time[last]), proof, figures=figures, peak=peak, left=left, length=length,
+        moment(series.time[last]), proof, figures=figures, peak=peak, left=final_queue, length=length,
     )]  # fmt: skip

@@ -224,10 +224,10 @@ class StoreBucket(StoreDirectory):
 
         def put_in_place(current: StoreManifest) -> StoreManifest | None:
             entries = current.days.get(day, ())
-            there = [part.name for part in entries]
-            if entry.name in there:
+            part_names = [part.name for part in entries]
+            if entry.name in part_names:
                 return None
-            if there[: len(names)] != names:
+            if part_names[: len(names)] != names:
                 raise _SupersededError
             changed = current.with_day(day, (entry, *entries[len(names) :]))
             removed = tuple(RemovedPart(day, name, began) for name in names)
@@ -243,16 +243,20 @@ class StoreBucket(StoreDirectory):
 
     def delete_before(self, day: date) -> list[date]:
         """Delete the days before ``day``; return them. Their objects are deleted by a later ingest."""
-        gone: list[date] = []
+        removed_days: list[date] = []
         began = self._now()
 
         def remove(current: StoreManifest) -> StoreManifest | None:
-            gone[:] = [known for known in current.days if known < day]
-            removed = tuple(RemovedPart(known, entry.name, began) for known in gone for entry in current.days[known])
-            return replace(current.without(gone), removed=(*current.removed, *removed)) if gone else None
+            removed_days[:] = [known for known in current.days if known < day]
+            removed = tuple(
+                RemovedPart(known, entry.name, began) for known in removed_days for entry in current.days[known]
+            )
+            return (
+                replace(current.without(removed_days), removed=(*current.removed, *removed)) if removed_days else None
+            )
 
         self._commit(remove, began)
-        return gone
+        return removed_days
 
     def _upload(self, directory: Path, staged: Sequence[tuple[date, PartEntry]]) -> dict[str, SamplesFile]:
         """Write the objects of parts; return size and digest of each file of samples."""

@@ -160,12 +160,12 @@ class StoreDirectory:
             return []
         with self.locked():
             current = self.load()
-            gone = [known for known in current.days if known < day]
-            if gone:
-                changed = current.without(gone)
+            removed_days = [known for known in current.days if known < day]
+            if removed_days:
+                changed = current.without(removed_days)
                 manifest.save(self.root, changed)
                 sweep_orphans(self.root, changed)
-        return gone
+        return removed_days
 
     def _remember(self, sources: Iterable[tuple[str, str | None]]) -> None:
         """Append (name, fingerprint) pairs. The caller holds the write lock and has made the samples durable."""

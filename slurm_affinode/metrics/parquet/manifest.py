@@ -100,9 +100,9 @@ class StoreManifest:
 
     def without(self, days: Iterable[date]) -> StoreManifest:
         """Return this manifest without ``days``."""
-        gone = frozenset(days)
-        kept = {day: parts for day, parts in self.days.items() if day not in gone}
-        return replace(self, days=kept, generation=self.generation + len(gone))
+        removed = frozenset(days)
+        kept = {day: parts for day, parts in self.days.items() if day not in removed}
+        return replace(self, days=kept, generation=self.generation + len(removed))
 
 
 def digest(content: bytes) -> str:

@@ -642,10 +642,12 @@ def scan_rows(path: Path, table: SampleTable, columns: Collection[str]) -> pl.La
     added = [name for name in (*table.added, ORIGIN) if name in columns]
     if added:
         try:
-            there = rows.collect_schema().names()
+            column_names = rows.collect_schema().names()
         except POLARS_ERRORS as error:
             raise damaged(path, one_line(error), table) from error
-        rows = rows.with_columns(pl.lit(None, table.columns[name]).alias(name) for name in added if name not in there)
+        rows = rows.with_columns(
+            pl.lit(None, table.columns[name]).alias(name) for name in added if name not in column_names
+        )
     return rows.select(columns)
 
 

@@ -27,7 +27,7 @@ LARGEST_ANSWER = 64 * 2**20
 """Maximum size of a response, decompressed, in bytes. Larger ones are requested in smaller pieces."""
 _LONGEST_URL = 4000
 _SHOWN = 200
-_GONE = (404, 405, 410, 501)
+_UNAVAILABLE = (404, 405, 410, 501)
 _AGAIN = (408, 425, 429, 500, 502, 503)
 
 
@@ -106,11 +106,11 @@ class Client:
 
     def _ask(self, path: str, params: Sequence[tuple[str, str]]) -> Any:
         wait_s = FIRST_WAIT_S
-        for left in reversed(range(self.attempts)):
+        for attempts_left in reversed(range(self.attempts)):
             try:
                 return self._request_once(path, params)
             except _TransientError as error:
-                if left == 0:
+                if attempts_left == 0:
                     raise UnreachableError(str(error), hint=error.hint) from error
                 # Jitter: other clients may have been rejected at the same moment.
                 requested_s = error.wait_s if error.wait_s is not None else wait_s * random.uniform(0.75, 1.25)  # noqa: S311
@@ -173,7 +173,7 @@ class Client:
             )
         if status in (401, 403, 407):
             return AffinodeError(f"{name}: {_WORDS[status]} (HTTP {status}){detail}", hint=_AUTHENTICATE)
-        if _is_html(headers, body) and status in (200, *_GONE):
+        if _is_html(headers, body) and status in (200, *_UNAVAILABLE):
             return RefusedError(
                 f"{name}: answers a web page and no JSON (HTTP {status})",
                 hint="is it a login page? then give credentials; else give the URL of Prometheus itself",
@@ -184,7 +184,7 @@ class Client:
             )
         if status in _AGAIN:
             return _TransientError(f"{name}: HTTP {status}{detail}", wait_s=retry_after_s(headers))
-        if status in _GONE:
+        if status in _UNAVAILABLE:
             return RefusedError(
                 f"{name}: has no Prometheus API (HTTP {status})",
                 hint="the URL of the server is needed, without /api/v1, for example http://prometheus:9090",

@@ -119,11 +119,11 @@ class Identifier:
         """Return the identity for the labels of a series, or the reason why there is none."""
         raw: dict[str, str] = {}
         for column, names in self._options.aliases.labels.items():
-            given = [labels[name] for name in names if labels.get(name)]
+            label_values = [labels[name] for name in names if labels.get(name)]
             if column == "node":  # an exporter in a container may use such a name, while the scrape has the node
-                given = [value for value in given if not _is_local(value)]
-            if given:
-                raw[column] = given[0]
+                label_values = [value for value in label_values if not _is_local(value)]
+            if label_values:
+                raw[column] = label_values[0]
         return self.identify(raw)  # with job IDs: the size of every label is checked
 
     def job_of(self, labels: Mapping[str, str]) -> str | None:

@@ -187,8 +187,8 @@ class CsvReader:
         """Yield samples."""
         rest = ""
         number = 1
-        for at, given in enumerate(blocks):
-            whole = given if at else self._after_preface(given)
+        for at, raw_block in enumerate(blocks):
+            whole = raw_block if at else self._after_preface(raw_block)
             block = whole if rest else self._without_header(whole)
             if not rest and (split := self._split(block)) is not None:
                 cells, misfits = split

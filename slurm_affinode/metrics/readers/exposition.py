@@ -187,8 +187,8 @@ def with_times(known: pl.DataFrame, scrapes: ScrapeCounter, options: ReadOptions
             where=where,
             hint="give --interval, the time between two scrapes, e.g. 30s",
         )
-    given = pl.lit(round(start.timestamp() * 1000)) + (pl.col("scrape") * round((interval or 0) * 1000))
-    return known.with_columns(pl.col("ms").fill_null(given).cast(TIME).alias("time"))
+    assumed = pl.lit(round(start.timestamp() * 1000)) + (pl.col("scrape") * round((interval or 0) * 1000))
+    return known.with_columns(pl.col("ms").fill_null(assumed).cast(TIME).alias("time"))
 
 
 class ExpositionReader:
@@ -267,20 +267,20 @@ class ExpositionReader:
         quick = lines.filter(sound & known)
         other = lines.filter(sound & ~known & value.is_finite().fill_null(value=False))
         unknown = other.select("number", self._heads.columns["name"].gather(other["head"]))
-        odd = self._odd_lines(block, quick, unknown)
+        odd_lines = self._odd_lines(block, quick, unknown)
         # A metric is unknown, or its lines are no samples, by the first of them.
         if len(unknown):
-            doubtful = unknown["name"].is_in(_names(odd)["name"].drop_nulls().unique().implode())
+            doubtful = unknown["name"].is_in(_names(odd_lines)["name"].drop_nulls().unique().implode())
             if doubtful.any():
                 unknown = unknown.filter(~doubtful)
-                odd = self._odd_lines(block, quick, unknown)
-        return quick, unknown, odd
+                odd_lines = self._odd_lines(block, quick, unknown)
+        return quick, unknown, odd_lines
 
     def _odd_lines(self, block: LineBlock, *others: pl.DataFrame) -> pl.DataFrame:
-        odd = np.ones(len(block.bounds[0]), np.bool_)
+        irregular = np.ones(len(block.bounds[0]), np.bool_)
         for frame in others:
-            odd[frame["number"].to_numpy() - block.first] = False
-        return block.some(np.flatnonzero(odd))
+            irregular[frame["number"].to_numpy() - block.first] = False
+        return block.some(np.flatnonzero(irregular))
 
     def _head(self, text: str) -> _Head | None:
         match = _HEAD.fullmatch(text)
@@ -334,8 +334,8 @@ class ExpositionReader:
     def _odd_entries(self, lines: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         frame = _names(lines)
         frame = self._scraped(frame)
-        odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
-        self._reject(odd, block, "is not a sample: a metric name is needed at its start")
+        invalid = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
+        self._reject(invalid, block, "is not a sample: a metric name is needed at its start")
         return self._known_metrics(frame.filter(pl.col("name").is_not_null()), block)
 
     def _ends(self, lines: pl.DataFrame, last_sample: int | None) -> None:
@@ -388,9 +388,9 @@ class ExpositionReader:
         value = pl.col("raw").cast(pl.Float64, strict=False)
         known = known.with_columns(value.alias("value"))
         unread = known.filter(pl.col("value").is_null())
-        odd = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw) and raw.upper() != "N/A"]
-        if odd:
-            bad = pl.col("value").is_null() & pl.col("raw").is_in(odd)
+        invalid = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw) and raw.upper() != "N/A"]
+        if invalid:
+            bad = pl.col("value").is_null() & pl.col("raw").is_in(invalid)
             self._reject(known.filter(bad), block, "has a value that is not a number")
             known = known.filter(~bad)
         return known

@@ -207,33 +207,33 @@ def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str
     """
     files: dict[Path, Path] = {}
     missing: list[tuple[str, str]] = []
-    for given in paths:
-        path = Path(given)
+    for name in paths:
+        path = Path(name)
         try:
             directory, file, exists = path.is_dir(), path.is_file(), path.exists()
         except OSError as error:
-            missing.append((str(given), _refused(error)))
+            missing.append((str(name), _refused(error)))
             continue
         if directory:
             inside, refused = _below(path)
             missing += refused
             if not inside and not refused:
-                missing.append((str(given), "the directory has no files"))
+                missing.append((str(name), "the directory has no files"))
             _add(files, inside)
         elif file:
             _add(files, [path])
         elif exists:
-            missing.append((str(given), "is no regular file; pipe it to standard input and give -"))
-        elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
+            missing.append((str(name), "is no regular file; pipe it to standard input and give -"))
+        elif matches := sorted(glob.glob(str(name), recursive=True)) if glob.has_magic(str(name)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
             inner, without = expand(matches)
             refused = [(match, why) for match, why in without if why.startswith(_REFUSED)]
             missing += refused
             if not inner and not refused:
-                missing.append((str(given), "no file matches"))
+                missing.append((str(name), "no file matches"))
             _add(files, inner)
         else:
-            what = "no file matches" if glob.has_magic(str(given)) else "no such file or directory"
-            missing.append((str(given), what))
+            what = "no file matches" if glob.has_magic(str(name)) else "no such file or directory"
+            missing.append((str(name), what))
     return list(files.values()), missing
 
 

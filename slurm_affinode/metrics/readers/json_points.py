@@ -71,9 +71,9 @@ def decoded(text: bytes) -> list[Any] | None:
     except json.JSONDecodeError:
         if not text.isascii():  # which has further line separators
             return None
-        given = iter(points)
+        point_iterator = iter(points)
         try:
-            return [_document(line, given) for line in rest.splitlines() if line.strip()]
+            return [_document(line, point_iterator) for line in rest.splitlines() if line.strip()]
         except (ValueError, RecursionError, StopIteration):
             return None
     except (ValueError, RecursionError):

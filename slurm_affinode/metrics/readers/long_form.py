@@ -138,10 +138,10 @@ def _places(values: pl.Series, at_most: int | None = None) -> tuple[NDArray[np.i
     if values.is_empty():
         return np.empty(0, np.int64), np.empty(0, np.int64)
     if at_most is not None and at_most <= _SPARSE * len(values):
-        there = np.zeros(at_most, np.bool_)
-        there[values.to_numpy()] = True
-        known = np.flatnonzero(there)
-        return known, (np.cumsum(there) - 1)[values.to_numpy()]
+        used = np.zeros(at_most, np.bool_)
+        used[values.to_numpy()] = True
+        known = np.flatnonzero(used)
+        return known, (np.cumsum(used) - 1)[values.to_numpy()]
     known = values.unique().sort().to_numpy().astype(np.int64)
     offsets = values.to_numpy().astype(np.int64) - known[0]
     step = max(1, int(np.gcd.reduce(np.diff(known)))) if len(known) > 1 else 1
@@ -163,9 +163,9 @@ def _extremes(
     """Return the value of each of ``count`` cells, NaN if there is none; of several, the largest or least."""
     result = np.full(count, math.nan)
     result[cells] = values
-    there = np.zeros(count, np.bool_)
-    there[cells] = True
-    if np.count_nonzero(there) < len(cells):
+    filled = np.zeros(count, np.bool_)
+    filled[cells] = True
+    if np.count_nonzero(filled) < len(cells):
         (np.fmin if field == "fb_free_mib" else np.fmax).at(result, cells, values)
     return result
 

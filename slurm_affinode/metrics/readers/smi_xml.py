@@ -123,8 +123,8 @@ class _Document:
             self.snapshot.add(instance)
 
     def _add_process(self, gpu: SmiDevice) -> None:
-        given = self._process.get("gpu_instance_id", "N/A")
-        mig = None if given == "N/A" else given
+        instance_id = self._process.get("gpu_instance_id", "N/A")
+        mig = None if instance_id == "N/A" else instance_id
         if is_compute_process(self._process.get("type", ""), self._process.get("used_memory", "")):
             for device in self.snapshot.devices:
                 if device.pci == gpu.pci and device.mig == mig:

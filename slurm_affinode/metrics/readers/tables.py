@@ -232,8 +232,8 @@ class TableReader:
         if common is not None and (unit == common).all(ignore_nulls=False):
             factor = _SCALE.get(common, factor)
             return frame.with_columns((scaled if factor == 1.0 else scaled * factor).alias(field))
-        given = unit.replace_strict(list(_SCALE), list(_SCALE.values()), default=None, return_dtype=pl.Float64)
-        return frame.with_columns((scaled * given.fill_null(factor)).alias(field))
+        unit_factor = unit.replace_strict(list(_SCALE), list(_SCALE.values()), default=None, return_dtype=pl.Float64)
+        return frame.with_columns((scaled * unit_factor.fill_null(factor)).alias(field))
 
     def _factor(self, number: pl.Series, position: int, field: str, alias: Alias) -> float:
         if alias.field == "util_pct" and alias.unit == "percent":
@@ -307,16 +307,16 @@ def numbers(texts: pl.Series, *, decimal_comma: bool = False) -> tuple[pl.Series
     bare = lower.str.replace(_UNIT, "")
     if decimal_comma:
         bare = bare.str.replace(r"^(\d*),(\d+)$", "${1}.${2}")
-    given = (
+    present = (
         pl.col(texts.name).is_not_null()
         & ~lower.is_in(_MISSING)
         & ~lower.str.contains(r"^\[.*\]$|not supported|unknown error")
     )
     value = bare.cast(pl.Float64, strict=False)
     read = texts.to_frame().select(
-        pl.when(given).then(value).alias("number"),
+        pl.when(present).then(value).alias("number"),
         lower.str.extract(_UNIT, 1).replace({"%": None, "percent": None}).alias("unit"),
-        (given & value.is_null()).alias("bad"),
+        (present & value.is_null()).alias("bad"),
     )
     return read["number"], read["unit"], read["bad"]
 
@@ -428,6 +428,6 @@ def _check_identity(table_layout: Layout, notes: ReadingNotes, options: ReadOpti
             where=notes.name,
             hint="give --node NAME, name the file after the node, or add a column",
         )
-    taken = f"node name taken from the path: {fallback_node}"
-    if "node" not in table_layout.parts and options.node is None and taken not in notes.decisions:
-        notes.decide(taken)
+    decision = f"node name taken from the path: {fallback_node}"
+    if "node" not in table_layout.parts and options.node is None and decision not in notes.decisions:
+        notes.decide(decision)

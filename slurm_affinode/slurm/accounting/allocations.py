@@ -197,8 +197,8 @@ def _rows(record: Mapping[str, Any], cluster: str, zone: str) -> Iterator[tuple[
     if not node:
         raise ValueError("has no node")
     gpus = record.get("gpu")
-    given = gpus if isinstance(gpus, list) else re.split(r"[;,\s]+", str(gpus if gpus is not None else "").strip())
-    named = [gpu_id(value) for value in given if str(value).strip()]
+    values = gpus if isinstance(gpus, list) else re.split(r"[;,\s]+", str(gpus if gpus is not None else "").strip())
+    named = [gpu_id(value) for value in values if str(value).strip()]
     if not named:
         raise ValueError("has no gpu")
     start = _start(record.get("start"), zone)

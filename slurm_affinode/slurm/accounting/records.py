@@ -182,10 +182,10 @@ def assemble(records: Divided, *, counting: frozenset[str]) -> tuple[pl.DataFram
     jobs = _zero_gpus(records.jobs, counting).with_columns(
         pl.coalesce("submit", "eligible", "start", pl.lit(_EPOCH, dtype=TIME)).alias("submit")
     )
-    met = jobs.height
+    height = jobs.height
     jobs = _without_duplicates(_separate_runs(jobs), JOB_KEY)
     steps, problems = _place(_zero_gpus(records.steps, counting), jobs)
-    if jobs.height < met:
+    if jobs.height < height:
         steps = _without_duplicates(steps, STEP_KEY)
     jobs = _fill_from_steps(jobs, steps)
     steps = steps.rename({"job_name": "step_name"})

@@ -164,9 +164,9 @@ def _read_text(
 def _split_ahead(blocks: Iterator[CellBlock]) -> Iterator[CellBlock]:
     """Yield ``blocks``; a thread splits the next one while the last one is converted. Both release the GIL."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sacct") as pool:
-        coming = pool.submit(next, blocks, None)
-        while (block := coming.result()) is not None:
-            coming = pool.submit(next, blocks, None)
+        next_block = pool.submit(next, blocks, None)
+        while (block := next_block.result()) is not None:
+            next_block = pool.submit(next, blocks, None)
             yield block
 
 
@@ -228,7 +228,7 @@ def _notes(blocks: list[CellBlock], records: Divided, unfinished: int | None) ->
         ),
         (unfinished, "the last line has no newline: the file may have been cut at a record's end"),
     ]
-    return tuple(text for there, text in notes if there)
+    return tuple(text for present, text in notes if present)
 
 
 def _counted(number: int, singular: str, plural: str) -> str:

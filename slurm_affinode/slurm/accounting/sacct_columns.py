@@ -564,8 +564,8 @@ class Converter:
             for name, local in open_[at].items():
                 chosen[name][at] = picked[name]
                 line, printed = self._cells[LINE][at], self._out["printed"][at]
-                there = times.exists(local, zone)
-                self.decisions.append(TimeDecision(line, printed, name, local, picked[name].astimezone(UTC), there))
+                exists = times.exists(local, zone)
+                self.decisions.append(TimeDecision(line, printed, name, local, picked[name].astimezone(UTC), exists))
         for name, values in chosen.items():
             if values:
                 series = self._out[name]

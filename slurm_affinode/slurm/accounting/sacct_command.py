@@ -37,8 +37,8 @@ _SETTINGS = ("SACCT_FORMAT", "SACCT_FEDERATION", "SACCT_LOCAL", "SLURM_TIME_FORM
 def sacct_fields(run: Runner = process.run, *, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the fields of ``sacct_header.WANTED`` that this sacct has, in that order. Raises ``UnreachableError``."""
     done = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env)
-    there = {word.lower() for word in done.stdout.decode("utf-8", "replace").split()}
-    columns = tuple(name for name in READ_COLUMNS if name.lower() in there)
+    supported = {word.lower() for word in done.stdout.decode("utf-8", "replace").split()}
+    columns = tuple(name for name in READ_COLUMNS if name.lower() in supported)
     if not {"jobid", "jobidraw"} & {name.lower() for name in columns}:
         raise UnreachableError("sacct --helpformat lists no JobID: this is not Slurm's sacct")
     return columns
@@ -164,10 +164,10 @@ def set_admin_comment(job: str, text: str, *, run: Runner = process.run) -> None
     target = identifiers.job(job)
     value = identifiers.text(text, "admin comment", identifiers.MAX_ADMIN_COMMENT_BYTES)
     argv = ["sacctmgr", "--immediate", "modify", "job", "where", f"jobid={target}", "set", f"AdminComment={value}"]
-    done = run(argv, timeout_s=_NODE_TIMEOUT_S, check=False)
-    if done.returncode != 0:
+    completed = run(argv, timeout_s=_NODE_TIMEOUT_S, check=False)
+    if completed.returncode != 0:
         raise UnreachableError(
-            f"the AdminComment of job {job} cannot be set: {complaint(done)}",
+            f"the AdminComment of job {job} cannot be set: {complaint(completed)}",
             hint="is slurmdbd running, and is root an operator there? try: sacctmgr show cluster",
         )
 
@@ -183,11 +183,11 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _sacct(run: Runner, arguments: Sequence[str], timeout_s: float, env: Mapping[str, str] | None) -> Completed:
-    done = run(["sacct", *arguments], timeout_s=timeout_s, env=_environment(env), check=False)
-    if done.returncode == 0 and done.stdout.strip():
-        return done
-    lowered = done.stderr.lower()
-    last = complaint(done)
+    completed = run(["sacct", *arguments], timeout_s=timeout_s, env=_environment(env), check=False)
+    if completed.returncode == 0 and completed.stdout.strip():
+        return completed
+    lowered = completed.stderr.lower()
+    last = complaint(completed)
     if "accounting storage is disabled" in lowered:
         raise UnreachableError(
             "this cluster keeps no accounting (Slurm accounting storage is disabled)",
@@ -198,4 +198,4 @@ def _sacct(run: Runner, arguments: Sequence[str], timeout_s: float, env: Mapping
             f"sacct cannot reach the accounting database: {last}",
             hint="is slurmdbd running, and may this user ask it? try: sacctmgr show cluster",
         )
-    raise UnreachableError(f"sacct ended with status {done.returncode}: {last}", hint="try the same sacct by hand")
+    raise UnreachableError(f"sacct ended with status {completed.returncode}: {last}", hint="try the same sacct by hand")

@@ -458,8 +458,8 @@ def _left_out(line: int, why: str, data: bytes, header: Header) -> Problem:
     if header.delimiter is None:
         return Problem(line, None, None, why)
     cells = data.split(header.delimiter.encode())
-    odd = next((at for at, cell in enumerate(cells) if b"\0" in cell), None)
-    at = max(range(len(cells)), key=lambda at: len(cells[at])) if odd is None else odd
+    nul_cell = next((at for at, cell in enumerate(cells) if b"\0" in cell), None)
+    at = max(range(len(cells)), key=lambda at: len(cells[at])) if nul_cell is None else nul_cell
     job = cells[header.id_column].decode("utf-8", "replace") if header.id_column < min(at, len(cells)) else ""
     field = printed_name(header.names[at]) if at < len(header.names) else None
     return Problem(line, job if fits("jobid", job) and job else None, field, why)

@@ -314,16 +314,16 @@ class LinuxFreezer:
             if not frozen:
                 return next(iter(pids), None)
             # The freezer of version 1 also blocks SIGKILL: a process that is being killed has to be thawed.
-            there = processes(pids if version == 1 else (), proc=self.proc)
-            return next((process.pid for process in there if is_pending(process, signal.SIGKILL)), None)
+            tree = processes(pids if version == 1 else (), proc=self.proc)
+            return next((process.pid for process in tree if is_pending(process, signal.SIGKILL)), None)
         return next((process.pid for process in processes(pids, proc=self.proc) if _main_moves(process)), None)
 
     def ended(self, pids: Iterable[int]) -> int | None:
         """See ``Freezer``."""
         pids = tuple(pids)
         # A process runs on when only its first thread has ended.
-        there = {process.pid for process in processes(pids, proc=self.proc) if not thread_states(process) <= set("ZX")}
-        return next((pid for pid in pids if pid not in there), None)
+        alive = {process.pid for process in processes(pids, proc=self.proc) if not thread_states(process) <= set("ZX")}
+        return next((pid for pid in pids if pid not in alive), None)
 
     def calls(self, pids: Iterable[int]) -> Calls:
         """See ``Freezer``. Includes blocked signals, which sigwait(3) and signalfd(2) receive."""

@@ -107,13 +107,13 @@ class Sharing:
         whole = [device for device in self._gpus.devices() if device.mig is None]
         return {device.uuid for device in of_slurm(whole, indices) or ()}
 
-    def plan(self, line: Sequence[Holder], coming: Sequence[Holder], asleep: frozenset[int]) -> WakePlan:
-        """Return the plan for ``line`` while the jobs in ``coming`` restore their memory.
+    def plan(self, line: Sequence[Holder], starting: Sequence[Holder], asleep: frozenset[int]) -> WakePlan:
+        """Return the plan for ``line`` while the jobs in ``starting`` restore their memory.
 
         ``asleep``: all jobs that are not awake, including these two. Raises ``GpuError``.
         """
         by_uuid = self._gpus.processes()
-        arriving = [Arriving(job_.job_id, job_.held, held_by(by_uuid, job_.cuda)) for job_ in coming]
+        arriving = [Arriving(job_.job_id, job_.held, held_by(by_uuid, job_.cuda)) for job_ in starting]
         awake = [
             self._awake(job, by_uuid)
             for job in self._registry.jobs()

@@ -228,7 +228,7 @@ class GpuQueue:
         self,
         now: float,
         waiting: Sequence[QueuedJob],
-        coming: Sequence[Holder],
+        starting: Sequence[Holder],
         *,
         asleep: frozenset[int],
         start: Callable[[QueuedJob], None],
@@ -246,7 +246,7 @@ class GpuQueue:
         self._served, self._changed = now, False
         line = sorted(waiting, key=lambda job: (job.place.requested_epoch, job.place.turn))
         try:
-            plan = self._sharing.plan(line, coming, asleep)
+            plan = self._sharing.plan(line, starting, asleep)
         except GpuError as error:
             for waiter in line:
                 waiter.place.waits = str(error)

@@ -231,9 +231,9 @@ class InPlaceScheduler:
                     if uuids & sleeper.held.keys():
                         self._ask(sleeper, why)
                 asleep = {sleeper.job_id for sleeper in self._sleepers.values() if uuids & sleeper.held.keys()}
-                left = sorted(asleep | self._requests.falling_on(uuids))
-                if not left or self._stop.is_set() or time.monotonic() >= deadline:
-                    return left
+                sleeping = sorted(asleep | self._requests.falling_on(uuids))
+                if not sleeping or self._stop.is_set() or time.monotonic() >= deadline:
+                    return sleeping
                 self._lock.wait(min(_PROLOG_CHECK_S, timeout_s))
 
     def _ask(self, sleeper: Sleeper, why: str, *, lasting: bool = False) -> None:
@@ -323,9 +323,9 @@ class InPlaceScheduler:
                 waiting += self._starters.waiting(self.cards, self._calls.gpus_of)
             except GpuError as error:
                 LOG.warning("cannot determine which jobs may start: %s", error)
-            coming: list[Holder] = [sleeper for sleeper in sleepers if sleeper.waking]
-            coming += self._starters.coming()
-        self._gpu_queue.serve(now, waiting, coming, asleep=asleep, start=self._wake_next, late=self._late)
+            starting: list[Holder] = [sleeper for sleeper in sleepers if sleeper.waking]
+            starting += self._starters.allocating()
+        self._gpu_queue.serve(now, waiting, starting, asleep=asleep, start=self._wake_next, late=self._late)
         for job in waiting:
             if isinstance(job, Sleeper) and job.place.waits:
                 self._note(job)

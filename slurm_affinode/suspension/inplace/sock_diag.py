@@ -87,9 +87,9 @@ class Sock:
     """The same for sent data; time since it was opened if none was sent."""
     sent: int | None = None
     """TCP: data segments sent since it was opened; ``None``: unknown."""
-    here: bytes = b""
+    local: bytes = b""
     """The local end of a connection; empty: it has none."""
-    there: bytes = b""
+    remote: bytes = b""
     """The remote end."""
     name: bytes = b""
     """UNIX: its address, which an accepted socket has from its listener."""
@@ -188,7 +188,7 @@ class SockDiag:
         for family in (socket.AF_INET, socket.AF_INET6):
             request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 0, 1 << ESTABLISHED | 1 << CLOSE_WAIT)
             for sock in (sock for part in self._ask(request) for sock in _inet(part, _NO_DESCRIPTOR)):
-                by_inode.setdefault(sock.port, []).append(sock.there)
+                by_inode.setdefault(sock.port, []).append(sock.remote)
         return by_inode
 
     def _ask(self, request: bytes) -> list[bytes]:
@@ -210,8 +210,8 @@ class SockDiag:
         parts: list[bytes] = []
         whole = True
         deadline = time.monotonic() + _ANSWER_S
-        while (left := deadline - time.monotonic()) > 0:
-            self._socket.settimeout(left)
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            self._socket.settimeout(remaining_s)
             data, (sender, _) = self._socket.recvfrom(_PART)
             if sender != _KERNEL:  # not expected, as the socket is connected to the kernel
                 continue
@@ -285,7 +285,7 @@ def _unix(body: bytes, only: frozenset[int] | None = None) -> Iterator[Sock]:
     queue, peer = attributes.get(_UNIX_RQLEN, b""), attributes.get(_UNIX_PEER, b"")[:4]
     if len(queue) >= 8:
         waiting, name = int.from_bytes(queue[:4], "little"), attributes.get(_UNIX_NAME, b"")
-        yield Sock(inode, "unix", state, waiting, here=body[_UNIX_INODE], there=peer, name=name)
+        yield Sock(inode, "unix", state, waiting, local=body[_UNIX_INODE], remote=peer, name=name)
 
 
 def _enter(fd: int) -> None:

@@ -92,7 +92,7 @@ def meanwhile(before: SocketTable, after: SocketTable) -> str | None:
 def uncounted(table: SocketTable) -> frozenset[int]:
     """Return connections to the job on which bytes may arrive and be read unnoticed: UNIX sockets do not count them."""
     names = {sock.name for sock in table.values() if sock.listens and sock.name}
-    return frozenset(sock.inode for sock in _from_others(table) if sock.there and sock.name in names)
+    return frozenset(sock.inode for sock in _from_others(table) if sock.remote and sock.name in names)
 
 
 def can_be(table: SocketTable) -> bool:
@@ -110,11 +110,11 @@ def _from_others(table: SocketTable) -> Iterator[Sock]:
     Connections with both ends in the job are omitted, since communication between its own processes is not a request;
     so are those of CUDA itself.
     """
-    ends = {(sock.here, sock.there) for sock in table.values() if sock.there}
+    ends = {(sock.local, sock.remote) for sock in table.values() if sock.remote}
     return (
         sock
         for sock in table.values()
-        if (sock.there, sock.here) not in ends and not sock.name.startswith(_DRIVER_SOCKET)
+        if (sock.remote, sock.local) not in ends and not sock.name.startswith(_DRIVER_SOCKET)
     )
 
 
@@ -347,7 +347,7 @@ def without_probes(diag: Diag, table: dict[int, Sock], probes: Sequence[Network]
     """
     if not probes:
         return table
-    kept = {inode: sock for inode, sock in table.items() if not (sock.there and _from(sock, probes))}
+    kept = {inode: sock for inode, sock in table.items() if not (sock.remote and _from(sock, probes))}
     ports = {sock.port for sock in kept.values() if sock.family == "tcp" and sock.listens and sock.waiting}
     if not ports:
         return kept
@@ -355,12 +355,12 @@ def without_probes(diag: Diag, table: dict[int, Sock], probes: Sequence[Network]
     pending = diag.pending()  # after the listeners: a connection that arrives in between is among them
     for port in ports:
         queues = [sock for sock in listeners if sock.port == port]
-        there = pending.get(port, ())
+        clients = pending.get(port, ())
         full = any(sock.waiting >= sock.backlog for sock in queues)
         if (
             not full
-            and len(there) >= sum(sock.waiting for sock in queues)
-            and all(_is_in(address, probes) for address in there)
+            and len(clients) >= sum(sock.waiting for sock in queues)
+            and all(_is_in(address, probes) for address in clients)
         ):
             kept |= {
                 inode: replace(sock, waiting=0) for inode, sock in kept.items() if sock.listens and sock.port == port
@@ -369,7 +369,7 @@ def without_probes(diag: Diag, table: dict[int, Sock], probes: Sequence[Network]
 
 
 def _from(sock: Sock, probes: Sequence[Network]) -> bool:
-    return sock.family == "tcp" and _is_in(sock.there, probes)
+    return sock.family == "tcp" and _is_in(sock.remote, probes)
 
 
 def _is_in(end: bytes, networks: Sequence[Network]) -> bool:

@@ -101,7 +101,7 @@ class Starters:
                 starter.known = True
         return starters
 
-    def coming(self) -> list[StartingJob]:
+    def allocating(self) -> list[StartingJob]:
         """Return the admitted jobs that may still be allocating memory."""
         return [starter for starter in self._all.values() if starter.begun_epoch is not None]
 
@@ -119,8 +119,8 @@ class Starters:
         """Keep shepherds waiting; drop jobs that are gone, have had their time, or are idle by policy (``idle_s``)."""
         for starter in list(self._all.values()):
             job = self._registry.get(starter.job_id)
-            taken = starter.begun_epoch is not None and not 0 <= now - starter.begun_epoch <= _SETTLE_S
-            over = taken or (starter.begun_epoch is not None and idle_s(starter.job_id) is not None)
+            settled = starter.begun_epoch is not None and not 0 <= now - starter.begun_epoch <= _SETTLE_S
+            over = settled or (starter.begun_epoch is not None and idle_s(starter.job_id) is not None)
             if job is None or over:
                 del self._all[starter.job_id]
             elif starter.begun_epoch is not None:

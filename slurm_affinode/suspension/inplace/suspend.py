@@ -170,8 +170,8 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         if not sum(held.values()):
             yield Refusal(RefusalCode.NO_GPU_MEMORY, "it holds no GPU memory: nothing would be released")
             return
-        there = {uuid: sum(count.values()) for uuid, count in self._gpus.processes().items()}
-        never = sleeps_forever(held, self._scheduler.cards(), there)
+        used = {uuid: sum(count.values()) for uuid, count in self._gpus.processes().items()}
+        never = sleeps_forever(held, self._scheduler.cards(), used)
         if never is not None:
             yield Refusal(RefusalCode.AWAKE_LIMIT, f"it could not wake again: {never}")
 
@@ -187,7 +187,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         """See ``Ending``. Raises ``Refused`` if a request to the job is pending, unless it is ``busy``."""
         rest = self._at_rest(job, busy=busy)
         members = self._members(job)
-        there = holders(self._gpus.processes())  # first: a process that comes later is in ``cuda``, or new
+        known = holders(self._gpus.processes())  # first: a process that comes later is in ``cuda``, or new
         cuda = tuple(sorted(cuda_users(self._cuda, (member.pid for member in members))))
         held = gpu_memory(self._gpus, cuda)
         models = {device.uuid: device.model for device in self._gpus.devices()}
@@ -200,7 +200,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             calls=tuple(sorted(rest.calls)),
         )  # fmt: skip
         return FreezeAttempt(
-            job=job, journal=journal, members=members, facts=facts, before=rest.table, known=there.union(cuda),
+            job=job, journal=journal, members=members, facts=facts, before=rest.table, known=known.union(cuda),
             stop=StoppedJob(self._processes, job.init), busy=busy,
         )  # fmt: skip
 

@@ -164,8 +164,8 @@ class MemoryLimits:
     def room(self, job_id: int, init: Id) -> LimitRoom | None:
         """Return the memory left for the job of a shepherd; ``None``: Slurm does not limit its cgroups."""
         with contextlib.suppress(OSError), self._opened(job_id, init) as place:
-            left = _smallest_rest(place.job_groups)
-            return None if left is None else LimitRoom(left, _smallest_rest(place.above))
+            room = _smallest_rest(place.job_groups)
+            return None if room is None else LimitRoom(room, _smallest_rest(place.above))
         return None
 
     def used(self, job_id: int, init: Id) -> int | None:
@@ -199,9 +199,9 @@ class MemoryLimits:
                 slurms = limit.value if prior is None or limit.value not in prior.written else prior.before
                 limits[_identity(group)] = slurms
                 if own_group is None or _identity(group) != _identity(own_group):
-                    left = max(0, limit.left)
-                    unused += left
-                    raised += min(left, max(0, limit.value - slurms))
+                    free = max(0, limit.left)
+                    unused += free
+                    raised += min(free, max(0, limit.value - slurms))
         return AllocatedMemory(limits, unused, raised)
 
     def promised(self) -> int:
@@ -248,11 +248,11 @@ class MemoryLimits:
                     if left_in_job is None or left_in_job >= needed:
                         return 0
                     # Under the lock: limits that are being raised for other jobs count as allocated to them.
-                    there = self._allocated(place)
-                    if above is not None and above - there.raised < needed:
-                        left = max(0, above - there.raised)
-                        raise MemoryLimitError(f"a cgroup above those of the job leaves {size(left)}")
-                    memory = spare(there)
+                    allocated = self._allocated(place)
+                    if above is not None and above - allocated.raised < needed:
+                        free = max(0, above - allocated.raised)
+                        raise MemoryLimitError(f"a cgroup above those of the job leaves {size(free)}")
+                    memory = spare(allocated)
                     if memory is None or memory.available < needed:
                         raise MemoryLimitError(of_spare(memory))
                     return self._raise(job_id, place, needed, memory.available)
@@ -265,8 +265,8 @@ class MemoryLimits:
         todo = []
         for group in place.job_groups:
             limits, (device, inode) = _limits(group), _identity(group)
-            left = min((limit.left for limit in limits), default=needed)
-            more = 0 if left >= needed else min(needed + left, spare) - left
+            free = min((limit.left for limit in limits), default=needed)
+            more = 0 if free >= needed else min(needed + free, spare) - free
             for raised in limits if more else ():
                 value = _rounded(raised.value + more)
                 todo.append(
@@ -366,8 +366,8 @@ class MemoryLimits:
             if planned and next_record != record:
                 self._write(job_id, next_record)
             # In the reverse order of raising.
-            left = [limit for limit in reversed(planned) if not self._restored(limit)]
-            if left:
+            failed = [limit for limit in reversed(planned) if not self._restored(limit)]
+            if failed:
                 return False
             self._path(job_id).unlink(missing_ok=True)
         except OSError as error:

@@ -159,8 +159,8 @@ class StoppedJob:
     ) -> None:
         self.release()
         self._held.enter_context(self._processes.hold(members, examine))
-        there = {member.id for member in self._processes.all_processes(*self._init) if member.pid not in but}
-        new = sorted(there - {member.id for member in members})
+        running = {member.id for member in self._processes.all_processes(*self._init) if member.pid not in but}
+        new = sorted(running - {member.id for member in members})
         if new:
             self.release()
             raise NotStoppedError(f"process {new[0].pid} was started while the job was being stopped")
@@ -347,14 +347,14 @@ class LinuxProcesses:
                 space = self._space(init_pid, init_started)
             except TreeGoneError:
                 return True
-            there = self._all_processes(space)
-            if all(member.gone and not reaped for member in there):
+            members = self._all_processes(space)
+            if all(member.gone and not reaped for member in members):
                 return True
             if not freed:
-                inet_sockets.free_ports(member.id for member in there)
+                inet_sockets.free_ports(member.id for member in members)
                 freed = True
             # The tree is killed before a CRIU that holds it, which has higher PIDs: without CRIU the tree would run.
-            for remaining in sorted(there, key=lambda member: member.pid_ns):
+            for remaining in sorted(members, key=lambda member: member.pid_ns):
                 space.send(Number(remaining.pid_ns, remaining.pid, remaining.started), signal.SIGKILL)
             if self.now() >= deadline:
                 return False

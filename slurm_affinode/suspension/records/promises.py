@@ -37,7 +37,7 @@ _MOST_TASKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _StoredPromise:
     promise: Promise
     until: float
     """Seconds since the epoch."""
@@ -60,7 +60,7 @@ class Promises:
         self._ask = FileSystemCalls(root)
         self._lasts_s, self._now = lasts_s, now
         self._files = threading.Lock()
-        self._all: dict[str, _Given] = {}
+        self._all: dict[str, _StoredPromise] = {}
         """By file name. Replaced as a whole while ``_files`` is held."""
 
     def known(self) -> tuple[Promise, ...]:
@@ -82,13 +82,13 @@ class Promises:
                     current |= self._ask(partial(self._foreign_promises, self._directory, now, frozenset(current)))
             self._all = current
 
-    def _foreign_promises(self, directory: Path, now: float, own_names: Collection[str]) -> dict[str, _Given]:
+    def _foreign_promises(self, directory: Path, now: float, own_names: Collection[str]) -> dict[str, _StoredPromise]:
         others = {}
         with opened(directory) as at:
             for path in sorted(directory / path.name for path in at.glob(f"{self._cluster}.*")):
-                given = self._read(path)
-                if given is not None and given.until > now and given.promise.node != self._node:
-                    others[path.name] = given
+                stored = self._read(path)
+                if stored is not None and stored.until > now and stored.promise.node != self._node:
+                    others[path.name] = stored
                 elif path.name not in own_names:
                     self._clear(at, path)
         return others
@@ -106,8 +106,8 @@ class Promises:
         except FileNotFoundError:
             return
         try:
-            there = self._read(path)
-            if there is not None and there.until > self._now() and there.promise.node != self._node:
+            stored = self._read(path)
+            if stored is not None and stored.until > self._now() and stored.promise.node != self._node:
                 return
             aside = at / f".{path.name}.{self._node}.old"
             named.rename(aside)
@@ -129,20 +129,20 @@ class Promises:
             now = self._now()
             for task in range(min(waiting.tasks, _MOST_TASKS)):
                 name = f"{self._cluster}.{waiting.job_id}.{task}"
-                there = self._all.get(name)
+                stored = self._all.get(name)
                 granted = (
-                    there if there is not None and there.promise.node == self._node and there.until > now else None
+                    stored if stored is not None and stored.promise.node == self._node and stored.until > now else None
                 )
                 if granted is not None and granted.promise.gpus >= waiting.gpus:
                     continue  # that task is served
                 held, under_way = (0, 0) if granted is None else (granted.promise.gpus, granted.under_way)
                 promise = Promise(waiting.job_id, self._node, held + gpus)
-                given = _Given(promise, now + self._lasts_s, under_way + 1)
+                stored_promise = _StoredPromise(promise, now + self._lasts_s, under_way + 1)
                 if granted is not None:
-                    self._keep(name, given)
-                elif not self._link(name, given):
+                    self._keep(name, stored_promise)
+                elif not self._link(name, stored_promise):
                     continue
-                self._all = {**self._all, name: given}
+                self._all = {**self._all, name: stored_promise}
                 return name
             return None
 
@@ -152,16 +152,16 @@ class Promises:
             before = self._all.get(name)
             if before is None or before.promise.node != self._node:
                 return
-            left = before.under_way - 1
+            remaining = before.under_way - 1
             promise = before.promise if freed else replace(before.promise, gpus=before.promise.gpus - gpus)
-            until = before.until if left > 0 else self._now() + SETTLE_S
+            until = before.until if remaining > 0 else self._now() + SETTLE_S
             if promise.gpus <= 0:
                 self._drop(name)
                 return
-            given = _Given(promise, until, left)
-            self._all = {**self._all, name: given}
+            stored = _StoredPromise(promise, until, remaining)
+            self._all = {**self._all, name: stored}
             with contextlib.suppress(AffinodeError):
-                self._keep(name, given)
+                self._keep(name, stored)
 
     def _drop(self, name: str) -> None:
         """Withdraw a promise."""
@@ -171,27 +171,27 @@ class Promises:
             with contextlib.suppress(OSError):
                 self._ask(lambda: _unlink(path))
 
-    def _link(self, name: str, given: _Given) -> bool:
+    def _link(self, name: str, stored: _StoredPromise) -> bool:
         """Create the file; ``False``: another node has created it."""
         if self._directory is None:
             return True
         path = self._directory / name
         try:
-            made, there = self._ask(
-                lambda: self._linked(path, given), late=lambda result: _unlink(path) if result[0] else None
+            made, foreign = self._ask(
+                lambda: self._linked(path, stored), late=lambda result: _unlink(path) if result[0] else None
             )
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
-        if there is not None:
-            self._all = {**self._all, name: there}
+        if foreign is not None:
+            self._all = {**self._all, name: foreign}
         return made
 
-    def _linked(self, path: Path, given: _Given) -> tuple[bool, _Given | None]:
+    def _linked(self, path: Path, stored: _StoredPromise) -> tuple[bool, _StoredPromise | None]:
         """Return whether the file was created, and otherwise the promise of another node found there, if readable."""
         with opened(path.parent, create=True) as at:
             self._clear(at, path)
             draft = at / f".{path.name}.{self._node}"
-            write_text(draft, self._text(path, given), mode=0o600)
+            write_text(draft, self._text(path, stored), mode=0o600)
             try:
                 # A link appears whole or not at all, also for other clients of a network file system.
                 os.link(draft, at / path.name)
@@ -201,26 +201,26 @@ class Promises:
                 draft.unlink(missing_ok=True)
         return True, None
 
-    def _keep(self, name: str, given: _Given) -> None:
+    def _keep(self, name: str, stored: _StoredPromise) -> None:
         if self._directory is None:
             return
         path = self._directory / name
 
         def put() -> None:
             with opened(path.parent, create=True) as at:
-                write_text(at / path.name, self._text(path, given), mode=0o600)
+                write_text(at / path.name, self._text(path, stored), mode=0o600)
 
         try:
             self._ask(put)
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
 
-    def _text(self, path: Path, given: _Given) -> str:
-        promise = given.promise
-        value = {"job": promise.job_id, "node": promise.node, "gpus": promise.gpus, "until": given.until}
+    def _text(self, path: Path, stored: _StoredPromise) -> str:
+        promise = stored.promise
+        value = {"job": promise.job_id, "node": promise.node, "gpus": promise.gpus, "until": stored.until}
         return self._signer.encode(_PURPOSE, path.name, value)
 
-    def _read(self, path: Path) -> _Given | None:
+    def _read(self, path: Path) -> _StoredPromise | None:
         """Return the promise in a file; ``None`` if there is none that its node has signed."""
         try:
             content = read_signed(self._signer, _PURPOSE, path)
@@ -234,7 +234,7 @@ class Promises:
         if promise.node != value[SIGNER] or until > self._now() + _AHEAD * self._lasts_s:
             self._signer.refuse(path, "promises for another node, or for ever")
             return None
-        return _Given(promise, until)
+        return _StoredPromise(promise, until)
 
 
 def _unlink(path: Path) -> None:

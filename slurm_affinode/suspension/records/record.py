@@ -125,8 +125,8 @@ _NAMES = {key: name for name, key in _KEYS.items()}
 
 def decode(value: Mapping[str, Any]) -> SuspensionFacts:
     """Return the facts of a line of the journal; unknown ones are ignored. Raises ``ValueError``."""
-    given = {_NAMES[key]: fact for key, fact in value.items() if key in _NAMES}
-    return json_values.record(SuspensionFacts, given, parsers={SuspendOption: SuspendOption.parse})
+    values = {_NAMES[key]: fact for key, fact in value.items() if key in _NAMES}
+    return json_values.record(SuspensionFacts, values, parsers={SuspendOption: SuspendOption.parse})
 
 
 def encode(facts: SuspensionFacts) -> dict[str, Any]:

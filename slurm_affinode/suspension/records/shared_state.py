@@ -254,13 +254,13 @@ class SuspendedJob:
         cls, note: Note, where: str, *, failure: str | None, retries: int = 0, release_epoch: float | None = None
     ) -> SuspendedJob:
         """Return the job of a note. ``retries``: of a failed restore, at most. The others: see above."""
-        left = 0 if note.retry_epoch is None else max(1, retries - note.failures + 1)
+        remaining = 0 if note.retry_epoch is None else max(1, retries - note.failures + 1)
         return cls(
             key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
             image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
             wake="hold" if note.waits_for_request else note.wake, why=note.why, failure=failure, passed=note.passed,
             shown=note.shown, failures=note.failures, failed_epoch=note.failed_epoch, retry_epoch=note.retry_epoch,
-            retries_left=left, releases=note.releases, release_epoch=release_epoch, local_files=note.local_files,
+            retries_left=remaining, releases=note.releases, release_epoch=release_epoch, local_files=note.local_files,
             tied=bool(note.tied),
         )  # fmt: skip
 
@@ -504,9 +504,9 @@ class Notes:
                         os.link(draft, made)
                         fsync_dir(directory)
                     except FileExistsError:
-                        there, inode = self._claimant(path, run, former=former)
-                        if there is not None:
-                            return None if there == who else there
+                        claimant, inode = self._claimant(path, run, former=former)
+                        if claimant is not None:
+                            return None if claimant == who else claimant
                         _take_away(made, inode, draft)
                     else:
                         return None

@@ -128,20 +128,20 @@ class Absences:
             raise AffinodeError(f"{self._directory}: {error.strerror or error}") from error
 
     def _update(self, known: Collection[str], unknown: Collection[str]) -> dict[str, Absence]:
-        there = self._read()
-        if not there and not unknown:
+        stored = self._read()
+        if not stored and not unknown:
             return {}
         updated = {}
         with opened(self._directory, create=True) as directory:
             now = self._clock(directory, self._signer.node)
-            for name, (since, _) in there.items():
+            for name, (since, _) in stored.items():
                 lost = name not in unknown and now - since > self._keep_s + _FORGOTTEN_S
                 if name in known or lost:
                     (directory / _file(name)).unlink(missing_ok=True)
             for name in unknown:
-                since, confirmed = there.get(name, (now, False))
+                since, confirmed = stored.get(name, (now, False))
                 since = min(since, now)  # the clock of the file server was set back
-                if (since, confirmed) != there.get(name):
+                if (since, confirmed) != stored.get(name):
                     self._write(directory, name, since, confirmed=confirmed)
                 updated[name] = self._absence(since, now, confirmed=confirmed)
         return updated
@@ -150,11 +150,11 @@ class Absences:
         """Record that an administrator permits the removal of these jobs' images. Raises ``AffinodeError``."""
 
         def put() -> None:
-            there = self._read()
+            stored = self._read()
             with opened(self._directory, create=True) as directory:
                 now = self._clock(directory, self._signer.node)
                 for name in unknown:
-                    self._write(directory, name, there.get(name, (now, False))[0], confirmed=True)
+                    self._write(directory, name, stored.get(name, (now, False))[0], confirmed=True)
             self._remove_stop()
 
         try:
@@ -166,12 +166,12 @@ class Absences:
         """Return the recorded jobs; empty if they cannot be read."""
 
         def read() -> dict[str, Absence]:
-            there = self._read()
-            if not there:
+            stored = self._read()
+            if not stored:
                 return {}
             with opened(self._directory) as directory:
                 now = self._clock(directory, self._signer.node)
-            return {name: self._absence(since, now, confirmed=yes) for name, (since, yes) in there.items()}
+            return {name: self._absence(since, now, confirmed=yes) for name, (since, yes) in stored.items()}
 
         with contextlib.suppress(OSError):
             return self._ask(read)
@@ -340,7 +340,7 @@ class ImageSweep:
         stopped = self._stop(absent)
         if stopped is not None:
             return Swept(live, absent, (), stopped=stopped)
-        gone = {name for name, value in absent.items() if value.due and name not in unasked}
+        ended = {name for name, value in absent.items() if value.due and name not in unasked}
         newest = self._newest(jobs, notes)
         removed: list[tuple[DirectoryStore, str]] = []
         for store in self.stores:
@@ -349,14 +349,14 @@ class ImageSweep:
                     (store, name)
                     for name in store.sweep(
                         [run for runs in jobs.live.values() for run in runs], cluster=self.cluster, newest=newest,
-                        kept=unknown - gone, young_s=young_s + time.monotonic() - began, dry_run=dry_run,
+                        kept=unknown - ended, young_s=young_s + time.monotonic() - began, dry_run=dry_run,
                         failed=partial(self.failed, store), leaving=partial(deleted_files.gone, store),
                     )
                 ]  # fmt: skip
             except (CheckpointError, OSError) as error:
                 why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
                 self.failed(store, f"{store.path}: {why}")
-        return Swept(live, absent, gone, removed)
+        return Swept(live, absent, ended, removed)
 
     # --- jobs in Slurm
 

@@ -26,7 +26,7 @@ from slurm_affinode.checkpoint.files import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, InheritFd
 from slurm_affinode.model.suspension import LiveRun
 
-THEIRS = Path("/srv/checkpoint-attack")
+DIRECTORY_OF_ROOT = Path("/srv/checkpoint-attack")
 """A directory of root that all users can read."""
 HIDDEN = Path("/home/bob/project")
 """A directory of another user, whose home directory others cannot enter."""
@@ -214,8 +214,8 @@ class Attacks(Driven):
 
     def victim(self, name: str) -> None:
         """Start a process tree with the open files of ``VICTIMS[name]``, and wait until it is ready."""
-        shutil.rmtree(THEIRS, ignore_errors=True)
-        THEIRS.mkdir(mode=0o755)
+        shutil.rmtree(DIRECTORY_OF_ROOT, ignore_errors=True)
+        DIRECTORY_OF_ROOT.mkdir(mode=0o755)
         shutil.rmtree(HIDDEN, ignore_errors=True)
         HIDDEN.mkdir(mode=0o755)
         os.chown(HIDDEN, BOB, BOB)
@@ -223,10 +223,10 @@ class Attacks(Driven):
         if name == "listeners":
             self.log = subprocess.Popen(
                 [PYTHON, "-c", "import socket, sys, os\ns = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
-                 f"s.bind('{THEIRS}/log'); os.chmod('{THEIRS}/log', 0o666)\n"
-                 f"open('{THEIRS}/received', 'wb').write(s.recv(99))"],
+                 f"s.bind('{DIRECTORY_OF_ROOT}/log'); os.chmod('{DIRECTORY_OF_ROOT}/log', 0o666)\n"
+                 f"open('{DIRECTORY_OF_ROOT}/received', 'wb').write(s.recv(99))"],
             )  # fmt: skip
-            wait_for("the log", (THEIRS / "log").exists)
+            wait_for("the log", (DIRECTORY_OF_ROOT / "log").exists)
         code = VICTIM.format(setup=VICTIMS[name], ask=ASK.get(name, ""))
         self.shepherd(PYTHON, "-Wignore", "-c", code, str(self.work))
         wait_for("the victim", (self.work / "ready").exists)
@@ -238,7 +238,7 @@ class Attacks(Driven):
         self.end()
         (path := self.work / name).lstat()
         mode = stat.S_IMODE(path.stat().st_mode)
-        target = THEIRS / path.name
+        target = DIRECTORY_OF_ROOT / path.name
         if what == "file":
             target.write_text("root's\n")
             target.chmod(mode)
@@ -280,10 +280,10 @@ class Attacks(Driven):
 
     def dump_swapped(self, times: int) -> list[str]:
         """Dump while the user swaps a directory with a link to one of root's; return the names in root's directory."""
-        theirs = Path("/home/checkpoint-attack")  # on the file system of the user's files, as links need
-        shutil.rmtree(theirs, ignore_errors=True)
-        theirs.mkdir(mode=0o755)
-        swapping = as_user(SWAPPING, str(self.work / "place"), str(self.work / "link"), str(theirs))
+        directory_of_root = Path("/home/checkpoint-attack")  # on the file system of the user's files, as links need
+        shutil.rmtree(directory_of_root, ignore_errors=True)
+        directory_of_root.mkdir(mode=0o755)
+        swapping = as_user(SWAPPING, str(self.work / "place"), str(self.work / "link"), str(directory_of_root))
         try:
             for _ in range(times):
                 with suppress(CheckpointError):
@@ -293,7 +293,7 @@ class Attacks(Driven):
         finally:
             swapping.kill()
             swapping.wait()
-        return sorted(path.name for path in theirs.iterdir())
+        return sorted(path.name for path in directory_of_root.iterdir())
 
     def restore_victim(self, shared: bool = False, swap: str | None = None) -> float:
         """Restore the victim; return the duration in seconds. ``swap``: image file to change after its verification."""
@@ -341,12 +341,15 @@ class Attacks(Driven):
 
     def received(self) -> str:
         """Return the data received by root's socket."""
-        wait_for("the datagram", lambda: (THEIRS / "received").exists() and (THEIRS / "received").read_text())
-        return (THEIRS / "received").read_text()
+        wait_for(
+            "the datagram",
+            lambda: (DIRECTORY_OF_ROOT / "received").exists() and (DIRECTORY_OF_ROOT / "received").read_text(),
+        )
+        return (DIRECTORY_OF_ROOT / "received").read_text()
 
     def root_names(self) -> list[str]:
         """Return the names in root's directory."""
-        return sorted(path.name for path in THEIRS.rglob("*"))
+        return sorted(path.name for path in DIRECTORY_OF_ROOT.rglob("*"))
 
 
 if __name__ == "__main__":

@@ -38,12 +38,12 @@ class Driven(Session):
 
     def link_file(self) -> str:
         """As the user, replace a file to which the tree appends with a link to a file of root; return that file."""
-        path, theirs = self.work / "append", Path("/run/checkpoint-test-theirs")
-        theirs.write_text("root's\n")
-        theirs.chmod(path.stat().st_mode & 0o7777)
+        path, file_of_root = self.work / "append", Path("/run/checkpoint-test-theirs")
+        file_of_root.write_text("root's\n")
+        file_of_root.chmod(path.stat().st_mode & 0o7777)
         path.unlink()
-        path.symlink_to(theirs)
-        return str(theirs)
+        path.symlink_to(file_of_root)
+        return str(file_of_root)
 
     def change_file(self) -> None:
         """Append to a file that the tree has open."""

@@ -97,9 +97,9 @@ def sleeper(work: Path) -> None:
     time.sleep(600)
 
 
-def wait_for(look: Callable[[], Any]) -> Any:
+def wait_for(probe: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + DEADLINE_S
-    while not (result := look()):
+    while not (result := probe()):
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(0.02)

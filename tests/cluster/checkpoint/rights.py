@@ -51,13 +51,13 @@ class Rights(Driven):
 
     def restore_watched(self) -> dict[str, Any]:
         """Restore with a slow verification while another process of the user tries to trace the tree."""
-        told = self.work / "watched"
-        argv = [PYTHON, str(HERE / "watcher.py"), str(UID), str(told)]
+        report = self.work / "watched"
+        argv = [PYTHON, str(HERE / "watcher.py"), str(UID), str(report)]
         self.watcher = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.watcher.stdout is not None
         self.watcher.stdout.readline()
         self.restore()
-        record: dict[str, Any] = json.loads(told.read_text())
+        record: dict[str, Any] = json.loads(report.read_text())
         return record
 
     def verified(self, pages: Pages) -> Pages:

@@ -37,10 +37,10 @@ DEADLINE_S = 40.0
 JOB = JobKey("test", 1, 100)
 
 
-def wait_for(what: str, look: Callable[[], Any]) -> Any:
+def wait_for(what: str, probe: Callable[[], Any]) -> Any:
     """Poll until the value is true; return it."""
     deadline = time.monotonic() + DEADLINE_S
-    while not (seen := look()):
+    while not (seen := probe()):
         if time.monotonic() > deadline:
             raise TimeoutError(what)
         time.sleep(0.01)
@@ -175,12 +175,12 @@ class Session:
             self.criu.dump(tree, directory_fd, timeout_s=60, stop=stop)
         except BaseException:
             stop.release()
-            self.go_on()
+            self.continue_processes()
             raise
         finally:
             stop.release()
 
-    def go_on(self) -> None:
+    def continue_processes(self) -> None:
         """Continue the processes that the workload itself has not stopped."""
         for pid in set(members(self.init).values()) - self.stopped:
             with contextlib.suppress(ProcessLookupError):  # ended since one before it continues
@@ -210,7 +210,7 @@ class Session:
 
     def resume(self) -> None:
         """Roll back: continue the frozen processes and restore their GPU memory."""
-        self.go_on()
+        self.continue_processes()
         for pid in self.users():
             if self.cuda.state(pid) == "checkpointed":
                 self.cuda.restore(pid)

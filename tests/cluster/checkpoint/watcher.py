@@ -41,7 +41,7 @@ def attempts(libc: ctypes.CDLL, pid: int) -> list[str]:
 
 def main() -> None:
     """Try to trace new processes until end of standard input."""
-    uid, told = int(sys.argv[1]), Path(sys.argv[2])
+    uid, report = int(sys.argv[1]), Path(sys.argv[2])
     os.setgroups([])
     os.setgid(uid)
     os.setuid(uid)
@@ -49,14 +49,14 @@ def main() -> None:
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     before = set(os.listdir("/proc"))  # noqa: PTH208 - only names
     print("ready", flush=True)
-    asked, seen, got = 0, set(), set()
+    count, seen, got = 0, set(), set()
     while not select.select([sys.stdin], [], [], 0)[0]:
         for name in set(os.listdir("/proc")) - before:  # noqa: PTH208
             if name.isdigit():
-                asked += 1
+                count += 1
                 seen.add(name)
                 got.update(f"{name}: {attempt}" for attempt in attempts(libc, int(name)))
-    told.write_text(json.dumps({"asked": asked, "seen": len(seen), "got": sorted(got)}))
+    report.write_text(json.dumps({"attempts": count, "seen": len(seen), "got": sorted(got)}))
 
 
 if __name__ == "__main__":

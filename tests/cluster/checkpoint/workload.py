@@ -93,8 +93,8 @@ def files(directory: Path) -> Iterator[Check | str]:
             reading.read(), (directory / "append").read_text(), hashlib.sha256(deleted.read()).hexdigest(),
             min(entry.name for entry in os.scandir(opened)),
         )  # fmt: skip
-        wanted = ("456789", "before\nafter\n", hashlib.sha256(b"x" * (3 * MIB)).hexdigest(), "append")
-        return "ok" if result == wanted else wrong(result)
+        expected = ("456789", "before\nafter\n", hashlib.sha256(b"x" * (3 * MIB)).hexdigest(), "append")
+        return "ok" if result == expected else wrong(result)
 
     yield check
 
@@ -108,16 +108,16 @@ def shm(_: Path) -> Iterator[Check | str]:
         unlinked = mmap.mmap(file.fileno(), MIB)
     path.unlink()
     anonymous[:6] = unlinked[:6] = b"shared"
-    asked, answer = os.pipe(), os.pipe()
+    request, answer = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        os.read(asked[0], 1)
+        os.read(request[0], 1)
         anonymous[10:15] = unlinked[10:15] = b"child"
         os.write(answer[1], b"1")
         os._exit(0)
 
     def check() -> str:
-        os.write(asked[1], b"1")
+        os.write(request[1], b"1")
         os.read(answer[0], 1)
         os.waitpid(child, 0)
         result = [anonymous[:15], unlinked[:15]]
@@ -240,7 +240,7 @@ def children(directory: Path) -> Iterator[Check | str]:
     script = (
         "import os,sys,time\nwhile not os.path.exists(sys.argv[1]): time.sleep(.02)\nprint('continued', flush=True)"
     )
-    own = subprocess.Popen(
+    leader = subprocess.Popen(
         [sys.executable, "-c", script, str(directory / "go")], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
     shell = subprocess.Popen(
@@ -258,7 +258,7 @@ def children(directory: Path) -> Iterator[Check | str]:
         state = Path(f"/proc/{stopped.pid}/stat").read_text().rpartition(")")[2].split()[0]
         stopped.kill()
         result = (
-            own.communicate(timeout=10)[0], shell.communicate(timeout=10)[0], state, stopped.wait(),
+            leader.communicate(timeout=10)[0], shell.communicate(timeout=10)[0], state, stopped.wait(),
             os.waitstatus_to_exitcode(os.waitpid(zombie, 0)[1]), os.getsid(0) == os.getpid(),
         )  # fmt: skip
         return "ok" if result == ("continued\n", "shell\n", "T", -9, 7, True) else wrong(result)
@@ -405,24 +405,24 @@ def replaced(fds: dict[int, str], mapped: list[int]) -> str:
 def _with_worker(*, restored: bool) -> Iterator[Check | str]:
     equal = fill(0, 5)
     context = multiprocessing.get_context("fork")
-    asked, answered = context.Queue(), context.Queue()
+    requests, answers = context.Queue(), context.Queue()
 
     def work() -> None:
         before = device_files()
-        answered.put("ok" if all(before) else wrong(f"inherited {before}"))
-        while asked.get():
+        answers.put("ok" if all(before) else wrong(f"inherited {before}"))
+        while requests.get():
             changed = restored and os.major(Path("/dev/nvidia0").stat().st_rdev) != 1  # CRIU dumps /dev/null itself
-            answered.put(replaced(*before) if changed else "ok" if device_files() == before else wrong(device_files()))
+            answers.put(replaced(*before) if changed else "ok" if device_files() == before else wrong(device_files()))
 
     worker = context.Process(target=work)
     worker.start()
-    began = answered.get(timeout=20)
+    began = answers.get(timeout=20)
     descriptors = sorted(Path(f"/proc/{worker.pid}/fd").iterdir())
 
     def check() -> str:
-        asked.put(True)
-        result, now = answered.get(timeout=20), sorted(Path(f"/proc/{worker.pid}/fd").iterdir())
-        asked.put(False)
+        requests.put(True)
+        result, now = answers.get(timeout=20), sorted(Path(f"/proc/{worker.pid}/fd").iterdir())
+        requests.put(False)
         worker.join(20)
         if (now, worker.exitcode, equal()) != (descriptors, 0, True):
             return wrong((now, descriptors, worker.exitcode))

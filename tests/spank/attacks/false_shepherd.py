@@ -34,12 +34,12 @@ def hello(job: str) -> None:
 
 def become(shepherd: str, job: str) -> None:
     """Execute a shepherd with a keeper that does not respond."""
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    os.set_inheritable(its.fileno(), True)
-    os.set_inheritable(mine.fileno(), True)  # keeps the keeper's end open as long as the shepherd runs
+    keeper_end, shepherd_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.set_inheritable(shepherd_end.fileno(), True)
+    os.set_inheritable(keeper_end.fileno(), True)  # keeps the keeper's end open as long as the shepherd runs
     os.execv(  # noqa: S606
         shepherd,
-        (shepherd, str(its.fileno()), job, "1", "0", "300", SOCKET, OPTION, "--", "/bin/sleep", "8"),
+        (shepherd, str(shepherd_end.fileno()), job, "1", "0", "300", SOCKET, OPTION, "--", "/bin/sleep", "8"),
     )
 
 

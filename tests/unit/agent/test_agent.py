@@ -37,13 +37,15 @@ def test_idle_job_is_suspended(node: Node1) -> None:
     watched(node, option="window=1,when=always")
     wait_until("it is suspended", lambda: node.acts.suspended_jobs)
     assert node.acts.suspended_jobs[0] == (7, "idle 1s")
-    assert node.acts.looks[0] is None
+    assert node.acts.last_samples[0] is None
 
 
 def test_failed_suspension_delays_the_next_one(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """``status`` shows what failed, and when the next one may be. A suspension that succeeds ends the delay."""
     suspend = node.acts.suspend
-    monkeypatch.setattr(node.acts, "suspend", lambda *given, **named: replace(suspend(*given, **named), failure="bad"))
+    monkeypatch.setattr(
+        node.acts, "suspend", lambda *arguments, **named: replace(suspend(*arguments, **named), failure="bad")
+    )
     node.acts.go.set()
     watched(node, option="window=1,when=always")
     loop = node.daemon.loop
@@ -67,8 +69,8 @@ def test_suspension_given_up_for_a_job_in_use_delays_no_other(node: Node1, monke
     """It computes again, or a request has arrived: nothing is wrong with its suspension."""
     suspend, given_up = node.acts.suspend, []
 
-    def in_use(*given: Any, **named: Any) -> SuspensionRecord:
-        record = suspend(*given, **named)
+    def in_use(*arguments: Any, **named: Any) -> SuspensionRecord:
+        record = suspend(*arguments, **named)
         given_up.append(record)
         return replace(record, failure="a request is waiting", in_use=True) if len(given_up) == 1 else record
 
@@ -118,8 +120,8 @@ def test_job_busy_at_last_moment_is_not_suspended(node: Node1) -> None:
     assert node.acts.begun.wait(DEADLINE_S)  # the agent's own last sample has been taken
     node.gpus.util_pct[0] = 50.0
     node.acts.go.set()
-    looks = wait_until("it looked again", lambda: node.acts.looks)
-    assert looks[0] == "GPU 0: utilization 50 is above 0"
+    samples = wait_until("it looked again", lambda: node.acts.last_samples)
+    assert samples[0] == "GPU 0: utilization 50 is above 0"
 
 
 def test_pending_job_creates_pressure(node: Node1) -> None:
@@ -351,6 +353,6 @@ def test_gpus_are_not_queried_without_job(node: Node1) -> None:
     """A node without such jobs has almost no overhead."""
     wait_until("some ticks have passed", lambda: node.acts.ticks, lambda ticks: ticks > 3)
     assert node.gpus.reads == 0
-    assert node.slurm.asked == 0
+    assert node.slurm.queries == 0
     assert isinstance(node.gpus, Gpus)
     assert isinstance(node.slurm, Slurm)

@@ -63,7 +63,7 @@ def test_job_mapping_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("text", "env", "said"),
+    ("text", "env", "message"),
     [
         ("", {}, "SLURM_JOB_ID and SLURM_JOB_UID are not set"),
         ("", {"SLURM_JOB_ID": "7; reboot", "SLURM_JOB_UID": "0"}, "are not set"),
@@ -74,13 +74,13 @@ def test_job_mapping_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
 )
 def test_errors_do_not_fail_node(  # noqa: PLR0917
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, env: dict[str, str],
-    said: str,
+    message: str,
 ) -> None:  # fmt: skip
     """Errors are reported, and the job starts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hooks, "RUN_DIR", str(tmp_path / "nowhere"))
     assert hooks.main("prolog", settings_file(tmp_path, text), env) == 0
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_strict_hooks_fail_without_agent(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_hooks_import_little() -> None:
 
 def test_leftovers_on_instances_without_index_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """MIG instances may have such names; for a job without GPUs there is no search."""
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(hooks, "ask_local", lambda _, request, **__: asked.append(dict(request)) or {})
+    requests: list[dict[str, Any]] = []
+    monkeypatch.setattr(hooks, "ask_local", lambda _, request, **__: requests.append(dict(request)) or {})
     for names in ("MIG-1a2b,MIG-3c4d", "0,1", ""):
         assert hooks.run("epilog", {}, JOB | {"SLURM_JOB_GPUS": names}) == []
-    assert [action["gpus"] for action in asked if action["verb"] == "leftovers"] == [[], [0, 1]]
-    assert [action.get("gpus") for action in asked if action["verb"] == "epilog"] == [None, [0, 1], None]
+    assert [action["gpus"] for action in requests if action["verb"] == "leftovers"] == [[], [0, 1]]
+    assert [action.get("gpus") for action in requests if action["verb"] == "epilog"] == [None, [0, 1], None]

@@ -66,20 +66,20 @@ def test_slurmctld_queries_per_user_are_limited(node: Node1, monkeypatch: pytest
     monkeypatch.setattr(node.daemon.service, "_request_pace", Pace(0.001, 20))
 
     def codes(job_ids: list[int], caller: Caller = ALICE) -> list[str]:
-        told = []
+        result = []
         for job_id in job_ids:
             with pytest.raises(control.RequestError) as caught:
                 ask(node, caller, verb="status", job=job_id)
-            told.append(caught.value.code)
-        return told
+            result.append(caught.value.code)
+        return result
 
-    asked: list[int | str] = []
-    look = node.slurm.job
-    monkeypatch.setattr(node.slurm, "job", lambda job_id: (asked.append(job_id), look(job_id))[1])
+    queries: list[int | str] = []
+    read_job = node.slurm.job
+    monkeypatch.setattr(node.slurm, "job", lambda job_id: (queries.append(job_id), read_job(job_id))[1])
     assert codes([10] * 50) == ["interactive"] * 50
-    assert asked == [10]
+    assert queries == [10]
     assert codes(list(range(10, 35))) == ["interactive"] * 20 + ["too-often"] * 5
-    assert asked == list(range(10, 30))
+    assert queries == list(range(10, 30))
     assert codes([34], ROOT) == ["interactive"]
     assert codes([34]) == ["interactive"]  # cached meanwhile
 
@@ -110,18 +110,18 @@ def test_suspended_job_is_shown_beyond_query_limit(node: Node1, monkeypatch: pyt
 
 def test_unresponsive_slurmctld_is_waited_for_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later clients only wait briefly until it responds again, and do not queue behind each other."""
-    silent, asked = threading.Event(), []
-    node.daemon._slurm.post(lambda: silent.wait(30) and None)
+    responds, calls = threading.Event(), []
+    node.daemon._slurm.post(lambda: responds.wait(30) and None)
     monkeypatch.setattr(daemon, "CALL_S", 0.05)
-    node.daemon._slurm_calls(lambda: asked.append(1))
+    node.daemon._slurm_calls(lambda: calls.append(1))
     monkeypatch.setattr(daemon, "CALL_S", 3600.0)
     monkeypatch.setattr(daemon, "NEXT_CALL_S", 0.05)
     for _ in range(3):
-        node.daemon._slurm_calls(lambda: asked.append(2))
-    silent.set()
+        node.daemon._slurm_calls(lambda: calls.append(2))
+    responds.set()
     monkeypatch.setattr(daemon, "NEXT_CALL_S", 30.0)
-    node.daemon._slurm_calls(lambda: asked.append(3))
-    assert asked == [3]
+    node.daemon._slurm_calls(lambda: calls.append(3))
+    assert calls == [3]
     assert not node.daemon._slurm_calls._timed_out
 
 

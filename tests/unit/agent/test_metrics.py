@@ -108,7 +108,7 @@ def test_failed_suspension_is_counted_with_its_phase(node: Node1, monkeypatch: p
     suspend = node.acts.suspend
     monkeypatch.setattr(
         node.acts, "suspend",
-        lambda *given, **named: replace(suspend(*given, **named), failure="bad", phase=Phase.DUMPING),
+        lambda *arguments, **named: replace(suspend(*arguments, **named), failure="bad", phase=Phase.DUMPING),
     )  # fmt: skip
     node.acts.go.set()
     watched(node, option="window=1,when=always")

@@ -39,7 +39,7 @@ class World:
     gpus: Gpus = field(default_factory=Gpus)
     queue: SlurmQueue | None = field(default_factory=lambda: SlurmQueue(0.0, (), (NODE,)))
     made: list[subprocess.Popen[str]] = field(default_factory=list)
-    asked: int = 0
+    queries: int = 0
 
     def process(
         self, text: str = WILLING, device: int = 0, *, program: str = sys.executable, **env: str
@@ -64,7 +64,7 @@ class World:
             yield self.gpus
 
         def queue() -> SlurmQueue | None:
-            self.asked += 1
+            self.queries += 1
             return self.queue
 
         return Orphans(driver, queue, "c1", **{"first_user": 0, **more})  # type: ignore[arg-type]
@@ -264,30 +264,30 @@ def test_leftovers_on_gpus_are_killed_and_reported(world: World) -> None:
     """Processes of other jobs and on other GPUs are spared; slurmctld is queried at most once."""
     world.queue = SlurmQueue(0.0, (job(7, state="COMPLETING"), job(8)), (NODE,))
     world.gpus.count = 2
-    mine, other, elsewhere = (
+    leftover, other, elsewhere = (
         world.process(SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8"), world.process(device=1, SLURM_JOB_ID="7"),
     )  # fmt: skip
     orphans = world.orphans()
     report = orphans.leftovers(7, os.getuid(), [0], kill=True, wait_s=DEADLINE_S)
-    assert [process["pid"] for process in report["left"]] == [mine.pid]
+    assert [process["pid"] for process in report["left"]] == [leftover.pid]
     assert report["left"][0]["ended_by"] == "SIGTERM"
-    assert mine.wait(DEADLINE_S) == -15
+    assert leftover.wait(DEADLINE_S) == -15
     assert (other.poll(), elsewhere.poll()) == (None, None)
     assert orphans.reports.all() == [report]
-    assert world.asked == 0
+    assert world.queries == 0
 
 
 def test_leftovers_are_searched_on_all_gpus_if_unknown(world: World) -> None:
     """MIG instances have no indices in Slurm. Processes of others there are not leftovers."""
     world.gpus.count = 3
     world.gpus.lost.add(2)
-    mine, other = world.process(device=1, SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8")
+    leftover, other = world.process(device=1, SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8")
     for indices in ([], [9]):
         report = world.orphans().leftovers(7, os.getuid(), indices, kill=True, wait_s=DEADLINE_S)
-        assert ([process["pid"] for process in report["left"]], report["dirty"]) == ([mine.pid], [])
+        assert ([process["pid"] for process in report["left"]], report["dirty"]) == ([leftover.pid], [])
         assert other.poll() is None
-        mine.wait(DEADLINE_S)
-        mine = world.process(device=1, SLURM_JOB_ID="7")
+        leftover.wait(DEADLINE_S)
+        leftover = world.process(device=1, SLURM_JOB_ID="7")
     assert "is still there" in world.orphans().leftovers(7, os.getuid(), [], kill=False, wait_s=0.1)["dirty"][0]
 
 
@@ -307,9 +307,9 @@ def test_unnamed_process_is_leftover_of_only_job_of_user(world: World) -> None:
     assert world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=1)["left"] == []
     assert child.poll() is None
     world.queue = SlurmQueue(0.0, (job(7, state="COMPLETING"),), (NODE,))
-    world.asked = 0
+    world.queries = 0
     assert world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=1)["left"]
-    assert world.asked == 1
+    assert world.queries == 1
 
 
 def test_gpu_that_is_not_freed_is_dirty(world: World) -> None:
@@ -335,10 +335,10 @@ def test_gpu_that_is_not_freed_is_dirty(world: World) -> None:
 def test_utilization_of_processes_is_reported(world: World) -> None:
     """The values cover the last seconds of the node's clock; a process not listed by the driver computed nothing."""
     busy, idle = world.process(), world.process()
-    asked: list[int] = []
+    starts_us: list[int] = []
 
     def used(device: Any, since_us: int = 0) -> list[ProcessUtilization]:
-        asked.append(since_us)
+        starts_us.append(since_us)
         if device.index:
             raise NotSupported("GPU 1 does not tell")
         return [ProcessUtilization(busy.pid, since_us + 1, 70.0, 20.0)]
@@ -349,7 +349,7 @@ def test_utilization_of_processes_is_reported(world: World) -> None:
     known = {row["pid"]: (row["sm_pct"], row["memory_pct"]) for row in first["processes"]}
     assert known == {busy.pid: (70.0, 20.0), idle.pid: (0.0, 0.0)}
     assert [row["sm_pct"] for row in second["processes"]] == [None]
-    assert set(asked) == {995_000_000}
+    assert set(starts_us) == {995_000_000}
     assert {row["sm_pct"] for row in world.orphans().gpus()[0]["processes"]} == {None}
 
 

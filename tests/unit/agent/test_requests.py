@@ -65,7 +65,7 @@ def test_suspend_on_request(node: Node1) -> None:
         ask(node, ALICE, verb="suspend", job=7)
     node.acts.go.set()
     wait_until("it is done", lambda: node.acts.suspended_jobs, lambda done: done == [(7, "requested by alice")])
-    assert node.acts.looks == [None]
+    assert node.acts.last_samples == [None]
 
 
 def by_record(watched: WatchedJob) -> list[Refusal]:
@@ -148,7 +148,7 @@ def test_suspend_on_request_is_refused_with_reason(node: Node1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "said"),
+    ("change", "code", "message"),
     [
         ({"batch": False}, "interactive", "job 9 cannot be suspended: interactive: it is interactive"),
         ({"batch": False, "het_job_id": 9}, "heterogeneous", "its parts cannot be suspended as one"),
@@ -156,11 +156,11 @@ def test_suspend_on_request_is_refused_with_reason(node: Node1) -> None:
         ({"batch_host": "c2"}, "unknown-job", "is known on c2"),
     ],
 )
-def test_job_without_shepherd_is_explained(node: Node1, change: dict[str, Any], code: str, said: str) -> None:
+def test_job_without_shepherd_is_explained(node: Node1, change: dict[str, Any], code: str, message: str) -> None:
     """slurmctld knows its kind; for a batch job the node of its script knows more."""
     ask(node, verb="prolog", job=9, uid=2001)
     node.slurm.all[9] = job(9, **change)
-    with pytest.raises(control.RequestError, match=said) as caught:
+    with pytest.raises(control.RequestError, match=message) as caught:
         ask(node, ALICE, verb="status", job=9)
     assert caught.value.code == code
     with pytest.raises(control.RequestError, match="not yours"):
@@ -227,7 +227,7 @@ def test_job_restored_while_slurmctld_responds_is_not_reported_without_option(
         node.daemon.work._under_way.clear()
         return slowly(job_id, caller)
 
-    monkeypatch.setattr(type(node.daemon.service), "_slurms", lambda _, *asked: restored_meanwhile(*asked))
+    monkeypatch.setattr(type(node.daemon.service), "_slurms", lambda _, *arguments: restored_meanwhile(*arguments))
     with pytest.raises(control.RequestError, match="job 7 is being worked on: restoring"):
         ask(node, ALICE, verb="suspend", job=7)
 
@@ -274,8 +274,10 @@ def test_job_of_the_plugin_of_another_release_is_not_reported_without_option(
 
 
 @pytest.mark.parametrize("what", ["never watched", "watched", "suspended"])
-@pytest.mark.parametrize(("state", "said"), [("CANCELLED", "job 9 has ended: CANCELLED"), (None, "job 9 has ended$")])
-def test_ended_job_is_reported_as_ended(node: Node1, what: str, state: str | None, said: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "message"), [("CANCELLED", "job 9 has ended: CANCELLED"), (None, "job 9 has ended$")]
+)
+def test_ended_job_is_reported_as_ended(node: Node1, what: str, state: str | None, message: str) -> None:
     """Stale data remains if the epilog did not run or an image is left. ``None``: Slurm no longer knows the job."""
     if what == "suspended":
         node.acts.asleep.append(asleep(9))
@@ -289,7 +291,7 @@ def test_ended_job_is_reported_as_ended(node: Node1, what: str, state: str | Non
     if (what, state) == ("suspended", None):  # slurmctld may have lost its state, and the image may be needed
         assert ask(node, ALICE, verb="status", job=9)["jobs"][0]["state"] == "suspended"
         return
-    with pytest.raises(control.RequestError, match=said) as caught:
+    with pytest.raises(control.RequestError, match=message) as caught:
         ask(node, ALICE, verb="suspend", job=9)
     assert caught.value.code == "ended"
 
@@ -509,10 +511,12 @@ def test_prolog_is_not_delayed_by_requests_of_users(tmp_path: Path, monkeypatch:
         for user in users:
             user.sendall(b'{"service": "slurm-affinode", "verb": "status"}\n')
         try:
-            told = ask_local(node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=DEADLINE_S)
+            answer = ask_local(
+                node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=DEADLINE_S
+            )
         finally:
             store.set()
-        assert told["job_id"] == 9
+        assert answer["job_id"] == 9
         for user in users:
             assert json.loads(user.makefile("rb").read())["ok"] is True
             user.close()
@@ -520,7 +524,7 @@ def test_prolog_is_not_delayed_by_requests_of_users(tmp_path: Path, monkeypatch:
 
 def test_busy_driver_does_not_block_queries_to_slurmctld(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refusals are then unknown for a while; status reports the rest, and the queue is still queried."""
-    began, moved, asked = threading.Event(), threading.Event(), []
+    began, moved, calls = threading.Event(), threading.Event(), []
     watched(node)
     node.daemon.loop.states[7].refusals_s = -1e9
     monkeypatch.setattr(node.acts, "refusals", lambda job: (began.set(), moved.wait(DEADLINE_S), ())[-1])
@@ -528,9 +532,9 @@ def test_busy_driver_does_not_block_queries_to_slurmctld(node: Node1, monkeypatc
     assert ask(node, ROOT, verb="status", job=7)["jobs"][0]["job_id"] == 7
     assert began.is_set()
     monkeypatch.setattr(daemon, "CALL_S", DEADLINE_S)
-    node.daemon._slurm_calls(lambda: asked.append(moved.is_set()))
+    node.daemon._slurm_calls(lambda: calls.append(moved.is_set()))
     moved.set()
-    assert asked == [False]
+    assert calls == [False]
 
 
 def test_prolog_is_served_if_public_socket_is_full(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,8 +550,8 @@ def test_prolog_is_served_if_public_socket_is_full(node: Node1, monkeypatch: pyt
             item.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 item.connect(str(node.run_dir / "control.sock"))
-        told = ask_local(node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=DEADLINE_S)
-        assert told["job_id"] == 9
+        answer = ask_local(node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=DEADLINE_S)
+        assert answer["job_id"] == 9
         (node.run_dir / "root.sock").unlink()  # as with an agent of an older version
         with pytest.raises(UnreachableError, match=r"control\.sock: the agent does not respond"):
             ask_local(node.run_dir, {"verb": "status"}, timeout_s=0.1)
@@ -556,11 +560,11 @@ def test_prolog_is_served_if_public_socket_is_full(node: Node1, monkeypatch: pyt
 def test_abandoned_queries_are_dropped(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries abandoned while slurmctld did not respond do not delay later ones."""
     monkeypatch.setattr(daemon, "CALL_S", 0.02)
-    silent, asked = threading.Event(), []
-    node.daemon._slurm.post(lambda: silent.wait(DEADLINE_S) and None)
+    responds, calls = threading.Event(), []
+    node.daemon._slurm.post(lambda: responds.wait(DEADLINE_S) and None)
     for number in range(5):
-        node.daemon._slurm_calls(lambda number=number: asked.append(number))
+        node.daemon._slurm_calls(lambda number=number: calls.append(number))
     monkeypatch.setattr(daemon, "CALL_S", DEADLINE_S)
-    silent.set()
-    node.daemon._slurm_calls(lambda: asked.append(99))
-    assert asked == [99]
+    responds.set()
+    node.daemon._slurm_calls(lambda: calls.append(99))
+    assert calls == [99]

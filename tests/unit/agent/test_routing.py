@@ -26,7 +26,7 @@ class Agents:
         self, known: dict[str, set[int]], local: str | None = None, down: frozenset[str] = frozenset()
     ) -> None:
         self.known, self.here, self.down = known, local, down
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.timeouts_s: list[float] = []
         self.code = "unknown-job"
 
@@ -37,7 +37,7 @@ class Agents:
 
     def node(self, host: str, port: int, node: str, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         assert port == 9999
-        self.asked.append(node)
+        self.queries.append(node)
         self.timeouts_s.append(timeout_s)
         if node in self.down:
             raise UnreachableError(f"the agent on {node} does not respond: Connection refused")
@@ -68,7 +68,7 @@ def test_running_job_is_routed_to_batch_host(reach: MakeReach) -> None:
     way = reach(agents, slurm := Slurm({7: job()}))
     assert way.about("7", {"verb": "status"})["node"] == "c1"
     assert way.about("7", {"verb": "status"})["node"] == "c1"
-    assert (agents.asked, slurm.asked) == (["c1", "c1"], 1)
+    assert (agents.queries, slurm.queries) == (["c1", "c1"], 1)
 
 
 def test_kill_request_waits_for_process_to_end(reach: MakeReach) -> None:
@@ -92,24 +92,24 @@ def test_suspended_job_is_routed_to_any_node_that_knows_it(reach: MakeReach) -> 
     agents = Agents({"c3": {7}}, down=frozenset({"c2"}))
     slurm = Slurm({7: waiting(7, comment="suspended: idle 15m, on c2, wake with ...")}, nodes)
     assert reach(agents, slurm).about("7", {"verb": "wake"})["node"] == "c3"
-    assert agents.asked == ["c2", "c1", "c3"]
+    assert agents.queries == ["c2", "c1", "c3"]
 
 
 def test_suspended_job_moved_to_partition_without_agents_is_found(reach: MakeReach) -> None:
     """An agent of another partition knows it; those of its own partition are tried first."""
     nodes = tuple(replace(NODE, name=name, partitions=(name,)) for name in ("c1", "c2"))
-    for partition, asked in (("cpu", ["c1"]), ("c2", ["c2", "c1"])):
+    for partition, expected in (("cpu", ["c1"]), ("c2", ["c2", "c1"])):
         agents = Agents({"c1": {7}})
         slurm = Slurm({7: waiting(7, partitions=(partition,))}, nodes)
         assert reach(agents, slurm).about("7", {"verb": "wake"})["node"] == "c1"
-        assert agents.asked == asked
+        assert agents.queries == expected
 
 
 NO_GPU = {"gpus_requested": None, "gpus_allocated": None, "node_gpus": ()}
 
 
 @pytest.mark.parametrize(
-    ("slurm", "agents", "code", "said"),
+    ("slurm", "agents", "code", "message"),
     [
         (Slurm({}), Agents({}), "unknown-job", "Slurm knows no job 7: there was none, or it ended a while ago"),
         (
@@ -128,9 +128,9 @@ NO_GPU = {"gpus_requested": None, "gpus_allocated": None, "node_gpus": ()}
         (Slurm({7: job(state="COMPLETED")}), Agents({}), "ended", "job 7 has ended: COMPLETED"),
     ],
 )
-def test_errors_have_codes(reach: MakeReach, slurm: Slurm, agents: Agents, code: str, said: str) -> None:
+def test_errors_have_codes(reach: MakeReach, slurm: Slurm, agents: Agents, code: str, message: str) -> None:
     """The exit status is 1."""
-    with pytest.raises(AnswerError, match=said) as caught:
+    with pytest.raises(AnswerError, match=message) as caught:
         reach(agents, slurm).about("7", {"verb": "suspend"})
     assert (caught.value.code, caught.value.exit_code) == (code, 1)
 
@@ -192,7 +192,7 @@ def test_nodes_are_queried_for_possibly_suspended_job(reach: MakeReach, comment:
 CREDENTIAL = b"MUNGE:AwQFAAD0123456789abcdef:"
 
 
-def said(stdout: bytes, stderr: str, returncode: int = 0) -> Callable[..., Completed]:
+def printing(stdout: bytes, stderr: str, returncode: int = 0) -> Callable[..., Completed]:
     def run(argv: tuple[str, ...], **_: object) -> Completed:
         return Completed(argv, returncode, stdout, stderr)
 
@@ -202,7 +202,7 @@ def said(stdout: bytes, stderr: str, returncode: int = 0) -> Callable[..., Compl
 def test_credential_identifies_sender() -> None:
     """According to the metadata of unmunge, not the payload."""
     message = munge.decode(
-        CREDENTIAL, run=said(b"UID: root (0)", "STATUS:           Success (0)\nUID:              alice (2001)\n")
+        CREDENTIAL, run=printing(b"UID: root (0)", "STATUS:           Success (0)\nUID:              alice (2001)\n")
     )
     assert message == munge.Message(b"UID: root (0)", 2001)
 
@@ -221,7 +221,7 @@ def test_credential_identifies_sender() -> None:
 def test_invalid_credential_is_rejected(credential: bytes, stderr: str, code: int) -> None:
     """The credential is malformed, replayed, or has no sender."""
     with pytest.raises(munge.BadCredentialError):
-        munge.decode(credential, run=said(b"{}", stderr, code))
+        munge.decode(credential, run=printing(b"{}", stderr, code))
 
 
 def test_response_is_restricted_to_one_user() -> None:
@@ -235,7 +235,7 @@ def test_response_is_restricted_to_one_user() -> None:
     assert munge.encode(b"x", only_uid=2001, run=run) == CREDENTIAL
     assert "--restrict-uid=2001" in seen[0]
     with pytest.raises(UnreachableError, match="munged"):
-        munge.encode(b"x", run=said(b"", "munge: Error: Failed to access munged", 6))
+        munge.encode(b"x", run=printing(b"", "munge: Error: Failed to access munged", 6))
 
 
 def test_agent_that_timed_out_is_not_queried_again(reach: Callable[[Agents, Slurm], Reach]) -> None:
@@ -245,13 +245,13 @@ def test_agent_that_timed_out_is_not_queried_again(reach: Callable[[Agents, Slur
     for _ in range(2):
         with pytest.raises(UnreachableError, match="the agent on c1 does not respond"):
             asking.ask("c1", {"verb": "status"})
-    assert agents.asked == ["c1", "c1"]
+    assert agents.queries == ["c1", "c1"]
     passing = iter(range(0, 1000, 10))
     asking.clock = lambda: next(passing)
     for _ in range(3):
         with pytest.raises(UnreachableError, match="the agent on c1 does not respond"):
             asking.ask("c1", {"verb": "status"})
-    assert agents.asked == ["c1", "c1", "c1"]
+    assert agents.queries == ["c1", "c1", "c1"]
 
 
 def test_stopped_local_agent_is_not_queried_over_network(reach: Callable[[Agents, Slurm], Reach]) -> None:
@@ -261,17 +261,17 @@ def test_stopped_local_agent_is_not_queried_over_network(reach: Callable[[Agents
     asking.clock = lambda: next(passing)
     with pytest.raises(UnreachableError, match=r"control\.sock"):
         asking.ask("login", {"verb": "status"})
-    assert agents.asked == []
+    assert agents.queries == []
 
 
 def test_stopped_local_agent_costs_one_timeout(reach: Callable[[Agents, Slurm], Reach]) -> None:
     """The queries for all jobs, for one job, and for its node share the timeout."""
     agents = Agents({"c1": {7}})
     asking = reach(agents, Slurm({7: job()}, [NODE]))
-    asked: list[float] = []
+    timeouts_s: list[float] = []
 
     def stopped(run_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        asked.append(timeout_s)
+        timeouts_s.append(timeout_s)
         raise UnreachableError("control.sock: the agent does not respond: timed out")
 
     asking.ask_local = stopped
@@ -281,4 +281,4 @@ def test_stopped_local_agent_costs_one_timeout(reach: Callable[[Agents, Slurm], 
     assert answers["login"] == "control.sock: the agent does not respond: timed out"
     assert isinstance(answers["c1"], dict)
     assert asking.about("7", {"verb": "status"})["node"] == "c1"
-    assert asked == [10.0]
+    assert timeouts_s == [10.0]

@@ -230,10 +230,10 @@ def test_shepherd_that_cannot_be_examined_is_rejected(
     assert Shepherd(node.run_dir).hello().hear() == "start"
 
 
-@pytest.mark.parametrize("said", ["0", "8"])
-def test_process_that_is_not_the_shepherd_is_rejected(node: Node1, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+@pytest.mark.parametrize("claim", ["0", "8"])
+def test_process_that_is_not_the_shepherd_is_rejected(node: Node1, monkeypatch: pytest.MonkeyPatch, claim: str) -> None:
     """It belongs to no job, or claims another job than the kernel shows."""
-    monkeypatch.setenv("SHEPHERD_OF", said)
+    monkeypatch.setenv("SHEPHERD_OF", claim)
     assert Shepherd(node.run_dir).hello().hear() == ""
     assert node.daemon.registry.jobs() == ()
 
@@ -270,17 +270,17 @@ def test_file_that_cannot_be_closed_does_not_block(
     node: Node1, stalling: Callable[[Path], Stalling], tmp_path: Path
 ) -> None:
     """A user passes a file on a FUSE of his own that does not respond."""
-    theirs = stalling(tmp_path / "theirs")
-    fd = os.open(theirs.path / "output", os.O_RDWR | os.O_CREAT)
+    file_system = stalling(tmp_path / "theirs")
+    fd = os.open(file_system.path / "output", os.O_RDWR | os.O_CREAT)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(str(node.run_dir / "shepherd.sock"))
-        theirs.stall()
+        file_system.stall()
         try:
             socket.send_fds(sock, [b"nonsense"], [fd])
             wait_until("the connection is closed", lambda: sock.recv(1), lambda got: got == b"")
             assert Shepherd(node.run_dir).hello().hear() == "start"
         finally:
-            theirs.go_on()
+            file_system.resume()
             os.close(fd)
 
 
@@ -289,9 +289,9 @@ def test_files_that_cannot_be_closed_are_limited(
 ) -> None:
     """Each takes a thread: a user with several stuck files may pass no more until they are closed."""
     monkeypatch.setattr(streams, "MOST", 3)
-    theirs = stalling(tmp_path / "theirs")
-    fd = os.open(theirs.path / "output", os.O_RDWR | os.O_CREAT)
-    theirs.stall()
+    file_system = stalling(tmp_path / "theirs")
+    fd = os.open(file_system.path / "output", os.O_RDWR | os.O_CREAT)
+    file_system.stall()
     try:
         for _ in range(8):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -303,7 +303,7 @@ def test_files_that_cannot_be_closed_are_limited(
         assert streams.stuck(os.getuid())
         assert [thread.name for thread in threading.enumerate()].count("close") == 3
     finally:
-        theirs.go_on()
+        file_system.resume()
     wait_until("they are closed", lambda: streams.stuck(os.getuid()), lambda stuck: not stuck)
     assert Shepherd(node.run_dir).hello().hear() == "start"
     os.close(fd)
@@ -316,8 +316,8 @@ def test_idle_connections_are_closed_and_limited(config: Config, monkeypatch: py
     with agent(config) as node:
         with monkeypatch.context() as patch:
             patch.setattr(shepherd_server, "HELLO_S", 0.3)
-            silent = [Shepherd(node.run_dir) for _ in range(5)]
-            assert [item.hear() for item in silent] == [""] * 5
+            idle = [Shepherd(node.run_dir) for _ in range(5)]
+            assert [item.hear() for item in idle] == [""] * 5
         assert Shepherd(node.run_dir).hello().hear() == "start"
 
 

@@ -120,7 +120,7 @@ def analysed(tmp_path: Path) -> Callable[..., WasteResult]:
         gpus = pl.DataFrame(
             {name: pl.Series([row.get(name) for row in listed], dtype=dtype) for name, dtype in ALLOCATION_GPUS.items()}
         )
-        asked = WasteQuery(start, end, **query)
-        return waste.analyse(asked, jobs, gpus, store, prices, tuple(ingests), now=moment, top_runs=top_runs)
+        waste_query = WasteQuery(start, end, **query)
+        return waste.analyse(waste_query, jobs, gpus, store, prices, tuple(ingests), now=moment, top_runs=top_runs)
 
     return run

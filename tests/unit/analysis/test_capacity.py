@@ -84,12 +84,12 @@ def test_capacity_starts_with_interval_when_first_sample_is_late(analysed: Analy
     assert figures(analysed(samples(every(17, HOUR), util_pct=0.0), jobs(), until=HOUR)) == pytest.approx((1, 0, 1))
 
 
-@pytest.mark.parametrize("asked", [{"users": ("ann",)}, {"accounts": ("phys",)}, {"partitions": ("gpu",)}])
+@pytest.mark.parametrize("filters", [{"users": ("ann",)}, {"accounts": ("phys",)}, {"partitions": ("gpu",)}])
 def test_capacity_is_absent_in_filtered_report(
-    analysed: Analysed, samples: Rows, jobs: Jobs, asked: dict[str, tuple[str, ...]]
+    analysed: Analysed, samples: Rows, jobs: Jobs, filters: dict[str, tuple[str, ...]]
 ) -> None:
     """Unallocated GPUs belong to no user, account or partition."""
-    result = analysed(samples(every(0, HOUR), util_pct=0.0), jobs({"start": 0, "end": 60}), until=HOUR, **asked)
+    result = analysed(samples(every(0, HOUR), util_pct=0.0), jobs({"start": 0, "end": 60}), until=HOUR, **filters)
     assert (result.total["gpu_hours_capacity"], result.total["unallocated_gpu_hours"]) == (None, None)
 
 

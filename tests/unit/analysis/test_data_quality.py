@@ -93,13 +93,13 @@ def test_run_between_two_samples_has_no_samples(analysed: Analysed, samples: Row
 def test_samples_without_activity_signal_are_reported(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """Only memory is measured for the MIG instance."""
     rows = samples(TIMES, fb_used_mib=10, mig="3", mig_profile="1g.10gb")
-    silent = issue(analysed(rows, jobs({"start": 0, "end": 7200})), "no-activity-signal")
-    assert (silent.count, silent.gpu_hours, silent.examples) == (1, pytest.approx(2), ("n1 GPU-0 MIG 3",))
+    unmeasured = issue(analysed(rows, jobs({"start": 0, "end": 7200})), "no-activity-signal")
+    assert (unmeasured.count, unmeasured.gpu_hours, unmeasured.examples) == (1, pytest.approx(2), ("n1 GPU-0 MIG 3",))
 
 
-@pytest.mark.parametrize(("shift", "said"), [(60, "start, in the median"), (-120, "end, in the median"), (0, None)])
+@pytest.mark.parametrize(("shift", "expected"), [(60, "start, in the median"), (-120, "end, in the median"), (0, None)])
 def test_clock_skew_is_detected_from_job_labels(
-    analysed: Analysed, samples: Rows, jobs: Jobs, shift: int, said: str | None
+    analysed: Analysed, samples: Rows, jobs: Jobs, shift: int, expected: str | None
 ) -> None:
     """The median label starts a minute before its run, or ends two minutes after it."""
     rows = [
@@ -111,11 +111,11 @@ def test_clock_skew_is_detected_from_job_labels(
     ]
     outcome = jobs(*({"job_id": n + 1, "start": 600 + shift, "end": HOUR + shift} for n in range(3)))
     result = analysed(rows, outcome)
-    if said is None:
+    if expected is None:
         assert "clock-skew" not in codes(result)
     else:
         text = issue(result, "clock-skew")
-        assert said in " ".join((text.title, text.detail, *text.examples))
+        assert expected in " ".join((text.title, text.detail, *text.examples))
 
 
 def test_bad_records_are_reported_from_the_journal(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
@@ -146,9 +146,9 @@ def test_running_job_with_stale_accounting_is_reported(analysed: Analysed, jobs:
         {"job_id": 4, "start": -60 * HOUR, "end": None, "state": "RUNNING", "elapsed_s": HOUR, "node_list": "n4"},
     )
     result = analysed([], outcome, until=50 * HOUR, now=99 * HOUR)
-    found_ = issue(result, "running-unseen")
-    assert (found_.count, found_.gpu_hours) == (2, pytest.approx(2 * 49 + 50))
-    assert found_.examples == ("job 4 of ann on n4", "job 1 of ann on n1")
+    unseen = issue(result, "running-unseen")
+    assert (unseen.count, unseen.gpu_hours) == (2, pytest.approx(2 * 49 + 50))
+    assert unseen.examples == ("job 4 of ann on n4", "job 1 of ann on n1")
     hour = issue(analysed([], outcome, since=49 * HOUR, until=50 * HOUR, now=99 * HOUR), "running-unseen")
     assert hour.gpu_hours == pytest.approx(3)
 

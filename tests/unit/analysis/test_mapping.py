@@ -424,14 +424,14 @@ def test_node_with_more_gpus_than_its_metrics_is_not_mapped(  # noqa: PLR0917
     analysed: Analysed, node: Rows, jobs: Jobs, at: Any, other: Any, record: str | list[str] | None
 ) -> None:
     """Accounting or recorded IDs show more GPUs at another time than were ever sampled."""
-    asked = {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2}
+    first_run = {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2}
     if other == "two runs at once":
         later = [{"job_id": number, "start": HOUR, "end": 2 * HOUR, "gpus": gpus} for number, gpus in ((2, 2), (3, 1))]
     else:
         later = [{"job_id": 2, "start": HOUR, "end": 2 * HOUR, **other}]
     ids = [] if record is None else [record] if isinstance(record, str) else record
     records = [{"cluster": "c", "job_id": 2, "node": "n1", "gpu": item, "start": at(HOUR)} for item in ids]
-    result = analysed(node({}, {}), jobs(asked, *later), recorded=records)
+    result = analysed(node({}, {}), jobs(first_run, *later), recorded=records)
     assert how(result)[1] == ("unknown", None, None)
 
 
@@ -550,11 +550,11 @@ def test_unmapped_run_is_reported_as_unknown(
     analysed: Analysed, node: Rows, jobs: Jobs, others: list[dict[str, Any]]
 ) -> None:
     """All hours of the run are unknown, none idle."""
-    mine = {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2 if others else 1}
-    result = analysed(node({}, {}), jobs(mine, *others))
+    unmapped = {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2 if others else 1}
+    result = analysed(node({}, {}), jobs(unmapped, *others))
     row = result.jobs.row(by_predicate=pl.col("job_id") == 1, named=True)
     assert (row["mapping"], row["idle_fraction"]) == ("unknown", None)
-    assert row["gpu_hours_unknown"] == pytest.approx(mine["gpus"])
+    assert row["gpu_hours_unknown"] == pytest.approx(unmapped["gpus"])
     outcome = issue(result, "unmapped-gpus")
     assert outcome is not None
     assert outcome.count == 1 + len(others)
@@ -936,7 +936,7 @@ def test_cluster_is_renamed_only_if_there_is_one_on_each_side(
 
 def whole_nodes(
     runs: Sequence[dict[str, Any]], devices: Sequence[dict[str, Any]], *, known: Sequence[tuple[int, int]] = (),
-    there: Sequence[tuple[int, str, int]] = (), evidence: Sequence[int] = (), maybe: Sequence[int] | None = None,
+    gpu_counts: Sequence[tuple[int, str, int]] = (), evidence: Sequence[int] = (), maybe: Sequence[int] | None = None,
     table: int | None = None, recorded: Sequence[tuple[int, str]] = (),
 ) -> list[tuple[int, int]]:  # fmt: skip
     """Return run and device of the pairs by whole node.
@@ -965,7 +965,7 @@ def whole_nodes(
         frame if maybe is None else sure, sure, nodes, every, every.head(len(seen) if table is None else table),
         typed([{"cluster": "c", "job_id": job, "node": "n1", "gpu": gpu} for job, gpu in recorded], RECORDED_GPUS),
         typed([{"run": run, "at": at} for run, at in known], {"run": pl.Int64(), "at": pl.Int64()}),
-        pl.DataFrame(there, schema={"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}, orient="row"),
+        pl.DataFrame(gpu_counts, schema={"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}, orient="row"),
         pl.Series("run", list(evidence), pl.Int64), uncertain,
     )  # fmt: skip
     return result.select("run", "at").rows()
@@ -1122,9 +1122,9 @@ def test_gpus_known_by_evidence_are_on_other_nodes() -> None:
     devices = [{}, {}, {"node": "n2"}, {"node": "n2"}]
     run = {"gpus": 3, "nodes": BOTH}
     assert whole_nodes([run], devices, known=[(1, 0)]) == [(1, 2), (1, 3)]
-    assert whole_nodes([run], devices, there=[(1, "n1", 1)]) == [(1, 2), (1, 3)]
-    assert whole_nodes([run], devices, known=[(1, 0)], there=[(1, "n1", 1)]) == [(1, 2), (1, 3)]
-    assert whole_nodes([run], devices, known=[(1, 0)], there=[(1, "n1", 2)]) == []
+    assert whole_nodes([run], devices, gpu_counts=[(1, "n1", 1)]) == [(1, 2), (1, 3)]
+    assert whole_nodes([run], devices, known=[(1, 0)], gpu_counts=[(1, "n1", 1)]) == [(1, 2), (1, 3)]
+    assert whole_nodes([run], devices, known=[(1, 0)], gpu_counts=[(1, "n1", 2)]) == []
     assert whole_nodes([{**run, "gpus": 1}], devices, known=[(1, 0)]) == []
     one_slot = [{"slot": 0}, {"slot": 0}, *devices[2:]]
     assert whole_nodes([run], one_slot, known=[(1, 0), (1, 1)]) == [(1, 2), (1, 3)]

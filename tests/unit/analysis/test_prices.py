@@ -86,7 +86,7 @@ def test_built_in_price_table_is_marked_as_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("currency = ", "t.toml:1: "),
         ("curency = 'EUR'", "t.toml:1: curency: unknown key"),
@@ -104,10 +104,10 @@ def test_built_in_price_table_is_marked_as_example() -> None:
         ("[[gpu]]\nmatch = 'a'\nper_hour = 1\nprice = 2", "t.toml:4: gpu[1].price: unknown key"),
     ],
 )
-def test_price_table_error_names_file_and_key(text: str, says: str) -> None:
+def test_price_table_error_names_file_and_key(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         prices.parse(text, where="t.toml")
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 def test_unreadable_price_table_is_reported(tmp_path: Path) -> None:

@@ -69,11 +69,11 @@ def test_memory_of_a_gpu_is_that_of_its_last_day(
     """Days of one and of several parts; a GPU without a value on its last day has none."""
     day = 86400.0
     times = [3600.0 * i for i in range(12)]
-    one = samples(times, fb_total_mib=1000) + samples([day + t for t in times], fb_total_mib=81_559)
+    first = samples(times, fb_total_mib=1000) + samples([day + t for t in times], fb_total_mib=81_559)
     other = samples(times, uuid="GPU-1", index=1, fb_total_mib=lambda t: 24_576 if t == times[3] else None)
     none = samples(times, uuid="GPU-2", index=2, fb_total_mib=24_576)
     none += samples([day + t for t in times], uuid="GPU-2", index=2)
-    store = history(one + none, other)
+    store = history(first + none, other)
     assert sorted(part.day.day for part in store.parts()) == [2, 2, 3]
     index = read_index(store, t0, t0 + timedelta(days=2), max_gap_steps=3.0)
     sizes = dict(zip(index.devices["uuid"], memory_mib(index).tolist(), strict=True))
@@ -191,14 +191,14 @@ def test_altered_file_gives_figures_or_one_error(
 
 def test_progress_is_reported_in_samples(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
     """The last report covers all samples."""
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     query = WasteQuery(t0, t0 + timedelta(hours=1))
     store = history(samples([30.0 * i for i in range(50)], util_pct=0.0))
     waste.analyse(
         query, jobs({"start": 0, "end": 3600}), empty(ALLOCATION_GPUS), store, now=query.until,
-        advance=lambda done, whole: told.append((done, whole)),
+        advance=lambda done, whole: progress.append((done, whole)),
     )  # fmt: skip
-    assert told[-1] == (50, 50)
+    assert progress[-1] == (50, 50)
 
 
 @pytest.mark.parametrize(

@@ -171,8 +171,8 @@ def test_timelines_agree_with_runs(analysed: Analysed, varied: Case) -> None:
         [1.0] * len(lines)
     )
     for row in result.jobs.head(2).iter_rows(named=True):
-        own = lines.filter(pl.col("job_id") == row["job_id"])
-        idle = (own["idle"] * (own["to"] - own["from"]).dt.total_milliseconds()).sum() / 1000 / HOUR
+        job_lines = lines.filter(pl.col("job_id") == row["job_id"])
+        idle = (job_lines["idle"] * (job_lines["to"] - job_lines["from"]).dt.total_milliseconds()).sum() / 1000 / HOUR
         assert idle * (row["gpus"] or 1) <= row["gpu_hours_idle"] * 2
         if row["gpus"]:
             assert idle * row["gpus"] == pytest.approx(row["gpu_hours_idle"])

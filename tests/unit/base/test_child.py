@@ -48,7 +48,7 @@ def test_child_works_with_many_open_files():
 
 
 def test_exit_status_of_a_dead_child_is_reported():
-    for program, said in (
+    for program, message in (
         ("import os; input(); os.kill(os.getpid(), 11)", "was ended by signal 11"),
         ("import sys; input(); sys.exit('fatal: no slurm.conf')", "ended with status 1: fatal: no slurm.conf"),
         ("import sys; sys.exit(3)", "ended with status 3"),
@@ -56,7 +56,7 @@ def test_exit_status_of_a_dead_child_is_reported():
         item = child(program)
         with pytest.raises(ChildEndedError) as caught:
             item.ask(b"x", timeout_s=30)
-        assert str(caught.value) == said
+        assert str(caught.value) == message
 
 
 def test_child_that_hangs_is_killed():

@@ -44,7 +44,7 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[stor]\n", r"c\.toml:1: stor: unknown key"),
         ("[store]\ndbb = 'x'\n", r"c\.toml:2: store\.dbb: unknown key"),
@@ -91,9 +91,9 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
         ("[store\n", r"c\.toml:1: not TOML: .*\[store"),
     ],
 )
-def test_mistake_is_reported_with_file_and_key(text: str, said: str) -> None:
+def test_mistake_is_reported_with_file_and_key(text: str, message: str) -> None:
     """A mistyped key never falls back to a default."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         config.parse(text, where="c.toml")
 
 

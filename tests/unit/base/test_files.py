@@ -67,13 +67,13 @@ def test_link_in_place_of_the_unfinished_file_is_not_followed(tmp_path: Path) ->
 
 def test_directory_that_is_swapped_is_not_written(tmp_path: Path) -> None:
     """The directory was replaced before the file is complete."""
-    theirs, victim = tmp_path / "theirs", tmp_path / "etc"
+    directory, victim = tmp_path / "theirs", tmp_path / "etc"
     victim.mkdir()
     (victim / "passwd").write_text("root")
-    with replacing(theirs / "passwd") as temporary:
+    with replacing(directory / "passwd") as temporary:
         temporary.write_text("mallory")
-        theirs.rename(tmp_path / "moved")
-        theirs.symlink_to(victim)
+        directory.rename(tmp_path / "moved")
+        directory.symlink_to(victim)
     assert (victim / "passwd").read_text() == "root"
     assert [path.name for path in victim.iterdir()] == ["passwd"]
 

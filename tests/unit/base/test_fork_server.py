@@ -61,16 +61,16 @@ def test_hundreds_of_descriptors_are_passed(starter: Starter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "timeout_s", "said"),
+    ("argv", "timeout_s", "message"),
     [
         (["no-such-program"], DEADLINE_S, "no such program"),
         (["sleep", "600"], 0.5, "timed out after"),
         (["false"], DEADLINE_S, "ended with status 1"),
     ],
 )
-def test_failures_are_reported(starter: Starter, argv: list[str], timeout_s: float, said: str) -> None:
+def test_failures_are_reported(starter: Starter, argv: list[str], timeout_s: float, message: str) -> None:
     """The texts are the same as without the fork server."""
-    with pytest.raises(UnreachableError, match=said):
+    with pytest.raises(UnreachableError, match=message):
         run(argv, timeout_s=timeout_s, group=True)
 
 
@@ -104,7 +104,7 @@ def test_file_that_cannot_be_closed_does_not_block(
     try:
         assert run(["echo", "there"], timeout_s=DEADLINE_S).stdout == b"there\n"
     finally:
-        shared.go_on()
+        shared.resume()
         os.close(fd)
 
 

@@ -65,8 +65,8 @@ def test_redirect_is_followed_without_credentials_to_another_server() -> None:
         with serving(judge=judge) as fake:
             assert get(fake.url + "/", headers=SECRET).status == 302
             assert get(fake.url + "/", headers=SECRET, follow=True).body == b"metrics"
-            assert [asked[3].get("Authorization") for asked in fake.asked] == ["Bearer t0ken"] * 3
-        assert "Authorization" not in other.asked[0][3]
+            assert [request[3].get("Authorization") for request in fake.requests] == ["Bearer t0ken"] * 3
+        assert "Authorization" not in other.requests[0][3]
 
 
 def test_endless_redirects_are_an_error() -> None:
@@ -80,7 +80,7 @@ def test_error_of_an_invalid_header_does_not_quote_it(token: str) -> None:
     with serving(Answer()) as fake:
         with pytest.raises(HttpError) as caught:
             get(fake.url, headers={"Authorization": f"Bearer {token}"})
-        assert fake.asked == []
+        assert fake.requests == []
     assert "t0" not in str(caught.value)
     assert caught.value.fault == "request"
 

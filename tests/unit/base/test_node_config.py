@@ -56,7 +56,7 @@ def test_sections_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[agent]\nperiod = 'soon'\n", r"agent\.period: 'soon' is not a span"),
         ("[agent]\nperiod = '0s'\n", r"agent\.period: 0s is not above 0"),
@@ -97,9 +97,9 @@ def test_sections_are_read() -> None:
         ("[suspend]\nusers = {bob = 1}\n", r"suspend\.users\.bob: a table is needed"),
     ],
 )
-def test_mistake_is_reported_with_its_key(text: str, said: str) -> None:
+def test_mistake_is_reported_with_its_key(text: str, message: str) -> None:
     """The message has file and key."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         parse(text, where="c.toml")
 
 

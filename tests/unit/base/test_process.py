@@ -77,9 +77,9 @@ def test_program_that_hangs_in_the_kernel_is_not_waited_for(tmp_path: Path, monk
     monkeypatch.setattr(process, "REAP_S", 0.2)
     tracer, communicate = tmp_path / "tracer", subprocess.Popen.communicate
 
-    def once_it_hangs(*given: Any, **options: Any) -> Any:
+    def once_it_hangs(*arguments: Any, **options: Any) -> Any:
         wait_until("it is traced", lambda: tracer.exists() and tracer.read_text())
-        return communicate(*given, **options)
+        return communicate(*arguments, **options)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", once_it_hangs)
     try:
@@ -126,33 +126,33 @@ def _tool(directory: Path, text: str, mode: int = 0o755) -> Path:
 def test_root_runs_no_program_that_a_user_can_replace(tmp_path: Path, attack: str) -> None:
     """``PATH`` has a directory of a user before root's own: the program there is skipped."""
     hostile, sound = tmp_path / "a" / "b", tmp_path / "sound"
-    theirs = _tool(hostile, "hostile")
+    hostile_tool = _tool(hostile, "hostile")
     _tool(sound, "sound")
     if attack == "directory":
         hostile.chmod(0o777)
     elif attack == "parent":
         os.chown(hostile.parent, 4242, 4242)
     elif attack == "file":
-        theirs.chmod(0o775)
+        hostile_tool.chmod(0o775)
     elif attack == "owner":
-        os.chown(theirs, 4242, 4242)
+        os.chown(hostile_tool, 4242, 4242)
     else:  # a link of root's to, or through, a directory that a user can change
         place = tmp_path / "user"
         place.mkdir()
         (place / "on").symlink_to(hostile)
         os.chown(place, 4242, 4242)
-        theirs = tmp_path / "links" / "tool"
-        theirs.parent.mkdir()
-        theirs.symlink_to(
-            place / "on" / "tool" if attack == "middle" else os.path.relpath(place / "on/tool", theirs.parent)
+        hostile_tool = tmp_path / "links" / "tool"
+        hostile_tool.parent.mkdir()
+        hostile_tool.symlink_to(
+            place / "on" / "tool" if attack == "middle" else os.path.relpath(place / "on/tool", hostile_tool.parent)
         )
-        hostile = theirs.parent
+        hostile = hostile_tool.parent
     env = {"PATH": f"{hostile}:{sound}"}
     assert run(["tool"], timeout_s=30, env=env).stdout == b"sound\n"
     with pytest.raises(UnreachableError, match="users other than root may write to"):
         run(["tool"], timeout_s=30, env={"PATH": str(hostile)})
     with pytest.raises(UnreachableError, match="users other than root may write to"):
-        process.find(str(theirs))
+        process.find(str(hostile_tool))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="for root alone")

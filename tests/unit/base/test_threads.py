@@ -193,11 +193,11 @@ def test_delayed_calls_run_when_they_are_due(workers: Workers) -> None:
 def test_repeated_call_survives_its_errors(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
     queue, calls = workers.queue("test"), list[int]()
 
-    def look() -> None:
+    def fail() -> None:
         calls.append(1)
         raise ZeroDivisionError
 
-    queue.every(0.01, look)
+    queue.every(0.01, fail)
     wait_until("it was repeated", lambda: len(calls) >= 3)
     queue.close()
     assert "ZeroDivisionError" in caplog.text
@@ -248,11 +248,11 @@ def test_repeated_call_ends_with_join() -> None:
     """An error of the file system does not end it."""
     calls: list[int] = []
 
-    def look() -> None:
+    def fail() -> None:
         calls.append(1)
         raise FileNotFoundError
 
-    repeated = Repeated("test", 0.01, look)
+    repeated = Repeated("test", 0.01, fail)
     repeated.start()
     wait_until("it was repeated", lambda: len(calls) >= 2)
     repeated.join()

@@ -21,7 +21,7 @@ def test_tiers_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('memory = "shm"', "suspend.tiers.memory: shm is not an absolute path"),
         ('memory_size = "0"', "suspend.tiers.memory_size: 0 is not above 0"),
@@ -32,8 +32,8 @@ def test_tiers_are_read() -> None:
         ("speed = 3", "suspend.tiers.speed: unknown key"),
     ],
 )
-def test_mistake_is_reported_with_its_key(line: str, said: str) -> None:
+def test_mistake_is_reported_with_its_key(line: str, message: str) -> None:
     """The error is one line."""
     with pytest.raises(ConfigError, match=r"c\.toml:2: ") as caught:
         parse(f"[suspend.tiers]\n{line}\n", where="c.toml")
-    assert said in str(caught.value)
+    assert message in str(caught.value)

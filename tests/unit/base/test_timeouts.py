@@ -25,8 +25,12 @@ def stalled() -> Iterator[threading.Event]:
 
 def test_slow_call_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is, as long as the file system responds to another call."""
-    looks = itertools.cycle((0.02, DEADLINE_S))  # the first is the interval of the probes, the second their timeout
-    monkeypatch.setattr(FileSystemCalls, "_probe_s", property(lambda _: next(looks), lambda *_: None), raising=False)
+    probe_times = itertools.cycle(
+        (0.02, DEADLINE_S)
+    )  # the first is the interval of the probes, the second their timeout
+    monkeypatch.setattr(
+        FileSystemCalls, "_probe_s", property(lambda _: next(probe_times), lambda *_: None), raising=False
+    )
     assert FileSystemCalls(tmp_path)(lambda: time.sleep(0.2) or 7) == 7
 
 

@@ -79,8 +79,8 @@ def test_time_out_of_range_is_refused(text: str) -> None:
 @pytest.fixture
 def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Set the time zone of the machine."""
-    with monkeypatch.context() as there:
-        there.setenv("TZ", "Europe/Oslo")
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Oslo")
         time.tzset()
         yield
     time.tzset()

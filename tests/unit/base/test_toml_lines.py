@@ -10,7 +10,7 @@ from slurm_affinode.base.toml_lines import syntax_fault
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "says", "hint"),
+    ("text", "line", "message", "hint"),
     [
         ("[limits]\ncancel = 5\n[default\n", 3, "[default", "close the heading: [name]"),
         ("[[rule]\n", 1, "[[rule]", "close the heading: [[name]]"),
@@ -25,11 +25,11 @@ from slurm_affinode.base.toml_lines import syntax_fault
         ("\ufeff[limits]\n", 1, "byte order mark", "without a BOM"),
     ],
 )
-def test_syntax_error_is_reported_with_line_and_hint(text: str, line: int, says: str, hint: str) -> None:
+def test_syntax_error_is_reported_with_line_and_hint(text: str, line: int, message: str, hint: str) -> None:
     with pytest.raises(tomllib.TOMLDecodeError) as caught:
         tomllib.loads(text)
     fault = syntax_fault(caught.value, text)
     assert fault.line == line
     assert fault.message.startswith("not TOML: ")
-    assert says in fault.message
+    assert message in fault.message
     assert hint in (fault.hint or "")

@@ -27,7 +27,7 @@ from slurm_affinode.model.suspension import (
 
 MIB = 1 << 20
 SMALL = 64 << 10
-Told = list[tuple[int, str]]
+Reports = list[tuple[int, str]]
 
 KEY = bytes(range(32))
 JOB = JobKey("cluster", 123, 1_700_000_000)
@@ -90,7 +90,7 @@ class Node:
     """Three tiers of small blocks; the memory tier holds ``memory`` bytes."""
 
     def __init__(self, root: Path, memory: int = 1 << 30, disk: int | None = None) -> None:
-        self.told: Told = []
+        self.reports: Reports = []
         self.left: int | None = None
         self.now = 1000.0
         self.memory = DirectoryStore(root / "memory", KEY, quota=memory)
@@ -103,7 +103,7 @@ class Node:
                 Tier("shared", self.shared, shared=True, direct=True),
             ],
             now=lambda: self.now,
-            report=lambda key, text: self.told.append((key.job_id, text)),
+            report=lambda key, text: self.reports.append((key.job_id, text)),
         )
 
     def dump(self, job: int = 123, size: int = 4 * MIB, *, publish: bool = True, settle: bool = True) -> Image:

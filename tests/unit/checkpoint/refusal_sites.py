@@ -135,15 +135,15 @@ def _referred(name: str) -> Iterator[str]:
     module may know.
     """
     module, _, inner = name.partition(":")
-    own, imported = inner.partition(".")[0], _imports(module)
+    class_name, imported = inner.partition(".")[0], _imports(module)
     known = {module, *(target.partition(":")[0] for target in imported.values())}
     for node in _own_nodes(functions()[name]):
         if isinstance(node, ast.Name):
             yield from (f"{module}:{node.id}", imported.get(node.id, ""))
         if isinstance(node, ast.Attribute):
             holder = node.value.id if isinstance(node.value, ast.Name) else ""
-            if holder == "self" and f"{module}:{own}.{node.attr}" in functions():
-                yield f"{module}:{own}.{node.attr}"
+            if holder == "self" and f"{module}:{class_name}.{node.attr}" in functions():
+                yield f"{module}:{class_name}.{node.attr}"
             elif imported.get(holder, "") in _modules():
                 yield f"{imported[holder]}:{node.attr}"
             else:

@@ -37,12 +37,12 @@ def test_tree_that_does_not_respond_does_not_block_others(pids: tuple[int, int])
     stalled = threading.Event()
     hangs, fine = pids
 
-    def look(init_pid: int, root_pid: int) -> TreeFacts:
+    def inspect_tree(init_pid: int, root_pid: int) -> TreeFacts:
         if init_pid == hangs:
             stalled.wait()
         return TreeFacts(init_pid, root_pid, ())
 
-    inspector = TreeInspector(look, limit_s=0.2)
+    inspector = TreeInspector(inspect_tree, limit_s=0.2)
     try:
         with pytest.raises(CheckpointError, match="on a file system that does not respond"):
             inspector(hangs, 70)

@@ -25,8 +25,8 @@ def test_db_upgrade_is_idempotent(tmp_path):
     assert first.exit_code == 0
     assert first.output.startswith("applied 0001_initial\n")
     second = invoke("upgrade", "--state", state, "--json")
-    said = json.loads(second.output)
-    assert (said["applied"], said["version"]) == ([], LATEST)
+    record = json.loads(second.output)
+    assert (record["applied"], record["version"]) == ([], LATEST)
     assert (state / "affinode.sqlite").exists()
 
 
@@ -47,7 +47,7 @@ def test_db_status_reports_counts(store_url):
     invoke("upgrade", "--db", store_url)
     done = invoke("status", "--db", store_url, "--json")
     assert done.exit_code == 0
-    said = json.loads(done.output)
-    assert (said["version"], said["pending"], said["jobs"], said["first"]) == (LATEST, [], 0, None)
-    assert said["size_bytes"] > 0
+    record = json.loads(done.output)
+    assert (record["version"], record["pending"], record["jobs"], record["first"]) == (LATEST, [], 0, None)
+    assert record["size_bytes"] > 0
     assert "job runs" in invoke("status", "--db", store_url).output

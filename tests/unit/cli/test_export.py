@@ -94,13 +94,13 @@ def test_both_readers_give_the_figures_of_the_export(site: Callable[..., Path], 
     out = tmp_path / "set"
     state = str(site(*JOBS_OF_THREE))
     run("export", "trace", *INTERVAL, "--least-users", "3", "--state", state, "--out", str(out))
-    ours = json.loads(run("trace", "site", str(out), "--json", "--out", str(tmp_path / "page"))[0])
+    figures = json.loads(run("trace", "site", str(out), "--json", "--out", str(tmp_path / "page"))[0])
     standard = json.loads(run("trace", "swf", str(out / "jobs.swf"), "--json")[0])
     for name in ("jobs", "users", "unit_hours", "run_s", "wait_s", "size", "span_s", "since"):
-        assert ours[name] == standard[name], name
-    assert ours["idle"]["idle_gpu_hours"] == 4.0
-    assert {name: row["jobs"] for name, row in ours["priority_classes"].items()} == {"4": 3}
-    assert (ours["unit_hours"], ours["users"]) == (11.0, 3)
+        assert figures[name] == standard[name], name
+    assert figures["idle"]["idle_gpu_hours"] == 4.0
+    assert {name: row["jobs"] for name, row in figures["priority_classes"].items()} == {"4": 3}
+    assert (figures["unit_hours"], figures["users"]) == (11.0, 3)
     assert "Idle windows" in (tmp_path / "page" / "report.html").read_text()
 
 

@@ -61,10 +61,10 @@ def test_unwritable_spool_is_rejected_at_start(tmp_path: Path) -> None:
 
 def test_exporter_waits_for_driver() -> None:
     """A missing driver is reported; the exporter keeps running and stops cleanly."""
-    signals, said = Signals(), []
+    signals, messages = Signals(), []
 
     def say(message: str) -> None:
-        said.append(message)
+        messages.append(message)
         if message == "no driver":
             signals.stop.set()
 
@@ -73,7 +73,7 @@ def test_exporter_waits_for_driver() -> None:
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
-    assert said[1:] == ["no driver"]
+    assert messages[1:] == ["no driver"]
     assert driver.closed == 1
 
 
@@ -84,24 +84,24 @@ def test_parquet_conversion_ignores_modules_in_working_directory(
     (tmp_path / "slurm_affinode.py").write_text("raise SystemExit('mine')\n")
     (tmp_path / "gpu.csv").write_text("no table of ours\n")
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    converter = SpoolConverter(said.append)
+    messages: list[str] = []
+    converter = SpoolConverter(messages.append)
     converter.add(tmp_path / "gpu.csv")
     converter.close()
-    assert len(said) == 1
-    assert "is not a file of a spool" in said[0]
+    assert len(messages) == 1
+    assert "is not a file of a spool" in messages[0]
 
 
 def test_failed_parquet_conversion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The converter continues with the next file."""
-    said: list[str] = []
+    messages: list[str] = []
 
     def fail(argv: list[str], *, timeout_s: float) -> None:
         raise UnreachableError("python ended with status 2: disk full")
 
     monkeypatch.setattr(process, "run", fail)
-    converter = SpoolConverter(said.append)
+    converter = SpoolConverter(messages.append)
     converter.add(Path("/spool/a.csv"))
     converter.add(Path("/spool/b.csv"))
     converter.close()
-    assert [line.split(" ")[0] for line in said] == ["a.csv", "b.csv"]
+    assert [line.split(" ")[0] for line in messages] == ["a.csv", "b.csv"]

@@ -39,8 +39,8 @@ def test_ingesting_a_file_twice_is_a_no_op(tmp_path: Path) -> None:
 def test_dry_run_of_standard_input_prints_json(tmp_path: Path) -> None:
     """A dry run stores nothing."""
     result = run(tmp_path / "state", "-", "--json", "--dry-run", text='{"job_id": 1, "node": "n1", "gpu": [0]}\n')
-    (told,) = json.loads(result.stdout)["sources"]
-    assert (told["records"], told["gpus"], told["new"]) == (1, 1, None)
+    (source,) = json.loads(result.stdout)["sources"]
+    assert (source["records"], source["gpus"], source["new"]) == (1, 1, None)
     assert not (tmp_path / "state").exists()
 
 

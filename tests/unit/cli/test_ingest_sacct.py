@@ -98,9 +98,15 @@ def test_running_job_is_completed_by_a_later_record(state: Path, recorded: Path)
 def test_standard_input_and_json(state: Path) -> None:
     """``-`` reads standard input; the JSON summary has every figure."""
     result = run(state, "-", "--json", "--cluster", "larch", "--timezone", "UTC", text=HEAD + GOOD + STEP + BAD)
-    (told,) = json.loads(result.stdout)["sources"]
-    assert (told["records"], told["job_runs"], told["steps"], told["new"], told["bad_records"]) == (3, 1, 1, 2, 1)
-    assert told["problems"][0]["line"] == 4
+    (counts,) = json.loads(result.stdout)["sources"]
+    assert (counts["records"], counts["job_runs"], counts["steps"], counts["new"], counts["bad_records"]) == (
+        3,
+        1,
+        1,
+        2,
+        1,
+    )
+    assert counts["problems"][0]["line"] == 4
     assert stored(state)["cluster"].to_list() == ["larch"]
 
 
@@ -219,17 +225,17 @@ def test_interrupted_query_continues_after_the_last_stored_window(
     """The windows before a failure are stored, and are queried again only within the overlap."""
     fake_sacct(tmp_path / "bin", (HEAD + GOOD + STEP).replace("|", "\x1f"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    program, asked = tmp_path / "bin" / "sacct", tmp_path / "bin" / "asked"
+    program, query_log = tmp_path / "bin" / "sacct", tmp_path / "bin" / "asked"
     whole = program.read_text(encoding="utf-8")
-    broken = whole.replace("printf", f"[ $(cat {asked} | wc -l) -lt 5 ] || exit 1\nprintf", 1)
+    broken = whole.replace("printf", f"[ $(cat {query_log} | wc -l) -lt 5 ] || exit 1\nprintf", 1)
     program.write_text(broken, encoding="utf-8")
-    asked.touch()
+    query_log.touch()
     result = run(state, "--until", "2026-01-08T00:00:00Z")
     assert isinstance(result.exception, UnreachableError)
     assert result.stdout.count("sacct 2026-01-") == 5
     program.write_text(whole, encoding="utf-8")
     assert run(state, "--until", "2026-01-08T00:00:00Z").return_value == 0
-    assert "--starttime=2026-01-04T00:00:00" in asked.read_text(encoding="utf-8").splitlines()[5]
+    assert "--starttime=2026-01-04T00:00:00" in query_log.read_text(encoding="utf-8").splitlines()[5]
 
 
 def test_unreachable_accounting_database_is_status_3(

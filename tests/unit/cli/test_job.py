@@ -99,7 +99,7 @@ def test_missing_database_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", ["", "/nowhere"])
-def test_owner_without_database_is_not_asked_to_create_one(
+def test_owner_without_database_is_not_advised_to_create_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str
 ) -> None:
     """The reason is that of Slurm, with the place where summaries of ended jobs are published."""

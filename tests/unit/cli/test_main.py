@@ -73,16 +73,16 @@ def test_all_errors_of_a_configuration_are_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("reportt", "No such command 'reportt'. Did you mean 'report'"),
         ("ingest gup", "No such command 'gup'. Did you mean 'gpu'?"),
         ("qqq", "No such command 'qqq'.\n"),
     ],
 )
-def test_unknown_command_is_answered_with_similar_ones(words: str, said: str) -> None:
+def test_unknown_command_is_answered_with_similar_ones(words: str, message: str) -> None:
     done = CliRunner().invoke(cli, words.split())
-    assert (done.exit_code, said in done.output) == (2, True), done.output
+    assert (done.exit_code, message in done.output) == (2, True), done.output
 
 
 def test_missing_configuration_is_reported_with_hint(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_missing_configuration_is_reported_with_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (InputError("empty", where="f.txt"), 2, "slurm-affinode: f.txt: empty\n"),
         (UnreachableError("sacct: no such program", hint="install it"), 3,
@@ -107,7 +107,7 @@ def test_missing_configuration_is_reported_with_hint(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_errors_have_one_line_and_an_exit_status(
-    error: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, status: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(**_: object) -> None:
         raise error
@@ -116,7 +116,7 @@ def test_errors_have_one_line_and_an_exit_status(
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == status
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("words", [("report", "--title"), ("ingest", "sacct", "--cluster")])

@@ -81,9 +81,9 @@ def test_next_run_overlaps_and_skips_unchanged_files(site, tmp_path):
     (tmp_path / "calls").unlink()
     done = site("--json")
     assert (done.returncode, done.stderr) == (0, "")
-    said = json.loads(done.stdout)
-    assert (said["rendered"], said["current"], said["failures"]) == ([], ["day/2026-11-19"], [])
-    assert "1 files unchanged" in said["taken_in"][-1]
+    record = json.loads(done.stdout)
+    assert (record["rendered"], record["current"], record["failures"]) == ([], ["day/2026-11-19"], [])
+    assert "1 files unchanged" in record["taken_in"][-1]
     calls = (tmp_path / "calls").read_text()
     assert "--starttime=2026-11-18T04:15:00" in calls
     assert "--starttime=2026-11-19T04:15:00" in calls

@@ -47,11 +47,11 @@ class Reach:
 
     def __init__(self, *answers: dict[str, Any] | Exception) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
         self.nodes: dict[str, dict[str, Any] | str] = {}
 
     def about(self, job: str, request: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((job, request))
+        self.requests.append((job, request))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -145,18 +145,18 @@ def test_status_of_job_held_by_administrator(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wake", "reason", "said"),
+    ("wake", "reason", "text"),
     [
         ("hold", "JobArrayTaskLimit", "as soon as Slurm has room for it: it is released, and pending for JobArrayTask"),
         ("now", "BeginTime", "as soon as Slurm has GPUs for it: it is released"),
         ("2h", "BeginTime", "(2h)"),
     ],
 )
-def test_status_of_released_job(run: Any, wake: str, reason: str, said: str) -> None:
+def test_status_of_released_job(run: Any, wake: str, reason: str, text: str) -> None:
     """Once released, also by ``scontrol release``, the wake setting of the option no longer applies."""
     row = {**SUSPENDED, "where": "shared", "wake": wake, "released": True, "reason": reason}
     output = run(Reach({"jobs": [row]}), "status", "8").output
-    assert said in output
+    assert text in output
     assert "slurm-affinode wake" not in output
 
 
@@ -175,7 +175,7 @@ def test_status_of_suspended_job(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wake", "said"),
+    ("wake", "text"),
     [
         ("hold", "on request"),
         ("auto", "when GPUs are free and no job waits"),
@@ -185,18 +185,18 @@ def test_status_of_suspended_job(run: Any) -> None:
         ("2030-12-31T18:30", "at 2030-12-31 18:30:00 (2030-12-31T18:30)"),
     ],
 )
-def test_status_shows_when_job_wakes(run: Any, wake: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_shows_when_job_wakes(run: Any, wake: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Durations count from the suspension and are shown as a time."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     done = run(Reach({"jobs": [SUSPENDED | {"wake": wake, "where": "shared"}]}), "status", "8")
-    assert f"{said}; or: slurm-affinode wake 8" in done.output
+    assert f"{text}; or: slurm-affinode wake 8" in done.output
 
 
 def test_job_woken_before_its_image_is_copied_is_not_reported_as_released(run: Any) -> None:
     """Neither by ``wake`` nor by ``status``."""
-    said = run(Reach({"released": False}), "wake", "8").output
-    assert "will be released when it is in the queue and its image in the shared store" in said
+    output = run(Reach({"released": False}), "wake", "8").output
+    assert "will be released when it is in the queue and its image in the shared store" in output
     done = run(Reach({"jobs": [SUSPENDED | {"wake": "now", "where": "node"}]}), "status", "8")
     assert "as soon as the copy of its image to the shared store is complete; or" in done.output
 
@@ -265,7 +265,7 @@ def test_suspend_waits_for_completion(run: Any, monkeypatch: pytest.MonkeyPatch)
     done = run(reach, "suspend", "8")
     assert done.return_value == 0
     assert "Job 8 is suspended; wake it with: slurm-affinode wake 8" in done.output
-    assert [request["verb"] for _, request in reach.asked] == ["suspend", "status", "status", "status"]
+    assert [request["verb"] for _, request in reach.requests] == ["suspend", "status", "status", "status"]
 
 
 def test_suspend_returns_if_job_was_woken_at_once(run: Any) -> None:
@@ -296,10 +296,10 @@ def test_failed_suspend_reports_reason(run: Any) -> None:
 def test_suspend_uses_the_clock_of_the_agent(run: Any, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
     """The clock of the login node may be ahead or behind; an older failure must not be reported."""
     monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
-    there = time.time() + ahead_s
-    before = {"jobs": [RUNNING | {"last": {"at": there - 2, "done": False, "text": "an older failure"}}]}
-    now = {"jobs": [RUNNING | {"last": {"at": there + 2, "done": False, "text": "the lock timed out"}}]}
-    done = run(Reach({"begun": True, "at": there}, before, now), "suspend", "7", "--timeout", "60s")
+    agent_now = time.time() + ahead_s
+    before = {"jobs": [RUNNING | {"last": {"at": agent_now - 2, "done": False, "text": "an older failure"}}]}
+    now = {"jobs": [RUNNING | {"last": {"at": agent_now + 2, "done": False, "text": "the lock timed out"}}]}
+    done = run(Reach({"begun": True, "at": agent_now}, before, now), "suspend", "7", "--timeout", "60s")
     assert "job 7: the lock timed out" in str(done.exception)
 
 

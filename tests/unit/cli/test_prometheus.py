@@ -152,15 +152,17 @@ def test_usage_errors_are_reported_without_secrets(state: Path, args: tuple[str,
 
 def test_credentials_are_sent_only_to_the_configured_server(state: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t0ken")
-    with serving(judge=Api()) as mine, serving(judge=Api()) as other:
+    with serving(judge=Api()) as configured, serving(judge=Api()) as other:
         config = tmp_path / "config.toml"
-        config.write_text(f'[prometheus]\nurl = "{mine.url}/"\ntoken_file = "{tmp_path}/token"\nmatch = [\'a="b"\']\n')
+        config.write_text(
+            f'[prometheus]\nurl = "{configured.url}/"\ntoken_file = "{tmp_path}/token"\nmatch = [\'a="b"\']\n'
+        )
         assert run(state, "--config", config, *DAY).return_value == 0
-        assert run(state, "--config", config, *DAY, "--prometheus", mine.url).return_value == 0
+        assert run(state, "--config", config, *DAY, "--prometheus", configured.url).return_value == 0
         assert run(state, "--config", config, *DAY, "--prometheus", other.url).return_value == 0
-    assert {asked[3].get("Authorization") for asked in mine.asked} == {"Bearer t0ken"}
-    assert {asked[3].get("Authorization") for asked in other.asked} == {None}
-    assert any('{a="b"}[' in asked[2].get("query", [""])[0] for asked in mine.asked)
+    assert {request[3].get("Authorization") for request in configured.requests} == {"Bearer t0ken"}
+    assert {request[3].get("Authorization") for request in other.requests} == {None}
+    assert any('{a="b"}[' in request[2].get("query", [""])[0] for request in configured.requests)
 
 
 SACCT = (
@@ -175,7 +177,7 @@ def test_report_reads_directly_from_a_server(state: Path, tmp_path: Path) -> Non
     with serving(judge=Api(warning="store b is down")) as fake:
         empty = CliRunner().invoke(cli, [*argv, "--prometheus", fake.url], standalone_mode=False)
         assert isinstance(empty.exception, AffinodeError)
-        assert fake.asked == []
+        assert fake.requests == []
         (tmp_path / "jobs.txt").write_text(SACCT)
         sacct = ["ingest", "sacct", "--state", str(state), "--timezone", "UTC", str(tmp_path / "jobs.txt")]
         assert CliRunner().invoke(cli, sacct, standalone_mode=False).exception is None

@@ -75,9 +75,9 @@ def test_dates_are_in_the_time_zone_of_the_site(state: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     command = ["report", "--since", "2026-11-02", "--until", "2026-11-03", "--config", str(config)]
     done = CliRunner().invoke(cli, [*command, "--state", str(state), "--out", str(out), "--json"])
-    asked = json.loads(done.stdout)["query"]
-    assert (asked["since"], asked["until"]) == ("2026-11-01T18:30:00Z", "2026-11-02T18:30:00Z")
-    assert asked["timezone"] == "Asia/Kolkata"
+    query = json.loads(done.stdout)["query"]
+    assert (query["since"], query["until"]) == ("2026-11-01T18:30:00Z", "2026-11-02T18:30:00Z")
+    assert query["timezone"] == "Asia/Kolkata"
     page = (out / "report.html").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
     assert "2026-11-02 00:00 to 2026-11-03 00:00 (1d)" in page
 

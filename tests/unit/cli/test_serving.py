@@ -111,8 +111,8 @@ def test_memory_of_gpus_in_prometheus_counts(overloaded: str, tmp_path: Path) ->
     """Only that of the engine's own GPUs is read."""
     config = Config(prometheus=PrometheusConfig(url=overloaded), store=StoreConfig(state_dir=tmp_path))
     with (
-        servers.live(config, ServerQuery(), LIVE) as (own, _),
-        contextlib.closing(SampleStore(own.history_dir)) as store,
+        servers.live(config, ServerQuery(), LIVE) as (live_config, _),
+        contextlib.closing(SampleStore(live_config.history_dir)) as store,
     ):
         frame = store.scan(LIVE - timedelta(hours=1), LIVE).select("uuid", "fb_used_mib").unique().collect()
     assert frame.rows() == [("GPU-1", 60000)]

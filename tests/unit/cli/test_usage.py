@@ -202,10 +202,10 @@ def test_live_queue_names_the_idle_jobs_in_front(state: Path, monkeypatch: pytes
     idle = zombie_samples.squatter(
         subject=JobAttempt.of(holder), cluster="c", user="ann", nodes=("c1",), since=begun, observed_at=NOW
     )
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     def find_live(config: Config, request: Request, **_: Any) -> Assessment:
-        asked.append(request)
+        requests.append(request)
         return Assessment((idle,), begun, NOW, "live", 1, 1, 0, ("n9 is unknown",))
 
     monkeypatch.setattr(usage.live, "find_live", find_live)
@@ -215,7 +215,7 @@ def test_live_queue_names_the_idle_jobs_in_front(state: Path, monkeypatch: pytes
             for job in record["jobs"]} == {"4": [("1", "ann", 1)], "5": []}  # fmt: skip
     assert record["notes"] == ["n9 is unknown"]
     assert "1 (ann, 1 GPU)" in run(state, "queue", "--live", "--idle").stdout
-    assert set(asked[0].kinds) == {"squatter", "idle-allocation"}
+    assert set(requests[0].kinds) == {"squatter", "idle-allocation"}
     assert "--idle needs --live" in CliRunner().invoke(cli, ["report", "queue", "--idle"]).output
 
 
@@ -233,9 +233,9 @@ def test_outdated_accounting_is_reported_and_not_extrapolated(tmp_path: Path) ->
     week = CliRunner().invoke(cli, ["report", "users", "--since", "7d", "--state", str(tmp_path)])
     assert week.exit_code != 0
     completed = run(tmp_path, "users", "--since", "30d", "--json")
-    told = json.loads(completed.stdout)
-    assert {item["user"]: item["gpu_hours"] for item in told["rows"]} == {"ann": 192.0, "bob": 0.0}
-    assert "accounting is known up to" in told["notes"][0]
+    record = json.loads(completed.stdout)
+    assert {item["user"]: item["gpu_hours"] for item in record["rows"]} == {"ann": 192.0, "bob": 0.0}
+    assert "accounting is known up to" in record["notes"][0]
     assert "accounting is known up to" in run(tmp_path, "users", "--since", "30d").stderr
     queued = json.loads(run(tmp_path, "queue", "--json").stdout)
     assert queued["jobs"][0]["waited_s"] == pytest.approx(86_400)
@@ -266,7 +266,7 @@ def test_option_of_the_page_before_a_report_command_is_an_error(state: Path) -> 
 
 def test_connection_options_have_their_own_section() -> None:
     text = CliRunner().invoke(cli, ["report", "users", "--help"]).stdout
-    own, _, connection = text.partition("Connection options:")
-    assert "--live" in own
-    assert "--db" not in own
+    main_options, _, connection = text.partition("Connection options:")
+    assert "--live" in main_options
+    assert "--db" not in main_options
     assert all(option in connection for option in ("--config", "--state", "--db", "--slurm-backend"))

@@ -60,7 +60,7 @@ def test_narrow_list_leaves_out_columns_and_cuts_no_number(state: Path) -> None:
     assert "(--wide has" in result.stdout
 
 
-def test_wide_list_says_why_in_each_row(state: Path) -> None:
+def test_wide_list_has_the_reason_in_each_row(state: Path) -> None:
     """On a terminal of any width, without an ellipsis."""
     result = _run("list", "--state", str(state), "--wide", "--slurm-backend", "commands")
     lines = result.stdout.splitlines()

@@ -46,7 +46,7 @@ def status(result: Result) -> int:
     return int(result.return_value or 0)
 
 
-def told(result: Result) -> str:
+def output_of(result: Result) -> str:
     return result.output + str(result.exception or "")
 
 
@@ -63,7 +63,7 @@ def test_clean_without_yes_takes_no_action(state: Path, policy: Path) -> None:
     """It lists the planned actions; the audit log records only that the findings were listed."""
     base = ("--state", str(state), "--slurm-backend", "commands", "--policy", str(policy), "--json")
     result = run("zombies", "clean", "--warn", *base)
-    assert status(result) == 0, told(result)
+    assert status(result) == 0, output_of(result)
     record = json.loads(result.stdout)
     assert record["dry_run"]
     assert {action["result"] for action in record["actions"]} <= {"planned", "spared"}
@@ -117,7 +117,7 @@ def test_stale_evidence_is_summarized_in_one_line(state: Path, command: str) -> 
     result = run("zombies", command, *words, *(["--warn"] if command == "clean" else []))
     assert status(result) == 2
     assert "stale" not in result.stdout
-    assert told(result).count("too old to act on") == 1
+    assert output_of(result).count("too old to act on") == 1
     everything = run("zombies", command, *words, "--all", *(["--warn"] if command == "clean" else []))
     assert "stale" in everything.stdout
 
@@ -135,7 +135,7 @@ def test_warn_uses_the_requested_interval(state: Path) -> None:
 def test_over_limit_requires_a_terminal(state: Path, policy: Path) -> None:
     result = run("zombies", "clean", "--over-limit", "50", "--yes", "--state", str(state), "--policy", str(policy))
     assert status(result) == 2
-    assert "needs a terminal" in told(result)
+    assert "needs a terminal" in output_of(result)
 
 
 # --- policy
@@ -152,7 +152,7 @@ def test_policy_check_reports_every_error_by_line(tmp_path: Path) -> None:
     record = json.loads(run("zombies", "policy", "check", str(path), "--json").stdout)
     assert [fault["line"] for fault in record["faults"]] == [2, 5]
     assert status(run("zombies", "policy", "check", str(tmp_path / "none"))) == 2
-    assert "z.toml:2: limits.cancle" in told(run("zombies", "clean", "--policy", str(path)))
+    assert "z.toml:2: limits.cancle" in output_of(run("zombies", "clean", "--policy", str(path)))
 
 
 def test_policy_check_replays_the_history(state: Path, policy: Path) -> None:
@@ -161,7 +161,7 @@ def test_policy_check_replays_the_history(state: Path, policy: Path) -> None:
     until = listed["until"]
     result = run("zombies", "policy", "check", str(policy), "--state", str(state), "--json", "--until", until,
                  "--since", listed["since"], "--look-every", "6h", "--every", "30m")  # fmt: skip
-    assert status(result) == 0, told(result)
+    assert status(result) == 0, output_of(result)
     record = json.loads(result.stdout)
     assert record["replay"], record
     assert {action["verb"] for action in record["replay"]} >= {"warn-user"}
@@ -194,12 +194,12 @@ class Slurm:
     """A slurmctld with one job."""
 
     def __init__(self, **values: Any) -> None:
-        self.one = slurm_job(7, **values)
+        self.only_job = slurm_job(7, **values)
         self.comments: list[str] = []
         self.node = NODE
 
     def job(self, name: str) -> Any:
-        return self.one
+        return self.only_job
 
     def set_comment(self, name: str, text: str) -> None:
         self.comments.append(text)
@@ -214,7 +214,7 @@ class Slurm:
 
 
 @pytest.mark.parametrize(
-    ("values", "uid", "code", "says"),
+    ("values", "uid", "code", "message"),
     [
         ({}, 2001, 0, "left alone"),
         ({}, 0, 0, "left alone"),
@@ -225,14 +225,14 @@ class Slurm:
     ],
 )
 def test_keep_is_granted_once_to_owner_and_root(  # noqa: PLR0917
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], uid: int, code: int, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], uid: int, code: int, message: str
 ) -> None:
     """The job must be running."""
     slurm = Slurm(**{"uid": 2001, **values})
     monkeypatch.setattr(keep, "open_client", lambda backend, **_: slurm)
     monkeypatch.setattr("os.getuid", lambda: uid)
     result = run("keep", "7", "--for", "2h", "--why", "the debugger is attached", "--state", str(tmp_path))
-    assert (status(result), says in result.output) == (code, True), told(result)
+    assert (status(result), message in result.output) == (code, True), output_of(result)
     assert bool(slurm.comments) is (code == 0)
     assert not (tmp_path / "affinode.sqlite").exists()
 
@@ -274,12 +274,12 @@ def test_audit_log_is_pruned_only_with_yes(state: Path) -> None:
     """Without ``--yes``, the number of records is shown; the deletion itself is recorded."""
     words = ("zombies", "history", "--state", str(state))
     run("zombies", "list", "--state", str(state), "--slurm-backend", "commands")
-    there = len(json.loads(run(*words, "--json").stdout))
+    count = len(json.loads(run(*words, "--json").stdout))
     shown = run(*words, "--prune", "now")
-    assert f"{counted(there, 'record')} from before" in shown.stdout
+    assert f"{counted(count, 'record')} from before" in shown.stdout
     assert "would be deleted" in shown.stdout
-    assert len(json.loads(run(*words, "--json").stdout)) == there
-    assert json.loads(run(*words, "--prune", "now", "--yes", "--json").stdout)["records"] == there
+    assert len(json.loads(run(*words, "--json").stdout)) == count
+    assert json.loads(run(*words, "--prune", "now", "--yes", "--json").stdout)["records"] == count
     [left] = json.loads(run(*words, "--json").stdout)
     assert (left["verb"], left["reason"].endswith("zombies history --prune")) == ("prune", True)
 
@@ -290,8 +290,8 @@ def test_only_unfiltered_search_forgets_findings_that_are_gone() -> None:
 
     def over(about: find.Assessment, acting: bool = True, **values: Any) -> list[str]:
         request = find.Request(**values)
-        asked = CleanUpRequest(Config(), request, True, None, False, Policy(), False, False, acting)
-        return Session(asked, about, None, None, None, NOW)._looked_at_all()  # type: ignore[arg-type]
+        clean_up = CleanUpRequest(Config(), request, True, None, False, Policy(), False, False, acting)
+        return Session(clean_up, about, None, None, None, NOW)._looked_at_all()  # type: ignore[arg-type]
 
     assert over(assessment) == ["alpha/orphan-process/", "alpha/orphan-memory/"]
     assert over(assessment, kinds=("orphan-memory",)) == ["alpha/orphan-memory/"]
@@ -306,13 +306,13 @@ def test_ended_and_requeued_jobs_are_excluded() -> None:
     findings = tuple(squatter(subject=job(job_id=n, id=str(n))) for n in (7, 8, 9, 10))
     other, ended = squatter(cluster="beta"), squatter(kind="time-limit", subject=job(end=NOW, state="TIMEOUT"))
     assessment = find.Assessment((*findings, other, ended), NOW, NOW, "history")
-    asked = CleanUpRequest(Config(), find.Request(), False, None, False, Policy(), False, False)
+    clean_up = CleanUpRequest(Config(), find.Request(), False, None, False, Policy(), False, False)
 
     class Here:
         slurm = Slurm()
 
     def over(known: list[Any] | None) -> set[str]:
-        return set(Session(asked, assessment, None, Here(), None, NOW, known)._over())  # type: ignore[arg-type]
+        return set(Session(clean_up, assessment, None, Here(), None, NOW, known)._over())  # type: ignore[arg-type]
 
     assert over(jobs) == {finding.key for finding in findings[1:]}
     assert over([]) == {finding.key for finding in findings}

@@ -25,7 +25,7 @@ def status(result: Result) -> int:
     return int(result.return_value or 0)
 
 
-def told(result: Result) -> str:
+def output_of(result: Result) -> str:
     return result.output + str(result.exception or "") + str(getattr(result.exception, "hint", ""))
 
 
@@ -36,7 +36,7 @@ def written(root: Path) -> set[str]:
 def test_install_writes_the_timer_and_a_policy(tmp_path: Path) -> None:
     """Installing twice is a no-op; an existing policy is kept; ``--remove`` removes the timer but not the policy."""
     result = run("--root", str(tmp_path), "--systemd", "--every", "10m", "--user", "slurm")
-    assert status(result) == 0, told(result)
+    assert status(result) == 0, output_of(result)
     units = tmp_path / "etc/systemd/system"
     service = (units / "slurm-affinode-zombies.service").read_text()
     assert "ExecStart=/usr/bin/env slurm-affinode zombies clean --warn --live --yes\n" in service
@@ -72,8 +72,8 @@ def test_install_rejects_database_that_the_timer_would_not_use(tmp_path: Path) -
     words = ("--root", str(tmp_path / "root"), "--config", str(config))
     result = run(*words, "--db", url)
     assert status(result) == 2
-    assert "store.db" in told(result)
-    assert "secret" not in told(result)
+    assert "store.db" in output_of(result)
+    assert "secret" not in output_of(result)
     assert not (tmp_path / "root").exists()
     config.write_text(f'[store]\ndb = "{url}"\n')
     assert status(run(*words, "--db", url)) == 0
@@ -118,7 +118,7 @@ def test_install_writes_a_crontab(tmp_path: Path) -> None:
     assert "\nSLURM_AFFINODE_STATE=/srv/my state\n" in (tmp_path / "etc/cron.d/slurm-affinode-zombies").read_text()
     result = run("--root", str(tmp_path), "--cron", "--every", "7m")
     assert status(result) == 2
-    assert "cron cannot run every 7m" in told(result)
+    assert "cron cannot run every 7m" in output_of(result)
     run("--root", str(tmp_path), "--systemd")
     assert not any("cron.d" in name for name in written(tmp_path))  # systemd replaces cron
     bad = run("--root", str(tmp_path), "--cron", "--user", "a b")
@@ -131,6 +131,6 @@ def test_install_puts_slurm_directory_on_the_path(tmp_path: Path, kind: str) -> 
     config = tmp_path / "config.toml"
     config.write_text('[slurm]\nbin_dir = "/opt/slurm/bin"\n')
     result = run("--root", str(tmp_path / "image"), kind, "--config", str(config))
-    assert status(result) == 0, told(result)
+    assert status(result) == 0, output_of(result)
     texts = [path.read_text() for path in (tmp_path / "image/etc").rglob("slurm-affinode-zombies*")]
     assert any("PATH=/opt/slurm/bin:/opt/slurm-affinode/bin:/usr/local/bin:/usr/bin:/bin\n" in text for text in texts)

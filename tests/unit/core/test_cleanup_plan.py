@@ -78,8 +78,8 @@ sliding = { first_warning = "1h", second_warning = "1h30m", cancel = "2h" }
         assert verdict(item, alike, warned(other, *TWICE))[0] == "cancel"
     gentle = alike + '[[rule]]\nkinds = ["squatter"]\ndo_not_cancel = true\n'  # it announced no cancellation
     assert verdict(then, gentle, warned(first, *TWICE)) == ("warn-user", "due", 1)
-    told = Ledger(mailed={first.matter: NOW - timedelta(hours=1), then.matter: NOW - timedelta(days=8)})
-    assert decide(then, Policy(), told, NOW).code == "told"
+    ledger = Ledger(mailed={first.matter: NOW - timedelta(hours=1), then.matter: NOW - timedelta(days=8)})
+    assert decide(then, Policy(), ledger, NOW).code == "told"
 
 
 def test_job_that_never_used_its_gpus_is_timed_from_its_start() -> None:
@@ -138,8 +138,8 @@ def test_without_a_rule_administrators_are_notified_once_of_nodes_and_processes(
     for finding in (node(), node("orphan-memory"), orphan()):
         action = decide(finding, Policy(), Ledger(), NOW)
         assert action.verb == "warn-admin"
-        told = Ledger(mailed={finding.key: NOW - timedelta(days=1)})
-        assert decide(finding, Policy(), told, NOW).code == "told"
+        ledger = Ledger(mailed={finding.key: NOW - timedelta(days=1)})
+        assert decide(finding, Policy(), ledger, NOW).code == "told"
 
 
 LOST = '[[rule]]\nname = "engines"\ndiagnoses = ["orphaned-engine"]\naction = "kill"\n'
@@ -223,9 +223,9 @@ def test_job_shape_is_one_notice_per_user() -> None:
     other = replace(ended, subject=job(job_id=8, id="8", state="COMPLETED", end=long_ago))
     assert other.matter == ended.matter
     assert other.key != ended.key
-    told = Ledger({}, {}, {ended.matter: NOW - timedelta(days=1)})
-    assert verdict(other, ledger=told)[:2] == ("none", "told")
-    assert verdict(replace(other, user="bob"), ledger=told)[0] == "warn-user"
+    ledger = Ledger({}, {}, {ended.matter: NOW - timedelta(days=1)})
+    assert verdict(other, ledger=ledger)[:2] == ("none", "told")
+    assert verdict(replace(other, user="bob"), ledger=ledger)[0] == "warn-user"
     assert verdict(other, ledger=Ledger({}, {}, {ended.matter: NOW - timedelta(days=8)}))[0] == "warn-user"
     ancient = replace(ended, observed_at=NOW - timedelta(days=9))
     assert verdict(ancient)[:2] == ("none", "stale")
@@ -523,12 +523,12 @@ def test_model_server_is_suspended_if_its_job_opted_in() -> None:
 
 def test_notice_goes_to_the_user_or_to_the_administrators() -> None:
     """A rule may disable both; a finding that has no owner is for the administrators in any case."""
-    nobody = "[default]\nwarn_user = false"
-    assert verdict(squatter(), nobody)[:2] == ("none", "nobody")
-    assert verdict(squatter(), f"{nobody}\nwarn_admins = true")[0] == "warn-admin"
+    disabled = "[default]\nwarn_user = false"
+    assert verdict(squatter(), disabled)[:2] == ("none", "nobody")
+    assert verdict(squatter(), f"{disabled}\nwarn_admins = true")[0] == "warn-admin"
     assert verdict(squatter(user=None))[:2] == ("none", "nobody")
     assert verdict(squatter(user=None), "[default]\nwarn_admins = true")[0] == "warn-admin"
-    assert decide(node(), policy(nobody), Ledger(), NOW).verb == "warn-admin"
+    assert decide(node(), policy(disabled), Ledger(), NOW).verb == "warn-admin"
 
 
 def test_finding_without_a_time_is_timed_from_its_first_listing() -> None:

@@ -97,7 +97,7 @@ def test_rule_without_a_name_is_named_by_its_number() -> None:
     assert [rule.name for rule in policy.rules] == ["rule 1", "b", "rule 3"]
 
 
-def test_exemption_is_from_warnings_only_if_it_says_so() -> None:
+def test_exemption_is_from_warnings_only_if_requested() -> None:
     text = "[[exempt]]\nusers = ['a']\nuntil = 'never'\nreason = 'x'\n"
     policy = parse_policy(text + text + "warnings = true\n", where="z.toml")
     assert [exemption.warnings for exemption in policy.exemptions] == [False, True]
@@ -124,7 +124,7 @@ def test_values_at_their_bounds_are_valid(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("[default]\nmin_gpus = 0", "0 is below 1"),
         ("[default]\nmin_score = 1.01", "1.01 is not from 0 to 1"),
@@ -136,12 +136,12 @@ def test_values_at_their_bounds_are_valid(text: str) -> None:
         ("[default.fixed]\nfirst_warning = '1h'\ncancel = '1h'", "is not after first_warning"),
     ],
 )
-def test_values_beyond_their_bounds_are_reported(text: str, says: str) -> None:
-    assert any(says in message for _, message in faults(text)), faults(text)
+def test_values_beyond_their_bounds_are_reported(text: str, expected: str) -> None:
+    assert any(expected in message for _, message in faults(text)), faults(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "says"),
+    ("text", "line", "expected"),
     [
         ("\n\nlimits = 3", 3, "limits: a table is needed"),
         ("[limits]\n\ncancle = 3", 3, "limits.cancle: unknown key"),
@@ -195,9 +195,9 @@ def test_values_beyond_their_bounds_are_reported(text: str, says: str) -> None:
         ("zombies = 1", 1, "unknown key"),
     ],
 )
-def test_mistakes_are_reported_by_line(text: str, line: int, says: str) -> None:
+def test_mistakes_are_reported_by_line(text: str, line: int, expected: str) -> None:
     """The message has the key and the allowed values."""
-    assert any(where == line and says in message for where, message in faults(text)), faults(text)
+    assert any(where == line and expected in message for where, message in faults(text)), faults(text)
 
 
 def test_all_mistakes_are_found_and_the_first_is_raised() -> None:

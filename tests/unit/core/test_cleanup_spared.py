@@ -65,16 +65,16 @@ def test_site_rules_prevent_an_action(more: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "batch", "says"),
+    ("more", "batch", "reason"),
     [
         ("min_gpus = 2", True, "it has 1 GPU; the rule is for 2 or more"),
         ('interactive = { max_run = "9d" }', False, "interactive, at most 1 GPU for at most 9d"),
     ],
 )
-def test_one_gpu_is_singular(more: str, batch: bool, says: str) -> None:
+def test_one_gpu_is_singular(more: str, batch: bool, reason: str) -> None:
     finding = squatter(subject=job(batch=batch), gpus=squatter().gpus[:1], allocated_gpus=1)
     [action] = plan([finding], policy(f"[default]\n{more}"), Ledger(), NOW)
-    assert action.reason == says
+    assert action.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_job_with_two_findings_is_canceled_once() -> None:
 
 def test_finding_of_another_cluster_is_reported_only() -> None:
     """Its job ID is that of another job here; it does not count towards the limit."""
-    there, here = squatter(cluster="beta", held_gpu_hours=9.0), squatter()
-    ledger = Ledger({figure.key: warned(figure, *TWICE).warnings[figure.key] for figure in (there, here)})
-    actions = plan([there, here], policy("[limits]\ncancel = 1"), ledger, NOW, elsewhere={"beta"})
+    foreign, here = squatter(cluster="beta", held_gpu_hours=9.0), squatter()
+    ledger = Ledger({figure.key: warned(figure, *TWICE).warnings[figure.key] for figure in (foreign, here)})
+    actions = plan([foreign, here], policy("[limits]\ncancel = 1"), ledger, NOW, elsewhere={"beta"})
     assert [(action.verb, action.code) for action in actions] == [("none", "elsewhere"), ("cancel", "due")]
-    assert plan([there], policy(), Ledger(), NOW, elsewhere={"beta"})[0].verb == "warn-user"
+    assert plan([foreign], policy(), Ledger(), NOW, elsewhere={"beta"})[0].verb == "warn-user"
 
 
 def test_warning_of_an_exempt_job_announces_no_cancellation() -> None:

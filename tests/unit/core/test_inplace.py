@@ -135,8 +135,8 @@ def test_holders_of_the_memory_are_named() -> None:
     assert working.waits[7] == "it needs 30 GiB on GPU 0, and 9.94 GiB is left there: job 3 is busy"
     foreign = plan([card(free_gib=10)], [], [], [Waiter(7, held(30))])
     assert foreign.waits[7].endswith("other processes hold the rest")
-    coming = plan([card(free_gib=80)], [], [Arriving(4, held(60))], [Waiter(7, held(30))])
-    assert coming.waits[7].endswith("job 4 is taking its place")
+    result = plan([card(free_gib=80)], [], [Arriving(4, held(60))], [Waiter(7, held(30))])
+    assert result.waits[7].endswith("job 4 is taking its place")
     unknown = plan([card(free_gib=None)], [], [], [Waiter(7, held(30))])
     assert unknown.waits[7] == "how much memory is free on GPU 0 is not known"
 
@@ -177,9 +177,9 @@ def test_job_that_still_holds_its_memory_needs_no_more() -> None:
 
 def test_arriving_job_has_its_memory_reserved() -> None:
     """Memory that it does not hold yet is not free; memory that it holds is not counted twice."""
-    coming = Arriving(1, held(48), held(40))
-    assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(31))]).wakes == (7,)
-    assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(33))]).wakes == ()
+    arriving = Arriving(1, held(48), held(40))
+    assert plan([card(free_gib=40)], [], [arriving], [Waiter(7, held(31))]).wakes == (7,)
+    assert plan([card(free_gib=40)], [], [arriving], [Waiter(7, held(33))]).wakes == ()
 
 
 sizes = st.integers(0, 60).map(lambda gib: gib * GIB)
@@ -258,10 +258,10 @@ class Sharing:
         assert set(plan.wakes) | set(plan.waits) == set(self.line)
         for place, job in enumerate(self.line):
             if job in plan.wakes:
-                mine = {uuid for uuid, need in self.needs[job].items() if need}
+                needed = {uuid for uuid, need in self.needs[job].items() if need}
                 for earlier in self.line[:place]:
-                    theirs = {uuid for uuid, need in self.needs[earlier].items() if need}
-                    assert earlier in plan.wakes or not mine & theirs
+                    needed_earlier = {uuid for uuid, need in self.needs[earlier].items() if need}
+                    assert earlier in plan.wakes or not needed & needed_earlier
         for uuid in (A, B):
             awake = self.used(uuid) + sum(self.needs[job].get(uuid, 0) for job in plan.wakes)
             assert awake <= self.limit or not any(self.needs[job].get(uuid, 0) for job in plan.wakes)
@@ -273,38 +273,40 @@ class Sharing:
 @given(
     needs=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=8),
     works_s=st.integers(0, 5),
-    asks=st.lists(st.lists(st.integers(0, 7), max_size=4), max_size=30),
+    requests=st.lists(st.lists(st.integers(0, 7), max_size=4), max_size=30),
     limit=st.integers(60, 80),
 )
-def test_every_job_gets_its_turn(needs: list[tuple[int, int]], works_s: int, asks: list[list[int]], limit: int) -> None:
+def test_every_job_gets_its_turn(
+    needs: list[tuple[int, int]], works_s: int, requests: list[list[int]], limit: int
+) -> None:
     """For any order of requests the queue empties, if awake jobs become idle at some time."""
     jobs = {number: {A: a * GIB, B: b * GIB} for number, (a, b) in enumerate(needs)}
     world = Sharing(jobs, works_s, limit * GIB, 81 * GIB)
-    for ask in asks:
+    for ask in requests:
         world.step([job for job in ask if job in jobs])
-    wanted = list(world.line)
+    queued = list(world.line)
     for _ in range((works_s + 3) * (len(jobs) + 2)):
         world.step([])
     assert world.line == []
-    assert set(wanted) <= set(world.begun_epoch)
+    assert set(queued) <= set(world.begun_epoch)
 
 
 @given(
     needs=st.lists(st.integers(1, 60), min_size=2, max_size=6),
     turn_s=st.integers(1, 5),
-    asks=st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=20),
+    requests=st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=20),
 )
-def test_steady_load_starves_no_job(needs: list[int], turn_s: int, asks: list[list[int]]) -> None:
+def test_steady_load_starves_no_job(needs: list[int], turn_s: int, requests: list[list[int]]) -> None:
     """Even if every job is busy all the time, each one that waits gets its turn after those ahead of it."""
     jobs = {number: {A: size * GIB} for number, size in enumerate(needs)}
     world = Sharing(jobs, 1000, 80 * GIB, 81 * GIB, turn_s=turn_s)
-    for ask in asks:
+    for ask in requests:
         world.step([job for job in ask if job in jobs])
-    wanted = list(world.line)
+    queued = list(world.line)
     before = len(world.begun_epoch)
     for _ in range((turn_s + 2) * (len(jobs) + 1)):
         world.step(list(jobs))
-    assert set(wanted) <= set(world.begun_epoch[before:])
+    assert set(queued) <= set(world.begun_epoch[before:])
 
 
 def test_repeated_request_keeps_its_place() -> None:

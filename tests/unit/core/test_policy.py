@@ -119,13 +119,13 @@ def test_job_that_needs_all_that_is_freed_is_pressure(free: tuple[int, int]) -> 
     assert pressing(Surroundings((needs,), short), JOB) == ()
 
 
-@pytest.mark.parametrize(("requested", "there", "fits"), [
+@pytest.mark.parametrize(("requested", "node_kind", "fits"), [
     ("a100+h100", "h100", True), ("h100", "a100+h100", True), ("a100+l4", "h100+t4", False), (None, "h100", True),
     ("a100", None, True),
 ])  # fmt: skip
-def test_one_of_several_gpu_types_is_enough(requested: str | None, there: str | None, fits: bool) -> None:
+def test_one_of_several_gpu_types_is_enough(requested: str | None, node_kind: str | None, fits: bool) -> None:
     """A type that is unknown is not ruled out."""
-    surroundings = Surroundings((replace(WAITING, gpu_kind=requested),), replace(NODE, gpu_kind=there))
+    surroundings = Surroundings((replace(WAITING, gpu_kind=requested),), replace(NODE, gpu_kind=node_kind))
     assert bool(pressing(surroundings, JOB)) is fits
 
 

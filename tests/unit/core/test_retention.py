@@ -54,34 +54,34 @@ def test_available_room_costs_nothing() -> None:
 
 def test_image_with_the_lowest_value_is_cut_first() -> None:
     """The value depends on the expected time, seconds to load, and bytes."""
-    there = [
+    stored = [
         held("rare", 100.0), held("cheap", 20.0, load_s=1.0), held("large", 1.0, size=1000, load_s=20.0),
         held("dear", load_s=100.0),
     ]  # fmt: skip
-    plan = make_room(there, held("new", part=0), 0)
+    plan = make_room(stored, held("new", part=0), 0)
     assert plan == EvictionPlan((Cut("cheap", 0),), 10)
-    plan = make_room(there, held("new", size=25, part=0, load_s=25.0), 0)
+    plan = make_room(stored, held("new", size=25, part=0, load_s=25.0), 0)
     assert [cut.name for cut in plan.cuts] == ["cheap", "rare", "large"]
     assert plan.cuts[-1] == Cut("large", 995)
 
 
 def test_image_of_restored_job_is_cut_before_any_that_waits() -> None:
-    there = [held("waits", 1e6, load_s=0.1), held("restored", None, load_s=1e6)]
-    assert make_room(there, held("new", part=0), 0).cuts == (Cut("restored", 0),)
+    stored = [held("waits", 1e6, load_s=0.1), held("restored", None, load_s=1e6)]
+    assert make_room(stored, held("new", part=0), 0).cuts == (Cut("restored", 0),)
 
 
 def test_job_that_has_waited_longest_is_cut_first() -> None:
-    there = [held("older", 7200.0), held("younger", 60.0)]
-    assert make_room(there, held("new", 0.0, part=0), 0).cuts == (Cut("older", 0),)
+    stored = [held("older", 7200.0), held("younger", 60.0)]
+    assert make_room(stored, held("new", 0.0, part=0), 0).cuts == (Cut("older", 0),)
 
 
 def test_more_valuable_images_stay() -> None:
     """The new image then gets less room than it needs, or none."""
-    there = [held("a", 10.0), held("b", 5.0)]
-    assert make_room(there, held("new", 20.0, part=0), 3) == EvictionPlan((), 3)
-    assert make_room(there, held("new", 10.0, part=0), 3) == EvictionPlan((), 3)
-    assert make_room(there, held("new", 20.0, part=0), 3, must=True) == EvictionPlan((Cut("a", 3),), 10)
-    assert make_room(there, held("new", 20.0, part=0, expected_s=6.0), 0).cuts == (Cut("a", 0),)
+    stored = [held("a", 10.0), held("b", 5.0)]
+    assert make_room(stored, held("new", 20.0, part=0), 3) == EvictionPlan((), 3)
+    assert make_room(stored, held("new", 10.0, part=0), 3) == EvictionPlan((), 3)
+    assert make_room(stored, held("new", 20.0, part=0), 3, must=True) == EvictionPlan((Cut("a", 3),), 10)
+    assert make_room(stored, held("new", 20.0, part=0, expected_s=6.0), 0).cuts == (Cut("a", 0),)
 
 
 def test_cuts_are_multiples_of_the_grain() -> None:
@@ -98,23 +98,23 @@ def test_room_is_consistent(
     images: list[tuple[int, float | None, float]], size: int, free: int, grain: int, must: bool
 ) -> None:
     """Planned room exists, no image grows, and without ``must`` no more valuable image is cut."""
-    there = [held(str(number), waited_s, mb, load) for number, (mb, waited_s, load) in enumerate(images)]
+    stored = [held(str(number), waited_s, mb, load) for number, (mb, waited_s, load) in enumerate(images)]
     new = held("new", size=size, part=0)
-    plan = make_room(there, new, free, grain=grain, must=must)
-    by_name = {image.name: image for image in there}
+    plan = make_room(stored, new, free, grain=grain, must=must)
+    by_name = {image.name: image for image in stored}
     freed = sum(by_name[cut.name].held - cut.keep for cut in plan.cuts)
     assert 0 <= plan.room <= min(size, max(0, free + freed))
     assert all(0 <= cut.keep < by_name[cut.name].held and cut.keep % grain == 0 for cut in plan.cuts)
     if not must:
         assert all(by_name[cut.name].density < new.density for cut in plan.cuts)
-    elif sum(image.held for image in there) + free >= size:
+    elif sum(image.held for image in stored) + free >= size:
         assert plan.room == size
 
 
 def test_partly_held_image_frees_what_it_holds() -> None:
     """Bytes that are not in the tier free nothing, and the incoming image is not cut for itself."""
-    there = [held("new", 100.0, part=4), held("a", 100.0, part=1), held("b", 50.0, part=0), held("c", 20.0)]
-    plan = make_room(there, held("new", part=4), 0)
+    stored = [held("new", 100.0, part=4), held("a", 100.0, part=1), held("b", 50.0, part=0), held("c", 20.0)]
+    plan = make_room(stored, held("new", part=4), 0)
     assert plan == EvictionPlan((Cut("a", 0), Cut("c", 5)), 6)
 
 

@@ -62,8 +62,8 @@ def suspend(machine: Machine, journal: list[Phase]) -> None:
 def facts(machine: Machine, slurm_answers: bool) -> World:
     """Return the state as recovery sees it."""
     job = machine.job
-    said = JobFact.QUEUED if job.slurm == "queued" else JobFact.THIS_RUN
-    return World(said if slurm_answers else JobFact.UNKNOWN, job.tree != "gone", job.image)
+    fact = JobFact.QUEUED if job.slurm == "queued" else JobFact.THIS_RUN
+    return World(fact if slurm_answers else JobFact.UNKNOWN, job.tree != "gone", job.image)
 
 
 def act(machine: Machine, action: RecoveryAction) -> None:

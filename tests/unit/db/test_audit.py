@@ -164,10 +164,10 @@ def test_pruning_of_old_records_is_recorded(log: ZombieLog) -> None:
     log.warned("old", 1, NOW, "alice", "r1")
     assert log.prune(NOW, who, later, "nightly.keep_audit") == 0
     assert log.prune(NOW + timedelta(days=1), who, later, "nightly.keep_audit") == 1
-    kept, told = log.history()
+    kept, pruning = log.history()
     assert kept.at == NOW + timedelta(days=2)
-    assert (told.verb, told.result, told.actor, told.at) == ("prune", "done", "root@login", later)
-    assert told.reason == "1 record from before 2026-11-21 12:00 UTC deleted: nightly.keep_audit"
+    assert (pruning.verb, pruning.result, pruning.actor, pruning.at) == ("prune", "done", "root@login", later)
+    assert pruning.reason == "1 record from before 2026-11-21 12:00 UTC deleted: nightly.keep_audit"
     assert log.ledger(later).warnings == {}
     log.record([entry(at=later)])
     assert [item.number for item in log.history()] == [2, 3, 4]

@@ -16,7 +16,7 @@ from slurm_affinode.db.repository import Repository
 
 
 @pytest.mark.parametrize(
-    ("given", "driver", "people"),
+    ("text", "driver", "people"),
     [
         ("/var/lib/a.sqlite", "sqlite", "/var/lib/a.sqlite"),
         ("sqlite:////var/lib/a.sqlite", "sqlite", "/var/lib/a.sqlite"),
@@ -30,15 +30,15 @@ from slurm_affinode.db.repository import Repository
         ("mysql+pymysql:///d", "mariadb+pymysql", "mariadb://local socket/d"),
     ],
 )
-def test_urls_choose_the_driver_and_are_shown_without_password(given, driver, people):
-    url = parse_url(given)
+def test_urls_choose_the_driver_and_are_shown_without_password(text, driver, people):
+    url = parse_url(text)
     assert url.drivername == driver
     assert shown(url) == people
     assert "s3cret" not in shown(url)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("text", "message"),
     [
         ("", "is empty"),
         ("sqlite://", "names no file"),
@@ -50,9 +50,9 @@ def test_urls_choose_the_driver_and_are_shown_without_password(given, driver, pe
         ("://", "cannot be read"),
     ],
 )
-def test_invalid_url_is_refused_in_one_line(given, said):
-    with pytest.raises(ConfigError, match=said) as caught:
-        parse_url(given)
+def test_invalid_url_is_refused_in_one_line(text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_url(text)
     assert "s3cret" not in f"{caught.value}{caught.value.hint}"
     assert caught.value.hint
 
@@ -172,7 +172,7 @@ class _Postgres(Exception):  # noqa: N818 - stands for the driver's class
 
 
 @pytest.mark.parametrize(
-    ("orig", "dialect", "kind", "said"),
+    ("orig", "dialect", "kind", "message"),
     [
         (_Postgres("42501", "permission denied for table jobs"), "postgresql", UnreachableError, "not allowed"),
         (_Postgres("53100", "could not extend file"), "postgresql", DiskError, "disk of the server is full"),
@@ -192,10 +192,10 @@ class _Postgres(Exception):  # noqa: N818 - stands for the driver's class
         (sqlite3.IntegrityError("NOT NULL failed"), "sqlite", AffinodeError, "database error"),
     ],
 )
-def test_each_kind_of_error_is_translated(orig, dialect, kind, said):
+def test_each_kind_of_error_is_translated(orig, dialect, kind, message):
     error = translate(_error(orig), dialect, "where")
     assert type(error) is kind
-    with pytest.raises(AffinodeError, match=said):
+    with pytest.raises(AffinodeError, match=message):
         raise error
 
 

@@ -92,9 +92,9 @@ def test_changed_migration_is_an_error(engine, tmp_path):
     write(tmp_path, **{"0001_a": 'CREATE TABLE a ("x" INT);\r\n'})
     assert migrations.status(engine, tmp_path).pending == ()  # a different line ending is not a change
     write(tmp_path, **{"0001_a": 'CREATE TABLE a ("x" BIGINT);\n'})
-    for look in (migrations.status, migrations.upgrade):
+    for operation in (migrations.status, migrations.upgrade):
         with pytest.raises(AffinodeError, match=r"migration 0001 .* differs from the one that was applied"):
-            look(engine, tmp_path)
+            operation(engine, tmp_path)
 
 
 def test_database_of_a_newer_release_is_an_error(engine, tmp_path):
@@ -129,13 +129,13 @@ def test_file_for_one_database_replaces_the_common_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"0001_a": "", "0003_c": ""}, "not numbered 1, 2, 3"),
         ({"0001_a": "", "0001_b": ""}, "its number is taken by 0001_a.sql"),
         ({"1_a": ""}, "not a name of a migration"),
     ],
 )
-def test_files_without_a_sequence_are_refused(tmp_path, files, said):
-    with pytest.raises(AffinodeError, match=said):
+def test_files_without_a_sequence_are_refused(tmp_path, files, message):
+    with pytest.raises(AffinodeError, match=message):
         migrations.migrations("sqlite", write(tmp_path, **files))

@@ -40,12 +40,12 @@ def test_order_of_lines_does_not_matter(store):
 
 
 @pytest.mark.parametrize(
-    ("since", "until", "there"),
+    ("since", "until", "expected"),
     [(0, 500, False), (0, 1001, True), (2000, 3000, True), (4661, 9999, False), (4660, 9999, True)],
 )
-def test_suspensions_that_overlap_an_interval_are_found(store, since, until, there):
+def test_suspensions_that_overlap_an_interval_are_found(store, since, until, expected):
     store.upsert_suspensions(LINES)
-    assert bool(store.suspensions(at(since), at(until))) is there
+    assert bool(store.suspensions(at(since), at(until))) is expected
 
 
 def test_suspended_job_is_in_every_later_interval_and_is_not_deleted(store):
@@ -72,7 +72,7 @@ def test_line_round_trip():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -84,6 +84,6 @@ def test_line_round_trip():
         ('{"version":1,"cluster":5,"job_id":1,"submit":1,"began_ms":1}', "cluster is not a text"),
     ],
 )
-def test_invalid_line_is_reported(line, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_line_is_reported(line, message):
+    with pytest.raises(ValueError, match=message):
         decode(line)

@@ -92,7 +92,7 @@ def test_synthetic_demo_has_a_trend_and_all_causes(tmp_path):
     assert written.summary["unmet_demand"]["partitions"][0]["gpu_hours_unmet"] > 0
 
 
-def test_demo_says_what_suspending_would_have_returned(tmp_path):
+def test_demo_has_hours_that_suspending_would_have_returned(tmp_path):
     """With an interval over its days, on a page of its own, which a demo without a replay removes."""
     done = CliRunner().invoke(demo, ["--out", str(tmp_path), "--days", "3", "--trend", "0"], catch_exceptions=False)
     sentence = re.search(

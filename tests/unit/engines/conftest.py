@@ -35,8 +35,8 @@ def read(options: ReadOptions, tmp_path: Path) -> Read:
         elif isinstance(source, bytes):
             path.write_bytes(source)
         notes = ReadingNotes(str(path))
-        own = replace(options, start=start, **changes)  # type: ignore[arg-type]
-        _, frames = reader.read_file(path, own, notes, format=format)
+        read_options = replace(options, start=start, **changes)  # type: ignore[arg-type]
+        _, frames = reader.read_file(path, read_options, notes, format=format)
         return pl.concat([pl.DataFrame(schema=SAMPLES), *frames]).sort("time", "model", "rank"), notes
 
     return whole

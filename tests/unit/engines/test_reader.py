@@ -356,8 +356,8 @@ def test_own_exporter_is_read_back(read: Read) -> None:
     labels = (
         'engine="vllm",model="m",rank="1",address="127.0.0.1:8000",Hostname="gpu01",hpc_job="7",user="ada",gpus="GPU-1"'
     )
-    own = "slurm_affinode_serving_"
-    text = f"{own}kv_usage{{{labels}}} 0.5 {MS}\n{own}preemptions_total{{{labels}}} 3 {MS}\n"
+    prefix = "slurm_affinode_serving_"
+    text = f"{prefix}kv_usage{{{labels}}} 0.5 {MS}\n{prefix}preemptions_total{{{labels}}} 3 {MS}\n"
     names = ("engine", "model", "rank", "address", "node", "job", "user", "gpus", "kv_usage", "preemptions")
     assert values(read(text)[0], *names) == [("vllm", "m", "1", "127.0.0.1:8000", "gpu01", "7", "ada", "GPU-1", 0.5, 3)]
 
@@ -376,9 +376,9 @@ def test_buckets_of_own_exporter_are_read_back(read: Read) -> None:
 def test_scrape_that_failed_for_the_exporter_is_a_failed_sample(read: Read) -> None:
     """An engine that ended has no series; one that is late has ``up`` 0 and its process still listens."""
     labels = 'engine="vllm",model="m",address="127.0.0.1:8000",Hostname="gpu01",hpc_job="7"'
-    own = "slurm_affinode_serving_"
+    prefix = "slurm_affinode_serving_"
     text = "".join(
-        f"{own}{name}{{{labels}}} {value} {at}\n"
+        f"{prefix}{name}{{{labels}}} {value} {at}\n"
         for at, result in (
             (MS, {"up": 1, "running": 2, "scrape_s": 0.5}),
             (MS + 15000, {"up": 0, "scrape_s": 3}),

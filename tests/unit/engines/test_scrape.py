@@ -24,7 +24,7 @@ from slurm_affinode.metrics.readers.common import ReadingNotes
 
 Read = Callable[..., tuple[pl.DataFrame, ReadingNotes]]
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 RUNNING = "vllm:num_requests_running"
 
 
@@ -263,7 +263,7 @@ def program(port: int, uid: int, groups: str = "") -> subprocess.CompletedProces
 
 
 def test_program_prints_readings(serve: Callable[..., RawServer]) -> None:
-    done = program(serve(HEAD + b"\r\n" + RUNNING.encode() + b" 1\n").port, os.getuid() or NOBODY)
+    done = program(serve(HEAD + b"\r\n" + RUNNING.encode() + b" 1\n").port, os.getuid() or UNPRIVILEGED_UID)
     assert (done.returncode, json.loads(done.stdout)) == (0, [["vllm", None, None, {"running": 1.0}, {}]]), done.stderr
 
 
@@ -273,18 +273,18 @@ def test_program_connects_with_the_privileges_of_the_user(serve: Callable[..., R
     server = serve(HEAD + b"\r\n", hold=True)
     code = (
         "from slurm_affinode.engines import scrape\nimport os,json\n"
-        f"scrape.drop_privileges({NOBODY},{NOBODY},[1234])\n"
+        f"scrape.drop_privileges({UNPRIVILEGED_UID},{UNPRIVILEGED_UID},[1234])\n"
         "def refused(call):\n  try: call()\n  except OSError: return True\n"
         "print(json.dumps([os.getresuid(),os.getresgid(),os.getgroups(),refused(lambda:os.setuid(0)),"
         "refused(lambda:open('/etc/shadow'))]))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=True, timeout=240)
-    assert json.loads(done.stdout) == [[NOBODY] * 3, [NOBODY] * 3, [1234], True, True]
+    assert json.loads(done.stdout) == [[UNPRIVILEGED_UID] * 3, [UNPRIVILEGED_UID] * 3, [1234], True, True]
     assert server.requests == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root is refused as a user only if the program could become it")
-@pytest.mark.parametrize(("uid", "groups"), [(0, ""), (2**32, ""), (NOBODY, "0"), (-1, "")])
+@pytest.mark.parametrize(("uid", "groups"), [(0, ""), (2**32, ""), (UNPRIVILEGED_UID, "0"), (-1, "")])
 def test_program_never_runs_as_root(serve: Callable[..., RawServer], uid: int, groups: str) -> None:
     """Neither by 0, nor by a number that the kernel would truncate to it."""
     server = serve(HEAD + b"\r\n")

@@ -210,7 +210,7 @@ def test_overload_of_unknown_size_advises_replicas_without_a_number() -> None:
     assert "arrivals by service" in result.unknown[-1]
 
 
-def test_start_refused_for_want_of_free_memory_lowers_the_share() -> None:
+def test_start_refused_for_lack_of_free_memory_lowers_the_share() -> None:
     """Preemptions ask for more memory, but another process holds it."""
     refused = LogFailure("gpu-memory-at-startup", "job.out", 1, "", free=42.5 * GIB, total=80.0 * GIB)
     item = advice(tune(replace(BUSY, failures=(refused,))), "memory-share")
@@ -242,8 +242,13 @@ def test_command_has_the_options_of_the_engine(engine: str, command: str | None)
 
 def test_command_keeps_the_options_of_the_start() -> None:
     """The advised option replaces the one of the start."""
-    told = (("--port", "8001"), ("--gpu-memory-utilization", "0.8"), ("--enforce-eager",), ("--lora", "a", "b c"))
-    command = tune(replace(BUSY, model="/models/a", options=told)).command("a")
+    start_options = (
+        ("--port", "8001"),
+        ("--gpu-memory-utilization", "0.8"),
+        ("--enforce-eager",),
+        ("--lora", "a", "b c"),
+    )
+    command = tune(replace(BUSY, model="/models/a", options=start_options)).command("a")
     assert command is not None
     assert command.startswith(
         "vllm serve /models/a --port 8001 --enforce-eager --lora a 'b c' --gpu-memory-utilization "

@@ -67,8 +67,8 @@ def test_missing_values_are_absent_and_zeros_are_exported(shown):
     )
     shown.put(Sweep(NOW, samples))
     result = series(text_of(shown))
-    mine = {(name, uuid): value for (name, uuid, _), value in result.items() if name.startswith("DCGM")}
-    assert mine == {
+    dcgm_values = {(name, uuid): value for (name, uuid, _), value in result.items() if name.startswith("DCGM")}
+    assert dcgm_values == {
         ("DCGM_FI_DEV_FB_USED", "GPU-a"): 0.0,
         ("DCGM_FI_DEV_POWER_USAGE", "GPU-a"): 12.5,
         ("DCGM_FI_DEV_GPU_UTIL", "GPU-b"): 0.0,

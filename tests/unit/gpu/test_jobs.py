@@ -130,11 +130,11 @@ def test_process_without_a_job_is_not_assigned(proc, env):
     assert proc.finder().find(99) is None
 
 
-@pytest.mark.parametrize("said", ["\u00b2", "\u0663", "9" * 5000, "12345678901", "0", "-1", " 7", "7\n"], ids=ascii)
-def test_invalid_job_id_in_the_environment_is_ignored(proc, said):
+@pytest.mark.parametrize("job_id", ["\u00b2", "\u0663", "9" * 5000, "12345678901", "0", "-1", " 7", "7\n"], ids=ascii)
+def test_invalid_job_id_in_the_environment_is_ignored(proc, job_id):
     """Its user chooses the value, which must not stop the inspection of all other processes."""
-    proc.add(13, 1, env=f"SLURM_JOB_ID={said}\0")
-    proc.add(14, 1, env=f"SLURM_JOB_ID=7\0SLURM_STEP_ID={said}\0")
+    proc.add(13, 1, env=f"SLURM_JOB_ID={job_id}\0")
+    proc.add(14, 1, env=f"SLURM_JOB_ID=7\0SLURM_STEP_ID={job_id}\0")
     assert proc.finder().find(13) is None
     findings = proc.finder().find(14)
     assert findings is not None

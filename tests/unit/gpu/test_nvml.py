@@ -167,6 +167,6 @@ def test_gpu_without_graphics_processes_lists_compute_processes():
     assert [(process.pid, process.used_mib, process.kind) for process in driver.processes(device)] == [
         (7, 3.0, "compute")
     ]
-    silent = NvmlDriver(Binding())
+    limited = NvmlDriver(Binding())
     with pytest.raises(NotSupported):
-        silent.processes(silent.devices()[0])
+        limited.processes(limited.devices()[0])

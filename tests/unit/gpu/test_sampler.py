@@ -111,7 +111,7 @@ def test_interval_is_kept_and_missed_sweeps_are_skipped(driver):
 
 
 def test_fault_and_recovery_are_reported_once(driver):
-    said: list[str] = []
+    messages: list[str] = []
     sink = Recorder(6, [])
     put = sink.put
 
@@ -121,5 +121,5 @@ def test_fault_and_recovery_are_reported_once(driver):
         driver.missing = "gone" if len(sink.sweeps) == 3 else None
 
     sink.put = change
-    run(sampler(driver), [sink], period_s=1.0, stop=sink.stop, say=said.append, monotonic=lambda: sink.clock)
-    assert said == ["lost", "gone", "all GPUs respond again"]
+    run(sampler(driver), [sink], period_s=1.0, stop=sink.stop, say=messages.append, monotonic=lambda: sink.clock)
+    assert messages == ["lost", "gone", "all GPUs respond again"]

@@ -42,10 +42,10 @@ class OfSession(JobFinder):
 
     def of(self, process: Process) -> JobRef | None:
         try:
-            mine = process.stat().fields[3] == self.session
+            in_session = process.stat().fields[3] == self.session
         except OSError:
             return None
-        return JobRef(7, "0", self.source) if mine else None
+        return JobRef(7, "0", self.source) if in_session else None
 
 
 @dataclass

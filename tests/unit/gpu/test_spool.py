@@ -129,8 +129,8 @@ def test_old_files_are_deleted(opened, tmp_path, sweep_at):
 
 def test_full_disk_is_reported_once_and_survived(opened, tmp_path, sweep_at, monkeypatch):
     """Sampling continues; earlier samples stay readable."""
-    said = []
-    spool = opened(tmp_path, say=said.append)
+    messages = []
+    spool = opened(tmp_path, say=messages.append)
     spool.put(sweep_at(T0))
     real = spool_module.rows_of
 
@@ -142,7 +142,7 @@ def test_full_disk_is_reported_once_and_survived(opened, tmp_path, sweep_at, mon
     spool.put(sweep_at(T0 + 2))
     monkeypatch.setattr(spool_module, "rows_of", real)
     spool.put(sweep_at(T0 + 3))
-    assert [line.rpartition(": ")[2] for line in said] == ["No space left on device", "samples are written again"]
+    assert [line.rpartition(": ")[2] for line in messages] == ["No space left on device", "samples are written again"]
     spool.close()
     summary, _ = taken(tmp_path, tmp_path / "history")
     assert summary.new == 4

@@ -251,10 +251,10 @@ def test_interrupted_report_continues_with_the_command_that_it_names(
     shown = f"--since {since} --until {until} continues"
     for interrupted in (True, False):
         with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", memory_limit=0) as first:
-            given = re.search(r"--since (\S+) --until (\S+) continues", shown)
-            assert given is not None, shown
+            match = re.search(r"--since (\S+) --until (\S+) continues", shown)
+            assert match is not None, shown
             folded.append(0)
-            period = ("--since", given[1], "--until", given[2])
+            period = ("--since", match[1], "--until", match[2])
             code = command(monkeypatch, *words, *period, "--dask", first.scheduler_address)
             shown = capsys.readouterr().err
             assert bool(code) is interrupted

@@ -93,7 +93,7 @@ def no_pyslurm():
     raise UnreachableError("python: cannot be started")
 
 
-def look(config, run=None, start=no_pyslurm):
+def run_checks(config, run=None, start=no_pyslurm):
     checks = examine(config, now=NOW, run=run or Slurm(), start=start)
     return {check.name: check for check in checks}, exit_code(checks)
 
@@ -101,7 +101,7 @@ def look(config, run=None, start=no_pyslurm):
 def test_correct_setup_has_no_problems(site):
     config, fill = site
     fill(timedelta(hours=3))
-    checks, code = look(config)
+    checks, code = run_checks(config)
     assert code == 0
     assert {check.status for check in checks.values()} == {"ok"}
     assert checks["time zone"].detail == "Europe/Oslo"
@@ -111,7 +111,7 @@ def test_correct_setup_has_no_problems(site):
 
 def test_doctor_creates_nothing_on_a_new_machine(site):
     config, _ = site
-    checks, code = look(config, no_slurm)
+    checks, code = run_checks(config, no_slurm)
     assert code == 3
     assert (checks["store"].status, checks["sacct"].status) == ("problem", "unreachable")
     assert checks["GPU accounting"].status == "skipped"
@@ -123,18 +123,18 @@ def test_doctor_creates_nothing_on_a_new_machine(site):
 def test_missing_gpu_accounting_has_hint(site):
     config, fill = site
     fill(timedelta(0), gpus=0)
-    checks, code = look(config, Slurm(tres="cpu,mem,gres/gpu:a100"))
+    checks, code = run_checks(config, Slurm(tres="cpu,mem,gres/gpu:a100"))
     assert code == 1
     assert "there are no GPU counts in accounting without gres/gpu" in checks["GPU accounting"].detail
     assert "AccountingStorageTRES=cpu,mem,gres/gpu:a100:" in checks["GPU accounting"].detail
     assert "set AccountingStorageTRES=gres/gpu,gres/gpu:a100 in slurm.conf" in checks["GPU accounting"].hint
     assert checks["accounting"].status == "problem"
-    assert look(config, Slurm(tres=""))[0]["GPU accounting"].status == "problem"
-    assert look(config, Slurm(tres=None))[0]["GPU accounting"].status == "skipped"
+    assert run_checks(config, Slurm(tres=""))[0]["GPU accounting"].status == "problem"
+    assert run_checks(config, Slurm(tres=None))[0]["GPU accounting"].status == "skipped"
 
 
 @pytest.mark.parametrize(
-    ("types", "status", "said"),
+    ("types", "status", "detail"),
     [
         ("gpu,shard", "ok", "GresTypes=gpu,shard"),
         ("gpu,mps", "ok", "GresTypes=gpu,mps"),
@@ -143,7 +143,7 @@ def test_missing_gpu_accounting_has_hint(site):
         (None, "skipped", "GresTypes could not be read: scontrol: no such program; jobs with mode=inplace count as"),
     ],
 )
-def test_whole_gpus_are_assumed_unless_slurm_has_shares(types, status, said):
+def test_whole_gpus_are_assumed_unless_slurm_has_shares(types, status, detail):
     """Also if that is unknown: then no job is exempt from the clean-up for the memory that its sleep frees."""
 
     def run(argv, **_):
@@ -152,13 +152,13 @@ def test_whole_gpus_are_assumed_unless_slurm_has_shares(types, status, said):
         return Completed(tuple(argv), 0, f"GresTypes               = {types}\n".encode(), "")
 
     check = shares(run)
-    assert (check.status, said in check.detail, bool(check.hint)) == (status, True, types in {"gpu", "(null)"})
+    assert (check.status, detail in check.detail, bool(check.hint)) == (status, True, types in {"gpu", "(null)"})
 
 
 def test_old_data_is_a_problem(site):
     config, fill = site
     fill(timedelta(days=12))
-    checks, code = look(config)
+    checks, code = run_checks(config)
     assert code == 1
     assert (checks["accounting"].status, checks["GPU history"].status) == ("problem", "problem")
     assert "(12 d ago)" in checks["GPU history"].detail
@@ -167,27 +167,27 @@ def test_old_data_is_a_problem(site):
 def test_sample_in_the_future_is_reported(site):
     config, fill = site
     fill(timedelta(days=-1))
-    assert "(in the future)" in look(config)[0]["GPU history"].detail
+    assert "(in the future)" in run_checks(config)[0]["GPU history"].detail
 
 
 def test_slurm_backend_and_reasons_are_reported(site):
     """pyslurm is used if its libslurm matches the release of the site."""
     config, _ = site
-    slurm, _ = look(config, start=Pyslurm)
+    slurm, _ = run_checks(config, start=Pyslurm)
     assert slurm["Slurm"].detail == "version 26.05.5"
     assert slurm["Slurm backend"].detail.startswith("pyslurm (auto was requested); pyslurm 26.5.1 with libslurm")
     assert (slurm["slurmctld"].status, slurm["slurmdbd"].detail) == ("ok", "responds; clusters: oslo")
-    older = look(config, start=lambda: Pyslurm(api=42))[0]["Slurm backend"]
+    older = run_checks(config, start=lambda: Pyslurm(api=42))[0]["Slurm backend"]
     assert older.status == "ok"
     assert older.detail.startswith("commands (auto")
     assert "its libslurm is that of Slurm 24.11, the site's Slurm is 26.05" in older.detail
-    other = look(config, start=lambda: Pyslurm(version="25.11.2"))[0]["Slurm backend"].detail
+    other = run_checks(config, start=lambda: Pyslurm(version="25.11.2"))[0]["Slurm backend"].detail
     assert other.startswith("commands (auto")
     assert "it is for Slurm 25.11, the site's Slurm is 26.05, and no job runs with which" in other
-    asked = configuration.replace(config, slurm=configuration.SlurmConfig("pyslurm"))
-    assert look(asked)[0]["Slurm backend"].status == "problem"
+    with_pyslurm = configuration.replace(config, slurm=configuration.SlurmConfig("pyslurm"))
+    assert run_checks(with_pyslurm)[0]["Slurm backend"].status == "problem"
     forced = configuration.replace(config, slurm=configuration.SlurmConfig("commands"))
-    assert look(forced, start=Pyslurm)[0]["Slurm backend"].detail.startswith("commands (commands was requested)")
+    assert run_checks(forced, start=Pyslurm)[0]["Slurm backend"].detail.startswith("commands (commands was requested)")
 
 
 def test_daemons_that_do_not_respond_are_reported(site):
@@ -199,17 +199,19 @@ def test_daemons_that_do_not_respond_are_reported(site):
             return Completed(tuple(argv), 0, b"slurm 26.05.5\n", "")
         return Completed(tuple(argv), 1, b"Slurmctld(primary) at head is DOWN\n", "")
 
-    checks, code = look(config, down)
+    checks, code = run_checks(config, down)
     assert code == 3
     assert checks["slurmctld"].detail == "slurmctld does not respond: Slurmctld(primary) at head is DOWN"
     assert checks["slurmdbd"].status == "unreachable"
-    assert look(config, no_slurm)[0]["Slurm"].status == "skipped"
+    assert run_checks(config, no_slurm)[0]["Slurm"].status == "skipped"
 
 
 def test_sacct_without_slurmdbd_is_unreachable(site):
     config, fill = site
     fill(timedelta(0))
-    checks, code = look(config, Slurm(error="sacct: error: Problem talking to the database: Connection refused\n"))
+    checks, code = run_checks(
+        config, Slurm(error="sacct: error: Problem talking to the database: Connection refused\n")
+    )
     assert code == 3
     assert checks["sacct"].detail == "does not respond: Problem talking to the database: Connection refused"
 
@@ -218,35 +220,35 @@ def test_accounting_from_files_does_not_need_sacct(site):
     config, fill = site
     fill(timedelta(0))
     config = configuration.replace(config, nightly=configuration.NightlyConfig(accounting_paths=("/a/*.txt",)))
-    checks, code = look(config, no_slurm)
+    checks, code = run_checks(config, no_slurm)
     assert (checks["sacct"].status, code) == ("skipped", 0)
 
 
 def test_missing_files_and_zones_of_the_configuration_are_problems(site, tmp_path):
     config, _ = site
     price = configuration.PriceConfig(table=tmp_path / "prices.toml")
-    checks, _ = look(configuration.replace(config, price=price))
+    checks, _ = run_checks(configuration.replace(config, price=price))
     assert checks["configuration"].status == "problem"
     assert "prices.toml" in checks["configuration"].detail
     zone = configuration.replace(config, cluster=configuration.ClusterConfig(timezone="Mars/Base"))
-    assert look(zone)[0]["time zone"].status == "problem"
+    assert run_checks(zone)[0]["time zone"].status == "problem"
 
 
 def test_unwritable_state_directory_is_reported(site, tmp_path):
     config, _ = site
     (tmp_path / "file").touch()
     blocked = configuration.replace(config, store=configuration.StoreConfig(state_dir=tmp_path / "file"))
-    checks, _ = look(blocked)
+    checks, _ = run_checks(blocked)
     assert checks["state directory"].detail == f"{tmp_path / 'file'}: is not a directory"
     kernel = configuration.replace(config, store=configuration.StoreConfig(state_dir=Path("/proc/1")))
-    assert "/proc/1: cannot be written" in look(kernel)[0]["state directory"].detail
+    assert "/proc/1: cannot be written" in run_checks(kernel)[0]["state directory"].detail
 
 
 def test_pending_migrations_are_reported(site):
     config, _ = site
     config.state_dir.mkdir()
     (config.state_dir / "affinode.sqlite").touch()
-    checks, code = look(config)
+    checks, code = run_checks(config)
     assert code == 1
     assert "migrations are pending: 0001_initial" in checks["store"].detail
     assert checks["store"].hint == "slurm-affinode db upgrade"
@@ -258,9 +260,9 @@ def test_command_prints_problems_with_hints(tmp_path):
     (tmp_path / "config.toml").write_text('[nightly]\naccounting_paths = ["x"]\n')
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "affinode.sqlite").touch()
-    said = CliRunner().invoke(doctor, state, standalone_mode=False)
-    assert said.return_value == 1
-    assert "What to do:\n  store: slurm-affinode db upgrade" in said.output
+    outcome = CliRunner().invoke(doctor, state, standalone_mode=False)
+    assert outcome.return_value == 1
+    assert "What to do:\n  store: slurm-affinode db upgrade" in outcome.output
     machine = CliRunner().invoke(doctor, [*state, "--json"], standalone_mode=False)
     record = json.loads(machine.output)
     assert record["ok"] is False

@@ -31,7 +31,6 @@ from slurm_affinode.pipeline.engine_discovery import DiscoveredEngine, EngineScr
 from slurm_affinode.pipeline.exporter import LastEngines, ProcessesOnGpus
 from slurm_affinode.suspension.records.journal import Journal
 
-NOBODY = 65534
 SERVER = """
 import http.server, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -185,17 +184,17 @@ def test_server_that_is_stopped_during_a_round_is_not_requested(
 def test_lack_of_descriptors_is_reported_once(server: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The search continues in the next round."""
     (port,) = engine_discovery.ports(OneJob(server[0]))
-    said: list[str] = []
+    messages: list[str] = []
 
     def exhausted(process: Process) -> Iterator[int]:
         raise ExhaustedError(f"process {process.pid} cannot be examined: Too many open files")
 
-    scraper = EngineScraper(OneJob(0), say=said.append, list_ports=lambda: [port])
+    scraper = EngineScraper(OneJob(0), say=messages.append, list_ports=lambda: [port])
     with monkeypatch.context() as patch:
         patch.setattr(engine_discovery, "sockets_of", exhausted)
         assert scraper.round() == scraper.round() == []
     text = f"engines are not searched for: process {port.process.pid} cannot be examined: Too many open files"
-    assert said == [text]
+    assert messages == [text]
     assert len(scraper.round()) == 1
 
 
@@ -404,10 +403,10 @@ def test_descriptors_of_an_engine_are_unchanged_after_a_day(server: tuple[int, i
 @pytest.mark.parametrize("peer", [("vllm", "never-accepts", 40)], indirect=True)
 def test_ports_beyond_the_bound_are_reported(peer: tuple[int, set[int]]) -> None:
     pid, _ = peer
-    said: list[str] = []
-    ports = engine_discovery.ports(OneJob(pid), say=said.append)
+    messages: list[str] = []
+    ports = engine_discovery.ports(OneJob(pid), say=messages.append)
     assert len(ports) == engine_discovery.MOST_PORTS_OF_JOB
-    assert said == ["job 7: 40 ports of model servers, of which 16 are examined"]
+    assert messages == ["job 7: 40 ports of model servers, of which 16 are examined"]
 
 
 @pytest.mark.parametrize("peer", [("vllm", "never-closes", 40)], indirect=True)
@@ -472,13 +471,13 @@ def test_nothing_is_requested_while_it_is_unknown_which_jobs_are_being_suspended
     server: tuple[int, int], tmp_path: Path
 ) -> None:
     session, _ = server
-    directory, said = tmp_path / "journal", list[str]()
+    directory, messages = tmp_path / "journal", list[str]()
     scraper = EngineScraper(
-        OneJob(session), say=said.append, send=in_process, suspending=Journal(directory).open_jobs
+        OneJob(session), say=messages.append, send=in_process, suspending=Journal(directory).open_jobs
     )  # fmt: skip
     directory.write_text("")
     assert scraper.round() == []
-    assert said == [f"engines are not searched for: {directory}: cannot be read: Not a directory"]
+    assert messages == [f"engines are not searched for: {directory}: cannot be read: Not a directory"]
     directory.unlink()
     directory.mkdir()
     (directory / "alpha.7.1790000000.jsonl").write_text("")

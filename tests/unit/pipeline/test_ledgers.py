@@ -122,8 +122,8 @@ def test_command_reports_ingested_entries_and_bad_lines(tmp_path):
     write(tmp_path / "ledger" / "c1.jsonl", entry(1, 1), end="\nnoise\n")
     arguments = ["--state", str(tmp_path), str(tmp_path / "ledger"), "--json"]
     done = CliRunner().invoke(ingest_suspensions, arguments, catch_exceptions=False)
-    [said] = json.loads(done.stdout)
-    assert (said["entries"], said["new"], said["problems"][0]["line"]) == (1, 1, 2)
+    [source] = json.loads(done.stdout)
+    assert (source["entries"], source["new"], source["problems"][0]["line"]) == (1, 1, 2)
     assert "c1.jsonl:2: not JSON" in done.stderr
 
 
@@ -157,15 +157,15 @@ def test_unreadable_ledgers_are_skipped_and_reported(tmp_path, closed, left):
     for path in (tmp_path, *(parent for parent in tmp_path.parents if "pytest-of-" in str(parent))):
         path.chmod(0o755)
     config = configuration.parse(f'[suspend]\nshared_store = "{tmp_path}/shared/images"\n', where="test")
-    said = []
+    messages = []
 
     with Repository.open(f"sqlite:///{tmp_path}/state/db") as store:
         for path in (tmp_path / "state").iterdir():
             os.chown(path, 2001, 2001)
-        as_user(User(2001, 2001), lambda: ledgers.configured(config, store, unread=said.append))
+        as_user(User(2001, 2001), lambda: ledgers.configured(config, store, unread=messages.append))
         assert [suspension.job_id for suspension in store.suspensions(BEGIN, BEGIN + timedelta(days=1))] == left
-    assert len(said) == 1
-    assert "cannot be read: Permission denied" in said[0]
+    assert len(messages) == 1
+    assert "cannot be read: Permission denied" in messages[0]
 
 
 def test_missing_argument_is_an_error(tmp_path):

@@ -58,30 +58,30 @@ def test_error_at_quit_does_not_fail_delivery() -> None:
 
 def test_unreachable_server_is_not_tried_for_every_mail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hundred timeouts would take hours; a refused recipient does not count."""
-    asked: list[str] = []
+    connections: list[str] = []
     answers: list[Exception] = [TimeoutError("timed out")] * 9
 
     def connect(host: str, *_: object, **__: object) -> None:
-        asked.append(host)
-        raise answers[len(asked) - 1]
+        connections.append(host)
+        raise answers[len(connections) - 1]
 
     monkeypatch.setattr("smtplib.SMTP", connect)
     policy = MailPolicy(via="smtp", smtp=Smtp("mail.example.org"))
     post = postman(policy, lambda: NOW)
-    said = []
+    errors = []
     for _ in range(5):
         with pytest.raises(UnreachableError) as caught:
             post(DIGEST)
-        said.append(str(caught.value))
-    assert len(asked) == 3
-    assert "skipped after 3 without a response: mail server mail.example.org:25: timed out" in said[-1]
-    asked.clear()
+        errors.append(str(caught.value))
+    assert len(connections) == 3
+    assert "skipped after 3 without a response: mail server mail.example.org:25: timed out" in errors[-1]
+    connections.clear()
     answers[1] = smtplib.SMTPSenderRefused(550, b"not you", "a@b")
     post = postman(policy, lambda: NOW)
     for _ in range(5):
         with pytest.raises(UnreachableError):
             post(DIGEST)
-    assert len(asked) == 5
+    assert len(connections) == 5
 
 
 def test_mail_is_sent_by_command(tmp_path: Path) -> None:

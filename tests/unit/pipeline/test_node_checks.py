@@ -154,7 +154,7 @@ def test_store_of_another_user_is_a_problem(config: configuration.Config) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
-def test_store_of_nobody_is_explained_by_root_squash(config: configuration.Config) -> None:
+def test_store_without_an_owner_is_explained_by_root_squash(config: configuration.Config) -> None:
     assert config.suspend.shared_store is not None
     os.chown(config.suspend.shared_store, 65534, 65534)
     [check] = node_checks.shared_store(config.suspend.shared_store)

@@ -68,10 +68,10 @@ def test_read_only_database_gives_a_report_without_new_ledgers(state: Path, monk
     settings = configuration.parse(f'[suspend]\nledger = "{state}/ledger"\n', where="test")
     settings = replace(settings, store=StoreConfig(state_dir=state))
     monkeypatch.setattr(engine, "may_not_write", lambda path: True)
-    said: list[str] = []
-    result = report.analyse_stored(settings, QUERY, now=NOW, warned=said.append)
+    warnings: list[str] = []
+    result = report.analyse_stored(settings, QUERY, now=NOW, warned=warnings.append)
     assert (result.total["gpu_hours_idle"], result.suspensions.height) == (1, 0)
-    assert [line.partition(": ")[2] for line in said] == [
+    assert [line.partition(": ")[2] for line in warnings] == [
         "cannot be written: it, or its directory, is read-only; suspensions that are not in it yet are missing"
     ]
 
@@ -270,9 +270,11 @@ def test_trend_is_computed_without_stored_reports(state: Path, tmp_path: Path) -
     assert [period.total["gpu_hours_allocated"] for period in trend.periods] == pytest.approx([4, 4])
     assert "computing the trend: 2026-11-01" in calls
     item = replace(options, computed_periods=1)
-    own = report.build_report(config_of(state), replace(QUERY, users=("bob",)), tmp_path / "bob", now=NOW, options=item)
-    assert own.result.trend is not None
-    assert [period.total["gpu_hours_allocated"] for period in own.result.trend.periods] == pytest.approx([2])
+    filtered = report.build_report(
+        config_of(state), replace(QUERY, users=("bob",)), tmp_path / "bob", now=NOW, options=item
+    )
+    assert filtered.result.trend is not None
+    assert [period.total["gpu_hours_allocated"] for period in filtered.result.trend.periods] == pytest.approx([2])
 
 
 def test_stored_reports_have_priority_over_a_computed_trend(state: Path, tmp_path: Path) -> None:

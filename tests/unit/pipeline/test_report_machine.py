@@ -40,9 +40,9 @@ class Machine:
             # Another owner than root only where the test may change owners.
             self.user = Account(12345, 12345) if os.geteuid() == 0 else Account(os.geteuid(), os.getegid())
         elif argv[:2] == ("systemctl", "enable"):
-            wants = self.root / "etc/systemd/system/timers.target.wants"
-            wants.mkdir(parents=True, exist_ok=True)
-            (wants / argv[-1]).symlink_to(f"../{argv[-1]}")
+            links = self.root / "etc/systemd/system/timers.target.wants"
+            links.mkdir(parents=True, exist_ok=True)
+            (links / argv[-1]).symlink_to(f"../{argv[-1]}")
         elif argv[:2] == ("systemctl", "disable"):
             (self.root / "etc/systemd/system/timers.target.wants" / argv[-1]).unlink()
         elif argv[0] == "runuser":

@@ -145,11 +145,11 @@ def test_fault_of_the_mail_server_is_one_line_and_loses_no_mail(
         read = [email.message_from_bytes(raw, policy=email.policy.default) for raw in mail_server.Server.got]
         return outcome, {str(mail["To"]) for mail in read}
 
-    everyone = {one.address for one in recipients(figures, ALL, POLICY)}
+    everyone = {recipient.address for recipient in recipients(figures, ALL, POLICY)}
     mail_server.Server.got.clear()
     with server() as smtp:
-        (said, failure), first = run(smtp)
-    assert said == f"{delivered} mails about week 2026-W45"
+        (summary, failure), first = run(smtp)
+    assert summary == f"{delivered} mails about week 2026-W45"
     assert isinstance(failure, Failure)
     assert reason in failure.message
     assert "\n" not in failure.message

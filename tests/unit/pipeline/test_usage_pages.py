@@ -114,16 +114,17 @@ def names(directory: Path) -> set[str]:
 
 def test_each_user_gets_pages_of_all_periods_and_own_jobs(made: Site) -> None:
     """The page of the week is the first one; jobs link to their pages in the same directory."""
-    own = made.pages / "user" / "bob"
+    user_pages = made.pages / "user" / "bob"
     jobs = {f"job-c-{job}-{int(start.timestamp())}.html" for job, start in (
         (471001, datetime(2026, 10, 7, 10, tzinfo=UTC)), (471101, datetime(2026, 11, 11, 10, tzinfo=UTC)),
         (471201, datetime(2026, 11, 19, 10, tzinfo=UTC)),
     )}  # fmt: skip
-    assert names(own) == {".htaccess", "index.html", "day.html", "week.html", "month.html", *jobs}
-    day = (own / "day.html").read_text()
-    assert (own / "index.html").read_text() == (own / "week.html").read_text()
+    assert names(user_pages) == {".htaccess", "index.html", "day.html", "week.html", "month.html", *jobs}
+    day = (user_pages / "day.html").read_text()
+    assert (user_pages / "index.html").read_text() == (user_pages / "week.html").read_text()
     assert re.findall(r'<a href="(job-c-471201-\d+\.html)"', day)
-    assert [re.findall(r'href="(day|week|month)\.html"( aria-current="page")?', (own / f"{kind}.html").read_text())
+    link = re.compile(r'href="(day|week|month)\.html"( aria-current="page")?')
+    assert [link.findall((user_pages / f"{kind}.html").read_text())
             for kind in ("day", "month")] == [
         [("day", ' aria-current="page"'), ("week", ""), ("month", "")],
         [("day", ""), ("week", ""), ("month", ' aria-current="page"')],

@@ -123,8 +123,8 @@ def test_every_language_has_all_texts_and_placeholders() -> None:
     catalogues = {path.name: tomllib.loads(path.read_text()) for path in TEXTS.glob("texts.*.toml")}
     english = catalogues["texts.en.toml"]
     for texts in catalogues.values():
-        for said, text in texts.pop("phrases", {}).items():
-            assert sorted(re.findall(r"\{\w+\}", text)) == sorted(re.findall(r"\{\w+\}", said)), said
+        for phrase, text in texts.pop("phrases", {}).items():
+            assert sorted(re.findall(r"\{\w+\}", text)) == sorted(re.findall(r"\{\w+\}", phrase)), phrase
     assert set(english["kinds"]) >= set(KINDS)
     for texts in catalogues.values():
         assert set(texts) == set(english)
@@ -194,7 +194,7 @@ def test_phrases_of_findings_are_translated(tmp_path: Path) -> None:
     source = Path(mail_module.__file__).parents[1]
     files = ("core/finding_texts.toml", "core/signature_texts.toml", "analysis/squatters.py", "zombies/orphans.py")
     german = mail_module.Texts("de", None)
-    for said, instead in (
+    for phrase, translation in (
         ("96 % of the GPU memory held (76.8 of 80.0 GiB)", "96 % des GPU-Speichers belegt (76.8 von 80.0 GiB)"),
         ("no signal above 0 % (3 signals: util_pct, a, b)", "kein Signal \u00fcber 0 % (3 Signale: util_pct, a, b)"),
         ("ran 3h 23m of 2d: 7%", "lief 3h 23m von 2d: 7 %"),
@@ -209,16 +209,16 @@ def test_phrases_of_findings_are_translated(tmp_path: Path) -> None:
         ),
         ("an unknown phrase", "an unknown phrase"),
     ):
-        assert german.phrase(said) == instead
+        assert german.phrase(phrase) == translation
     assert mail_module.Texts("en", None).phrase("for 2h") == "for 2h"
     (tmp_path / "texts.de.toml").write_text('[phrases]\n"for {span}" = "{span} lang"\n')
     assert mail_module.Texts("de", tmp_path).phrase("for 2h") == "2h lang"
     # Phrases of the catalog that the sources no longer contain are useless.
     text = " ".join((source / name).read_text() for name in files)
     text += "".join((TEXTS.parent / name).read_text() for name in ("signatures.toml", "actions.toml"))
-    for said in tomllib.loads((TEXTS / "texts.de.toml").read_text())["phrases"]:
-        words = re.findall(r"[A-Za-z-]{4,}", re.sub(r"\{\w+\}", " ", said))
-        assert [word for word in words if word not in text] == [], said
+    for phrase in tomllib.loads((TEXTS / "texts.de.toml").read_text())["phrases"]:
+        words = re.findall(r"[A-Za-z-]{4,}", re.sub(r"\{\w+\}", " ", phrase))
+        assert [word for word in words if word not in text] == [], phrase
 
 
 @pytest.mark.parametrize("language", ["en", "de"])

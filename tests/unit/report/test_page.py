@@ -324,11 +324,11 @@ def test_main_reason_for_unknown_hours_is_a_finding(result: WasteResult) -> None
     """It is shown only if many hours are unknown."""
     issue = QualityIssue("unmapped-gpus", "Runs whose GPUs are not known", "", 3, gpu_hours=30.0)
     quality = dataclasses.replace(result.quality, issues=(issue, QualityIssue("no-price", "No price", "", 1, 99.0)))
-    for unknown, said in ((40.0, True), (10.0, False)):
+    for unknown, expected in ((40.0, True), (10.0, False)):
         total = {**result.total, "gpu_hours_allocated": 100.0, "gpu_hours_unknown": unknown}
         findings = headline.findings(dataclasses.replace(result, total=total, quality=quality))
-        there = [f for f in findings if "75 % of the unknown GPU-hours: runs whose GPUs" in f.replace(NBSP, " ")]
-        assert bool(there) == said
+        shown = [f for f in findings if "75 % of the unknown GPU-hours: runs whose GPUs" in f.replace(NBSP, " ")]
+        assert bool(shown) == expected
 
 
 def test_few_jobs_or_no_measurements_give_no_findings(samples: ModuleType, unmeasured: WasteResult) -> None:
@@ -341,7 +341,7 @@ def test_idle_shares_of_other_clusters_name_their_sources(page: Page, unmeasured
     """Folded away, and absent where the page has no idle share to compare them with."""
     assert "Idle shares of other clusters" in page.text
     assert page.text.count("Source: ") >= 3
-    assert all(re.search(r"\b20\d\d\b", row.source) for row in method_section.elsewhere())
+    assert all(re.search(r"\b20\d\d\b", row.source) for row in method_section.published_shares())
     assert "Idle shares of other clusters" not in Page(render_plain(unmeasured)).text
 
 
@@ -353,9 +353,9 @@ def test_waits_are_a_finding_without_gpu_metrics(unmeasured: WasteResult) -> Non
 
 def test_fully_measured_week_mentions_no_unknown_hours(result: WasteResult) -> None:
     total = {**result.total, "gpu_hours_measured": result.total["gpu_hours_allocated"], "gpu_hours_unknown": 0.0}
-    said = headline.answer(dataclasses.replace(result, total=total))
-    assert said.after.partition(".")[0].endswith("% of the allocated")
-    assert "unknown" not in said.after
+    answer = headline.answer(dataclasses.replace(result, total=total))
+    assert answer.after.partition(".")[0].endswith("% of the allocated")
+    assert "unknown" not in answer.after
 
 
 def test_example_prices_are_not_shown(result: WasteResult) -> None:

@@ -61,8 +61,10 @@ def test_mail_to_a_user_names_no_other(result: WasteResult) -> None:
         made = mail(result, UsageScope("user", user), user=user)
         others = [name for name in users if name != user and not user.startswith(name)]
         assert [name for name in others if name in made.text + made.html] == []
-        own = result.jobs.filter(pl.col("user") == user).rows(named=True)
-        jobs = {str(row["job_id"]) for row in own} | {f"{row['array_job_id']}_{row['array_task_id']}" for row in own}
+        user_rows = result.jobs.filter(pl.col("user") == user).rows(named=True)
+        jobs = {str(row["job_id"]) for row in user_rows} | {
+            f"{row['array_job_id']}_{row['array_task_id']}" for row in user_rows
+        }
         words = {line.split(":")[0].split()[-1] for line in made.text.splitlines() if "slurm-affinode job" in line}
         assert words <= jobs
 
@@ -121,7 +123,7 @@ def test_mail_has_at_most_forty_lines_in_every_language(result: WasteResult, kin
 @pytest.mark.parametrize(
     ("language", "text"), [("en", "to smaller GPUs. 1 job run on"), ("de", "auf kleinere GPUs. 1 Lauf auf")]
 )
-def test_mail_says_that_hours_move_to_smaller_gpus(samples: ModuleType, language: str, text: str) -> None:
+def test_mail_reports_hours_that_move_to_smaller_gpus(samples: ModuleType, language: str, text: str) -> None:
     """They are not called returned. The text is translated with its placeholders."""
     made = mail(samples.oversized_result(), UsageScope("site"), MailPolicy(language=language))
     lines = " ".join(made.text.replace("\xa0", " ").split())

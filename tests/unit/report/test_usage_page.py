@@ -38,20 +38,20 @@ def test_switcher_names_the_current_period() -> None:
 
 def test_own_trend_has_the_allocated_hours() -> None:
     """The capacity of the cluster is not a user's."""
-    own = part()
+    portion = part()
     total = dict.fromkeys(("gpu_hours_allocated", "gpu_hours_busy", "gpu_hours_idle", "gpu_hours_unknown"), 10.0)
     week = timedelta(days=7)
-    earlier = PeriodHours("2026-W44", own.query.since - week, own.query.since, total)
-    html = render(replace(own, trend=Trend("week", (earlier,))), ABOUT)
+    earlier = PeriodHours("2026-W44", portion.query.since - week, portion.query.since, total)
+    html = render(replace(portion, trend=Trend("week", (earlier,))), ABOUT)
     assert "Allocated GPUs and their use" in html
     assert "Capacity" not in html
     assert "2026-W44" in html
 
 
 def test_jobs_beyond_the_table_are_in_the_file() -> None:
-    own = part(jobs=10_000)
-    assert own.jobs.height > JOB_ROWS
-    html = render(own, ABOUT, csv_name="week-jobs.csv")
+    portion = part(jobs=10_000)
+    assert portion.jobs.height > JOB_ROWS
+    html = render(portion, ABOUT, csv_name="week-jobs.csv")
     assert "all of them are in week-jobs.csv" in html
 
 
@@ -62,17 +62,17 @@ def test_period_without_jobs_is_reported() -> None:
 
 
 def test_account_lists_its_users() -> None:
-    own = part("project00", "account")
-    html = render(own, UsagePage("account", "project00", "week", "2026-W45", ("week",)))
+    portion = part("project00", "account")
+    html = render(portion, UsagePage("account", "project00", "week", "2026-W45", ("week",)))
     assert "Users of the account" in html
-    assert all(f"<bdi>{name}</bdi>" in html for name in own.jobs["user"].unique())
+    assert all(f"<bdi>{name}</bdi>" in html for name in portion.jobs["user"].unique())
 
 
 def test_hostile_names_and_links_are_escaped() -> None:
     result = make_result(names=HOSTILE)
-    for name, own in portions(result, "user"):
-        key = own.jobs.select("cluster", "job_id", "submit").row(0)
-        html = render(own, replace(ABOUT, name=name), links=Links({key: 'a"><script>x</script>'}))
+    for name, portion in portions(result, "user"):
+        key = portion.jobs.select("cluster", "job_id", "submit").row(0)
+        html = render(portion, replace(ABOUT, name=name), links=Links({key: 'a"><script>x</script>'}))
         assert "<script>alert" not in html
         assert "<script>x" not in html
         assert "<img" not in html

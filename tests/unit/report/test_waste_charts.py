@@ -42,7 +42,7 @@ def test_bars_over_time_stay_wide_enough(result: WasteResult, days: int, bars: i
     tips = re.findall(r'<g class="bucket"><title>(\S+) 00:00: (.*?)</title>', chart)
     assert len(tips) == bars
     assert tips[1][0] == second
-    assert {said for _, said in tips} == {"Busy 1, Low 0, Idle 1, Unknown 0"}
+    assert {text for _, text in tips} == {"Busy 1, Low 0, Idle 1, Unknown 0"}
     assert f"{bar}." in chart
     widths = [float(width) for width in re.findall(r'class="hit" x="[\d.]+%" y="26" width="([\d.]+)%"', chart)]
     assert sum(widths) == pytest.approx(100, abs=0.5)
@@ -63,10 +63,10 @@ def test_bar_without_measurements_is_unknown(result: WasteResult, days: int) -> 
         ),
     )
     chart = str(waste_charts.hours_over_time(replace(shown, over_time=frame)))
-    said = dict(re.findall(r'<g class="bucket"><title>(\S+) 00:00: (.*?)</title>', chart))
+    tips = dict(re.findall(r'<g class="bucket"><title>(\S+) 00:00: (.*?)</title>', chart))
     day = "2024-02-14" if days == 92 else "2024-02-12"
-    assert said[day].startswith("Busy unknown, Low unknown, Idle unknown, Unknown ")
-    assert said["2024-01-22"].startswith("Busy 1, ")
+    assert tips[day].startswith("Busy unknown, Low unknown, Idle unknown, Unknown ")
+    assert tips["2024-01-22"].startswith("Busy 1, ")
 
 
 @pytest.mark.parametrize(

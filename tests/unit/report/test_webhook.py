@@ -68,7 +68,7 @@ def test_slack_message_escapes_text_of_users() -> None:
         assert not {"<", ">"} & set(text)
 
 
-def test_mattermost_message_mentions_nobody() -> None:
+def test_mattermost_message_mentions_no_user() -> None:
     body = webhook_body(DIGEST, "mattermost")
     assert set(body) == {"text"}
     title, fence, *lines, end = body["text"].split("\n")

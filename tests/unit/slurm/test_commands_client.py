@@ -136,20 +136,20 @@ def test_whole_queue_is_one_command():
 
 
 def test_error_of_scancel_with_exit_status_0_is_detected():
-    for said, kind in (
+    for message, kind in (
         ("scancel: error: Kill job error on job id 5: Invalid job id specified", interface.UnknownJobError),
         (
             "scancel: error: Kill job error on job ID 5: Job/step already completing or completed",
             interface.AlreadyDoneError,
         ),
     ):
-        slurm = Slurm({"scancel": (0, b"", f"scancel: Terminating job 5\n{said}\n")})
+        slurm = Slurm({"scancel": (0, b"", f"scancel: Terminating job 5\n{message}\n")})
         with pytest.raises(kind):
             CommandsClient(slurm).cancel("5")
     CommandsClient(Slurm({"scancel": (0, b"", "scancel: Terminating job 5\n")})).cancel("5")
 
 
-def test_controller_that_does_not_respond_once_is_asked_again():
+def test_controller_that_does_not_respond_once_is_queried_again():
     """``scontrol show`` prints an empty list, while ``scontrol ping`` reaches slurmctld."""
     ping = (1, b"Slurmctld(primary) at head is DOWN\n", "")
     with pytest.raises(interface.ControllerDownError, match="at head is DOWN"):

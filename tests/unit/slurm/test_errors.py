@@ -8,7 +8,7 @@ from slurm_affinode.slurm import interface
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "message"),
+    ("text", "kind", "message"),
     [
         ("Invalid job id specified for job 9\nslurm_suspend error:Invalid job id specified", interface.UnknownJobError,
          "Invalid job id specified"),
@@ -37,8 +37,8 @@ from slurm_affinode.slurm import interface
         ("", interface.SlurmError, "Slurm refused without saying why"),
     ],
 )  # fmt: skip
-def test_error_text_of_slurm_is_translated(said, kind, message):
-    error = interface.refusal("do it", said, target="9")
+def test_error_text_of_slurm_is_translated(text, kind, message):
+    error = interface.refusal("do it", text, target="9")
     assert type(error) is kind
     assert str(error) == f"do it: {message}"
 

@@ -79,14 +79,14 @@ def test_pyslurm_has_the_same_jobs_and_nodes(recorded):
     answers = [json.loads(line) for line in (directory / "pyslurm.jsonl").read_text().splitlines()]
     hello, jobs, nodes, steps = (answer["ok"] for answer in answers)
     assert hello["api"] == 45
-    theirs = {job.id: job for job in pyslurm_client.jobs(jobs)}
-    ours = jobs_of(lambda name: (directory / name).read_bytes())
-    assert theirs.keys() == ours.keys()
+    pyslurm_jobs = {job.id: job for job in pyslurm_client.jobs(jobs)}
+    command_jobs = jobs_of(lambda name: (directory / name).read_bytes())
+    assert pyslurm_jobs.keys() == command_jobs.keys()
     left_out = {"expected_start", "node_gpus", "steps", "priority", "state", "reason"}
     left_out |= {"nodes_required", "nodes_excluded", "nodes_expected"}  # the worker did not read these at the time
-    for name, job in ours.items():
+    for name, job in command_jobs.items():
         for attribute in set(job.__dataclass_fields__) - left_out:
-            assert getattr(theirs[name], attribute) == getattr(job, attribute), (name, attribute)
+            assert getattr(pyslurm_jobs[name], attribute) == getattr(job, attribute), (name, attribute)
     records, _ = scontrol.document((directory / "nodes.json").read_bytes(), "nodes")
     assert {node.name: node.gpus_used for node in pyslurm_client.nodes(nodes)} == {
         node.name: node.gpus_used for node in scontrol.nodes(records)

@@ -59,10 +59,10 @@ def test_gpu_indices_are_read(record: Callable[[str], bytes]) -> None:
     """They are per node; for the job with a newline in its name they are uncertain."""
     details = scontrol.Details(record("scontrol-details.txt"))
     holding = [job for job in table(record).values() if job.allocated and job.gpus_allocated]
-    told = {job.id: details.node_gpus(job.job_id, job.nodes, job.gpus_allocated or GpuCount(0)) for job in holding}
+    indices = {job.id: details.node_gpus(job.job_id, job.nodes, job.gpus_allocated or GpuCount(0)) for job in holding}
     task = next(job for job in holding if job.array_task_id)
-    assert told[task.id] == (NodeGpus("c2", 2, "h100", (0, 1)),)
-    assert {told[job.id] for job in holding if job.user == "alice"} == {None}
+    assert indices[task.id] == (NodeGpus("c2", 2, "h100", (0, 1)),)
+    assert {indices[job.id] for job in holding if job.user == "alice"} == {None}
 
 
 def _row(number: int, name: str = "wrap", state: str = "RUNNING", **more: str) -> bytes:
@@ -120,14 +120,14 @@ class Programs:
 
     def __init__(self, rows: bytes, details: str, single: Mapping[str, str] | None = None) -> None:
         self.rows, self.details, self.single = rows, details, single or {}
-        self.asked: list[str] = []
+        self.commands: list[str] = []
 
     def __call__(
         self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
     ) -> Completed:
         """Run the fake program."""
         words = list(argv)
-        self.asked.append(" ".join(words[:1] + words[-2:]) if words[0] == "scontrol" else words[0])
+        self.commands.append(" ".join(words[:1] + words[-2:]) if words[0] == "scontrol" else words[0])
         if words[0] == "squeue":
             assert env is not None
             assert env["SLURM_TIME_FORMAT"] == "%s"
@@ -151,7 +151,7 @@ def test_overview_needs_two_requests() -> None:
     result = overview(programs)
     assert len(result) == 1000
     assert result[1500].node_gpus == (NodeGpus("g1", 2, "a100", (0, 1)), NodeGpus("g2", 2, "a100", (0, 1)))
-    assert programs.asked == ["squeue", "scontrol show jobs"]
+    assert programs.commands == ["squeue", "scontrol show jobs"]
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_uncertain_gpu_indices_are_requested_singly(text: str) -> None:
     """Two records, too many GPUs, other nodes, or none: GPU indices are never taken from a name."""
     programs = Programs(_row(7) + _row(8), text)
     assert overview(programs)[7].node_gpus is None
-    assert "scontrol show jobs" in programs.asked
-    assert "scontrol job 7" in programs.asked
+    assert "scontrol show jobs" in programs.commands
+    assert "scontrol job 7" in programs.commands
 
 
 def test_excessive_number_in_a_name_is_no_job_id() -> None:
@@ -189,10 +189,10 @@ def test_jobs_without_gpus_need_one_request() -> None:
     """They have no GPU indices."""
     programs = Programs(_row(7, **{"tres-alloc": "cpu=1,mem=1G"}), "")
     assert overview(programs)[7].node_gpus == ()
-    assert programs.asked == ["squeue"]
+    assert programs.commands == ["squeue"]
     waiting = Programs(_row(7, state="PENDING"), "")
     assert overview(waiting)[7].node_gpus == ()
-    assert waiting.asked == ["squeue"]
+    assert waiting.commands == ["squeue"]
 
 
 @pytest.mark.parametrize(

@@ -215,8 +215,8 @@ def test_worker_that_dies_twice_is_an_error(module):
 
 
 def test_missing_slurm_conf_is_reported(module):
-    said = "ended with status 1: fatal: Unable to process configuration file"
-    client = client_of(Broken(module, ChildEndedError(said), nth=1))
+    message = "ended with status 1: fatal: Unable to process configuration file"
+    client = client_of(Broken(module, ChildEndedError(message), nth=1))
     with pytest.raises(interface.ControllerDownError, match="Unable to process configuration") as caught:
         client.jobs()
     assert "slurm.conf" in str(caught.value.hint)

@@ -35,7 +35,7 @@ def check(world):
     assert world.comment.startswith("suspended: idle 15m, 1 MiB, wake with: slurm-affinode wake 7")
 
 
-def go_on_at_c2(world):
+def resume_at_c2(world):
     """Release the job and start it on the other node, where the agent restores its image."""
     if world.state == "PENDING":
         world.start_run("c2")

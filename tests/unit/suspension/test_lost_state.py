@@ -17,7 +17,7 @@ from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.records.sweep import MOST_QUERIED
 
-from .agent_sequences import check, go_on_at_c2, ledger, recovered
+from .agent_sequences import check, ledger, recovered, resume_at_c2
 
 HOUR_S = 3600.0
 
@@ -70,7 +70,7 @@ def test_image_outlives_slurmctld_that_lost_its_state(asleep):
     del agent.slurm.jobs, agent.slurm.job
     pass_time(world, agent, 700)
     assert agent.images(shared=True) == [1]
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 def test_record_of_created_files_outlives_slurmctld_that_lost_its_state(asleep):
@@ -231,4 +231,4 @@ def test_suspension_in_progress_outlives_lost_slurm_state(tmp_path, phase):
     assert "kill" not in world.effect_log
     agent = recovered(world)
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)

@@ -231,7 +231,7 @@ def test_failed_restore_is_mailed(
 
 
 @pytest.mark.parametrize(
-    ("changes", "subject", "says", "todo"),
+    ("changes", "subject", "text", "todo"),
     [
         ({}, "Job 7 is suspended", "The next request wakes it.", "slurm-affinode wake 7"),
         ({"on_request": False}, "Job 7 is suspended", "It resumes by itself when GPUs are free", "scancel 7"),
@@ -250,12 +250,12 @@ def test_failed_restore_is_mailed(
         ),
     ],
 )
-def test_mail_for_job_suspended_in_place(changes: dict[str, Any], subject: str, says: str, todo: str) -> None:
+def test_mail_for_job_suspended_in_place(changes: dict[str, Any], subject: str, text: str, todo: str) -> None:
     """It has no image and keeps its allocation: nothing is saved, held or restored. This holds in every language."""
     mail = replace(SLEEPS, **{"in_place": True, "on_request": True, **changes})
     made = suspension_digest(mail, MailPolicy())
     assert subject in made.subject
-    for part in (says, todo):
+    for part in (text, todo):
         assert part in made.text
         assert part in made.html
     assert "image" not in made.text

@@ -77,12 +77,12 @@ OWNER = User(1001, 1001, (4, 24))
 RIGHTS = of_owner(OWNER)
 
 
-def told(**changes: Any) -> list[Refusal]:
+def refusals_with(**changes: Any) -> list[Refusal]:
     """Return the refusals with some facts changed."""
-    given: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "job": JOB, "tree": TREE, "gpu": GPU, "memory": MEMORY, "owner": OWNER, "image": IMAGE, **changes,
     }  # fmt: skip
-    return list(refusals(**given))
+    return list(refusals(**facts))
 
 
 def with_process(**changes: Any) -> TreeFacts:
@@ -92,7 +92,7 @@ def with_process(**changes: Any) -> TreeFacts:
 
 def test_ordinary_job_can_be_suspended() -> None:
     """A batch script with a program on the GPU."""
-    assert told() == []
+    assert refusals_with() == []
 
 
 REASONS: list[tuple[str, dict[str, Any]]] = [
@@ -177,7 +177,7 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("code", "changes"), REASONS, ids=[f"{i}-{code}" for i, (code, _) in enumerate(REASONS)])
 def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
     """No other is reported, and it is one line."""
-    result = told(**changes)
+    result = refusals_with(**changes)
     assert [refusal.code for refusal in result] == [code]
     assert result[0].text
     assert "\n" not in result[0].text
@@ -198,7 +198,9 @@ def test_no_remedy_names_the_mode_that_the_job_has(code: str) -> None:
 
 def test_remedy_depends_on_the_memory_that_is_short() -> None:
     """More memory for the job does not help where the node has too little."""
-    (limit,), (node,) = (told(memory=memory) for memory in (MemoryFacts(100 * GIB, 40 * GIB), MemoryFacts(39 * GIB)))
+    (limit,), (node,) = (
+        refusals_with(memory=memory) for memory in (MemoryFacts(100 * GIB, 40 * GIB), MemoryFacts(39 * GIB))
+    )
     assert remedy(limit, SuspendOption()) == "request more memory (--mem)"
     assert "--mem" not in node.text
     assert "of the node" in (remedy(node, SuspendOption()) or "")
@@ -222,52 +224,56 @@ def test_descriptors_without_a_path_are_not_refused() -> None:
     """Those of the kinds that CRIU dumps."""
     kinds = ("eventfd", "eventpoll", "signalfd", "timerfd", "pidfd")
     files = (*(f"anon_inode:[{kind}]" for kind in kinds), "anon_inode:inotify", "pipe:[77]", "socket:[78]")
-    assert told(tree=with_process(files=(*files, "/memfd:x (deleted)"))) == []
+    assert refusals_with(tree=with_process(files=(*files, "/memfd:x (deleted)"))) == []
 
 
 def test_resources_of_driver_are_not_refused() -> None:
     """Files of GPUs, and the userfaultfd of an emulated driver, are closed by the checkpoint."""
     files = ("/dev/nvidia0", "anon_inode:[userfaultfd]", "anon_inode:dmabuf")
-    assert told(tree=replace(TREE, processes=(ROOT, replace(USER, files=files)))) == []
+    assert refusals_with(tree=replace(TREE, processes=(ROOT, replace(USER, files=files)))) == []
 
 
 def test_forked_worker_of_cuda_process_is_not_refused() -> None:
     """It has inherited its device files; a plugin that cannot be used matters only to jobs with such processes."""
     tree = with_process(files=("/dev/nvidia0",), mapped_devices=("/dev/nvidiactl",), heir_of=(100, 101), started=7)
-    assert told(tree=tree) == []
+    assert refusals_with(tree=tree) == []
     assert forked_workers(tree, GPU.users) == {Id(102, 7)}
     assert forked_workers(tree, {102}) == frozenset()
     no_plugin = replace(IMAGE, no_device_files="the CRIU plugin /p cannot be used (install it)")
-    assert told(image=no_plugin) == []
-    assert told(tree=tree, image=no_plugin)[0].text.endswith("and the CRIU plugin /p cannot be used (install it)")
+    assert refusals_with(image=no_plugin) == []
+    assert refusals_with(tree=tree, image=no_plugin)[0].text.endswith(
+        "and the CRIU plugin /p cannot be used (install it)"
+    )
 
 
 def test_refusals_give_numbers() -> None:
     """The required and the available amount."""
-    assert told(memory=MemoryFacts(100 * GIB, 30 * GIB))[0].text == (
+    assert refusals_with(memory=MemoryFacts(100 * GIB, 30 * GIB))[0].text == (
         "its GPU memory (40 GiB) does not fit below its memory limit, which leaves 30 GiB: raise --mem"
     )
-    assert "3 GiB free" in told(image=replace(IMAGE, room="/images: 3 GiB free"))[0].text
+    assert "3 GiB free" in refusals_with(image=replace(IMAGE, room="/images: 3 GiB free"))[0].text
     assert estimate(TREE, 5 * GIB, 7) == 5 * GIB + 7 + (256 << 20)
 
 
 def test_inplace_has_fewer_refusals() -> None:
     """Nothing is dumped or requeued: steps and daemons do not matter; GPU memory and driver do."""
     tree = replace(TREE, outside=(ROOT,))
-    assert told(image=None, job=replace(JOB, steps=("0",)), tree=tree) == []
-    assert [refusal.code for refusal in told(image=None, memory=MemoryFacts(GIB))] == ["host-memory"]
+    assert refusals_with(image=None, job=replace(JOB, steps=("0",)), tree=tree) == []
+    assert [refusal.code for refusal in refusals_with(image=None, memory=MemoryFacts(GIB))] == ["host-memory"]
 
 
 def test_launcher_of_local_steps_is_not_refused() -> None:
     """It has the name of Slurm's program, and runs the step below the script."""
     launcher = ("/usr/bin/python3", "-I", "/usr/libexec/slurm-affinode/srun", "hostname")
     assert (
-        told(tree=replace(TREE, processes=(*TREE.processes, replace(ROOT, pid=102, name="srun", arguments=launcher))))
+        refusals_with(
+            tree=replace(TREE, processes=(*TREE.processes, replace(ROOT, pid=102, name="srun", arguments=launcher)))
+        )
         == []
     )
     for arguments in ((), ("srun", "hostname"), ("/usr/bin/srun", "python3")):
         slurms = replace(ROOT, pid=102, name="srun", arguments=arguments)
-        assert [refusal.code for refusal in told(tree=replace(TREE, processes=(*TREE.processes, slurms)))] == [
+        assert [refusal.code for refusal in refusals_with(tree=replace(TREE, processes=(*TREE.processes, slurms)))] == [
             "srun-steps"
         ]
 
@@ -277,24 +283,24 @@ def test_rights_of_the_owner_are_not_refused() -> None:
     fewer = replace(
         RIGHTS, groups=frozenset((4,)), gids=frozenset((24,)), capabilities={"CapInh": 1, "CapBnd": 1 << 40}
     )
-    assert told(tree=with_process(credentials=(RIGHTS, fewer))) == []
+    assert refusals_with(tree=with_process(credentials=(RIGHTS, fewer))) == []
 
 
 def test_zombie_of_root_is_not_refused() -> None:
     """It was restored from an image and has not been waited for yet."""
-    assert told(tree=with_process(state="Z", uids=(0,) * 4, namespaces={**HERE, "mnt": "mnt:[6]"})) == []
+    assert refusals_with(tree=with_process(state="Z", uids=(0,) * 4, namespaces={**HERE, "mnt": "mnt:[6]"})) == []
 
 
 def test_stopped_process_without_gpu_is_not_refused() -> None:
     """A background job of a shell: it stays stopped."""
-    assert told(tree=with_process(state="T")) == []
+    assert refusals_with(tree=with_process(state="T")) == []
 
 
 def test_old_criu_is_accepted_on_older_kernels() -> None:
     """Sockets restored by CRIU 4.1 fail only on Linux 6.16 or newer."""
     tree = replace(TREE, inet_sockets=True)
-    assert told(image=ImageFacts("4.1.1", "6.12.57+deb13-amd64"), tree=tree) == []
-    assert told(image=replace(IMAGE, criu="4.1.1")) == []
+    assert refusals_with(image=ImageFacts("4.1.1", "6.12.57+deb13-amd64"), tree=tree) == []
+    assert refusals_with(image=replace(IMAGE, criu="4.1.1")) == []
 
 
 BEGAN = 100
@@ -353,7 +359,7 @@ def test_processes_forked_during_read_are_in_tree(tmp_path: Path, monkeypatch: p
     process(tmp_path, 60, 50, inner=2)
     process(tmp_path, 80, 50, inner=9)
     members, ancestors = inspection._members, inspection.ancestors
-    asked: list[int] = []
+    queries: list[int] = []
 
     def later(space: str, proc: Path) -> list[Id]:
         process(proc, 70, 60, inner=3)
@@ -362,7 +368,7 @@ def test_processes_forked_during_read_are_in_tree(tmp_path: Path, monkeypatch: p
 
     def adopted(held: Process, *, proc: Path) -> Iterator[Process]:
         """Let process 71 end during the lookup, with 90 adopted by the script."""
-        asked.append(held.pid)
+        queries.append(held.pid)
         yield from ancestors(held, proc=proc)
         if held.pid == 90:
             stat(proc, 90, 60)
@@ -372,7 +378,7 @@ def test_processes_forked_during_read_are_in_tree(tmp_path: Path, monkeypatch: p
     tree = collect(50, 60, proc=tmp_path)
     assert [item.pid for item in tree.processes] == [60, 70, 90]
     assert [item.pid for item in tree.outside] == [80]
-    assert asked.count(90) == 2
+    assert queries.count(90) == 2
 
 
 def test_child_of_earlier_process_with_reused_pid_is_not_in_tree(tmp_path: Path) -> None:
@@ -662,8 +668,8 @@ def test_mps_is_detected_without_following_path_of_user(
 ) -> None:
     """The evidence is the environment of the process and a daemon that serves its user."""
     process(tmp_path, 1, 0, inner=1)
-    for pid, called, whose in ((70, "python", 1001), (71, name, uid)):
-        process(tmp_path, pid, 1, inner=pid, Name=called, Uid=f"{whose}\t{whose}")
+    for pid, called, owner in ((70, "python", 1001), (71, name, uid)):
+        process(tmp_path, pid, 1, inner=pid, Name=called, Uid=f"{owner}\t{owner}")
     if directory is not None:
         (tmp_path / "70" / "environ").write_text(f"A=1\0CUDA_MPS_PIPE_DIRECTORY={directory}\0")
     assert collect(1, 70, proc=tmp_path).processes[0].mps is uses
@@ -725,8 +731,8 @@ def test_job_with_private_network_is_refused(tmp_path: Path, options: tuple[str,
         result = of_tree(collect(job.init, job.init), (), User(0, 0))
     finally:
         job.end()
-    said = [problem.text for problem in result if problem.code == "namespaces"]
-    named = [re.search(r"\((.*)\)", text) for text in said]
+    texts = [problem.text for problem in result if problem.code == "namespaces"]
+    named = [re.search(r"\((.*)\)", text) for text in texts]
     assert [", ".join(sorted(item[1].split(", "))) for item in named if item] == ([names] if names else [])
 
 
@@ -734,14 +740,14 @@ def test_session_of_a_process_above_is_not_refused() -> None:
     """The parent may have begun a session of its own meanwhile; so may the process. A zombie leads no session."""
     root, user, leader, odd = SESSIONS
     for change in ({"parent": 102}, {"session": 100}, {"session": 103}, {"session": 77}):
-        assert told(tree=replace(TREE, processes=(root, user, leader, replace(odd, **change)))) == []  # type: ignore[arg-type]
-    assert told(tree=replace(TREE, processes=(root, user, replace(leader, state="Z"), odd))) == []
+        assert refusals_with(tree=replace(TREE, processes=(root, user, leader, replace(odd, **change)))) == []  # type: ignore[arg-type]
+    assert refusals_with(tree=replace(TREE, processes=(root, user, replace(leader, state="Z"), odd))) == []
 
 
 def test_session_is_unknown_while_a_parent_is_missing() -> None:
     """It has ended meanwhile; the stopped job is examined again."""
     root, _, leader, odd = SESSIONS
-    assert told(tree=replace(TREE, processes=(root, leader, odd))) == []
+    assert refusals_with(tree=replace(TREE, processes=(root, leader, odd))) == []
 
 
 def test_files_that_cannot_be_opened_again_are_found() -> None:

@@ -15,7 +15,7 @@ from slurm_affinode.suspension.job.shepherd import Hold, Restored
 from .agent_tiers import Tiered, again_at, asleep
 
 
-def silent(agent: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+def disconnect(agent: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything shared unresponsive, with a short timeout."""
 
     def no_answer(*_: Any, **__: Any) -> Any:
@@ -34,7 +34,7 @@ def test_local_image_of_previous_attempt_is_restored(world: World, monkeypatch: 
     agent = again_at(world, "c1")
     began = world.now()
     with monkeypatch.context() as patch:
-        silent(agent, patch)
+        disconnect(agent, patch)
         assert isinstance(agent.restore(), Restored)
     assert world.steps() == [STEPS]
     assert world.now() - began < agent.settings.alive_s + 3
@@ -59,7 +59,7 @@ def test_job_is_held_if_newer_image_may_exist(world: World, monkeypatch: pytest.
     if why == "Slurm says that it is elsewhere":
         monkeypatch.setattr(slurm, "job", lambda job_id: make_job(world, batch_host="c3"))
     with monkeypatch.context() as patch:
-        silent(agent, patch)
+        disconnect(agent, patch)
         reply = agent.restore()
     assert isinstance(reply, Hold)
     assert "does not respond" in reply.reason

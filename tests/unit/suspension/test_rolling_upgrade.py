@@ -23,7 +23,7 @@ from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.job.shepherd import Hold, Restored
 from slurm_affinode.suspension.records.promises import Promises
 
-from .agent_sequences import begun_at_c2, check, go_on_at_c2, recovered
+from .agent_sequences import begun_at_c2, check, recovered, resume_at_c2
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "previous" / "suspensions.json").read_text())
 SUSPENSIONS = [name for name in RECORDED["cases"] if name.startswith("suspend")]
@@ -64,7 +64,7 @@ def test_interrupted_suspension_is_completed_or_rolled_back(left, case):
     world = left(case)
     recovered(world)
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 @pytest.mark.parametrize("case", RESTORES)

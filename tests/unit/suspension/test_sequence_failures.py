@@ -21,7 +21,7 @@ from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.job.shepherd import Hold, Restored, Start
 
-from .agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
+from .agent_sequences import begun_at_c2, check, ledger, recovered, resume_at_c2
 
 
 def test_lock_timeout_leaves_job_running(world):
@@ -88,7 +88,7 @@ def test_job_preempted_during_dump_is_queued(world):
     world.state = "PENDING"
     agent.settle()
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 def test_busy_job_is_unlocked(world):
@@ -100,8 +100,8 @@ def test_busy_job_is_unlocked(world):
 
 def test_job_canceled_during_suspension_is_not_requeued(world, monkeypatch):
     """Slurm would requeue a job that it is ending: the job is resumed instead, so that it receives its signals."""
-    asked = []
-    monkeypatch.setattr(Slurm, "requeue", lambda self, job, **_: asked.append(job))
+    requeued = []
+    monkeypatch.setattr(Slurm, "requeue", lambda self, job, **_: requeued.append(job))
 
     def cancelled():
         world.state = "COMPLETING"
@@ -109,7 +109,7 @@ def test_job_canceled_during_suspension_is_not_requeued(world, monkeypatch):
     agent = Agent(world, "c1")
     done = agent.suspend(cancelled)
     assert done.failure == "Slurm is ending the job"
-    assert asked == []
+    assert requeued == []
     assert world.running()
     assert agent.images(shared=False) == []
 
@@ -194,7 +194,7 @@ def test_suspension_waits_for_unresponsive_slurm(world, monkeypatch):
     world.answers = True
     recovered(world)
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 def test_journal_of_another_release_is_not_changed(world, caplog):
@@ -218,7 +218,7 @@ def test_comment_of_owner_is_kept(world):
     agent.suspend()
     agent.settle()
     assert world.comment.endswith(" // my experiment")
-    go_on_at_c2(world)
+    resume_at_c2(world)
     assert world.comment == "my experiment"
 
 
@@ -266,11 +266,11 @@ def test_job_does_not_start_afresh_while_its_store_does_not_respond(world, monke
     settings = SuspendSettings(fresh=True, slurm_s=5, restore_s=5, restore_retries=2)
     agent = begun_at_c2(world, settings)
 
-    def silent(run):
+    def unresponsive(run):
         raise ImageUnanswered("/shared: does not respond")
 
     with monkeypatch.context() as patch:
-        patch.setattr(agent.tiers, "copies", silent)
+        patch.setattr(agent.tiers, "copies", unresponsive)
         patch.setattr(agent.notes, "read", lambda cluster, job_id: None)
         assert isinstance(agent.restore(), Hold)
     assert (world.state, world.held) == ("PENDING", True)
@@ -354,7 +354,7 @@ def test_job_with_private_network_is_not_restored(world, monkeypatch):
 def test_job_with_shards_is_restored_on_gpu_from_prolog(world, monkeypatch):
     """Slurm reports no GPU indices for it; without indices from a prolog either, the image waits."""
     agent = begun_at_c2(world)
-    monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=()))
+    monkeypatch.setattr(Slurm, "job", lambda self, job, read=Slurm.job: replace(read(self, job), node_gpus=()))
     assert isinstance(agent.restore(), Hold)
     assert "does not report which GPUs" in world.comment
     agent.waker.wake(agent.notes.all()[0].key, "alice")
@@ -376,7 +376,7 @@ def test_image_has_gpus_of_slurm_although_agent_knows_none_yet(world, devices):
 @pytest.mark.parametrize("gpus", [None, ()])
 def test_job_with_unknown_gpus_is_not_suspended(world, monkeypatch, gpus):
     """It could not be restored, for example with shards and no prolog. It is refused before anything is changed."""
-    monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=gpus))
+    monkeypatch.setattr(Slurm, "job", lambda self, job, read=Slurm.job: replace(read(self, job), node_gpus=gpus))
     agent = Agent(world, "c1")
     with pytest.raises(Refused) as refused:
         agent.suspend()
@@ -534,11 +534,11 @@ def test_old_driver_needs_all_gpus_of_node(world, monkeypatch, driver, setting, 
     monkeypatch.setattr(agent.cuda, "capabilities", lambda: Capabilities(driver, checkpoint=True))
     config = {"ConstrainDevices": setting, "TaskPlugin": "task/affinity,task/cgroup"}
     monkeypatch.setattr(agent.slurm, "config", lambda: config)
-    mine = agent.gpus.devices()
+    devices = agent.gpus.devices()
     assert not agent.suspender.refusals(agent.watched())
-    others = replace(mine[0], uuid="GPU-another")
-    monkeypatch.setattr(agent.gpus, "devices", lambda: (*mine, others))
-    job = replace(agent.watched(), devices=mine)
+    others = replace(devices[0], uuid="GPU-another")
+    monkeypatch.setattr(agent.gpus, "devices", lambda: (*devices, others))
+    job = replace(agent.watched(), devices=devices)
     assert [refusal.code for refusal in agent.suspender.refusals(job)] == (["driver"] if refused else [])
 
 
@@ -583,20 +583,20 @@ CHANGED = {
 @pytest.mark.parametrize("what", sorted(CHANGED))
 def test_job_that_changes_after_its_admission_is_not_dumped(world, monkeypatch, what):
     """A process is exchanged while GPU memory moves: the stopped processes are examined before root acts for them."""
-    change, said = CHANGED[what]
-    look = Agent.look
+    change, message = CHANGED[what]
+    inspect = Agent.inspect
 
     def changed(self, init_pid, root_pid):
-        facts = look(self, init_pid, root_pid)
+        facts = inspect(self, init_pid, root_pid)
         if not world.kept_stopped:
             return facts
         assert all(process.stopped for process in world.nodes["c1"].processes)
         first, *others = facts.processes
         return replace(facts, processes=(replace(first, **change), *others), init_namespaces={"net": "net:[1]"})
 
-    monkeypatch.setattr(Agent, "look", changed)
+    monkeypatch.setattr(Agent, "inspect", changed)
     done = Agent(world, "c1").suspend()
-    assert re.search(said, done.failure or ""), done.failure
+    assert re.search(message, done.failure or ""), done.failure
     assert "dump" not in world.effect_log
     assert (done.phase, world.running(), world.kept_stopped) == (Phase.RUNNING, True, False)
     check(world)

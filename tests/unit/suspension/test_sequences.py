@@ -17,7 +17,7 @@ from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
 from slurm_affinode.suspension.job.shepherd import Restored, Start
 from slurm_affinode.suspension.records.record import SuspensionFacts
 
-from .agent_sequences import check, go_on_at_c2, ledger, recovered
+from .agent_sequences import check, ledger, recovered, resume_at_c2
 
 SUSPEND_EFFECTS = ["lock", "checkpoint", "dump", "requeue", "kill"]
 RESTORE_EFFECTS = ["criu restore", "restore", "unlock"]
@@ -35,7 +35,7 @@ def test_suspended_job_resumes_on_another_node(world):
     assert agent.journal.open_journals() == []
     [sleeping] = Agent(world, "c2").keeper.suspended()
     assert (sleeping.where, sleeping.why, sleeping.node) == ("shared", "idle 15m", "c1")
-    go_on_at_c2(world)
+    resume_at_c2(world)
     assert world.comment == ""
     entry = ledger(world)
     times = [entry.began_ms, entry.locked_ms, entry.parked_ms, entry.dumped_ms, entry.queued_ms, entry.restoring_ms]
@@ -65,7 +65,7 @@ def test_suspended_jobs_are_counted_by_signed_notes(world):
     value = json.loads(note.read_text()) | {"job_id": 8}
     note.with_name(note.name.replace(".7.", ".8.")).write_text(json.dumps(value))
     assert other.keeper.suspended_ids() == {7}
-    go_on_at_c2(world)
+    resume_at_c2(world)
     assert other.keeper.suspended_ids() == set()
 
 
@@ -92,7 +92,7 @@ def test_agent_killed_during_suspension_keeps_one_copy(world, at):
         Agent(world, "c1").suspend()
     recovered(world)
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 @pytest.mark.parametrize("second", range(1, 5))
@@ -108,7 +108,7 @@ def test_agent_killed_during_recovery_recovers(world, first, second):
         recovered(world)
     world.crash_at = None
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 @pytest.mark.parametrize("at", range(1, len(SUSPEND_EFFECTS) + 1))
@@ -123,7 +123,7 @@ def test_recovery_waits_for_slurm(world, at):
     world.answers = True
     recovered(world)
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 def test_unresponsive_slurmctld_is_queried_once_for_many_journals(world, monkeypatch):
@@ -142,10 +142,10 @@ def test_unresponsive_slurmctld_is_queried_once_for_many_journals(world, monkeyp
                 init_started=1,
             ),
         )
-    asked = []
+    queries = []
 
     def job(job_id):
-        asked.append(job_id)
+        queries.append(job_id)
         if world.answers:
             raise UnknownJobError(f"show job {job_id}: Invalid job id specified")
         raise ControllerDownError("no answer")
@@ -154,13 +154,13 @@ def test_unresponsive_slurmctld_is_queried_once_for_many_journals(world, monkeyp
     world.answers = False
     agent.keeper.recover()
     agent.keeper._queue.close()
-    assert asked == [11]
+    assert queries == [11]
     waiting = list(agent.keeper._waiting.values())
     assert [record.key.job_id for record in waiting] == [11, 12, 13]
-    asked.clear()
+    queries.clear()
     world.answers = True
     agent.keeper._round(waiting)
-    assert sorted(set(asked)) == [11, 12, 13]
+    assert sorted(set(queries)) == [11, 12, 13]
 
 
 @pytest.mark.parametrize("at", range(1, len(SUSPEND_EFFECTS) + 1))
@@ -189,7 +189,7 @@ def test_node_that_returns_before_slurm_notices_requeues_job(world):
     world.nodes["c1"].init, world.nodes["c1"].processes = None, []
     recovered(world)
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
@@ -212,7 +212,7 @@ def test_unreadable_image_is_not_treated_as_missing(world, monkeypatch, number):
     assert Agent(world, "c1").journal.open_journals() != []
     recovered(world)
     check(world)
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 @pytest.mark.parametrize("at", range(1, len(RESTORE_EFFECTS) + 1))

@@ -84,9 +84,9 @@ def test_success_is_reported_for_intact_copy_only(world: World, tmp_path: Path, 
     agent = again_at(world, "c1")
     with (tmp_path / "out").open("wb") as out:
         agent.restorer.restore(replace(agent.arrival(), fds=(out.fileno(),) * 3))
-    said = (tmp_path / "out").read_text()
-    assert said.count("\n") == (2 if damaged < 3 else 1)
-    assert said.splitlines()[-1].startswith(f"slurm-affinode: {last}")
+    output = (tmp_path / "out").read_text()
+    assert output.count("\n") == (2 if damaged < 3 else 1)
+    assert output.splitlines()[-1].startswith(f"slurm-affinode: {last}")
 
 
 def test_files_read_by_criu_are_verified_first(world: World) -> None:
@@ -123,9 +123,9 @@ def test_damaged_shared_copy_is_replaced_from_another_node(world: World) -> None
     held = other.restore()
     assert isinstance(held, Hold)
     assert "contents have changed" in held.reason
-    said = other.asleep()
-    assert said is not None
-    assert said.count("contents have changed") == 1
+    failure = other.asleep()
+    assert failure is not None
+    assert failure.count("contents have changed") == 1
     world.sleep(100)
     mender = first.prefetcher(0)
     mender.tick()

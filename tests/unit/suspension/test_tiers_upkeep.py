@@ -105,11 +105,11 @@ def test_unfetchable_image_does_not_block_next(
         facts = replace(copy.image.manifest, key=run.key)
         return [replace(copy, image=replace(copy.image, manifest=facts))], None
 
-    asked: list[str] = []
+    fetched: list[str] = []
     first_is: list[Copy | Exception | None] = [None, None, ImageDamaged("its contents have changed"), copy]
 
     def pull(copy: Copy, **_: object) -> Copy | None:
-        asked.append(copy.image.job)
+        fetched.append(copy.image.job)
         result = first_is.pop(0) if copy.image.job == "alpha.7" else copy
         if isinstance(result, Exception):
             raise result
@@ -123,7 +123,7 @@ def test_unfetchable_image_does_not_block_next(
     for _ in range(4):
         prefetcher.tick()
         prefetcher._queue.join()
-    assert asked == ["alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.8"]
+    assert fetched == ["alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.8"]
     assert "its copy in the tier shared is damaged: its contents have changed" in caplog.text
 
 

@@ -46,7 +46,7 @@ def asleep(tmp_path):
     return world, waker
 
 
-def look(world, agent, nodes, jobs=()):
+def run_waker(world, agent, nodes, jobs=()):
     agent.slurm.nodes = lambda: nodes
     agent.slurm.jobs = lambda: (make_job(world), *jobs)
     world.clock += 2
@@ -55,14 +55,14 @@ def look(world, agent, nodes, jobs=()):
 
 def test_job_wakes_after_backoff_when_gpus_are_free(asleep):
     world, agent = asleep
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert world.held
     world.clock += 100
-    look(world, agent, ())
+    run_waker(world, agent, ())
     assert world.held
-    look(world, agent, (replace(NODE, flags=frozenset({"DRAIN"})),))
+    run_waker(world, agent, (replace(NODE, flags=frozenset({"DRAIN"})),))
     assert world.held
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert not world.held
 
 
@@ -73,10 +73,10 @@ def test_job_suspended_thousands_of_times_wakes(asleep):
     image = agent.shared.get("alpha.7", 1)
     agent.shared.find = lambda run: replace(image, manifest=replace(image.manifest, seq=3000))
     world.clock += 900
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert world.held
     world.clock += 100
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert not world.held
 
 
@@ -84,10 +84,10 @@ def test_clock_set_back_does_not_delay_wakes(asleep):
     """The clock was wrong in the previous check: the next check is not postponed until that time."""
     world, agent = asleep
     world.clock += 1e6
-    look(world, agent, ())
+    run_waker(world, agent, ())
     world.clock -= 1e6
     world.clock += 100
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert not world.held
 
 
@@ -95,9 +95,9 @@ def test_pending_jobs_are_not_overtaken(asleep):
     world, agent = asleep
     world.clock += 100
     other = make_job(world, job_id=9, held=False, reason="Resources")
-    look(world, agent, (NODE,), (other,))
+    run_waker(world, agent, (NODE,), (other,))
     assert world.held
-    look(world, agent, (NODE,), (replace(other, reason="Dependency"),))
+    run_waker(world, agent, (NODE,), (replace(other, reason="Dependency"),))
     assert not world.held
 
 
@@ -105,7 +105,7 @@ def test_pending_jobs_are_not_overtaken(asleep):
 def test_wake_option_is_followed(asleep, wake, released):
     world, agent = asleep
     agent.notes.write(replace(agent.notes.all()[0], wake=wake))
-    look(world, agent, ())
+    run_waker(world, agent, ())
     assert world.held is not released
     assert any(effect.startswith("begin 20") for effect in world.effect_log) is (wake not in ("hold", "now"))
 
@@ -118,7 +118,7 @@ def test_job_with_failed_restore_is_not_released_automatically(asleep, wake):
     agent.notes.write(replace(note, wake=wake, failure="criu/pages-1.img: its contents have changed"))
     for _ in range(3):
         world.clock += 1000
-        look(world, agent, (NODE,))
+        run_waker(world, agent, (NODE,))
     assert world.held
     (item,) = agent.keeper.suspended()
     assert (item.wake, item.failure) == ("hold", "criu/pages-1.img: its contents have changed")
@@ -134,7 +134,7 @@ def test_completing_job_wakes_when_it_is_pending(asleep):
     agent.slurm.job = lambda job_id: replace(in_queue(job_id), state="COMPLETING", held=False)
     assert agent.waker.wake(note.key, "alice") is False
     agent.slurm.job = in_queue
-    look(world, agent, ())
+    run_waker(world, agent, ())
     assert not world.held
 
 
@@ -144,13 +144,13 @@ def test_job_that_could_not_start_is_released_after_backoff(asleep, wake):
     world, agent = asleep
     agent.notes.write(replace(agent.notes.all()[0], wake=wake))
     world.clock += 200
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert not world.held
     world.held = True
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert world.held
     world.clock += 100
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert not world.held
 
 
@@ -166,7 +166,7 @@ def test_job_not_released_by_slurm_does_not_block_others(asleep):
         raise InvalidStateError("invalid time")
 
     agent.slurm.set_begin = refuse
-    look(world, agent, (), (make_job(world, job_id=9),))
+    run_waker(world, agent, (), (make_job(world, job_id=9),))
     assert not world.held
 
 
@@ -176,8 +176,8 @@ def test_array_task_is_shown_with_array_id(tmp_path):
     world.start_run("c1")
     world.start_script("c1")
     agent = Agent(world, "c1")
-    as_told = agent.slurm.job
-    agent.slurm.job = lambda job_id: replace(as_told(job_id), array_job_id=5, array_task_id=2)
+    read_job = agent.slurm.job
+    agent.slurm.job = lambda job_id: replace(read_job(job_id), array_job_id=5, array_task_id=2)
     agent.suspend()
     agent.settle()
     assert world.comment.endswith("wake with: slurm-affinode wake 5_2")
@@ -190,10 +190,10 @@ def test_job_held_by_administrator_is_released_by_administrator_only(asleep):
     """The agent is root: Slurm would let it release the job where its owner may not."""
     world, agent = asleep
     (note,) = agent.notes.all()
-    as_told = agent.slurm.job
-    agent.slurm.job = lambda job_id: replace(as_told(job_id), held_by_admin=True)
+    read_job = agent.slurm.job
+    agent.slurm.job = lambda job_id: replace(read_job(job_id), held_by_admin=True)
     world.clock += 10_000
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     with pytest.raises(Refused, match="job 7 is held by an administrator"):
         agent.waker.wake(note.key, "alice")
     assert world.held
@@ -207,7 +207,7 @@ def test_job_with_failed_restore_is_woken_by_command_only(asleep):
     note = agent.notes.all()[0]
     agent.notes.write(replace(note, failure="bad size"))
     world.clock += 10_000
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert world.held
     agent.waker.wake(note.key, "alice")
     assert not world.held
@@ -220,10 +220,10 @@ def test_interrupted_restore_is_released_when_its_backoff_is_over(asleep, wake):
     world.clock += 1000
     retry_epoch = world.clock + 60
     agent.notes.write(replace(note, wake=wake, failure="Unable to detach", failures=1, retry_epoch=retry_epoch))
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert world.held
     world.clock = retry_epoch
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert not world.held
 
 
@@ -234,10 +234,10 @@ def test_backoff_grows_with_releases_that_came_back(asleep):
     world.clock += 1000
     agent.notes.write(replace(note, released_epoch=world.clock, releases=3))
     world.clock += 390
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert world.held
     world.clock += 10
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert not world.held
     assert agent.notes.all()[0].releases == 4
 
@@ -250,12 +250,12 @@ def test_wake_before_image_is_copied_is_kept(world):
     waker = Agent(world, "c2", SuspendSettings(wake_every_s=1))
     (note,) = waker.notes.all()
     assert not waker.waker.wake(note.key, "alice")
-    look(world, waker, ())
+    run_waker(world, waker, ())
     assert world.held
     assert waker.images(shared=True) == []
     recovered(world)
     assert waker.images(shared=True) == [1]
-    look(world, waker, ())
+    run_waker(world, waker, ())
     assert not world.held
 
 
@@ -263,7 +263,7 @@ def test_note_of_canceled_suspended_job_is_removed(asleep):
     world, agent = asleep
     agent.waker._over = agent.keeper.over
     world.state = "CANCELLED"
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert agent.notes.all() == []
     assert agent.images(shared=True) == []
 
@@ -378,11 +378,11 @@ def test_ledger_is_readable_by_report_user(tmp_path):
 
 
 def test_comment_keeps_the_owners_part_and_fits_into_slurms_limit() -> None:
-    own = messages.suspended("idle\n15m", 1 << 30, "12_3")
-    assert own == "suspended: idle 15m, 1 GiB, wake with: slurm-affinode wake 12_3"
-    assert messages.comment_of_owner(messages.comment(own, "mine")) == "mine"
+    text = messages.suspended("idle\n15m", 1 << 30, "12_3")
+    assert text == "suspended: idle 15m, 1 GiB, wake with: slurm-affinode wake 12_3"
+    assert messages.comment_of_owner(messages.comment(text, "mine")) == "mine"
     assert messages.comment_of_owner("mine") == "mine"
-    assert len(messages.comment(own, "\u00e4" * 2000).encode()) <= 900
+    assert len(messages.comment(text, "\u00e4" * 2000).encode()) <= 900
 
 
 @pytest.mark.parametrize("by", ["tick", "command"])
@@ -397,7 +397,7 @@ def test_job_is_not_released_unless_that_is_recorded(asleep, monkeypatch, by):
 
     monkeypatch.setattr(agent.notes, "write", refuse)
     if by == "tick":
-        look(world, agent, (NODE,))
+        run_waker(world, agent, (NODE,))
     else:
         with pytest.raises(AffinodeError, match="Read-only"):
             agent.waker.wake(note.key, "alice")
@@ -414,8 +414,8 @@ def test_refused_release_does_not_count(asleep, monkeypatch):
         raise InvalidStateError("slurmctld is busy")
 
     monkeypatch.setattr(agent.slurm, "release", refuse)
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert [(element.releases, element.released_epoch) for element in agent.notes.all()] == [(0, None)]
     monkeypatch.setattr(agent.slurm, "release", release)
-    look(world, agent, (NODE,))
+    run_waker(world, agent, (NODE,))
     assert not world.held

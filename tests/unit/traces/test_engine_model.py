@@ -144,14 +144,14 @@ def test_requests_that_never_fit_change_nothing_for_others(rows: list[tuple[int,
     rows = sorted(rows)
     # One in each iteration: the shortest one takes 0.75 s.
     both = sorted([*rows, *((at / 2, 1000, 1) for at in range(2000))], key=lambda row: row[0])
-    ours = np.array([row[1] < 1000 for row in both])
+    fitting = np.array([row[1] < 1000 for row in both])
     alone, together = (
         simulate(*(np.array(column) for column in zip(*some, strict=True)), engine)  # type: ignore[arg-type]
         for some in (rows, both)
     )
-    assert together.ttft_s[ours] == pytest.approx(alone.ttft_s, nan_ok=True)
-    assert together.e2e_s[ours] == pytest.approx(alone.e2e_s, nan_ok=True)
-    assert together.preemptions[ours].tolist() == alone.preemptions.tolist()
+    assert together.ttft_s[fitting] == pytest.approx(alone.ttft_s, nan_ok=True)
+    assert together.e2e_s[fitting] == pytest.approx(alone.e2e_s, nan_ok=True)
+    assert together.preemptions[fitting].tolist() == alone.preemptions.tolist()
     assert (together.iterations, together.busy_s, together.kv_mean, together.waiting_max) == pytest.approx(
         (alone.iterations, alone.busy_s, alone.kv_mean, alone.waiting_max)
     )
@@ -189,15 +189,15 @@ def step_by_step(requests: list[Request], engine: EngineModel, chunk: int) -> in
         return sum(blocks(request.prompt + request.done + 1) for request in running)
 
     room, total = engine.kv_tokens // engine.block_size, 0
-    coming = [request for request in requests if blocks(request.prompt + request.output) <= room]
+    arrivals = [request for request in requests if blocks(request.prompt + request.output) <= room]
     waiting: list[Request] = []
     running: list[Request] = []
     now = 0.0
-    while coming or waiting or running:
+    while arrivals or waiting or running:
         if not waiting and not running:
-            now = max(now, coming[0].arrival)
-        while coming and coming[0].arrival <= now:
-            waiting.append(coming.pop(0))
+            now = max(now, arrivals[0].arrival)
+        while arrivals and arrivals[0].arrival <= now:
+            waiting.append(arrivals.pop(0))
         full = False
         while held() > room:
             victim = running.pop()

@@ -107,9 +107,9 @@ def test_share_of_computation_needs_inference_shorter_than_end_to_end() -> None:
     """Samples of the same pod and time are compared; if most of them are reversed, the share is unknown."""
     predict = metric([(0.0, "a", 200.0), (57.0, "a", 300.0), (0.0, "b", 9.0), (5.0, None, 1.0)])
     whole = metric([(0.0, "a", 1000.0), (57.0, "a", 1000.0), (1.0, "b", 10.0)])
-    given = fleet.analyse(GenTrace({"predict": predict, "pipeline_inference": whole}, None, {}, ())).summary
-    assert (given.stage_pairs, given.stage_pairs_reversed_fraction) == (2, 0.0)
-    assert given.computation_share_median == pytest.approx(0.25)
+    summary = fleet.analyse(GenTrace({"predict": predict, "pipeline_inference": whole}, None, {}, ())).summary
+    assert (summary.stage_pairs, summary.stage_pairs_reversed_fraction) == (2, 0.0)
+    assert summary.computation_share_median == pytest.approx(0.25)
     turned = fleet.analyse(GenTrace({"predict": whole, "pipeline_inference": predict}, None, {}, ())).summary
     assert (turned.stage_pairs_reversed_fraction, turned.computation_share_median) == (1.0, None)
     assert turned.computation_share_exchanged_median == pytest.approx(0.25)

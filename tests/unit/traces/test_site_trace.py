@@ -255,12 +255,12 @@ def test_data_set_is_read_back_with_the_same_figures(tmp_path: Path) -> None:
     assert again.idle.equals(trace.idle)
     assert site_trace.idle_figures(again) == site_trace.idle_figures(trace)
     assert site_trace.idle_figures(again).idle_gpu_hours > 0
-    ours = job_figures.analyse(site_trace.job_log(again)).as_dict()
+    figures = job_figures.analyse(site_trace.job_log(again)).as_dict()
     standard = job_figures.analyse(swf.read(tmp_path / "jobs.swf")).as_dict()
     assert standard["unit"] == "processor"
     compared = ("jobs", "users", "capacity", "since", "span_s", "unit_hours", "run_s", "size", "wait_s", "requested")
-    assert {name: standard[name] for name in compared} == {name: ours[name] for name in compared}
-    assert standard["arrivals"]["hour"] == ours["arrivals"]["hour"]
+    assert {name: standard[name] for name in compared} == {name: figures[name] for name in compared}
+    assert standard["arrivals"]["hour"] == figures["arrivals"]["hour"]
     assert "Queue" in site_page.html(
         again, job_figures.analyse(site_trace.job_log(again)), site_trace.idle_figures(again), None
     )

@@ -33,7 +33,7 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
     waiting: list[Job] = []
     running: list[Job] = []
     history: dict[int, list[int]] = {}
-    coming = sorted(jobs, key=lambda job: (job.submit, job.number))
+    arrivals = sorted(jobs, key=lambda job: (job.submit, job.number))
     key = {
         "fcfs": lambda job: (job.submit, job.number),
         "sjf": lambda job: (job.estimate, job.number),
@@ -43,16 +43,16 @@ def schedule(jobs: list[Job], capacity: int, order: str, backfill: str, times: s
     first = key if order == "priority" else lambda job: (job.submit, job.number)
     begun: list[Job] = []
     reserved: dict[int, int] = {}
-    now = coming[0].submit if coming else 0
-    while coming or waiting:
+    now = arrivals[0].submit if arrivals else 0
+    while arrivals or waiting:
         new: list[Job] = []
         outrun = [job for job in running if backfill == "conservative" and job.expected == now and job.end > now]
         if backfill in ("easy", "conservative"):
             for job in running:
                 if job.expected == now and job.end > now:
                     job.estimate = job.request
-        while coming and coming[0].submit == now:
-            job = coming.pop(0)
+        while arrivals and arrivals[0].submit == now:
+            job = arrivals.pop(0)
             last = history.get(job.user, [])[-2:]
             job.estimate = {"requested": job.request, "actual": job.run, "last-two": job.request,
                             "predicted": min(job.request, job.predicted)}[times]  # fmt: skip

@@ -116,6 +116,6 @@ def test_with_a_gpu_for_each_server_each_is_loaded_once(rows: list[tuple[int, in
     result = served(list(rows), ServerPool(5, math.inf, 0, 6, 22))
     assert result.wakes == len({row[2] for row in rows})
     for server in {row[2] for row in rows}:
-        own = [at for at, row in enumerate(rows) if row[2] == server]
-        alone = served([rows[at] for at in own], ServerPool(1, math.inf, 0, 6, 22))
-        assert result.wait_s[own].tolist() == alone.wait_s.tolist()
+        positions = [at for at, row in enumerate(rows) if row[2] == server]
+        alone = served([rows[at] for at in positions], ServerPool(1, math.inf, 0, 6, 22))
+        assert result.wait_s[positions].tolist() == alone.wait_s.tolist()

@@ -33,13 +33,13 @@ def test_idle_job_is_canceled_mailed_and_recorded(world: World) -> None:
     """It is sampled three times before; the record has the original and the new evidence."""
     [outcome] = act(world)
     assert (outcome.result, world.cancelled) == ("done", ["7"])
-    assert len([item for item in world.asked if item[1]["verb"] == "processes"]) == 3
+    assert len([item for item in world.requests if item[1]["verb"] == "processes"]) == 3
     assert [mail.subject for mail in world.mails] == ["[alpha] Job 7 was canceled"]
-    record, told = world.log.history()
+    record, notice = world.log.history()
     assert (record.verb, record.result, record.user, record.job) == ("cancel", "done", "alice", "7")
     assert record.evidence["finding"]["key"] == squatter().key
     assert record.evidence["read_again"]["seen"][0]["reading"]["util_pct"] == 0.0
-    assert (told.verb, told.result) == ("tell", "done")
+    assert (notice.verb, notice.result) == ("tell", "done")
 
 
 def test_failed_action_is_retried_by_the_next_run(world: World) -> None:
@@ -252,7 +252,7 @@ def test_agent_decides_whether_to_kill_a_process(world: World, code: str, result
     world.answers["kill-orphan"] = answer
     [outcome] = act(world, due(orphan(), "kill-process"))
     assert outcome.result == result
-    assert world.asked == [("n1", {"verb": "kill-orphan", "pid": 4242, "start_ticks": 99887})]
+    assert world.requests == [("n1", {"verb": "kill-orphan", "pid": 4242, "start_ticks": 99887})]
     assert world.log.history()[0].node == "n1"
 
 
@@ -266,7 +266,7 @@ def test_agent_decides_whether_to_end_an_engine_without_its_server(world: World,
     world.answers["kill-orphan"] = answer
     [outcome] = act(world, due(lost(), "kill-process"))
     assert outcome.result == result
-    assert world.asked == [("n1", {"verb": "kill-orphan", "pid": 4242, "start_ticks": 99887, "job": 7})]
+    assert world.requests == [("n1", {"verb": "kill-orphan", "pid": 4242, "start_ticks": 99887, "job": 7})]
     assert [mail.recipient for mail in world.mails] == (["alice@example.org"] if result == "done" else [])
     assert all("The process was ended" in mail.text for mail in world.mails)
     entries = [action for action in world.log.history(job="7") if action.verb == "kill-process"]
@@ -297,7 +297,7 @@ def test_owner_may_keep_an_engine_at_the_last_moment(world: World) -> None:
     keep = Keep("alpha", 7, NOW - timedelta(hours=9), "alice", "debugging it", NOW, NOW + timedelta(hours=1))
     world.log.keep(keep)
     [outcome] = act(world, due(lost(), "kill-process"))
-    assert (outcome.result, world.asked) == ("spared", [])
+    assert (outcome.result, world.requests) == ("spared", [])
 
 
 def test_listing_is_recorded_with_decisions(world: World) -> None:

@@ -57,10 +57,10 @@ def test_idle_server_is_found_with_its_gpus(tmp_path: Path) -> None:
 def test_idle_server_on_a_shard_is_found_with_its_share(tmp_path: Path) -> None:
     """Another job computes on the same GPU. Slurm lists no shards unless ``AccountingStorageTRES`` names them."""
     store(tmp_path)
-    own = process(job=1, source="cgroup", used_mib=2048.0, sm_pct=0.0, memory_pct=0.0)
+    own_process = process(job=1, source="cgroup", used_mib=2048.0, sm_pct=0.0, memory_pct=0.0)
     other = process(pid=43, job=2, source="cgroup", sm_pct=99.0, memory_pct=50.0)
     shards: dict[str, Any] = {"gpus_allocated": None, "node_gpus": None, "tres_allocated": {"cpu": "1"}}
-    (item,) = about(tmp_path, gpu(util=99.0, processes=(own, other)), **shards)
+    (item,) = about(tmp_path, gpu(util=99.0, processes=(own_process, other)), **shards)
     (seen,) = item.gpus
     assert (seen.node, seen.gpu, seen.flagged, seen.shared) == ("g1", "0", True, True)
     assert (seen.held_gib, seen.activity_pct, seen.mapping) == (2.0, 0.0, "processes")

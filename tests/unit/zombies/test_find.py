@@ -208,15 +208,15 @@ def test_numpy_scalars_are_converted_to_json() -> None:
     assert json.dumps(plain(values)) == "[true, 3, 0.5, null]"
 
 
-@pytest.mark.parametrize(("seen", "said"), [(2.0, True), (3.9, False)])
-def test_running_jobs_count_up_to_the_end_of_accounting(site: Site, seen: float, said: bool) -> None:
+@pytest.mark.parametrize(("seen", "noted"), [(2.0, True), (3.9, False)])
+def test_running_jobs_count_up_to_the_end_of_accounting(site: Site, seen: float, noted: bool) -> None:
     """The history may continue, but whether the job does is unknown. ``seen``: hours for which it had run."""
     site.job(1, [squats], elapsed_s=int(seen * 3600))
     findings = site.find()
-    assert any(note.startswith("accounting is known up to 2") for note in findings.notes) is said
+    assert any(note.startswith("accounting is known up to 2") for note in findings.notes) is noted
     (idle_finding,) = idle_findings(findings)
     assert idle_finding.held_gpu_hours == pytest.approx(seen, abs=0.02)
-    assert any(note.startswith("accounting is known up to 2") for note in site.explain("1").notes) is said
+    assert any(note.startswith("accounting is known up to 2") for note in site.explain("1").notes) is noted
 
 
 def test_unmeasured_samples_are_not_bridged(site: Site) -> None:

@@ -30,7 +30,7 @@ from slurm_affinode.zombies import job
 from slurm_affinode.zombies.explain import NoAttemptError
 
 from .zombie_history import END, Site, computes, unmeasured
-from .zombie_live_site import Slurm, client, eyes
+from .zombie_live_site import Slurm, client, sampler
 from .zombie_live_site import gpu as live_gpu
 from .zombie_live_site import job as slurm_job
 from .zombie_live_site import node as slurm_node
@@ -280,10 +280,10 @@ def test_nightly_publishes_what_is_new(site: Site, tmp_path: Path) -> None:
     def publish(directory: Path) -> list[str]:
         jobs = PublishedJobsConfig(directory, "30d")
         config = replace(site.config, nightly=replace(site.config.nightly, jobs=jobs))
-        said: list[str] = []
+        messages: list[str] = []
         with Repository.open(config.db_url) as store, closing(SampleStore(config.history_dir)) as samples:
-            assert job.publish(config, store, samples, END, said.append) == 1
-        return said
+            assert job.publish(config, store, samples, END, messages.append) == 1
+        return messages
 
     site.write()
     assert publish(tmp_path / "jobs") == [
@@ -305,7 +305,7 @@ def test_live_summary_needs_no_database(tmp_path: Path) -> None:
     """State from slurmctld and the nodes: no hours, and no advice."""
     config = replace(Config(), store=StoreConfig(state_dir=tmp_path / "none"))
     slurm = Slurm((slurm_job(1), slurm_job(2)), (slurm_node(),))
-    made = job.summarize_live(config, "1", eyes([[live_gpu(util=80.0)]]), slurm=client(slurm))
+    made = job.summarize_live(config, "1", sampler([[live_gpu(util=80.0)]]), slurm=client(slurm))
     assert (made.source, made.job.state, made.uid) == ("live", "RUNNING", 1001)
     assert made.verdict == "Only the present is known: 1 of 1 GPU is busy."
     assert made.gpus[0].activity_pct[-1] == 80.0
@@ -314,4 +314,4 @@ def test_live_summary_needs_no_database(tmp_path: Path) -> None:
     assert use(made, "gpu_busy") == (None, "not-mapped")
     assert not made.advice
     with pytest.raises(NoAttemptError):
-        job.summarize_live(config, "9", eyes([[live_gpu()]]), slurm=client(slurm))
+        job.summarize_live(config, "9", sampler([[live_gpu()]]), slurm=client(slurm))

@@ -25,14 +25,14 @@ from slurm_affinode.zombies import explain, nodes, orphans
 from slurm_affinode.zombies import find as findings
 from slurm_affinode.zombies.nodes import EndedServer, LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
 
-from .zombie_live_site import NOW, Slurm, client, eyes, find, gpu, job, node, process, waiting
+from .zombie_live_site import NOW, Slurm, client, find, gpu, job, node, process, sampler, waiting
 
 
-def explained(tmp_path: Path, looks: list[list[LiveGpu]], *, by: str = "agent", **options: Any) -> Explanation:
+def explained(tmp_path: Path, samples: list[list[LiveGpu]], *, by: str = "agent", **options: Any) -> Explanation:
     """Return the live page of job 1."""
     config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
     slurm = Slurm((job(1), job(2, node_gpus=(NodeGpus("g1", 1, "a100", (1,)),))), (node(),))
-    return explain.explain_live(config, "1", eyes(looks, by), slurm=client(slurm), **options)
+    return explain.explain_live(config, "1", sampler(samples, by), slurm=client(slurm), **options)
 
 
 def test_squatter_is_found_by_watching_longer_than_the_window(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_squatter_is_found_by_watching_longer_than_the_window(tmp_path: Path) ->
     (finding,) = result.findings
     assert (finding.kind, finding.source, finding.job.id, finding.window_s) == ("squatter", "live", "1", 10.0)
     assert (finding.impact.jobs, finding.impact.startable) == (5, 1)
-    assert slurm.asked == ["overview", "nodes", "overview"]
+    assert slurm.queries == ["overview", "nodes", "overview"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_sleep_is_taken_from_the_agent_and_not_from_the_comment(tmp_path: Path, 
     page = explain.explain_live(
         config,
         "1",
-        eyes([[gpu()]]),
+        sampler([[gpu()]]),
         slurm=client(slurm),
         sleeps=lambda _, name, number: known and (name, number) == ("g1", 1),
     )
@@ -108,7 +108,7 @@ def test_short_watch_is_inconclusive(tmp_path: Path, options: dict[str, Any], se
 
 def test_duration_of_single_sample_does_not_count(tmp_path: Path) -> None:
     """Nodes that respond slowly have not been watched."""
-    slow = eyes([[gpu()]])
+    slow = sampler([[gpu()]])
 
     def ask(name: str) -> NodeAnswer:
         slow.sleep(1.5)
@@ -125,9 +125,9 @@ def test_busy_and_unmeasured_jobs_have_different_answers(tmp_path: Path) -> None
     assert explained(tmp_path, [[gpu(util=80.0)]], window_s=5.0).answer == "There are no findings for this job."
     dark = explained(tmp_path, [[gpu(util=None)]], window_s=5.0)
     assert dark.answer == "There are no findings for this job: its GPUs were not measured."
-    silent = explained(tmp_path, [[]], by="", window_s=5.0)
-    assert silent.answer == dark.answer
-    assert any("no route to host" in note for note in silent.notes)
+    unmeasured = explained(tmp_path, [[]], by="", window_s=5.0)
+    assert unmeasured.answer == dark.answer
+    assert any("no route to host" in note for note in unmeasured.notes)
 
 
 def shard(number: int, **more: Any) -> Job:
@@ -142,8 +142,8 @@ def on(number: int, sm: float | None, used: float | None = 50_000.0, pid: int = 
 
 def test_jobs_on_shared_gpu_are_judged_by_their_processes(tmp_path: Path) -> None:
     """An idle job is reported beside a busy one; its GPU-hours are not computed."""
-    looks = [[gpu(util=90.0, processes=(on(1, 0.0), on(2, 80.0, pid=43)))]]
-    result = find(tmp_path, Slurm((shard(1), shard(2), waiting(9)), (node(),)), looks)
+    samples = [[gpu(util=90.0, processes=(on(1, 0.0), on(2, 80.0, pid=43)))]]
+    result = find(tmp_path, Slurm((shard(1), shard(2), waiting(9)), (node(),)), samples)
     (finding,) = result.findings
     assert (finding.kind, finding.job.id, finding.held_gpu_hours, finding.impact) == ("squatter", "1", None, None)
     (its,) = finding.gpus
@@ -176,8 +176,8 @@ def test_indistinguishable_jobs_on_shared_gpu_are_not_reported(tmp_path: Path) -
 def test_shard_without_process_is_idle(tmp_path: Path) -> None:
     """Only if all processes are known and none is the job's; otherwise it is unknown."""
     works = on(2, 80.0, pid=43)
-    looks = [[gpu(util=90.0, processes=(works,))]]
-    (finding,) = find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), looks).findings
+    samples = [[gpu(util=90.0, processes=(works,))]]
+    (finding,) = find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), samples).findings
     assert (finding.kind, finding.job.id, finding.held_gpu_hours) == ("idle-allocation", "1", None)
     assert [(its.gpu, its.held_gib, its.peak_pct, its.shared) for its in finding.gpus] == [("?", 0.0, 0.0, True)]
     unidentified = process(pid=44, job=None, source=None)
@@ -201,13 +201,13 @@ def test_node_that_does_not_respond_is_unknown(tmp_path: Path) -> None:
     assert any(note.startswith("g1 is unknown") for note in result.notes)
 
 
-@pytest.mark.parametrize("there", [(), (waiting(1),)])
-def test_job_that_has_not_started_has_no_live_page(tmp_path: Path, there: tuple[Job, ...]) -> None:
+@pytest.mark.parametrize("jobs", [(), (waiting(1),)])
+def test_job_that_has_not_started_has_no_live_page(tmp_path: Path, jobs: tuple[Job, ...]) -> None:
     """The error names Slurm, not the database."""
     config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
-    slurm = client(Slurm(there, (node(),)))
+    slurm = client(Slurm(jobs, (node(),)))
     with pytest.raises(explain.NoAttemptError, match="Slurm knows no job 1 that has started"):
-        explain.explain_live(config, "1", eyes([[gpu()]]), slurm=slurm, window_s=5.0)
+        explain.explain_live(config, "1", sampler([[gpu()]]), slurm=slurm, window_s=5.0)
 
 
 @pytest.mark.parametrize("flag", ["POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"])
@@ -294,9 +294,9 @@ def test_engine_of_a_job_that_does_not_run_is_not_orphaned(tmp_path: Path, state
 
 def test_engine_without_its_server_in_one_sample_only_is_not_orphaned(tmp_path: Path) -> None:
     """Its server may be restarted."""
-    looks = [[gpu(processes=(process(job=1, source="cgroup", server=item),))] for item in (SERVER, None)]
-    assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), looks).counts
-    assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), looks[::-1]).counts
+    samples = [[gpu(processes=(process(job=1, source="cgroup", server=item),))] for item in (SERVER, None)]
+    assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), samples).counts
+    assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), samples[::-1]).counts
 
 
 def test_unknown_memory_lowers_the_confidence(tmp_path: Path) -> None:
@@ -361,8 +361,8 @@ def test_process_naming_an_ended_job(owner: int | None, source: str, here: bool,
 
 def test_memory_without_process_is_found_with_xid(tmp_path: Path) -> None:
     """Only on GPUs that are not allocated."""
-    looks = [[gpu(0, xid=79), gpu(1, xid=79)]]
-    result = find(tmp_path, Slurm((job(1),), (node(),)), looks, watch_s=None)
+    samples = [[gpu(0, xid=79), gpu(1, xid=79)]]
+    result = find(tmp_path, Slurm((job(1),), (node(),)), samples, watch_s=None)
     (finding,) = result.findings
     assert (finding.kind, finding.subject) == ("orphan-memory", NodeRef("g1", "GPU-1"))
     assert any("fallen off the bus" in row.text for row in finding.evidence)
@@ -390,14 +390,14 @@ def test_processes_that_start_while_watched_are_not_orphaned(tmp_path: Path) -> 
 
 def test_job_started_after_first_query_is_not_orphaned(tmp_path: Path) -> None:
     """Slurm is queried again before a process or memory is reported."""
-    mine = gpu(0, used=3000.0, processes=(process(job=999, source="cgroup"),))
-    silent = gpu(1, used=3000.0)
+    of_job = gpu(0, used=3000.0, processes=(process(job=999, source="cgroup"),))
+    without_process = gpu(1, used=3000.0)
     began = job(999, node_gpus=(NodeGpus("g1", 2, "a100", (0, 1)),))
     slurm = Slurm((), (node(),), later=(began,))
-    assert find(tmp_path, slurm, [[mine, silent]], watch_s=None).counts == {}
+    assert find(tmp_path, slurm, [[of_job, without_process]], watch_s=None).counts == {}
     quiet = Slurm((began,), (node(),))
-    assert find(tmp_path, quiet, [[mine, silent]], watch_s=None).counts == {}
-    assert quiet.asked.count("overview") == 1
+    assert find(tmp_path, quiet, [[of_job, without_process]], watch_s=None).counts == {}
+    assert quiet.queries.count("overview") == 1
 
 
 def test_stuck_jobs_and_nodes_drained_for_kill_task_failed_are_found(tmp_path: Path) -> None:
@@ -478,12 +478,12 @@ def test_agent_response_with_faulty_gpu() -> None:
 
 def test_missing_xid_is_read_from_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exporter is queried only for memory without a process; an error of the exporter is ignored."""
-    asked: list[str] = []
+    names: list[str] = []
     text = 'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-0",gpu="0"} 79\n'
     gpus = [{"uuid": "GPU-0", "index": 0, "reading": {"fb_used_mib": 9000.0, "xid": 0}, "processes": []}]
 
     def metrics(_: Any, name: str) -> str:
-        asked.append(name)
+        names.append(name)
         if name == "g2":
             raise UnreachableError("no route")
         return text
@@ -494,7 +494,7 @@ def test_missing_xid_is_read_from_the_exporter(monkeypatch: pytest.MonkeyPatch) 
     assert [ask(name).gpus[0].xid for name in ("g1", "g2")] == [79, 0]
     gpus[0]["processes"] = [{"pid": 5, "start_ticks": 1, "uid": 7}]
     assert ask("g1").gpus[0].xid == 0
-    assert asked == ["g1", "g2"]
+    assert names == ["g1", "g2"]
 
 
 def test_exporter_of_a_node_without_agent_is_queried_with_the_token(
@@ -502,10 +502,10 @@ def test_exporter_of_a_node_without_agent_is_queried_with_the_token(
 ) -> None:
     """An exporter without metrics, or a port of another service, is a problem of that node."""
 
-    def silent(*_: Any) -> dict[str, Any]:
+    def no_agent(*_: Any) -> dict[str, Any]:
         raise UnreachableError("no agent")
 
-    monkeypatch.setattr(nodes, "_agent", silent)
+    monkeypatch.setattr(nodes, "_agent", no_agent)
     (tmp_path / "token").write_text("t0ken\n")
     text = 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-0",gpu="0"} 40\n'
     with serving(Answer(text, kind="text/plain"), Answer("", 404), Answer("", length=9)) as fake:
@@ -513,7 +513,7 @@ def test_exporter_of_a_node_without_agent_is_queried_with_the_token(
         ask = nodes.asker(Config(zombies=zombies))
         read, missing, broken = (ask(name) for name in ("g1", "g2", "g3"))
     assert (read.by, read.problem, read.gpus[0].signals_pct) == ("exporter", "no agent", {"util_pct": 40.0})
-    assert [(asked[1], asked[3]["Authorization"]) for asked in fake.asked[:1]] == [("/g1", "Bearer t0ken")]
+    assert [(request[1], request[3]["Authorization"]) for request in fake.requests[:1]] == [("/g1", "Bearer t0ken")]
     assert missing.problem == f"no agent; the exporter at {fake.url}/g2 answers 404 Not Found"
     assert broken.problem.startswith(f"no agent; the exporter at {fake.url}/g3 does not respond: ")
     assert ask("g1").problem.endswith("/g1 does not respond: Connection refused")
@@ -544,6 +544,6 @@ def test_stored_samples_of_gpus_without_a_uuid_are_those_of_their_index(tmp_path
     with contextlib.closing(SampleStore(Config(store=StoreConfig(state_dir=tmp_path)).history_dir)) as history:
         history.ingest(pl.DataFrame(rows), source="test")
     both = job(1, node_gpus=(NodeGpus("g1", 2, "a100", (0, 1)),), gpus_allocated=GpuCount(2, "a100"))
-    looks = [[gpu(0, uuid=None), gpu(1, uuid=None)]]
-    (finding,) = find(tmp_path, Slurm((both,), (node(),)), looks, by="exporter").findings
+    samples = [[gpu(0, uuid=None), gpu(1, uuid=None)]]
+    (finding,) = find(tmp_path, Slurm((both,), (node(),)), samples, by="exporter").findings
     assert {item.gpu: round((item.idle_s or 0) / 3600) for item in finding.gpus} == {"0": 2, "1": 0}

@@ -208,8 +208,8 @@ def test_missing_accounting_is_reported(site: Site) -> None:
 
 def test_agent_response_has_usage_of_jobs() -> None:
     """That of an older release does not."""
-    told = from_agent("g1", {"gpus": [], "jobs": [{"job": 7, "cpu_s": 3.5, "memory_mib": 10.0, "by": "cgroup"}]})
-    assert told.uses == {7: JobUse(3.5, 10.0)}
+    answer = from_agent("g1", {"gpus": [], "jobs": [{"job": 7, "cpu_s": 3.5, "memory_mib": 10.0, "by": "cgroup"}]})
+    assert answer.uses == {7: JobUse(3.5, 10.0)}
     assert from_agent("g1", {"gpus": []}).uses is None
 
 
@@ -235,10 +235,10 @@ def test_owner_gets_page_without_database(site: Site) -> None:
         return NodeAnswer(name, problem="no route to host")
 
     site.history("g1", 0, 0.0, 79_000.0)
-    eyes = NodeSampler(ask, NOW.timestamp)
-    page = explain.explain_live(site.config, "1", eyes, slurm=client)
+    sampler = NodeSampler(ask, NOW.timestamp)
+    page = explain.explain_live(site.config, "1", sampler, slurm=client)
     assert [finding.kind for finding in page.findings] == ["squatter"]
     assert (page.user, page.job.id, page.nodes, len(page.gpus)) == ("ann", "1", ("g1",), 1)
     with pytest.raises(explain.NoAttemptError):
-        explain.explain_live(site.config, "2", eyes, slurm=client)
+        explain.explain_live(site.config, "2", sampler, slurm=client)
     assert not (site.config.state_dir / "affinode.sqlite").exists()

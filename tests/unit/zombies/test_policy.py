@@ -149,10 +149,10 @@ def test_policy_is_explained_in_words() -> None:
     """The text includes stages, limits, and exemptions that have expired."""
     text = RULE + '[[exempt]]\nusers = ["carol"]\nuntil = 2020-01-01\nreason = "thesis"\n[keep]\nallow = false'
     text += '\n[[rule]]\nkinds = ["completing"]\nwarn_admins = true\ngrace = "2h"\n'
-    said = "\n".join(policies.explain(parse_policy(text, where="z"), NOW))
+    explanation = "\n".join(policies.explain(parse_policy(text, where="z"), NOW))
     for words in ("idle (line 2): kinds squatter: cancel", "canceled after 2h", "EXPIRED", "Owners may not exempt jobs",
                   "warn_admins true; grace 2h", "cancel 5, suspend 10, kill 20", "mail.via is none"):  # fmt: skip
-        assert words in said
+        assert words in explanation
 
 
 def test_cancel_rule_without_stage_is_reported() -> None:
@@ -207,14 +207,14 @@ def test_documentation_lists_every_rule_setting() -> None:
 # --- keeps
 
 
-WISH = keeps.ExemptionRequest(NOW + timedelta(hours=2), "the debugger is attached")
+EXEMPTION = keeps.ExemptionRequest(NOW + timedelta(hours=2), "the debugger is attached")
 
 
 def test_keep_request_is_stored_in_the_job_comment() -> None:
     """The existing comment is kept."""
-    comment = keeps.comment_with("my own words", WISH)
+    comment = keeps.comment_with("my own words", EXEMPTION)
     assert comment.startswith("my own words [keep until=2026-11-18T14:00:00Z why=the debugger")
-    assert keeps.parse(comment) == WISH
+    assert keeps.parse(comment) == EXEMPTION
 
 
 @given(st.text(max_size=200), st.text(max_size=100))
@@ -227,25 +227,25 @@ def test_any_reason_and_comment_are_accepted(why: str, before: str) -> None:
         else None
     )
     if made is not None:
-        wish = keeps.parse(made)
-        assert wish is not None
-        assert wish.until == NOW
+        exemption = keeps.parse(made)
+        assert exemption is not None
+        assert exemption.until == NOW
 
 
 @pytest.mark.parametrize(
-    ("wish", "policy", "says"),
+    ("exemption", "policy", "message"),
     [
-        (WISH, KeepPolicy(allow=False), "exemptions"),
-        (WISH, KeepPolicy(max_s=3600.0), "at most 1h"),
-        (replace(WISH, why="short"), KeepPolicy(), "10 are needed"),
-        (replace(WISH, why="x" * 500), KeepPolicy(), "longer than 400"),
+        (EXEMPTION, KeepPolicy(allow=False), "exemptions"),
+        (EXEMPTION, KeepPolicy(max_s=3600.0), "at most 1h"),
+        (replace(EXEMPTION, why="short"), KeepPolicy(), "10 are needed"),
+        (replace(EXEMPTION, why="x" * 500), KeepPolicy(), "longer than 400"),
     ],
 )
 def test_keep_request_outside_the_policy_is_rejected(
-    wish: keeps.ExemptionRequest, policy: KeepPolicy, says: str
+    exemption: keeps.ExemptionRequest, policy: KeepPolicy, message: str
 ) -> None:
-    with pytest.raises(AffinodeError, match=says):
-        keeps.check(wish, policy, NOW)
+    with pytest.raises(AffinodeError, match=message):
+        keeps.check(exemption, policy, NOW)
 
 
 def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
@@ -279,9 +279,9 @@ def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
 
 def test_keep_request_is_valid_for_one_attempt() -> None:
     """A request that expired before the requeue does not prevent a new one, which replaces it."""
-    comment = keeps.comment_with("my own words", WISH)
+    comment = keeps.comment_with("my own words", EXEMPTION)
     assert keeps.has_request(slurm_job(7, comment=comment, submit=NOW))
-    assert not keeps.has_request(slurm_job(7, comment=comment, submit=WISH.until))
+    assert not keeps.has_request(slurm_job(7, comment=comment, submit=EXEMPTION.until))
     assert not keeps.has_request(slurm_job(7, comment="my own words", submit=NOW))
     later = keeps.ExemptionRequest(NOW + timedelta(hours=5), "again, in another attempt")
     again = keeps.comment_with(comment, later)
@@ -290,7 +290,7 @@ def test_keep_request_is_valid_for_one_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "says"),
+    ("text", "line", "expected"),
     [
         ('[[rule]]\nnodes = ["gpu[01-"]\naction = "warn"', 2, "unbalanced"),
         ('[[rule]]\nnodes = ["gpu[1-99999999]"]', 2, "names more than"),
@@ -299,13 +299,13 @@ def test_keep_request_is_valid_for_one_attempt() -> None:
         ('[keep]\nmax = "99999999d"', 2, "more than 100 years"),
     ],
 )
-def test_policy_errors_are_reported_by_line(tmp_path: Path, text: str, line: int, says: str) -> None:
+def test_policy_errors_are_reported_by_line(tmp_path: Path, text: str, line: int, expected: str) -> None:
     """Invalid host lists and out-of-range durations."""
     file = tmp_path / "policy.toml"
     file.write_text(text)
     _, faults = policies.examine(Config(), file)
     assert [fault.line for fault in faults] == [line]
-    assert says in faults[0].message
+    assert expected in faults[0].message
 
 
 def test_host_lists_are_expanded_in_every_form() -> None:

@@ -19,7 +19,7 @@ from .zombie_world import IDLE, MAIL, World, act, due, running
 
 
 @pytest.mark.parametrize(
-    ("change", "result", "says"),
+    ("change", "result", "message"),
     [
         ({"reading": {**IDLE, "util_pct": 40.0}}, "spared", "util_pct is at 40 %"),
         ({"reading": {**IDLE, "sm_active": 0.4}}, "spared", "sm_active is at 40 %"),
@@ -41,26 +41,26 @@ from .zombie_world import IDLE, MAIL, World, act, due, running
         ({"errors": {"7": RuntimeError("boom")}}, "failed", "boom"),
     ],
 )
-def test_changed_state_prevents_the_action(world: World, change: dict[str, Any], result: str, says: str) -> None:
+def test_changed_state_prevents_the_action(world: World, change: dict[str, Any], result: str, message: str) -> None:
     """The job computes, has ended or was requeued, has another owner, or Slurm refuses. Each case is recorded."""
     for name, value in change.items():
         setattr(world, name, value)
     [outcome] = act(world)
     assert outcome.result == result
-    assert says in outcome.text
+    assert message in outcome.text
     assert world.cancelled == []
     assert world.mails == []
     [record] = world.log.history()
-    assert (record.result, says in record.reason) == (result, True)
+    assert (record.result, message in record.reason) == (result, True)
 
 
 def test_job_that_computes_between_samples_is_spared(world: World) -> None:
     """The counters of the driver cover only the last moment."""
-    looks = iter([0.0, 0.0, 90.0])
+    readings = iter([0.0, 0.0, 90.0])
     plain = world.ask
 
     def ask(name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        world.reading = {**IDLE, "util_pct": next(looks)}
+        world.reading = {**IDLE, "util_pct": next(readings)}
         return plain(name, request)
 
     world.ask = ask  # type: ignore[method-assign]
@@ -100,12 +100,14 @@ def test_job_on_shared_gpu_is_rechecked_by_its_processes(
     assert (outcome.observation.verdict, outcome.result) == (verdict, "done" if verdict == "still" else "spared")
 
 
-@pytest.mark.parametrize(("said", "result"), [(None, "spared"), (True, "done")])
-def test_interactive_job_unknown_to_accounting_gets_its_allowance(world: World, said: bool | None, result: str) -> None:
+@pytest.mark.parametrize(("batch", "result"), [(None, "spared"), (True, "done")])
+def test_interactive_job_unknown_to_accounting_gets_its_allowance(
+    world: World, batch: bool | None, result: str
+) -> None:
     """Slurm reports it as interactive at the second check."""
     world.policy = parse_policy(f'{MAIL}[default]\ninteractive = {{ max_run = "2d" }}', where="z")
     world.jobs["7"] = running(batch=False)
-    [outcome] = act(world, due(squatter(subject=job(batch=said))))
+    [outcome] = act(world, due(squatter(subject=job(batch=batch))))
     assert outcome.result == result
     assert ("it is interactive" in outcome.text) is (result == "spared")
 

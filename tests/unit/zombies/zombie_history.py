@@ -58,10 +58,10 @@ class Site:
                "eligible": END - timedelta(hours=since_h), "partition": "gpu", "req_gpus": 1, **more}  # fmt: skip
         self.jobs.append(row)
 
-    def find(self, **asked: Any) -> find.Assessment:
+    def find(self, **options: Any) -> find.Assessment:
         """Return the findings at the end of the history."""
         self.write()
-        return find.find(self.config, Request(**asked), now=END)
+        return find.find(self.config, Request(**options), now=END)
 
     def explain(self, job: str) -> Explanation:
         """Return the page of a job."""

@@ -70,16 +70,16 @@ class Slurm:
     def __init__(self, jobs: tuple[Job, ...], nodes: tuple[Node, ...], later: tuple[Job, ...] | None = None) -> None:
         """``later``: the jobs from the second query on."""
         self._jobs, self._nodes, self._later = jobs, nodes, jobs if later is None else later
-        self.asked: list[str] = []
+        self.queries: list[str] = []
 
     def overview(self) -> tuple[Job, ...]:
         """Return the jobs."""
-        self.asked.append("overview")
-        return self._jobs if self.asked.count("overview") == 1 else self._later
+        self.queries.append("overview")
+        return self._jobs if self.queries.count("overview") == 1 else self._later
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes."""
-        self.asked.append("nodes")
+        self.queries.append("nodes")
         return self._nodes
 
     def config(self) -> dict[str, str]:
@@ -88,22 +88,22 @@ class Slurm:
 
 
 def find(
-    tmp_path: Path, slurm: Slurm, looks: list[list[LiveGpu]], *, watch_s: float | None = 10.0, by: str = "agent"
+    tmp_path: Path, slurm: Slurm, samples: list[list[LiveGpu]], *, watch_s: float | None = 10.0, by: str = "agent"
 ) -> Any:
-    """Run a live search; each sample of g1 takes the next of ``looks``, 2 s apart."""
-    seeing = eyes(looks, by)
+    """Run a live search; each sample of g1 takes the next of ``samples``, 2 s apart."""
+    seeing = sampler(samples, by)
     return live.find_live(
         dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path)), Request(window_s=5.0),
         slurm=client(slurm), ask=seeing.ask, watch_s=watch_s, now=seeing.now, sleep=seeing.sleep,
     )  # fmt: skip
 
 
-def eyes(looks: list[list[LiveGpu]], by: str = "agent") -> NodeSampler:
-    """Each sample takes the next of ``looks``; sleeping advances the clock."""
+def sampler(samples: list[list[LiveGpu]], by: str = "agent") -> NodeSampler:
+    """Each sample takes the next of ``samples``; sleeping advances the clock."""
     clock = [NOW.timestamp()]
 
     def ask(name: str) -> NodeAnswer:
-        gpus = looks.pop(0) if len(looks) > 1 else looks[0]
+        gpus = samples.pop(0) if len(samples) > 1 else samples[0]
         return NodeAnswer(name, tuple(gpus), by, "" if by else "no route to host")
 
     def sleep(seconds: float) -> None:

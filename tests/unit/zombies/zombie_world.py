@@ -42,7 +42,7 @@ class World:
     reading: dict[str, Any] | None = field(default_factory=lambda: dict(IDLE))
     processes: list[dict[str, Any]] = field(default_factory=list)
     uses: list[dict[str, Any]] = field(default_factory=list)
-    asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     answers: dict[str, Any] = field(default_factory=dict)
     mails: list[Digest] = field(default_factory=list)
     refuse: set[str] = field(default_factory=set)
@@ -80,7 +80,7 @@ class World:
     # agents
 
     def ask(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        self.asked.append((name, request))
+        self.requests.append((name, request))
         value = self.answers.get(request["verb"])
         if isinstance(value, Exception):
             raise value

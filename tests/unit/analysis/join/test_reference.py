@@ -85,8 +85,8 @@ def reference(
     expected = [Expected() for _ in held]
     free = 0
     for device, history in enumerate(histories):
-        mine = [(number, h) for number, h in enumerate(held) if h.device == device]
-        bounds = sorted({since, until, *(h.start for _, h in mine), *(h.end for _, h in mine)})
+        on_device = [(number, h) for number, h in enumerate(held) if h.device == device]
+        bounds = sorted({since, until, *(h.start for _, h in on_device), *(h.end for _, h in on_device)})
         for position, sample in enumerate(history):
             following = history[position + 1].time if position + 1 < len(history) else None
             if (device, sample.time // DAY_MS) not in steps:
@@ -99,13 +99,13 @@ def reference(
                 duration = min(high, reach) - max(low, sample.time)
                 if duration <= 0 or sample.time < since:
                     continue
-                holders = [(n, h) for n, h in mine if h.start <= low and high <= h.end]
+                holders = [(n, h) for n, h in on_device if h.start <= low and high <= h.end]
                 if not holders:
                     free += duration
                 for number, h in holders:
                     if h.start <= sample.time:
                         add(expected[number], sample, duration / len(holders))
-            for number, h in mine:
+            for number, h in on_device:
                 if h.start <= sample.time < h.end:
                     if sample.fb is not None:
                         expected[number].peak = max(expected[number].peak or 0.0, sample.fb)
@@ -237,8 +237,8 @@ def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
         chunk = data.draw(st.sampled_from([1, 8, 17, 24]))
         summed = kernel.run(blocks, index.pieces, allocated, cells, THRESHOLDS, chunk=chunk)
         whole = kernel.run(samples.blocks(index), index.pieces, allocated, cells, THRESHOLDS)
-        given = kernel.FoldInput(Path(directory), index.pieces, cells, THRESHOLDS)
-        folded = [kernel.fold_range(rows, given) for rows in kernel.ranges_of(index, most_rows=size)]
+        fold_input = kernel.FoldInput(Path(directory), index.pieces, cells, THRESHOLDS)
+        folded = [kernel.fold_range(rows, fold_input) for rows in kernel.ranges_of(index, most_rows=size)]
         store.close()
     added = kernel.total(folded, allocated, cells)
     for name in (item.name for item in fields(summed)):
@@ -250,15 +250,15 @@ def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
     steps = {(order[row], day): step for row, day, step in zip(pieces.device, days, pieces.step.tolist(), strict=True)}
     expected, free = reference(histories, steps, kept, since, until)
     got = measures.per_allocation(summed, cells, allocated)
-    for number, wanted in enumerate(expected):
+    for number, expectation in enumerate(expected):
         row = got.row(number, named=True)
         for name in SUMS:
             # A product of a value and a time is rounded to a MiB x ms, or to less.
             rounded = 0.5 * len(histories) * 25 if name.startswith(("util", "fb", "power")) else 1e-3
-            assert np.isclose(row[name], wanted.sums[name], rtol=1e-5, atol=rounded), (number, name)
-        assert row["fb_peak"] == (None if wanted.peak is None else np.float32(wanted.peak))
-        assert row["windows"] == len(wanted.spans)
-        assert row["longest_ms"] == max((b - a for a, b in wanted.spans), default=0)
+            assert np.isclose(row[name], expectation.sums[name], rtol=1e-5, atol=rounded), (number, name)
+        assert row["fb_peak"] == (None if expectation.peak is None else np.float32(expectation.peak))
+        assert row["windows"] == len(expectation.spans)
+        assert row["longest_ms"] == max((b - a for a, b in expectation.spans), default=0)
         measured = row["busy"] + row["low"] + row["idle"] + row["unknown"]
         assert measured <= row["held_ms"] + 1e-3
     lengths = np.array([b - a for e in expected for a, b in e.spans], np.int64)

@@ -65,12 +65,12 @@ def test_affinities_are_restored(space: pidfd.Namespace, tmp_path: Path) -> None
     cpu_affinity.record(fd, space)
     os.close(fd)
     recorded = cpu_affinity.recorded((made / cpu_affinity.INDEX).read_bytes())
-    own = os.sched_getaffinity(0)
-    (bound,) = (thread for thread, cpus in before.items() if cpus != own)
-    assert recorded == {bound: [len(own) - 1]}
+    own_cpus = os.sched_getaffinity(0)
+    (bound,) = (thread for thread, cpus in before.items() if cpus != own_cpus)
+    assert recorded == {bound: [len(own_cpus) - 1]}
     for _, process in space.processes():
         for _, outer in cpu_affinity._threads(process):
-            os.sched_setaffinity(outer, own)
+            os.sched_setaffinity(outer, own_cpus)
     cpu_affinity.restore(image(made), space)
     assert masks(space) == before
 

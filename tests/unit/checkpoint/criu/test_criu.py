@@ -209,12 +209,12 @@ class Program:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"), [("Version: 3.17\n", "4.1 is needed"), ("Version: 4.0\n", "too old"), ("hello", "no version")]
+    ("version", "why"), [("Version: 3.17\n", "4.1 is needed"), ("Version: 4.0\n", "too old"), ("hello", "no version")]
 )
-def test_old_criu_is_refused(said: str, why: str) -> None:
+def test_old_criu_is_refused(version: str, why: str) -> None:
     """The error has a hint."""
     with pytest.raises(CheckpointError, match=why) as caught:
-        made(Program(version=said)).check()
+        made(Program(version=version)).check()
     assert caught.value.hint is not None
 
 
@@ -241,13 +241,15 @@ def test_criu_gets_no_input_chosen_by_a_user(image: tuple[Path, int]) -> None:
 
 def test_plugin_is_loaded_for_forked_workers_only(image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """From its own directory, with the major numbers of the driver, and only if no other process has a device file."""
-    program, own = Program(), Process(os.getpid())
+    program, current = Program(), Process(os.getpid())
     monkeypatch.setattr(device_files, "majors", lambda: {195, 507})
     monkeypatch.setattr(device_files, "opened", lambda plugin: contextlib.nullcontext(77))
     monkeypatch.setattr(device_files, "held", lambda process, majors: "/dev/nvidia0" if 195 in majors else None)
-    monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, own)]))
+    monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, current)]))
     with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
-        made(program).dump(Tree(ID, os.getpid(), 5, OWNER, frozenset({own.id})), image[1], timeout_s=5, stop=Stops())
+        made(program).dump(
+            Tree(ID, os.getpid(), 5, OWNER, frozenset({current.id})), image[1], timeout_s=5, stop=Stops()
+        )
     ((argv, options),) = program.calls
     assert "--libdir=/proc/self/fd/77" in argv
     assert options["env"]["SLURM_AFFINODE_DEVICE_MAJORS"] == "195,507"
@@ -269,9 +271,9 @@ class FakeServices(Services):
 
 def test_connections_to_services_are_passed_over(image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin gets their inodes, and no device numbers; a request in progress fails the dump by name."""
-    program, own, services = Program(), Process(os.getpid()), FakeServices()
+    program, current, services = Program(), Process(os.getpid()), FakeServices()
     monkeypatch.setattr(device_files, "opened", lambda plugin: contextlib.nullcontext(77))
-    monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, own)]))
+    monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, current)]))
     criu = Criu(program="/bin/true", runner=program, services=services, hold=lambda init: EmptyNamespace())  # type: ignore[arg-type,return-value]
     tree = Tree(ID, os.getpid(), 5, OWNER)
     with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
@@ -384,7 +386,7 @@ def test_job_is_released_only_while_criu_runs(image: tuple[Path, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"),
+    ("ids", "expected"),
     [
         ({"uid": OWNER.uid + 1}, f"process 8 would have user IDs {OWNER.uid + 1}"),
         ({"uid": 0, "gid": 0}, "process 8 would have user IDs 0"),
@@ -393,11 +395,11 @@ def test_job_is_released_only_while_criu_runs(image: tuple[Path, int]) -> None:
     ],
 )
 def test_image_with_rights_beyond_those_of_the_owner_is_refused(
-    image: tuple[Path, int], ids: dict[str, Any], said: str
+    image: tuple[Path, int], ids: dict[str, Any], expected: str
 ) -> None:
     """A process may have become another program right before CRIU stopped it; nothing changes the image."""
     write_core(image[0], 8, **ids)
-    with pytest.raises(DumpFailed, match=f"could not be restored: {said}"):
+    with pytest.raises(DumpFailed, match=f"could not be restored: {expected}"):
         made(Program()).dump(Tree(ID, os.getpid(), 7, OWNER), image[1], timeout_s=5, stop=Stops())
 
 

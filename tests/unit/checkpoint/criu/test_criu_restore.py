@@ -172,7 +172,7 @@ def test_damaged_image_is_reported_as_the_cause_when_criu_fails(
 
 def test_tree_is_killed_before_verification_when_criu_is_killed(restore: Callable[..., int], log: Log) -> None:
     """CRIU was killed while it held the tree, which would run now."""
-    asked = threading.Event()
+    verifying = threading.Event()
 
     class Killed(Program):
         """It is killed by a signal before its script ends."""
@@ -183,7 +183,7 @@ def test_tree_is_killed_before_verification_when_criu_is_killed(restore: Callabl
             work = Path(next(word for word in argv if word.startswith("--work-dir=")).partition("=")[2]).readlink()
             with (work / "ask").open("w") as ask:
                 ask.write("post-restore\n")
-            assert asked.wait(60)
+            assert verifying.wait(60)
             return Completed(tuple(argv), -9, b"", "")
 
     class Late(Answers):
@@ -191,7 +191,7 @@ def test_tree_is_killed_before_verification_when_criu_is_killed(restore: Callabl
 
         def sound(self, timeout_s: float | None = None) -> None:
             """Wait until the tree is killed."""
-            asked.set()
+            verifying.set()
             deadline = time.monotonic() + 60
             while "killed" not in log:
                 assert time.monotonic() < deadline
@@ -241,7 +241,7 @@ def test_port_of_another_process_is_not_shared(
     """CRIU binds as root, and would share the ports of root and of other restored jobs."""
     (tmp_path / "files.img").write_bytes(criu_files.image(criu_files.root(1), criu_files.network(2, 1, 8000)))
 
-    def refuse(ports: Collection[BoundPort], own: Collection[str] = ()) -> None:
+    def refuse(ports: Collection[BoundPort], exempt: Collection[str] = ()) -> None:
         assert [port.number for port in ports] == [8000]
         if when == "before" or "looked" in log:
             raise RestoreFailed("its port 8000 is in use")
@@ -263,10 +263,10 @@ def test_verification_is_stopped_when_criu_times_out(restore: Callable[..., int]
 def test_tree_is_killed_before_the_criu_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would run. CRIU started earlier and its PID is above those of the tree."""
     criu, root, child = Number(900, 11, 1), Number(7, 12, 1), Number(8, 13, 1)
-    there = [[root, child, criu], [criu], []]
+    listings = [[root, child, criu], [criu], []]
     sent: list[int] = []
     space = Namespace.__new__(Namespace)
-    monkeypatch.setattr(Namespace, "numbers", lambda self: there.pop(0))
+    monkeypatch.setattr(Namespace, "numbers", lambda self: listings.pop(0))
     monkeypatch.setattr(Namespace, "send", lambda self, process, number: sent.append(process.pid))
     assert space.kill_all()
     assert sent == [12, 13, 11, 11]

@@ -76,15 +76,15 @@ def test_gate_works_with_many_open_files(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
     many = [os.open("/", os.O_PATH) for _ in range(1030)]
-    looks: list[str] = []
+    checks: list[str] = []
     try:
-        with opening(tmp_path, lambda: looks.append("look")):
+        with opening(tmp_path, lambda: checks.append("look")):
             assert criu_runs_it(tmp_path, "post-restore") == 0
     finally:
         for fd in many:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert looks == ["look"]
+    assert checks == ["look"]
 
 
 @pytest.mark.parametrize("error", [None, UnreachableError("no answer")])
@@ -105,11 +105,11 @@ def test_error_of_a_call_is_raised(tmp_path: Path, error: Exception | None) -> N
         criu()
 
 
-@pytest.mark.parametrize("asked", [(), ("post-restore",), ("pre-resume",)])
-def test_tree_resumed_without_the_script_is_a_failure(tmp_path: Path, asked: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("actions", [(), ("post-restore",), ("pre-resume",)])
+def test_tree_resumed_without_the_script_is_a_failure(tmp_path: Path, actions: tuple[str, ...]) -> None:
     """CRIU continues if its script cannot be run."""
     with opening(tmp_path, lambda: None) as gate:
-        for action in asked:
+        for action in actions:
             criu_runs_it(tmp_path, action)
     with pytest.raises(RestoreFailed, match="without running its script"):
         gate.check_actions()
@@ -159,15 +159,15 @@ with work_directory() as (path, fd):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as agent:  # fmt: skip
         assert agent.stdout is not None
-        theirs = Path(agent.stdout.readline().strip())
-        (tmp_path / theirs.name.replace("-restore-", "-other-")).mkdir()
-        with work_directory() as (mine, _), work_directory() as (another, _):
-            assert {theirs, mine, another} <= set(tmp_path.iterdir())
+        stale = Path(agent.stdout.readline().strip())
+        (tmp_path / stale.name.replace("-restore-", "-other-")).mkdir()
+        with work_directory() as (current, _), work_directory() as (another, _):
+            assert {stale, current, another} <= set(tmp_path.iterdir())
         agent.communicate(timeout=240)
-    assert theirs.exists()
-    with work_directory() as (mine, _):
-        assert len(set(tmp_path.iterdir()) - {mine}) == 1
-        assert not theirs.exists()
+    assert stale.exists()
+    with work_directory() as (current, _):
+        assert len(set(tmp_path.iterdir()) - {current}) == 1
+        assert not stale.exists()
 
 
 def test_work_directory_removed_before_it_is_locked_is_made_again(
@@ -234,7 +234,7 @@ def test_filter_of_all_threads_is_recorded_with_the_main_thread(tmp_path: Path) 
     assert "seccomp" in str(restore_gate.excess(unfiltered, leader))
 
 
-GIVEN = Credentials(
+CREDENTIALS = Credentials(
     frozenset({2001}), frozenset({2001}), frozenset({4, 6}), dict.fromkeys(("CapEff", "CapBnd"), 0b110), True, 2
 )
 
@@ -255,15 +255,15 @@ GIVEN = Credentials(
     ],
 )
 def test_each_right_beyond_those_of_the_attempt_is_refused(change: dict[str, Any], why: str) -> None:
-    assert restore_gate.excess(GIVEN, GIVEN) is None
-    assert re.search(why, str(restore_gate.excess(replace(GIVEN, **change), GIVEN)))
+    assert restore_gate.excess(CREDENTIALS, CREDENTIALS) is None
+    assert re.search(why, str(restore_gate.excess(replace(CREDENTIALS, **change), CREDENTIALS)))
 
 
 def test_fewer_rights_are_accepted() -> None:
     """As the job has dropped them; ``SECBIT_KEEP_CAPS`` may be set by any process."""
-    less = replace(GIVEN, gids=frozenset({4}), groups=frozenset(), capabilities={"CapEff": 0, "CapBnd": 0b10})
-    assert restore_gate.excess(replace(less, securebits=1 << 4), GIVEN) is None
-    assert restore_gate.excess(GIVEN, replace(GIVEN, no_new_privs=False, seccomp=0)) is None
+    less = replace(CREDENTIALS, gids=frozenset({4}), groups=frozenset(), capabilities={"CapEff": 0, "CapBnd": 0b10})
+    assert restore_gate.excess(replace(less, securebits=1 << 4), CREDENTIALS) is None
+    assert restore_gate.excess(CREDENTIALS, replace(CREDENTIALS, no_new_privs=False, seccomp=0)) is None
 
 
 def test_credentials_of_an_image_are_those_that_criu_restores(tmp_path: Path) -> None:

@@ -125,12 +125,12 @@ def test_helper_sees_all_gpus_and_is_not_an_mps_client() -> None:
 
     A request of root to a user's MPS daemon would wait for that user's jobs.
     """
-    given: list[object] = []
+    environments: list[object] = []
 
     def start(env: object) -> Patient:
-        given.append(env)
+        environments.append(env)
         return Patient()
 
     env = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "HOME": "/root"}
     Cuda(driver_version=lambda: None, start=start, env=env).state(1)
-    assert given == [{"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent", "HOME": "/root"}]
+    assert environments == [{"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent", "HOME": "/root"}]

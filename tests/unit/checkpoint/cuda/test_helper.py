@@ -47,26 +47,26 @@ def ask(bindings: Bindings, call: str, **arguments: Any) -> Any:
 
 def test_users_of_cuda_exclude_processes_that_have_ended() -> None:
     """Drivers 580 and 595 report a missing process as OPERATING_SYSTEM; for a live one it is an error."""
-    says = {1: Code.CUDA_SUCCESS, 2: Code.CUDA_ERROR_NOT_INITIALIZED, GONE: Code.CUDA_ERROR_OPERATING_SYSTEM}
+    codes = {1: Code.CUDA_SUCCESS, 2: Code.CUDA_ERROR_NOT_INITIALIZED, GONE: Code.CUDA_ERROR_OPERATING_SYSTEM}
     bindings = Bindings(
-        cuInit=lambda flags: (Code.CUDA_SUCCESS,), cuCheckpointProcessGetRestoreThreadId=lambda pid: (says[pid], 5)
+        cuInit=lambda flags: (Code.CUDA_SUCCESS,), cuCheckpointProcessGetRestoreThreadId=lambda pid: (codes[pid], 5)
     )
     assert ask(bindings, "users", pids=[1, 2, GONE]) == {"ok": [[1, 5]]}
-    says[os.getpid()] = Code.CUDA_ERROR_OPERATING_SYSTEM
+    codes[os.getpid()] = Code.CUDA_ERROR_OPERATING_SYSTEM
     assert ask(bindings, "users", pids=[os.getpid()]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
 
 
 def test_memory_of_several_processes_is_moved_at_once() -> None:
     """Each call waits for the other: one after the other, neither would return."""
-    both, own = threading.Barrier(2, timeout=60), os.getpid()
+    both, own_pid = threading.Barrier(2, timeout=60), os.getpid()
 
     def move(pid: int, arguments: object) -> tuple[Code]:
         both.wait()
-        return (Code.CUDA_SUCCESS if pid == own else Code.CUDA_ERROR_NOT_INITIALIZED,)
+        return (Code.CUDA_SUCCESS if pid == own_pid else Code.CUDA_ERROR_NOT_INITIALIZED,)
 
     bindings = Bindings(cuCheckpointProcessCheckpoint=move)
-    said = ask(bindings, "checkpoint", pids=[own, os.getppid()])
-    assert said == {"cuda": "CUDA_ERROR_NOT_INITIALIZED", "pid": os.getppid()}
+    reply = ask(bindings, "checkpoint", pids=[own_pid, os.getppid()])
+    assert reply == {"cuda": "CUDA_ERROR_NOT_INITIALIZED", "pid": os.getppid()}
     assert ask(bindings, "checkpoint", pids=[GONE]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM", "pid": GONE}
 
 

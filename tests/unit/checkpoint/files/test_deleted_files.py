@@ -192,13 +192,13 @@ def test_directory_that_does_not_respond_does_not_block(
     monkeypatch.setattr(deleted_files._below, "__kwdefaults__", {"limit_s": 0.2})
     (tmp_path / "image").mkdir(mode=0o700)
     image = os.open(tmp_path / "image", os.O_RDONLY)
-    theirs = stalling(open_path / "work")
-    hand_over(theirs.path)
-    item = {"directory": str(theirs.path), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
+    file_system = stalling(open_path / "work")
+    hand_over(file_system.path)
+    item = {"directory": str(file_system.path), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
     root_directory.write(
         image, deleted_files.INDEX, json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [item]}).encode()
     )
-    theirs.stall()
+    file_system.stall()
     try:
         deleted_files.settle(ME, image, OWNER)
         with pytest.raises(
@@ -206,26 +206,26 @@ def test_directory_that_does_not_respond_does_not_block(
         ):
             deleted_files.put_in_place(ME, image, OWNER, wait_s=0)
     finally:
-        theirs.go_on()
+        file_system.resume()
         os.close(image)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root works as others")
 def test_removed_file_gets_a_name_with_the_rights_of_its_user(open_path: Path) -> None:
     """The kernel's name for it is used, in its own directory, not in a directory of root's behind a link."""
-    work, theirs = open_path / "work", open_path / "theirs"
+    work, directory_of_root = open_path / "work", open_path / "theirs"
     work.mkdir()
-    theirs.mkdir()
+    directory_of_root.mkdir()
     os.chown(work, 2001, 2001)
     with (work / "file").open("w") as file:
         os.fchown(file.fileno(), 2001, 2001)
         (work / "other").hardlink_to(work / "file")
         (work / "file").unlink()
         work.rename(open_path / "moved")
-        (open_path / "work").symlink_to(theirs)
+        (open_path / "work").symlink_to(directory_of_root)
         deleted_files.give_names(ME, [ME], ALICE)
         assert {path.name for path in (open_path / "moved").iterdir()} == {"other", "file (deleted)"}
-        assert list(theirs.iterdir()) == []
+        assert list(directory_of_root.iterdir()) == []
         assert (open_path / "moved" / "file (deleted)").samefile(open_path / "moved" / "other")
         deleted_files.give_names(ME, [ME], ALICE)
         deleted_files.forget(ME, [ME], ALICE)

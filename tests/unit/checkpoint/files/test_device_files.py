@@ -45,15 +45,15 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def child(work: str = "") -> Iterator[Process]:
     """Fork a child that executes Python code and waits."""
-    ready, told = os.pipe()
+    ready, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             exec(work)  # noqa: S102 - of this test
-            os.write(told, b"1")
+            os.write(write_end, b"1")
         finally:
             os.read(os.pipe()[0], 1)
-    os.close(told)
+    os.close(write_end)
     try:
         assert os.read(ready, 1) == b"1"
         with Process(pid) as process:

@@ -221,9 +221,9 @@ def test_mapping_without_flags_is_opened_as_criu_does(status: int, protection: i
 @pytest.mark.parametrize("kind", ["descriptors", "memories", "places"])
 def test_use_of_a_missing_file_is_refused(kind: str) -> None:
     uses = {"descriptors": made.descriptors((99, 1)), "memories": made.memory(99), "places": made.places(99, 1)}
-    given = {use: [uses[use]] if use == kind else [] for use in uses}
+    selected = {use: [uses[use]] if use == kind else [] for use in uses}
     with pytest.raises(BadImage, match="there is no file 0x63"):
-        needs(FileTable.parse(TABLE), **given)
+        needs(FileTable.parse(TABLE), **selected)
 
 
 def test_removed_files_are_classified_by_kind() -> None:

@@ -181,11 +181,11 @@ def states(table: bytes) -> list[tuple[object, ...]]:
 
 def test_connections_to_others_are_closed(tmp_path: Path) -> None:
     """Those with both ends in the image are kept, also between IPv4 and IPv6 sockets, and so is a listener."""
-    own = [
+    internal = [
         connection(1, "10.0.0.1", 29500, "10.0.0.1", 40000), connection(2, "::ffff:10.0.0.1", 40000, "10.0.0.1", 29500)
     ]  # fmt: skip
     others = [connection(3, "10.0.0.1", 8000, "10.9.9.9", 5), connection(4, "10.0.0.1", 40000, "10.0.0.1", 29501)]
-    dump = Dump(tmp_path / "criu", *own, *others, entry(5, "10.0.0.1"))
+    dump = Dump(tmp_path / "criu", *internal, *others, entry(5, "10.0.0.1"))
     (tmp_path / "criu" / "tcp-stream-65.img").write_bytes(b"")
     image = dump.image()
     assert inet_sockets.restored(image) == inet_sockets.KEEP
@@ -209,20 +209,20 @@ def test_connection_within_the_job_is_found(family: socket.AddressFamily) -> Non
     with socket.socket(family) as listener:
         listener.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
         listener.listen()
-        with Process(os.getpid()) as own:
-            assert inet_sockets.options([own]) == inet_sockets.CLOSE
+        with Process(os.getpid()) as process:
+            assert inet_sockets.options([process]) == inet_sockets.CLOSE
             client = socket.create_connection(listener.getsockname()[:2])
             server, _ = listener.accept()
             with client, server:
-                assert inet_sockets.options([own]) == inet_sockets.KEEP_AT_DUMP
+                assert inet_sockets.options([process]) == inet_sockets.KEEP_AT_DUMP
                 code = "import sys; sys.stdin.read()"
                 with subprocess.Popen(
                     (sys.executable, "-c", code), stdin=subprocess.PIPE, pass_fds=[server.fileno()]
                 ) as child:
                     server.close()
-                    assert not inet_sockets.connected([own])
+                    assert not inet_sockets.connected([process])
                     with Process(child.pid) as other:
-                        assert inet_sockets.connected([own, other])
+                        assert inet_sockets.connected([process, other])
                     assert child.stdin is not None
                     child.stdin.close()
 
@@ -251,8 +251,8 @@ def test_connection_continues_after_a_dump(in_repair: tuple[socket.socket, socke
     with pytest.raises(PermissionError):
         server.recv(100)
     others = (*socket.socketpair(), socket.socket(type=socket.SOCK_DGRAM))
-    with Process(os.getpid()) as own:
-        inet_sockets.end_repair([own.id])
+    with Process(os.getpid()) as process:
+        inet_sockets.end_repair([process.id])
     for other in others:
         other.close()
     assert server.recv(100) == b"before"
@@ -266,11 +266,11 @@ def test_port_can_be_bound_again_after_a_dump(in_repair: tuple[socket.socket, so
     """A dump that fails ends the mode itself, and leaves the socket without the option too."""
     client, server = in_repair
     address = server.getsockname()
-    with Process(os.getpid()) as own:
-        reusable = inet_sockets.reusable([own.id])
+    with Process(os.getpid()) as process:
+        reusable = inet_sockets.reusable([process.id])
         if failed:
             server.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
-        inet_sockets.end_repair([own.id], reusable)
+        inet_sockets.end_repair([process.id], reusable)
     server.recv(100)
     server.close()  # first: its end waits for a minute
     client.close()
@@ -278,17 +278,17 @@ def test_port_can_be_bound_again_after_a_dump(in_repair: tuple[socket.socket, so
 
 
 def test_option_of_a_client_is_unchanged_after_a_dump() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client, Process(os.getpid()) as own:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client, Process(os.getpid()) as process:
         client.connect(listener.getsockname())
-        inet_sockets.end_repair([own.id], inet_sockets.reusable([own.id]))
+        inet_sockets.end_repair([process.id], inet_sockets.reusable([process.id]))
         assert not client.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
 
 
 def test_connection_of_another_process_is_left_alone(in_repair: tuple[socket.socket, socket.socket]) -> None:
     _, server = in_repair
-    with Process(os.getpid()) as own:
-        inet_sockets.end_repair([own.id._replace(started=own.started + 1)])  # its PID was used again
+    with Process(os.getpid()) as process:
+        inet_sockets.end_repair([process.id._replace(started=process.started + 1)])  # its PID was used again
     assert server.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR) == 1
     server.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
 
@@ -312,7 +312,7 @@ def proc_net(tmp_path: Path, kind: str, source: str, port: int, *, state: str = 
 
 
 @pytest.mark.parametrize(
-    ("ours", "kind", "theirs"),
+    ("address", "kind", "used_address"),
     [
         ("10.0.0.1", "tcp", "10.0.0.1"),
         ("0.0.0.0", "tcp", "10.0.0.1"),  # noqa: S104
@@ -323,11 +323,11 @@ def proc_net(tmp_path: Path, kind: str, source: str, port: int, *, state: str = 
     ],
 )
 def test_port_of_root_or_of_another_restored_job_is_not_shared(
-    tmp_path: Path, ours: str, kind: str, theirs: str
+    tmp_path: Path, address: str, kind: str, used_address: str
 ) -> None:
     """CRIU binds as root with ``SO_REUSEPORT``, so the kernel would distribute the connections among both sockets."""
-    ports = inet_sockets.ports(HEADER + port_entry(ours, 8000))
-    proc = proc_net(tmp_path, kind, theirs, 8000)
+    ports = inet_sockets.ports(HEADER + port_entry(address, 8000))
+    proc = proc_net(tmp_path, kind, used_address, 8000)
     with pytest.raises(RestoreFailed, match="its port 8000 is in use on this node"):
         inet_sockets.refuse_shared(ports, proc=proc)
     inet_sockets.refuse_shared(ports, {"4711"}, proc=proc)  # its own
@@ -347,8 +347,8 @@ def test_other_sockets_do_not_prevent_a_restore(tmp_path: Path, what: str) -> No
     ports = inet_sockets.ports(HEADER + port_entry(source, port, peer_port=peer_port))
     kind, state = ("udp" if what == "protocol" else "tcp"), ("01" if what == "state" else "0A")
     uid = 1000 if what == "user" else 0
-    there = port if what == "unbound" else 8000
-    inet_sockets.refuse_shared(ports, proc=proc_net(tmp_path, kind, "10.0.0.1", there, state=state, uid=uid))
+    used_port = port if what == "unbound" else 8000
+    inet_sockets.refuse_shared(ports, proc=proc_net(tmp_path, kind, "10.0.0.1", used_port, state=state, uid=uid))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has sockets of root")
@@ -371,8 +371,8 @@ def test_descriptor_that_is_no_longer_a_socket_is_closed(
     before = len([*Path("/proc/self/fd").iterdir()])
     with (tmp_path / "file").open("wb") as file:
         monkeypatch.setattr(Process, "descriptor", lambda self, number: os.dup(file.fileno()))
-        with Process(os.getpid()) as own:
-            inet_sockets.end_repair([own.id])
+        with Process(os.getpid()) as process:
+            inet_sockets.end_repair([process.id])
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     in_repair[1].setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
 

@@ -208,15 +208,15 @@ def test_leaving_follows_no_path_to_another_place(place: Place, tmp_path: Path) 
 def test_user_in_the_index_gets_no_rights(place: Place) -> None:
     """A writer of the store, or root on another node, may name root; only the rights of the job's user are used."""
     place.tmp.chmod(0o755)
-    index, mine = place.image / INDEX, place.tmp / "mine"
-    mine.write_text("x")
-    facts = mine.stat()
+    index, own_file = place.image / INDEX, place.tmp / "mine"
+    own_file.write_text("x")
+    facts = own_file.stat()
     identity = [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
     index.touch(mode=0o600)
     entry = {"path": f"{place.tmp}/made", "kind": "directory", "mode": 0o700}
-    index.write_text(json.dumps({"uid": 0, "gid": 0, "files": [entry], "originals": {str(mine): identity}}))
+    index.write_text(json.dumps({"uid": 0, "gid": 0, "files": [entry], "originals": {str(own_file): identity}}))
     assert leave((place.image / INDEX).read_bytes, User(2001, 2001), places=[str(place.tmp)]) == []
-    assert mine.exists()
+    assert own_file.exists()
     place.user = User(2001, 2001)
     with pytest.raises(RestoreFailed, match="belong to user 0, not to user 2001"):
         place.restore_files()
@@ -515,7 +515,7 @@ def test_file_on_unresponsive_file_system_delays_no_removal(
         thread = threading.Thread(target=lambda: result.extend(place.leave()), daemon=True)
         thread.start()
         thread.join(20)
-        fuse.go_on()
+        fuse.resume()
         assert result == [str(place.tmp / "psm")]
         other.communicate()
 

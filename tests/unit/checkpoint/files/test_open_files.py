@@ -61,7 +61,7 @@ class Job:
 
     def pass_on(
         self, entries: Files, *, used: Sequence[tuple[int, int]] | None = None, areas: Files = (),
-        cwd: int = TOP, given: Sequence[InheritFd] = (), timeout_s: float = 20,
+        cwd: int = TOP, streams: Sequence[InheritFd] = (), timeout_s: float = 20,
         index: tuple[str, bytes] = ("local.json", b'{"files": []}'), **others: bytes,
     ) -> tuple[Inheritance, PrivateImage]:  # fmt: skip
         """Prepare a restore.
@@ -88,7 +88,7 @@ class Job:
         root, namespace = os.open("/", os.O_PATH | os.O_DIRECTORY), os.open("/proc/self/ns/mnt", os.O_RDONLY)
         self._stack.callback(os.close, root)
         self._stack.callback(os.close, namespace)
-        inherited = Inheritance(image, root, namespace, ALICE, given, timeout_s=timeout_s)
+        inherited = Inheritance(image, root, namespace, ALICE, streams, timeout_s=timeout_s)
         return self._stack.enter_context(inherited), image
 
     def file(self, name: str, *, owner: int = ALICE.uid, mode: int = 0o644, data: bytes = b"") -> Path:
@@ -184,17 +184,17 @@ def test_image_has_no_path_of_the_user(job: Job) -> None:
 
 def test_link_is_followed_with_the_rights_of_the_user(job: Job) -> None:
     """A link may lead to a file of root that every user can read, but not to one below a closed directory."""
-    theirs = job.work / "closed"
-    theirs.mkdir(mode=0o700)
-    (theirs / "file").write_text("root's")
-    (theirs / "file").chmod(0o644)
+    directory_of_root = job.work / "closed"
+    directory_of_root.mkdir(mode=0o700)
+    (directory_of_root / "file").write_text("root's")
+    (directory_of_root / "file").chmod(0o644)
     path = job.work / "file"
-    path.symlink_to(theirs / "file")
+    path.symlink_to(directory_of_root / "file")
     with pytest.raises(RestoreFailed, match=f"{path}: cannot be opened by its user: Permission denied"):
         job.pass_on([made.regular(FIRST, str(path), mode=FILE)])
-    theirs.chmod(0o755)
+    directory_of_root.chmod(0o755)
     inherited, _ = job.pass_on([made.regular(FIRST, str(path), mode=FILE)])
-    assert where(passed(inherited, FIRST)) == str(theirs / "file")
+    assert where(passed(inherited, FIRST)) == str(directory_of_root / "file")
 
 
 @pytest.mark.parametrize("use", ["descriptor", "cwd"])
@@ -431,7 +431,7 @@ def test_given_stream_keeps_its_name(job: Job) -> None:
     with path.open("ab") as out:
         key = str(path).lstrip("/")
         inherited, image = job.pass_on(
-            [made.regular(FIRST, str(path), os.O_WRONLY)], given=[InheritFd(out.fileno(), key)]
+            [made.regular(FIRST, str(path), os.O_WRONLY)], streams=[InheritFd(out.fileno(), key)]
         )
         assert inherited.fds[0] == InheritFd(out.fileno(), key)
     assert str(path).encode() in image.read("files.img")
@@ -488,15 +488,15 @@ def test_file_without_a_name_can_still_be_given_one(job: Job) -> None:
 
 def test_removed_file_is_made_elsewhere_if_the_user_may_not_write_its_directory(job: Job) -> None:
     """Nothing is made in a directory of root behind a link, and a file of the same name is not changed."""
-    theirs = job.work / "theirs"
-    theirs.mkdir(mode=0o755)
+    directory_of_root = job.work / "theirs"
+    directory_of_root.mkdir(mode=0o755)
     link = job.work / "link"
-    link.symlink_to(theirs)
-    before = theirs.stat().st_mtime_ns
+    link.symlink_to(directory_of_root)
+    before = directory_of_root.stat().st_mtime_ns
     entry = made.regular(FIRST, f"{link}/removed", os.O_RDWR, FILE)
     rest = {"remap_fpath": made.image(made.remap(FIRST, 5, 1)), "ghost_file_5": made.ghost(FILE, b"x")}
     inherited, _ = job.pass_on([entry], **rest)
-    assert theirs.stat().st_mtime_ns == before
+    assert directory_of_root.stat().st_mtime_ns == before
     assert where(passed(inherited, FIRST)).startswith(f"{job.work}/.removed.")
     other = job.file("removed", data=b"another one")
     inherited, _ = job.pass_on([made.regular(FIRST, str(other), os.O_RDWR, FILE)], **rest)
@@ -571,12 +571,12 @@ def test_removed_procfs_file_is_refused(job: Job) -> None:
 
 def test_watches_are_those_that_the_user_may_have(job: Job) -> None:
     """They are identified by the kernel's numbers."""
-    mine, theirs = job.work / "mine", job.work / "theirs"
-    mine.mkdir(mode=0o755)
-    theirs.mkdir(mode=0o700)
-    watches = [(1, 1, str(mine)), (1, 2, str(theirs)), (5, 6, None)]
+    readable, closed = job.work / "mine", job.work / "theirs"
+    readable.mkdir(mode=0o755)
+    closed.mkdir(mode=0o700)
+    watches = [(1, 1, str(readable)), (1, 2, str(closed)), (5, 6, None)]
     inherited, _ = job.pass_on([made.inotify(FIRST, *watches)], used=[(FIRST, 8)])
-    assert {inode for _, inode in inherited.watched} == {mine.stat().st_ino, 6}
+    assert {inode for _, inode in inherited.watched} == {readable.stat().st_ino, 6}
 
 
 def test_file_system_that_does_not_respond_does_not_block(
@@ -586,25 +586,25 @@ def test_file_system_that_does_not_respond_does_not_block(
     for above in (tmp_path, *tmp_path.parents[:3]):  # a worker of pytest has one directory level more
         if not above.stat().st_mode & 0o001:
             above.chmod(0o755)
-    theirs = stalling(tmp_path / "work")
-    theirs.stall()
+    file_system = stalling(tmp_path / "work")
+    file_system.stall()
     try:
         with pytest.raises(RestoreFailed, match="its file system does not respond"):
-            job.pass_on([made.regular(FIRST, str(theirs.path / "file"), mode=FILE)], timeout_s=1)
+            job.pass_on([made.regular(FIRST, str(file_system.path / "file"), mode=FILE)], timeout_s=1)
     finally:
-        theirs.go_on()
+        file_system.resume()
 
 
 def test_no_descriptor_stays_open(job: Job) -> None:
     """Neither when files are passed nor when they are refused."""
-    mine, theirs = job.file("mine"), job.file("theirs", owner=0, mode=0o600)
+    own_file, file_of_root = job.file("mine"), job.file("theirs", owner=0, mode=0o600)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ExitStack() as stack:
         inner = Job(job.work, stack)
-        inner.pass_on([made.regular(FIRST, str(mine), mode=FILE)])
+        inner.pass_on([made.regular(FIRST, str(own_file), mode=FILE)])
         with pytest.raises(RestoreFailed):
             inner.pass_on(
-                [made.regular(FIRST, str(mine), mode=FILE),
-                 made.regular(FIRST + 1, str(theirs), mode=stat.S_IFREG | 0o600)]
+                [made.regular(FIRST, str(own_file), mode=FILE),
+                 made.regular(FIRST + 1, str(file_of_root), mode=stat.S_IFREG | 0o600)]
             )  # fmt: skip
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -119,8 +119,8 @@ def test_mapping_of_a_file_that_was_not_passed_is_found(tmp_path: Path, held: Ex
 def test_directory_or_program_that_was_not_passed_is_found(tmp_path: Path, held: ExitStack, what: str) -> None:
     """A working or root directory gives access to the files below it."""
     process = running(held, "import os; os.chroot('.')" if what == "root" else "", cwd=tmp_path)
-    there = Path(f"/proc/{process.pid}/{what}")
-    place = inode(there)
+    link = Path(f"/proc/{process.pid}/{what}")
+    place = inode(link)
     passed = {item: how for item, how in usual(process).items() if item != place}
     assert OpenFiles(ALICE, passed).strange(process) is not None
     assert OpenFiles(ALICE, passed | {place: os.R_OK}).strange(process) is None
@@ -176,16 +176,16 @@ def test_newline_in_a_path_hides_no_mapping(tmp_path: Path, held: ExitStack) -> 
 
     The forged line shows the user's own file in place of a file that the user may not open, and precedes the true one.
     """
-    secret, own = tmp_path / "secret", tmp_path / "dir" / "x"
+    secret, own_file = tmp_path / "secret", tmp_path / "dir" / "x"
     secret.write_bytes(b"x" * 4096)
     secret.chmod(0o600)
-    own.parent.mkdir()
-    own.write_bytes(b"x" * 4096)
-    os.chown(own, ALICE.uid, ALICE.gid)
-    process = running(held, f"import sys; sys.argv[1:] = {[str(own), str(secret)]!r}\n{_MAP}")
+    own_file.parent.mkdir()
+    own_file.write_bytes(b"x" * 4096)
+    os.chown(own_file, ALICE.uid, ALICE.gid)
+    process = running(held, f"import sys; sys.argv[1:] = {[str(own_file), str(secret)]!r}\n{_MAP}")
     rows = process.text("maps").split("\n")
-    mine = next(row.split() for row in rows if row.endswith(str(own)))
-    theirs = next(row.split() for row in rows if row.endswith(str(secret)))
-    forged = f"\r{mine[0]} {theirs[1]} {theirs[2]} {theirs[3]} {theirs[4]} "
-    own.parent.rename(tmp_path / forged)
+    own_row = next(row.split() for row in rows if row.endswith(str(own_file)))
+    secret_row = next(row.split() for row in rows if row.endswith(str(secret)))
+    forged = f"\r{own_row[0]} {secret_row[1]} {secret_row[2]} {secret_row[3]} {secret_row[4]} "
+    own_file.parent.rename(tmp_path / forged)
     assert OpenFiles(ALICE, usual(process, secret)).strange(process) == str(secret)

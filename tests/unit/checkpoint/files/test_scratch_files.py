@@ -635,12 +635,12 @@ def test_special_files_are_not_opened(site: Site) -> None:
 
 def test_directory_in_the_environment_is_not_searched(site: Site, open_path: Path) -> None:
     """A user sets ``TMPDIR`` to any path."""
-    own = open_path / "own"
-    own.mkdir()
-    (own / "file").touch()
-    hand_over(own)
+    directory = open_path / "own"
+    directory.mkdir()
+    (directory / "file").touch()
+    hand_over(directory)
     code = "import sys; print(flush=True); sys.stdin.read()"
-    environment = {**os.environ, "TMPDIR": str(own)}
+    environment = {**os.environ, "TMPDIR": str(directory)}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as program:

@@ -154,17 +154,17 @@ def test_plugin_gets_inodes() -> None:
 def test_file_in_place_of_a_socket_is_closed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process exchanges its descriptor between the two looks at it. The agent would run out of descriptors."""
     (tmp_path / "file").touch()
-    given: list[int] = []
+    opened: list[int] = []
 
     def descriptor(_: Process, number: int) -> int:
-        given.append(os.open(tmp_path / "file", os.O_RDONLY))
-        return given[-1]
+        opened.append(os.open(tmp_path / "file", os.O_RDONLY))
+        return opened[-1]
 
     monkeypatch.setattr(Process, "descriptor", descriptor)
     first, other = socket.socketpair()
     with first, other:
         assert connections(Services(("/run/*",))) == {}
-    assert given
-    for fd in given:
+    assert opened
+    for fd in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)

@@ -151,15 +151,15 @@ def test_stale_socket_is_replaced_but_no_other_file(place: Place) -> None:
 @as_root
 def test_socket_of_root_is_not_removed(place: Place) -> None:
     """A link has replaced its directory."""
-    theirs = place.path / "theirs"
-    theirs.mkdir(mode=0o755)
+    directory_of_root = place.path / "theirs"
+    directory_of_root.mkdir(mode=0o755)
     with socket.socket(socket.AF_UNIX) as before:
-        before.bind(str(theirs / "socket"))
-    (place.path / "link").symlink_to(theirs)
+        before.bind(str(directory_of_root / "socket"))
+    (place.path / "link").symlink_to(directory_of_root)
     for name in ("socket", "other"):
         with pytest.raises(RestoreFailed, match="cannot be made: Permission denied"):
             place.make(made.unix(1, bytes(place.path / "link" / name)))
-    assert [path.name for path in theirs.iterdir()] == ["socket"]
+    assert [path.name for path in directory_of_root.iterdir()] == ["socket"]
 
 
 @as_root
@@ -173,20 +173,20 @@ def test_relative_name_is_relative_to_its_directory(place: Place) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("there", [False, True])
-def test_removed_socket_has_its_address_and_no_file(place: Place, there: bool) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_removed_socket_has_its_address_and_no_file(place: Place, exists: bool) -> None:
     """A file that has the name now stays; missing directories are missing afterwards, too."""
     name = place.path / "gone" / "socket"
-    if there:
+    if exists:
         name.parent.mkdir()
         os.chown(name.parent, ALICE.uid, ALICE.gid)
         name.write_text("another")
     (result,) = place.make(made.unix(1, bytes(name), extra=[(15, 1)])).values()
     assert result.getsockname() == str(name)
     assert [str(path.relative_to(place.path)) for path in place.path.rglob("*")] == (
-        ["gone", "gone/socket"] if there else []
+        ["gone", "gone/socket"] if exists else []
     )
-    assert not there or name.read_text() == "another"
+    assert not exists or name.read_text() == "another"
 
 
 @as_root
@@ -197,12 +197,12 @@ def test_datagram_socket_is_connected_as_the_user(place: Place) -> None:
         made.unix(1, bytes(log), kind=DATAGRAM, uflags=EXTERNAL),
         made.unix(2, kind=DATAGRAM, state=CLOSED, peer=1001),
     ]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs:
-        theirs.bind(str(log))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(log))
         log.chmod(0o666)
         (result,) = place.make(*entries).values()
         result.send(b"hello")
-        assert theirs.recv(9) == b"hello"
+        assert receiver.recv(9) == b"hello"
         log.chmod(0o600)
         with pytest.raises(RestoreFailed, match="cannot be made: Permission denied"):
             place.make(*entries)

@@ -46,8 +46,8 @@ def main(path: str, number: int, pages: int) -> None:
         os.close(uffd)
         talk.sendall(struct.pack("=i", FINISHED))
         for line in sys.stdin:
-            said = hashlib.sha256(memory).hexdigest() if line == "all\n" else str(memory[int(line) * PAGE])
-            print(said, flush=True)
+            text = hashlib.sha256(memory).hexdigest() if line == "all\n" else str(memory[int(line) * PAGE])
+            print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ def test_digest_is_the_hash_of_the_hashes_of_blocks(tmp_path: Path, size: int) -
     data = os.urandom(size)
     (tmp_path / "file").write_bytes(data)
     parts = [data[at : at + BLOCK] for at in range(0, max(1, size), BLOCK)]
-    wanted = {
+    expected = {
         "sha256-64m": hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest(),
         "blake3-64m": blake3.blake3(b"".join(blake3.blake3(part).digest() for part in parts)).hexdigest(),
     }
     with (tmp_path / "file").open("rb") as file, digest.pool() as executor:
-        assert {name: of_file(digest.named(name), file.fileno(), size, executor) for name in wanted} == wanted
+        assert {name: of_file(digest.named(name), file.fileno(), size, executor) for name in expected} == expected
 
 
 def test_many_files_are_digested_in_order(tmp_path: Path) -> None:

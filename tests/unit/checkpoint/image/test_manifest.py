@@ -34,7 +34,7 @@ def test_manifest_with_an_unknown_key_is_refused(make_image: Callable[..., Image
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("dumped_epoch", float("nan"), "NaN is not a JSON value"),
         ("dumped_epoch", 10**400, "cannot be read"),
@@ -48,12 +48,12 @@ def test_manifest_with_an_unknown_key_is_refused(make_image: Callable[..., Image
     ],
 )
 def test_invalid_value_is_refused_despite_a_valid_signature(
-    make_image: Callable[..., Image], key: str, value: Any, said: str
+    make_image: Callable[..., Image], key: str, value: Any, message: str
 ) -> None:
     """The error is one line, and no file outside of the image is opened."""
     if key == "files":
         value = [{"path": path, "size": 1, "digest": ""} for path in value]
-    with pytest.raises(ImageDamaged, match=said):
+    with pytest.raises(ImageDamaged, match=message):
         decode(*written(make_image(), **{key: value}), KEY)
 
 

@@ -35,11 +35,11 @@ class Faulting:
         self.program = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        said = self._line()
-        if not said:
+        line = self._line()
+        if not line:
             assert self.program.stderr is not None
             pytest.skip(f"no userfaultfd here: {self.program.stderr.read().strip()}")
-        self.address = int(said)
+        self.address = int(line)
         # Other pages precede, separate and follow those to be filled, and some addresses have no page in the file.
         source = random.Random(number)  # noqa: S311
         self.file = source.randbytes((PAGES + 40) * PAGE)
@@ -209,11 +209,11 @@ def test_memory_that_is_not_handed_over_is_reported(
     faulting: Callable[..., Faulting], filler: Callable[[TreeMemory], Filler]
 ) -> None:
     """CRIU does not respond in time, ends, or sends the memory of another process."""
-    silent, other = faulting(), faulting(8)
-    with filler(silent.what) as fills, pytest.raises(CannotFill, match="not handed over the memory of process 7"):
+    first, other = faulting(), faulting(8)
+    with filler(first.what) as fills, pytest.raises(CannotFill, match="not handed over the memory of process 7"):
         fills.begin(0.01)
-    (silent.directory / "lazy-pages.socket").unlink()
-    with filler(silent.what) as fills:
+    (first.directory / "lazy-pages.socket").unlink()
+    with filler(first.what) as fills:
         other.hand_over()
         with pytest.raises(CannotFill, match="process 8"):
             fills.begin(60)

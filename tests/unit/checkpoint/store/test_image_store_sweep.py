@@ -55,9 +55,12 @@ def test_failed_removal_does_not_stop_the_sweep(
         rename(name, to, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "rename", busy)
-    told: list[str] = []
-    assert store.sweep([], cluster="cluster", young_s=-1, failed=told.append) == ["cluster.7/0001", "cluster.9/0001"]
-    assert told == [f"{store.path}/cluster.8: Device or resource busy"]
+    failures: list[str] = []
+    assert store.sweep([], cluster="cluster", young_s=-1, failed=failures.append) == [
+        "cluster.7/0001",
+        "cluster.9/0001",
+    ]
+    assert failures == [f"{store.path}/cluster.8: Device or resource busy"]
 
 
 def test_sweep_removes_superseded_images(tmp_path: Path, store: DirectoryStore, make_image: Make) -> None:

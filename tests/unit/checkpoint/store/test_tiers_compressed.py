@@ -84,7 +84,7 @@ def test_compressed_copy_is_unpacked_after_damaged_ones_were_set_aside(packing_n
     copies, _ = node.tiers.copies(LATER)
     result = node.tiers.sound(copies, whole)
     assert result.tier.name == "memory"
-    assert [text.rpartition("; ")[2] for _, text in node.told] == ["set aside, another copy is used"] * 2
+    assert [text.rpartition("; ")[2] for _, text in node.reports] == ["set aside, another copy is used"] * 2
     assert len(node.memory.aside()) == len(node.disk.aside()) == 1
 
 

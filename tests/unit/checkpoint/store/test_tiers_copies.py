@@ -35,7 +35,7 @@ def test_dump_is_written_to_memory_and_copied_to_durable_tiers(make_node: Callab
     assert [copy.tier.name for copy in copies] == ["memory", "disk", "shared"]
     assert damage is None
     assert node.tiers.sound(copies, whole).tier.name == "memory"
-    assert not node.told
+    assert not node.reports
 
 
 def test_dump_goes_to_disk_when_memory_is_full(make_node: Callable[..., Node]) -> None:
@@ -63,7 +63,7 @@ def test_tier_that_runs_full_during_a_dump_is_skipped(make_node: Callable[..., N
     assert [path.rsplit("/", 3)[1] for path in tried] == ["memory", "disk"]
     assert node.where(image) == ["disk"]
     assert list((node.memory.path / JOB.name).iterdir()) == []
-    assert node.told == [
+    assert node.reports == [
         (123, "the tier memory ran full while its image was written: the image store ran full during the dump")
     ]
 
@@ -81,11 +81,11 @@ def test_dump_names_each_tier_if_all_run_full(make_node: Callable[..., Node]) ->
     node = make_node()
 
     def fill(writer: ImageWriter) -> Image:
-        raise NoRoom(f"{len(node.told)}: full")
+        raise NoRoom(f"{len(node.reports)}: full")
 
     with pytest.raises(NoRoom, match="0: full"):
         node.tiers.write(JOB, fill, uid=1001, estimate=4)
-    assert node.told[-1] == (123, "no tier can store its image: 0: full; 1: full; 2: full")
+    assert node.reports[-1] == (123, "no tier can store its image: 0: full; 1: full; 2: full")
     assert [list(store.path.glob("*/*")) for store in node.tiers.stores] == [[], [], []]
 
 
@@ -109,8 +109,8 @@ def test_copy_interrupted_by_the_end_of_the_agent_is_continued(
     """A stopped copy is kept in part, and completed by the next agent."""
     node = make_node()
     image = node.dump(publish=False)
-    looks = iter([False] * 40)
-    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
+    stops = iter([False] * 40)
+    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(stops, True))
     with pytest.raises(Exception, match="resumed later"):
         node.tiers.publish(JOB.name, 1)
     ((facts, held),) = node.shared.begun()
@@ -186,8 +186,8 @@ def test_copies_keep_to_their_rates(make_node: Callable[..., Node]) -> None:
     assert passed["ahead"] == image.manifest.size
 
 
-@pytest.mark.parametrize("told", ["stop", "wanted"])
-def test_low_rate_blocks_neither_stop_nor_restore(make_node: Callable[..., Node], told: str) -> None:
+@pytest.mark.parametrize("event", ["stop", "wanted"])
+def test_low_rate_blocks_neither_stop_nor_restore(make_node: Callable[..., Node], event: str) -> None:
     """At a byte per second the agent ends immediately, and a job that starts earlier than expected is not delayed."""
     node = make_node()
     waiting = threading.Event()
@@ -201,7 +201,7 @@ def test_low_rate_blocks_neither_stop_nor_restore(make_node: Callable[..., Node]
     node.tiers._to_shared = node.tiers._ahead = limiter
     image = node.dump(publish=False)
     result: list[object] = []
-    if told == "stop":
+    if event == "stop":
         stopped = partial(pytest.raises, CheckpointError, node.tiers.publish, JOB.name, 1)
         thread = threading.Thread(target=lambda: result.append(stopped()))
         thread.start()
@@ -231,16 +231,16 @@ def test_restore_waits_for_a_copy_that_is_under_way(
     for store in (node.memory, node.disk):
         store.remove(image)
     (copy,), _ = node.tiers.copies(LATER)
-    begun, go_on = threading.Event(), threading.Event()
-    asked: list[int] = []
+    begun, proceed = threading.Event(), threading.Event()
+    counts: list[int] = []
 
     class Slow(Limiter):
         """A limiter that waits for the test."""
 
         def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
-            asked.append(count)
+            counts.append(count)
             begun.set()
-            assert go_on.wait(60)
+            assert proceed.wait(60)
 
     node.tiers._ahead = Slow(0)
     with ThreadPoolExecutor(2) as executor:
@@ -249,12 +249,12 @@ def test_restore_waits_for_a_copy_that_is_under_way(
         waits = executor.submit(node.tiers.sound, [copy], whole)
         while not node.tiers._pulls._under_way[copy.id].needed.is_set():
             assert not waits.done()
-        go_on.set()
+        proceed.set()
         result = waits.result(60)
         assert ahead.result(60) == result
     assert result.tier.name == "memory"
-    assert len(asked) < image.manifest.size / SMALL
-    assert node.told == []
+    assert len(counts) < image.manifest.size / SMALL
+    assert node.reports == []
 
 
 def test_copy_to_memory_bypasses_the_page_cache(

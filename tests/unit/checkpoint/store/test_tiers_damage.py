@@ -41,8 +41,8 @@ def test_copy_with_a_flipped_bit_is_set_aside(make_node: Callable[..., Node], ba
     assert sound.tier.name != bad
     sound.tier.store.verify(sound.image)
     assert bad not in node.where(image)
-    assert [job for job, _ in node.told] == [123]
-    assert "contents have changed; set aside" in node.told[0][1]
+    assert [job for job, _ in node.reports] == [123]
+    assert "contents have changed; set aside" in node.reports[0][1]
     (aside,) = store.aside()
     assert aside.startswith(f"{JOB.name}/0001.")
     assert store.sweep([LATER], cluster="cluster", young_s=-1) == []
@@ -76,8 +76,8 @@ def test_unreadable_copy_is_not_published(make_node: Callable[..., Node], monkey
     monkeypatch.setattr(os, "preadv", preadv)
     assert node.tiers.publish(JOB.name, 1)
     assert node.where(image) == ["disk", "shared"]
-    ((_, told),) = node.told
-    assert told.startswith("its copy in the tier memory is damaged: criu/pages-1.img: cannot be read: Input/output")
+    ((_, report),) = node.reports
+    assert report.startswith("its copy in the tier memory is damaged: criu/pages-1.img: cannot be read: Input/output")
 
 
 def test_damaged_copy_is_not_published(make_node: Callable[..., Node]) -> None:
@@ -116,14 +116,14 @@ def test_error_in_the_target_tier_is_not_reported_as_damage_of_the_source(
     """The target directory is open to others: nothing is copied, and the copies on this node stay."""
     node = make_node()
     image = node.dump(publish=False)
-    there = node.shared.path / JOB.name / bad
-    there.mkdir(parents=True)
-    there.chmod(0o755)
+    target = node.shared.path / JOB.name / bad
+    target.mkdir(parents=True)
+    target.chmod(0o755)
     with pytest.raises(CheckpointError, match="mode 0755"):
         node.tiers.publish(JOB.name, 1)
     assert node.where(image) == ["memory", "disk"]
     assert node.memory.aside() == []
-    there.chmod(0o700)
+    target.chmod(0o700)
     for path in node.shared.path.rglob("*"):
         path.chmod(0o700)
     assert node.tiers.publish(JOB.name, 1)
@@ -151,7 +151,7 @@ def test_copy_with_a_tampered_manifest_is_skipped(make_node: Callable[..., Node]
     copies, damage = node.tiers.copies(LATER)
     assert [copy.tier.name for copy in copies] == [name for name in ("memory", "disk", "shared") if name != bad]
     assert damage is not None
-    assert len(node.told) == 1
+    assert len(node.reports) == 1
     sound = node.tiers.sound(copies, whole)
     assert node.tiers.move(sound, next(tier for tier in node.tiers.tiers if tier.name == bad)).tier.name == bad
     assert node.where(image) == ["memory", "disk", "shared"]
@@ -203,8 +203,8 @@ def test_copy_interrupted_by_a_power_cut_is_continued_correctly(
     """Whatever is left of the files, the continued copy is the image, or there is none."""
     node, generator = make_node(), random.Random(seed)  # noqa: S311
     image = node.dump(publish=False)
-    looks = iter([False] * generator.randrange(70))
-    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
+    stops = iter([False] * generator.randrange(70))
+    monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(stops, True))
     with suppress(CheckpointError):
         node.tiers.publish(JOB.name, 1)
     monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: False)
@@ -217,7 +217,7 @@ def test_copy_interrupted_by_a_power_cut_is_continued_correctly(
         assert node.where(image) == ["memory", "disk"]
         node.shared.begun()
     assert node.tiers.publish(JOB.name, 1)
-    assert not node.told
+    assert not node.reports
     node.shared.verify(node.shared.get(JOB.name, 1))
 
 
@@ -228,7 +228,7 @@ def test_copy_removed_from_its_tier_meanwhile_is_not_reported_as_damaged(make_no
     copies, _ = node.tiers.copies(LATER)
     node.memory.remove(image)
     assert node.tiers.sound(copies, whole).tier.name == "disk"
-    assert node.told == []
+    assert node.reports == []
 
 
 def test_damage_found_during_use_switches_to_the_next_copy(make_node: Callable[..., Node]) -> None:
@@ -272,7 +272,7 @@ def test_failure_with_a_sound_copy_is_not_reported_as_damage(make_node: Callable
         node.tiers.sound(node.tiers.copies(LATER)[0], use)
     assert used == ["memory"]
     assert node.where(image) == ["memory", "disk", "shared"]
-    assert node.told == []
+    assert node.reports == []
 
 
 def test_damage_of_a_brought_copy_is_not_attributed_to_its_source(make_node: Callable[..., Node]) -> None:

@@ -175,8 +175,8 @@ def test_nodes_that_fill_the_shared_tier_do_not_wait_for_each_other(make_node: C
     older, younger = other.dump(7, publish=False), node.dump(8, publish=False)
     assert older.manifest.dumped_epoch == younger.manifest.dumped_epoch  # then the names decide
     for image, who in ((older, other), (younger, node)):
-        looks = iter([False] * 80)
-        who.tiers.stopping.is_set = lambda looks=looks: next(looks, True)  # type: ignore[method-assign]
+        stops = iter([False] * 80)
+        who.tiers.stopping.is_set = lambda stops=stops: next(stops, True)  # type: ignore[method-assign]
         with pytest.raises(CheckpointError):
             who.tiers.publish(image.manifest.key.name, 1)
         who.tiers.stopping.is_set = lambda: False  # type: ignore[method-assign]
@@ -188,7 +188,7 @@ def test_nodes_that_fill_the_shared_tier_do_not_wait_for_each_other(make_node: C
     with pytest.raises(NoRoom):
         node.tiers.publish("cluster.8", 1)
     assert [facts for facts, _ in node.shared.begun()] == [older.manifest]
-    assert node.told == [(8, "the tier shared is full; the partial copy of its image is removed for another one")]
+    assert node.reports == [(8, "the tier shared is full; the partial copy of its image is removed for another one")]
     assert other.tiers.publish("cluster.7", 1)
     with pytest.raises(NoRoom):
         node.tiers.publish("cluster.8", 1)

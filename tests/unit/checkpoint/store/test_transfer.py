@@ -26,7 +26,7 @@ def test_files_are_closed_after_the_last_thread_has_ended(
     """Otherwise another file of the process could get the descriptor, and a late block."""
     node = make_node()
     image = node.dump(publish=False)
-    under_way, still_theirs, calls = threading.Event(), list[bool](), itertools.count()
+    under_way, still_open, calls = threading.Event(), list[bool](), itertools.count()
     write = block_io.write_from
 
     def late(fd: int, block: block_io.Buffer, begin: int, stop: int, at: int) -> None:
@@ -39,18 +39,20 @@ def test_files_are_closed_after_the_last_thread_has_ended(
         under_way.set()
         threading.Event().wait(0.2)
         try:
-            still_theirs.append(os.fstat(fd).st_ino == before)
+            still_open.append(os.fstat(fd).st_ino == before)
         except OSError:
-            still_theirs.append(False)
+            still_open.append(False)
         write(fd, block, begin, stop, at)
 
-    wanted = (NoRoom, "No space left") if end == "the target is full" else (ImageDamaged, "pages-1.img: cannot be read")
+    expected = (
+        (NoRoom, "No space left") if end == "the target is full" else (ImageDamaged, "pages-1.img: cannot be read")
+    )
     with monkeypatch.context() as patch:
         patch.setattr(block_io, "write_from", late)
-        with pytest.raises(wanted[0], match=wanted[1]):
+        with pytest.raises(expected[0], match=expected[1]):
             node.disk.copy(image, node.shared)
-    assert still_theirs
-    assert all(still_theirs)
+    assert still_open
+    assert all(still_open)
     assert node.tiers.publish(JOB.name, 1)
     assert node.where(image) == ["memory", "disk", "shared"]
 

@@ -215,9 +215,9 @@ def test_engine_whose_process_still_listens_may_be_hanging() -> None:
         error=lambda t: NO_RESPONSE if down(t) else None,
     )  # fmt: skip
     hung = only(health(samples), "ended")
-    silent = only(health(samples.with_columns(pl.col("error").str.replace(".+", "timed out"))), "ended")
+    timed_out = only(health(samples.with_columns(pl.col("error").str.replace(".+", "timed out"))), "ended")
     assert "still listens" in hung.doubt
-    assert hung.confidence < silent.confidence
+    assert hung.confidence < timed_out.confidence
 
 
 @pytest.mark.parametrize(("name", "seconds"), [(SHORT, 5), (SHORT, 15), (LLAMA, 5)])
@@ -267,11 +267,11 @@ def growing(t: float) -> float:
 def test_repeats_of_an_exporter_are_one_scrape() -> None:
     """It scrapes the engine every 5 s, and is scraped every second."""
     values = {"running": 2.0, "waiting": lambda t: round(growing(t)), "scrape_s": lambda t: 0.1004 + t * 1.37e-6}
-    own = synthetic(180, 5, **values)
+    direct = synthetic(180, 5, **values)
     repeated = synthetic(180, 1, **{
         name: value if isinstance(value, float) else lambda t, of=value: of(t - t % 5) for name, value in values.items()
     })  # fmt: skip
-    result, exact = health(repeated), health(own)
+    result, exact = health(repeated), health(direct)
     assert (result.samples, exact.samples) == (36, 36)
     assert only(result, "queue-unstable").figures == only(exact, "queue-unstable").figures
 

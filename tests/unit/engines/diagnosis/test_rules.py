@@ -35,7 +35,7 @@ def shown(entry: Any) -> set[str]:
 
 
 def test_every_code_has_a_text_and_every_value_is_given() -> None:
-    given: dict[str, set[str]] = {}
+    common: dict[str, set[str]] = {}
     for codes, values in calls("evidence"):
         assert codes
         for code in codes:
@@ -45,7 +45,7 @@ def test_every_code_has_a_text_and_every_value_is_given() -> None:
         for code in codes:
             assert shown(TEXTS.entry(code)) <= values, code
             kind = code.partition(".")[0]
-            given[kind] = given.get(kind, values) & values
+            common[kind] = common.get(kind, values) & values
     doubts = [code for code in TEXTS.codes() if ".doubt-" in code]
     assert doubts
     for code in doubts:

@@ -190,14 +190,14 @@ def test_objects_of_killed_writer_are_deleted_after_a_day(
     """Until then, they could be those of a writer that is about to commit them."""
     store.ingest(samples([1.0]), source="a")
     store.close()
-    there = names(place)
+    before = names(place)
     killed = multiprocessing.get_context("spawn").Process(
         target=_killed_before_commit, args=(place, samples([2.0], uuid="GPU-2"))
     )
     killed.start()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
-    left = names(place) - there
+    left = names(place) - before
     assert len(left) == 3
     assert values(store) == [1.0]
     store.close()
@@ -332,7 +332,7 @@ def test_missing_object_is_reported(place: ObjectPrefix, store: SampleStore, sam
 def test_damaged_and_missing_manifest_are_reported(place: ObjectPrefix, store: SampleStore, samples: Samples) -> None:
     """Nothing is deleted."""
     store.ingest(samples([1.0]), source="a")
-    there = names(place)
+    before = names(place)
     overwrite(place, manifest.FILE, lambda _: b"{")
     with pytest.raises(AffinodeError, match=rf"^{place.url}/{manifest.FILE}: is damaged: "):
         store.days()
@@ -341,7 +341,7 @@ def test_damaged_and_missing_manifest_are_reported(place: ObjectPrefix, store: S
     for touch in (elsewhere(place).days, lambda: elsewhere(place).ingest(samples([2.0]), source="b")):
         with pytest.raises(AffinodeError, match=r"manifest\.json: is missing, and there are samples \(day="):
             touch()
-    assert names(place) == there
+    assert names(place) == before
 
 
 def test_name_that_leaves_the_directory_is_refused(place: ObjectPrefix, store: SampleStore, samples: Samples) -> None:

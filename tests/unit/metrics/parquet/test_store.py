@@ -159,10 +159,10 @@ def test_device_table_gives_row_offsets(store: SampleStore, samples: Samples) ->
     whole = pl.read_parquet(part.path)
     start = 0
     for row in part.devices().iter_rows(named=True):
-        mine = whole[start : start + row["rows"]]
-        assert set(mine["device"]) == {row["device"]}
-        assert set(mine["uuid"]) == {row["uuid"]}
-        assert mine["time"].is_sorted()
+        device_rows = whole[start : start + row["rows"]]
+        assert set(device_rows["device"]) == {row["device"]}
+        assert set(device_rows["uuid"]) == {row["uuid"]}
+        assert device_rows["time"].is_sorted()
         start += row["rows"]
     assert start == part.rows == len(whole)
 
@@ -322,12 +322,12 @@ def test_tables_of_many_days_are_read_in_batches(
     """Polars may report a deadlock on standard error if more than 512 files wait at once."""
     store.ingest(samples([1.0]), source="a")
     (part,) = store.parts()
-    asked: list[int] = []
+    batches: list[int] = []
     collect = pl.collect_all
-    monkeypatch.setattr(pl, "collect_all", lambda frames: asked.append(len(frames)) or collect(frames))
+    monkeypatch.setattr(pl, "collect_all", lambda frames: batches.append(len(frames)) or collect(frames))
     assert len(read_tables([part.files] * 550)) == 550
-    assert sum(asked) == 1100
-    assert max(asked) < 512
+    assert sum(batches) == 1100
+    assert max(batches) < 512
 
 
 def test_flipped_bit_in_small_tables_is_detected(store: SampleStore, samples: Samples) -> None:
@@ -349,10 +349,10 @@ def test_store_without_digests_is_read(store: SampleStore, samples: Samples) -> 
     """Earlier releases wrote no digests; the decoder then detects damage. The next change writes the new version."""
     store.ingest(samples([1.0, 2.0], job="7"), source="a")
     path = store.root / manifest.FILE
-    said = json.loads(path.read_text())
-    for entry in said["days"]["2026-11-01"]:
+    record = json.loads(path.read_text())
+    for entry in record["days"]["2026-11-01"]:
         del entry["devices_digest"], entry["jobs_digest"]
-    path.write_text(json.dumps({**said, "version": 1}))
+    path.write_text(json.dumps({**record, "version": 1}))
     assert len(store.devices()) == 1
     (part,) = store.parts()
     part.files.jobs.write_bytes(b"PAR1")

@@ -199,7 +199,7 @@ def test_damaged_manifest_and_tables_are_reported(store: SampleStore, samples: S
 def test_samples_without_manifest_are_kept_and_reported(store: SampleStore, samples: Samples) -> None:
     """A partly restored backup looks like this: nothing is read, written or deleted. New stores begin with it."""
     store.ingest(samples([1.0]), source="a")
-    there = files(store)
+    before = files(store)
     path = store.root / manifest.FILE
     good = path.read_text()
     path.unlink()
@@ -210,7 +210,7 @@ def test_samples_without_manifest_are_kept_and_reported(store: SampleStore, samp
     ):
         with pytest.raises(AffinodeError, match=r"manifest\.json: is missing, and there are samples \(day="):
             touch()
-    assert files(store) == there
+    assert files(store) == before
     path.write_text(good)
     assert len(store.scan().collect()) == 1
 

@@ -36,7 +36,7 @@ def test_instant_query_returns_series() -> None:
     """The request parameters give the time with milliseconds."""
     with serving(Answer()) as fake:
         assert client(fake).instant("up", 1793520000123) == [{"metric": {}, "value": [1, "2"]}]
-    (method, path, params, headers), = fake.asked  # fmt: skip
+    (method, path, params, headers), = fake.requests  # fmt: skip
     assert (method, path) == ("GET", "/api/v1/query")
     assert params == {"query": ["up"], "time": ["1793520000.123"]}
     assert "Authorization" not in headers
@@ -46,8 +46,8 @@ def test_long_query_is_sent_by_post() -> None:
     """Most servers and proxies limit the length of URLs."""
     with serving(Answer()) as fake:
         client(fake).instant("x" * 5000, 0)
-    assert fake.asked[0][0] == "POST"
-    assert fake.asked[0][2]["query"] == ["x" * 5000]
+    assert fake.requests[0][0] == "POST"
+    assert fake.requests[0][2]["query"] == ["x" * 5000]
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
@@ -70,10 +70,10 @@ def test_retry_after_header_is_honored() -> None:
     assert waits(made) == [7, 60]
 
 
-@pytest.mark.parametrize("said", ["Fri, 20 Nov 2026 08:00:00 GMT", "\xb2", ""])
-def test_invalid_retry_after_is_ignored(said: str) -> None:
+@pytest.mark.parametrize("retry_after", ["Fri, 20 Nov 2026 08:00:00 GMT", "\xb2", ""])
+def test_invalid_retry_after_is_ignored(retry_after: str) -> None:
     """It can be a date, or a character that only looks like a digit."""
-    with serving(Answer("", 503, headers={"Retry-After": said}), Answer()) as fake:
+    with serving(Answer("", 503, headers={"Retry-After": retry_after}), Answer()) as fake:
         made = client(fake)
         made.instant("up", 0)
     (waited,) = waits(made)
@@ -85,7 +85,7 @@ def test_persistent_error_is_unreachable_after_five_attempts() -> None:
     with serving(Answer(json.dumps({"status": "error", "error": "shutting down"}), 503)) as fake:
         with pytest.raises(UnreachableError, match=r"HTTP 503: shutting down") as caught:
             client(fake).instant("up", 0)
-        assert len(fake.asked) == 5
+        assert len(fake.requests) == 5
     assert caught.value.exit_code == 3
 
 
@@ -103,7 +103,7 @@ def test_rejected_credentials_are_not_retried(status: int) -> None:
     with serving(Answer("no", status, "text/plain")) as fake:
         with pytest.raises(AffinodeError, match=f"HTTP {status}") as caught:
             client(fake).instant("up", 0)
-        assert len(fake.asked) == 1
+        assert len(fake.requests) == 1
     assert caught.value.exit_code == 2
     assert "--token-file" in str(caught.value.hint)
 
@@ -113,7 +113,7 @@ def test_redirect_is_not_followed() -> None:
     with serving(Answer()) as other, serving(Answer("", 302, headers={"Location": f"{other.url}/login"})) as fake:
         with pytest.raises(AffinodeError, match=f"redirects to {other.url}/login"):
             client(fake, token="secret").instant("up", 0)
-        assert other.asked == []
+        assert other.requests == []
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_response_of_another_kind_of_server_is_rejected(answer: Answer, message:
     with serving(answer) as fake:
         with pytest.raises(RefusedError, match=message) as caught:
             client(fake).instant("up", 0)
-        assert len(fake.asked) == 1
+        assert len(fake.requests) == 1
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
 
@@ -164,7 +164,7 @@ def test_too_large_query_is_not_retried(answer: Answer) -> None:
     with serving(answer) as fake:
         with pytest.raises(TooMuchError):
             client(fake).instant("up", 0)
-        assert len(fake.asked) == 1
+        assert len(fake.requests) == 1
 
 
 def test_size_of_response_is_limited() -> None:
@@ -203,7 +203,7 @@ def test_credentials_and_headers_are_sent() -> None:
         client(fake, token="t0ken").instant("up", 0)
         client(fake, username="me", password="pä").instant("up", 0)
         client(fake, extra={"X-Scope-OrgID": "hpc"}).instant("up", 0)
-    bearer, basic, extra = (asked[3] for asked in fake.asked)
+    bearer, basic, extra = (request[3] for request in fake.requests)
     assert bearer["Authorization"] == "Bearer t0ken"
     assert basic["Authorization"] == f"Basic {base64.b64encode('me:pä'.encode()).decode()}"
     assert {name.lower(): value for name, value in extra.items()}["x-scope-orgid"] == "hpc"
@@ -221,7 +221,7 @@ def test_tls_certificate_is_verified(certificates: Certificates) -> None:
         assert client(fake, insecure=True).instant("up", 0)
         with pytest.raises(UnreachableError):
             client(Fake([], url=fake.url.replace("https", "http"))).instant("up", 0)
-    assert fake.asked[0][3]["Authorization"] == "Bearer t"
+    assert fake.requests[0][3]["Authorization"] == "Bearer t"
 
 
 def test_client_certificate_is_sent(certificates: Certificates) -> None:
@@ -233,8 +233,8 @@ def test_client_certificate_is_sent(certificates: Certificates) -> None:
     with serving(Answer(), tls=context) as fake:
         with pytest.raises(UnreachableError):
             client(fake, ca_file=certificates.authority).instant("up", 0)
-        own = {"cert_file": certificates.certificate, "key_file": certificates.key}
-        assert client(fake, ca_file=certificates.authority, **own).instant("up", 0)
+        certificate = {"cert_file": certificates.certificate, "key_file": certificates.key}
+        assert client(fake, ca_file=certificates.authority, **certificate).instant("up", 0)
 
 
 def test_proxy_environment_variables_are_honored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,14 +243,14 @@ def test_proxy_environment_variables_are_honored(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         assert Client(Server("http://prometheus.invalid:9090")).instant("up", 0)
-        assert proxy.asked[0][3]["Host"] == "prometheus.invalid:9090"
+        assert proxy.requests[0][3]["Host"] == "prometheus.invalid:9090"
         with serving(Answer()) as fake:
             client(fake).instant("up", 0)
-            assert len(fake.asked) == 1
+            assert len(fake.requests) == 1
 
 
 @pytest.mark.parametrize(
-    ("given", "url"),
+    ("text", "url"),
     [
         ("http://prometheus:9090", "http://prometheus:9090"),
         (" HTTPS://metrics.example.org/prometheus/ ", "https://metrics.example.org/prometheus"),
@@ -258,18 +258,18 @@ def test_proxy_environment_variables_are_honored(monkeypatch: pytest.MonkeyPatch
         ("http://[::1]:9090/graph", "http://[::1]:9090"),
     ],
 )
-def test_url_is_normalized(given: str, url: str) -> None:
+def test_url_is_normalized(text: str, url: str) -> None:
     """Pasted URLs of API endpoints and pages are accepted."""
-    assert checked_url(given) == url
+    assert checked_url(text) == url
 
 
 @pytest.mark.parametrize(
-    "given", ["prometheus:9090", "ftp://prometheus", "http://", "http://a:port", "http://a b", "", "http://me:pw@host"]
+    "text", ["prometheus:9090", "ftp://prometheus", "http://", "http://a:port", "http://a b", "", "http://me:pw@host"]
 )
-def test_invalid_url_is_rejected(given: str) -> None:
+def test_invalid_url_is_rejected(text: str) -> None:
     """URLs with a password are rejected, and the error does not contain it."""
     with pytest.raises(AffinodeError) as caught:
-        checked_url(given)
+        checked_url(text)
     assert "pw" not in str(caught.value)
 
 

@@ -360,9 +360,9 @@ def test_samples_survive_export_to_prometheus_and_ingest(
     assert written.devices == 3
     back = SampleStore(tmp_path / "back")
     outcome = take(back, prometheus_of(out.getvalue().decode()), until_s=2 * 86400, match=('source="export"',))
-    says = pl.any_horizontal(pl.col("util_pct", "xid", "power_w", "fb_used_mib").is_not_null())
+    has_value = pl.any_horizontal(pl.col("util_pct", "xid", "power_w", "fb_used_mib").is_not_null())
     measured = pl.when(pl.col("mig").is_null()).then(pl.col("util_pct", "power_w"))
-    assert_frame_equal(rows(back), rows(store).filter(says).with_columns(measured))
+    assert_frame_equal(rows(back), rows(store).filter(has_value).with_columns(measured))
     assert outcome.summary.problem_count == 0
 
 

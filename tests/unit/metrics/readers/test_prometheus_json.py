@@ -28,11 +28,15 @@ def test_response_of_jobstats_exporter_is_read(read: Reader, recorded: Path) -> 
     """The exporter gives bytes, milliwatts, the job ID as a value, and ``instance`` as the node."""
     result = read(recorded / "gpu" / "jobstats.json")
     assert result.format == "prometheus-json"
-    mine = [row for row in result.rows if row["node"] == "della-i12g1"]
-    assert [row["job"] for row in mine] == [None, "34792230", "34792230"]
-    assert [row["power_w"] for row in mine] == [60.5, 250.0, None]
-    assert [row["util_pct"] for row in mine] == [0.0, 50.0, 100.0]
-    assert (mine[0]["cluster"], mine[0]["fb_used_mib"], mine[0]["fb_total_mib"]) == ("della", 1024.0, 40960.0)
+    node_rows = [row for row in result.rows if row["node"] == "della-i12g1"]
+    assert [row["job"] for row in node_rows] == [None, "34792230", "34792230"]
+    assert [row["power_w"] for row in node_rows] == [60.5, 250.0, None]
+    assert [row["util_pct"] for row in node_rows] == [0.0, 50.0, 100.0]
+    assert (node_rows[0]["cluster"], node_rows[0]["fb_used_mib"], node_rows[0]["fb_total_mib"]) == (
+        "della",
+        1024.0,
+        40960.0,
+    )
     assert len(result.rows) == 6
 
 

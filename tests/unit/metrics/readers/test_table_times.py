@@ -37,8 +37,8 @@ def test_clock_going_back_is_detected_by_order(read: Reader, tmp_path: Path) -> 
     path.write_text("time,uuid,util_pct\n" + rows)
     result = read(path, zone="Europe/Oslo", node="gpu01")
     begin = datetime(2026, 10, 24, 23, 30, tzinfo=UTC)
-    mine = [row["time"] for row in result.rows if row["uuid"] == "GPU-1"]
-    assert mine == [begin + timedelta(minutes=30 * n) for n in range(6)]
+    times = [row["time"] for row in result.rows if row["uuid"] == "GPU-1"]
+    assert times == [begin + timedelta(minutes=30 * n) for n in range(6)]
     assert sum(result.notes.decisions.values()) == 8
 
 

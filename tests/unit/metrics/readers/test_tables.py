@@ -150,21 +150,21 @@ def test_unit_in_brackets_overrides_the_default_unit(read: Reader, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("header", "values", "told"),
+    ("header", "values", "expected"),
     [
         ("utilization", (0, 0.17, 0.85), 2), ("utilization", (0, 0.17, 1.5), 0), ("utilization", (0, 0, 1), 0),
         ("utilization [%]", (0, 0.17, 0.85), 0), ("utilization [ratio]", (0, 0.17, 0.85), 0),
     ],
 )  # fmt: skip
 def test_utilization_that_may_be_a_ratio_is_reported(
-    read: Reader, tmp_path: Path, header: str, values: tuple[float, ...], told: int
+    read: Reader, tmp_path: Path, header: str, values: tuple[float, ...], expected: int
 ) -> None:
     """It is read as percent unless the column has another unit; a ratio would look almost idle."""
     path = tmp_path / "gpu01.csv"
     rows = (f"{1793520000 + 30 * at},3,{value}\n" for at, value in enumerate(values))
     path.write_text(f"time,gpu,{header}\n" + "".join(rows))
-    said = {what: count for what, count in read(path).notes.decisions.items() if "ratio" in what}
-    assert list(said.values()) == [told] * bool(told)
+    decisions = {what: count for what, count in read(path).notes.decisions.items() if "ratio" in what}
+    assert list(decisions.values()) == [expected] * bool(expected)
 
 
 def test_log_with_unfinished_last_line_is_read(read: Reader, recorded: Path, tmp_path: Path) -> None:
@@ -351,8 +351,8 @@ def test_implausible_values_are_dropped_and_reported(store: SampleStore, tmp_pat
     rows = ["1e300,0.5,10,200", "250,1.02,10,1e12", "7,55,1e11,inf", "nan,0.25,-1,9223372036854775792"]
     lines = [f"{1793520000 + 30 * at},n1,{UUID},{row}" for at, row in enumerate(rows)]
     path.write_text("\n".join(["time,node,uuid,util,sm_active,fb_used,power", *lines]))
-    [told] = ingest_files(store, [path], ReadOptions(aliases.load())).files
-    assert dict(told.decisions) == {
+    [file] = ingest_files(store, [path], ReadOptions(aliases.load())).files
+    assert dict(file.decisions) == {
         "values of util_pct above 100 % are impossible and count as not measured": 2,
         "values of sm_active above 1 are impossible and count as not measured": 1,
         "values of fb_used_mib above 16,777,216 MiB are impossible and count as not measured": 1,

@@ -31,8 +31,8 @@ class Site:
     now: datetime = NOW
     accounting_error: Exception | None = None
     gpu_failure: Failure | None = None
-    asked: list[tuple[datetime, datetime]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    intervals: list[tuple[datetime, datetime]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     @property
     def config(self) -> configuration.Config:
@@ -69,7 +69,7 @@ class Site:
         store.close()
 
     def _accounting(self, store: Repository, earliest: datetime, now: datetime) -> list[str]:
-        self.asked.append((earliest, now))
+        self.intervals.append((earliest, now))
         if self.accounting_error is not None:
             raise self.accounting_error
         stored_accounting.reached(store, now, ["c"])
@@ -81,7 +81,7 @@ class Site:
     def night(self, **options: object) -> NightlyOutcome:
         """Run ``nightly`` once."""
         sources = Sources(self._accounting, self._gpu, lambda _store, _now: [])
-        return run(self.config, sources, out=self.out, now=self.now, say=self.said.append, **options)
+        return run(self.config, sources, out=self.out, now=self.now, say=self.messages.append, **options)
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def holder(tmp_path):
 
 
 def test_second_run_is_rejected_with_process_id_of_holder(tmp_path, holder):
-    said = f"another nightly run is in progress \\(process {holder.pid}\\)"
-    with pytest.raises(UnreachableError, match=said) as caught, exclusive(tmp_path / "lock"):
+    message = f"another nightly run is in progress \\(process {holder.pid}\\)"
+    with pytest.raises(UnreachableError, match=message) as caught, exclusive(tmp_path / "lock"):
         pytest.fail("held twice")
     assert caught.value.exit_code == 3
 

@@ -49,16 +49,16 @@ def test_iso_week_crosses_the_year():
 
 def test_all_missing_periods_since_a_time_are_due():
     """Those that begin before it, or have a report, are not."""
-    there = [("day", "2026-11-17"), ("week", "2026-W45")]
-    due = labels(utc(2026, 11, 20, 4), rendered=there, since=utc(2026, 11, 2))
+    rendered = [("day", "2026-11-17"), ("week", "2026-W45")]
+    due = labels(utc(2026, 11, 20, 4), rendered=rendered, since=utc(2026, 11, 2))
     days = [f"day/2026-11-{day:02d}" for day in range(2, 20)]  # with a report, the 17th is checked again
     assert due == [*days, "week/2026-W45", "week/2026-W46", "month/2026-10"]
     assert labels(utc(2026, 11, 20, 4), since=utc(2026, 11, 2, 1))[0] == "day/2026-11-03"
 
 
 def test_missed_days_and_recent_reports_are_candidates():
-    there = [("day", "2026-11-16"), ("day", "2026-10-01"), ("week", "2026-W46"), ("month", "2026-10")]
-    assert labels(utc(2026, 11, 20, 4), rendered=there) == [
+    rendered = [("day", "2026-11-16"), ("day", "2026-10-01"), ("week", "2026-W46"), ("month", "2026-10")]
+    assert labels(utc(2026, 11, 20, 4), rendered=rendered) == [
         "day/2026-11-16", "day/2026-11-17", "day/2026-11-18", "day/2026-11-19", "week/2026-W46", "month/2026-10",
     ]  # fmt: skip
 

@@ -39,7 +39,7 @@ def test_first_run_renders_day_week_and_month(site):
     listed = json.loads((site.out / "index.json").read_text())["reports"]
     assert {entry["href"] for entry in listed} == {f"{path}/report.html" for path in DUE}
     assert listed[0]["since"].endswith("Z")
-    assert site.asked == [(datetime(2026, 10, 1, tzinfo=UTC), site.now)]
+    assert site.intervals == [(datetime(2026, 10, 1, tzinfo=UTC), site.now)]
 
 
 def test_second_run_is_a_no_op(site):
@@ -247,8 +247,8 @@ def test_invalid_retention_is_rejected_with_its_key(site):
 def test_verbose_lists_each_step(site, unreachable):
     site.accounting_error = unreachable
     site.night()
-    assert site.said[:4] == ["accounting", "  failed: sacct: no such program", "suspensions", "GPU metrics"]
-    assert any(line.endswith("day/2026-11-19/report.html") for line in site.said)
+    assert site.messages[:4] == ["accounting", "  failed: sacct: no such program", "suspensions", "GPU metrics"]
+    assert any(line.endswith("day/2026-11-19/report.html") for line in site.messages)
     assert isinstance(unreachable, UnreachableError)
 
 

@@ -83,12 +83,12 @@ def test_enabled_units_start_at_boot():
     """``systemctl enable`` of a unit without [Install] has no effect. Services with a timer need none."""
     for path in UNITS:
         timed = path.with_suffix(".timer").is_file() and path.suffix == ".service"
-        wanted = re.search(r"^\[Install\]\nWantedBy=(.+)$", path.read_text(), re.MULTILINE)
+        match = re.search(r"^\[Install\]\nWantedBy=(.+)$", path.read_text(), re.MULTILINE)
         if timed:
-            assert wanted is None, path.name
+            assert match is None, path.name
         else:
-            assert wanted is not None, path.name
-            assert wanted[1] == ("timers.target" if path.suffix == ".timer" else "multi-user.target")
+            assert match is not None, path.name
+            assert match[1] == ("timers.target" if path.suffix == ".timer" else "multi-user.target")
 
 
 def test_agent_is_restarted_without_limit():

@@ -45,20 +45,20 @@ def store(tmp_path):
 @pytest.fixture
 def sacct(monkeypatch):
     """A sacct that returns one job; the list of requested intervals."""
-    asked = []
+    intervals = []
 
     def answer(since, until):
-        asked.append((since, until))
+        intervals.append((since, until))
         return TEXT.replace("|", module.sacct_command.DELIMITER).encode()
 
     monkeypatch.setattr(module.sacct_command, "run_sacct", answer)
-    return asked
+    return intervals
 
 
-def begins(asked):
+def begins(intervals):
     """Return the begin of each interval, of which the windows follow each other."""
-    ends = [None, *(until for _, until in asked)]
-    return [since for (since, _), end in zip(asked, ends, strict=False) if since != end]
+    ends = [None, *(until for _, until in intervals)]
+    return [since for (since, _), end in zip(intervals, ends, strict=False) if since != end]
 
 
 def test_sacct_is_queried_from_first_report_then_from_last_success(config, store, sacct):
@@ -76,8 +76,8 @@ def test_sacct_is_queried_from_first_report_then_from_last_success(config, store
 def test_sacct_is_queried_from_a_given_time(config, store, sacct):
     """Also where accounting was read before; never later than it would be anyway."""
     list(configured(config()).accounting(store, EARLIEST, NOW))
-    for given in (NOW - timedelta(days=30), NOW - timedelta(hours=1)):
-        list(configured(config(), since=given).accounting(store, EARLIEST, NOW))
+    for since in (NOW - timedelta(days=30), NOW - timedelta(hours=1)):
+        list(configured(config(), since=since).accounting(store, EARLIEST, NOW))
     assert begins(sacct)[1:] == [NOW - timedelta(days=30), NOW - timedelta(days=2)]
 
 

@@ -18,15 +18,15 @@ def read(text: str, **how: object) -> allocations.RecordedAllocations:
 
 
 @pytest.mark.parametrize(
-    ("given", "stored"),
+    ("name", "stored"),
     [
         ("GPU-5a1f-0000", "GPU-5a1f-0000"), ("e1:00.0", "00000000:E1:00.0"), ("0000:e1:00.0", "00000000:E1:00.0"),
         ("00000000:E1:00.0", "00000000:E1:00.0"), ("3", "3"), (3, "3"), ("MIG-abc", "MIG-abc"), ("03", "3"),
         ("5A1F77C0-1111-2222-3333-444455556666", "GPU-5a1f77c0-1111-2222-3333-444455556666"),
     ],
 )  # fmt: skip
-def test_gpu_names_are_normalized(given: object, stored: str) -> None:
-    assert allocations.gpu_id(given) == stored
+def test_gpu_names_are_normalized(name: object, stored: str) -> None:
+    assert allocations.gpu_id(name) == stored
 
 
 def test_csv_is_read() -> None:

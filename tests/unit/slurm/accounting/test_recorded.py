@@ -37,9 +37,9 @@ def test_every_field_set_and_delimiter_gives_the_same_jobs(slurm: Path, name: st
     text, reference = parse(slurm / name), parse(slurm / "sacct-v0.0.42.json")
     assert (text.records, text.jobs.height, text.steps.height) == (62, 27, 35)
     assert not text.problems
-    wanted = ["job_id", "state", "start", "end", "gpus"]
+    columns = ["job_id", "state", "start", "end", "gpus"]
     key = ["job_id", "start"]
-    assert text.jobs.select(wanted).sort(key).equals(reference.jobs.select(wanted).sort(key))
+    assert text.jobs.select(columns).sort(key).equals(reference.jobs.select(columns).sort(key))
     of_steps = ["job_id", "step_id", "start", "end"]
     assert text.steps.select(of_steps).sort(of_steps).equals(reference.steps.select(of_steps).sort(of_steps))
 

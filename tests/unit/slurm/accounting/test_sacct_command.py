@@ -71,11 +71,11 @@ def test_clusters_can_be_selected() -> None:
 
 def test_long_intervals_are_queried_in_windows_of_a_day() -> None:
     """Without gaps or overlaps; slurmdbd is left alone for as long as its last answer took, at most a minute."""
-    now, asked, pauses = [0.0], [], []
+    now, windows, pauses = [0.0], [], []
     seconds = iter((10.0, 300.0, 5.0))
 
     def query(since: datetime, until: datetime) -> bytes:
-        asked.append((since, until))
+        windows.append((since, until))
         now[0] += next(seconds)
         return b"JobID\n"
 
@@ -88,7 +88,7 @@ def test_long_intervals_are_queried_in_windows_of_a_day() -> None:
     for *_, content in sacct_command.in_windows(begin, end, query, clock=lambda: now[0], sleep=sleep):
         assert content == b"JobID\n"
         now[0] += 4  # for storing it
-    assert asked == [(begin, begin + day), (begin + day, begin + 2 * day), (begin + 2 * day, end)]
+    assert windows == [(begin, begin + day), (begin + day, begin + 2 * day), (begin + 2 * day, end)]
     assert pauses == [6.0, 56.0]
 
 

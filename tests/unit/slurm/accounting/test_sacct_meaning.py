@@ -98,8 +98,8 @@ def test_arrays_and_heterogeneous_jobs_are_read() -> None:
         "JobIDRaw|JobID|State\n21|4_1|COMPLETED\n4|4_[2-9%2]|PENDING\n12|12+0|COMPLETED\n13|12+1|COMPLETED\n"
         "13.0|12+1.0|COMPLETED\n12.0+1|12+0.0+1|COMPLETED\n"
     )
-    wanted = ["job_id", "array_job_id", "array_task_id", "array_spec", "het_job_id", "het_offset"]
-    assert parsed.jobs.select(wanted).rows() == [
+    columns = ["job_id", "array_job_id", "array_task_id", "array_spec", "het_job_id", "het_offset"]
+    assert parsed.jobs.select(columns).rows() == [
         (21, 4, 1, None, None, None),
         (4, 4, None, "2-9%2", None, None),
         (12, None, None, None, 12, 0),

@@ -78,8 +78,8 @@ def test_delimiter_is_found_from_the_header(delimiter: str, trailing: bool) -> N
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00", "9999-12-31T23:59:59", "0001-01-01T00:00:00+02:00"])
 def test_time_out_of_range_is_an_invalid_record(zone: str, time: str) -> None:
     """The year does not exist in another time zone; the other records are read."""
-    for told in ("2026-01-01T10:00:05", "2026-01-01T11:00:05"):
-        parsed = parse(HEAD + row(7) + row(8).replace(told, time), zone=zone)
+    for reported_time in ("2026-01-01T10:00:05", "2026-01-01T11:00:05"):
+        parsed = parse(HEAD + row(7) + row(8).replace(reported_time, time), zone=zone)
         assert parsed.jobs["job_id"].to_list() == [7]
         assert ["is not a time" in problem.reason for problem in parsed.problems] == [True]
 
@@ -376,12 +376,12 @@ def test_stream_is_read_like_a_file(tmp_path: Path) -> None:
     """Path, bytes and stream give the same result; progress is reported."""
     path = tmp_path / "sacct.txt"
     path.write_text(HEAD + row(1), encoding="utf-8")
-    told: list[int] = []
-    assert read(path, advance=told.append).jobs.equals(parse(HEAD + row(1)).jobs)
+    sizes: list[int] = []
+    assert read(path, advance=sizes.append).jobs.equals(parse(HEAD + row(1)).jobs)
     with path.open("rb") as stream:
         assert read(stream).jobs.height == 1
     assert read(io.BytesIO(path.read_bytes())).jobs.height == 1
-    assert sum(told) == 1
+    assert sum(sizes) == 1
 
 
 @pytest.mark.parametrize("end", ["\r", "\r\n"])

@@ -46,7 +46,7 @@ class Sleepers:
 
     def __init__(self) -> None:
         self.asleep: dict[int, dict[str, Any]] = {}
-        self.asked: list[tuple[object, ...]] = []
+        self.requests: list[tuple[object, ...]] = []
         self.admits = True
 
     def start(self) -> None: ...
@@ -61,14 +61,14 @@ class Sleepers:
     def wake(self, job_id: int, who: str) -> None:
         if job_id not in self.asleep:
             raise Refused(Refusal(RefusalCode.NOT_SUSPENDED, "it does not sleep"))
-        self.asked.append((job_id, who))
+        self.requests.append((job_id, who))
 
     def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
-        self.asked.append((*indices, why, timeout_s))
+        self.requests.append((*indices, why, timeout_s))
         return sorted(self.asleep)
 
     def signalled(self, job_id: int, number: int) -> None:
-        self.asked.append((job_id, number))
+        self.requests.append((job_id, number))
 
     def needed_by(self, job_id: int) -> tuple[int, ...]:
         return ()
@@ -116,7 +116,7 @@ def test_shepherd_reports_signals_and_waits_for_room(node: Node1, sleepers: Slee
     shepherd = Shepherd(node.run_dir, option="window=1,mode=inplace").hello()
     assert shepherd.hear() == "wait\nfresh=1"
     shepherd.send("signalled\nnumber=15")
-    wait_until("the signal is reported", lambda: sleepers.asked, lambda asked: asked == [(7, 15)])
+    wait_until("the signal is reported", lambda: sleepers.requests, lambda requests: requests == [(7, 15)])
 
 
 def test_requeued_job_waits_for_room(node: Node1, sleepers: Sleepers) -> None:
@@ -139,7 +139,7 @@ def test_suspended_job_is_shown_and_woken_and_not_suspended_again(node: Node1, s
     row = ask(node, "status", job=7)["jobs"][0]
     assert (row["state"], row["in_place"]["gpu_bytes"], row["memory_held_bytes"]) == ("asleep", 48 << 30, 0)
     assert ask(node, "wake", job=7)["in_place"] is True
-    assert sleepers.asked[-1][0] == 7
+    assert sleepers.requests[-1][0] == 7
     with pytest.raises(AnswerError, match="sleeps in place"):
         ask(node, "suspend", job=7)
     sleepers.asleep = {7: {**VIEW, "asked": 1.0}}
@@ -157,12 +157,12 @@ def test_prologs_wake_jobs_only_if_configured(
     path.write_text(text_of(tmp_path))
     assert hooks.main("prolog", path, env) == 0
     assert ask(node, "prolog-wakes", job=9, uid=0, gpus=[0])["asleep"] == []
-    assert sleepers.asked == []
+    assert sleepers.requests == []
     path.write_text(text_of(tmp_path, "wake_at_prolog = true\nprolog_timeout = '3s'"))
     node.daemon.service.prolog_s = 3.0
     sleepers.asleep = {7: VIEW}
     assert hooks.main("prolog", path, env) == 0
-    assert sleepers.asked == [(0, 1, "the prolog of job 9", 3.0)]
+    assert sleepers.requests == [(0, 1, "the prolog of job 9", 3.0)]
     assert "job 7 still sleeps in place on its GPUs" in capsys.readouterr().err
     path.write_text(text_of(tmp_path, "wake_at_prolog = true\nprolog_timeout = 'soon'"))
     assert hooks.main("prolog", path, env) == 0
@@ -171,7 +171,7 @@ def test_prologs_wake_jobs_only_if_configured(
 
 def test_only_own_processes_count_on_shared_gpu() -> None:
     """Signals of the whole GPU count if it is not shared, or if the driver cannot distinguish processes."""
-    own = next(iter(Inspector().tree(1)))
+    own_process = next(iter(Inspector().tree(1)))
 
     class Shared(Gpus):
         used: Sequence[ProcessUtilization] = (ProcessUtilization(4242, 10, 80.0, 40.0),)
@@ -179,24 +179,24 @@ def test_only_own_processes_count_on_shared_gpu() -> None:
         def process_utilization(self, device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
             return self.used
 
-    gpus = Shared(count=1, util_pct={0: 80.0}, holders={0: [own, 4242]})
+    gpus = Shared(count=1, util_pct={0: 80.0}, holders={0: [own_process, 4242]})
     watch = Watch(gpus, Inspector())  # type: ignore[arg-type]
-    shared = watched(SuspendOption(mode=Mode.INPLACE), own)
+    shared = watched(SuspendOption(mode=Mode.INPLACE), own_process)
     seen = watch.sample(shared, IdleRule(60)).gpus[0]
     assert (seen.signals["utilization"], seen.signals["processes"], seen.used_bytes) == (0.0, 0.0, 1 << 30)
-    gpus.used = (*gpus.used, ProcessUtilization(own, 11, 5.0, 7.0))
+    gpus.used = (*gpus.used, ProcessUtilization(own_process, 11, 5.0, 7.0))
     assert watch.sample(shared, IdleRule(60)).gpus[0].signals == {"utilization": 5.0, "memory": 7.0, "processes": 7.0}
-    assert watch.sample(watched(SuspendOption(), own), IdleRule(60)).gpus[0].signals["utilization"] == 80.0
-    gpus.used = (ProcessUtilization(own, 12, 0.0, 0.0),)  # with MPS, no process has the activity of the GPU
+    assert watch.sample(watched(SuspendOption(), own_process), IdleRule(60)).gpus[0].signals["utilization"] == 80.0
+    gpus.used = (ProcessUtilization(own_process, 12, 0.0, 0.0),)  # with MPS, no process has the activity of the GPU
     assert watch.sample(shared, IdleRule(60)).gpus[0].signals["utilization"] == 80.0
-    gpus.holders = {0: [own]}
+    gpus.holders = {0: [own_process]}
     alone = watch.sample(shared, IdleRule(60)).gpus[0]
     assert (alone.signals["utilization"], alone.used_bytes) == (80.0, 1 << 30)
     gpus.holders = {}
     alone = watch.sample(shared, IdleRule(60)).gpus[0]
     assert alone.used_bytes == 0  # the memory in use there is not its own
-    assert watch.sample(watched(SuspendOption(), own), IdleRule(60)).gpus[0].used_bytes == 1 << 30
-    gpus.holders = {0: [own, 4242]}
+    assert watch.sample(watched(SuspendOption(), own_process), IdleRule(60)).gpus[0].used_bytes == 1 << 30
+    gpus.holders = {0: [own_process, 4242]}
 
     def lost(device: Device, since_us: int = 0) -> Sequence[ProcessUtilization]:
         raise GpuLost("GPU 0: lost")
@@ -207,9 +207,9 @@ def test_only_own_processes_count_on_shared_gpu() -> None:
 
 def test_memory_of_job_with_shards_is_that_of_its_processes() -> None:
     """With mode=requeue, too, Slurm gives such a job no GPU of its own, and memory of other jobs does not count."""
-    own = next(iter(Inspector().tree(1)))
+    own_process = next(iter(Inspector().tree(1)))
     watch = Watch(Gpus(count=1, holders={0: [4242]}), Inspector())  # type: ignore[arg-type]
-    whole = watched(SuspendOption(), own)
+    whole = watched(SuspendOption(), own_process)
     assert watch.sample(whole, IdleRule(60)).gpus[0].used_bytes == 1 << 30
     shards = replace(whole, slurm=slurm_job(node_gpus=()))
     assert watch.sample(shards, IdleRule(60)).gpus[0].used_bytes == 0
@@ -233,8 +233,8 @@ QUIET = Surroundings((), NodeRoom("c1", ("gpu",), "h100", 0, 6, 12000), no_room=
 def test_policy_for_jobs_in_place() -> None:
     """A job is suspended for one that waits to wake on its GPU; image stores and promises do not apply."""
     assert decide(SuspendPolicy(), JOB, QUIET).code == "no-pressure"
-    wanted = decide(SuspendPolicy(), replace(JOB, needed_by=("7",)), QUIET)
-    assert (wanted.act, wanted.text) == (True, "idle 15m, job 7 waits to wake")
+    decision = decide(SuspendPolicy(), replace(JOB, needed_by=("7",)), QUIET)
+    assert (decision.act, decision.text) == (True, "idle 15m, job 7 waits to wake")
     always = replace(JOB, option=replace(JOB.option, when=Pressure.ALWAYS))
     assert decide(SuspendPolicy(), always, QUIET).act
     requeued = replace(JOB, option=SuspendOption())
@@ -243,21 +243,21 @@ def test_policy_for_jobs_in_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "said"),
+    ("shares", "message"),
     [
         (True, "no job waits to wake or to start on its GPUs"),
         (None, "no job waits to wake or to start on its GPUs"),
         (False, "its GPUs are allocated to it alone"),
     ],
 )
-def test_pending_job_is_no_pressure_on_job_in_place(shares: bool | None, said: str) -> None:
+def test_pending_job_is_no_pressure_on_job_in_place(shares: bool | None, message: str) -> None:
     """The suspension keeps the allocation: the pending job could not start, whether the queue is known or not."""
     waiting = Waiting(131, "131", ("gpu",), "Resources", held=False, priority=10, gpus=1, cpus=1, memory_mib=500)
     job = replace(JOB, shares_gpus=shares)
     for queue in ((waiting,), (), None):
         decision = decide(SuspendPolicy(), job, replace(QUIET, waiting=queue))
         assert (decision.act, decision.code, decision.for_jobs) == (False, "no-pressure", ())
-        assert said in decision.text
+        assert message in decision.text
     requeued = replace(JOB, option=SuspendOption())
     assert decide(SuspendPolicy(), requeued, replace(QUIET, waiting=(waiting,), no_room=None)).act
 
@@ -396,7 +396,7 @@ def test_status_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("poll_ms = 1", "poll_ms: 1 is not from 10"),
         ("freeze_timeout = 'soon'", "inplace.freeze_timeout"),
@@ -407,9 +407,9 @@ def test_status_as_text() -> None:
         ("polls = 1", "inplace.polls"),
     ],
 )
-def test_invalid_configuration_is_rejected(text: str, said: str) -> None:
+def test_invalid_configuration_is_rejected(text: str, message: str) -> None:
     """The error names the key."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         parse(f"[inplace]\n{text}\n", where="test")
 
 
@@ -418,15 +418,13 @@ class FakeDiag:
 
     def __init__(self, socks: dict[int, Sock] | None) -> None:
         self.socks, self.closed = socks, False
-        self.asked: list[tuple[str, ...]] = []
+        self.queries: list[tuple[str, ...]] = []
 
-    def dump(
-        self, wanted: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")
-    ) -> dict[int, Sock]:
+    def dump(self, only: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")) -> dict[int, Sock]:
         if self.socks is None:
             raise SockDiagError("sock_diag does not respond")
-        self.asked.append(tuple(families))
-        return {inode: sock for inode, sock in self.socks.items() if wanted is None or inode in wanted}
+        self.queries.append(tuple(families))
+        return {inode: sock for inode, sock in self.socks.items() if only is None or inode in only}
 
     def pending(self) -> dict[int, list[bytes]]:
         return {}
@@ -440,20 +438,20 @@ def test_each_namespace_is_queried_once() -> None:
     sock = Sock(5, "tcp", ESTABLISHED, 0, port=80, received=3)
     opened: list[FakeDiag] = []
     answers: dict[int, dict[int, Sock] | None] = {1: {5: sock, 6: replace(sock, inode=6)}, 2: None}
-    said: list[str] = []
+    warnings: list[str] = []
 
     def open_diag(space: Any) -> FakeDiag:
         opened.append(FakeDiag(answers[space.inode]))
         return opened[-1]
 
-    sockets = NodeSockets(open_diag=open_diag, warn=said.append)
+    sockets = NodeSockets(open_diag=open_diag, warn=warnings.append)
     first, second = (cast(NetSpace, SimpleNamespace(inode=inode)) for inode in (1, 2))
     job_sockets = JobSockets({1: frozenset({5})}, {1: first})
     other = JobSockets({1: frozenset({6}), 2: frozenset({9})}, {1: first, 2: second})
     for _ in range(3):
         assert sockets.observations({7: job_sockets, 8: other}) == {7: {5: sock}}
-    assert len(said) == 1
-    assert opened[0].asked == [("tcp", "unix"), ("tcp",), ("tcp",)]
+    assert len(warnings) == 1
+    assert opened[0].queries == [("tcp", "unix"), ("tcp",), ("tcp",)]
     assert [diag.socks is None for diag in opened].count(False) == 1
     assert sockets.read(job_sockets) == {5: sock}
     assert sockets.observations({}) == {}

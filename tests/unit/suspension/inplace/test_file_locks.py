@@ -63,10 +63,10 @@ def test_lock_of_a_real_process_is_awaited(tmp_path: Path, kind: str) -> None:
         else:
             subprocess.run(("flock", str(file.fileno())), pass_fds=(file.fileno(),), check=True)
         held = locks.held([os.getpid()])
-        own = frozenset(item for item in held if item[4].endswith(f":{path.stat().st_ino}"))
-        assert len(own) == 1
-        assert locks.awaited({7: own}, {}) == {}
+        own_locks = frozenset(item for item in held if item[4].endswith(f":{path.stat().st_ino}"))
+        assert len(own_locks) == 1
+        assert locks.awaited({7: own_locks}, {}) == {}
         with waiter(path) as pid:
-            wait_until("it waits", lambda: locks.awaited({7: own}, {}), lambda result: result == {7: pid})
-            assert locks.awaited({7: own}, {7: (pid,)}) == {}
-    assert not [lock for lock in locks.held([os.getpid()]) if lock in own]
+            wait_until("it waits", lambda: locks.awaited({7: own_locks}, {}), lambda result: result == {7: pid})
+            assert locks.awaited({7: own_locks}, {7: (pid,)}) == {}
+    assert not [lock for lock in locks.held([os.getpid()]) if lock in own_locks]

@@ -304,14 +304,14 @@ def test_job_with_cgroups_of_its_own_is_stopped_by_signals(task_cgroup: Path, jo
     freezer = LinuxFreezer()
     sleeping = sleeper(job, freezer)
     enter(task_cgroup, job)
-    own = task_cgroup / "container"
-    own.mkdir()
-    (own / "cgroup.procs").write_text(str(sleeping.pid))
+    container = task_cgroup / "container"
+    container.mkdir()
+    (container / "cgroup.procs").write_text(str(sleeping.pid))
     try:
         assert freezer.how(freezer.members(job.init, job.started), job.init) == SIGNALS
     finally:
         (task_cgroup / "cgroup.procs").write_text(str(sleeping.pid))
-        own.rmdir()
+        container.rmdir()
 
 
 def test_signal_is_not_sent_to_reused_pid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,11 +322,11 @@ def test_signal_is_not_sent_to_reused_pid(monkeypatch: pytest.MonkeyPatch) -> No
         assert member is not None
         gone = replace(member, pid=1 << 22)
         send([replace(member, started=member.started - 1), gone], signal.SIGKILL)
-        told = signals_of(monkeypatch)
+        signals = signals_of(monkeypatch)
         send([replace(member, started=member.started - 1), gone], signal.SIGKILL)
-        assert told == []
+        assert signals == []
         send([member], signal.SIGKILL)
-        assert told == [(child.pid, signal.SIGKILL)]
+        assert signals == [(child.pid, signal.SIGKILL)]
         monkeypatch.undo()
         assert child.poll() is None
         send([member], signal.SIGTERM)
@@ -364,9 +364,9 @@ def fake(tmp_path: Path, states: dict[int, str], cgroup: str) -> LinuxFreezer:
 
 def signals_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Record the signals sent."""
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(Process, "signal", lambda process, number: told.append((process.pid, number)))
-    return told
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(Process, "signal", lambda process, number: signals.append((process.pid, number)))
+    return signals
 
 
 @pytest.fixture
@@ -396,7 +396,7 @@ def test_process_that_does_not_stop_is_named(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("version", [1, 2])
 def test_cgroup_of_job_alone_is_frozen(tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both versions of cgroups are supported; the freezer file is set and reset."""
-    told = signals_of(monkeypatch)
+    signals = signals_of(monkeypatch)
     line, files, top = (
         ("4:freezer:/job/inside\n", {"freezer.state": "THAWED"}, "cgroup/freezer")
         if version == 1
@@ -420,10 +420,10 @@ def test_cgroup_of_job_alone_is_frozen(tmp_path: Path, version: int, monkeypatch
         (tmp_path / "proc" / "8" / "status").write_text("NSpid:\t8\nUid:\t0\t0\t0\t0\nShdPnd:\t0000000000000100\n")
         assert freezer.moving([7, 8], how) == 8
     freezer.thaw(1, 7, how, stay=(7,))  # 7 stays stopped: it would run with the cgroup
-    assert told == [(7, signal.SIGSTOP), (8, signal.SIGCONT)]
+    assert signals == [(7, signal.SIGSTOP), (8, signal.SIGCONT)]
     freezer.thaw(1, 7, how, stay=())
     assert knob.read_text() == ("THAWED" if version == 1 else "0")
-    assert told[2:] == [(8, signal.SIGCONT), (7, signal.SIGCONT)]
+    assert signals[2:] == [(8, signal.SIGCONT), (7, signal.SIGCONT)]
 
 
 @pytest.mark.usefixtures("of_files")

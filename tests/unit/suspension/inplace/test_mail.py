@@ -16,13 +16,13 @@ from slurm_affinode.suspension.mail import Mailer
 
 
 def test_wake_and_its_reason_are_reported(world, node):
-    told: list[tuple[int, str]] = []
-    node.woken = lambda job_id, how, slept_s: told.append((job_id, how))
+    reports: list[tuple[int, str]] = []
+    node.woken = lambda job_id, how, slept_s: reports.append((job_id, how))
     node.sleep()
     world.clock += 600
     node.connection()
     node.round()
-    assert told == [(7, "awake after 10m 2s in place: a connection waits on port 8000")]
+    assert reports == [(7, "awake after 10m 2s in place: a connection waits on port 8000")]
 
 
 def test_comment_follows_state(world, node):
@@ -61,8 +61,8 @@ def test_comment_omits_requests_if_unreachable(world, node):
     node.scheduler._comments._queue = Inline()
     node.sleep(option=replace(OPTION, wake="hold"))
     node.round()
-    said = "asleep in place: idle 15m, 48 GiB in host memory, wake with: slurm-affinode wake 7"
-    assert world.comment == said
+    expected = "asleep in place: idle 15m, 48 GiB in host memory, wake with: slurm-affinode wake 7"
+    assert world.comment == expected
 
 
 @pytest.fixture
@@ -145,14 +145,14 @@ def test_comment_waits_for_slurm(world, node):
 
 def test_comments_do_not_delay_shutdown(world, node, monkeypatch):
     """Slurm does not respond: unset comments are left to the next agent, and no new ones are accepted."""
-    asked, silent = [], threading.Event()
+    queries, responds = [], threading.Event()
     comments = node.scheduler._comments
-    monkeypatch.setattr(node.agent.slurm, "job", lambda job: (asked.append(job), silent.wait(DEADLINE_S)))
+    monkeypatch.setattr(node.agent.slurm, "job", lambda job: (queries.append(job), responds.wait(DEADLINE_S)))
     for job_id in (8, 9, 10):
         comments.check(job_id)
-    wait_until("Slurm is queried", lambda: asked)
+    wait_until("Slurm is queried", lambda: queries)
     node.scheduler.stop()
     comments.check(11)
-    silent.set()
+    responds.set()
     comments._queue.join()
-    assert asked == [8]
+    assert queries == [8]

@@ -163,7 +163,7 @@ def test_queue_survives_restart_of_agent(world, node):
     node.cards.others = 70 * GIB
     node.connection()
     node.round()
-    asked = node.view()["asked"]
+    requested_at = node.view()["asked"]
     world.clock += 50
     after = Node(world, rules)
     after.cards.others = 70 * GIB
@@ -173,7 +173,7 @@ def test_queue_survives_restart_of_agent(world, node):
     assert not after.scheduler.admit(job)
     after.recover()
     after.round()
-    assert (after.view()["asked"], after.view()["overdue"]) == (asked, False)
+    assert (after.view()["asked"], after.view()["overdue"]) == (requested_at, False)
     assert after.view()["asked_why"] == "a connection waits on port 8000"
     assert after.view_of(8)["waits"] == "job 7 is ahead of it in the queue"
     world.clock += 10
@@ -191,12 +191,12 @@ def test_waking_job_keeps_its_turn(world, node):
     world.crash_at = world.effects + 2
     with pytest.raises(Crash):
         node.round()
-    asked = node.view()["asked"]
+    requested_at = node.view()["asked"]
     world.clock += 50
     after = Node(world)
     after.cards.others = 79 * GIB
     after.recover()
-    assert (after.view()["asked"], after.phase()) == (asked, Phase.WAKING)
+    assert (after.view()["asked"], after.phase()) == (requested_at, Phase.WAKING)
     after.cards.others = 0
     after.round()
     assert awake(world)

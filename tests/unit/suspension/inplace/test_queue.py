@@ -60,8 +60,8 @@ def busy_beside(node, *, turn_left_s):
     node.agent.registry.put(other)
     node.turn_left_s = lambda job_id: turn_left_s if job_id == 8 else None
     pid = other.init_pid + 3
-    own = node.cards.processes
-    node.cards.processes = lambda: {node.cards.uuid: {**own()[node.cards.uuid], pid: 40 * GIB}}
+    processes = node.cards.processes
+    node.cards.processes = lambda: {node.cards.uuid: {**processes()[node.cards.uuid], pid: 40 * GIB}}
     node.freezer.members = lambda init, started: [
         Member(pid, 3, init, 5, "S", "python", 0),
         *node.freezer.processes.members(init, started)[:2],

@@ -123,9 +123,9 @@ def test_both_ends_of_connection_are_matched(diag: SockDiag, tmp_path: Path) -> 
         assert not socket.has_dualstack_ipv6()
     for left, right in pairs:
         with left, right:
-            here, there = only_socket(diag, left), only_socket(diag, right)
-            assert here.here
-            assert (here.here, here.there) == (there.there, there.here)
+            left_end, right_end = only_socket(diag, left), only_socket(diag, right)
+            assert left_end.local
+            assert (left_end.local, left_end.remote) == (right_end.remote, right_end.local)
 
 
 def test_unix_sockets_are_listed(diag: SockDiag, tmp_path: Path) -> None:
@@ -182,11 +182,11 @@ def test_sockets_of_another_network_namespace_are_listed() -> None:
             pytest.skip("no network namespace can be made here")
         held = Process(inside.pid)
         inodes = sock_diag.socket_inodes(held)
-        there = SockDiag(NetSpace.of(held))
+        inner_diag = SockDiag(NetSpace.of(held))
         try:
-            [listener] = [sock for inode, sock in there.dump().items() if inode in inodes]
+            [listener] = [sock for inode, sock in inner_diag.dump().items() if inode in inodes]
         finally:
-            there.close()
+            inner_diag.close()
         assert (listener.listens, listener.port, listener.waiting) == (True, 8000, 0)
     finally:
         inside.communicate(b"")
@@ -213,11 +213,13 @@ def test_listener_of_another_namespace_is_found() -> None:
         if not port:
             pytest.skip("no network namespace can be made here")
         sockets = NodeSockets()
-        own = sockets.of_processes([inside.pid])
-        assert len(own.spaces) == 2
+        job_sockets = sockets.of_processes([inside.pid])
+        assert len(job_sockets.spaces) == 2
         with socket.create_connection(("127.0.0.1", int(port))):
-            for look_ in (lambda: sockets.read(own), lambda: sockets.observations({7: own})[7]):
-                wait_until("one waits", look_, lambda seen: [s.waiting for s in seen.values() if s.listens] == [1])
+            for read_sockets in (lambda: sockets.read(job_sockets), lambda: sockets.observations({7: job_sockets})[7]):
+                wait_until(
+                    "one waits", read_sockets, lambda seen: [s.waiting for s in seen.values() if s.listens] == [1]
+                )
         sockets.close()
     finally:
         inside.communicate(b"")
@@ -302,8 +304,8 @@ while True:
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
 def test_response_forged_by_owner_of_namespace_is_rejected(tmp_path: Path) -> None:
     """The creator of the namespace may send to any netlink socket in it."""
-    said = tmp_path / "said"
-    with said.open("wb") as errors:
+    error_file = tmp_path / "said"
+    with error_file.open("wb") as errors:
         inside = subprocess.Popen(
             ("unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", FORGER),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
@@ -312,15 +314,15 @@ def test_response_forged_by_owner_of_namespace_is_rejected(tmp_path: Path) -> No
         assert inside.stdout is not None
         if inside.stdout.readline() != b"ready\n":
             pytest.skip("no user namespace can be made here")
-        there = SockDiag(NetSpace.of(Process(inside.pid)))
+        inner_diag = SockDiag(NetSpace.of(Process(inside.pid)))
         try:
-            there.dump()  # binds its socket to an address
-            wait_until("it was tried", said.read_text)
+            inner_diag.dump()  # binds its socket to an address
+            wait_until("it was tried", error_file.read_text)
             for _ in range(3):
-                assert 777 not in there.dump()
+                assert 777 not in inner_diag.dump()
         finally:
-            there.close()
-        assert set(said.read_text().split()) == {str(errno.ECONNREFUSED)}
+            inner_diag.close()
+        assert set(error_file.read_text().split()) == {str(errno.ECONNREFUSED)}
     finally:
         inside.kill()
         inside.communicate()
@@ -352,11 +354,11 @@ OPEN = Sock(2, "tcp", ESTABLISHED, 0, port=8000, received=100, received_ms=60_00
 LOCAL = Sock(3, "unix", ESTABLISHED, 0)
 
 
-def look(*socks: Sock) -> dict[int, Sock]:
+def table_of(*socks: Sock) -> dict[int, Sock]:
     return {sock.inode: sock for sock in socks}
 
 
-QUIET = look(LISTENER, OPEN, LOCAL)
+QUIET = table_of(LISTENER, OPEN, LOCAL)
 
 
 def test_job_without_requests_is_at_rest() -> None:
@@ -373,12 +375,12 @@ def test_request_keeps_job_awake() -> None:
         (replace(LOCAL, waiting=7), "bytes wait on a connection on a UNIX socket"),
         (replace(OPEN, received_ms=3000, sent_ms=9000), "data that arrived 3s ago on port 8000 has not been answered"),
     ):
-        assert sockets.at_rest(look(sock), QUIET, within_s=900) == why
-    stuck = look(replace(LOCAL, waiting=7), replace(OPEN, waiting=7, received_ms=901_000, sent_ms=10))
+        assert sockets.at_rest(table_of(sock), QUIET, within_s=900) == why
+    stuck = table_of(replace(LOCAL, waiting=7), replace(OPEN, waiting=7, received_ms=901_000, sent_ms=10))
     assert sockets.at_rest(stuck, stuck, within_s=900) is None
-    slow = look(replace(OPEN, waiting=7, received_ms=60_000, sent_ms=10))
+    slow = table_of(replace(OPEN, waiting=7, received_ms=60_000, sent_ms=10))
     assert sockets.at_rest(slow, slow, within_s=900) == "bytes wait on a connection on port 8000"
-    old = look(replace(OPEN, received_ms=901_000, sent_ms=950_000))
+    old = table_of(replace(OPEN, received_ms=901_000, sent_ms=950_000))
     assert sockets.at_rest(old, old, within_s=900) is None
 
 
@@ -386,19 +388,20 @@ def test_request_sent_with_its_connection_keeps_job_awake() -> None:
     """Both arrive in the same tick of the kernel's clock, from which both times count if nothing has been sent yet."""
     first = replace(OPEN, received_ms=3000, sent_ms=3000, sent=0)
     assert (
-        sockets.at_rest(look(first), {}, within_s=900) == "data that arrived 3s ago on port 8000 has not been answered"
+        sockets.at_rest(table_of(first), {}, within_s=900)
+        == "data that arrived 3s ago on port 8000 has not been answered"
     )
     for sent in (1, None):  # a response as quick as that; a kernel that does not report it
-        assert sockets.at_rest(look(replace(first, sent=sent)), {}, within_s=900) is None
+        assert sockets.at_rest(table_of(replace(first, sent=sent)), {}, within_s=900) is None
 
 
 def test_request_longer_than_idle_window_keeps_job_awake() -> None:
     """Half a minute, on a connection to the job. A response to the job needs no response from it."""
     slow = replace(OPEN, received_ms=29_000, sent_ms=29_100)
     why = "data that arrived 29s ago on port 8000 has not been answered"
-    assert sockets.at_rest(look(LISTENER, slow), {}, within_s=2) == why
-    assert sockets.at_rest(look(LISTENER, replace(slow, received_ms=30_000)), {}, within_s=2) is None
-    assert sockets.at_rest(look(LISTENER, replace(slow, port=40_000)), {}, within_s=2) is None
+    assert sockets.at_rest(table_of(LISTENER, slow), {}, within_s=2) == why
+    assert sockets.at_rest(table_of(LISTENER, replace(slow, received_ms=30_000)), {}, within_s=2) is None
+    assert sockets.at_rest(table_of(LISTENER, replace(slow, port=40_000)), {}, within_s=2) is None
 
 
 def test_request_during_suspension_wakes_job() -> None:
@@ -409,25 +412,25 @@ def test_request_during_suspension_wakes_job() -> None:
         (replace(OPEN, inode=9), "a connection was made on port 8000"),
         (replace(LOCAL, waiting=1), "bytes wait on a connection on a UNIX socket"),
     ):
-        assert sockets.meanwhile(QUIET, QUIET | look(sock)) == why
-    closed = look(replace(OPEN, state=CLOSE_WAIT, waiting=1, received=101))
+        assert sockets.meanwhile(QUIET, QUIET | table_of(sock)) == why
+    closed = table_of(replace(OPEN, state=CLOSE_WAIT, waiting=1, received=101))
     assert sockets.meanwhile(QUIET, QUIET | closed) is None
-    stuck = QUIET | look(replace(LOCAL, waiting=7))
+    stuck = QUIET | table_of(replace(LOCAL, waiting=7))
     assert sockets.meanwhile(stuck, stuck) is None
-    assert sockets.meanwhile(stuck, QUIET | look(replace(LOCAL, waiting=8))) is not None
+    assert sockets.meanwhile(stuck, QUIET | table_of(replace(LOCAL, waiting=8))) is not None
     assert sockets.meanwhile(QUIET, {}) is None
 
 
 def test_traffic_inside_job_is_not_a_request() -> None:
     """A connection with both ends in the job is not a request, but one from outside is."""
-    server = Sock(4, "tcp", ESTABLISHED, 5, 8000, received=5, received_ms=9, sent_ms=20, here=b"s", there=b"c")
-    client = Sock(5, "tcp", ESTABLISHED, 0, 5000, here=b"c", there=b"s")
-    left = Sock(6, "unix", ESTABLISHED, 3, here=b"6", there=b"7")
-    right = Sock(7, "unix", ESTABLISHED, 0, here=b"7", there=b"6")
-    inside = QUIET | look(server, client, left, right)
+    server = Sock(4, "tcp", ESTABLISHED, 5, 8000, received=5, received_ms=9, sent_ms=20, local=b"s", remote=b"c")
+    client = Sock(5, "tcp", ESTABLISHED, 0, 5000, local=b"c", remote=b"s")
+    left = Sock(6, "unix", ESTABLISHED, 3, local=b"6", remote=b"7")
+    right = Sock(7, "unix", ESTABLISHED, 0, local=b"7", remote=b"6")
+    inside = QUIET | table_of(server, client, left, right)
     assert sockets.at_rest(inside, QUIET, within_s=900) is None
     assert sockets.meanwhile(QUIET, inside) is None
-    for outside in (look(server), look(server, replace(client, there=b"x")), look(left)):
+    for outside in (table_of(server), table_of(server, replace(client, remote=b"x")), table_of(left)):
         assert sockets.at_rest(QUIET | outside, QUIET, within_s=900) is not None
         assert sockets.meanwhile(QUIET, QUIET | outside) is not None
 
@@ -440,20 +443,20 @@ def test_client_of_daemon_gets_no_requests(diag: SockDiag, tmp_path: Path) -> No
         listener.listen()
         client.connect(path)
         with listener.accept()[0] as accepted, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
-            mine, theirs = (
+            client_socks, server_socks = (
                 diag.dump(frozenset(os.fstat(sock.fileno()).st_ino for sock in some))
                 for some in ((client, log), (accepted,))
             )
-            assert (len(mine), len(theirs)) == (2, 1)
-            assert (sockets.can_be(mine), sockets.can_be(theirs)) == (False, True)
+            assert (len(client_socks), len(server_socks)) == (2, 1)
+            assert (sockets.can_be(client_socks), sockets.can_be(server_socks)) == (False, True)
             accepted.sendall(b"changed")
-            after = diag.dump(frozenset(mine))
-            assert sockets.meanwhile(mine, after) == "bytes wait on a connection on a UNIX socket"
+            after = diag.dump(frozenset(client_socks))
+            assert sockets.meanwhile(client_socks, after) == "bytes wait on a connection on a UNIX socket"
 
 
 def test_socket_of_cuda_gets_no_requests(diag: SockDiag) -> None:
     """Each process that uses CUDA listens on one; a similar name of the program itself does not match."""
-    for name, asked in ((f"\0cuda-uvmfd-{os.getpid()}-1", False), (f"\0my-cuda-uvmfd-{os.getpid()}", True)):
+    for name, expected in ((f"\0cuda-uvmfd-{os.getpid()}-1", False), (f"\0my-cuda-uvmfd-{os.getpid()}", True)):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(name)
             listener.listen()
@@ -461,9 +464,9 @@ def test_socket_of_cuda_gets_no_requests(diag: SockDiag) -> None:
                 peer.connect(name)
                 dump = diag.dump(frozenset({os.fstat(listener.fileno()).st_ino}))
         assert len(dump) == 1
-        assert sockets.can_be(dump) is asked
-        assert (sockets.at_rest(dump, dump, within_s=900) is not None) is asked
-        assert (sockets.meanwhile({}, dump) is not None) is asked
+        assert sockets.can_be(dump) is expected
+        assert (sockets.at_rest(dump, dump, within_s=900) is not None) is expected
+        assert (sockets.meanwhile({}, dump) is not None) is expected
 
 
 def test_socket_connected_since_last_suspension_is_seen(diag: SockDiag) -> None:
@@ -476,13 +479,13 @@ def test_socket_connected_since_last_suspension_is_seen(diag: SockDiag) -> None:
     ):
         inodes = frozenset(os.fstat(sock.fileno()).st_ino for sock in (listener, client))
         space = NetSpace.of_agent()
-        own = JobSockets({space.inode: inodes}, {space.inode: space})
+        job_sockets = JobSockets({space.inode: inodes}, {space.inode: space})
         for _ in range(2):
-            assert len(sockets.observations({7: own})[7]) == 1
+            assert len(sockets.observations({7: job_sockets})[7]) == 1
         assert sockets.observations({}) == {}  # it is awake
         client.connect(broker.getsockname())
         for _ in range(2):
-            assert len(sockets.observations({7: own})[7]) == 2
+            assert len(sockets.observations({7: job_sockets})[7]) == 2
     sockets.close()
 
 
@@ -492,49 +495,53 @@ PROBE = "127.0.0.2"
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A listener with a short queue, and a function that returns its look, without what ``PROBE`` does to it."""
+    """Yield a listener with a short queue, and a function that returns its sockets, less those of ``PROBE``."""
     sockets = NodeSockets(probes=[ipaddress.ip_network(PROBE)])
     space = NetSpace.of_agent()
     with socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
-        own = JobSockets({space.inode: frozenset({os.fstat(listener.fileno()).st_ino})}, {space.inode: space})
-        yield listener, sockets, lambda: sockets.observations({7: own})[7]
+        job_sockets = JobSockets({space.inode: frozenset({os.fstat(listener.fileno()).st_ino})}, {space.inode: space})
+        yield listener, sockets, lambda: sockets.observations({7: job_sockets})[7]
     sockets.close()
 
 
-def waiting(look: SocketTable) -> int:
-    return sum(sock.waiting for sock in look.values())
+def waiting(table: SocketTable) -> int:
+    return sum(sock.waiting for sock in table.values())
 
 
 def test_connection_of_health_check_is_no_request(diag: SockDiag, server: Server) -> None:
     """It stays in the queue when its client gives up; a request beside it counts."""
-    listener, _, look = server
-    before = look()
+    listener, _, read_table = server
+    before = read_table()
     for _ in range(3):
         socket.create_connection(listener.getsockname(), source_address=(PROBE, 0)).close()
     wait_until("they wait", lambda: only_socket(diag, listener).waiting == 3)
-    assert (waiting(look()), meanwhile(before, look()), at_rest(look(), before, within_s=900)) == (0, None, None)
+    assert (waiting(read_table()), meanwhile(before, read_table()), at_rest(read_table(), before, within_s=900)) == (
+        0,
+        None,
+        None,
+    )
     with socket.create_connection(listener.getsockname()):
         wait_until("the request waits", lambda: only_socket(diag, listener).waiting == 4)
-        assert "a connection waits" in str(meanwhile(before, look()))
+        assert "a connection waits" in str(meanwhile(before, read_table()))
 
 
 def test_queue_full_of_health_checks_counts_as_request(diag: SockDiag, server: Server) -> None:
     """The kernel would drop requests to a full one."""
-    listener, _, look = server
+    listener, _, read_table = server
     for count in range(1, 9):
         socket.create_connection(listener.getsockname(), source_address=(PROBE, 0)).close()
         wait_until("it waits", lambda count=count: only_socket(diag, listener).waiting == count)  # type: ignore[misc]
-        assert waiting(look()) == (0 if count < 8 else count)
+        assert waiting(read_table()) == (0 if count < 8 else count)
 
 
 def test_aborted_connection_counts_as_request(diag: SockDiag, server: Server) -> None:
     """The kernel no longer says who made it."""
-    listener, _, look = server
+    listener, _, read_table = server
     with socket.create_connection(listener.getsockname()) as client:
         wait_until("it waits", lambda: only_socket(diag, listener).waiting == 1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_until("it is aborted", lambda: not diag.pending().get(listener.getsockname()[1]))
-    assert waiting(look()) == only_socket(diag, listener).waiting == 1
+    assert waiting(read_table()) == only_socket(diag, listener).waiting == 1
 
 
 def test_data_on_open_connection_of_health_check_is_no_request(diag: SockDiag, server: Server) -> None:

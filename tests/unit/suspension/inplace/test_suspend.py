@@ -67,8 +67,8 @@ def test_process_that_waits_for_a_file_lock_wakes_sleeper(world, node):
 
 def test_busy_job_is_moved_out_when_its_turn_is_over(world, node):
     """Pending requests do not prevent it: it waits to wake at once, behind the job that it makes room for."""
-    said = []
-    node.woken = lambda job_id, how, slept_s: said.append(slept_s)
+    sleeps_s = []
+    node.woken = lambda job_id, how, slept_s: sleeps_s.append(slept_s)
     node.connection()
     with pytest.raises(Refused, match="a connection waits"):
         node.sleep()
@@ -79,17 +79,17 @@ def test_busy_job_is_moved_out_when_its_turn_is_over(world, node):
     assert node.view()["asked_why"] == "it was busy when its turn was over"
     node.round()
     assert awake(world)
-    assert said == [None]  # no short sleep
+    assert sleeps_s == [None]  # no short sleep
 
 
 def test_busy_job_that_was_moved_out_wakes_under_the_next_agent(world, node):
     """A computation without a request is no event that the next agent could detect: the journal has its place."""
     node.sleep(busy=True)
-    asked = node.view()["asked"]
+    requested_at = node.view()["asked"]
     world.clock += 100
     after = Node(world)
     after.recover()
-    assert (after.view()["asked"], after.view()["asked_why"]) == (asked, "it was busy when its turn was over")
+    assert (after.view()["asked"], after.view()["asked_why"]) == (requested_at, "it was busy when its turn was over")
     after.round()
     assert awake(world)
 
@@ -236,7 +236,7 @@ def test_job_that_cannot_wake_or_has_no_gpu_memory_is_refused(world, node):
 
 def test_insufficient_host_memory_is_refused_with_numbers(world, node):
     """The memory must fit below the job's own limit and on the node; nothing is changed."""
-    for memory, said in (
+    for memory, message in (
         (MemoryFacts(1 << 40, 40 << 30), "(48 GiB) does not fit below its memory limit, which leaves 40 GiB"),
         (MemoryFacts(20 << 30), "(48 GiB) does not fit into the node's free memory (20 GiB)"),
     ):
@@ -244,7 +244,7 @@ def test_insufficient_host_memory_is_refused_with_numbers(world, node):
         with pytest.raises(Refused) as refused:
             node.sleep()
         assert refused.value.refusal.code == "host-memory"
-        assert said in str(refused.value)
+        assert message in str(refused.value)
     assert world.effect_log == []
 
 
@@ -264,17 +264,17 @@ def test_old_driver_needs_all_gpus_of_node(node, monkeypatch):
     monkeypatch.setattr(node.agent.cuda, "capabilities", lambda: Capabilities("570.211.01", checkpoint=True))
     monkeypatch.setattr(node.agent.slurm, "config", lambda: {"ConstrainDevices": "yes", "TaskPlugin": "task/cgroup"})
     assert not node.suspender.refusals(node.job())
-    mine = node.agent.gpus.devices()
-    monkeypatch.setattr(node.agent.gpus, "devices", lambda: (*mine, replace(mine[0], uuid="GPU-another")))
-    assert [item.code for item in node.suspender.refusals(node.job(devices=mine))] == ["driver"]
+    devices = node.agent.gpus.devices()
+    monkeypatch.setattr(node.agent.gpus, "devices", lambda: (*devices, replace(devices[0], uuid="GPU-another")))
+    assert [item.code for item in node.suspender.refusals(node.job(devices=devices))] == ["driver"]
 
 
 def test_daemon_of_script_counts(world, node, monkeypatch):
     """Slurm also counts memory of processes outside the script's process tree; MPS clients there cannot be moved."""
     monkeypatch.setattr(node.agent.slurm, "config", lambda: {"JobAcctGatherParams": "OverMemoryKill"})
     daemon = ProcessFacts(99, "daemon", (OWNER.uid,) * 4, memory=20 * GIB, mps=True)
-    look = node.agent.look
-    node.suspender = node.suspender_with(inspect=lambda init, root: replace(look(init, root), outside=(daemon,)))
+    inspect = node.agent.inspect
+    node.suspender = node.suspender_with(inspect=lambda init, root: replace(inspect(init, root), outside=(daemon,)))
     slurm = replace(node.agent.slurm.job(7), tres_allocated={"mem": "60G"})
     assert [item.code for item in node.suspender.refusals(node.job(slurm=slurm))] == ["mps", "host-memory"]
 

@@ -63,8 +63,8 @@ def test_thread_that_has_read_data_has_moved(server: tuple[subprocess.Popen[byte
         assert running.stdout is not None
         running.stdout.readline()
         nodes = NodeSockets()
-        look = nodes.read(nodes.of_processes([running.pid]))
-        assert nodes.readers([running.pid, os.getpid()], look) == (running.pid,)
+        table = nodes.read(nodes.of_processes([running.pid]))
+        assert nodes.readers([running.pid, os.getpid()], table) == (running.pid,)
         before = resting(running.pid)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             os.kill(running.pid, number)
@@ -76,7 +76,7 @@ def test_thread_that_has_read_data_has_moved(server: tuple[subprocess.Popen[byte
         client.sendall(b"something")
         wait_until("one is elsewhere", lambda: went_on(before, waits([running.pid])))
         assert went_on(before, resting(running.pid))
-        assert [sock.unread for sock in nodes.read(nodes.of_processes([running.pid])).values() if sock.there] == [0]
+        assert [sock.unread for sock in nodes.read(nodes.of_processes([running.pid])).values() if sock.remote] == [0]
         stop(running.pid)
         assert went_on(before, nodes.waits([running.pid]))
 
@@ -109,18 +109,18 @@ def test_running_threads_have_no_location(after: Mapping[int, str], expected: bo
 
 
 LISTENER = Sock(3, "unix", LISTEN, 0, name=b"/run/s\0")
-ACCEPTED = Sock(4, "unix", ESTABLISHED, 0, here=b"4", there=b"9", name=b"/run/s\0")
-BUS = Sock(5, "unix", ESTABLISHED, 0, here=b"5", there=b"8")
+ACCEPTED = Sock(4, "unix", ESTABLISHED, 0, local=b"4", remote=b"9", name=b"/run/s\0")
+BUS = Sock(5, "unix", ESTABLISHED, 0, local=b"5", remote=b"8")
 
 
 def test_only_connections_to_the_job_count() -> None:
     """Connections to other processes or within the job do not count; a new connection is a request."""
-    look = {sock.inode: sock for sock in (LISTENER, ACCEPTED, BUS)}
-    assert sockets.uncounted(look) == {4}
-    assert sockets.uncounted({**look, 6: Sock(6, "unix", ESTABLISHED, 0, here=b"9", there=b"4")}) == frozenset()
-    assert sockets.at_rest(look, look, within_s=900) is None
-    assert sockets.at_rest(look, {3: LISTENER, 5: BUS}, within_s=900) == "a connection was made on a UNIX socket"
-    assert sockets.at_rest(look, {3: LISTENER, 4: ACCEPTED}, within_s=900) is None
+    table = {sock.inode: sock for sock in (LISTENER, ACCEPTED, BUS)}
+    assert sockets.uncounted(table) == {4}
+    assert sockets.uncounted({**table, 6: Sock(6, "unix", ESTABLISHED, 0, local=b"9", remote=b"4")}) == frozenset()
+    assert sockets.at_rest(table, table, within_s=900) is None
+    assert sockets.at_rest(table, {3: LISTENER, 5: BUS}, within_s=900) == "a connection was made on a UNIX socket"
+    assert sockets.at_rest(table, {3: LISTENER, 4: ACCEPTED}, within_s=900) is None
 
 
 def test_listener_of_connection_is_known(tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ def test_job_of_process_is_found_by_its_shepherd(tmp_path: Path) -> None:
 def test_jobs_without_connection_count_as_awake(world, known):
     """They count as awake until their shepherds connect, which then report more."""
     others: dict[int, tuple[int, ...]] = {8: (900,)}
-    asked: list[list[int]] = []
+    queries: list[list[int]] = []
 
     def unheard_pids(pids: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
-        asked.append(list(pids))
+        queries.append(list(pids))
         return others
 
     node = Node(world, Rules(awake_limit_pct=70), unheard=unheard_pids)
@@ -72,7 +72,7 @@ def test_jobs_without_connection_count_as_awake(world, known):
     node.round()
     assert (awake(world), asleep(world)) == ((True, False) if known else (False, True))
     if not known:
-        assert asked[-1] == [900]
+        assert queries[-1] == [900]
         assert node.view()["waits"] == "it needs 48 GiB on GPU 0, and 36 GiB is left there: job 8 is busy"
         others.clear()
         node.round()

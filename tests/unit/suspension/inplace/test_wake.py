@@ -210,7 +210,7 @@ def test_checks_use_bounded_cpu_time(node, monkeypatch):
     computed = 0.0
     pauses: list[float | None] = []
 
-    def look() -> None:
+    def compute() -> None:
         nonlocal computed
         computed += 0.001 if not pauses else 0.1
 
@@ -221,7 +221,7 @@ def test_checks_use_bounded_cpu_time(node, monkeypatch):
 
     node.sleep()
     monkeypatch.setattr(time, "thread_time", lambda: computed)
-    monkeypatch.setattr(node.scheduler, "round", look)
+    monkeypatch.setattr(node.scheduler, "round", compute)
     monkeypatch.setattr(node.scheduler._poke, "wait", pause)
     node.scheduler._run()
     assert pauses == [0.1, pytest.approx(2.0)]
@@ -249,8 +249,8 @@ def test_lost_helper_is_not_a_failure(world, node, monkeypatch):
     node.connection()
     restore, lost = node.agent.cuda.restore, []
 
-    def once(pid: int, **given: object) -> None:
-        restore(pid, **given)
+    def once(pid: int, **options: object) -> None:
+        restore(pid, **options)
         if not lost:
             lost.append(pid)
             raise HelperLost("the helper for the CUDA driver ended")
@@ -271,11 +271,11 @@ def test_processes_are_restored_at_once(world, node, monkeypatch, lost):
     node.connection()
     restore, calls = node.agent.cuda.restore, []
 
-    def noted(*pids: int, **given: object) -> None:
+    def noted(*pids: int, **options: object) -> None:
         calls.append(pids)
         if lost and len(calls) == 1:
             raise HelperLost("the helper for the CUDA driver ended")
-        restore(*pids, **given)
+        restore(*pids, **options)
 
     monkeypatch.setattr(node.agent.cuda, "restore", noted)
     node.round()
@@ -356,8 +356,8 @@ def test_memory_taken_at_the_last_moment_is_waited_for(world, node, monkeypatch)
     node.cards.others = 0
     thaw = node.freezer.thaw
 
-    def taken(*arguments: object, **given: object) -> None:
-        thaw(*arguments, **given)
+    def taken(*arguments: object, **options: object) -> None:
+        thaw(*arguments, **options)
         node.cards.others = 79 * GIB
 
     monkeypatch.setattr(node.freezer, "thaw", taken)
@@ -407,20 +407,20 @@ def test_job_with_unreadable_sockets_is_woken(world, node):
 
 def test_ended_process_wakes_job(world, node):
     """The OOM killer may have killed it: its stopped parent would never notice."""
-    told: list[str] = []
-    node.woken = lambda job_id, how, slept_s: told.append(how)
+    reasons: list[str] = []
+    node.woken = lambda job_id, how, slept_s: reasons.append(how)
     node.sleep()
     world.clock += 58
     dead = node.processes.pop()
     node.round()
     assert node.stopped() == [False]
     assert node.scheduler.view(7) is None
-    assert told == [f"awake after 1m in place: its process {dead.pid} has ended"]
+    assert reasons == [f"awake after 1m in place: its process {dead.pid} has ended"]
 
 
 def test_internal_sockets_get_no_requests(world, node):
     """An event loop has such sockets: no request can reach the job, so it wakes when there is room."""
-    ends = Sock(21, "unix", 1, 0, here=b"21", there=b"22"), Sock(22, "unix", 1, 0, here=b"22", there=b"21")
+    ends = Sock(21, "unix", 1, 0, local=b"21", remote=b"22"), Sock(22, "unix", 1, 0, local=b"22", remote=b"21")
     node.sockets.now = {end.inode: end for end in ends}
     node.sleep()
     assert node.view()["wakes_on_request"] is False

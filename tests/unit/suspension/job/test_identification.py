@@ -94,12 +94,12 @@ class Scene:
             mount_namespace, (program.st_dev, program.st_ino),
         )  # fmt: skip
 
-    def identify(self, process: Process, announced: Announcement | None = None, **given: Path) -> Identity:
+    def identify(self, process: Process, announced: Announcement | None = None, **options: Path) -> Identity:
         """Identify the process as the agent does at its hello."""
         write(self.announcements, announced or self.announced(process))
         inspector = Inspector(
             finder=JobFinder(cgroups=self.directory), announcements=Announcements(self.announcements),
-            shepherd=given.get("installed", self.directory / "none"),
+            shepherd=options.get("installed", self.directory / "none"),
         )  # fmt: skip
         uid = int(process.status()["Uid"].split()[0])
         return inspector.identify(Peer(process.pid, uid, uid))
@@ -176,11 +176,11 @@ CHANGES: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("what", sorted(CHANGES))
 def test_shepherd_with_different_announcement_is_rejected(scene: Scene, what: str) -> None:
     """Each field of the announcement is checked."""
-    changes, said = CHANGES[what]
+    changes, message = CHANGES[what]
     process = scene.start()
     announced = scene.announced(process)
     assert scene.identify(process, announced).pid == process.pid
-    with pytest.raises(NotAShepherd, match=said):
+    with pytest.raises(NotAShepherd, match=message):
         scene.identify(process, replace(announced, **changes))  # type: ignore[arg-type]
 
 
@@ -246,9 +246,9 @@ WRONG: dict[str, tuple[Callable[[Scene], Process], str]] = {
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_shepherd_with_single_defect_is_rejected(scene: Scene, what: str) -> None:
     """The announcement by root does not matter."""
-    make, said = WRONG[what]
+    make, message = WRONG[what]
     process = make(scene)
-    with pytest.raises(NotAShepherd, match=said):
+    with pytest.raises(NotAShepherd, match=message):
         scene.identify(process)
 
 
@@ -279,8 +279,8 @@ def test_shepherd_in_mount_namespace_of_user_is_rejected(scene: Scene) -> None:
     """It is in the agent's user namespace, but in a mount namespace where a user may mount programs."""
     owner = subprocess.Popen(("unshare", "--user", "--map-root-user", "--mount", "sleep", "1000"))
     scene.started.append(owner)
-    own = Path("/proc/self/ns/mnt").readlink()
-    wait_until("the mounts are there", lambda: Path(f"/proc/{owner.pid}/ns/mnt").readlink() != own)
+    own_namespace = Path("/proc/self/ns/mnt").readlink()
+    wait_until("the mounts are there", lambda: Path(f"/proc/{owner.pid}/ns/mnt").readlink() != own_namespace)
     into = ("nsenter", f"--mount=/proc/{owner.pid}/ns/mnt", "--")
     process = scene.start(before=into, makes=("--pid",))
     with pytest.raises(NotAShepherd, match=r"the mount namespace of process \d+ is of a user namespace"):
@@ -343,9 +343,9 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("what", sorted(BROKEN))
 def test_invalid_announcement_is_rejected(tmp_path: Path, announcements: Announcements, what: str) -> None:
     """No part of it is used."""
-    change, said = BROKEN[what]
+    change, message = BROKEN[what]
     change(write(tmp_path / "shepherds", ANNOUNCED))
-    with pytest.raises(AnnouncementError, match=said):
+    with pytest.raises(AnnouncementError, match=message):
         announcements.of(123)
 
 

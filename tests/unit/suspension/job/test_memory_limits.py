@@ -37,7 +37,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return CgroupSite(tmp_path, request.param, monkeypatch)
 
 
-def spare(there: AllocatedMemory) -> SpareMemory:
+def spare(allocated: AllocatedMemory) -> SpareMemory:
     return PLENTY
 
 
@@ -266,10 +266,10 @@ def test_increase_is_bounded_by_spare_memory(site: CgroupSite, free: int) -> Non
     available = SpareMemory((free + 7) * GIB, 5 * GIB, 2 * GIB)
     if free < 60:
         with pytest.raises(MemoryLimitError, match=r"can spare 59 GiB \(66 GiB free, less 5 GiB allocated to other"):
-            limits.make_room(7, INIT, 60 * GIB, lambda there: available)
+            limits.make_room(7, INIT, 60 * GIB, lambda allocated: available)
         assert (site.values(7), site.records()) == ([32 * GIB] * 2, [])
         return
-    limits.make_room(7, INIT, 60 * GIB, lambda there: available)
+    limits.make_room(7, INIT, 60 * GIB, lambda allocated: available)
     assert site.values(7) == [(10 + min(free, 82)) * GIB] * 2
 
 
@@ -277,7 +277,7 @@ def test_unknown_spare_memory_is_none(site: CgroupSite) -> None:
     """The spare memory is unknown if Slurm does not respond."""
     site.add(7, PID, 32 * GIB, 10 * GIB)
     with pytest.raises(MemoryLimitError, match="Slurm does not report"):
-        site.limits().make_room(7, INIT, 60 * GIB, lambda there: None)
+        site.limits().make_room(7, INIT, 60 * GIB, lambda allocated: None)
     assert site.values(7) == [32 * GIB] * 2
 
 
@@ -301,8 +301,8 @@ def test_allocated_memory_of_other_jobs(site: CgroupSite) -> None:
     limits = site.limits()
 
     def allocated() -> tuple[int, int, int]:
-        there = limits.allocated(7, INIT)
-        return sum(there.limits.values()) // GIB, there.unused // GIB, there.raised // GIB
+        memory = limits.allocated(7, INIT)
+        return sum(memory.limits.values()) // GIB, memory.unused // GIB, memory.raised // GIB
 
     assert allocated() == (60, 15, 0)
     limits.make_room(8, Id(PID + 1, 1), 100 * GIB, spare)
@@ -321,9 +321,9 @@ def test_starting_job_counts_while_others_start_and_end() -> None:
 
 def test_limit_above_the_allocation_hides_no_starting_job() -> None:
     """``AllowedRAMSpace=120``."""
-    there = AllocatedMemory({(1, 1): 12 * GIB}, 0)
-    assert there.starting(13 * GIB, there, 1.2) == 3 * GIB
-    assert there.starting(12 * GIB, there, 0.5) == 0  # fewer than allocated
+    memory = AllocatedMemory({(1, 1): 12 * GIB}, 0)
+    assert memory.starting(13 * GIB, memory, 1.2) == 3 * GIB
+    assert memory.starting(12 * GIB, memory, 0.5) == 0  # fewer than allocated
 
 
 def test_memory_above_the_jobs_is_promised_once(site: CgroupSite) -> None:
@@ -354,8 +354,8 @@ def test_jobs_share_spare_memory_at_most_once(site: CgroupSite) -> None:
         for job in jobs:
             needed = rng.randint(1, 80) * GIB
 
-            def node(there: AllocatedMemory) -> SpareMemory:
-                return SpareMemory(free, there.unused, 2 * GIB)  # noqa: B023 - called at once
+            def node(allocated: AllocatedMemory) -> SpareMemory:
+                return SpareMemory(free, allocated.unused, 2 * GIB)  # noqa: B023 - called at once
 
             before = site.values(job)
             try:

@@ -68,8 +68,8 @@ def test_connected_process_differs_from_reused_pid() -> None:
         address = listener.getsockname()
         child = os.fork()
         if child == 0:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mine:
-                mine.connect(address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                client.connect(address)
                 os.kill(os.getpid(), signal.SIGSTOP)
             os._exit(0)
         os.waitpid(child, os.WUNTRACED)
@@ -261,7 +261,7 @@ def test_loop_survives_failing_tick() -> None:
 
 def test_window_that_ends_between_samples_is_detected_at_once() -> None:
     """One additional sample is taken then, not too soon for the counters; the regular ones keep their times."""
-    now, looks = [100.0], list[float]()
+    now, samples = [100.0], list[float]()
 
     class Poke(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -271,14 +271,14 @@ def test_window_that_ends_between_samples_is_detected_at_once() -> None:
     ends = [107.3, 110.001]
 
     def tick() -> None:
-        looks.append(now[0] - 100)
-        if len(looks) == 6:
+        samples.append(now[0] - 100)
+        if len(samples) == 6:
             stop.set()
 
     stop = threading.Event()
     soon = lambda: next((end for end in ends if end > now[0]), None)  # noqa: E731
     run(tick, lambda: None, 5.0, stop=stop, poke=Poke(), soon=soon, clock=lambda: now[0])
-    assert looks == pytest.approx([0, 5, 7.31, 10, 10.25, 15])
+    assert samples == pytest.approx([0, 5, 7.31, 10, 10.25, 15])
 
 
 def test_seats_and_log_messages_are_limited() -> None:

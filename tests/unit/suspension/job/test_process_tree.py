@@ -100,10 +100,10 @@ def test_tree_is_killed_before_criu(monkeypatch):
         Member(pid, pid_ns, 1, 5, "S", name, 1000)
         for pid, pid_ns, name in ((11, 900, "criu"), (12, 7, "root"), (13, 8, "child"))
     )
-    there, sent = [[criu, root, child], []], []
+    listings, sent = [[criu, root, child], []], []
     space = SimpleNamespace(send=lambda number, signum: sent.append(number.pid))
     monkeypatch.setattr(LinuxProcesses, "_space", lambda self, *init: space)
-    monkeypatch.setattr(LinuxProcesses, "_all_processes", lambda self, space: there.pop(0))
+    monkeypatch.setattr(LinuxProcesses, "_all_processes", lambda self, space: listings.pop(0))
     assert LinuxProcesses(sleep=lambda seconds: None).end(10, 5, timeout_s=60)
     assert sent == [root.pid, child.pid, criu.pid]
 

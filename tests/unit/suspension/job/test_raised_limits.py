@@ -143,11 +143,11 @@ def test_limit_lowered_by_slurm_is_noticed_under_the_locks(world, site, monkeypa
     agent = Agent(world, "c1", limits=site.limits())
     site.set(7, 2 * GIB)
 
-    def look():
+    def lower_limit():
         site.set(7, SMALL)
         monkeypatch.setattr(Slurm, "nodes", lambda slurm: ())
 
-    done = agent.suspend(look)
+    done = agent.suspend(lower_limit)
     assert done.failure is not None
     assert done.failure.startswith("its GPU memory (1 MiB) does not fit below its memory limit: Slurm does not report")
     assert "checkpoint" not in world.effect_log

@@ -68,26 +68,26 @@ def test_output_that_does_not_respond_is_reported(tmp_path, stalling, monkeypatc
     """If the file server fails, the suspension is aborted; others are not blocked."""
     monkeypatch.setattr(streams, "_ANSWER_S", 0.2)
     monkeypatch.setattr(image_writer, "_READ_S", 0.2)
-    theirs = stalling(tmp_path / "theirs")
-    (theirs.path / "out").write_bytes(b"one\n" * 100_000)
-    hand_over(theirs.path)
-    with (theirs.path / "out").open("ab") as file:
+    file_system = stalling(tmp_path / "theirs")
+    (file_system.path / "out").write_bytes(b"one\n" * 100_000)
+    hand_over(file_system.path)
+    with (file_system.path / "out").open("ab") as file:
         process = subprocess.Popen(("sleep", "100"), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL)
     store = DirectoryStore(tmp_path / "images", b"k" * 32)
     try:
         with store.begin(JobKey("c", 1, 1), uid=0, estimate=1) as image:
 
             def save(name, fd, size):
-                theirs.stall()
+                file_system.stall()
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 return image.save(name, fd, size)
 
             if since == "before":
-                theirs.stall()
+                file_system.stall()
             with pytest.raises(streams.StreamsError, match="cannot be read: its file system does not respond"):
                 streams.save(Process(process.pid).id, save, OWNER)
     finally:
-        theirs.go_on()
+        file_system.resume()
         store.close()
         process.kill()
         process.wait()
@@ -175,29 +175,29 @@ def test_output_that_does_not_respond_does_not_block_restore(tmp_path, stalling,
     """The file server fails, or a user's own FUSE stalls: only a few restores run at a time. The error is reported."""
     monkeypatch.setattr(streams, "_ANSWER_S", 0.2)
     monkeypatch.setattr(streams, "_RESTORE_S", 0.2)
-    theirs = stalling(tmp_path / "theirs")
-    (theirs.path / "now").write_bytes(b"")
-    hand_over(theirs.path)
+    file_system = stalling(tmp_path / "theirs")
+    (file_system.path / "now").write_bytes(b"")
+    hand_over(file_system.path)
     (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
-    saved = SavedOutput(1, "file", str(theirs.path / "now"), file="out.1", size=8, inherit="theirs/now")
-    fd = os.open(theirs.path / "now", os.O_WRONLY)
+    saved = SavedOutput(1, "file", str(file_system.path / "now"), file="out.1", size=8, inherit="theirs/now")
+    fd = os.open(file_system.path / "now", os.O_WRONLY)
     again = streams._open_again
 
     def opened(*args):
         result = again(*args)
-        theirs.stall()
+        file_system.stall()
         return result
 
     try:
         if since == "before":
-            theirs.stall()
+            file_system.stall()
         else:
             monkeypatch.setattr(streams, "_open_again", opened)
         with pytest.raises(RestoreFailed, match="theirs/now cannot be restored: its file system does not respond"):
             streams.restore_files((saved,), {1: fd}, saved_in(tmp_path), OWNER)
         streams.say({1: fd}, "not restored")
     finally:
-        theirs.go_on()
+        file_system.resume()
         os.close(fd)
 
 

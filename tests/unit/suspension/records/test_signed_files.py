@@ -26,7 +26,7 @@ from slurm_affinode.suspension.records.shared_state import Note, Notes, StartPla
 from slurm_affinode.suspension.records.sweep import Absences
 from slurm_affinode.suspension.wake import Lease
 
-from ..agent_sequences import go_on_at_c2
+from ..agent_sequences import resume_at_c2
 
 NOTE = Note("alpha", 7, 5, 0, 1, 1000, "c1", 1, 1.0, "idle", 1, 2, 3, "auto")
 RUN = LiveRun(JobKey("alpha", 7, 9), 1000, 1)
@@ -97,7 +97,7 @@ def of_stranger(path: Path) -> None:
     path.write_text(STRANGER.encode("note", path.name, asdict(NOTE)))
 
 
-def for_something_else(path: Path) -> None:
+def for_another_purpose(path: Path) -> None:
     path.write_text(Signer(KEY, "c1").encode("promise", path.name, asdict(NOTE)))
 
 
@@ -136,7 +136,7 @@ def open_to_others(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "attack",
-    [changed, unsigned, half_signed, of_stranger, for_something_else, in_another_name, of_another_job, signed_nonsense,
+    [changed, unsigned, half_signed, of_stranger, for_another_purpose, in_another_name, of_another_job, signed_nonsense,
      link, pipe, large, open_to_others],
 )  # fmt: skip
 def test_forged_note_is_ignored_and_reported(notes: Notes, tmp_path: Path, attack: Callable[[Path], None]) -> None:
@@ -210,7 +210,7 @@ def test_note_of_older_release_is_read_if_it_matches_image(world: World) -> None
     agent.waker.wake(note.key, "alice")
     assert not world.held
     assert "hmac" in json.loads((world.root / "shared" / "asleep" / "alpha.7.json").read_text())
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 @pytest.mark.parametrize("change", [{"seq": 2}, {"uid": 4711}, {"began_ms": 5}, {"node": "c9"}, {"restarts": 5}])
@@ -230,7 +230,7 @@ def test_unsigned_note_does_not_abandon_image(world: World) -> None:
     agent = Agent(world, "c2")
     agent.keeper.sweep(True)
     assert agent.images(shared=True) == [1]
-    go_on_at_c2(world)
+    resume_at_c2(world)
 
 
 def test_unsigned_note_of_signed_image_is_ignored(world: World) -> None:
@@ -252,8 +252,8 @@ def test_forged_claim_does_not_prevent_restore(tmp_path: Path, text: str) -> Non
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "alpha.7.1").write_text(text)
     signer = Signer(KEY, "c1")
-    mine = Notes(tmp_path, signer)
-    assert mine.claim(RUN, "c1/10/5") is None
+    notes_of_c1 = Notes(tmp_path, signer)
+    assert notes_of_c1.claim(RUN, "c1/10/5") is None
     assert signer.refused()
     assert again(tmp_path).claim(RUN, "c2/10/5") == "c1/10/5"
     assert [path.name for path in (tmp_path / "claims").iterdir()] == ["alpha.7.1"]
@@ -263,17 +263,17 @@ def test_claim_of_older_release_counts_for_its_images(tmp_path: Path) -> None:
     """An agent that is not upgraded yet may be restoring the job."""
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "alpha.7.1").write_text("c2/4711/815")
-    mine = Notes(tmp_path, Signer(KEY, "c1"))
-    assert mine.claim(RUN, "c1/10/5", former=True) == "c2/4711/815"
-    assert mine.claim(RUN, "c2/4711/815", former=True) is None
-    assert mine.claim(RUN, "c1/10/5") is None
+    notes_of_c1 = Notes(tmp_path, Signer(KEY, "c1"))
+    assert notes_of_c1.claim(RUN, "c1/10/5", former=True) == "c2/4711/815"
+    assert notes_of_c1.claim(RUN, "c2/4711/815", former=True) is None
+    assert notes_of_c1.claim(RUN, "c1/10/5") is None
 
 
 def test_forged_plan_is_ignored(tmp_path: Path) -> None:
     """The plan is ignored, as if Slurm had none."""
-    mine = Notes(tmp_path, Signer(KEY, "c1"))
+    notes_of_c1 = Notes(tmp_path, Signer(KEY, "c1"))
     plan = {7: StartPlan(100.0, ("c1", "c2"))}
-    mine.write_plan("alpha", plan)
+    notes_of_c1.write_plan("alpha", plan)
     assert again(tmp_path).plan("alpha") == plan
     for text in (
         '{"7": [100.0, ["c1"]]}',
@@ -307,12 +307,12 @@ def test_forged_promise_is_ignored(tmp_path: Path, text: str) -> None:
     """A pending job that a forged promise assigns to another node is served nevertheless."""
     (tmp_path / "promises").mkdir()
     (tmp_path / "promises" / "test.99.0").write_text(text)
-    mine = Promises(tmp_path, "test", Signer(KEY, "c1"), lasts_s=600, now=lambda: 1000.0)
-    mine.refresh()
-    assert mine.known() == ()
+    promises_of_c1 = Promises(tmp_path, "test", Signer(KEY, "c1"), lasts_s=600, now=lambda: 1000.0)
+    promises_of_c1.refresh()
+    assert promises_of_c1.known() == ()
     (tmp_path / "promises" / "test.99.0").write_text(text)
     waiting = Waiting(99, "99", ("gpu",), "Resources", held=False, priority=1, gpus=1)
-    assert mine.take(waiting, 1) == "test.99.0"
+    assert promises_of_c1.take(waiting, 1) == "test.99.0"
 
 
 def test_forged_absence_does_not_hasten_removal(tmp_path: Path) -> None:

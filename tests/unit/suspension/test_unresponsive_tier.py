@@ -34,7 +34,7 @@ def shared(world: World, stalling: Callable[..., Stalling], monkeypatch: pytest.
     # On a busy machine it may be slower than the timeout, but it does respond.
     monkeypatch.setattr(FileSystemCalls, "_answers", lambda self: not made.stalled or answers_(self))
     yield made
-    made.go_on()
+    made.resume()
 
 
 class OnIt(Tiered):
@@ -68,7 +68,7 @@ def test_local_work_continues_without_shared_store(world: World, shared: Stallin
     assert "does not respond" in (agent.keeper.unresponsive() or "")
     assert "does not respond" in (agent.keeper.room() or "")
     assert time.monotonic() - began < DEADLINE_S
-    shared.go_on()
+    shared.resume()
     answers(agent)
     assert agent.suspend().phase is Phase.QUEUED
     agent.settle()
@@ -81,7 +81,7 @@ def test_suspension_in_progress_completes(world: World, shared: Stalling) -> Non
     done = agent.suspend(shared.stall)
     assert done.phase is Phase.QUEUED
     assert agent.where() == ["memory", "disk"]
-    shared.go_on()
+    shared.resume()
     answers(agent)
     wait_until("its copy is there", lambda: agent.keeper.suspended()[0].where == "shared")
     assert agent.where() == ["memory", "disk", "shared"]
@@ -99,14 +99,16 @@ def test_restore_waits_for_file_server(world: World, shared: Stalling, caplog: p
     def sleep(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 3:
-            shared.go_on()
+            shared.resume()
             answers(agent)
 
     agent.build(clock=replace(agent.clock, sleep=sleep))
     assert isinstance(agent.restore(), Restored)
     assert len(waited) >= 3
-    said = [line.removeprefix(f"{shared.path}: ") for line in caplog.messages if line.startswith(f"{shared.path}: ")]
-    assert sorted(said) == [
+    messages = [
+        line.removeprefix(f"{shared.path}: ") for line in caplog.messages if line.startswith(f"{shared.path}: ")
+    ]
+    assert sorted(messages) == [
         *["its file system does not respond; operations on it fail until it responds"] * 2,
         *["responds again"] * 2,  # for the images and the notes
     ]
@@ -122,7 +124,7 @@ def test_job_is_held_if_file_server_does_not_return(world: World, shared: Stalli
     reply = agent.restore()
     assert isinstance(reply, Hold)
     assert "does not respond" in reply.reason
-    shared.go_on()
+    shared.resume()
     answers(agent)
     assert agent.where() == ["shared"]
 
