@@ -321,7 +321,7 @@ def print_table(
     console.print(table)
     if left_out:
         option = "--json" if wide is None else "--wide"
-        echo(left_out_note(console.width, left_out, option))
+        console.print(Text(printable(left_out_note(console.width, left_out, option))), highlight=False)
 
 
 def left_out_note(width: int, columns: Sequence[str], option: str) -> str:

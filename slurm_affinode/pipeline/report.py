@@ -21,7 +21,7 @@ from slurm_affinode.analysis.result import PeriodHours, Thresholds, Trend, Waste
 from slurm_affinode.analysis.working_hours import WorkingTime
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
-from slurm_affinode.base.text import visible
+from slurm_affinode.base.text import percent, visible
 from slurm_affinode.base.times import parse_hours
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.store import engine_store
@@ -237,7 +237,7 @@ def _stored(config: Config) -> History:
 
 def _advance(say: Step) -> Callable[[int, int], None]:
     def report_progress(done: int, whole: int) -> None:
-        share = fmt.percent(done / whole if whole else 1.0)
+        share = percent(done / whole if whole else 1.0)
         say(f"joining with the GPU metrics: {share} of {fmt.count(whole)} samples")
 
     return report_progress

@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import polars as pl
 
+from slurm_affinode.analysis import actions
 from slurm_affinode.analysis.portions import Rank, portions, ranks, without_runs
 from slurm_affinode.analysis.result import PeriodHours, Trend, WasteResult
 from slurm_affinode.base import files
@@ -189,10 +190,16 @@ class UsagePages:
         return {key: name for key in keys if (name := job_file(*key)) in present}
 
     def _jobs(self, result: WasteResult) -> None:
-        """Make the pages of the runs with most idle hours: of the report, and of each user."""
+        """Make the pages of the runs with most idle hours, of the report and of each user, and of its actions."""
         idle = result.jobs.filter(pl.col("gpu_hours_idle") > 0)
         place = pl.int_range(pl.len())
-        chosen = idle.filter((place < output.DEFAULT_TOP) | (place.over("user") < JOBS_PER_USER))
+        first = idle.filter((place < output.DEFAULT_TOP) | (place.over("user") < JOBS_PER_USER))
+        named = pl.DataFrame(
+            [(action.cluster, action.job_id) for action in actions.actions(result)],
+            schema={name: result.jobs.schema[name] for name in ("cluster", "job_id")}, orient="row",
+        )  # fmt: skip
+        of_actions = result.jobs.join(named, on=["cluster", "job_id"], how="semi", maintain_order="left")
+        chosen = pl.concat([first, of_actions]).unique(_KEY, keep="first", maintain_order=True)
         due = [
             row for row in chosen.select(*_KEY, "user", "account", "end").iter_rows()
             if NAME.fullmatch(row[3] or "") and NAME.fullmatch(row[0] or "") and not self._is_made(*row)

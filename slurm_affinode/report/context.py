@@ -250,6 +250,8 @@ class ReportContext:
     caution: str
     """Warning if accounting ends before the end of the interval; else empty."""
     answer: Answer
+    consequences: str
+    """Sentences below the answer; empty if nothing is known."""
     findings: tuple[str, ...]
     split: Markup
     cards: tuple[Card, ...]

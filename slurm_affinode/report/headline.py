@@ -57,14 +57,20 @@ def _runs(jobs: float | int | None) -> str:
     return "jobs" if jobs is None else "1 job run" if jobs == 1 else f"{fmt.count(jobs)} job runs"
 
 
+def consequences(result: WasteResult) -> str:
+    """Return what suspensions would have returned, and who waited meanwhile; empty if both are unknown."""
+    idle = known(result.total, "gpu_hours_idle")
+    waited = _waited(result) if known(result.total, "gpu_hours_allocated") else ""
+    return " ".join(text for text in (_suspensions(result, idle) if idle else "", waited) if text)
+
+
 def findings(result: WasteResult) -> tuple[str, ...]:
-    """Return a few sentences with the main findings, the most important first."""
+    """Return a few sentences with further findings, the most important first."""
     total = result.total
     idle = known(total, "gpu_hours_idle")
     if not idle:
-        return (text,) if known(total, "gpu_hours_allocated") and (text := _waited(result)) else ()
-    sentences = [_suspensions(result, idle), _waited(result)]
-    sentences += [_users_concentration(result, idle), _jobs_concentration(result, idle)]
+        return ()
+    sentences = [_users_concentration(result, idle), _jobs_concentration(result, idle)]
     held, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
     if held and idle_held:
         sentences.append(

@@ -52,6 +52,7 @@ def build_context(
         scope=method_section.scope(query),
         caution=headline.sentence(visible(result.accounting_note)),
         answer=headline.answer(result),
+        consequences=headline.consequences(result),
         findings=headline.findings(result),
         split=headline.split(result),
         cards=headline.cards(result),

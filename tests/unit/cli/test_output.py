@@ -80,7 +80,9 @@ def test_table_that_does_not_fit_leaves_columns_out(
     lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[: len(heading)] == heading
     assert "123.4" in lines[len(heading)]
-    assert lines[len(heading) + 1 :] == ([] if left_out is None else [left_out])
+    note = lines[len(heading) + 1 :]
+    assert " ".join(note) == (left_out or "")
+    assert max(map(len, note), default=0) <= max(width, len("partition,"))
 
 
 def test_wide_table_has_every_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,4 +94,4 @@ def test_wide_table_has_every_column(monkeypatch: pytest.MonkeyPatch, capsys: py
         options.print_table(columns, rows, right=columns[1:2], minor=("partition",), wide=wide)
     lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["user  gpu hours  partition", "anna      123.4  a long name of a partition"]
-    assert lines[-1] == "Not shown on 18 columns: partition (--wide has them)"
+    assert " ".join(lines).endswith("Not shown on 18 columns: partition (--wide has them)")

@@ -88,6 +88,7 @@ def test_report_joins_accounting_and_samples(state: Path, tmp_path: Path) -> Non
     assert "&lt;script&gt;" in written.report.read_text()
     assert steps[0] == "reading accounting"
     assert steps[-1] == "rendering the report"
+    assert [step for step in steps if not step.isprintable()] == []  # a terminal would show a sign in its place
 
 
 def test_filter_by_user(state: Path) -> None:

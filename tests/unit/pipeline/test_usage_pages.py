@@ -38,7 +38,7 @@ accounts = {{physics = ["pat"]}}
 class Site:
     """Six users on a node of six GPUs, each with a job in October, in week 46 and yesterday; all of them idle."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, util_pct: float = 0.0, fb_used_mib: float | None = None) -> None:
         self.path, self.now, self.toml = path, NOW, TOML.format(path)
         starts = [datetime(2026, 10, 7, 10, tzinfo=UTC), datetime(2026, 11, 11, 10, tzinfo=UTC),
                   datetime(2026, 11, 19, 10, tzinfo=UTC)]  # fmt: skip
@@ -50,8 +50,8 @@ class Site:
                 times = [start + timedelta(minutes=5 * n) for n in range(24 - number)]
                 samples.append(
                     pl.DataFrame({"time": times}).with_columns(
-                        cluster=pl.lit("c"), node=pl.lit("n1"), uuid=pl.lit(f"GPU-{number}"), util_pct=pl.lit(0.0),
-                        job=pl.lit(str(job)),
+                        cluster=pl.lit("c"), node=pl.lit("n1"), uuid=pl.lit(f"GPU-{number}"),
+                        util_pct=pl.lit(util_pct), fb_used_mib=pl.lit(fb_used_mib), job=pl.lit(str(job)),
                     )
                 )  # fmt: skip
         self.add(*rows)
@@ -130,6 +130,17 @@ def test_each_user_gets_pages_of_all_periods_and_own_jobs(made: Site) -> None:
         [("day", ""), ("week", ""), ("month", ' aria-current="page"')],
     ]  # fmt: skip
     assert "Place 2 of 6 users by idle GPU-hours" in day
+
+
+def test_job_of_an_action_has_a_page_without_idle_hours(tmp_path: Path) -> None:
+    """Of jobs that hold memory and hardly work, too: the report links to it."""
+    site = Site(tmp_path, util_pct=1.0, fb_used_mib=20_480.0)
+    site.night()
+    head = site.report().partition('<section id="advice"')[2].partition("</section>")[0]
+    assert "hardly any work" in head
+    linked = re.findall(r'href="\.\./\.\./([^"]*job-c-\d+-\d+\.html)"', head)
+    assert linked
+    assert [link for link in linked if not (site.config.reports_dir / link).exists()] == []
 
 
 def test_page_of_a_user_has_nothing_of_others(made: Site) -> None:

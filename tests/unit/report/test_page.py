@@ -345,10 +345,20 @@ def test_idle_shares_of_other_clusters_name_their_sources(page: Page, unmeasured
     assert "Idle shares of other clusters" not in Page(render_plain(unmeasured)).text
 
 
-def test_waits_are_a_finding_without_gpu_metrics(unmeasured: WasteResult) -> None:
+def test_waits_are_known_without_gpu_metrics(unmeasured: WasteResult) -> None:
     waits = StartedWaits(jobs=10, waited=4, gpu_hours=12.0, median_s=600.0, longest_s=7200.0)
-    (finding,) = headline.findings(dataclasses.replace(unmeasured, waits=waits))
-    assert finding.replace(NBSP, " ").startswith("Meanwhile 4 of 10 GPU jobs waited")
+    text = headline.consequences(dataclasses.replace(unmeasured, waits=waits))
+    assert text.replace(NBSP, " ").startswith("Meanwhile 4 of 10 GPU jobs waited")
+
+
+def test_returned_hours_and_waits_are_beside_the_answer(result: WasteResult, unmeasured: WasteResult) -> None:
+    """Above the figures: what suspensions would have returned, and who waited meanwhile."""
+    waits = StartedWaits(jobs=10, waited=4, gpu_hours=12.0, median_s=600.0, longest_s=7200.0)
+    page = render_plain(dataclasses.replace(result, waits=waits))
+    head = page.partition('<p class="answer">')[2].partition('<dl class="cards">')[0].replace(NBSP, " ")
+    assert "Suspending jobs after 15m without activity would have returned at most" in head
+    assert "Meanwhile 4 of 10 GPU jobs waited" in head
+    assert headline.consequences(unmeasured) == ""
 
 
 def test_fully_measured_week_mentions_no_unknown_hours(result: WasteResult) -> None:
