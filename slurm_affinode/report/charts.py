@@ -135,7 +135,7 @@ def numbers_table(numbers: Numbers) -> Markup:
         for row in numbers.rows
     )
     return Markup(
-        '<details class="numbers"><summary>Show the numbers</summary><div class="scroll" tabindex="0" role="region" '
+        '<details class="numbers"><summary>Show the numbers</summary><div class="scroll" tabindex="0" role="group" '
         'aria-label="{}"><table><caption>{}</caption><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div></details>'
     ).format(numbers.caption, numbers.caption, head, rows)
 

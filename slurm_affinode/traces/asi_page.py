@@ -145,7 +145,7 @@ def _pods(rows: Mapping[str, PodHours]) -> Table:
 
 
 def _executions(key: str, caption: str, rows: Mapping[str, ExecutionGroup]) -> Table:
-    head = ("", "Executions", "GPU-hours", "of all", "Duration, median h", "Delay, median s", "Delay, p99 s")
+    head = ("Group", "Executions", "GPU-hours", "of all", "Duration, median h", "Delay, median s", "Delay, p99 s")
     cells = {
         name.replace("_", " "): (
             fmt.count(g.executions),

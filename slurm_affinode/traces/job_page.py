@@ -196,7 +196,7 @@ def spreads(key: str, caption: str, rows: Mapping[str, Spread | None]) -> Table:
         name: [fmt.number(v) for v in ((s.mean, s.median, s.p90, s.p99, s.max) if s is not None else (None,) * 5)]
         for name, s in rows.items()
     }
-    return trace_page.numbers(key, caption, ("", *_SPREAD_HEAD), cells)
+    return trace_page.numbers(key, caption, ("Figure", *_SPREAD_HEAD), cells)
 
 
 def _size_chart(s: JobLogSummary) -> Markup:

@@ -96,7 +96,7 @@ def _tokens(key: str, s: RequestSummary) -> Table:
         f"tokens-{key}",
         "Tokens per request",
         (
-            Column(""),
+            Column("Tokens"),
             *(Column(label, "number") for label in ("Sum", "Mean", "Variance", "Minimum", *names, "Maximum")),
         ),
         tuple(
@@ -188,7 +188,7 @@ def _model(key: str, s: RequestSummary) -> Table:
         f"model-{key}",
         "Expected latency and queueing of the requests (model)",
         (
-            Column(""),
+            Column("Engines"),
             Column("Time to first token", "number", unit="s, mean"), Column("", "number", unit="s, p99"),
             Column("Time between tokens", "number", unit="ms, mean"), Column("", "number", unit="ms, p99"),
             Column("Whole request", "number", unit="s, p99"), Column("Waiting", "number", unit="maximum"),

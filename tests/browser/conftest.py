@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 import waste_samples
+from click.testing import CliRunner
 from job_samples import job_summary
 from playwright.sync_api import Browser, Page, sync_playwright
 from server_samples import server_report
 
 from slurm_affinode.analysis.portions import Rank, portions
 from slurm_affinode.analysis.result import PeriodHours, Thresholds, Trend, WasteResult
+from slurm_affinode.cli.main import cli
+from slurm_affinode.demo import histories
+from slurm_affinode.demo.histories import build_demo
 from slurm_affinode.report import job_page, servers_page, usage_page
 from slurm_affinode.report.archive_index import IndexEntry, render_index
 from slurm_affinode.report.links import Links
@@ -55,11 +59,12 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict[str, Path]:
-    """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU metrics, no jobs, model servers.
+    """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU metrics, no jobs, model servers,
+    and a few jobs, for checks that take long.
 
     ``server`` is the page of an overloaded server, ``hostile-server`` that of one with a hostile model name; ``job``
     and ``hostile-job`` are pages of single jobs, ``user`` and ``account`` those of their owners; ``index`` lists
-    reports.
+    reports. ``finding``, ``whatif``, ``log`` and ``requests`` are made by commands, of synthetic data.
     """
     made = {
         "week": samples.make_result(),
@@ -68,6 +73,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict
         "unmeasured": samples.make_result(measured=False, priced=False),
         "empty": samples.empty_result(),
         "servers": replace(samples.make_result(), servers=server_report(samples.HOSTILE)),
+        "small": replace(samples.make_result(12), servers=server_report()),
     }
     folder = tmp_path_factory.mktemp("pages")
     paths = {}
@@ -98,7 +104,30 @@ def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict
         paths[by].write_text(usage_page.render(portion, about, rank=Rank(2, 24, 0.3), links=links), encoding="utf-8")
     paths["index"] = folder / "index.html"
     paths["index"].write_text(render_index(_index_entries(whole)), encoding="utf-8")
-    return paths
+    return paths | _by_commands(folder)
+
+
+def _by_commands(folder: Path) -> dict[str, Path]:
+    """Return the pages of commands that need stored data or a log."""
+    build_demo(folder / "demo", histories.synthetic(days=3, seed=7))
+    log, requests = folder / "log.swf", folder / "requests.csv"
+    lines = [f"{n} {600 * n} {9 * n} {120 * n} 2 -1 -1 2 9000 -1 1 {n % 5} 1 -1 -1 -1 -1 -1" for n in range(1, 80)]
+    log.write_text("; MaxProcs: 64\n; UnixStartTime: 1762000000\n" + "\n".join(lines) + "\n")
+    rows = [f"2023-11-16 18:{n // 60:02d}:{n % 60:02d}.0000000,{50 * n},{5 * n}" for n in range(1, 600)]
+    requests.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    state = ("--state", folder / "demo" / "state")
+    made = {name: folder / name / "report.html" for name in ("finding", "whatif", "log", "requests")}
+    for words in (
+        ("zombies", "explain", "4273", *state, "--html", made["finding"]),
+        ("whatif", "--since", "2026-11-02", "--until", "2026-11-05", "--sweep", *state, "--html", made["whatif"]),
+        ("trace", "swf", log, "--out", made["log"].parent),
+        ("trace", "azure", requests, "--out", made["requests"].parent),
+    ):
+        if "--html" in words:
+            Path(words[-1]).parent.mkdir()
+        done = CliRunner().invoke(cli, list(map(str, words)))
+        assert done.exit_code == 0, done.output + repr(done.exception)
+    return made
 
 
 def _index_entries(result: WasteResult) -> list[IndexEntry]:

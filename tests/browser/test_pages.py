@@ -1,4 +1,4 @@
-"""Pages of users and accounts, and the index of reports, in a real browser."""
+"""Every kind of page in a real browser, and the index of reports. Pages of jobs are in test_job.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Open = Callable[..., Page]
 Violations = Callable[[Page], list[Any]]
 
 
-@pytest.mark.parametrize("name", ["user", "account", "index"])
+@pytest.mark.parametrize(
+    "name", ["small", "server", "user", "account", "index", "finding", "whatif", "log", "requests"]
+)
 def test_page_is_accessible_in_all_colors_and_widths(open_page: Open, violations: Violations, name: str) -> None:
     """Light, dark, 400 px and paper: no violation, and nothing scrolls sideways but tables in their own frame."""
     page = open_page(name, bypass_csp=True)
