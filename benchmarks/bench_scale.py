@@ -37,6 +37,7 @@ from ratios import MISSED, peak_gib, report
 from slurm_affinode.analysis import samples, segments
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import Thresholds, Totals
+from slurm_affinode.analysis.samples import StoredSamples
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline.dask_workers import DaskWorkers
 
@@ -143,7 +144,7 @@ class Constants:
 
 def constants(work: Work, directory: Path, seconds: float, workers: int) -> Constants:
     """Measure; ``seconds`` is the time with ``workers`` for the same samples."""
-    fold_input = kernel.FoldInput(work.index.store.root, work.index.pieces, work.cells, Thresholds())
+    fold_input = kernel.FoldInput(StoredSamples(work.index.store.root, ()), work.index.pieces, work.cells, Thresholds())
     todo = list(kernel.ranges_of(work.index))
     fold_s, folded = timed(lambda: [kernel.fold_range(rows, fold_input) for rows in todo])
     merge_s, _ = timed(lambda: kernel.total(folded, work.allocations, work.cells))

@@ -38,12 +38,12 @@ def find(store: SampleStore, held: HeldGpus, limit_pct: float, spread: Spread | 
         .join(pairs.group_by("run").agg(pl.col("device").n_unique().cast(pl.Int64).alias("measured")), on="run")
     )
     whole = known.filter((pl.col("measured") >= pl.col("gpus")) & (pl.col("measured") > 0))
-    pairs = pairs.join(whole.select("run", "measured"), on="run")
+    pairs = pairs.join(whole.select("run", "measured"), on="run").sort("run", "at")
     if pairs.is_empty():
         return pl.DataFrame(schema=PERIODS)
     pairs = pairs.with_row_index("pair").with_columns(pl.col("pair").cast(pl.Int64))
     shared = _IdleSamples(held.query, limit_pct)
-    windows = read_by_groups(_windows, store, pairs, shared, days=held.days, spread=spread)
+    windows = read_by_groups(_windows, store, pairs, shared, days=held.days, until=held.query.until, spread=spread)
     pair_windows = pairs.join(windows, on="pair")
     edges = pl.concat([
         pair_windows.select("run", "measured", pl.col("low_ms").alias("ms"), pl.lit(1).alias("change")),

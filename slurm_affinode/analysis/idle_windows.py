@@ -20,9 +20,8 @@ import polars as pl
 
 from slurm_affinode.analysis.block import Pieces
 from slurm_affinode.analysis.result import Thresholds
-from slurm_affinode.analysis.samples import Index, naming_damage, read_index, store_of_task
+from slurm_affinode.analysis.samples import Index, StoredSamples, naming_damage, read_index, store_of_task
 from slurm_affinode.analysis.segments import ranges
-from slurm_affinode.base.object_url import StorePlace
 from slurm_affinode.base.spread import Spread
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.ahead import ItemSource, read_ahead
@@ -138,8 +137,8 @@ class Pairs:
 class SampledDays:
     """The part of an index that says when samples count; it can be sent to other machines."""
 
-    days: frozenset[date]
-    """Days with samples."""
+    days: tuple[date, ...]
+    """Days with samples, ascending."""
     device: npt.NDArray[np.uint64]
     """Numbers of the devices of ``pieces`` in the sample store."""
     pieces: Pieces
@@ -147,7 +146,7 @@ class SampledDays:
     @classmethod
     def of(cls, index: Index) -> SampledDays:
         """Return that of an index."""
-        days = frozenset(source.day for source in index.sources)
+        days = tuple(sorted({source.day for source in index.sources}))
         return cls(days, index.devices["device"].to_numpy(), index.pieces)
 
 
@@ -155,8 +154,7 @@ class SampledDays:
 class FollowInput:
     """Parameters that all pairs share."""
 
-    place: StorePlace
-    """Of the sample store."""
+    stored: StoredSamples
     since: datetime
     until: datetime
     limits_pct: tuple[float, ...]
@@ -192,7 +190,7 @@ def follow_all(  # noqa: PLR0917
 
 
 def _follow_task(item: tuple[Pairs, Ints], shared: FollowInput) -> Followed:
-    with store_of_task(shared.place) as store:
+    with store_of_task(shared.stored) as store:
         return _follow_group(store, *item, shared)
 
 

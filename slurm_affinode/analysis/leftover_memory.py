@@ -53,7 +53,7 @@ def find(
         return []
     begin = datetime.fromtimestamp(max(epoch_ms(query.since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
     sample_range = _SampleRange(begin, until, rule.free_mib, query.thresholds.floors_pct)
-    seen = read_by_groups(_figures_since_free, history, free, sample_range, days=held.days, spread=spread)
+    seen = read_by_groups(_figures_since_free, history, free, sample_range, days=held.days, until=until, spread=spread)
     seen = free.join(seen, on="device").with_columns(
         pl.coalesce(pl.col("index").cast(pl.String), "pci", "uuid").alias("gpu")
     )
@@ -98,6 +98,7 @@ def _free(held: HeldGpus, until: datetime, names: Collection[str]) -> pl.DataFra
         .with_columns(
             pl.max_horizontal("own_ms", "node_ms").add(SETTLE_MS).fill_null(epoch_ms(held.query.since)).alias("free_ms")
         )
+        .sort("device")
     )
 
 

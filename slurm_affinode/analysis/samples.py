@@ -131,9 +131,25 @@ class Index:
         return self.store.root if source is None or source.path is None else source.path
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSamples:
+    """A sample store as the input of tasks on other machines, with the parts that determine their results."""
+
+    place: StorePlace
+    parts: tuple[str, ...]
+    """Names of the parts of an interval; a part is never changed."""
+
+    @classmethod
+    def of(cls, store: SampleStore, since: datetime | None, until: datetime) -> StoredSamples:
+        """Return the parts of the interval, and of the day after it; ``since``: ``None`` for all before it."""
+        names = (f"{part.path.parent.name}/{part.path.name}" for part in store.parts(since, until + _DAY))
+        return cls(store.place.absolute(), tuple(names))
+
+
 @contextmanager
-def store_of_task(place: StorePlace) -> Iterator[SampleStore]:
-    """Open the store at ``place`` on the machine of a task. Raises ``UnreachableError`` if it is missing."""
+def store_of_task(stored: StoredSamples) -> Iterator[SampleStore]:
+    """Open a store on the machine of a task. Raises ``UnreachableError`` if it is missing."""
+    place = stored.place
     if isinstance(place, Path) and not place.is_dir():
         raise UnreachableError(
             f"{place}: no such directory", hint="workers need the GPU metrics at the same path as this machine"
@@ -158,24 +174,29 @@ Shared = TypeVar("Shared")
 
 def read_by_groups(
     read: Callable[[SampleStore, pl.DataFrame, Shared], pl.DataFrame], store: SampleStore, devices: pl.DataFrame,
-    shared: Shared, *, days: int, spread: Spread | None,
+    shared: Shared, *, days: int, until: datetime, spread: Spread | None,
 ) -> pl.DataFrame:  # fmt: skip
-    """Return ``read`` of the devices, or with ``spread`` of each of several groups (``device_groups``)."""
+    """Return ``read`` of the devices, or with ``spread`` of each of several groups (``device_groups``).
+
+    ``read`` reads no samples after ``until``.
+    """
     groups = [] if spread is None else device_groups(devices, days)
     if spread is None or len(groups) < 2:
         return read(store, devices, shared)
     todo = [devices.filter(pl.col("device").is_in(group.implode())) for group in groups]
-    frames: Iterator[pl.DataFrame] = spread(partial(_read_in_task, read), todo, (store.place.absolute(), shared))
+    frames: Iterator[pl.DataFrame] = spread(
+        partial(_read_in_task, read), todo, (StoredSamples.of(store, None, until), shared)
+    )
     return pl.concat(frames)
 
 
 def _read_in_task(
     read: Callable[[SampleStore, pl.DataFrame, Shared], pl.DataFrame],
     devices: pl.DataFrame,
-    shared: tuple[StorePlace, Shared],
+    shared: tuple[StoredSamples, Shared],
 ) -> pl.DataFrame:
-    place, shared_input = shared
-    with store_of_task(place) as store:
+    stored, shared_input = shared
+    with store_of_task(stored) as store:
         return read(store, devices, shared_input)
 
 

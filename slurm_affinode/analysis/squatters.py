@@ -26,6 +26,7 @@ from slurm_affinode.analysis import idle_windows, mapping, samples
 from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.idle_windows import NEVER, UNSEEN, USED, FollowInput, Pairs, SampledDays, Trailing
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.samples import StoredSamples
 from slurm_affinode.base.spread import Spread, in_turn
 from slurm_affinode.core.finding_texts import advice, evidence
 from slurm_affinode.core.signatures import GpuFacts, RunFacts, Signature, SignatureVerdict, judge
@@ -113,8 +114,8 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     begins, suspended_ms = whole["begin_ms"].to_numpy(), whole["suspended_s"].to_numpy() * 1000
     sampled = SampledDays.of(index)
     follow_input = FollowInput(
-        history.place.absolute(), query.since, query.until, tuple(sorted(set(limits_pct)) or [5.0]), query.thresholds,
-        sampled,
+        StoredSamples.of(history, None, query.until), query.since, query.until,
+        tuple(sorted(set(limits_pct)) or [5.0]), query.thresholds, sampled,
     )  # fmt: skip
     groups = [] if spread is None else samples.device_groups(about, len(sampled.days))
     followed, used = idle_windows.follow_all(history, keys, begins, follow_input, groups, spread or in_turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 Spread = Callable[[Callable[[Any, Any], Any], Sequence[Any], Any], Iterator[Any]]
@@ -10,6 +11,9 @@ Spread = Callable[[Callable[[Any, Any], Any], Sequence[Any], Any], Iterator[Any]
 
 Function, items, value and results can be pickled, and the results do not depend on the machine.
 """
+
+Spreading = Callable[[datetime, datetime], Spread]
+"""Returns a ``Spread`` for the tasks of a command about an interval: results are kept until the command is complete."""
 
 Item = TypeVar("Item")
 Shared = TypeVar("Shared")

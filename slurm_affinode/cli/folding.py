@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.waste import Fold
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.spread import Spread
+from slurm_affinode.base.spread import Spreading
 from slurm_affinode.cli.options import warn
 
 
 @contextmanager
-def spreading(address: str | None, config: Config) -> Iterator[Spread | None]:
-    """Return the ``Spread`` to the workers of that Dask scheduler or of Slurm, if there is one."""
+def spreading(address: str | None, config: Config) -> Iterator[Spreading | None]:
+    """Return the ``Spreading`` to the workers of that Dask scheduler or of Slurm, if there is one."""
     if address is None:
         yield None
         return
     from slurm_affinode.pipeline import dask_workers  # noqa: PLC0415 - as below
 
     with dask_workers.connected(address, config.dask, config.state_dir, warn) as workers:
-        yield workers.each
+        yield workers.during
 
 
 @contextmanager

@@ -129,9 +129,9 @@ def list_(*, config: Config, live: bool, with_prometheus: bool, as_json: bool, d
     with (
         _samples(config, ServerQuery(**query), live=live or with_prometheus) as (store, period),
         progress("diagnose engines", total=None, quiet=as_json) as advance,
-        spreading(dask, config) as spread,
+        spreading(dask, config) as spread_over,
     ):
-        examined = servers.find(store, period, advance=advance, spread=spread)
+        examined = servers.find(store, period, advance=advance, spreading=spread_over)
     engines = sorted(examined.engines, key=_urgency)
     if as_json:
         print_json(

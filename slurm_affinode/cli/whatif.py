@@ -577,9 +577,9 @@ def _replay_site(
     if until <= since:
         raise click.UsageError("the interval ends before it begins: choose --since before --until")
     query = WasteQuery(since, until, thresholds=report.thresholds(config), zone=zone())
-    with stages(quiet=as_json) as step, spreading(dask, config) as spread:
+    with stages(quiet=as_json) as step, spreading(dask, config) as spread_over:
         change = Change(**changes)
-        replays = replay_site(config, query, change, step=step, spread=spread)
+        replays = replay_site(config, query, change, step=step, spreading=spread_over)
     _show_replays(replays, change, (since, until), html, {}, as_json=as_json)
 
 

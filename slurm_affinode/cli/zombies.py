@@ -437,7 +437,7 @@ def list_(
         variants=frozenset(kinds) & frozenset(VARIANTS), min_score=min_score, window_s=window_s, running_only=running,
     )  # fmt: skip
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
-    with stages(quiet=as_json) as step, spreading(dask, config) as spread:
+    with stages(quiet=as_json) as step, spreading(dask, config) as spread_over:
         history = prometheus_history(config, request, step) if with_prometheus else None
         if cockpit is not None:
             assessment = find.clustercockpit(config, request, cockpit)
@@ -446,7 +446,7 @@ def list_(
                 config, request, slurm=slurm, watch_s=watch_s, history=history, step=step
             )
         else:
-            assessment = find.find(config, request, slurm=slurm, history=history, step=step, spread=spread)
+            assessment = find.find(config, request, slurm=slurm, history=history, step=step, spreading=spread_over)
     if as_json:
         print_json(assessment_json(assessment))
     else:

@@ -1,7 +1,8 @@
 """Work on the workers of a Dask cluster: the fold of GPU samples, the diagnosis of model servers.
 
 A range of samples is a task (``kernel.fold_range``). The sums of all ranges are added here, in order, so that the
-report is that of a single machine to the last digit. Tasks of a lost worker are run again by others.
+report is that of a single machine to the last digit. Tasks of a lost worker are run again by others. Results are kept
+until the command is complete (``partial_results``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from datetime import UTC, datetime, time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -29,14 +31,15 @@ from distributed.security import Security
 from slurm_affinode import __version__
 from slurm_affinode.analysis.join import kernel, native
 from slurm_affinode.analysis.result import Thresholds, Totals
-from slurm_affinode.analysis.samples import Index
+from slurm_affinode.analysis.samples import Index, StoredSamples
 from slurm_affinode.analysis.segments import Allocations, Cells
 from slurm_affinode.base import compiled
 from slurm_affinode.base.config import DaskConfig
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.times import parse_span_s
-from slurm_affinode.pipeline import partial_totals
+from slurm_affinode.pipeline import partial_results
+from slurm_affinode.pipeline.partial_results import PartialResults
 
 SCHEMES = ("tcp://", "tls://")
 CONNECT_S = 10.0
@@ -57,15 +60,16 @@ def connected(
     """Connect to the scheduler at ``address``: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``slurm`` to start one.
 
     With ``slurm``, the scheduler is in this process, and the workers are jobs of Slurm by ``settings``, with keys in
-    the directory ``state``, which the nodes see. Folds keep partial totals there; ``warned`` gets a line about them.
+    the directory ``state``, which the nodes see. Partial results are kept there; ``warned`` gets a line about them.
     Raises ``UnreachableError`` without a scheduler or a worker.
     """
-    kept = None if state is None else state / partial_totals.DIRECTORY
+    kept = nullcontext() if state is None else PartialResults(state / partial_results.DIRECTORY, warned)
     if address == "slurm":
         with (
             _keys(state) as security,
             _jobs(settings, security) as cluster,
             _client(cluster.scheduler_address, security) as client,
+            kept as partial,
         ):
 
             def submit() -> None:
@@ -75,12 +79,12 @@ def connected(
 
             submit()
             wait_s = parse_span_s(settings.wait)
-            yield _with_worker(DaskWorkers(client, "slurm", wait_s, submit, partial=kept, warned=warned))
+            yield _with_worker(DaskWorkers(client, "slurm", wait_s, submit, partial=partial))
         return
     if not address.startswith(SCHEMES):
         raise AffinodeError(f"{address}: not an address of a Dask scheduler", hint="it is tcp://HOST:PORT or slurm")
-    with _client(address) as client:
-        yield _with_worker(DaskWorkers(client, address, FIRST_WORKER_S, partial=kept, warned=warned))
+    with _client(address) as client, kept as partial:
+        yield _with_worker(DaskWorkers(client, address, FIRST_WORKER_S, partial=partial))
 
 
 class _JobSecurity(Security):  # type: ignore[misc]  # distributed has no types
@@ -167,6 +171,7 @@ def _client(address: str, security: Security | None = None) -> Iterator[Client]:
         client.close(timeout=CONNECT_S)
 
 
+_KeepingSpread = Callable[[Callable[[Any, Any], Any], Sequence[Any], Any], Generator[Any, None, None]]
 Item = TypeVar("Item")
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")
@@ -184,15 +189,15 @@ class DaskWorkers:
 
     def __init__(
         self, client: Client, address: str, wait_s: float, submit: Callable[[], None] = lambda: None, *,
-        partial: Path | None = None, warned: Callable[[str], None] = lambda line: None,
+        partial: PartialResults | None = None,
     ) -> None:  # fmt: skip
         """``client`` is connected to the scheduler at ``address``.
 
-        ``wait_s``: timeout for the first worker; ``submit`` starts workers if all have ended; ``partial``: directory in
-        which a fold keeps the sums of ranges (``partial_totals``); ``warned`` gets a line about them.
+        ``wait_s``: timeout for the first worker; ``submit`` starts workers if all have ended; ``partial``: results that
+        are kept.
         """
         self._client, self._address, self._wait_s, self._submit = client, address, wait_s, submit
-        self._partial, self._warned = partial, warned
+        self._partial = partial
 
     def wait(self) -> None:
         """Wait for a worker. Raises ``UnreachableError``."""
@@ -216,19 +221,15 @@ class DaskWorkers:
 
         Raises ``UnreachableError``, see ``each``, and for damaged files and workers without the sample store.
         """
-        fold_input = kernel.FoldInput(index.store.place.absolute(), index.pieces, cells, thresholds)
+        days = [source.day for source in index.sources]
+        first = datetime.combine(min(days), time(), UTC) if days else None
+        stored = StoredSamples.of(index.store, first, index.until)
+        fold_input = kernel.FoldInput(stored, index.pieces, cells, thresholds)
         todo = list(kernel.ranges_of(index))
+        since, until = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (cells.since, cells.until))
 
-        def folded(first: int = 0) -> partial_totals.Results:
-            return self.each(kernel.fold_range, todo[first:], fold_input)
-
-        def all_ranges() -> partial_totals.Results:
-            if self._partial is None:
-                results = folded()
-            else:
-                key = partial_totals.key_of(identity(), index, fold_input, todo)
-                results = partial_totals.resumed(self._partial, key, folded, self._warned)
-            with closing(results):
+        def all_ranges() -> Generator[kernel.Folded, None, None]:
+            with closing(self.during(since, until)(kernel.fold_range, todo, fold_input)) as results:
                 for rows, result in zip(todo, results, strict=True):
                     if advance is not None:
                         advance(rows.end - rows.row)
@@ -236,6 +237,20 @@ class DaskWorkers:
 
         with closing(all_ranges()) as results:
             return kernel.total(results, allocations, cells)
+
+    def during(self, since: datetime, until: datetime) -> _KeepingSpread:
+        """Return ``each`` for a command about an interval: a ``Spreading``. Results are kept until it is complete."""
+        partial = self._partial
+        if partial is None:
+            return self.each
+
+        def spread(
+            function: Callable[[Any, Any], Any], todo: Sequence[Any], shared: Any
+        ) -> Generator[Any, None, None]:  # fmt: skip
+            key = partial_results.key_of(identity(), function, todo, shared, since, until)
+            return partial.resumed(key, lambda first: self.each(function, todo[first:], shared))
+
+        return spread
 
     def each(
         self, function: Callable[[Item, Shared], Result], todo: Sequence[Item], shared: Shared

@@ -16,7 +16,7 @@ import polars as pl
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError
-from slurm_affinode.base.spread import Spread
+from slurm_affinode.base.spread import Spreading
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.crashes.crash_log import LogFindings, StartupFacts
 from slurm_affinode.engines.diagnosis.examination import (
@@ -125,17 +125,18 @@ def _check(outcome: ImportOutcome, warned: Callable[[str], None]) -> None:
 
 def find(
     config: Config, query: ServerQuery, *, timelines: bool = False, logs: Sequence[LogFindings] = (),
-    advance: Callable[[int], None] = lambda engines: None, spread: Spread | None = None,
+    advance: Callable[[int], None] = lambda engines: None, spreading: Spreading | None = None,
 ) -> Servers:  # fmt: skip
     """Return the health of the selected engines, with ``timelines`` for charts on request.
 
-    ``logs``: those of the engines. ``advance`` is called with 1 after each engine. ``spread``: see ``of_each``. The
-    ends of their jobs come from accounting, if it can be read. The period ends with the last sample and is a day long
-    unless the query says otherwise. Raises ``NoStoreError`` without stored samples of engines.
+    ``logs``: those of the engines. ``advance`` is called with 1 after each engine. ``spreading``: to other machines.
+    The ends of their jobs come from accounting, if it can be read. The period ends with the last sample and is a day
+    long unless the query says otherwise. Raises ``NoStoreError`` without stored samples of engines.
     """
     with _selected(config, query) as (since, until, samples, gpus):
         examined, charts = [], []
         take = _with_timeline if timelines else _without_timeline
+        spread = None if spreading is None else spreading(since, until)
         for health, chart in of_each(samples, take, _fleet(config, since, until, gpus, logs), spread=spread):
             examined.append(replace(health, period_end=until))
             if chart is not None:

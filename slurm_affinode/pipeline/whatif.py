@@ -21,7 +21,7 @@ from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.spread import Spread, in_turn
+from slurm_affinode.base.spread import Spread, Spreading, in_turn
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -189,13 +189,14 @@ class ClusterReplay:
 
 def replay_site(
     config: Config, query: WasteQuery, change: Change, *, now: datetime | None = None,
-    step: Callable[[str], None] = lambda _: None, spread: Spread | None = None,
+    step: Callable[[str], None] = lambda _: None, spreading: Spreading | None = None,
 ) -> list[ClusterReplay]:  # fmt: skip
     """Replay the GPU jobs of each cluster of the interval. Raises ``AffinodeError``.
 
-    ``spread``: to other machines, which read the samples and replay.
+    ``spreading``: to other machines, which read the samples and replay.
     """
     moment = now or datetime.now(UTC)
+    spread = None if spreading is None else spreading(query.since, query.until)
     step("reading accounting")
     with Repository.open(config.db_url, create=False) as store:
         jobs = store.jobs(query.since, query.until, columns=_COLUMNS)
@@ -541,7 +542,7 @@ def _jobs(
         (submitted // 1000).alias("exactly_s"), (submitted >= since_ms).alias("counted"),
         (begin - submitted).alias("waited_ms"),
         pl.col("submit_line").fill_null("").str.contains(_INTERACTIVE).alias("interactive"),
-    ).sort("submitted_ms", "job_id")  # fmt: skip
+    ).sort("submitted_ms", "job_id", "run")  # fmt: skip
     periods: dict[int, list[tuple[int, int]]] = {}
     for run, first, last in idle.iter_rows():
         periods.setdefault(run, []).append((first, last))

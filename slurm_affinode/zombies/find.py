@@ -29,7 +29,7 @@ from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config, NodeClass, read_small
 from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.spread import Spread
+from slurm_affinode.base.spread import Spread, Spreading
 from slurm_affinode.base.text import span
 from slurm_affinode.base.times import named, parse_span_s, shown
 from slurm_affinode.base.toml_schema import TomlError
@@ -146,9 +146,9 @@ def find(
     slurm: Slurm | None = None,
     now: datetime | None = None,
     step: Callable[[str], None] | None = None,
-    spread: Spread | None = None,
+    spreading: Spreading | None = None,
 ) -> Assessment:
-    """Return the findings from stored data, ordered by GPU-hours held. ``spread``: to machines that read the samples.
+    """Return the findings from stored data, ordered by GPU-hours held. ``spreading``: to machines that read samples.
 
     Raises ``AffinodeError`` if no job ran in the interval, ``UnreachableError`` if the database does not respond.
     """
@@ -159,6 +159,7 @@ def find(
         file = file.with_window(request.window_s)
     with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
         query, notes = interval(config, request, samples, moment)
+        spread = None if spreading is None else spreading(query.since, query.until)
         say("reading accounting")
         with Repository.open(config.db_url, create=False) as store:
             jobs = store.jobs(query.since, query.until, columns=COLUMNS)

@@ -30,7 +30,6 @@ from slurm_affinode.analysis.block import (
 from slurm_affinode.analysis.join import native
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints
-from slurm_affinode.base.object_url import StorePlace
 
 MOST_WORKERS = 16
 """Each thread has sums of its own, and the thread that tracks idle windows keeps up with about as many."""
@@ -192,8 +191,7 @@ class RowRange:
 class FoldInput:
     """Parameters that all ranges of an index share."""
 
-    place: StorePlace
-    """Of the sample store."""
+    stored: samples.StoredSamples
     pieces: Pieces
     cells: Cells
     thresholds: Thresholds
@@ -211,7 +209,7 @@ def ranges_of(index: samples.Index, *, most_rows: int = MOST_ROWS) -> Iterator[R
 
 def fold_range(rows: RowRange, fold_input: FoldInput) -> Folded:
     """Fold a range. Raises ``UnreachableError`` for a damaged file or a missing store."""
-    with samples.store_of_task(fold_input.place) as store:
+    with samples.store_of_task(fold_input.stored) as store:
         try:
             blocks = samples.blocks_between(store, rows.source, rows.row, rows.end)
             return fold(blocks, fold_input.pieces, fold_input.cells, fold_input.thresholds)

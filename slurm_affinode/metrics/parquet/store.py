@@ -149,7 +149,9 @@ class SampleStore:
             return pl.LazyFrame(schema={"device": pl.UInt64(), **table.samples})
         # Texts are stored with a dictionary; identity columns may have been merged as categories.
         plain = {name for name, dtype in table.metrics.items() if dtype != pl.String()}
-        whole = pl.concat(frames).cast({name: dtype for name, dtype in table.samples.items() if name not in plain})
+        # A mapping would be in another order in each process: queries are inputs of tasks on other machines.
+        casts = (pl.col(name).cast(dtype) for name, dtype in table.samples.items() if name not in plain)
+        whole = pl.concat(frames).with_columns(*casts)
         if since is not None:
             whole = whole.filter(pl.col("time") >= since)
         if until is not None:

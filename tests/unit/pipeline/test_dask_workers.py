@@ -6,7 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -280,18 +283,23 @@ def test_ranges_cover_all_rows_in_order(state: Path) -> None:
     assert {interval.end for interval in ranges} <= set(index.pieces.end.tolist())
 
 
-def test_engines_examined_by_workers_are_those_of_one_machine(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``serving list --dask`` prints the same."""
+def add_engines(directory: Path) -> None:
+    """Store samples of four engines."""
     rows = [
         {"time": START + timedelta(seconds=15 * i), "cluster": "c", "address": f"n{number}:8000", "node": f"n{number}",
          "job": str(number), "engine": "vllm", "running": float(i % (3 + number)), "kv_usage": 0.5,
          "waiting": float(max(0, i - 100 * number))}
         for number in range(4) for i in range(400)
     ]  # fmt: skip
-    with closing(engine_store(config_of(tmp_path).serving_dir)) as store:
+    with closing(engine_store(config_of(directory).serving_dir)) as store:
         store.ingest(conform(pl.DataFrame(rows), ENGINE_SAMPLES), source="engines")
+
+
+def test_engines_examined_by_workers_are_those_of_one_machine(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``serving list --dask`` prints the same."""
+    add_engines(tmp_path)
     shown = []
     for more in ((), ("--dask", cluster.scheduler_address)):
         command(monkeypatch, "serving", "list", "--state", str(tmp_path), "--json", *more)
@@ -351,6 +359,133 @@ def test_output_of_a_command_with_workers_is_that_of_one_machine(  # noqa: PLR09
     )
     assert set(tasks) == expected
     assert min(tasks.count(name) for name in expected) > 2
+
+
+CLIENT = """
+import os, signal, sys
+from slurm_affinode.analysis import samples
+from slurm_affinode.analysis.join import kernel
+from slurm_affinode.cli.main import main
+from slurm_affinode.engines.diagnosis import examination
+from slurm_affinode.pipeline import dask_workers
+
+samples.TASK_ROWS, samples.TASK_ROWS_OF_DAY, examination.ROWS = 9000, 1000, 400
+kernel.ranges_of.__kwdefaults__["most_rows"] = 1000
+log, most, *words = sys.argv[1:]
+each = dask_workers.DaskWorkers.each
+count = 0
+
+def counted(workers, function, todo, shared):
+    global count
+    for result in each(workers, function, todo, shared):
+        yield result
+        count += 1  # it is kept
+        with open(log, "a") as file:
+            print(getattr(function, "args", [function])[0].__name__, file=file)
+        if count == int(most):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+dask_workers.DaskWorkers.each = counted
+sys.argv = ["slurm-affinode", *words]
+main()
+"""
+"""A client with small tasks that is killed when it has so many results."""
+RESUMED = {
+    "report": (("report", "--since", "2026-11-02T00:00Z", "--until", "2026-11-05T00:00Z", "--trend", "0"), 7),
+    "zombies list, first tasks": (COMMANDS["zombies list"], 2),
+    "zombies list, last tasks": (COMMANDS["zombies list"], 5),
+    "whatif, idle periods": (COMMANDS["whatif"], 6),
+    "whatif, replays": (COMMANDS["whatif"], 10),
+    "serving list": (("serving", "list"), 2),
+}
+
+
+class Clients:
+    """Processes that run a command with workers, each with hashes of its own."""
+
+    def __init__(self, address: str, state: Path, words: tuple[str, ...]) -> None:
+        self._words = (*words, "--json", "--state", str(state), "--dask", address)
+        self._directory = state
+        self.tasks: list[str] = []
+        self.out = self.err = ""
+
+    def run(self, *, most: int = 0) -> int:
+        """Run the command, until it has ``most`` results; return its exit status. ``tasks``: those of this process."""
+        log = self._directory / "tasks"
+        log.unlink(missing_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-c", CLIENT, str(log), str(most), *self._words], capture_output=True, text=True,
+            check=False, env={**os.environ, "PYTHONHASHSEED": str(most)},
+        )  # fmt: skip
+        self.tasks = log.read_text().split() if log.exists() else []
+        self.out, self.err = done.stdout, done.stderr
+        assert "Traceback" not in self.err, self.err
+        return done.returncode
+
+    def kept(self) -> list[Path]:
+        """Return the files of partial results."""
+        return sorted((self._directory / "partial-totals").glob("*"))
+
+
+@pytest.mark.parametrize(("words", "most"), RESUMED.values(), ids=RESUMED)
+def test_command_whose_client_was_killed_computes_only_what_is_missing(
+    cluster: LocalCluster,
+    state: Path,
+    words: tuple[str, ...],
+    most: int,
+    tmp_path: Path,
+) -> None:
+    """The same command in another process has the output of one that was not killed, byte for byte."""
+    copy = tmp_path / "state"
+    shutil.copytree(state, copy)
+    add_engines(copy)
+    if words[0] == "report":
+        words = (*words, "--out", str(tmp_path / "out"))
+    clients = Clients(cluster.scheduler_address, copy, words)
+    clients.run()
+    whole, shown, notes = Counter(clients.tasks), clients.out, clients.err
+    assert clients.kept() == []
+    assert clients.run(most=most) == -signal.SIGKILL
+    first = Counter(clients.tasks)
+    assert first.total() == most
+    directory = copy / "partial-totals"
+    assert {path.stat().st_mode & 0o077 for path in (directory, *clients.kept())} == {0}
+    clients.run()
+    assert first + Counter(clients.tasks) == whole
+    assert without_times(clients.out) == without_times(shown)
+    assert clients.err == notes
+    assert clients.kept() == []
+
+
+def without_times(text: str) -> Any:
+    """Return JSON output without the time at which it was made."""
+    return {name: value for name, value in json.loads(text).items() if name != "generated"}
+
+
+def test_command_reports_damaged_and_foreign_results_and_computes_them(
+    cluster: LocalCluster, state: Path, tmp_path: Path
+) -> None:
+    """Results of other jobs are not used either."""
+    copy = tmp_path / "state"
+    shutil.copytree(state, copy)
+    clients = Clients(cluster.scheduler_address, copy, COMMANDS["whatif"])
+    clients.run()
+    whole, shown = Counter(clients.tasks), clients.out
+    clients.run(most=3)
+    (path,) = clients.kept()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    clients.run()
+    assert Counter(clients.tasks).total() == whole.total() - 2
+    assert clients.out == shown
+    assert clients.err == f"{path}: partial results are damaged after 2 tasks: the others are ignored\n"
+    clients.run(most=3)
+    add_jobs(config_of(copy), GPUS + 1)
+    (path,) = clients.kept()
+    clients.run()
+    assert Counter(clients.tasks) == whole
+    assert clients.err == f"{path}: partial results are of other samples, jobs or options: ignored, and deleted\n"
+    assert clients.kept() == []
 
 
 def test_jobs_of_slurm_and_only_they_reach_the_scheduler(

@@ -237,7 +237,7 @@ def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
         chunk = data.draw(st.sampled_from([1, 8, 17, 24]))
         summed = kernel.run(blocks, index.pieces, allocated, cells, THRESHOLDS, chunk=chunk)
         whole = kernel.run(samples.blocks(index), index.pieces, allocated, cells, THRESHOLDS)
-        fold_input = kernel.FoldInput(Path(directory), index.pieces, cells, THRESHOLDS)
+        fold_input = kernel.FoldInput(samples.StoredSamples(Path(directory), ()), index.pieces, cells, THRESHOLDS)
         folded = [kernel.fold_range(rows, fold_input) for rows in kernel.ranges_of(index, most_rows=size)]
         store.close()
     added = kernel.total(folded, allocated, cells)

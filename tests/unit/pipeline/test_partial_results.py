@@ -1,11 +1,13 @@
-"""Sums that are kept while a report is made, and used by the next one for the same data."""
+"""Results that are kept while a command runs, and used by the next one for the same data."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,12 @@ import pytest
 
 from slurm_affinode.analysis.join.kernel import Folded
 from slurm_affinode.analysis.result import SUMS
-from slurm_affinode.pipeline import partial_totals
-from slurm_affinode.pipeline.partial_totals import FoldKey
+from slurm_affinode.pipeline import partial_results
+from slurm_affinode.pipeline.partial_results import PartialResults, TasksKey
 
-KEY = FoldKey("1.0, abc", "d" * 32, 1_000, 61_000, 5)
+SINCE, UNTIL = "2026-11-02T00:00:01Z", "2026-11-02T00:01:01.25Z"
+KEY = TasksKey("1.0, abc", "d" * 32, "fold_range", SINCE, UNTIL, 5)
+CONTINUES = f"the same command with --since {SINCE} --until {UNTIL} continues"
 
 
 def folded(number: int) -> Folded:
@@ -30,20 +34,21 @@ def folded(number: int) -> Folded:
 
 
 class Run:
-    """A fold that notes which ranges it computes, and ends after some of them."""
+    """A command that notes which tasks it computes, and ends after some of them."""
 
-    def __init__(self, directory: Path, key: FoldKey = KEY, *, end: int | None = None) -> None:
+    def __init__(self, directory: Path, key: TasksKey = KEY, *, end: int | None = None) -> None:
         self.computed: list[int] = []
         self.lines: list[str] = []
         self.results: list[Folded] = []
         self._end = end
         try:
-            self.results += partial_totals.resumed(directory, key, self._fold, self.lines.append)
+            with PartialResults(directory, self.lines.append) as kept:
+                self.results += kept.resumed(key, self._compute)
         except KeyboardInterrupt:
             assert end is not None
 
-    def _fold(self, first: int) -> Generator[Folded, None, None]:
-        for number in range(first, KEY.ranges):
+    def _compute(self, first: int) -> Generator[Folded, None, None]:
+        for number in range(first, KEY.tasks):
             if number == self._end:
                 raise KeyboardInterrupt
             self.computed.append(number)
@@ -52,7 +57,7 @@ class Run:
 
 def assert_complete(run: Run) -> None:
     """All ranges have their sums, in order."""
-    assert len(run.results) == KEY.ranges
+    assert len(run.results) == KEY.tasks
     for number, result in enumerate(run.results):
         for name in Folded.__slots__:
             assert np.array_equal(getattr(result, name), getattr(folded(number), name)), name
@@ -68,10 +73,7 @@ def test_interrupted_fold_continues_and_then_nothing_is_left(tmp_path: Path) -> 
     directory = tmp_path / "kept"
     first, second = Run(directory, end=2), Run(directory, end=4)
     assert (first.computed, second.computed) == ([0, 1], [2, 3])
-    assert first.lines == [
-        "the totals of 2 of 5 ranges of samples are kept: the same command with --since 1970-01-01T00:00:01.000Z "
-        "--until 1970-01-01T00:01:01.000Z continues"
-    ]
+    assert first.lines == [f"the results of 2 of 5 tasks are kept: {CONTINUES}"]
     last = Run(directory)
     assert (last.computed, last.lines) == ([4], [])
     assert_complete(last)
@@ -83,16 +85,43 @@ def test_fold_that_ends_before_the_first_range_leaves_nothing(tmp_path: Path) ->
     assert (run.lines, kept(tmp_path)) == ([], [])
 
 
+def test_complete_tasks_are_kept_until_the_command_is_complete(tmp_path: Path) -> None:
+    """A command that fails after them, or in its next tasks, computes none of them again."""
+    other = replace(KEY, digest="f" * 32, function="replay")
+
+    def attempt(*, fails: bool) -> tuple[list[int], list[str]]:
+        computed: list[int] = []
+        lines: list[str] = []
+
+        def compute(first: int) -> Generator[Folded, None, None]:
+            for number in range(first, KEY.tasks):
+                computed.append(number)
+                yield folded(number)
+
+        ends = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
+        with ends, PartialResults(tmp_path, lines.append) as results:
+            assert len(list(results.resumed(KEY, compute))) == KEY.tasks
+            following = results.resumed(other, compute)
+            next(following)
+            assert 1 / (not fails)
+            assert len(list(following)) == KEY.tasks - 1
+        return computed, lines
+
+    assert attempt(fails=True) == ([0, 1, 2, 3, 4, 0], [f"the results of 6 of 10 tasks are kept: {CONTINUES}"])
+    assert len(kept(tmp_path)) == 2
+    assert attempt(fails=False) == ([1, 2, 3, 4], [])
+    assert kept(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         ({"version": "1.1, abc"}, "are of another version"),
-        ({"digest": "e" * 32}, "are of other samples, allocations or thresholds"),
+        ({"digest": "e" * 32}, "are of other samples, jobs or options"),
     ],
 )
-def test_totals_of_another_fold_are_deleted_with_a_line(tmp_path: Path, change: dict[str, str], line: str) -> None:
-    other = {"version": KEY.version, "digest": "f" * 32, **change}
-    Run(tmp_path, FoldKey(**other, since_ms=KEY.since_ms, until_ms=KEY.until_ms, ranges=5), end=3)
+def test_results_of_other_inputs_are_deleted_with_a_line(tmp_path: Path, change: dict[str, str], line: str) -> None:
+    Run(tmp_path, replace(KEY, digest="f" * 32, **change) if "version" in change else replace(KEY, **change), end=3)
     run = Run(tmp_path)
     assert run.computed == [0, 1, 2, 3, 4]
     assert len(run.lines) == 1
@@ -101,15 +130,44 @@ def test_totals_of_another_fold_are_deleted_with_a_line(tmp_path: Path, change: 
     assert kept(tmp_path) == []
 
 
-def test_totals_of_another_interval_stay_for_a_week(tmp_path: Path) -> None:
-    Run(tmp_path, FoldKey(KEY.version, "f" * 32, 0, 5_000, 5), end=3)
+@pytest.mark.parametrize("change", [{"since": "2026-11-01T00:00:00Z"}, {"function": "replay"}])
+def test_results_for_another_interval_or_of_another_function_stay_for_a_week(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    Run(tmp_path, replace(KEY, digest="f" * 32, **change), end=3)
     (other,) = kept(tmp_path)
     assert Run(tmp_path).lines == []
     assert kept(tmp_path) == [other]
-    before = other.stat().st_mtime - partial_totals.KEPT_S - 60
+    before = other.stat().st_mtime - partial_results.KEPT_S - 60
     os.utime(other, (before, before))
     assert Run(tmp_path).lines == []
     assert kept(tmp_path) == []
+
+
+def test_file_of_another_format_is_deleted_with_a_line(tmp_path: Path) -> None:
+    """As 0.9.0 wrote it."""
+    path = tmp_path / f"{'f' * 32}.sums"
+    path.write_bytes(b'{"format": 1, "version": "0.9.0", "digest": "f", "since_ms": 1, "until_ms": 2, "ranges": 5}\n')
+    run = Run(tmp_path)
+    assert_complete(run)
+    assert run.lines == [
+        f"{path}: partial results are of another version of slurm-affinode: ignored, and deleted"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"[" * 5000, b"{}\n", b'{"format": 2, "tasks": "x"}\n'])
+def test_file_that_is_no_list_of_results_is_deleted_with_a_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "foreign.sums"
+    path.write_bytes(content)
+    run = Run(tmp_path)
+    assert_complete(run)
+    assert run.lines == [f"{path}: partial results are damaged: ignored, and deleted"]
+
+
+def test_results_are_closed_to_other_users(tmp_path: Path) -> None:
+    directory = tmp_path / "kept"
+    Run(directory, end=2)
+    assert [path.stat().st_mode & 0o777 for path in (directory, *kept(directory))] == [0o700, 0o600]
 
 
 def test_every_change_of_a_byte_is_noticed(tmp_path: Path) -> None:
@@ -120,7 +178,7 @@ def test_every_change_of_a_byte_is_noticed(tmp_path: Path) -> None:
     for place in range(0, len(content), 7):
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
         run = Run(tmp_path)
-        assert run.computed[0] < 4 or place < content.index(b"\n")
+        assert run.computed[0] < 4
         assert len(run.lines) == 1
         assert "damaged" in run.lines[0]
         assert_complete(run)
@@ -170,7 +228,25 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert_complete(run)
     assert target.read_text() == "x"
     assert len(run.lines) == 1
-    assert "partial totals are not kept" in run.lines[0]
+    assert "partial results are not kept" in run.lines[0]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "second name"])
+def test_other_kinds_of_files_are_not_written(tmp_path: Path, kind: str) -> None:
+    """The owner of the directory may be another user than that of the command."""
+    directory, target = tmp_path / "kept", tmp_path / "target"
+    directory.mkdir()
+    target.write_text("x")
+    path = directory / f"{KEY.digest}.sums"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.hardlink_to(target)
+    run = Run(directory)
+    assert_complete(run)
+    assert target.read_text() == "x"
+    assert len(run.lines) == 1
+    assert "partial results are not kept" in run.lines[0]
 
 
 def test_full_disk_ends_the_keeping_and_not_the_fold(tmp_path: Path) -> None:
