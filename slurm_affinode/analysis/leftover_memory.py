@@ -36,8 +36,8 @@ class LeftoverSearch:
     free_mib: float
     """Memory that the driver uses on an unused GPU."""
     window_s: float
-    known_until: datetime
-    """Time up to which accounting is known."""
+    known_until: Mapping[str, datetime]
+    """Cluster -> time up to which its accounting is known; that of GPUs of other clusters is the earliest one."""
     nodes: Collection[str] = ()
     """Names of further nodes of the cluster, besides those on which jobs ran."""
 
@@ -47,10 +47,10 @@ def find(
 ) -> list[Finding]:  # fmt: skip
     """Return the ``orphan-memory`` findings. ``spread``: to other machines, which read the samples."""
     query = held.query
-    until = min(query.until, rule.known_until)
-    free = _free(held, until, rule.nodes).filter(pl.col("free_ms") + int(rule.window_s * 1000) <= epoch_ms(until))
+    free = _free(held, rule).filter(pl.col("free_ms") + int(rule.window_s * 1000) <= pl.col("until_ms"))
     if free.is_empty():
         return []
+    until = min(query.until, max(rule.known_until.values()))
     begin = datetime.fromtimestamp(max(epoch_ms(query.since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
     sample_range = _SampleRange(begin, until, rule.free_mib, query.thresholds.floors_pct)
     seen = read_by_groups(_figures_since_free, history, free, sample_range, days=held.days, until=until, spread=spread)
@@ -60,24 +60,27 @@ def find(
     gap_ms = pl.max_horizontal(pl.col("step_ms") * query.thresholds.max_gap_steps, pl.lit(1000.0))
     lasting = seen.with_columns(
         pl.max_horizontal(pl.col("first_ms"), pl.col("low_ms").fill_null(0) + pl.col("step_ms")).alias("since_ms"),
-        pl.min_horizontal(pl.col("last_ms") + pl.col("step_ms"), pl.lit(epoch_ms(until))).alias("to_ms"),
+        pl.min_horizontal(pl.col("last_ms") + pl.col("step_ms"), "until_ms").alias("to_ms"),
     ).filter(
         (pl.col("job").is_null())
         & (pl.col("last_fb") > rule.free_mib)
-        & (pl.lit(epoch_ms(until)) - pl.col("last_ms") <= gap_ms + pl.col("step_ms"))
+        & (pl.col("until_ms") - pl.col("last_ms") <= gap_ms + pl.col("step_ms"))
         & (pl.col("widest_ms") <= gap_ms)
         & (pl.col("to_ms") - pl.col("since_ms") >= rule.window_s * 1000)
     )
     return [_finding(row, rule) for row in lasting.sort("node", "gpu").iter_rows(named=True)]
 
 
-def _free(held: HeldGpus, until: datetime, names: Collection[str]) -> pl.DataFrame:
-    """Return the whole GPUs of known nodes, with ``at``, ``device`` and ``free_ms`` (no run has had it since then)."""
-    until_ms = epoch_ms(until)
-    table = held.devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
-    runs = held.runs.filter(pl.col("start_ms") < until_ms)
-    ends = pl.min_horizontal("finish_ms", "end_ms").alias("over_ms")
-    mapped = held.all_pairs.join(runs.select("run", ends), on="run")
+def _free(held: HeldGpus, rule: LeftoverSearch) -> pl.DataFrame:
+    """Return the whole GPUs of known nodes, with ``at``, ``device``, ``free_ms`` (no run has had it since then) and
+    ``until_ms`` (end of the interval, or of known accounting)."""
+    ends = {name: epoch_ms(min(held.query.until, known)) for name, known in rule.known_until.items()}
+    until = pl.col("cluster").replace_strict(list(ends), list(ends.values()), default=min(ends.values()),
+                                             return_dtype=pl.Int64).alias("until_ms")  # fmt: skip
+    table = held.devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64), until)
+    runs = held.runs.filter(pl.col("start_ms") < until)
+    over = pl.min_horizontal("finish_ms", "end_ms").alias("over_ms")
+    mapped = held.all_pairs.join(runs.select("run", over), on="run")
     had = mapped.group_by("at").agg(pl.col("over_ms").max().alias("own_ms"))
     count = held.all_pairs.group_by("run").len("known")
     unclear = runs.join(count, on="run", how="left").filter(
@@ -85,14 +88,14 @@ def _free(held: HeldGpus, until: datetime, names: Collection[str]) -> pl.DataFra
         | (pl.col("gpus") > pl.col("known").fill_null(0))
         | pl.col("alloc_tres").fill_null("").str.contains(PARTS)
     )
-    places = held.nodes.join(runs.select("run", "cluster", ends), on="run")
+    places = held.nodes.join(runs.select("run", "cluster", over), on="run")
     blind = places.join(unclear.select("run"), on="run", how="semi")
     known = places.select("cluster", "node", pl.lit(value=True).alias("known")).unique()
     per_node = blind.group_by("cluster", "node").agg(pl.col("over_ms").max().alias("node_ms"))
     return (
         table.filter(pl.col("mig").is_null() & ~pl.col("at").is_in(held.divided.implode()))
         .join(known, on=["cluster", "node"], how="left")
-        .filter(pl.col("known") | pl.col("node").is_in(list(names)))
+        .filter(pl.col("known") | pl.col("node").is_in(list(rule.nodes)))
         .join(had, on="at", how="left")
         .join(per_node, on=["cluster", "node"], how="left")
         .with_columns(
@@ -120,8 +123,8 @@ def _figures_since_free(history: SampleStore, free: pl.DataFrame, sample_range: 
         .filter(pl.col("device").is_in(free["device"].implode()))
         .select("device", pl.col("time").dt.epoch("ms").alias("ms"), busiest(sample_range.floors_pct).alias("activity"),
                 "fb_used_mib", "fb_total_mib", "power_w", "xid", "job")
-        .join(free.lazy().select("device", "free_ms"), on="device")
-        .filter(ms >= pl.col("free_ms"), fb.is_not_null())
+        .join(free.lazy().select("device", "free_ms", "until_ms"), on="device")
+        .filter(ms >= pl.col("free_ms"), ms < pl.col("until_ms"), fb.is_not_null())
         .sort("device", "ms")
         .group_by("device", maintain_order=True)
         .agg(

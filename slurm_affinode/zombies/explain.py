@@ -102,7 +102,8 @@ def explain(
         notes += [late] if late else []
         held = find.hold(query, jobs, gpus, samples, file.signatures, moment)
         nodes, trouble = find.slurm_nodes(slurm)
-        request = Request(kinds=tuple(kind for kind in KINDS if kind not in USER_KINDS))
+        kinds = tuple(kind for kind in KINDS if kind not in USER_KINDS)
+        request = Request(kinds=kinds, clusters=(row["cluster"],))
         everything = find.judge(
             config, request, held, file.signatures, find.waiting_jobs(jobs, pending, query), nodes, notes=trouble
         )

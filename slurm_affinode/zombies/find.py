@@ -177,7 +177,7 @@ def find(
         nodes, trouble = slurm_nodes(slurm)
         names = frozenset(node.name for node in nodes)
         rule = leftover_memory.LeftoverSearch(
-            FREE_MIB, request.window_s or HELD_S, min(map(query.end_of, jobs["cluster"].unique())), names
+            FREE_MIB, request.window_s or HELD_S, {name: query.end_of(name) for name in jobs["cluster"].unique()}, names
         )
         leftovers = (
             leftover_memory.find(held, samples, rule, spread) if "orphan-memory" in request.requested_kinds else []
@@ -285,12 +285,17 @@ def judge(  # noqa: PLR0917
 
 
 def select(about: Assessment, findings: Iterable[Finding], request: Request) -> Assessment:
-    """Return ``about`` with the requested findings, ordered by GPU-hours held; its counts cover all ``findings``."""
+    """Return ``about`` with the requested findings, ordered by GPU-hours held.
+
+    Its counts cover all ``findings`` of the requested clusters.
+    """
     counts: dict[str, int] = {}
     kept: list[Finding] = []
     filters = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
              "users": request.users}  # fmt: skip
     for finding in findings:
+        if request.clusters and finding.cluster not in request.clusters:
+            continue
         counts[finding.kind] = counts.get(finding.kind, 0) + 1
         if finding.kind not in request.requested_kinds or finding.score < request.min_score:
             continue
