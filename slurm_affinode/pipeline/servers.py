@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.samples import naming_damage
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError
 from slurm_affinode.base.spread import Spreading
+from slurm_affinode.base.text import one_line
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.crashes.crash_log import LogFindings, StartupFacts
 from slurm_affinode.engines.diagnosis.examination import (
@@ -33,6 +35,7 @@ from slurm_affinode.engines.schema import IDENTITY
 from slurm_affinode.engines.store import engine_store
 from slurm_affinode.engines.tuning import Tuning, observe
 from slurm_affinode.engines.tuning import tune as advise
+from slurm_affinode.metrics.parquet.parts import POLARS_ERRORS, damaged
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.serving import LOOPBACK, EngineEvent, EngineHealth
 from slurm_affinode.slurm.times import site_zone
@@ -220,7 +223,10 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
         if query.clusters:
             samples = samples.filter(pl.col("cluster").is_in(query.clusters))
         engines: list[EngineUsage] = []
-        with _gpu_samples(config, query.since, query.until) as gpus:
+        with (
+            _naming_damage(config, store, query.since, query.until),
+            _gpu_samples(config, query.since, query.until) as gpus,
+        ):
             for used in of_each(samples, _used, _fleet(config, query.since, query.until, gpus)):
                 health = used.health
                 owner = owners.get((health.key.cluster, health.job), {})
@@ -289,8 +295,24 @@ def _selected(
                 samples = samples.filter(pl.col(column).is_in(values))
         if query.addresses:
             samples = samples.filter(pl.any_horizontal(_at(address) for address in query.addresses))
-        with _gpu_samples(config, since, until) as gpus:
+        with _naming_damage(config, store, since, until), _gpu_samples(config, since, until) as gpus:
             yield since, until, samples, gpus
+
+
+@contextlib.contextmanager
+def _naming_damage(config: Config, engines: SampleStore, since: datetime, until: datetime) -> Iterator[None]:
+    """Raise ``UnreachableError`` with the name of the damaged part, of engines or GPUs, for an error of a scan."""
+    try:
+        yield
+    except POLARS_ERRORS as error:
+        for part in engines.parts(since, until):
+            try:
+                for _ in pl.scan_parquet(part.path).collect_batches(maintain_order=False):
+                    pass
+            except POLARS_ERRORS as failure:
+                raise damaged(part.path, one_line(failure), engines.table) from error
+        with contextlib.closing(SampleStore(config.history_dir)) as gpus, naming_damage(gpus, since, until):
+            raise
 
 
 def _at(address: str) -> pl.Expr:

@@ -12,8 +12,10 @@ more space; row groups of 256 Ki rows let a reader of few devices skip the rest.
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -267,10 +269,10 @@ def fetch(parts: Sequence[PartFiles], paths: Iterable[Path]) -> None:
 
 def damaged(path: Path, what: str, table: SampleTable = GPU) -> UnreachableError:
     """Return the error for a file of a part that is unreadable or inconsistent."""
-    return UnreachableError(
-        f"{path}: the {table.title} cannot be read: {what}",
-        hint="remove the directory of the damaged day and take its files in again",
-    )
+    hint = "remove the directory of the damaged day and take its files in again"
+    if os.strerror(errno.EACCES) in what:
+        hint = "the user of this command, and of workers, must be able to read the sample store"
+    return UnreachableError(f"{path}: the {table.title} cannot be read: {what}", hint=hint)
 
 
 def read_devices(files: PartFiles) -> pl.DataFrame:

@@ -207,6 +207,7 @@ def test_store_that_workers_may_not_read_is_named(state: Path, tmp_path: Path, c
             written(config_of(copy), tmp_path / "out", fold=workers.fold)
         client.run(os.seteuid, 0)
     assert "Dask cluster" not in str(error.value)
+    assert "must be able to read the sample store" in (error.value.hint or "")
     assert not (tmp_path / "out" / "report.html").exists()
 
 

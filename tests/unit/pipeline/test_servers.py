@@ -13,9 +13,12 @@ from server_samples import START, engine, idle, overloaded, serving
 
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.engines.crashes import crash_log
 from slurm_affinode.engines.store import engine_store
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import SAMPLES as GPU_SAMPLES
 from slurm_affinode.pipeline import servers
 from slurm_affinode.slurm.accounting.schema import JOBS as JOBS_SCHEMA
 from slurm_affinode.slurm.accounting.schema import conform
@@ -159,3 +162,29 @@ def test_logs_of_different_starts_leave_the_options_unknown(config):
         (server,) = servers.tune(config, query, logs)
         assert (server.tuning.facts.model, server.tuning.facts.max_length) == (model, 512)
         assert any("the logs differ" in line for line in server.tuning.unknown) == (model is None)
+
+
+@pytest.mark.parametrize("which", ["engines", "gpus"])
+def test_damaged_part_is_named(config, which):
+    """Its columns are readable, and its values are not; of the engines, or of the GPUs beside them."""
+    gpus = pl.DataFrame({
+        "cluster": "alpha", "node": "n1", "uuid": "GPU-1", "index": 0, "util_pct": 5.0,
+        "time": [START + timedelta(seconds=15 * i) for i in range(2000)],
+        "fb_used_mib": [float(i) for i in range(2000)],
+    })  # fmt: skip
+    with contextlib.closing(SampleStore(config.history_dir)) as store:
+        store.ingest(conform(gpus, GPU_SAMPLES), source="test")
+    with contextlib.closing(engine_store(config.serving_dir)) as store:
+        samples = engine("with-gpu:1", serving()).with_columns(pl.lit("GPU-1").alias("gpus"))
+        store.ingest(samples, source="gpu")
+    root = config.serving_dir if which == "engines" else config.history_dir
+    part = next(root.glob("day=*/part-*.parquet"))
+    content = bytearray(part.read_bytes())
+    content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)
+    part.write_bytes(content)
+    for examine in (
+        lambda: servers.find(config, servers.ServerQuery()), lambda: servers.tune(config, servers.ServerQuery()),
+        lambda: servers.usage_of(config, DAY, JOBS, timelines=1),
+    ):  # fmt: skip
+        with pytest.raises(UnreachableError, match=rf"^[^\n]*{part.name}: the [^\n]* metrics cannot be read[^\n]*$"):
+            examine()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.metrics.identity import device_id, with_device
 from slurm_affinode.metrics.parquet import manifest, writer
-from slurm_affinode.metrics.parquet.parts import read_tables
+from slurm_affinode.metrics.parquet.parts import damaged, read_tables
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.writer import SampleSource
 from slurm_affinode.metrics.schema import METRICS, SAMPLES
@@ -401,3 +401,12 @@ def test_ingest_into_day_with_damaged_part_is_reported(store: SampleStore, sampl
         store.ingest(samples([2.0], node="gpu02", uuid="GPU-2"), source="b")
     assert part.path.exists()
     assert len(store.parts()) == 2
+
+
+@pytest.mark.parametrize("error", ["Permission denied (os error 13): /x", "[Errno 13] Permission denied: '/x'"])
+def test_part_that_may_not_be_read_is_not_to_be_removed(error: str) -> None:
+    """The hint for a damaged file would lose its samples."""
+    assert "remove" in (damaged(Path("/x"), "it ends early").hint or "")
+    hint = damaged(Path("/x"), error).hint or ""
+    assert "must be able to read" in hint
+    assert "remove" not in hint
