@@ -196,7 +196,8 @@ def _size_classes(jobs: pl.DataFrame, bounds: tuple[int, ...]) -> dict[str, Size
             classes[label] = SizeClass(
                 jobs=part.height, job_share=part.height / jobs.height, unit_hours=hours, hours_share=hours / whole,
                 run_median_s=float(part["run_s"].median()),  # type: ignore[arg-type]
-                wait_mean_s=waits and waits.mean, wait_median_s=waits and waits.median,
+                wait_mean_s=None if waits is None else waits.mean,
+                wait_median_s=None if waits is None else waits.median,
             )  # fmt: skip
     return classes
 
