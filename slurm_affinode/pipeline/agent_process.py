@@ -18,8 +18,9 @@ from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED, Check
 
 UNIT = "slurm-affinode-agent"
 LIMITS, RIGHTS = "agent limits", "agent rights"
-OPEN_FILES = 65_536
-"""``LimitNOFILE=`` of the unit: one descriptor for each process of the jobs, and files of restored programs."""
+OPEN_FILES, LEAST_FILES = 65_536, 8_192
+"""``LimitNOFILE=`` of the unit, and what is too little: the agent holds descriptors of each process of the jobs, and a
+restored program may have mapped thousands of files."""
 _NAMESPACES = ("cgroup", "ipc", "net", "pid", "user", "uts")
 _CGROUPS = "/sys/fs/cgroup"
 _LOCK_MEMORY = 14
@@ -98,9 +99,9 @@ def _writable(mounts: str, path: str) -> bool:
 def _limits(rights: _Rights) -> Check:
     files, locked, core = rights.open_files, rights.locked_bytes, rights.core_bytes
     shown = f"open files {files or 'unlimited'}, locked memory {_bytes(locked)}, core files {_bytes(core)}"
-    if files is not None and files < OPEN_FILES:
+    if files is not None and files < LEAST_FILES:
         return Check(
-            LIMITS, PROBLEM, f"{shown}: {OPEN_FILES} open files are needed for nodes with many processes",
+            LIMITS, PROBLEM, f"{shown}: jobs with many processes or files need at least {LEAST_FILES} open files",
             f"set LimitNOFILE={OPEN_FILES} in the unit; {_EDIT}",
         )  # fmt: skip
     if locked is not None and not rights.capabilities >> _LOCK_MEMORY & 1:

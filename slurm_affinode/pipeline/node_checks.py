@@ -149,8 +149,7 @@ def shared_store(path: Path, *, owner: int | None = None) -> list[Check]:
         check_above(path, owner=owner)
     except CheckpointError as error:
         squashed = _SQUASHED_UID in (path.stat().st_uid, path.parent.stat().st_uid)
-        hint = f"{exported}, then: {error.hint}" if squashed else error.hint
-        return [Check(name, PROBLEM, str(error), hint)]
+        return [Check(name, PROBLEM, str(error), f"{exported}, then: {error.hint}" if squashed else error.hint)]
     if not os.access(path, os.W_OK | os.X_OK):
         hint = f"{exported}; without NFS: chown root: {path} && chmod 0700 {path}"
         return [Check(name, PROBLEM, f"{path}: this user may not write to it", hint)]
