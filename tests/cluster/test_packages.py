@@ -236,6 +236,35 @@ def test_role_installs_rpm_packages(booted_with_dnf: Machine) -> None:
     booted_with_dnf.run("test ! -e /usr/lib/slurm-affinode && test -e /etc/slurm-affinode/image.key")
 
 
+RULES = {
+    "firewalld": "firewall-cmd --list-rich-rules",  # of the running firewall, after a reload
+    "ufw": "ufw show added",
+}
+"""Firewall -> command that lists its rules."""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200, func_only=True)
+@pytest.mark.parametrize("firewall", sorted(RULES))
+def test_role_adds_and_removes_rules_of_firewall(booted: Machine, firewall: str) -> None:
+    """A check reports what a run would change, and changes nothing; a second run changes nothing."""
+    booted.run(f"apt-get update -qq && apt-get install -qq --no-install-recommends {firewall}")
+    playbook = PLAYBOOK.replace("site.yml", f"firewall.yml --extra-vars slurm_affinode_firewall={firewall}")
+    before = booted.run(RULES[firewall])
+    for command in (playbook, f"{playbook} --extra-vars slurm_affinode_state=absent"):
+        present = booted.run(RULES[firewall])
+        assert recap(booted.run(f"{command} --check"))["changed"] > 0
+        assert booted.run(RULES[firewall]) == present
+        assert recap(booted.run(command))["changed"] > 0
+        for repeated in (command, f"{command} --check"):
+            assert recap(booted.run(repeated))["changed"] == 0
+        rules = booted.run(RULES[firewall])
+        if command == playbook:
+            assert all(source in rules for source in ("192.0.2.7", "2001:db8::7", "192.0.2.64/26"))
+            assert rules.count("9402") == 2
+    assert rules == before
+
+
 def check_settings(machine: Machine) -> None:
     """Check the files that the role has written."""
     parsed = "import json, tomllib; print(json.dumps(tomllib.load(open('/etc/slurm-affinode/config.toml', 'rb'))))"
