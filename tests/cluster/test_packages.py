@@ -42,6 +42,15 @@ def files(machine: Machine) -> set[str]:
     return set(machine.run(FILES).splitlines())
 
 
+RELEASE = """
+import sys
+from pathlib import Path
+from slurm_affinode.pipeline.plugin_check import exported
+print(exported(Path(sys.argv[1]).read_bytes(), ['slurm_affinode_release']))
+"""
+"""Print the release that a plugin states."""
+
+
 @contextmanager
 def started(packages: Path, image_name: str, *command: str, options: Sequence[str] = ()) -> Iterator[Machine]:
     """Run a container; the packages are in /packages, and the folder ``deploy`` in /deploy."""
@@ -153,6 +162,7 @@ def test_packages_are_installed_run_and_leave_nothing(machine: Machine) -> None:
     [plugin] = [file for file in listed if file.endswith("/slurm_affinode.so")]
     assert f"optional {plugin} " in machine.run("cat /etc/slurm/plugstack.conf.d/slurm-affinode.conf")
     assert f"+slurm{SLURM}-1" in machine.run("dpkg-query -W slurm-affinode-spank")
+    assert __version__ in machine.run(f'/usr/lib/slurm-affinode/bin/python -c "{RELEASE}" {plugin}')
     configured = machine.run("grep -hoE '^(shepherd|criu_plugin) = \"[^\"]+' /etc/slurm-affinode/config.toml")
     paths = {line.partition('"')[2] for line in configured.splitlines()}
     assert len(paths) == 2
