@@ -62,7 +62,7 @@ SUSPENDED, TRAINING, CONSERVATIVE = "first-fit, suspended after 15m", "training"
 PARTS = (*POLICIES, SUSPENDED, TRAINING)
 RULE = SuspensionRule(900.0, DUMP_S, RESTORE_S)
 TOLERANCE = 1e-6
-"""Largest relative difference between the mean waits of a peer and ours."""
+"""Largest relative difference between the mean waits of a peer and of this simulation."""
 
 
 def generate(path: Path, jobs: int, seed: int = 1) -> None:
@@ -176,15 +176,15 @@ def compared(logs: Path, pai: Path | None, pyss: Path | None, python: str) -> It
     with tempfile.TemporaryDirectory() as directory:
         for name, capacity, policy, selection, _ in validation.cases():
             if name == "philly" and pai is not None:
-                ours, prepared, log = _ours(philly.read, _below(logs, name), capacity, policy, selection)
-                theirs = _pai(pai, Path(directory) / "jobs.csv", log, (capacity, policy, selection))
+                product, prepared, log = _measured(philly.read, _below(logs, name), capacity, policy, selection)
+                peer = _pai(pai, Path(directory) / "jobs.csv", log, (capacity, policy, selection))
                 what = f"{len(prepared.workload):,} jobs on {capacity} GPUs, {policy.order}"
-                yield f"PAI's simulator, {what}", ours, theirs
+                yield f"PAI's simulator, {what}", product, peer
             if name == "kth" and pyss is not None and policy.times == "requested" and policy.backfill == "easy":
-                ours, prepared, _ = _ours(swf.read, _below(logs, name), capacity, policy, selection)
-                theirs = _pyss((python, pyss), Path(directory), prepared, policy)
+                product, prepared, _ = _measured(swf.read, _below(logs, name), capacity, policy, selection)
+                peer = _pyss((python, pyss), Path(directory), prepared, policy)
                 title = "EASY" if policy.order == "fcfs" else "EASY-SJBF"
-                yield f"pyss, {len(prepared.workload):,} jobs on {capacity} processors, {title}", ours, theirs
+                yield f"pyss, {len(prepared.workload):,} jobs on {capacity} processors, {title}", product, peer
 
 
 def _below(directory: Path, log: str) -> Path:
@@ -194,7 +194,7 @@ def _below(directory: Path, log: str) -> Path:
     return files[0]
 
 
-def _ours(
+def _measured(
     read: Callable[[Path], JobLog], path: Path, capacity: int, policy: SchedulingPolicy, selection: Selection
 ) -> tuple[Figures, PreparedLog, JobLog]:
     began = time.process_time()
@@ -332,12 +332,12 @@ def main() -> int:
             directory.mkdir(parents=True, exist_ok=True)
             met = _year(options.jobs, directory, (*PARTS, *((CONSERVATIVE,) if options.conservative else ())))
     agree = True
-    for title, ours, theirs in compared(options.logs or Path(), options.pai, options.pyss, options.pyss_python):
-        difference = abs(theirs.mean_wait_s / ours.mean_wait_s - 1)
+    for title, product, peer in compared(options.logs or Path(), options.pai, options.pyss, options.pyss_python):
+        difference = abs(peer.mean_wait_s / product.mean_wait_s - 1)
         agree &= difference <= TOLERANCE
-        waits = f"mean wait {ours.mean_wait_s:,.2f} s, theirs {theirs.mean_wait_s:,.2f} s"
-        times = f"{ours.seconds:.2f} s, theirs {theirs.seconds:.1f} s"
-        print(f"  {title}: {waits}; {times}: {theirs.seconds / ours.seconds:,.0f} times as long", flush=True)
+        waits = f"mean wait {product.mean_wait_s:,.2f} s, peer {peer.mean_wait_s:,.2f} s"
+        times = f"{product.seconds:.2f} s, peer {peer.seconds:.1f} s"
+        print(f"  {title}: {waits}; {times}: {peer.seconds / product.seconds:,.0f} times as long", flush=True)
     if not agree:
         return 1
     return 0 if met else MISSED
