@@ -71,7 +71,7 @@ def split_lines(block: LineBlock, delimiter: str, count: int) -> SplitLines | No
     else:
         return None
     if quotes := text.count(b'"'):
-        quoted = (values[begins] == ord('"')) & (begins < stops)
+        quoted = (values[begins] == ord('"')) & (begins + 1 < stops)
         if (quoted != ((values[stops - 1] == ord('"')) & (begins < stops))).any() or quotes != 2 * quoted.sum():
             return None
         begins, stops = begins + quoted, stops - quoted

@@ -339,7 +339,7 @@ def test_file_in_place_of_the_socket_of_a_call_is_not_opened(
             wait_until("the process is examined", lambda: calls)
             assert file_system.program.poll() is None, "it was killed, which ends blocked calls"
         finally:
-            file_system.go_on()
+            file_system.resume()
     assert (-errno.EINTR, 0) in calls[0]
 
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_affinode.base.columns import native
@@ -51,6 +51,7 @@ def outcome(path: Path, chunk: int, **how: Any) -> tuple[Any, ...]:
 
 
 @settings(max_examples=100, deadline=None)
+@example(header="time,node,uuid,power.draw", lines=['"5"', ',,,"', ',,,"'], mark=",", strict=False)
 @given(st.sampled_from(HEADERS), st.lists(LINES, max_size=12), st.sampled_from(",,;\t|"), st.booleans())
 def test_split_lines_agree_with_csv_reader(
     tmp_path_factory: pytest.TempPathFactory, header: str, lines: list[str], mark: str, strict: bool
