@@ -267,7 +267,7 @@ def test_modified_image_is_not_restored(drive: Callable[..., Drive], what: str) 
 
 
 def test_failed_restore_leaves_no_process(drive: Callable[..., Drive]) -> None:
-    """A file that the tree has open has changed: the restore reports it and leaves no process."""
+    """A file that the tree has open was replaced: the restore reports it and leaves no process."""
     on = drive()
     on("start", ["files", "children"])
     on("dump")

@@ -12,6 +12,7 @@ plugin. Both become entries of inherited regular files, so that a restore needs 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -26,6 +27,7 @@ _FILE_PRIVATE, _FILE_SHARED, _MEMFD = 1 << 6, 1 << 7, 1 << 14  # status flags of
 _SYSTEM_V, _SOCKET_MAPPING = 1 << 10, 1 << 11
 _BY_PLUGIN = 1 << 27
 _ID_LIMIT = 1 << 32
+_NAME_OF_UNNAMED = re.compile(r"(.*/)?#\d+", re.DOTALL)
 LISTEN, ESTABLISHED = 10, 1
 STREAM, DATAGRAM = 1, 2
 EXTERNAL, _CALLBACK = 1, 4
@@ -86,8 +88,8 @@ class RegularFile:
 
     @property
     def unnamed(self) -> bool:
-        """Whether it was created without a name (``O_TMPFILE``)."""
-        return self.flags & os.O_TMPFILE == os.O_TMPFILE
+        """Whether it was created without a name (``O_TMPFILE``). A restored one has the kernel's name, but no flag."""
+        return self.flags & os.O_TMPFILE == os.O_TMPFILE or _NAME_OF_UNNAMED.fullmatch(self.name) is not None
 
 
 @dataclass(frozen=True, slots=True)

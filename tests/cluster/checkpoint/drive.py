@@ -46,9 +46,11 @@ class Driven(Session):
         return str(file_of_root)
 
     def change_file(self) -> None:
-        """Append to a file that the tree has open."""
-        with (self.work / "read").open("a") as file:
-            file.write("another user\n")
+        """Put another file in the place of one that the tree has open."""
+        path, other = self.work / "read", self.work / "other"
+        other.write_text("another user\n")
+        shutil.copymode(path, other)
+        other.rename(path)
 
     def local_files(self, what: str) -> list[int]:
         """Remove or change the workload's node-local files; return the owners of the files left."""

@@ -470,11 +470,12 @@ def test_removed_file_is_made_again_with_the_rights_of_its_user(job: Job, mode: 
     assert "remap-fpath.img" not in image.names()
 
 
-def test_file_without_a_name_can_still_be_given_one(job: Job) -> None:
+@pytest.mark.parametrize("flags", [os.O_RDWR | os.O_TMPFILE, os.O_RDWR], ids=["first restore", "later restore"])
+def test_file_without_a_name_can_still_be_given_one(job: Job, flags: int) -> None:
     """A program that has opened it with ``O_TMPFILE`` may link it once it is complete; it may be open twice."""
     path = str(job.work / "#1")
     opened_again = made.regular(FIRST, path, os.O_RDONLY, FILE)
-    entries = [opened_again, made.regular(FIRST + 1, path, os.O_RDWR | os.O_TMPFILE, FILE)]
+    entries = [opened_again, made.regular(FIRST + 1, path, flags, FILE)]
     inherited, _ = job.pass_on(
         entries,
         remap_fpath=made.image(made.remap(FIRST, 5, 1), made.remap(FIRST + 1, 5, 1)),
