@@ -75,8 +75,11 @@ def visible(text: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with unprintable characters replaced by U+FFFD; each remains one character wide."""
-    return _replaced(text, lambda _: "\N{REPLACEMENT CHARACTER}")
+    """Return ``text`` with unprintable characters replaced by U+FFFD, and no-break spaces by spaces.
+
+    Each remains one character wide.
+    """
+    return _replaced(text.replace("\N{NO-BREAK SPACE}", " "), lambda _: "\N{REPLACEMENT CHARACTER}")
 
 
 def escaped(text: str) -> str:

@@ -100,6 +100,7 @@ def test_demo_has_hours_that_suspending_would_have_returned(tmp_path):
         r"to [\d,.]+\) in 3 days\.", done.output,
     )  # fmt: skip
     assert sentence, done.output
+    assert "\N{REPLACEMENT CHARACTER}" not in done.output
     assert sentence[0] in (tmp_path / histories.REPLAY).read_text()
     build_demo(tmp_path, histories.recorded())
     assert not (tmp_path / histories.REPLAY).exists()
