@@ -69,7 +69,7 @@ class _Plugin:
     slurm: str
     """``24.11``."""
     release: str | None
-    """``None``: it does not state one, as those before 0.10."""
+    """``None``: it does not state one, as that of 0.9.0."""
     announcement: int | None
     shepherd: Path | None
     """Started unless the line in plugstack.conf names another one."""
