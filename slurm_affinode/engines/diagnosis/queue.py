@@ -44,6 +44,10 @@ _LATE = 3
 """Scrapes without growth, within which an overload is not over,"""
 _DIP = 0.2
 """unless the queue falls by this share."""
+_PAUSE = 0.1
+"""Share of the usual output rate below which an engine is paused: it was stopped, or not scheduled,"""
+_PAUSED = 0.5
+"""for this share of the time in which its queue grew. That is not the load."""
 _EDGE = 0.02
 """Share of the growth at its begin and end that is left out of the estimate of the fluctuation."""
 _CALM = 0.1
@@ -253,6 +257,8 @@ def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg, dispers
     moving = series.progress[first + 1 : last + 1]
     if np.isfinite(moving).any() and float(np.nanmean(moving)) < 0.1:
         return None  # nothing is served at all: a stall
+    if _paused_s(series, first, last) > _PAUSED * length:
+        return None
     service = None if served is None else served / length
     held = _held_change(series, first, last)
     arrivals = (
@@ -261,6 +267,20 @@ def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg, dispers
         else (served + held + (leg.rise - _waiting(series, first, last))) / length
     )
     return Growth(first, last, leg.rise, deviations, steps, arrivals, service)
+
+
+def _paused_s(series: EngineSeries, first: int, last: int) -> float:
+    """Return the seconds between two samples in which hardly any output was generated.
+
+    A server that was stopped, and its scrapes with it, receives all requests of that time at once when it continues.
+    """
+    rate = series.change("generation_tokens") / series.interval
+    usual = rate[rate > 0]
+    if not len(usual):
+        return 0.0
+    part = slice(first + 1, last + 1)
+    slow = rate[part] < _PAUSE * float(np.median(usual))
+    return float(series.interval[part][slow].sum())
 
 
 def _waiting(series: EngineSeries, first: int, last: int) -> float:

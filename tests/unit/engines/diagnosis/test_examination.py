@@ -570,6 +570,26 @@ def test_long_prefill_is_not_a_stall() -> None:
     assert not of(result, "stalled")
 
 
+def test_stopped_server_is_not_overloaded() -> None:
+    """It receives the requests of the time in which it was stopped at once, and serves them when it continues.
+
+    The values are those of vLLM whose API server was stopped for 41 s.
+    """
+    stopped = lambda t: 60 < t < 101  # noqa: E731
+    queue = lambda t: 0.0 if t <= 60 else 58 + (t - 101) * 5.5 if t <= 107 else max(0.0, 91 - 5 * (t - 107))  # noqa: E731
+    tokens = lambda t: (  # noqa: E731
+        250 * t if t <= 60 else 15_000 + 700 + 15 * (t - 101) if t <= 107 else 15_800 + 900 * (t - 107)
+    )
+    result = health(synthetic(
+        200, 1, waiting=lambda t: None if stopped(t) else queue(t), running=lambda t: None if stopped(t) else 8.0,
+        generation_tokens=lambda t: None if stopped(t) else tokens(t),
+        finished=lambda t: None if stopped(t) else tokens(t) // 150,
+        error=lambda t: "timed out" if stopped(t) else None,
+    ))  # fmt: skip
+    assert not of(result, "queue-unstable")
+    assert not any(d.since <= BEGIN + timedelta(seconds=80) <= d.until for d in result.diagnoses)
+
+
 def test_swap_thrashing() -> None:
     result = health(synthetic(
         3600, running=10.0, waiting=5.0, kv_usage=0.99, swapped=lambda t: 4.0 * (int(t // 60) % 2),
