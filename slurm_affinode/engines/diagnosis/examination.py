@@ -144,7 +144,9 @@ def _healthy(series: EngineSeries, diagnoses: Sequence[Diagnosis]) -> list[Diagn
         ttft = series.ratio_of("ttft_s", "ttft_count", first, last)
         rate = series.rate_of("generation_tokens", first, last)
         finished = series.rate_of("finished", first, last)
-        lasting = float(np.mean(series.value("waiting")[first : last + 1] > 0))
+        queue = series.value("waiting")[first : last + 1]
+        queue = queue[np.isfinite(queue)]
+        lasting = float(np.mean(queue > 0)) if len(queue) else 0.0
         proof = [
             evidence("healthy.scrapes", float(last - first + 1), 0.3),
             evidence("healthy.queue", waiting, 0.4, share=lasting, met=lasting < 0.5),

@@ -570,6 +570,17 @@ def test_long_prefill_is_not_a_stall() -> None:
     assert not of(result, "stalled")
 
 
+def test_unknown_queue_is_not_an_empty_one() -> None:
+    """The share of samples in which requests waited is that of the samples whose queue is known."""
+    result = health(synthetic(
+        3600, running=1.0, waiting=lambda t: 2.0 if t % 600 == 0 else None, kv_usage=0.2,
+        generation_tokens=lambda t: 10 * t,
+    ))  # fmt: skip
+    (queue,) = [item for item in only(result, "healthy").evidence if item.dimension == "queue"]
+    assert queue.met is False
+    assert "100 %" in queue.text
+
+
 def test_stopped_server_is_not_overloaded() -> None:
     """It receives the requests of the time in which it was stopped at once, and serves them when it continues.
 
