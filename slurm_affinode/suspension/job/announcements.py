@@ -10,8 +10,10 @@ import contextlib
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from slurm_affinode.base.pidfd import ExhaustedError, Process
@@ -64,18 +66,13 @@ class Announcements:
 
     def of(self, job_id: int) -> Announcement | None:
         """Return the announcement for a job, or ``None`` if there is none. Raises ``AnnouncementError``."""
-        name = str(job_id)
         try:
-            with self._opened() as directory:
-                text = self._read(directory, name)
+            with self._opened() as directory, self._file(directory, job_id) as file:
+                return self._read(file, job_id)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise AnnouncementError(f"{self._directory}/{name}: {error.strerror}") from error
-        announcement = _parse(text, f"{self._directory}/{name}")
-        if announcement.job_id != job_id:
-            raise AnnouncementError(f"{self._directory}/{name}: is for job {announcement.job_id}")
-        return announcement
+            raise AnnouncementError(f"{self._directory}/{job_id}: {error.strerror}") from error
 
     def mismatch(self, job_id: int) -> str | None:
         """Return the error if the plugin of another release has started the job, otherwise ``None``. Never raises."""
@@ -89,11 +86,13 @@ class Announcements:
     def clear(self, job_id: int) -> None:
         """Remove the announcement for a job if its shepherd has ended. Never raises."""
         # Slurm identifies a lost attempt by the job ID alone; another attempt may already run here.
-        with contextlib.suppress(OSError, AnnouncementError, ExhaustedError):
-            announcement = self.of(job_id)
-            if announcement is None or not _lives(announcement):
-                with self._opened() as directory:
-                    os.unlink(str(job_id), dir_fd=directory)
+        with (
+            contextlib.suppress(OSError, AnnouncementError, ExhaustedError),
+            self._opened() as directory,
+            self._file(directory, job_id) as file,
+        ):
+            if not _lives(self._read(file, job_id)):
+                _remove(directory, str(job_id), os.fstat(file.fileno()))
 
     def sweep(self) -> None:
         """Remove the announcements left by killed keepers. Never raises."""
@@ -113,18 +112,36 @@ class Announcements:
         finally:
             os.close(directory)
 
-    def _read(self, directory: int, name: str) -> str:
+    def _file(self, directory: int, job_id: int) -> FileIO:
+        """Open the announcement of a job. While it is open, no other file has its inode."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with os.fdopen(os.open(name, flags, dir_fd=directory), "rb", buffering=0) as file:
-            facts = os.fstat(file.fileno())
-            self._check(facts, f"{self._directory}/{name}")
-            if not stat.S_ISREG(facts.st_mode):
-                raise AnnouncementError(f"{self._directory}/{name}: not a regular file")
-            return file.read(_MAX_BYTES).decode("ascii", "replace")
+        return os.fdopen(os.open(str(job_id), flags, dir_fd=directory), "rb", buffering=0)
+
+    def _read(self, file: FileIO, job_id: int) -> Announcement:
+        facts, where = os.fstat(file.fileno()), f"{self._directory}/{job_id}"
+        self._check(facts, where)
+        if not stat.S_ISREG(facts.st_mode):
+            raise AnnouncementError(f"{where}: not a regular file")
+        announcement = _parse(file.read(_MAX_BYTES).decode("ascii", "replace"), where)
+        if announcement.job_id != job_id:
+            raise AnnouncementError(f"{where}: is for job {announcement.job_id}")
+        return announcement
 
     def _check(self, facts: os.stat_result, what: str) -> None:
         if facts.st_uid != self._owner or facts.st_mode & 0o022:
             raise AnnouncementError(f"{what}: users other than {self._owner} may write to it")
+
+
+def _remove(directory: int, name: str, facts: os.stat_result) -> None:
+    """Remove a file, unless a new one has taken its name meanwhile, which keeps it. Raises ``OSError``."""
+    aside = f".{name}.{os.getpid()}-{threading.get_ident()}"
+    os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
+    try:
+        if not os.path.samestat(os.stat(aside, dir_fd=directory, follow_symlinks=False), facts):
+            with contextlib.suppress(FileExistsError):  # a still newer one
+                os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+    finally:
+        os.unlink(aside, dir_fd=directory)
 
 
 def _lives(announced: Announcement) -> bool:

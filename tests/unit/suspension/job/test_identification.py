@@ -365,6 +365,28 @@ def test_stale_announcements_are_removed(tmp_path: Path, announcements: Announce
     assert sorted(path.name for path in directory.iterdir()) == [".126.new", "125"]
 
 
+@pytest.mark.parametrize("since_removed", [False, True])
+def test_new_announcement_is_kept_while_an_old_one_is_removed(
+    tmp_path: Path, announcements: Announcements, monkeypatch: pytest.MonkeyPatch, since_removed: bool
+) -> None:
+    """A new attempt is announced between the examination of the old one and its removal."""
+    directory = tmp_path / "shepherds"
+    current = replace(ANNOUNCED, pid=os.getpid(), started=started_of(os.getpid()))
+    write(directory, ANNOUNCED)
+    ended = announcements_module.Process
+
+    def examined(pid: int, *, started: int) -> Process:
+        if since_removed:
+            (directory / "123").unlink()
+        write(tmp_path / "new", current).replace(directory / "123")
+        return ended(pid, started=started)
+
+    monkeypatch.setattr(announcements_module, "Process", examined)
+    announcements.clear(123)
+    assert announcements.of(123) == current
+    assert [path.name for path in directory.iterdir()] == ["123"]
+
+
 def test_announcement_of_unknown_state_is_kept(
     tmp_path: Path, announcements: Announcements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
