@@ -240,7 +240,7 @@ def _frames(result: WasteResult) -> Waste:
         "trend": summary.trend_rows(result),
         "suspensions": result.suspensions,
         **_engines(result),
-        "emissions": None if (made := summary.emission_figures(result)) is None else [made],
+        "emissions": None if (emissions := summary.emission_figures(result)) is None else [emissions],
         "quality": [
             {name: getattr(issue, name) for name in descriptions()["quality"].columns}
             for issue in result.quality.issues
@@ -275,9 +275,9 @@ def _frame(name: str, rows: Any) -> pd.DataFrame:
 
     described = descriptions()[name].columns
     types = {column: _TYPES.get(unit, "float64") for column, (unit, _) in described.items()}
-    made = (
+    frame = (
         pd.DataFrame(rows or [], columns=list(described))
         if rows is None or isinstance(rows, list)
         else rows.to_pandas()
     )
-    return made[list(described)].astype(types)
+    return frame[list(described)].astype(types)

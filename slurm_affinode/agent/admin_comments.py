@@ -82,13 +82,13 @@ class AdminComments:
     def sample(self) -> None:
         """Read the GPUs of all jobs once. A GPU that cannot be read is unknown for that time."""
         jobs = self._jobs()
-        held, readings = self._read(jobs) if jobs else ({}, {})
+        allocated_gpus, readings = self._read(jobs) if jobs else ({}, {})
         now = self._clock()
         with self._lock:
             self._times = {job_id: self._times.get(job_id) or JobTimes(len(jobs[job_id])) for job_id in jobs}
             for job_id, times in self._times.items():
                 times.suspensions = max(times.suspensions, self._suspensions(job_id))
-                for device in held.get(job_id, ()):
+                for device in allocated_gpus.get(job_id, ()):
                     if device in readings:
                         gpu = times.by_gpu.setdefault((device.uuid, device.mig), GpuTimes())
                         self._add(gpu, device, readings[device], now)
@@ -101,11 +101,11 @@ class AdminComments:
                 devices = driver.devices()
             except GpuError:  # reported by the agent's loop
                 return {}, {}
-            held = {job_id: by_index(devices, indices) or () for job_id, indices in jobs.items()}
-            for device in {device for gpus in held.values() for device in gpus}:
+            allocated_gpus = {job_id: by_index(devices, indices) or () for job_id, indices in jobs.items()}
+            for device in {device for gpus in allocated_gpus.values() for device in gpus}:
                 with suppress(GpuError):
                     readings[device] = driver.read(device)
-        return held, readings
+        return allocated_gpus, readings
 
     def _add(self, gpu: GpuTimes, device: Device, reading: Reading, now: float) -> None:
         """Add the time since the last sample to the state that the new one shows; a long gap is unknown."""
@@ -131,11 +131,11 @@ class AdminComments:
     def _write(self, job_id: int, times: JobTimes, tries: int) -> None:
         """Write the line; try again later as long as the end of the job is not recorded."""
         try:
-            done = self._try(job_id, times)
+            succeeded = self._try(job_id, times)
         except AffinodeError as error:
             self._warn(job_id, one_line(error))
             return
-        if done:
+        if succeeded:
             self._failed = False
         elif tries > 1:
             self._later(WAIT_S, self._write, job_id, times, tries - 1)

@@ -54,16 +54,16 @@ class Arrivals:
         work: Work,
         *,
         later: Callable[[Callable[[], None]], None],
-        left: Callable[[int], None] = lambda job_id: None,
+        on_departure: Callable[[int], None] = lambda job_id: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``later`` runs a call in another thread; ``left`` is called when a job is no longer watched."""
+        """``later`` runs a call in another thread; ``on_departure`` is called when a job is no longer watched."""
         self._registry = registry
         self._inspector = inspector
         self._orchestration = orchestration
         self._work = work
         self._later = later
-        self._left = left
+        self._left = on_departure
         self._now = now
         self._lock = threading.Lock()
         """Guards ``_restoring``: shepherds that reconnect, and workers that reply."""
@@ -71,23 +71,26 @@ class Arrivals:
 
     def hello(self, who: Identity, hello: Hello, link: Link, fds: tuple[int, ...]) -> bool:
         """See ``ShepherdEvents``."""
-        known = self._registry.get(who.job_id)
-        if known is not None and (known.init_pid, known.init_started) != (who.pid, who.started):
-            if self._inspector.started(known.init_pid) == known.init_started and known.restarts >= hello.restarts:
+        registration = self._registry.get(who.job_id)
+        if registration is not None and (registration.init_pid, registration.init_started) != (who.pid, who.started):
+            if (
+                self._inspector.started(registration.init_pid) == registration.init_started
+                and registration.restarts >= hello.restarts
+            ):
                 log.warning("job %d: refused process %d as a second shepherd", who.job_id, who.pid)
                 close(fds, who.uid)
                 return False
             self._registry.remove(who.job_id)
             self._left(who.job_id)
-            known = None
+            registration = None
         # A requeued job may have a checkpoint image even if its plugin has no path to look for one.
         if hello.root == 0 and (hello.image or hello.restarts > 0):
             return self._restore(who, hello, link, fds)
         close(fds, who.uid)
-        if known is None:
+        if registration is None:
             job = self._watched(_arrival(who, hello, link), link, hello.root)
         else:
-            job = replace(known, link=link, root=hello.root or known.root)
+            job = replace(registration, link=link, root=hello.root or registration.root)
         self._registry.put(job)
         if hello.root == 0:
             log.info("job %d: starts (uid %d, process %d, %s)", who.job_id, who.uid, who.pid, hello.option)
@@ -145,10 +148,10 @@ class Arrivals:
             if not job.link.open and self._inspector.started(job.init_pid) != job.init_started:
                 self._drop(job, "is gone")
 
-    def _drop(self, job: WatchedJob, how: str) -> None:
+    def _drop(self, job: WatchedJob, ending: str) -> None:
         # This also ends a suspension: the process tree is killed once its checkpoint image is complete.
         if self._registry.remove(job.job_id, job.link) is not None:
-            log.info("job %d: its shepherd %s", job.job_id, how)
+            log.info("job %d: its shepherd %s", job.job_id, ending)
             self._left(job.job_id)
 
     def _restored(self, arrival: Arrival, reply: Reply) -> None:

@@ -95,10 +95,12 @@ def ask_node(
         ended = "slurm-affinode status shows what became of the request, and the journal of the node why it ended"
         refused = "retry in a moment; if that fails, compare the clocks and munge keys of both machines"
         # An agent refuses a request as soon as unmunge has returned.
-        known = time.monotonic() - began > munge.TIMEOUT_S
+        ending_known = time.monotonic() - began > munge.TIMEOUT_S
         raise UnreachableError(
             f"{where} closed the connection without a response",
-            hint=ended if known else f"it has ended or was restarted meanwhile, or refused the request: {refused}",
+            hint=ended
+            if ending_known
+            else f"it has ended or was restarted meanwhile, or refused the request: {refused}",
         )
     message = munge.decode(line)
     if message.uid != 0:

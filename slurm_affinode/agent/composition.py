@@ -122,18 +122,18 @@ class DriverGpus:
         usage: dict[str, dict[int, int]] = {}
         with self._driver() as driver:
             for device in driver.devices():
-                held = usage.setdefault(device.uuid, {})
+                process_bytes = usage.setdefault(device.uuid, {})
                 for process in driver.processes(device):
                     if process.used_mib is None:  # read as zero, it would let a job move to a GPU without room for it
                         what = f"how much memory process {process.pid} holds on GPU {device.index}"
                         raise NotSupported(f"the driver does not report {what}")
-                    held[process.pid] = round(process.used_mib * _MIB)
+                    process_bytes[process.pid] = round(process.used_mib * _MIB)
         return usage
 
     def held(self, pid: int) -> int | None:
         """Return the bytes a process holds on all GPUs, or ``None`` if not known (the driver lists no memory of it)."""
         try:
-            amounts = [held[pid] for held in self.processes().values() if pid in held]
+            amounts = [process_bytes[pid] for process_bytes in self.processes().values() if pid in process_bytes]
         except GpuError:
             return None
         return sum(amounts) if amounts else None

@@ -142,7 +142,12 @@ class Daemon:
             counters=self.counters, journal=Journal(config.suspend.journal),
         )  # fmt: skip
         self.arrivals = Arrivals(
-            self.registry, inspector, self.orchestration, self.work, later=self._slurm.post, left=self.service.left
+            self.registry,
+            inspector,
+            self.orchestration,
+            self.work,
+            later=self._slurm.post,
+            on_departure=self.service.left,
         )
         run_dir = config.agent.run_dir
         self.shepherds = ShepherdServer(run_dir / "shepherd.sock", self.arrivals, parts.identify or inspector.identify)
@@ -284,9 +289,9 @@ class Daemon:
         self.loop.restart(job_id)
         self._poke.set()
 
-    def _woken(self, job_id: int, how: str, slept_s: float | None) -> None:
+    def _woken(self, job_id: int, result: str, slept_s: float | None) -> None:
         self.counters.add(metrics.WAKES, mode=Mode.INPLACE.value)
-        self.work.set_comment(job_id, how)
+        self.work.set_comment(job_id, result)
         self.loop.woken(job_id, slept_s)
         self._changed(job_id)
 

@@ -134,8 +134,8 @@ def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[
     except AffinodeError as error:
         return [str(error)]
     for row in report.get("left", ()):
-        how = row.get("ended_by") or "it does not end"
-        text = f"slurm-affinode epilog: job {request['job']} left process {row.get('pid')} on a GPU: {how}"
+        outcome = row.get("ended_by") or "it does not end"
+        text = f"slurm-affinode epilog: job {request['job']} left process {row.get('pid')} on a GPU: {outcome}"
         print(escaped(text), file=sys.stderr)
     # The reason of a drained node is already set: a failing epilog would replace it with Slurm's own.
     return [] if report.get("drained") else [str(row) for row in report.get("dirty", ())]

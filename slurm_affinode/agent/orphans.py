@@ -294,10 +294,10 @@ class Orphans:
                     raise
                 continue
             for each in running:
-                other = on_gpus.get(each.pid)
-                if other is not None:
-                    used = total_mib((other.used_mib, each.used_mib))
-                    on_gpus[each.pid] = replace(other, used_mib=used, devices=(*other.devices, device))
+                gpu_process = on_gpus.get(each.pid)
+                if gpu_process is not None:
+                    used = total_mib((gpu_process.used_mib, each.used_mib))
+                    on_gpus[each.pid] = replace(gpu_process, used_mib=used, devices=(*gpu_process.devices, device))
                     continue
                 with contextlib.suppress(OSError):
                     on_gpus[each.pid] = self._facts_of(Process(each.pid, proc=self.proc), device, each.used_mib)
@@ -340,10 +340,10 @@ class Orphans:
             raise why
         text = "belongs to no job" if job is None else f"of job {job} has lost its server"
         log.warning("process %d (uid %d, %s) %s: ended for %s", pid, orphan.uid, orphan.command, text, one_line(by))
-        how = self._end(orphan)
-        if how is None:
+        error = self._end(orphan)
+        if error is None:
             raise NotAnOrphanError("still-there", f"process {pid} does not end: it is in the driver or the kernel")
-        return {**self._row(orphan), "node": self.node, "ended_by": how}
+        return {**self._row(orphan), "node": self.node, "ended_by": error}
 
     def _belongs(self, orphan: OnGpu, queue: SlurmQueue | None) -> NotAnOrphanError | None:
         """Return why a process must not be ended, or ``None`` if it belongs to no job."""
@@ -397,8 +397,8 @@ class Orphans:
 
     def _not_listed(self, queue: SlurmQueue) -> int | None:
         """Return a job that runs here but is missing from slurmctld's list, which is then incomplete."""
-        listed = {number for job in queue.jobs for number in (job.job_id, job.array_job_id, job.het_job_id)}
-        return min(self.finder.jobs_here() - listed, default=None)
+        listed_jobs = {number for job in queue.jobs for number in (job.job_id, job.array_job_id, job.het_job_id)}
+        return min(self.finder.jobs_here() - listed_jobs, default=None)
 
     def _may_be(self, uid: int, owner: int | None) -> bool:
         """Return whether a process without a known job may belong to a job of ``owner``.
@@ -432,8 +432,8 @@ class Orphans:
         )
         with self.driver() as driver:
             everything = driver.devices()
-            known = by_index(everything, indices) if indices else None
-            devices = everything if known is None else known
+            node_devices = by_index(everything, indices) if indices else None
+            devices = everything if node_devices is None else node_devices
             orphans = self._on(driver, devices, unresponsive=True)  # the report names such a GPU if it was the job's
             if kill:
                 orphans = [orphan for orphan in orphans if self._still_on(driver, orphan)]
@@ -445,12 +445,16 @@ class Orphans:
             self.sleep(POLL_S)
             leftovers = [orphan for orphan in leftovers if not orphan.process.ended()]
         ended: list[dict[str, Any]] = []
-        for process, how in zip(leftovers, self._end_all(leftovers, wait_s), strict=True) if kill else ():
+        for process, outcome in zip(leftovers, self._end_all(leftovers, wait_s), strict=True) if kill else ():
             log.warning(
-                "job %d left process %d (%s) on a GPU: %s", job, process.pid, process.command, how or "it does not end"
+                "job %d left process %d (%s) on a GPU: %s",
+                job,
+                process.pid,
+                process.command,
+                outcome or "it does not end",
             )
-            ended.append({**self._row(process), "ended_by": how})
-        dirty = self._dirty(devices, belongs, wait_s if ended else 0.0, agent_known=known is not None)
+            ended.append({**self._row(process), "ended_by": outcome})
+        dirty = self._dirty(devices, belongs, wait_s if ended else 0.0, agent_known=node_devices is not None)
         report = {
             "id": uuid.uuid4().hex[:16], "node": self.node, "job": job, "uid": uid, "at": self.now(), "dirty": dirty,
             "left": ended or [{**self._row(orphan), "ended_by": None} for orphan in leftovers],

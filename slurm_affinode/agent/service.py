@@ -252,8 +252,8 @@ class Service:
 
     def _asleep(self) -> tuple[SuspendedJob, ...]:
         with self._lock:
-            at, suspended = self._suspended
-            if self.now() - at > SUSPENDED_S or self.now() < at:
+            queried, suspended = self._suspended
+            if self.now() - queried > SUSPENDED_S or self.now() < queried:
                 suspended = tuple(self.orchestration.keeper.suspended())
                 self._suspended = (self.now(), suspended)
             return suspended
@@ -354,10 +354,10 @@ class Service:
         """
         clock = self.loop.clock()
         with self._lock:
-            self._seen = {seen: word for seen, word in self._seen.items() if 0 <= clock - word[0] < SEEN_S}
-            known = self._seen.get(job_id)
-        if known is not None:
-            return known[1:]
+            self._seen = {label: word for label, word in self._seen.items() if 0 <= clock - word[0] < SEEN_S}
+            state = self._seen.get(job_id)
+        if state is not None:
+            return state[1:]
         self._limit(caller)
         answers: list[tuple[Job | None, bool]] = []
 
@@ -414,11 +414,11 @@ class Service:
                 hint="try again later; an administrator may use --force",
             )  # fmt: skip
         log.info("job %d: %s (uid %d) requests its suspension", job_id, one_line(caller.name, 64), caller.uid)
-        at = self.now()
+        sampled_at = self.now()
         if not self.work.suspend(job, f"requested by {one_line(caller.name, 64)}", lambda: None):
             raise RequestError("under-way", f"job {job.called} is being worked on")
         self._count(job)
-        return {"job_id": job_id, "node": self.node, "begun": True, "at": at}
+        return {"job_id": job_id, "node": self.node, "begun": True, "at": sampled_at}
 
     def _too_soon(self, job: WatchedJob) -> Refusal | None:
         """Return why a requested suspension is refused: the attempt is too short, or another was just tried."""

@@ -230,9 +230,9 @@ class Work:
     def _act(self, job: WatchedJob, why: str, sample_again: SampleAgain, *, busy: bool) -> WorkOutcome:
         with self._lock:
             self._under_way[job.job_id] = SUSPENDING
-        seen = sample_again()
-        if seen is not None:
-            return WorkOutcome(self._now(), False, f"not suspended, it works again: {seen}", BUSY)
+        sample = sample_again()
+        if sample is not None:
+            return WorkOutcome(self._now(), False, f"not suspended, it works again: {sample}", BUSY)
         log.info("job %d: being suspended: %s", job.job_id, one_line(why))
         suspension = self._orchestration.suspender.suspend(job, why, sample_again=sample_again, busy=busy)
         if suspension.failure is not None:

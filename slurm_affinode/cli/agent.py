@@ -73,12 +73,12 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
 
 def _refuse_others(path: Path | None) -> None:
     """Raise ``ConfigError`` if users other than root can change a file that names programs run by root."""
-    at = None
+    target = None
     with contextlib.suppress(OSError):  # missing or unreadable: reported when it is read
         if path is not None and os.geteuid() == 0 and path.absolute().is_file():
-            at = process.replaceable(path.absolute())
-    if at is not None:
+            target = process.replaceable(path.absolute())
+    if target is not None:
         raise ConfigError(
-            f"{path}: users other than root may write to {at}, and it names programs that root runs",
-            hint=f"chown root:root {at} && chmod go-w {at}",
+            f"{path}: users other than root may write to {target}, and it names programs that root runs",
+            hint=f"chown root:root {target} && chmod go-w {target}",
         )

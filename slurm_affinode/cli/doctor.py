@@ -128,12 +128,12 @@ def doctor(
     return code
 
 
-def _examine_nodes(config: Config, listed: str | None, via: Via, *, as_json: bool) -> int:
+def _examine_nodes(config: Config, node_list: str | None, via: Via, *, as_json: bool) -> int:
     nodes: Sequence[Node] = ()
-    if listed is None:
+    if node_list is None:
         with open_client(config.slurm.backend, warned=warn) as client:  # type: ignore[arg-type]
             nodes = client.nodes()
-    names = node_doctor.chosen(nodes, listed)
+    names = node_doctor.chosen(nodes, node_list)
     of_nodes = node_doctor.examine(names, via, run=run_program)
     code = node_doctor.exit_code(of_nodes)
     if as_json:

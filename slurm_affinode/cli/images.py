@@ -61,19 +61,19 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
     administrator, or a note beside the shared store is not signed by a node.
     """
     with _tiers(config) as tiers:
-        listed = _listed(tiers, jobs)
+        listing = _listed(tiers, jobs)
         signer = signer_of(config)
         absences = absences_of(config, signer)
         notes_of(config, signer, tiers).all()
-        listed = replace(
-            listed, unknown=absences.all(), stopped=absences.stopped(),
+        listing = replace(
+            listing, unknown=absences.all(), stopped=absences.stopped(),
             refused=[f"{path}: {why}" for path, why in sorted(signer.refused().items())],
         )  # fmt: skip
     if as_json:
-        print_json(_as_json(listed))
+        print_json(_as_json(listing))
     else:
-        _print(listed)
-    return 1 if listed.damaged or listed.stopped is not None or listed.refused else 0
+        _print(listing)
+    return 1 if listing.damaged or listing.stopped is not None or listing.refused else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
     return _Listed(
         sound=[(tier, image) for tier, image in chosen if isinstance(image, Image)],
         begun=[
-            (tier, facts, held)
+            (tier, facts, held_bytes)
             for tier in tiers.tiers
-            for facts, held in tier.store.begun(growing=True)
+            for facts, held_bytes in tier.store.begun(growing=True)
             if selected.has(facts.key.name)
         ],
         damaged=damaged,
@@ -119,51 +119,51 @@ def _listed(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
     )
 
 
-def _as_json(listed: _Listed) -> dict[str, Any]:
+def _as_json(listing: _Listed) -> dict[str, Any]:
     return {
         "images": [
             {"store": str(tier.store.path), "tier": tier.name, **summary(image.manifest)}
-            for tier, image in listed.sound
+            for tier, image in listing.sound
         ],
         "partial": [
-            {"store": str(tier.store.path), "tier": tier.name, "held": held, **summary(facts)}
-            for tier, facts, held in listed.begun
+            {"store": str(tier.store.path), "tier": tier.name, "held": held_bytes, **summary(facts)}
+            for tier, facts, held_bytes in listing.begun
         ],
-        "damaged": list(listed.damaged),
+        "damaged": list(listing.damaged),
         "stores": [
             {"path": str(tier.store.path), "tier": tier.name, "used": usage.used, "free": usage.free,
              "quota": usage.quota, "images": usage.images, "by_user": usage.by_user}
-            for tier, usage in listed.usage
+            for tier, usage in listing.usage
         ],
-        "missing": list(listed.missing),
+        "missing": list(listing.missing),
         "unknown": [
             {"job": name, "unknown_s": round(absence.age_s), "confirmed": absence.confirmed}
-            for name, absence in sorted(listed.unknown.items())
+            for name, absence in sorted(listing.unknown.items())
         ],
-        "stopped": None if listed.stopped is None else str(listed.stopped),
-        "refused": list(listed.refused),
+        "stopped": None if listing.stopped is None else str(listing.stopped),
+        "refused": list(listing.refused),
     }  # fmt: skip
 
 
-def _print(listed: _Listed) -> None:
+def _print(listing: _Listed) -> None:
     print_table(
         ("job", "seq", "user", "from", f"dumped ({zone()})", "GPUs", "GPU memory", "size", "tiers"),
-        _rows(listed.sound, listed.begun),
+        _rows(listing.sound, listing.begun),
         right=("seq", "GPUs", "GPU memory", "size"),
     )
-    for tier, usage in listed.usage:
+    for tier, usage in listing.usage:
         limit = "" if usage.quota is None else f" of {size(usage.quota)}"
         what = f"{usage.images} images, {size(usage.used)}{limit} used, {size(usage.free)} free"
         echo(f"{tier.name}: {tier.store.path}: {what}")
-    for error in listed.damaged:
+    for error in listing.damaged:
         warn(f"damaged: {error}")
-    for name, absence in sorted(listed.unknown.items()):
+    for name, absence in sorted(listing.unknown.items()):
         warn(f"{name}: Slurm has not known this job for {span(absence.age_s)}")
-    for why in listed.refused:
+    for why in listing.refused:
         warn(f"ignored: {why}")
-    if listed.stopped is not None:
-        warn(f"{listed.stopped} ({STOPPED_HINT})")
-    _warn_of(listed.missing)
+    if listing.stopped is not None:
+        warn(f"{listing.stopped} ({STOPPED_HINT})")
+    _warn_of(listing.missing)
 
 
 def _warn_of(missing: Sequence[str]) -> None:
@@ -186,8 +186,8 @@ def _rows(
     for tier, image in sound:
         facts = image.manifest
         images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(tier.name)
-    for tier, facts, held in begun:
-        where = f"{tier.name} {min(99, 100 * held // max(1, facts.size))}%"  # held includes the manifest
+    for tier, facts, held_bytes in begun:
+        where = f"{tier.name} {min(99, 100 * held_bytes // max(1, facts.size))}%"  # held includes the manifest
         images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(where)
     for _, (facts, tiers) in sorted(images.items()):
         dumped = datetime.fromtimestamp(facts.dumped_epoch, UTC)

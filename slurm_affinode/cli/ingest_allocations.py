@@ -63,15 +63,15 @@ def ingest_allocations(
     zone = run.zone(timezone)
     results: list[tuple[str, RecordedAllocations, Counts | None]] = []
     with run.store() as repository:
-        known = () if repository is None else repository.clusters()
-        name = cluster or run.config.cluster.name or (known[0] if len(known) == 1 else UNNAMED_CLUSTER)
+        clusters = () if repository is None else repository.clusters()
+        name = cluster or run.config.cluster.name or (clusters[0] if len(clusters) == 1 else UNNAMED_CLUSTER)
         for path in files:
             started = datetime.now(UTC)
             data = _content(path)
             recorded = allocations.read(data, where=str(path), cluster=name, zone=zone, strict=strict)
-            if name == UNNAMED_CLUSTER and len(known) > 1 and name in recorded.gpus["cluster"]:
+            if name == UNNAMED_CLUSTER and len(clusters) > 1 and name in recorded.gpus["cluster"]:
                 raise InputError(
-                    f"its records name no cluster, and accounting has {len(known)}: {', '.join(known)}",
+                    f"its records name no cluster, and accounting has {len(clusters)}: {', '.join(clusters)}",
                     where=str(path),
                     hint="give --cluster NAME, or set cluster.name in the configuration",
                 )

@@ -99,7 +99,7 @@ def ingest_sacct(
         raise click.UsageError("--since, --until and --all-clusters are for running sacct: leave them out, or FILE")
     if not files and (timezone or delimiter):
         raise click.UsageError("--timezone and --delimiter need FILE")
-    how = SacctReading(
+    reading = SacctReading(
         cluster=cluster or run.config.cluster.name_or_default,
         zone=run.zone(timezone) if files else "UTC",
         delimiter=_unescape(delimiter),
@@ -111,14 +111,14 @@ def ingest_sacct(
         if files:
             for source in _sources(files):
                 try:
-                    intakes.append(_ingest(source, how, repository, quiet=run.as_json))
+                    intakes.append(_ingest(source, reading, repository, quiet=run.as_json))
                 except InputError as error:
                     failed.append(error)
         else:
             try:
                 intakes.extend(
                     _run_sacct(
-                        repository, how, since=since, until=until, config=run.config, cluster=cluster,
+                        repository, reading, since=since, until=until, config=run.config, cluster=cluster,
                         all_clusters=all_clusters,
                     )
                 )  # fmt: skip
@@ -142,12 +142,12 @@ def _sources(files: Sequence[Path]) -> Iterator[_Source]:
             yield _Source(str(path), path)
 
 
-def _ingest(source: _Source, how: SacctReading, repository: Repository | None, *, quiet: bool) -> Intake:
+def _ingest(source: _Source, reading: SacctReading, repository: Repository | None, *, quiet: bool) -> Intake:
     started = datetime.now(UTC)
     if repository is not None:
-        how = replace(how, counting=stored_accounting.counting_clusters(repository))
+        reading = replace(reading, counting=stored_accounting.counting_clusters(repository))
     with progress(f"reading {source.name}", total=None, quiet=quiet) as advance:
-        accounting = sacct.read(source.content, where=source.name, how=how, advance=advance)
+        accounting = sacct.read(source.content, where=source.name, how=reading, advance=advance)
     accounting = replace(accounting, notes=(*accounting.notes, *_jobstats(accounting)))
     return _store_sacct(source, accounting, repository, started)
 
@@ -178,7 +178,7 @@ def _store_sacct(source: _Source, accounting: Accounting, repository: Repository
 
 def _run_sacct(
     repository: Repository | None,
-    how: SacctReading,
+    reading: SacctReading,
     *,
     since: datetime | None,
     until: datetime | None,
@@ -196,10 +196,10 @@ def _run_sacct(
             since = stored_accounting.default_since(repository, now=until, overlap=overlap)
     if since >= until:
         raise click.UsageError(f"--since {utc(since)} is not before --until {utc(until)}")
-    how = replace(how, delimiter=sacct_command.DELIMITER)
+    reading = replace(reading, delimiter=sacct_command.DELIMITER)
     query = partial(sacct_command.run_sacct, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
     for begin, end, content in sacct_command.in_windows(since, until, query):
-        result = _ingest(_Source(f"sacct {utc(begin)}..{utc(end)}", content), how, repository, quiet=True)
+        result = _ingest(_Source(f"sacct {utc(begin)}..{utc(end)}", content), reading, repository, quiet=True)
         if repository is not None:
             answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
             stored_accounting.reached(repository, min(end, now), answered)

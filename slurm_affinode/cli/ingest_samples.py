@@ -193,11 +193,11 @@ def with_stdin(paths: Sequence[str]) -> Iterator[list[str]]:
         return
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
         # A neutral directory name: that of the temporary directory would be used as the node name.
-        held = Path(directory) / "stdin" / "stdin"
-        held.parent.mkdir()
-        with held.open("wb") as file:
+        copy = Path(directory) / "stdin" / "stdin"
+        copy.parent.mkdir()
+        with copy.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-        yield [str(held) if path == "-" else path for path in paths]
+        yield [str(copy) if path == "-" else path for path in paths]
 
 
 def say_unchanged(summary: IngestSummary) -> None:

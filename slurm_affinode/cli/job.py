@@ -211,10 +211,10 @@ def _gpus(out: Console, summary: JobSummary) -> None:
     title = f"activity, {step} a column"
     heads = "".join(f"  {name:>{each}}" for name, each in widths.items())
     out.print(Text(f"{'GPU':<{label}}  {title[:width]:<{width}}{heads}", style="bold"), no_wrap=True)
-    for at, (name, gpu) in enumerate(zip(names, shown, strict=True)):
+    for position, (name, gpu) in enumerate(zip(names, shown, strict=True)):
         line = Text(name + " " * (label - cell_len(name) + 2))
         line.append(blocks(gpu.activity_pct, 100.0, width).ljust(width), style="dim" if gpu.measured_s <= 0 else "")
-        line.append("".join(f"  {columns[column][at]:>{each}}" for column, each in widths.items()))
+        line.append("".join(f"  {columns[column][position]:>{each}}" for column, each in widths.items()))
         out.print(line, no_wrap=True, overflow="ellipsis")
     if len(summary.gpus) > len(shown):
         _say(out, f"{len(summary.gpus) - len(shown)} more GPUs: --json, --html", style="dim")

@@ -44,14 +44,14 @@ def fitted(columns: Sequence[LineColumn], space: int, minor: Sequence[str] = ())
         if sum(least[column.name] + 1 for column in chosen) - 1 > space:
             chosen = [column for column in chosen if column.name != name]
     widths = {column.name: min(needed[column.name], column.most or needed[column.name]) for column in chosen}
-    left = space - sum(width + 1 for width in widths.values())
-    while left < -1 and (longer := [name for name, width in widths.items() if width > least[name]]):
+    remaining_width = space - sum(width + 1 for width in widths.values())
+    while remaining_width < -1 and (longer := [name for name, width in widths.items() if width > least[name]]):
         widths[max(longer, key=widths.__getitem__)] -= 1
-        left += 1
+        remaining_width += 1
     for name, width in widths.items():
-        more = min(max(0, left), needed[name] - width)
+        more = min(max(0, remaining_width), needed[name] - width)
         widths[name] += more
-        left -= more
+        remaining_width -= more
     return [replace(column, width=widths[column.name]) for column in chosen]
 
 

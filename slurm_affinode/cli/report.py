@@ -144,12 +144,12 @@ def _history(config: Config, query: WasteQuery, step: report_pipeline.Step) -> r
     from slurm_affinode.pipeline import ingest  # noqa: PLC0415 - a report from stored samples starts sooner
 
     whole = (query.until - query.since + 2 * ingest.MARGIN).total_seconds() * 1000
-    done = 0
+    finished = 0
 
     def advance(milliseconds: int) -> None:
-        nonlocal done
-        done += milliseconds
-        step(f"reading {config.prometheus.url}: {done / whole:.0%}")
+        nonlocal finished
+        finished += milliseconds
+        step(f"reading {config.prometheus.url}: {finished / whole:.0%}")
 
     options = ingest.read_options(config)
     return lambda: ingest.borrowed(config.prometheus, query.since, query.until, options, advance=advance, warned=warn)

@@ -81,7 +81,7 @@ def period_options(function: F) -> F:
             help="Read the last 30 minutes from Prometheus, in place of stored samples",
         ),
     ]
-    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+    return functools.reduce(lambda command, option: option(command), reversed(options), function)
 
 
 def _query_of(target: str, filters: dict[str, Any]) -> ServerQuery:
@@ -261,10 +261,10 @@ def _address(health: EngineHealth) -> str:
     return address + ("" if health.key.rank is None else f" rank {health.key.rank}")
 
 
-def _on_day_of(moment: datetime, other: datetime, *, seconds: bool = False) -> str:
-    """Return a time, without the date if it is that of ``other``."""
+def _on_day_of(moment: datetime, reference: datetime, *, seconds: bool = False) -> str:
+    """Return a time, without the date if it is that of ``reference``."""
     day, _, time_of_day = (text := clock(moment, seconds=seconds)).partition(" ")
-    return time_of_day if clock(other).startswith(day) else text
+    return time_of_day if clock(reference).startswith(day) else text
 
 
 def _met(item: Evidence) -> str:
@@ -360,17 +360,17 @@ def tune(
         raise click.UsageError("--watch reads the logs again for each evaluation: give a file in place of -")
     warn(f"slurm-affinode: evaluated every {span(watch_s)}; printed when {_STABLE} evaluations in a row agree")
     shown: list[TunedEngine] | None = None
-    seen: list[list[TunedEngine]] = []
+    tuned_engines: list[list[TunedEngine]] = []
     while True:
         try:
             tuned = _tuned(config, selection, logs, live=live or with_prometheus)
         except UnreachableError as error:  # the server may be restarted, and responds again then
-            if not seen:
+            if not tuned_engines:
                 raise
             warn(f"slurm-affinode: {error}")
         else:
-            seen = [*seen[-_STABLE + 1 :], tuned]
-            stable = len(seen) == _STABLE and all(_agree(earlier, tuned) for earlier in seen)
+            tuned_engines = [*tuned_engines[-_STABLE + 1 :], tuned]
+            stable = len(tuned_engines) == _STABLE and all(_agree(earlier, tuned) for earlier in tuned_engines)
             if stable and (shown is None or not _agree(shown, tuned)):
                 shown = tuned
                 if not write and not as_json:
@@ -512,7 +512,7 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
             ]
         if result.cause is not None and result.cause.max_length is not None:
             rows.append(("longest request that fits", f"{result.cause.max_length:,} tokens"))
-        rows += [(f"held by {name}", size(round(held))) for name, held in result.holders]
+        rows += [(f"held by {name}", size(round(held_bytes))) for name, held_bytes in result.holders]
         rows.append(("confidence", percent(result.confidence)))
     job = result.job
     if job is not None:

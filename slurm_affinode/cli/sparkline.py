@@ -25,10 +25,10 @@ def blocks(values: Sequence[float | None], most: float, width: int) -> str:
     count = min(width, len(values))
     for column in range(count):
         part = values[column * len(values) // count : max((column + 1) * len(values) // count, 1)]
-        known = [value for value in part if value is not None]
-        if not known:
+        measurements = [value for value in part if value is not None]
+        if not measurements:
             shown.append(UNKNOWN)
             continue
-        share = 0.0 if most <= 0 else min(1.0, max(known) / most)
+        share = 0.0 if most <= 0 else min(1.0, max(measurements) / most)
         shown.append(BLOCKS[0 if share <= 0 else max(1, round(share * (len(BLOCKS) - 1)))])
     return "".join(shown)

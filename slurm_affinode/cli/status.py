@@ -77,12 +77,12 @@ def _status_of_nodes(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> 
             # Every agent reports suspended jobs; for a running job, the response of its own node is preferred.
             if row["job_id"] not in rows or row["state"] != "suspended":
                 rows[row["job_id"]] = row
-    listed = [rows[job_id] for job_id in sorted(rows)]
+    job_rows = [rows[job_id] for job_id in sorted(rows)]
     if as_json:
-        print_json({"jobs": listed, "problems": problems})
-    elif listed:
+        print_json({"jobs": job_rows, "problems": problems})
+    elif job_rows:
         print_table(
-            ("job", "user", "node", "state", "idle", "GPU memory", "next"), (_line(row) for row in listed),
+            ("job", "user", "node", "state", "idle", "GPU memory", "next"), (_line(row) for row in job_rows),
             right=("job", "GPU memory"),
         )  # fmt: skip
     elif not problems:
@@ -96,11 +96,11 @@ def _status_of_nodes(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> 
 def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
     if row["state"] == "suspended":
         idle, after = f"asleep {span(row['suspended_s'])}", row["failure"] or _wakes_up(row)
-        held = f"{size(row['gpu_bytes'])} in its image"
+        image_text = f"{size(row['gpu_bytes'])} in its image"
     elif (in_place := row.get("in_place")) is not None and in_place["starting"]:
-        idle, held, after = "", "", in_place["waits"] or ""
+        idle, image_text, after = "", "", in_place["waits"] or ""
     elif in_place is not None:
-        idle, held = f"asleep {span(in_place['asleep_s'])}", f"{size(in_place['gpu_bytes'])} in host memory"
+        idle, image_text = f"asleep {span(in_place['asleep_s'])}", f"{size(in_place['gpu_bytes'])} in host memory"
         by_itself = (
             "wakes on a request" if in_place["wakes_on_request"] else _wakes(row["option"]["wake"], in_place["since"])
         )
@@ -108,8 +108,8 @@ def _line(row: Mapping[str, Any]) -> tuple[object, ...]:
     else:
         idle = "" if row["idle"] is None else f"{span(row['idle']['progress_s'])} of {span(row['idle']['window_s'])}"
         after = "" if row["next"] is None else row["next"]["text"]
-        held = "" if row["memory_held_bytes"] is None else size(row["memory_held_bytes"])
-    return row["shown_id"], row["user"], row["node"], row["state"], idle, held, after
+        image_text = "" if row["memory_held_bytes"] is None else size(row["memory_held_bytes"])
+    return row["shown_id"], row["user"], row["node"], row["state"], idle, image_text, after
 
 
 def _show(row: Mapping[str, Any], *, dry_run: bool) -> None:
@@ -158,8 +158,8 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
     if after is not None:
         pairs.append(("next", after["text"]))
         pairs += [
-            ("against" if at == 0 else "", f"{refusal['code']}: {refusal['text']}")
-            for at, refusal in enumerate(after["against"])
+            ("against" if number == 0 else "", f"{refusal['code']}: {refusal['text']}")
+            for number, refusal in enumerate(after["against"])
         ]
     if row.get("compatibility") is not None:  # older agents do not report it
         pairs += _compatibility(row["compatibility"])
@@ -310,10 +310,10 @@ def _wakes(wake: str, since: float) -> str:
     if wake in texts:
         return texts[wake]
     try:
-        at = wake_time(wake, since)
+        wake_at = wake_time(wake, since)
     except ValueError:
         return f"at {wake}"
-    return f"at {_time(at)} ({wake})"
+    return f"at {_time(wake_at)} ({wake})"
 
 
 def _times(count: int) -> str:

@@ -92,15 +92,15 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
 
     ``began``: when the agent accepted the request, by the agent's clock, which may differ from the local one.
     """
-    deadline, seen = time.monotonic() + timeout_s, time.monotonic()
+    deadline, last_contact = time.monotonic() + timeout_s, time.monotonic()
     while time.monotonic() < deadline:
         try:
             row: dict[str, Any] = reach.about(job, {"verb": "status"})["jobs"][0]
         except AnswerError as error:
-            if error.code not in _ON_THE_WAY or time.monotonic() - seen > LOST_S:
+            if error.code not in _ON_THE_WAY or time.monotonic() - last_contact > LOST_S:
                 raise
         else:
-            seen = time.monotonic()
+            last_contact = time.monotonic()
             if row["state"] in ("suspended", "asleep", "waking"):
                 return row
             last = row["last"]

@@ -531,12 +531,12 @@ def jobstats(
           Elapsed,NNodes,NodeList,AllocTRES,AdminComment,JobName | slurm-affinode trace jobstats - --out out/js
     """
     settings = config.load(config_path)
-    how = SacctReading(
+    reading = SacctReading(
         cluster=cluster or settings.cluster.name_or_default,
         zone=times.zone_name(timezone or settings.cluster.timezone),
     )
     content = sys.stdin.buffer.read() if str(file) == "-" else file
-    accounting = sacct.read(content, where=str(file), how=how)
+    accounting = sacct.read(content, where=str(file), how=reading)
     stored = summaries.find(accounting.jobs)
     if not stored.summaries and not stored.without:
         raise InputError(

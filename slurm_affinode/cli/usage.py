@@ -74,7 +74,7 @@ def _filters(function: Any) -> Any:
         click.option("--wide", is_flag=True, help="Show all columns, whatever the width of the terminal"),
         json_option,
     ]
-    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+    return functools.reduce(lambda command, option: option(command), reversed(options), function)
 
 
 def _snapshot(config: Config) -> Snapshot:
@@ -108,9 +108,9 @@ def users(
     """Report usage by user, account or job: jobs, GPU-hours, core-hours, running and pending jobs, final states."""
     moment = datetime.now(UTC)
     if now:
-        seen = _snapshot(config)
+        snapshot = _snapshot(config)
         since, until = moment, moment
-        jobs, pending = live.frame(seen, {}).filter(pl.col("end").is_null()), live.pending(seen)
+        jobs, pending = live.frame(snapshot, {}).filter(pl.col("end").is_null()), live.pending(snapshot)
         earliest = jobs["start"].min()
         query = _query(earliest if isinstance(earliest, datetime) else moment, moment, filters)
     else:
@@ -172,8 +172,8 @@ def queue(
     query, late = _query(moment, moment, filters), ""
     outlook = _Outlook({}, None, None, ())
     if now:
-        seen, outlook = _outlook(config, moment, idle=idle)
-        waits = usage.waits_now(seen.jobs, query, moment)
+        snapshot, outlook = _outlook(config, moment, idle=idle)
+        waits = usage.waits_now(snapshot.jobs, query, moment)
     else:
         with Repository.open(config.db_url, create=False) as store:
             pending = store.pending(moment, columns=tuple(JOBS))
@@ -272,26 +272,29 @@ def _outlook(config: Config, now: datetime, *, idle: bool) -> tuple[Snapshot, _O
     notes: list[str] = []
     idle_jobs: Mapping[str, Sequence[Finding]] | None = None
     with open_client(config.slurm.backend, warned=warn) as client:  # type: ignore[arg-type]
-        seen = Snapshot(_cluster(config, client), client.overview(), client.nodes())
+        snapshot = Snapshot(_cluster(config, client), client.overview(), client.nodes())
     if idle:
         request = Request(kinds=("squatter", "idle-allocation"))
         assessment = live.find_live(config, request, slurm=functools.partial(open_client, config.slurm.backend))  # type: ignore[arg-type]
         notes += assessment.notes
-        types = {job.job_id: job.gpus_allocated.kind for job in seen.jobs if job.gpus_allocated}
+        types = {job.job_id: job.gpus_allocated.kind for job in snapshot.jobs if job.gpus_allocated}
         idle_jobs = queue_impact.blockers(
-            assessment.findings, queue_impact.PendingQueue(live.waiting(seen.jobs, seen.cluster, now)),
-            nodes=seen.nodes,
+            assessment.findings, queue_impact.PendingQueue(live.waiting(snapshot.jobs, snapshot.cluster, now)),
+            nodes=snapshot.nodes,
             gpu_type=lambda finding: None if finding.job is None else types.get(finding.job.job_id),
         )  # fmt: skip
-    expected, predictor, problem = _expected(config, seen, now)
+    expected, predictor, problem = _expected(config, snapshot, now)
     if problem:
         notes.append(problem)
-    shown = {job.job_id: job.id for job in seen.jobs}
-    rows = {shown[outlook.job_id]: outlook for outlook in queue_outlook.outlooks(seen.jobs, seen.nodes, now, expected)}
-    return seen, _Outlook(rows, idle_jobs, predictor, tuple(notes))
+    shown = {job.job_id: job.id for job in snapshot.jobs}
+    rows = {
+        shown[outlook.job_id]: outlook
+        for outlook in queue_outlook.outlooks(snapshot.jobs, snapshot.nodes, now, expected)
+    }
+    return snapshot, _Outlook(rows, idle_jobs, predictor, tuple(notes))
 
 
-def _expected(config: Config, seen: Snapshot, now: datetime) -> tuple[dict[int, datetime] | None, str | None, str]:
+def _expected(config: Config, snapshot: Snapshot, now: datetime) -> tuple[dict[int, datetime] | None, str | None, str]:
     """Return the expected ends of the running jobs, the predictor, and why there are none although there is a model."""
     path = config.state_dir / MODEL_FILE
     if not path.exists():
@@ -301,7 +304,7 @@ def _expected(config: Config, seen: Snapshot, now: datetime) -> tuple[dict[int, 
 
     try:
         model = model_file.read(path)
-        ends = prediction.expected_ends(config, seen.jobs, seen.cluster, model, now)
+        ends = prediction.expected_ends(config, snapshot.jobs, snapshot.cluster, model, now)
     except AffinodeError as error:
         return None, None, f"run times are not predicted: {error}"
     return ends, next(target.predictor for target in model.targets if target.target == "run_s"), ""

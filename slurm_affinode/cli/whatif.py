@@ -354,8 +354,8 @@ def _simulate_log(
         starts = simulate(workload, prepared.capacity, policy, advance)
     result = figures(workload, starts, prepared.capacity)
     blocked_s = float(head_of_line_wait(workload, starts, prepared.capacity).mean())
-    known = prepared.recorded_wait != UNKNOWN
-    recorded = float(prepared.recorded_wait[known].mean()) if known.all() and arrivals is None else None
+    wait_known = prepared.recorded_wait != UNKNOWN
+    recorded = float(prepared.recorded_wait[wait_known].mean()) if wait_known.all() and arrivals is None else None
     if as_json:
         print_json({
             **dataclasses.asdict(result), "mean_head_of_line_wait_s": blocked_s, "recorded_mean_wait_s": recorded,
@@ -603,9 +603,9 @@ def _replay_trace(path: Path, changes: Mapping[str, Any], *, html: Path | None, 
         step("replaying")
         replay = replay_trace(trace, change, predicted, risk)
     idle = site_trace.idle_figures(trace)
-    known = {"measured_jobs": idle.measured_jobs, "unknown_gpu_hours": idle.unknown_gpu_hours}
+    idle_figures = {"measured_jobs": idle.measured_jobs, "unknown_gpu_hours": idle.unknown_gpu_hours}
     interval = trace.interval
-    _show_replays([replay], change, interval, html, known, as_json=as_json)
+    _show_replays([replay], change, interval, html, idle_figures, as_json=as_json)
     if idle.measured_jobs < trace.jobs.height:
         warn(f"{counted(trace.jobs.height - idle.measured_jobs, 'job')} with {idle.unknown_gpu_hours:,.0f} GPU-hours "
              "without samples of all GPUs: their idle time is unknown, and they are never suspended")  # fmt: skip

@@ -104,9 +104,9 @@ def print_assessment(assessment: Assessment, *, wide: bool = False, explain: str
             for finding in assessment.findings:
                 out.print()
                 _print_finding(out, finding)
-        held = sum(finding.held_gpu_hours or 0.0 for finding in without_repeated_hours(assessment.findings))
+        held_hours = sum(finding.held_gpu_hours or 0.0 for finding in without_repeated_hours(assessment.findings))
         out.print()
-        out.print(Text(f"{len(assessment.findings)} found, {held:,.1f} GPU-hours held idle. Examined: {looked}."))
+        out.print(Text(f"{len(assessment.findings)} found, {held_hours:,.1f} GPU-hours held idle. Examined: {looked}."))
         first = next(
             (finding for finding in assessment.findings if finding.job is not None and finding.kind not in USER_KINDS),
             None,
@@ -183,8 +183,8 @@ def _subject(finding: Finding) -> str:
 def _nodes_of(finding: Finding) -> str:
     if not finding.nodes:
         return finding.partition or ""
-    flagged, held = len(finding.flagged_gpus), finding.allocated_gpus
-    of = f" {flagged}/{held}" if flagged and held else ""
+    flagged, gpu_count = len(finding.flagged_gpus), finding.allocated_gpus
+    of = f" {flagged}/{gpu_count}" if flagged and gpu_count else ""
     more = f"+{len(finding.nodes) - 1}" if len(finding.nodes) > 1 else ""
     return f"{finding.nodes[0]}{more}{of}"
 
@@ -202,8 +202,8 @@ def evidence_table(rows: Sequence[Evidence]) -> Table:
         if row.weight == 0 and not row.unknown:
             mark, style = "i", "dim"
         weight = "" if row.weight == 0 else f"{row.points:.2f}/{row.weight:.2f}"
-        seen = f"unknown: {row.text}" if row.unknown else row.text
-        cells = (mark, row.dimension, seen, row.threshold or "", weight)
+        value_text = f"unknown: {row.text}" if row.unknown else row.text
+        cells = (mark, row.dimension, value_text, row.threshold or "", weight)
         table.add_row(*(Text(printable(cell), style=style) for cell in cells))
     return table
 
@@ -228,10 +228,10 @@ def _print_finding(out: Console, finding: Finding) -> None:
         account = f", account {finding.account}" if finding.account else ""
         about = f"{finding.user or '?'}{account}, score {finding.score:.2f}"
     parts: list[Any] = [title, Text(printable(about)), evidence_table(finding.evidence)]
-    held = [] if finding.held_gpu_hours is None else [f"{finding.held_gpu_hours:,.1f} GPU-hours"]
-    held += [] if finding.held_gib_hours is None else [f"{finding.held_gib_hours:,.1f} GiB-hours of GPU memory"]
-    if held:
-        parts.append(Text(f"Held and not used: {', '.join(held)}."))
+    amounts = [] if finding.held_gpu_hours is None else [f"{finding.held_gpu_hours:,.1f} GPU-hours"]
+    amounts += [] if finding.held_gib_hours is None else [f"{finding.held_gib_hours:,.1f} GiB-hours of GPU memory"]
+    if amounts:
+        parts.append(Text(f"Held and not used: {', '.join(amounts)}."))
     if finding.impact is not None:
         parts.append(Text(printable(impact_text(finding.impact))))
     if finding.advice:
@@ -289,13 +289,13 @@ def lines_of(gpu: GpuEvidence, slots: Sequence[Slot], width: int, most_w: float)
     """Return label, block characters and value for activity, memory and power."""
     total = gpu.total_gib or max((slot.memory_gib for slot in slots if slot.memory_gib is not None), default=0.0)
     mean = "unknown" if gpu.activity_pct is None else f"{gpu.activity_pct:.0f} %"
-    held = "unknown" if gpu.held_gib is None else f"{gpu.held_gib:.1f} GiB"
+    memory_text = "unknown" if gpu.held_gib is None else f"{gpu.held_gib:.1f} GiB"
     watts = [slot.power_w for slot in slots if slot.power_w is not None]
     mean_w = gpu.power_w if gpu.power_w is not None else sum(watts) / len(watts) if watts else None
     power = "unknown" if mean_w is None else f"{mean_w:.0f} W"
     return [
         ("activity", blocks([slot.activity_pct for slot in slots], 100.0, width), mean),
-        ("memory", blocks([slot.memory_gib for slot in slots], total, width), held),
+        ("memory", blocks([slot.memory_gib for slot in slots], total, width), memory_text),
         ("power", blocks([slot.power_w for slot in slots], most_w, width), power),
     ]
 
@@ -373,7 +373,7 @@ def filters(function: Any) -> Any:
         click.option("--window", "window_s", type=Span(), metavar="SPAN",
                      help="Require this idle time instead of the windows of the signatures"),
     ]  # fmt: skip
-    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+    return functools.reduce(lambda command, option: option(command), reversed(options), function)
 
 
 @command("list", epilog=_LIST_EPILOG)
@@ -461,19 +461,19 @@ def list_(
 def _explain_options(*, live: bool) -> str:
     """Return the options of this command that ``explain`` needs to use the same data."""
     context = click.get_current_context()
-    known = {param.name: param for param in explain.params if isinstance(param, click.Option)}
+    options = {param.name: param for param in explain.params if isinstance(param, click.Option)}
     words = []
     for name, value in context.params.items():
         on_command_line = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if (
             not on_command_line
-            or name not in known
+            or name not in options
             or name in ("since", "until", "as_json")
             or (name == "watch_s" and not live)
         ):
             continue
-        option = known[name].opts[0]
-        if known[name].is_flag:
+        option = options[name].opts[0]
+        if options[name].is_flag:
             words.append(option)
             continue
         for item in value if isinstance(value, tuple) else (value,):
@@ -568,10 +568,12 @@ def explained_to_owner(config: Config, stored: AffinodeError, live: AffinodeErro
     chosen = config.store.state_dir is not None or config.store.db is not None
     if not isinstance(stored, NoStoreError) or chosen or os.geteuid() == 0:
         return stored
-    how = "the site can publish summaries to owners: nightly.jobs.directory"
+    hint = "the site can publish summaries to owners: nightly.jobs.directory"
     if config.nightly.jobs.directory is not None:
-        how = "slurm-affinode job JOBID shows the summary that the site has published"
-    return NoStoreError(str(live), hint=f"ended jobs are in the site's database, which only administrators read; {how}")
+        hint = "slurm-affinode job JOBID shows the summary that the site has published"
+    return NoStoreError(
+        str(live), hint=f"ended jobs are in the site's database, which only administrators read; {hint}"
+    )
 
 
 def _show_page(page: Explanation, html: Path | None, *, as_json: bool) -> None:

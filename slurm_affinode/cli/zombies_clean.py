@@ -95,7 +95,7 @@ def _common(function: Any) -> Any:
         click.option("--all", "everything", is_flag=True, help="Also show findings without an action yet"),
         json_option,
     ]  # fmt: skip
-    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+    return functools.reduce(lambda command, option: option(command), reversed(options), function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +227,9 @@ class Session:
         findings = [finding for finding in self.assessment.findings if finding.key not in over]
         decided = plan(findings, self.request.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
-        known = act.opted_in(decided, self.tools.ask)
-        planned = plan(findings, self.request.policy, self.ledger, now, opted_in=known.watched,
-                       asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
+        opted_jobs = act.opted_in(decided, self.tools.ask)
+        planned = plan(findings, self.request.policy, self.ledger, now, opted_in=opted_jobs.watched,
+                       asleep=opted_jobs.asleep, elsewhere=elsewhere, looked_from=self.began,
                        parts=act.parts(self.jobs or ()))  # fmt: skip
         text = "it has ended, or begun anew, since accounting was read"
         return planned + [
@@ -256,11 +256,11 @@ class Session:
 
         Empty for stored data, with filters, and in a dry run: its user may not be allowed to query the agents.
         """
-        chosen, seen = self.request.selection, self.assessment.snapshot
+        chosen, snapshot = self.request.selection, self.assessment.snapshot
         narrow = (chosen.clusters, chosen.partitions, chosen.accounts, chosen.users, chosen.nodes, chosen.min_score)
-        if seen is None or any(narrow) or not self.request.acting:
+        if snapshot is None or any(narrow) or not self.request.acting:
             return []
-        return [f"{seen.cluster}/{kind}/" for kind in orphans.KINDS if kind in chosen.requested_kinds]
+        return [f"{snapshot.cluster}/{kind}/" for kind in orphans.KINDS if kind in chosen.requested_kinds]
 
     def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
         """Return the clusters in the findings other than this Slurm's: their job IDs mean other jobs here."""
@@ -399,14 +399,14 @@ def _take_in(  # noqa: PLR0917
     request: CleanUpRequest, assessment: find.Assessment, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
 ) -> Sequence[Job]:
     """Store requests for exemption and, with --live, new epilog reports; return the jobs known to Slurm."""
-    now, seen = datetime.now(UTC), assessment.snapshot
+    now, snapshot = datetime.now(UTC), assessment.snapshot
     named = {finding.cluster for finding in assessment.findings}
     cluster = _cluster(request, assessment) or (named.pop() if len(named) == 1 else None)
     cluster = cluster or slurm.config().get("ClusterName") or UNNAMED
-    jobs = slurm.overview() if seen is None else seen.jobs
+    jobs = slurm.overview() if snapshot is None else snapshot.jobs
     exemption_intake.collect(jobs, cluster, request.policy.keep, log, now=now, run=who.run)
-    if seen is not None:
-        nodes = [node.name for node in seen.nodes if node.gpus and node.responding and node.powered]
+    if snapshot is not None:
+        nodes = [node.name for node in snapshot.nodes if node.gpus and node.responding and node.powered]
         act.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=request.acting)
     return jobs
 

@@ -102,8 +102,8 @@ def install(
         process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
         process.run(("systemctl", "enable", "--now", _TIMER), timeout_s=SYSTEMCTL_S)
     # Timer and crontab exclude each other: remove the one installed earlier.
-    other = _remove([cron] if by_systemd else [units / _SERVICE, units / _TIMER], start=root is None)
-    _say(as_json, written=written, **({"removed": other} if other else {}))
+    removed_files = _remove([cron] if by_systemd else [units / _SERVICE, units / _TIMER], start=root is None)
+    _say(as_json, written=written, **({"removed": removed_files} if removed_files else {}))
     return 0
 
 

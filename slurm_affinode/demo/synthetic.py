@@ -278,11 +278,11 @@ def activity(kind: str, minutes: int, gpu: int, rng: np.random.Generator) -> tup
 def _bursts(rng: np.random.Generator, minutes: int, *, every: float, length: float) -> npt.NDArray[np.bool_]:
     """Return bursts of True with a mean length of ``length`` minutes and mean gaps of ``every`` minutes."""
     busy = np.zeros(minutes, dtype=bool)
-    at = rng.exponential(every / 2)
-    while at < minutes:
-        end = at + rng.exponential(length) + 1
-        busy[int(at) : int(end)] = True
-        at = end + rng.exponential(every)
+    start_minute = rng.exponential(every / 2)
+    while start_minute < minutes:
+        end = start_minute + rng.exponential(length) + 1
+        busy[int(start_minute) : int(end)] = True
+        start_minute = end + rng.exponential(every)
     return busy
 
 
@@ -321,13 +321,13 @@ def _gpu_history(
     for run in runs:
         if run.node != node or gpu not in run.gpus:
             continue
-        held = (at_s >= run.start_s) & (at_s < (run.end_s if run.end_s is not None else np.inf))
+        in_run = (at_s >= run.start_s) & (at_s < (run.end_s if run.end_s is not None else np.inf))
         length = int(((run.end_s or int(days * 86400)) - run.start_s) // STEP_S) + 2
         kind = run.job_name if run.job_name == "keep-warm" else run.kind.name
         own_util, own_memory = activity(kind, length, run.gpus.index(gpu), rng)
-        minute = (at_s[held] - run.start_s) // STEP_S
-        util[held], memory[held] = own_util[minute], own_memory[minute]
-        job[held] = str(run.job_id)
+        minute = (at_s[in_run] - run.start_s) // STEP_S
+        util[in_run], memory[in_run] = own_util[minute], own_memory[minute]
+        job[in_run] = str(run.job_id)
     util[:] = np.round(np.clip(util, 0.0, 100.0))
     engine = np.round(util / 100.0 * rng.uniform(0.93, 0.99, minutes), 4)
     power = node.idle_w + (node.tdp_w - node.idle_w) * util / 100.0 * 0.86 + rng.normal(0.0, 1.2, minutes)
