@@ -99,13 +99,13 @@ class Coverage:
 def describe(evidence: Coverage) -> DataQuality:
     """Return the counts and the issues found."""
     parents = evidence.mapped.left_out.to_list()
-    seen = evidence.devices.with_row_index("at").filter(~pl.col("at").is_in(parents))
-    steps = seen.filter(pl.col("step_ms") > 0)["step_ms"].value_counts().sort("step_ms")
+    devices = evidence.devices.with_row_index("at").filter(~pl.col("at").is_in(parents))
+    steps = devices.filter(pl.col("step_ms") > 0)["step_ms"].value_counts().sort("step_ms")
     mapped = dict(evidence.about["mapping"].value_counts().iter_rows())
     return DataQuality(
         samples=evidence.totals.samples,
-        devices=len(seen),
-        nodes=seen.select("cluster", "node").n_unique() if len(seen) else 0,
+        devices=len(devices),
+        nodes=devices.select("cluster", "node").n_unique() if len(devices) else 0,
         job_runs=len(evidence.runs),
         gpu_job_runs=len(evidence.about),
         steps_s={step / 1000: count for step, count in steps.iter_rows()},
@@ -164,9 +164,9 @@ def _no_history(evidence: Coverage) -> QualityIssue | None:
 
 def _long_unseen(evidence: Coverage) -> QualityIssue | None:
     """Report stale running jobs: their hours are a guess, and they overlap later runs on the same node."""
-    seen = pl.col("begin_ms") + 1000 * (pl.col("elapsed_s") + pl.col("suspended_s").fill_null(0))
-    runs = evidence.about.filter(pl.col("end").is_null(), pl.col("end_ms") - seen > UNSEEN_MS).with_columns(
-        (pl.col("end_ms") - pl.max_horizontal("start_ms", seen)).alias("unseen_ms")
+    runtime_end = pl.col("begin_ms") + 1000 * (pl.col("elapsed_s") + pl.col("suspended_s").fill_null(0))
+    runs = evidence.about.filter(pl.col("end").is_null(), pl.col("end_ms") - runtime_end > UNSEEN_MS).with_columns(
+        (pl.col("end_ms") - pl.max_horizontal("start_ms", runtime_end)).alias("unseen_ms")
     )
     if runs.is_empty():
         return None
@@ -255,11 +255,11 @@ def _gaps(evidence: Coverage) -> QualityIssue | None:
 
 
 def _no_activity(evidence: Coverage) -> QualityIssue | None:
-    held = evidence.cells.held
-    ms = float(evidence.totals.sums[held, SUMS.index("unknown")].sum())
+    held_column = evidence.cells.held
+    ms = float(evidence.totals.sums[held_column, SUMS.index("unknown")].sum())
     if ms <= 0:
         return None
-    devices = np.unique(evidence.cells.device[held & (evidence.totals.sums[:, SUMS.index("unknown")] > 0)])
+    devices = np.unique(evidence.cells.device[held_column & (evidence.totals.sums[:, SUMS.index("unknown")] > 0)])
     names = evidence.devices[devices[:EXAMPLES].tolist()]
     return QualityIssue(
         code="no-activity-signal",
@@ -297,12 +297,12 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
         .filter(pl.col("rows") >= LONG_ROWS, pl.col("free") >= FREE_ROWS)
     )
     with naming_damage(store, query.since, query.until):
-        seen = rows.collect().join(never.select("device", "model"), on="device")
+        models = rows.collect().join(never.select("device", "model"), on="device")
     suspicious: list[tuple[int, str]] = []
     for name in ACTIVITY:
         scale, floor = FIELDS[name][1], query.thresholds.floor(name)
         # Higher values are not noise but computation that needs little memory.
-        noisy = seen.filter(
+        noisy = models.filter(
             pl.col(name) > max(floor, query.thresholds.idle_pct / scale),
             pl.col(f"{name}_free") * scale <= query.thresholds.low_pct,
         )
@@ -418,8 +418,8 @@ def _several_names(evidence: Coverage) -> QualityIssue | None:
     )
     if several.is_empty():
         return None
-    known = evidence.devices.join(several, on="device", how="inner", maintain_order="left")
-    examples = known.head(EXAMPLES)
+    matches = evidence.devices.join(several, on="device", how="inner", maintain_order="left")
+    examples = matches.head(EXAMPLES)
     return QualityIssue(
         code="several-names",
         title="GPUs that the metrics name differently in the interval",
@@ -531,13 +531,13 @@ def _idle_devices(evidence: Coverage) -> QualityIssue | None:
     never = np.flatnonzero(inside & ~allocated)
     if not len(never):
         return None
-    seen: Floats = evidence.totals.sums[np.isin(cells.device, never), :TIME_SUMS]
+    sums: Floats = evidence.totals.sums[np.isin(cells.device, never), :TIME_SUMS]
     return QualityIssue(
         code="devices-without-runs",
         title="GPUs that no run is known to have held",
         detail="Either they were free, or the runs that held them could not be mapped to them.",
         count=len(never),
-        gpu_hours=float(seen.sum()) / MS_PER_HOUR,
+        gpu_hours=float(sums.sum()) / MS_PER_HOUR,
         examples=_device_names(evidence.devices[never[:EXAMPLES].tolist()]),
     )
 

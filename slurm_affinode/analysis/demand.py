@@ -137,18 +137,18 @@ def unmet(about: pl.DataFrame, since: int, until: int, idle: IdleTime | None) ->
             unknown.alias("gpu_hours_idle_meanwhile"), unknown.alias("gpu_hours_unmet")
         )
     else:
-        held = _Held.of(idle, runs, since)
-        idle_time = slots.integrals(held.group, held.start, held.end, held.rate)
+        holdings = _Held.of(idle, runs, since)
+        idle_time = slots.integrals(holdings.group, holdings.start, holdings.end, holdings.rate)
         idle_while_waiting = idle_time * waiting
         lacking = np.minimum(requested, idle_while_waiting)
         share = np.divide(lacking, idle_time, out=np.zeros_like(lacking), where=idle_time > 0)
-        hours = held.rate * slots.between(share, held.group, held.start, held.end) / MS_PER_HOUR
+        hours = holdings.rate * slots.between(share, holdings.group, holdings.start, holdings.end) / MS_PER_HOUR
         partitions = partitions.with_columns(
             pl.Series("gpu_hours_idle_meanwhile", idle_while_waiting.sum(axis=1) / MS_PER_HOUR),
             pl.Series("gpu_hours_unmet", lacking.sum(axis=1) / MS_PER_HOUR),
         )
-        models = _unmet_by_model(held, hours, keys, idle.models)
-        holders = _in_the_way(_holders(held, hours, about), held, waits, about).select(holders.columns)
+        models = _unmet_by_model(holdings, hours, keys, idle.models)
+        holders = _in_the_way(_holders(holdings, hours, about), holdings, waits, about).select(holders.columns)
     waited = partitions.filter(pl.col("jobs") > 0).sort(
         "gpu_hours_unmet", "gpu_hours_waited", descending=True, nulls_last=True, maintain_order=True
     )
@@ -225,16 +225,16 @@ class _Held:
         groups[runs["run"].to_numpy()] = runs["group"].to_numpy()
         run = allocations.run[owner]
         rate = amount[some] * idle.kept[owner] / (end - start)
-        known = groups[run] >= 0
+        matched = groups[run] >= 0
         return cls(
-            groups[run][known], run[known], allocations.device[owner][known], (start - since)[known].astype(np.float64),
-            (end - since)[known].astype(np.float64), rate[known],
+            groups[run][matched], run[matched], allocations.device[owner][matched],
+            (start - since)[matched].astype(np.float64), (end - since)[matched].astype(np.float64), rate[matched],
         )  # fmt: skip
 
 
-def _unmet_by_model(held: _Held, hours: Floats, keys: pl.DataFrame, models: pl.Series) -> pl.DataFrame:
+def _unmet_by_model(holdings: _Held, hours: Floats, keys: pl.DataFrame, models: pl.Series) -> pl.DataFrame:
     """Return the unmet hours by partition and GPU model, most hours first."""
-    rows = pl.DataFrame({"group": held.group, "device": held.device, "gpu_hours_unmet": hours})
+    rows = pl.DataFrame({"group": holdings.group, "device": holdings.device, "gpu_hours_unmet": hours})
     summed = rows.group_by("group", "device").agg(pl.col("gpu_hours_unmet").sum())
     named = summed.with_columns(models.gather(summed["device"]).alias("gpu_model"))
     grouped = named.group_by("group", "gpu_model").agg(pl.col("gpu_hours_unmet").sum())
@@ -244,9 +244,9 @@ def _unmet_by_model(held: _Held, hours: Floats, keys: pl.DataFrame, models: pl.S
     ).sort("gpu_hours_unmet", *_KEY, "gpu_model", descending=[True, False, False, False], nulls_last=True)  # fmt: skip
 
 
-def _holders(held: _Held, hours: Floats, about: pl.DataFrame) -> pl.DataFrame:
+def _holders(holdings: _Held, hours: Floats, about: pl.DataFrame) -> pl.DataFrame:
     """Return the runs that held most of the idle GPUs that jobs waited for."""
-    summed = pl.Series("gpu_hours_unmet", np.bincount(held.run, weights=hours, minlength=1))
+    summed = pl.Series("gpu_hours_unmet", np.bincount(holdings.run, weights=hours, minlength=1))
     most = summed.to_frame().with_row_index("run").with_columns(pl.col("run").cast(pl.Int64))
     first = most.filter(pl.col("gpu_hours_unmet") >= _LEAST_HOURS).sort(
         "gpu_hours_unmet", "run", descending=[True, False]
@@ -254,7 +254,7 @@ def _holders(held: _Held, hours: Floats, about: pl.DataFrame) -> pl.DataFrame:
     return first.join(about.select("run", *_HOLDER), on="run", maintain_order="left")
 
 
-def _in_the_way(holders: pl.DataFrame, held: _Held, waits: pl.DataFrame, about: pl.DataFrame) -> pl.DataFrame:
+def _in_the_way(holders: pl.DataFrame, holdings: _Held, waits: pl.DataFrame, about: pl.DataFrame) -> pl.DataFrame:
     """Return holders with ``waiting_jobs``, the number of jobs that each was in the way of, and one of these: the one
     that waited beside most of its idle GPU-hours.
     """
@@ -262,9 +262,9 @@ def _in_the_way(holders: pl.DataFrame, held: _Held, waits: pl.DataFrame, about: 
     first, last = waits["begin"].to_numpy(), waits["end"].to_numpy()
     counts, waiters = [], []
     for run in holders["run"]:
-        some = held.run == run
-        beside = np.flatnonzero(group == held.group[some][0])
-        idle = _idle_between(held.start[some], held.end[some], held.rate[some], first[beside], last[beside])
+        some = holdings.run == run
+        beside = np.flatnonzero(group == holdings.group[some][0])
+        idle = _idle_between(holdings.start[some], holdings.end[some], holdings.rate[some], first[beside], last[beside])
         counts.append(int((idle >= _LEAST_HOURS * MS_PER_HOUR).sum()))
         waiters.append(waits["run"][int(beside[idle.argmax()])] if counts[-1] else None)
     counted = holders.with_columns(pl.Series("waiting_jobs", counts, pl.Int64), pl.Series("waiter", waiters, pl.Int64))

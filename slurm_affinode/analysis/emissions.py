@@ -98,14 +98,16 @@ def _years(rows: csv.DictReader[str], country: str, where: str) -> dict[int, flo
         of_country = any((row[key] or "").strip().casefold() == country for key in keys)
         if not of_country or not (row[intensity] or "").strip():
             continue
-        at = f"{where}:{rows.line_num}"
+        place = f"{where}:{rows.line_num}"
         try:
             grams = float(row[intensity])
             years[int(row[year])] = grams
         except (TypeError, ValueError):
-            raise ConfigError(f"{at}: a number and a year are needed") from None
+            raise ConfigError(f"{place}: a number and a year are needed") from None
         if not math.isfinite(grams) or not 0 <= grams <= _MOST_GRAMS:
-            raise ConfigError(f"{at}: {row[intensity]} is not grams of CO2 equivalent per kWh (0 to {_MOST_GRAMS:g})")
+            raise ConfigError(
+                f"{place}: {row[intensity]} is not grams of CO2 equivalent per kWh (0 to {_MOST_GRAMS:g})"
+            )
     return years
 
 

@@ -54,13 +54,13 @@ def settle(  # noqa: PLR0917 - the kinds of evidence
     usable = usable.with_row_index("claim")
     disputed = _disputed(usable, recorded)
     undecided = pl.concat([many.filter(~many.is_in(complete.implode())), disputed["run"]]).unique()
-    held = pl.concat([usable.filter(~_in(undecided)), recorded], how="diagonal")
-    open_ = _not_held(usable.filter(_in(undecided)), held, recorded)
+    accepted = pl.concat([usable.filter(~_in(undecided)), recorded], how="diagonal")
+    open_ = _not_held(usable.filter(_in(undecided)), accepted, recorded)
     still = _beyond(pl.concat([open_, recorded.filter(_in(undecided))], how="diagonal"))
     good = open_.filter(~_in(still)).join(_disputed(open_, recorded), on="claim", how="anti", maintain_order="left")
-    kept = pl.concat([usable.filter(~_in(undecided)), good])
+    confirmed = pl.concat([usable.filter(~_in(undecided)), good])
     lost = open_.join(good, on="claim", how="anti", maintain_order="left")["run"]
-    measured = pl.concat([kept, recorded], how="diagonal").group_by("run").agg(pl.col("slot").n_unique())
+    measured = pl.concat([confirmed, recorded], how="diagonal").group_by("run").agg(pl.col("slot").n_unique())
     short = about.filter(_in(undecided), pl.col("limit") < _UNLIMITED).join(measured, on="run", how="left")
     lost = pl.concat([lost, short.filter(pl.col("slot").fill_null(0) < pl.col("limit"))["run"]])
     doubtful = pl.concat(
@@ -71,13 +71,13 @@ def settle(  # noqa: PLR0917 - the kinds of evidence
     )
     pairs = pl.concat(
         [
-            kept.select("run", "at", pl.lit("labels").alias("mapping")),
-            recorded.join(kept, on=_PAIR, how="anti", maintain_order="left").select(
+            confirmed.select("run", "at", pl.lit("labels").alias("mapping")),
+            recorded.join(confirmed, on=_PAIR, how="anti", maintain_order="left").select(
                 "run", "at", pl.lit("recorded").alias("mapping")
             ),
         ]
     )
-    unused = labeled.join(kept, on=["run", "at"], how="anti", maintain_order="left").select("run", "at", "weight")
+    unused = labeled.join(confirmed, on=["run", "at"], how="anti", maintain_order="left").select("run", "at", "weight")
     return Settled(pairs.unique(["run", "at"], keep="first", maintain_order=True), unused, doubtful)
 
 
@@ -89,11 +89,13 @@ def _limit() -> pl.Expr:
 
 
 def _with_limit_of_node(runs: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame:
-    """Add ``here``, the maximum number of GPUs on one node: a run has at least one on each of its others."""
-    others = pl.col("len").cast(pl.Int64).fill_null(1) - 1
-    here = pl.when(pl.col("limit") > others).then(pl.col("limit") - others).otherwise("limit").alias("here")
+    """Add ``local_limit``, the maximum number of GPUs on one node: a run has at least one on each of its others."""
+    other_nodes = pl.col("len").cast(pl.Int64).fill_null(1) - 1
+    local_limit = (
+        pl.when(pl.col("limit") > other_nodes).then(pl.col("limit") - other_nodes).otherwise("limit").alias("here")
+    )
     counts = nodes.group_by("run").len()
-    return runs.join(counts, on="run", how="left", maintain_order="left").with_columns(here).drop("len")
+    return runs.join(counts, on="run", how="left", maintain_order="left").with_columns(local_limit).drop("len")
 
 
 def _in(runs: pl.Series) -> pl.Expr:
@@ -109,8 +111,8 @@ def _beyond(pairs: pl.DataFrame) -> pl.Series:
     return over.filter("over")["run"]
 
 
-def _common_pairs(pairs: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
-    return pairs.join(others, on=_PAIR, how="semi", maintain_order="left")
+def _common_pairs(pairs: pl.DataFrame, confirmed: pl.DataFrame) -> pl.DataFrame:
+    return pairs.join(confirmed, on=_PAIR, how="semi", maintain_order="left")
 
 
 def _disputed(claims: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
@@ -120,8 +122,8 @@ def _disputed(claims: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
     a heterogeneous job does not say which of its jobs has the GPU.
     """
     doubtful = claims.filter(pl.col("instance") | pl.col("leader")).join(recorded, on=_PAIR, how="anti")
-    others = pl.concat([claims, recorded], how="diagonal").with_columns(pl.col("leader").fill_null(value=False))
-    shared_slots = doubtful.join(others, on="slot", suffix="_other").filter(
+    claimed = pl.concat([claims, recorded], how="diagonal").with_columns(pl.col("leader").fill_null(value=False))
+    shared_slots = doubtful.join(claimed, on="slot", suffix="_other").filter(
         (pl.col("run") != pl.col("run_other"))
         & _at_once()
         & (pl.col("instance") | (pl.col("leader") & pl.col("leader_other")))
@@ -129,13 +131,13 @@ def _disputed(claims: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
     return shared_slots.select("claim", "run").unique("claim")
 
 
-def _not_held(claims: pl.DataFrame, held: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
+def _not_held(claims: pl.DataFrame, accepted: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
     """Drop the ``claims`` on GPUs that another run is known to have held at the time."""
-    others = claims.join(held.select("run", "slot", "start_ms", "end_ms"), on="slot", suffix="_other").filter(
+    rivals = claims.join(accepted.select("run", "slot", "start_ms", "end_ms"), on="slot", suffix="_other").filter(
         (pl.col("run") != pl.col("run_other")) & _at_once()
     )
     confirmed = _common_pairs(claims, recorded)
-    unconfirmed = others.join(confirmed, on="claim", how="anti")
+    unconfirmed = rivals.join(confirmed, on="claim", how="anti")
     return claims.join(unconfirmed, on="claim", how="anti", maintain_order="left")
 
 

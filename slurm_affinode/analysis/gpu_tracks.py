@@ -64,28 +64,28 @@ class GpuTrack:
     def activity_pct(self) -> tuple[float | None, ...]:
         """Mean activity of each slot; ``None``: not measured."""
         return tuple(
-            None if known <= 0 else round(float(value / known), 1)
-            for value, known in zip(self.activity_ms, self.known_ms, strict=True)
+            None if total <= 0 else round(float(value / total), 1)
+            for value, total in zip(self.activity_ms, self.known_ms, strict=True)
         )
 
     def add(self, rows: TrackRows, thresholds: Thresholds) -> None:
         """Add samples that follow those added before."""
         length = rows.until - rows.time
-        known = ~np.isnan(rows.busiest)
+        measured = ~np.isnan(rows.busiest)
         idle = rows.busiest <= thresholds.idle_pct  # NaN is not idle
         low = ~idle & (rows.busiest <= thresholds.low_pct)
         idle_ms, low_ms = int(length[idle].sum()), int(length[low].sum())
         self.idle_ms += idle_ms
         self.low_ms += low_ms
-        self.busy_ms += int(length[known].sum()) - idle_ms - low_ms
+        self.busy_ms += int(length[measured].sum()) - idle_ms - low_ms
         has_util = ~np.isnan(rows.util)
         self.util_ms += float((rows.util[has_util] * length[has_util]).sum())
         self.util_known_ms += int(length[has_util].sum())
         self.fb_peak_mib = _largest(self.fb_peak_mib, rows.fb)
         self.fb_total_mib = _largest(self.fb_total_mib, rows.fb_total)
         edges = self.start + (self.end - self.start) * np.arange(self.slots + 1) / self.slots
-        self.activity_ms += _by_slot(edges, rows, np.where(known, rows.busiest, 0.0))
-        self.known_ms += _by_slot(edges, rows, known.astype(np.float64))
+        self.activity_ms += _by_slot(edges, rows, np.where(measured, rows.busiest, 0.0))
+        self.known_ms += _by_slot(edges, rows, measured.astype(np.float64))
         self._windows(rows, idle)
 
     def close(self) -> None:
@@ -128,19 +128,19 @@ class TrackRows:
     fb_total: Floats
 
 
-def _largest(known: float | None, values: Floats) -> float | None:
+def _largest(maximum: float | None, values: Floats) -> float | None:
     some = values[~np.isnan(values)]
     if not len(some):
-        return known
-    return max(float(some.max()), known or 0.0)
+        return maximum
+    return max(float(some.max()), maximum or 0.0)
 
 
 def _by_slot(edges: Floats, rows: TrackRows, values: Floats) -> Floats:
     """Return the integral of ``values`` over each slot; a sample may reach over several of them."""
     sums = np.cumsum(values * (rows.until - rows.time))
-    at = np.column_stack([rows.time, rows.until]).ravel().astype(np.float64)
+    edges_ms = np.column_stack([rows.time, rows.until]).ravel().astype(np.float64)
     total = np.column_stack([np.append(0.0, sums[:-1]), sums]).ravel()
-    return np.diff(np.interp(edges, at, total))
+    return np.diff(np.interp(edges, edges_ms, total))
 
 
 def slot_count(start_ms: int, end_ms: int, step_ms: int) -> int:
@@ -148,21 +148,21 @@ def slot_count(start_ms: int, end_ms: int, step_ms: int) -> int:
     return max(1, min(SLOTS, (end_ms - start_ms) // max(1000, round(1.5 * step_ms))))
 
 
-def follow(held: HeldGpus, store: SampleStore) -> list[GpuTrack]:
+def follow(gpus: HeldGpus, store: SampleStore) -> list[GpuTrack]:
     """Return the track of each pair of ``held.pairs``, in one pass over the samples."""
-    devices = held.devices["device"].to_numpy()[held.pairs["at"].to_numpy()]
-    start, end = held.pairs["start_ms"].to_numpy(), held.pairs["end_ms"].to_numpy()
-    pairs = Pairs(devices, start, end, held.steps_ms)
+    devices = gpus.devices["device"].to_numpy()[gpus.pairs["at"].to_numpy()]
+    start, end = gpus.pairs["start_ms"].to_numpy(), gpus.pairs["end_ms"].to_numpy()
+    pairs = Pairs(devices, start, end, gpus.steps_ms)
     # The GPUs of a run are shown one above the other, so they have the same slots.
     steps = dict(
-        held.pairs.with_columns(pl.Series("step", held.steps_ms)).group_by("run").agg(pl.col("step").max()).iter_rows()
+        gpus.pairs.with_columns(pl.Series("step", gpus.steps_ms)).group_by("run").agg(pl.col("step").max()).iter_rows()
     )
-    runs = held.pairs["run"].to_list()
+    runs = gpus.pairs["run"].to_list()
     tracks = [
         GpuTrack(int(begin), int(finish), slot_count(int(begin), int(finish), int(steps[run])))
         for run, begin, finish in zip(runs, start, end, strict=True)
     ]
-    query = held.query
+    query = gpus.query
     thresholds = query.thresholds
     for rows, which, low, high in idle_windows.counted_rows(store, pairs, query.since, query.until, thresholds):
         columns = _columns(rows)
@@ -190,13 +190,13 @@ def together(windows: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, in
     if not windows:
         return []
     common = list(windows[0])
-    for other in windows[1:]:
+    for window in windows[1:]:
         overlaps, i, j = [], 0, 0
-        while i < len(common) and j < len(other):
-            low, high = max(common[i][0], other[j][0]), min(common[i][1], other[j][1])
+        while i < len(common) and j < len(window):
+            low, high = max(common[i][0], window[j][0]), min(common[i][1], window[j][1])
             if low < high:
                 overlaps.append((low, high))
-            if common[i][1] < other[j][1]:
+            if common[i][1] < window[j][1]:
                 i += 1
             else:
                 j += 1

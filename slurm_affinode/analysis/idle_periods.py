@@ -24,26 +24,26 @@ PERIODS: dict[str, pl.DataType] = {"run": pl.Int64(), "begin_ms": pl.Int64(), "e
 _WINDOWS: dict[str, pl.DataType] = {"pair": pl.Int64(), "low_ms": pl.Int64(), "high_ms": pl.Int64()}
 
 
-def find(store: SampleStore, held: HeldGpus, limit_pct: float, spread: Spread | None = None) -> pl.DataFrame:
-    """Return ``PERIODS`` of the runs of ``held``, sorted; at most ``limit_pct`` is idle.
+def find(store: SampleStore, gpus: HeldGpus, limit_pct: float, spread: Spread | None = None) -> pl.DataFrame:
+    """Return ``PERIODS`` of the runs of ``gpus``, sorted; at most ``limit_pct`` is idle.
 
     ``spread``: to other machines, which read the samples.
     """
-    steps = held.devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "device", "step_ms", "rows")
-    pairs = held.pairs.select("run", pl.col("at").cast(pl.Int64), "start_ms", "end_ms").join(steps, on="at")
+    steps = gpus.devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "device", "step_ms", "rows")
+    pairs = gpus.pairs.select("run", pl.col("at").cast(pl.Int64), "start_ms", "end_ms").join(steps, on="at")
     # Of a run with an unknown number of GPUs, any of them may be unmeasured.
-    known = (
-        held.runs.select("run", "gpus")
+    measured_windows = (
+        gpus.runs.select("run", "gpus")
         .drop_nulls()
         .join(pairs.group_by("run").agg(pl.col("device").n_unique().cast(pl.Int64).alias("measured")), on="run")
     )
-    whole = known.filter((pl.col("measured") >= pl.col("gpus")) & (pl.col("measured") > 0))
+    whole = measured_windows.filter((pl.col("measured") >= pl.col("gpus")) & (pl.col("measured") > 0))
     pairs = pairs.join(whole.select("run", "measured"), on="run").sort("run", "at")
     if pairs.is_empty():
         return pl.DataFrame(schema=PERIODS)
     pairs = pairs.with_row_index("pair").with_columns(pl.col("pair").cast(pl.Int64))
-    shared = _IdleSamples(held.query, limit_pct)
-    windows = read_by_groups(_windows, store, pairs, shared, days=held.days, until=held.query.until, spread=spread)
+    shared = _IdleSamples(gpus.query, limit_pct)
+    windows = read_by_groups(_windows, store, pairs, shared, days=gpus.days, until=gpus.query.until, spread=spread)
     pair_windows = pairs.join(windows, on="pair")
     edges = pl.concat([
         pair_windows.select("run", "measured", pl.col("low_ms").alias("ms"), pl.lit(1).alias("change")),
@@ -84,8 +84,10 @@ def _windows(store: SampleStore, pairs: pl.DataFrame, shared: _IdleSamples) -> p
                 np.fmax(busiest, values[selected], out=busiest)
         until = np.minimum(rows.reach[selected], end[pair])
         idle = busiest <= shared.limit_pct  # NaN is not idle
-        at, begin, finish = idle_windows.idle_spans(pair, rows.ms[selected], until, idle)
-        windows.append(pl.DataFrame(dict(zip(_WINDOWS, (numbers[at], begin, finish), strict=True)), schema=_WINDOWS))
+        span_pairs, begin, finish = idle_windows.idle_spans(pair, rows.ms[selected], until, idle)
+        windows.append(
+            pl.DataFrame(dict(zip(_WINDOWS, (numbers[span_pairs], begin, finish), strict=True)), schema=_WINDOWS)
+        )
     joined = pl.concat(windows).sort("pair", "low_ms")
     # A window that continues on the next day was cut at midnight.
     new = (pl.col("low_ms") != pl.col("high_ms").shift().over("pair")).fill_null(value=True)

@@ -179,14 +179,14 @@ def follow_all(  # noqa: PLR0917
     which = [np.flatnonzero(np.isin(pairs.device, devices.to_numpy())) for devices in groups]
     todo = [(pairs.take(rows), begins[rows]) for rows in which]
     count = len(pairs.device)
-    seen = {limit: Trailing.empty(count) for limit in shared.limits_pct}
+    trailing_by_limit = {limit: Trailing.empty(count) for limit in shared.limits_pct}
     used = {limit: np.full(count, UNSEEN, np.int64) for limit in shared.limits_pct}
     for rows, (seen_there, used_there) in zip(which, spread(_follow_task, todo, shared), strict=True):
         for limit in shared.limits_pct:
             used[limit][rows] = used_there[limit]
             for field in fields(Trailing):
-                getattr(seen[limit], field.name)[rows] = getattr(seen_there[limit], field.name)
-    return seen, used
+                getattr(trailing_by_limit[limit], field.name)[rows] = getattr(seen_there[limit], field.name)
+    return trailing_by_limit, used
 
 
 def _follow_task(item: tuple[Pairs, Ints], shared: FollowInput) -> Followed:
@@ -196,14 +196,15 @@ def _follow_task(item: tuple[Pairs, Ints], shared: FollowInput) -> Followed:
 
 def _follow_group(store: SampleStore, pairs: Pairs, begins: Ints, shared: FollowInput) -> Followed:
     since, thresholds = shared.since, shared.thresholds
-    seen = {
+    trailing_by_limit = {
         limit: follow(store, pairs, since, shared.until, limit, thresholds, shared.sampled)
         for limit in shared.limits_pct
     }
     used = {
-        limit: used_before(store, pairs, trailing, begins, since, thresholds, limit) for limit, trailing in seen.items()
+        limit: used_before(store, pairs, trailing, begins, since, thresholds, limit)
+        for limit, trailing in trailing_by_limit.items()
     }
-    return seen, used
+    return trailing_by_limit, used
 
 
 def follow(  # noqa: PLR0917
@@ -248,7 +249,7 @@ def counted_rows(  # noqa: PLR0917
         return
     if sampled is None:
         sampled = SampledDays.of(read_index(store, since, until, max_gap_steps=thresholds.max_gap_steps))
-    at = np.searchsorted(devices, pairs.device)
+    device_rows = np.searchsorted(devices, pairs.device)
     weights = _Weights.of(sampled, devices)
     day = since.replace(hour=0, minute=0, second=0, microsecond=0)
     selected = pl.Series("device", devices, dtype=pl.UInt64)
@@ -259,7 +260,7 @@ def counted_rows(  # noqa: PLR0917
             for some in _batches(store, selected, begin, finish):
                 rows = _read(store, selected, some, begin, finish, weights, thresholds)
                 if rows is not None:
-                    which, low, high = _pairs_with_rows(rows, pairs, at, begin, until)
+                    which, low, high = _pairs_with_rows(rows, pairs, device_rows, begin, until)
                     if len(which):
                         yield rows, which, low, high
         day += timedelta(days=1)
@@ -320,35 +321,35 @@ def active_before(
     Gaps of up to ``slack_ms`` (per pair) at the start and end of a day count as covered.
     """
     count = len(pairs.device)
-    active, seen = np.zeros(count, np.bool_), np.ones(count, np.bool_)
+    active, measured = np.zeros(count, np.bool_), np.ones(count, np.bool_)
     finish = until
     while True:
         finish_ms = epoch_ms(finish)
         inactive = np.flatnonzero(~active & (pairs.start < finish_ms))
         if not len(inactive):
-            return active, seen
+            return active, measured
         begin = (finish - timedelta(milliseconds=1)).replace(hour=0, minute=0, second=0, microsecond=0)
         start = np.maximum(pairs.start[inactive], epoch_ms(begin))
         some = Pairs(pairs.device[inactive], start, np.full(len(inactive), finish_ms), pairs.step[inactive])
         day = follow(store, some, begin, finish, limit_pct, thresholds)
         active[inactive] = day.last_active != NEVER
         whole = (day.since != NEVER) & (day.since - start <= slack_ms[inactive])
-        seen[inactive] &= whole & (finish_ms - day.last <= slack_ms[inactive] + pairs.step[inactive])
+        measured[inactive] &= whole & (finish_ms - day.last <= slack_ms[inactive] + pairs.step[inactive])
         finish = begin
 
 
 def used_before(  # noqa: PLR0917
-    store: SampleStore, keys: Pairs, seen: Trailing, begins: Ints, since: datetime, thresholds: Thresholds,
+    store: SampleStore, keys: Pairs, trailing: Trailing, begins: Ints, since: datetime, thresholds: Thresholds,
     limit_pct: float,
 ) -> Ints:  # fmt: skip
     """Return, per pair, whether it exceeded the limit before it became idle: ``USED``, ``UNUSED`` or ``UNSEEN``.
 
-    The time since the run began (``begins``) counts: from ``since`` on by ``seen``, before it by the stored samples.
+    The time since the run began (``begins``) counts: from ``since`` on by ``trailing``, before it by stored samples.
     """
     slack = np.maximum((keys.step * thresholds.max_gap_steps).astype(np.int64), UNSEEN_MS)
     since_ms = epoch_ms(since)
-    still = (seen.since != NEVER) & (seen.last_active == NEVER)
-    uses = np.where(still & (seen.since - np.maximum(begins, since_ms) <= slack), UNUSED, UNSEEN)
+    still = (trailing.since != NEVER) & (trailing.last_active == NEVER)
+    uses = np.where(still & (trailing.since - np.maximum(begins, since_ms) <= slack), UNUSED, UNSEEN)
     older = np.flatnonzero(still & (begins < since_ms))
     if len(older):
         past = Pairs(keys.device[older], begins[older], keys.end[older], keys.step[older])
@@ -356,7 +357,7 @@ def used_before(  # noqa: PLR0917
             store, past, since, limit_pct=limit_pct, thresholds=thresholds, slack_ms=slack[older]
         )
         uses[older] = np.where(active, USED, np.where(whole, uses[older], UNSEEN))
-    uses[seen.last_active != NEVER] = USED
+    uses[trailing.last_active != NEVER] = USED
     return uses
 
 
@@ -437,13 +438,13 @@ def _positions(devices: npt.NDArray[np.uint64], of_rows: npt.NDArray[np.uint64])
 
 
 def _pairs_with_rows(
-    rows: CountedRows, pairs: Pairs, at: Ints, begin: datetime, until: datetime
+    rows: CountedRows, pairs: Pairs, device_rows: Ints, begin: datetime, until: datetime
 ) -> tuple[Ints, Ints, Ints]:
     """Return the pairs with samples among ``rows``, and the range of rows of each."""
     zero_ms, span = epoch_ms(begin), int((until - begin).total_seconds() * 1000)
     key = (rows.device << _SHIFT) + (rows.ms - zero_ms)
-    low = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.start - zero_ms, 0, span))
-    high = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.end - zero_ms, 0, span))
+    low = np.searchsorted(key, (device_rows << _SHIFT) + np.clip(pairs.start - zero_ms, 0, span))
+    high = np.searchsorted(key, (device_rows << _SHIFT) + np.clip(pairs.end - zero_ms, 0, span))
     which = np.flatnonzero(high > low)
     which = which[np.argsort(low[which])]  # neighboring rows are read as views
     return which, low[which], high[which]
@@ -465,19 +466,19 @@ def _fold(  # noqa: PLR0917 - one pass over the same arrays
             np.fmax(busiest, values, out=busiest)
     time, reach = rows.ms[index], rows.reach[index]
     until = np.minimum(reach, np.repeat(pairs.end[which], count))
-    seen = _Seen(
+    figures = _Seen(
         which, count, start, end, time, reach, until, until - time, signals, busiest, rows.fb[index], rows.power[index]
     )
     trailing.rows[which] += count
-    _keep_max(trailing.fb_peak, which, np.fmax.reduceat(seen.fb, start))
+    _keep_max(trailing.fb_peak, which, np.fmax.reduceat(figures.fb, start))
     _keep_max(trailing.fb_total, which, np.fmax.reduceat(rows.fb_total[index], start))
     if rows.xid is not None:
         xid = rows.xid[index]
-        known = np.flatnonzero(xid != NEVER)
+        xid_rows = np.flatnonzero(xid != NEVER)
         # With repeated indices the last assignment wins: that of the latest sample.
-        trailing.xid[np.repeat(which, count)[known]] = xid[known]
-    _fold_idle(seen, trailing, limit_pct)
-    _fold_all(seen, trailing)
+        trailing.xid[np.repeat(which, count)[xid_rows]] = xid[xid_rows]
+    _fold_idle(figures, trailing, limit_pct)
+    _fold_all(figures, trailing)
     trailing.newest[which], trailing.reach[which] = time[end], reach[end]
 
 
@@ -545,12 +546,12 @@ def _fold_all(rows: _Seen, trailing: Trailing) -> None:
     if (util := rows.signals.get(ACTIVITY.index("util_pct"))) is not None:
         _add(trailing.util_ms, trailing.util_known_ms, rows, util.astype(np.float64))
     _add(trailing.activity_ms, trailing.measured_ms, rows, rows.busiest.astype(np.float64))
-    known = ~np.isnan(rows.busiest)
-    trailing.samples[pair] += np.add.reduceat(known.astype(np.int64), starts)
+    measured = ~np.isnan(rows.busiest)
+    trailing.samples[pair] += np.add.reduceat(measured.astype(np.int64), starts)
     _keep_max(trailing.peak_all, pair, np.fmax.reduceat(rows.busiest, starts))
-    position = np.arange(len(known))
-    last = np.maximum.reduceat(np.where(known, position, NEVER), starts)
-    first = np.minimum.reduceat(np.where(known, position, len(known)), starts)
+    position = np.arange(len(measured))
+    last = np.maximum.reduceat(np.where(measured, position, NEVER), starts)
+    first = np.minimum.reduceat(np.where(measured, position, len(measured)), starts)
     some = last >= 0
     fresh = some & (trailing.first[pair] == NEVER)
     trailing.first[pair[fresh]] = rows.time[first[fresh]]
@@ -566,9 +567,9 @@ def _reset(trailing: Trailing, pair: Ints) -> None:
 
 def _add(total: Floats, known_ms: Ints, rows: _Seen, values: Floats) -> None:
     """Add value x time to ``total`` and the time with a value to ``known_ms``."""
-    known = ~np.isnan(values)
-    total[rows.pair] += np.add.reduceat(np.where(known, values, 0.0) * rows.ms, rows.start)
-    known_ms[rows.pair] += np.add.reduceat(known * rows.ms, rows.start)
+    measured = ~np.isnan(values)
+    total[rows.pair] += np.add.reduceat(np.where(measured, values, 0.0) * rows.ms, rows.start)
+    known_ms[rows.pair] += np.add.reduceat(measured * rows.ms, rows.start)
 
 
 def _keep_max(into: Floats, pair: Ints, values: Floats) -> None:

@@ -88,20 +88,20 @@ def idle_windows(gpus: Sequence[GpuUse], tracks: Sequence[GpuTrack], slack_ms: i
         ),
         reverse=True,
     )
-    made: list[tuple[int, int, list[int]]] = []
+    samples: list[tuple[int, int, list[int]]] = []
     for _, negative, end, number in every:
         start = -negative
         window = next(
-            (each for each in made
+            (each for each in samples
              if abs(each[0] - start) <= slack_ms and abs(each[1] - end) <= slack_ms and number not in each[2]), None,
         )  # fmt: skip
         if window is not None:
             window[2].append(number)
-        elif len(made) < MOST_WINDOWS:
-            made.append((start, end, [number]))
+        elif len(samples) < MOST_WINDOWS:
+            samples.append((start, end, [number]))
     return tuple(
         IdleWindow(_moment(start), _moment(end), tuple(gpus[number].name for number in sorted(numbers)))
-        for start, end, numbers in made
+        for start, end, numbers in samples
     )
 
 
@@ -148,9 +148,9 @@ def _memory(row: Row, facts: RunFacts, steps: Sequence[Row]) -> ResourceUse:
 
 def _peak(row: Row, steps: Sequence[Row]) -> float | None:
     """Return the peak memory of the largest step, bytes: an upper limit where a step has several tasks."""
-    known = [step["max_rss_bytes"] * (step["tasks"] or 1) for step in steps if step["max_rss_bytes"] is not None]
-    if known:
-        return float(max(known))
+    step_bytes = [step["max_rss_bytes"] * (step["tasks"] or 1) for step in steps if step["max_rss_bytes"] is not None]
+    if step_bytes:
+        return float(max(step_bytes))
     return None if row["max_rss_bytes"] is None else float(row["max_rss_bytes"] * (row["nodes"] or 1))
 
 
@@ -177,25 +177,25 @@ def measured_share(count: int | None, gpus: Sequence[GpuUse]) -> float:
 
 
 def _utilization(gpus: Sequence[GpuUse]) -> ResourceUse:
-    known = [(gpu.utilization_pct, gpu.measured_s) for gpu in gpus if gpu.utilization_pct is not None]
-    weight = sum(seconds for _, seconds in known)
+    use_times = [(gpu.utilization_pct, gpu.measured_s) for gpu in gpus if gpu.utilization_pct is not None]
+    weight = sum(seconds for _, seconds in use_times)
     if weight <= 0:
         return ResourceUse("gpu_utilization", None, None, None, "%", "no-signal")
-    mean = sum(pct * seconds for pct, seconds in known) / weight
+    mean = sum(pct * seconds for pct, seconds in use_times) / weight
     return ResourceUse("gpu_utilization", mean / 100, mean, 100.0, "%")
 
 
 def _gpu_memory(gpus: Sequence[GpuUse]) -> ResourceUse:
     if any(gpu.shared for gpu in gpus):
         return ResourceUse("gpu_memory", None, None, None, "GiB", "shared")
-    known = [
+    measured = [
         (gpu.memory_peak_gib / gpu.memory_total_gib, gpu.memory_peak_gib, gpu.memory_total_gib)
         for gpu in gpus
         if gpu.memory_peak_gib is not None and gpu.memory_total_gib
     ]
-    if not known:
+    if not measured:
         return ResourceUse("gpu_memory", None, None, None, "GiB", "no-signal")
-    share, peak, total = max(known)
+    share, peak, total = max(measured)
     return ResourceUse("gpu_memory", share, peak, total, "GiB", note="of the fullest GPU" if len(gpus) > 1 else "")
 
 
@@ -264,15 +264,15 @@ def advise(  # noqa: PLR0917 - the facts of the attempt
     suspend = None if suspended else _suspend(row, batch, gpus, tracks, facts, site)
     if suspend is not None:
         advice.append(suspend)
-    seen: set[str] = set()
+    texts: set[str] = set()
     for finding in findings:
         text = finding.advice
         if finding.kind in IDLE_KINDS and (suspend is not None or fewer is not None) and not facts.running:
             continue  # the same idle time
         if finding.kind in ("host-memory", "memory-per-gpu"):
             text = f"{finding.evidence[0].text}; {finding.evidence[1].text}. {finding.advice}"
-        if text and text not in seen and not (finding.kind == "host-memory" and "memory-per-gpu" in seen):
-            seen.update((text, finding.kind))
+        if text and text not in texts and not (finding.kind == "host-memory" and "memory-per-gpu" in texts):
+            texts.update((text, finding.kind))
             hours = finding.held_gpu_hours if finding.kind in IDLE_KINDS else None
             advice.append(Advice(finding.kind, text, hours))
     return tuple(sorted(advice, key=lambda each: -(each.gpu_hours or 0.0)))

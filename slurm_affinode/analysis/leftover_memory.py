@@ -43,22 +43,24 @@ class LeftoverSearch:
 
 
 def find(
-    held: HeldGpus, history: SampleStore, rule: LeftoverSearch, spread: Spread | None = None
+    gpus: HeldGpus, history: SampleStore, rule: LeftoverSearch, spread: Spread | None = None
 ) -> list[Finding]:  # fmt: skip
     """Return the ``orphan-memory`` findings. ``spread``: to other machines, which read the samples."""
-    query = held.query
-    free = _free(held, rule).filter(pl.col("free_ms") + int(rule.window_s * 1000) <= pl.col("until_ms"))
+    query = gpus.query
+    free = _free(gpus, rule).filter(pl.col("free_ms") + int(rule.window_s * 1000) <= pl.col("until_ms"))
     if free.is_empty():
         return []
     until = min(query.until, max(rule.known_until.values()))
     begin = datetime.fromtimestamp(max(epoch_ms(query.since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
     sample_range = _SampleRange(begin, until, rule.free_mib, query.thresholds.floors_pct)
-    seen = read_by_groups(_figures_since_free, history, free, sample_range, days=held.days, until=until, spread=spread)
-    seen = free.join(seen, on="device").with_columns(
+    figures = read_by_groups(
+        _figures_since_free, history, free, sample_range, days=gpus.days, until=until, spread=spread
+    )
+    figures = free.join(figures, on="device").with_columns(
         pl.coalesce(pl.col("index").cast(pl.String), "pci", "uuid").alias("gpu")
     )
     gap_ms = pl.max_horizontal(pl.col("step_ms") * query.thresholds.max_gap_steps, pl.lit(1000.0))
-    lasting = seen.with_columns(
+    lasting = figures.with_columns(
         pl.max_horizontal(pl.col("first_ms"), pl.col("low_ms").fill_null(0) + pl.col("step_ms")).alias("since_ms"),
         pl.min_horizontal(pl.col("last_ms") + pl.col("step_ms"), "until_ms").alias("to_ms"),
     ).filter(
@@ -71,35 +73,35 @@ def find(
     return [_finding(row, rule) for row in lasting.sort("node", "gpu").iter_rows(named=True)]
 
 
-def _free(held: HeldGpus, rule: LeftoverSearch) -> pl.DataFrame:
+def _free(gpus: HeldGpus, rule: LeftoverSearch) -> pl.DataFrame:
     """Return the whole GPUs of known nodes, with ``at``, ``device``, ``free_ms`` (no run has had it since then) and
     ``until_ms`` (end of the interval, or of known accounting)."""
-    ends = {name: epoch_ms(min(held.query.until, known)) for name, known in rule.known_until.items()}
+    ends = {name: epoch_ms(min(gpus.query.until, known_end)) for name, known_end in rule.known_until.items()}
     until = pl.col("cluster").replace_strict(list(ends), list(ends.values()), default=min(ends.values()),
                                              return_dtype=pl.Int64).alias("until_ms")  # fmt: skip
-    table = held.devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64), until)
-    runs = held.runs.filter(pl.col("start_ms") < until)
+    table = gpus.devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64), until)
+    runs = gpus.runs.filter(pl.col("start_ms") < until)
     over = pl.min_horizontal("finish_ms", "end_ms").alias("over_ms")
-    mapped = held.all_pairs.join(runs.select("run", over), on="run")
+    mapped = gpus.all_pairs.join(runs.select("run", over), on="run")
     had = mapped.group_by("at").agg(pl.col("over_ms").max().alias("own_ms"))
-    count = held.all_pairs.group_by("run").len("known")
+    count = gpus.all_pairs.group_by("run").len("known")
     unclear = runs.join(count, on="run", how="left").filter(
         pl.col("gpus").is_null()
         | (pl.col("gpus") > pl.col("known").fill_null(0))
         | pl.col("alloc_tres").fill_null("").str.contains(PARTS)
     )
-    places = held.nodes.join(runs.select("run", "cluster", over), on="run")
+    places = gpus.nodes.join(runs.select("run", "cluster", over), on="run")
     blind = places.join(unclear.select("run"), on="run", how="semi")
-    known = places.select("cluster", "node", pl.lit(value=True).alias("known")).unique()
+    known_nodes = places.select("cluster", "node", pl.lit(value=True).alias("known")).unique()
     per_node = blind.group_by("cluster", "node").agg(pl.col("over_ms").max().alias("node_ms"))
     return (
-        table.filter(pl.col("mig").is_null() & ~pl.col("at").is_in(held.divided.implode()))
-        .join(known, on=["cluster", "node"], how="left")
+        table.filter(pl.col("mig").is_null() & ~pl.col("at").is_in(gpus.divided.implode()))
+        .join(known_nodes, on=["cluster", "node"], how="left")
         .filter(pl.col("known") | pl.col("node").is_in(list(rule.nodes)))
         .join(had, on="at", how="left")
         .join(per_node, on=["cluster", "node"], how="left")
         .with_columns(
-            pl.max_horizontal("own_ms", "node_ms").add(SETTLE_MS).fill_null(epoch_ms(held.query.since)).alias("free_ms")
+            pl.max_horizontal("own_ms", "node_ms").add(SETTLE_MS).fill_null(epoch_ms(gpus.query.since)).alias("free_ms")
         )
         .sort("device")
     )

@@ -50,8 +50,8 @@ def with_slurm_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFram
 
     Exporters rarely know Slurm's name of the cluster. With one cluster on each side the match is unambiguous.
     """
-    seen, recorded = devices["cluster"].drop_nulls().unique(), runs["cluster"].drop_nulls().unique()
-    if len(seen) == 1 and len(recorded) == 1 and seen[0] != recorded[0]:
+    clusters, recorded = devices["cluster"].drop_nulls().unique(), runs["cluster"].drop_nulls().unique()
+    if len(clusters) == 1 and len(recorded) == 1 and clusters[0] != recorded[0]:
         return devices.with_columns(pl.lit(recorded[0]).alias("cluster"))
     return devices
 
@@ -109,15 +109,15 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     labelled = _without(by_label.select(*MATCH, "leader"), runs, parents)
     settled = evidence.settle(labelled, records.pairs, records.complete, runs, nodes, about)
     mismatches = pl.concat([mismatches, _as_mismatches(settled.unused, runs, table)], how="diagonal")
-    known = _with_twins(settled.pairs, runs, twins).sort("run", "at")
+    mapped_pairs = _with_twins(settled.pairs, runs, twins).sort("run", "at")
     open_ = records.open.select("run", pl.lit("records").alias("why")).join(
-        _fully_mapped(known, runs, about), on="run", how="anti"
+        _fully_mapped(mapped_pairs, runs, about), on="run", how="anti"
     )
     doubtful = pl.concat([settled.doubtful, open_]).unique("run", keep="first", maintain_order=True).sort("run")
     sure = runs.join(doubtful, on="run", how="anti", maintain_order="left")
     # A GPU that appears later on the last day may be a replacement: it does not count for the node.
-    seen = pl.concat([frame.filter(pl.col("first") < until)["device"] for frame in (every, earlier)])
-    counted = every.filter(pl.col("device").is_in(seen.implode()))
+    all_devices = pl.concat([frame.filter(pl.col("first") < until)["device"] for frame in (every, earlier)])
+    counted = every.filter(pl.col("device").is_in(all_devices.implode()))
     # Also those with evidence that is not used: they may have had a GPU.
     named = pl.concat([by_label["run"], records.named]).unique()
     maybe = None
@@ -125,8 +125,8 @@ def find(  # noqa: PLR0917 - the kinds of evidence
         claims = by_labels(uncertain, several, table, labels)[0]["run"], records_of(uncertain, several, dated)["run"]
         with_gpus = (pl.col("gpus") > 0) | pl.col("run").is_in(pl.concat(claims).implode())
         maybe = several.join(uncertain.filter(with_gpus.fill_null(value=False)).select(*_STAY), on="run")
-    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.gpu_counts, named, maybe)
-    pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
+    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, mapped_pairs, records.gpu_counts, named, maybe)
+    pairs = pl.concat([mapped_pairs, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
     pairs = pairs.join(about.select("at", "slot"), on="at", maintain_order="left").sort("run", "at")
     spans = by_label.select("run", "at", "first_ms", "last_ms")
     divided = parents.join(numbered.select("at", "step_ms"), on="at").select(
@@ -139,11 +139,11 @@ def find(  # noqa: PLR0917 - the kinds of evidence
 def _dated(recorded: pl.DataFrame, runs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Split records into those of a single run, and those without a start of jobs with several runs."""
     attempts = runs.group_by("cluster", "job_id").agg(pl.len().alias("here"))
-    known = recorded.join(attempts, on="job_id", how="left", suffix="_run", maintain_order="left").filter(
+    recorded_attempts = recorded.join(attempts, on="job_id", how="left", suffix="_run", maintain_order="left").filter(
         pl.col("cluster_run").is_null() | _same_cluster("cluster", "cluster_run")
     )
     several = pl.col("start").is_null() & ((pl.col("attempts").fill_null(0) > 1) | (pl.col("here").fill_null(0) > 1))
-    undated = known.filter(several).select(*RECORDED_GPUS).unique(maintain_order=True)
+    undated = recorded_attempts.filter(several).select(*RECORDED_GPUS).unique(maintain_order=True)
     return recorded.join(
         undated, on=list(ALLOCATION_GPUS), how="anti", nulls_equal=True, maintain_order="left"
     ), undated
@@ -205,7 +205,7 @@ def by_labels(
     this ID in the same cluster, on the same node, while the label was present. A plain number that is not a raw job ID
     there is the ID of an array or a heterogeneous job.
     """
-    known = (
+    recorded_tasks = (
         _job_ids(labels.with_row_index("label"))
         .join(table.select("at", "cluster", "node"), on="at", maintain_order="left")
         .with_columns(
@@ -213,11 +213,11 @@ def by_labels(
             pl.col("last").dt.epoch("ms").alias("last_ms"),
         )
     )
-    plain = known.filter(pl.col("task").is_null() & pl.col("het").is_null())
+    plain = recorded_tasks.filter(pl.col("task").is_null() & pl.col("het").is_null())
     exact = [
         _fits(plain, runs, nodes, ["id"], ["job_id"]),
-        _fits(known.drop_nulls("task"), runs, nodes, ["id", "task"], ["array_job_id", "array_task_id"]),
-        _fits(known.drop_nulls("het"), runs, nodes, ["id", "het"], ["het_job_id", "het_offset"]),
+        _fits(recorded_tasks.drop_nulls("task"), runs, nodes, ["id", "task"], ["array_job_id", "array_task_id"]),
+        _fits(recorded_tasks.drop_nulls("het"), runs, nodes, ["id", "het"], ["het_job_id", "het_offset"]),
     ]
     rest = plain.join(exact[0], on="label", how="anti", maintain_order="left")
     led = [_fits(rest, runs, nodes, ["id"], [leader]) for leader in ("array_job_id", "het_job_id")]
@@ -239,7 +239,7 @@ def by_labels(
             pl.col("last_ms").max(),
         )
     )
-    unfit = known.join(fitting, on="label", how="anti", maintain_order="left")
+    unfit = recorded_tasks.join(fitting, on="label", how="anti", maintain_order="left")
     return pairs.sort("run", "at"), unfit.select("job", "node", "first", "last", "rows")
 
 
@@ -250,10 +250,10 @@ def _job_ids(labels: pl.DataFrame) -> pl.DataFrame:
     numbered = labels.with_columns(pl.when(plain).then(number).alias("id"))
     parts = pl.col("job").str.extract_groups(identifiers.PATTERN)
     fields = {"id": "1", "task": "2", "het": "4"}
-    others = numbered.filter(pl.col("id").is_null()).with_columns(
+    unidentified = numbered.filter(pl.col("id").is_null()).with_columns(
         parts.struct.field(field).cast(pl.Int64, strict=False).alias(name) for name, field in fields.items()
     )
-    return pl.concat([numbered.drop_nulls("id"), others], how="diagonal").sort("label")
+    return pl.concat([numbered.drop_nulls("id"), unidentified], how="diagonal").sort("label")
 
 
 def _fits(
@@ -276,8 +276,8 @@ def _fits(
     return _on_its_nodes(candidates, nodes).select("label", "run", "at", "rows", "first_ms", "last_ms", counted)
 
 
-def _same_cluster(column: str, other: str) -> pl.Expr:
-    return pl.col(column).is_null() | pl.col(other).is_null() | (pl.col(column) == pl.col(other))
+def _same_cluster(column: str, other_column: str) -> pl.Expr:
+    return pl.col(column).is_null() | pl.col(other_column).is_null() | (pl.col(column) == pl.col(other_column))
 
 
 def _on_its_nodes(candidates: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame:
@@ -351,13 +351,13 @@ def by_record(  # noqa: PLR0917
     ways.append(
         instances.select("at", "cluster", "node", "first", "last", pl.col("mig").str.to_uppercase().alias("mark"))
     )
-    known = pl.concat(ways).drop_nulls("mark")
+    marked = pl.concat(ways).drop_nulls("mark")
     # Without a node, only a UUID identifies a GPU; an index or a PCI address does not.
     unsaid = needed.filter(pl.col("node").is_null() & pl.col("mark").str.contains("^(?:GPU|MIG)-"))
     matches = pl.concat(
         [
-            needed.join(known, on=["node", "mark"], suffix="_gpu").select(*_MATCH_COLUMNS),
-            unsaid.join(known, on="mark", suffix="_gpu").select(*_MATCH_COLUMNS),
+            needed.join(marked, on=["node", "mark"], suffix="_gpu").select(*_MATCH_COLUMNS),
+            unsaid.join(marked, on="mark", suffix="_gpu").select(*_MATCH_COLUMNS),
         ]
     )
     matches = matches.filter(_same_cluster("cluster_run", "cluster") & _seen_during())
@@ -371,8 +371,10 @@ def by_record(  # noqa: PLR0917
     ).unique(maintain_order=True)
     matches = matches.join(ambiguous, on="run", how="anti", maintain_order="left")
     pairs = matches.group_by("run", "at").agg(pl.len().cast(pl.Int64).alias("weight"))
-    seen = pairs.join(table.select("at", "node", "slot"), on="at").unique(["run", "node", "slot"]).select("run", "node")
-    by_node = pl.concat([seen, unseen.select("run", "node")]).group_by("run", "node")
+    node_slots = (
+        pairs.join(table.select("at", "node", "slot"), on="at").unique(["run", "node", "slot"]).select("run", "node")
+    )
+    by_node = pl.concat([node_slots, unseen.select("run", "node")]).group_by("run", "node")
     return _Records(
         pairs.sort("run", "at").select(*MATCH),
         by_node.agg(pl.len().cast(pl.Int64).alias("gpus")),
@@ -401,12 +403,12 @@ def _least_named(matches: pl.DataFrame, needed: pl.DataFrame, runs: pl.DataFrame
 
     Two names of one kind (UUID, PCI address, index) are two GPUs; a UUID and an index may be the same one.
     """
-    seen = matches.join(table.select("at", "node", "slot"), on="at").group_by("run")
+    matched_slots = matches.join(table.select("at", "node", "slot"), on="at").group_by("run")
     kind = pl.when(pl.col("mark").str.contains(":")).then(1).when(pl.col("mark").str.contains("^[0-9]+$")).then(2)
     by_kind = needed.group_by("run", kind.otherwise(0).alias("kind")).agg(
         pl.struct("node", "mark").n_unique().alias("least")
     )
-    counts = [seen.agg(pl.struct("node", "slot").n_unique().alias("least")), by_kind.select("run", "least")]
+    counts = [matched_slots.agg(pl.struct("node", "slot").n_unique().alias("least")), by_kind.select("run", "least")]
     return (
         pl.concat(counts)
         .group_by("run")
@@ -442,7 +444,7 @@ def by_whole_node(  # noqa: PLR0917
     every: pl.DataFrame,
     table: pl.DataFrame,
     recorded: pl.DataFrame,
-    known: pl.DataFrame,
+    known_pairs: pl.DataFrame,
     recorded_there: pl.DataFrame,
     with_evidence: pl.Series,
     maybe: pl.DataFrame | None,
@@ -450,13 +452,13 @@ def by_whole_node(  # noqa: PLR0917
     """Return the pairs of runs that had every GPU of a node.
 
     ``sure``: the runs without ambiguous evidence; ``every``: ``table`` and the devices of earlier days, with slots.
-    Only nodes without a GPU named by ``known`` (``run``, ``at``) or ``recorded_there`` (``run``, ``node``, ``gpus``)
-    are considered. The GPUs of a node are the slots with samples in the interval or in the days before it
+    Only nodes without a GPU named by ``known_pairs`` (``run``, ``at``) or ``recorded_there`` (``run``, ``node``,
+    ``gpus``) are considered. The GPUs of a node are the slots with samples in the interval or in the days before it
     (``earlier``). If accounting or a record shows more GPUs than that, their number is unknown, and so are the run's
     GPUs. ``with_evidence``: the runs with a label or a record, which may have had GPUs without GPUs in accounting.
     """
-    seen = known.join(every.select("at", "node", "slot"), on="at").group_by("run", "node")
-    named = pl.concat([seen.agg(pl.col("slot").n_unique().cast(pl.Int64).alias("gpus")), recorded_there])
+    known_slots = known_pairs.join(every.select("at", "node", "slot"), on="at").group_by("run", "node")
+    named = pl.concat([known_slots.agg(pl.col("slot").n_unique().cast(pl.Int64).alias("gpus")), recorded_there])
     named = named.group_by("run", "node").agg(pl.col("gpus").max())
     missing = pl.col("gpus").fill_null(0) - pl.col("named").fill_null(0)
     asking = (
@@ -511,17 +513,17 @@ def _gpus_of_nodes(presence: pl.DataFrame) -> pl.DataFrame:
     A GPU is counted once, even if it was divided into MIG instances before or after.
     """
     divided = pl.col("mig").is_not_null()
-    seen = presence.filter("seen")
-    other = seen.select("run", "node", "place", divided.alias("other"))
+    present = presence.filter("seen")
+    other_places = present.select("run", "node", "place", divided.alias("other"))
     unseen = (
         presence.filter(~pl.col("seen"))
-        .join(seen, on=["run", "node", "slot"], how="anti")
+        .join(present, on=["run", "node", "slot"], how="anti")
         .unique(["run", "node", "slot"])
         .with_columns((~divided).alias("other"))
-        .join(other, on=["run", "node", "place", "other"], how="anti")
+        .join(other_places, on=["run", "node", "place", "other"], how="anti")
     )
     columns = ("run", "node", "slot", "at", "seen")
-    return pl.concat([seen.select(columns), unseen.select(columns)])
+    return pl.concat([present.select(columns), unseen.select(columns)])
 
 
 def _fewest_gpus(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame, every: pl.DataFrame) -> pl.DataFrame:
@@ -542,8 +544,8 @@ def _fewest_gpus(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame
         ]
     )
     # At equal times, ends sort before starts. The changes of each node add up to 0: the sum needs no groups.
-    held = changes.sort("place", "ms", "change").with_columns(pl.col("change").cum_sum().alias("least"))
-    most = held.group_by("place").agg(pl.col("least").max())
+    slot_counts = changes.sort("place", "ms", "change").with_columns(pl.col("change").cum_sum().alias("least"))
+    most = slot_counts.group_by("place").agg(pl.col("least").max())
     bounds = [most.join(places, on="place").select("cluster", "node", "least")]
     if not recorded.is_empty():
         named = _records_of_known_jobs(recorded.drop_nulls("node"), runs)

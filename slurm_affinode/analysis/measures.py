@@ -87,19 +87,21 @@ def without_suspended(shares: pl.DataFrame, pairs: pl.DataFrame, runs: pl.DataFr
 
     ``pairs``: ``Mapped.pairs``; ``runs``: ``run``, ``suspended_s``. Accounting does not have when a run was suspended,
     so as much of the idle time of each of its GPUs (slots) is unknown. Adds ``slot``, ``suspended`` (that time, ms) and
-    ``kept`` (the fraction of idle time left).
+    ``kept_share`` (the fraction of idle time left).
     """
     times = runs.select("run", (pl.col("suspended_s").fill_null(0).clip(0) * 1000.0).alias("most"))
-    known = shares.join(times, on="run", how="left", maintain_order="left").with_columns(pl.col("most").fill_null(0.0))
-    known = known.join(pairs.select("run", "at", "slot"), on=["run", "at"], how="left", maintain_order="left")
+    run_shares = shares.join(times, on="run", how="left", maintain_order="left").with_columns(
+        pl.col("most").fill_null(0.0)
+    )
+    run_shares = run_shares.join(pairs.select("run", "at", "slot"), on=["run", "at"], how="left", maintain_order="left")
     idle = pl.col("idle").sum().over("run", "slot")
     moved = pl.min_horizontal(idle, "most")
-    kept = pl.when(moved > 0).then(1 - moved / idle).otherwise(1.0)
+    kept_share = pl.when(moved > 0).then(1 - moved / idle).otherwise(1.0)
     # A window has the time of all who share its GPU, its idle time only the share of the run.
-    rest = pl.when(kept > 0).then(pl.col("longest_ms") - pl.col("most")).otherwise(0)
+    rest = pl.when(kept_share > 0).then(pl.col("longest_ms") - pl.col("most")).otherwise(0)
     longest = rest.clip(0).cast(shares.schema["longest_ms"])
-    known = known.with_columns(kept.alias("kept"))
-    return known.with_columns((pl.col("idle") * (1 - pl.col("kept"))).alias("suspended")).with_columns(
+    run_shares = run_shares.with_columns(kept_share.alias("kept"))
+    return run_shares.with_columns((pl.col("idle") * (1 - pl.col("kept"))).alias("suspended")).with_columns(
         pl.col("idle") - pl.col("suspended"),
         *(pl.col(name) * pl.col("kept") for name in ("fb_idle", "power_idle")),
         pl.when(pl.col("kept") > 0).then("windows").otherwise(0).cast(shares.schema["windows"]).alias("windows"),
@@ -123,8 +125,8 @@ def _shares(totals: Totals, cell: Ints, owner: Ints, share: Floats, count: int) 
         shares, peaks = totals.sums.take(cell[rows], axis=0), totals.fb_peak[cell[rows]]
         shares *= share[rows, np.newaxis]
         if len(begins) < len(rows):
-            at = begins - begins[0]
-            shares, peaks = np.add.reduceat(shares, at, axis=0), np.fmax.reduceat(peaks, at)
+            offsets = begins - begins[0]
+            shares, peaks = np.add.reduceat(shares, offsets, axis=0), np.fmax.reduceat(peaks, offsets)
         to = by[begins]
         # The owners are almost always consecutive, and a slice is filled twice as fast.
         where = slice(to[0], to[-1] + 1) if to[-1] - to[0] + 1 == len(to) else to
@@ -152,12 +154,14 @@ def breakdown(  # noqa: PLR0917
     whole = pl.col("gpus").fill_null(0) > 0
     # The devices of one slot are one GPU: each allocation counts for its part.
     length, gpu = pl.col("to_ms") - pl.col("from_ms"), ("run", "slot")
-    all_lengths, held = length.sum().over(gpu), pl.col("to_ms").max().over(gpu) - pl.col("from_ms").min().over(gpu)
+    all_lengths, held_ms = length.sum().over(gpu), pl.col("to_ms").max().over(gpu) - pl.col("from_ms").min().over(gpu)
     per_device = (
         shares.join(about, on="run", how="inner", maintain_order="left")
         .join(where, on="at", how="left", maintain_order="left")
         .join(pairs.select("run", "at", "mapping"), on=["run", "at"], how="left", maintain_order="left")
-        .with_columns((length / all_lengths).alias("part"), (pl.col("held_ms") * held / all_lengths).alias("held_ms"))
+        .with_columns(
+            (length / all_lengths).alias("part"), (pl.col("held_ms") * held_ms / all_lengths).alias("held_ms")
+        )
         .with_columns(
             pl.when(whole).then(pl.col("run_ms") * pl.col("part")).otherwise(pl.col("held_ms")).alias("allocated_ms"),
             pl.coalesce("gpu_model", "gpu_type").alias("gpu_model"),
@@ -205,7 +209,7 @@ def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, 
         pl.coalesce(pl.col("index").cast(pl.String), pl.col("uuid")),
         pl.when(pl.col("mig").is_not_null()).then(pl.concat_str(pl.lit("."), pl.col("mig"))).otherwise(pl.lit("")),
     )
-    listed = (
+    observed_rows = (
         devices.with_columns(label.alias("gpu"), model_name().alias("gpu_model"), pl.Series("counts", taking_part))
         .with_row_index("at")
         .with_columns(pl.col("at").cast(pl.Int64))
@@ -216,13 +220,13 @@ def gpu_hours(shares: pl.DataFrame, about: pl.DataFrame, devices: pl.DataFrame, 
         .sort("cluster", "node", "index", "mig", "gpu", nulls_last=True)
     )
     measured = pl.col("busy") + pl.col("low") + pl.col("idle")
-    held = pl.max_horizontal("held_ms", measured).fill_null(0.0)
-    known = (measured > 0) | (held == 0)
+    held_ms = pl.max_horizontal("held_ms", measured).fill_null(0.0)
+    is_known = (measured > 0) | (held_ms == 0)
     states = ("busy", "low", "idle")
-    return listed.select(
-        "cluster", "node", "gpu", "gpu_model", held.alias("gpu_hours_allocated"),
-        *(pl.when(known).then(pl.col(name).fill_null(0.0)).alias(f"gpu_hours_{name}") for name in states),
-        (held - measured.fill_null(0.0)).alias("gpu_hours_unknown"), "job_id", "submit",
+    return observed_rows.select(
+        "cluster", "node", "gpu", "gpu_model", held_ms.alias("gpu_hours_allocated"),
+        *(pl.when(is_known).then(pl.col(name).fill_null(0.0)).alias(f"gpu_hours_{name}") for name in states),
+        (held_ms - measured.fill_null(0.0)).alias("gpu_hours_unknown"), "job_id", "submit",
     ).cast(dict(GPUS))  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -339,8 +343,8 @@ def _measures() -> Mapping[str, pl.Expr]:
     def hours(ms: pl.Expr) -> pl.Expr:
         return _over(ms, MS_PER_HOUR)
 
-    def where(known: pl.Expr, value: pl.Expr) -> pl.Expr:
-        return pl.when(known > 0).then(value).otherwise(None)
+    def where(weight: pl.Expr, value: pl.Expr) -> pl.Expr:
+        return pl.when(weight > 0).then(value).otherwise(None)
 
     def state(ms: pl.Expr) -> pl.Expr:
         """Return hours in a state; null if time was allocated but nothing was measured."""

@@ -107,19 +107,19 @@ class MisfitRule:
     judge: Callable[[Row, MisfitConfig], tuple[tuple[Evidence, ...], str] | None]
 
 
-def table(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
+def table(gpus: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     """Return one row per run that passes the filters: accounting, GPU activity, and the resources of its nodes."""
-    seen = held.any
-    whole = held.pairs.with_columns(
-        pl.Series("peak", seen.peak_all), pl.Series("util_ms", seen.util_ms),
-        pl.Series("util_known_ms", seen.util_known_ms),
-        pl.Series("fb", seen.fb_peak), pl.Series("n", seen.samples),
-        pl.Series("activity_ms", seen.activity_ms), pl.Series("measured_ms", seen.measured_ms),
-        pl.Series("model", held.devices["model"][held.pairs["at"].to_list()] if held.pairs.height else [], pl.String),
+    gpu_figures = gpus.any
+    whole = gpus.pairs.with_columns(
+        pl.Series("peak", gpu_figures.peak_all), pl.Series("util_ms", gpu_figures.util_ms),
+        pl.Series("util_known_ms", gpu_figures.util_known_ms),
+        pl.Series("fb", gpu_figures.fb_peak), pl.Series("n", gpu_figures.samples),
+        pl.Series("activity_ms", gpu_figures.activity_ms), pl.Series("measured_ms", gpu_figures.measured_ms),
+        pl.Series("model", gpus.devices["model"][gpus.pairs["at"].to_list()] if gpus.pairs.height else [], pl.String),
     )  # fmt: skip
-    known = pl.col("n") > 0
+    any_samples = pl.col("n") > 0
     by_run = whole.group_by("run").agg(
-        known.all().alias("measured"),
+        any_samples.all().alias("measured"),
         pl.len().cast(pl.Int64).alias("mapped"),
         pl.col("peak").fill_nan(None).min().alias("least_peak"),
         (pl.col("util_ms").sum() / pl.col("util_known_ms").sum()).fill_nan(None).alias("util_pct"),
@@ -128,24 +128,24 @@ def table(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
         (pl.col("activity_ms").sum() / 1000).alias("activity_pct_s"),
         agreed("model"),
     )
-    per_node = _per_node(held, nodes)
+    per_node = _per_node(gpus, nodes)
     elapsed = (pl.col("finish") - pl.col("start")).dt.total_milliseconds() / 1000
     return (
-        held.runs.filter(pl.col("selected"))
+        gpus.runs.filter(pl.col("selected"))
         .with_columns(pl.col("end_ms").cast(TIME).alias("finish"))
-        .with_columns(elapsed.alias("ran_s"), (pl.col("end").is_null() | (pl.col("end") > held.query.until))
+        .with_columns(elapsed.alias("ran_s"), (pl.col("end").is_null() | (pl.col("end") > gpus.query.until))
                       .alias("running"))
         .join(by_run, on="run", how="left", maintain_order="left")
         .join(per_node, on="run", how="left", maintain_order="left")
     )  # fmt: skip
 
 
-def _per_node(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
+def _per_node(gpus: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     """Return, per run, the minimum cores, maximum GPUs and minimum memory over its nodes.
 
     Columns: ``run``, ``node_cores``, ``node_gpus``, ``node_gib``.
     """
-    names = held.nodes["node"].unique().to_list()
+    names = gpus.nodes["node"].unique().to_list()
     rows = []
     for name in names:
         node_class = nodes.get(name) or next((c for pattern, c in nodes.items() if fnmatchcase(name, pattern)), None)
@@ -154,9 +154,9 @@ def _per_node(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     schema = {"node": pl.String(), "cores": pl.Int64(), "of_node": pl.Int64(), "gib": pl.Float64()}
     have = pl.DataFrame(rows, schema=schema, orient="row")
     return (
-        held.nodes.join(held.runs.select("run", "cluster"), on="run")
+        gpus.nodes.join(gpus.runs.select("run", "cluster"), on="run")
         .join(have, on="node", how="left")
-        .join(_gpus_seen(held.devices), on=["cluster", "node"], how="left")
+        .join(_gpus_seen(gpus.devices), on=["cluster", "node"], how="left")
         .with_columns(pl.coalesce("of_node", "seen").alias("of_node"))
         .group_by("run")
         .agg(pl.col("cores").min().alias("node_cores"), pl.col("of_node").max().alias("node_gpus"),
@@ -179,7 +179,7 @@ def _gpus_seen(devices: pl.DataFrame) -> pl.DataFrame:
 
 
 def find(
-    held: HeldGpus,
+    gpus: HeldGpus,
     config: MisfitConfig,
     nodes: Mapping[str, NodeClass],
     *,
@@ -193,20 +193,20 @@ def find(
     ``gpu_partitions``: partitions of GPU nodes only, in a cluster that also has other nodes. ``rules``: the rules for
     runs, by default ``RULES``.
     """
-    rows = table(held, nodes)
+    rows = table(gpus, nodes)
     long = rows.filter(pl.col("ran_s") >= min_run_s)
-    mostly_gpu = _gpu_partitions(held.runs, config, gpu_partitions)
+    mostly_gpu = _gpu_partitions(gpus.runs, config, gpu_partitions)
     chosen = [rule for rule in (RULES if rules is None else rules) if rule.kind in kinds]
-    misfits = _worth_it(_by_rule(held, long, config, mostly_gpu, chosen), config)
+    misfits = _worth_it(_by_rule(gpus, long, config, mostly_gpu, chosen), config)
     if "low-efficiency-user" in kinds:
-        misfits += gpu_users(long, config, held.query.until)
+        misfits += gpu_users(long, config, gpus.query.until)
     if "low-cpu-efficiency-user" in kinds:
-        misfits += cpu_users(long, config, held.query.until)
+        misfits += cpu_users(long, config, gpus.query.until)
     return misfits
 
 
 def _by_rule(
-    held: HeldGpus,
+    gpus: HeldGpus,
     long: pl.DataFrame,
     config: MisfitConfig,
     gpu_partitions: pl.DataFrame,
@@ -224,27 +224,27 @@ def _by_rule(
     ]
     places = sorted({place for place, _, _ in hits})
     whole = dict(zip(places, rows[places].rows(named=True), strict=True))
-    of_runs = held.nodes.filter(pl.col("run").is_in([row["run"] for row in whole.values()]))
+    of_runs = gpus.nodes.filter(pl.col("run").is_in([row["run"] for row in whole.values()]))
     nodes = dict(of_runs.group_by("run").agg("node").iter_rows())
     return [
         (
             rule,
-            _finding(rule.kind, row, *proof, held.query.until, nodes.get(row["run"], ())),
+            _finding(rule.kind, row, *proof, gpus.query.until, nodes.get(row["run"], ())),
             (row["gpus"] or row["cpus"] or 0) * row["ran_s"] / 3600,
         )
         for rule, proof, row in ((rule, proof, whole[place]) for place, rule, proof in hits)
     ]
 
 
-def _worth_it(made: Sequence[tuple[MisfitRule, Finding, float]], config: MisfitConfig) -> list[Finding]:
+def _worth_it(results: Sequence[tuple[MisfitRule, Finding, float]], config: MisfitConfig) -> list[Finding]:
     """Drop the findings of users whose jobs of that kind total too few hours."""
     hours: dict[tuple[str, str, str | None], float] = {}
-    for _, finding, some in made:
+    for _, finding, some in results:
         which = (finding.kind, finding.cluster, finding.user)
         hours[which] = hours.get(which, 0.0) + some
     return [
         finding
-        for rule, finding, _ in made
+        for rule, finding, _ in results
         if hours[finding.kind, finding.cluster, finding.user]
         >= (config.min_gpu_hours if rule.of_gpu_jobs else config.min_core_hours)
     ]

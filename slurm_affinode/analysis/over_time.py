@@ -65,11 +65,11 @@ class Buckets:
 
 
 def over_time(  # noqa: PLR0917
-    buckets: Buckets, totals: Totals, cells: Cells, allocations: Allocations, about: pl.DataFrame, kept: Floats
+    buckets: Buckets, totals: Totals, cells: Cells, allocations: Allocations, about: pl.DataFrame, kept_share: Floats
 ) -> pl.DataFrame:
     """Return ``WasteResult.over_time``. Cells must be cut at the buckets; ``about``: the runs covered by the report.
 
-    ``kept``: per allocation, the fraction of its idle time that is known (``measures.without_suspended``).
+    ``kept_share``: per allocation, the fraction of its idle time that is known (``measures.without_suspended``).
     """
     count = buckets.count
     cell, owner, share = owner_pairs(cells)
@@ -82,7 +82,7 @@ def over_time(  # noqa: PLR0917
     partly_bucket = buckets.at(cells.start[totals.partly_cell[row]])
     hours: dict[str, Floats] = {}
     for name, position in (("idle", _IDLE), ("low", _LOW), ("busy", _BUSY)):
-        whole, partly = (kept[owner], kept[partly_owner]) if position == _IDLE else (1.0, 1.0)
+        whole, partly = (kept_share[owner], kept_share[partly_owner]) if position == _IDLE else (1.0, 1.0)
         ms = np.bincount(bucket, weights=totals.sums[cell, position] * share * whole, minlength=count)
         part = totals.partly_sums[row, position] * partly_share * partly
         ms += np.bincount(partly_bucket, weights=part, minlength=count)
@@ -104,9 +104,10 @@ def over_time(  # noqa: PLR0917
             "gpu_hours_unknown": allocated - measured,
         }
     )
-    known = pl.Series((measured > 0) | (allocated == 0))
+    is_known = pl.Series((measured > 0) | (allocated == 0))
     return frame.with_columns(
-        pl.when(known).then(pl.col(f"gpu_hours_{name}")).otherwise(None).name.keep() for name in ("idle", "low", "busy")
+        pl.when(is_known).then(pl.col(f"gpu_hours_{name}")).otherwise(None).name.keep()
+        for name in ("idle", "low", "busy")
     )
 
 
@@ -127,10 +128,12 @@ def idle_fraction_histogram(jobs: pl.DataFrame) -> pl.DataFrame:
     bins = pl.DataFrame({"bin": range(10)}, schema={"bin": pl.Int64()}).with_columns(
         (pl.col("bin") / 10).alias("lower"), ((pl.col("bin") + 1) / 10).alias("upper")
     )
-    known = jobs.filter(pl.col("idle_fraction").is_not_null()).select(
+    jobs_with_share = jobs.filter(pl.col("idle_fraction").is_not_null()).select(
         (pl.col("idle_fraction") * 10).floor().clip(0, 9).cast(pl.Int64).alias("bin"), "gpu_hours_allocated"
     )
-    counted = known.group_by("bin").agg(pl.len().cast(pl.Int64).alias("jobs"), pl.col("gpu_hours_allocated").sum())
+    counted = jobs_with_share.group_by("bin").agg(
+        pl.len().cast(pl.Int64).alias("jobs"), pl.col("gpu_hours_allocated").sum()
+    )
     return bins.join(counted, on="bin", how="left", maintain_order="left").select(
         "lower", "upper", pl.col("jobs").fill_null(0), pl.col("gpu_hours_allocated").fill_null(0.0)
     )
@@ -139,8 +142,8 @@ def idle_fraction_histogram(jobs: pl.DataFrame) -> pl.DataFrame:
 _WINDOW_LABELS = ("under 5 min", "5-15 min", "15-60 min", "1-4 h", "4-12 h", "12-24 h", "24 h and more")
 
 
-def window_histogram(totals: Totals, *, known: bool) -> pl.DataFrame:
-    """Return ``WasteResult.window_histogram``. ``known``: something was measured, so 0 windows means no idle time."""
+def window_histogram(totals: Totals, *, is_known: bool) -> pl.DataFrame:
+    """Return ``WasteResult.window_histogram``. ``is_known``: whether 0 windows mean no idle time."""
     bounds = [float(bound) for bound in BOUNDS_S]
     return pl.DataFrame(
         {
@@ -150,7 +153,7 @@ def window_histogram(totals: Totals, *, known: bool) -> pl.DataFrame:
             "windows": totals.window_counts,
             "gpu_hours": totals.window_share_ms / MS_PER_HOUR,
         }
-    ).with_columns(pl.when(known).then(pl.col("windows", "gpu_hours")).otherwise(None).name.keep())
+    ).with_columns(pl.when(is_known).then(pl.col("windows", "gpu_hours")).otherwise(None).name.keep())
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ class TimelineSlots:
 
 
 def slots_of(  # noqa: PLR0917
-    chosen: pl.DataFrame, allocations: Allocations, cells: Cells, pieces: Pieces, devices: int, kept: Floats
+    chosen: pl.DataFrame, allocations: Allocations, cells: Cells, pieces: Pieces, devices: int, kept_share: Floats
 ) -> TimelineSlots:
     """Cut the runs ``chosen`` (``runs.prepare``) into slots no shorter than the median sampling interval."""
     runs = chosen["run"].to_numpy()
@@ -195,7 +198,7 @@ def slots_of(  # noqa: PLR0917
         cut_time=np.concatenate([np.empty(0, np.int64), *(e for _, e in cuts)]),
     )
     return TimelineSlots(
-        runs, edges, shared, slotted, _pieces_during(allocations.take(involved), pieces), kept[sampled]
+        runs, edges, shared, slotted, _pieces_during(allocations.take(involved), pieces), kept_share[sampled]
     )
 
 
@@ -248,9 +251,11 @@ def timelines(
         partly_kept = partly_share[partly] * slots.kept[partly_owner[partly]]
         np.add.at(idle, partly_slot, totals.partly_sums[row[partly], _IDLE] * partly_kept)
         sums[:, _IDLE] = idle
-        held = np.bincount(slot, weights=(cells.end - cells.start)[cell[selected]] * share[selected], minlength=count)
+        held_ms = np.bincount(
+            slot, weights=(cells.end - cells.start)[cell[selected]] * share[selected], minlength=count
+        )
         key = keys.row(position, named=True)
-        frames.append(_timeline(key, edges, sums, held))
+        frames.append(_timeline(key, edges, sums, held_ms))
     return pl.concat(frames) if frames else pl.DataFrame(schema=TIMELINE)
 
 
@@ -270,9 +275,9 @@ TIMELINE: dict[str, pl.DataType] = {
 }
 
 
-def _timeline(key: dict[str, object], edges: Ints, sums: Floats, held: npt.NDArray[np.generic]) -> pl.DataFrame:
+def _timeline(key: dict[str, object], edges: Ints, sums: Floats, held_ms: npt.NDArray[np.generic]) -> pl.DataFrame:
     count = len(edges) - 1
-    allocated = np.diff(edges) * float(key["gpus"]) if key["gpus"] else held  # type: ignore[arg-type]
+    allocated = np.diff(edges) * float(key["gpus"]) if key["gpus"] else held_ms  # type: ignore[arg-type]
     measured = sums[:, [_IDLE, _LOW, _BUSY]].sum(axis=1)
     allocated = np.maximum(np.maximum(allocated, measured), 1e-9)
     with np.errstate(invalid="ignore", divide="ignore"):

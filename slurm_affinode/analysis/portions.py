@@ -92,13 +92,15 @@ def ranks(groups: pl.DataFrame) -> dict[str, Rank]:
 
     Names with equal hours share a place. Names without a measurement have none.
     """
-    known = groups.filter(pl.col("name").is_not_null(), pl.col("gpu_hours_idle").is_not_null())
-    if known.height < LEAST_USERS:
+    named_groups = groups.filter(pl.col("name").is_not_null(), pl.col("gpu_hours_idle").is_not_null())
+    if named_groups.height < LEAST_USERS:
         return {}
-    shares = known.filter(pl.col("gpu_hours_allocated") > 0).select(
+    shares = named_groups.filter(pl.col("gpu_hours_allocated") > 0).select(
         pl.col("gpu_hours_idle") / pl.col("gpu_hours_allocated")
     )
     values = shares.to_series().to_list()
     middle = median(values) if values else None
-    places = known.select("name", pl.col("gpu_hours_idle").rank("min", descending=True).cast(pl.Int64).alias("place"))
-    return {name: Rank(place, known.height, middle) for name, place in places.iter_rows()}
+    places = named_groups.select(
+        "name", pl.col("gpu_hours_idle").rank("min", descending=True).cast(pl.Int64).alias("place")
+    )
+    return {name: Rank(place, named_groups.height, middle) for name, place in places.iter_rows()}

@@ -191,12 +191,12 @@ def with_impact(
 ) -> list[Finding]:
     """Return ``findings``, with the queue impact of those that hold idle GPUs. ``nodes``: Slurm's nodes, if known."""
     out = []
-    known = {node.name: node for node in nodes}
+    node_by_name = {node.name: node for node in nodes}
     for finding in findings:
         if not _holds_gpus(finding):
             out.append(finding)
             continue
-        features, both = _nodes_of(finding, known)
+        features, both = _nodes_of(finding, node_by_name)
         impact = queue.impact(finding, gpu_type=gpu_type(finding), features=features, partitions=both)
         out.append(replace(finding, impact=impact))
     return out
@@ -207,11 +207,11 @@ def blockers(
     nodes: Iterable[Node] = (),
 ) -> dict[str, list[Finding]]:  # fmt: skip
     """Return, by the ID of a pending job, the findings of jobs that hold idle GPUs which it could use."""
-    known = {node.name: node for node in nodes}
+    node_by_name = {node.name: node for node in nodes}
     by_job: dict[str, list[Finding]] = {}
     for finding in findings:
         if _holds_gpus(finding) and isinstance(finding.subject, JobAttempt):
-            features, both = _nodes_of(finding, known)
+            features, both = _nodes_of(finding, node_by_name)
             for waiting in queue.could_use(finding, gpu_type=gpu_type(finding), features=features, partitions=both):
                 by_job.setdefault(waiting, []).append(finding)
     return by_job
@@ -230,9 +230,11 @@ def _holds_gpus(finding: Finding) -> bool:
     return holds and alone and (isinstance(finding.subject, JobAttempt) or bool(finding.allocated_gpus))
 
 
-def _nodes_of(finding: Finding, known: Mapping[str, Node]) -> tuple[list[tuple[str, ...]] | None, Collection[str]]:
+def _nodes_of(
+    finding: Finding, node_by_name: Mapping[str, Node]
+) -> tuple[list[tuple[str, ...]] | None, Collection[str]]:
     """Return the features of the finding's nodes (``None``: unknown), and the partitions that have all of them."""
-    its = [known[name] for name in finding.nodes if name in known]
+    its = [node_by_name[name] for name in finding.nodes if name in node_by_name]
     features = [node.features for node in its] or None
     both = set.intersection(*(set(node.partitions) for node in its)) if its and len(its) == len(finding.nodes) else ()
     return features, both

@@ -27,8 +27,8 @@ def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFram
     since, until = epoch_ms(query.since), epoch_ms(query.until)
     frame = conform(jobs, JOBS).filter(pl.col("start").is_not_null()).unique(JOB_KEY, keep="last", maintain_order=True)
     begin = pl.col("start").dt.epoch("ms")
-    known = {cluster: epoch_ms(moment) for cluster, moment in query.known_until.items()}
-    latest = pl.col("cluster").replace_strict(known, default=None, return_dtype=pl.Int64)
+    known_until_ms = {cluster: epoch_ms(moment) for cluster, moment in query.known_until.items()}
+    latest = pl.col("cluster").replace_strict(known_until_ms, default=None, return_dtype=pl.Int64)
     finish = pl.coalesce(pl.col("end").dt.epoch("ms"), pl.min_horizontal(latest, pl.lit(max(epoch_ms(now), 0))))
     return (
         frame.with_columns(
@@ -62,10 +62,10 @@ def credible(runs: pl.DataFrame) -> pl.DataFrame:
     lost = (pl.col("end").is_null() & (ran_ms > limit_ms + pl.max_horizontal(limit_ms, RUNAWAY_S * 1000))).fill_null(
         value=False
     )
-    held = pl.min_horizontal("end_ms", pl.col("begin_ms") + limit_ms)
+    limited_end = pl.min_horizontal("end_ms", pl.col("begin_ms") + limit_ms)
     return runs.with_columns(
-        pl.when(lost).then(held).otherwise("end_ms").alias("end_ms"),
-        pl.when(lost).then(held).otherwise("finish_ms").alias("finish_ms"),
+        pl.when(lost).then(limited_end).otherwise("end_ms").alias("end_ms"),
+        pl.when(lost).then(limited_end).otherwise("finish_ms").alias("finish_ms"),
     ).filter(pl.col("start_ms") < pl.col("end_ms"))
 
 
@@ -91,8 +91,8 @@ def uncertain(runs: pl.DataFrame) -> pl.DataFrame:
 
 def lost_time(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the runs with time that is not credible, with its start as ``lost_ms``; they end at ``end_ms``."""
-    known = credible(runs).select("run", pl.col("end_ms").alias("lost_ms"))
-    joined = runs.join(known, on="run", how="left", maintain_order="left")
+    ends = credible(runs).select("run", pl.col("end_ms").alias("lost_ms"))
+    joined = runs.join(ends, on="run", how="left", maintain_order="left")
     return joined.with_columns(pl.col("lost_ms").fill_null(pl.col("start_ms"))).filter(
         pl.col("lost_ms") < pl.col("end_ms")
     )

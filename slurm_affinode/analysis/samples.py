@@ -242,25 +242,25 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
         seen_names([tables_of[part.path][0] for part in some], [part.files for part in some])
         for some in (during, after)
     )
-    seen = united_names([names_during, names_before]) if names_before.height else names_during
-    several = several_names(united_names([seen, names_after]) if names_after.height else seen)
+    earlier_names = united_names([names_during, names_before]) if names_before.height else names_during
+    several = several_names(united_names([earlier_names, names_after]) if names_after.height else earlier_names)
     names = _same_gpus(tables, [*later, earlier], several.select(*NAMES))
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
     labeled = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
     table, labeled, earlier, *later = (_renamed(frame, names) for frame in (table, labeled, earlier, *later))
     labeled = _across_midnight(labeled, table)
     if names:
-        seen = united_names([_renamed(seen, names)])
+        earlier_names = united_names([_renamed(earlier_names, names)])
     if names or names_after.height:
-        several = several_names(seen)
+        several = several_names(earlier_names)
     devices, earlier = (without_names(frame, several) for frame in (_devices(table), earlier))
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
     # Parts are whole days; labels outside the interval belong to other runs.
     if labeled.height:
         labeled = labeled.filter((pl.col("last") >= since) & (pl.col("first") < until))
-    at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
-    labeled = labeled.join(at, on="device", how="left", maintain_order="left")
-    return Index(store, tuple(sources), devices, pieces, labeled, earlier, seen, until)
+    row_numbers = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
+    labeled = labeled.join(row_numbers, on="device", how="left", maintain_order="left")
+    return Index(store, tuple(sources), devices, pieces, labeled, earlier, earlier_names, until)
 
 
 def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
@@ -283,22 +283,24 @@ def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _same_gpus(days: Sequence[pl.DataFrame], others: Sequence[pl.DataFrame], several: pl.DataFrame) -> dict[int, int]:
+def _same_gpus(
+    days: Sequence[pl.DataFrame], compared_days: Sequence[pl.DataFrame], several: pl.DataFrame
+) -> dict[int, int]:
     """Return the devices that later or earlier samples identify with another one: number -> that number.
 
     ``days``: the device tables of the days of the interval; ``several``: ``NAMES`` that they lack.
     Within a day, the store has identified devices already.
     """
-    if not any(table["uuid"].has_nulls() for table in (*days, *others)):
+    if not any(table["uuid"].has_nulls() for table in (*days, *compared_days)):
         return {}
-    every = pl.concat([table.select("device", *IDENTITY) for table in (*days, *others)])
+    every = pl.concat([table.select("device", *IDENTITY) for table in (*days, *compared_days)])
     names = adoptions(every, several)
     for table in days:
         names_in_table = set(table["device"].to_list())
         names = {
-            device: other
-            for device, other in names.items()
-            if not (device in names_in_table and other in names_in_table)
+            device: replacement
+            for device, replacement in names.items()
+            if not (device in names_in_table and replacement in names_in_table)
         }
     return names
 
@@ -357,8 +359,8 @@ def _devices(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | None, max_gap_steps: float) -> Pieces:
-    at = devices.select("device", pl.col("step_ms").alias("usual")).with_row_index("at")
-    rows = table.join(at, on="device", how="left", maintain_order="left")
+    row_numbers = devices.select("device", pl.col("step_ms").alias("usual")).with_row_index("at")
+    rows = table.join(row_numbers, on="device", how="left", maintain_order="left")
     measured = pl.when(pl.col("rows") >= FEW_ROWS).then(pl.col("step_ms"))
     following = pl.lit(None, table.schema["first"])
     if devices.height < rows.height:  # several days

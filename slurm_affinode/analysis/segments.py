@@ -121,8 +121,8 @@ def build(
     owner_offset, owners = _owners(cell[:count], cell[count : 2 * count], len(key))
     sharers = np.diff(owner_offset)
     earliest, latest = _owner_starts(allocations, owner_offset, owners, inside, since)
-    held = np.zeros(len(key), np.bool_)
-    held[np.repeat(np.arange(len(key)), sharers)[allocations.counted[owners]]] = True
+    counted_pairs = np.zeros(len(key), np.bool_)
+    counted_pairs[np.repeat(np.arange(len(key)), sharers)[allocations.counted[owners]]] = True
     return Cells(
         since=since,
         until=until,
@@ -135,7 +135,7 @@ def build(
         owners=owners,
         earliest_start=earliest,
         latest_start=latest,
-        held=held,
+        held=counted_pairs,
     )
 
 
@@ -174,10 +174,10 @@ def _owners(first: Ints, stop: Ints, cells: int) -> tuple[Ints, Ints]:
 def _owner_starts(allocations: Allocations, offset: Ints, owners: Ints, inside: Flags, since: int) -> tuple[Ints, Ints]:
     earliest = np.where(inside, since, FAR)
     latest = earliest.copy()
-    held = np.flatnonzero(np.diff(offset))
-    if len(held):
+    occupied_rows = np.flatnonzero(np.diff(offset))
+    if len(occupied_rows):
         starts = allocations.start[owners]
-        shared = len(held) < len(owners)
-        earliest[held] = np.minimum.reduceat(starts, offset[held]) if shared else starts
-        latest[held] = np.maximum.reduceat(starts, offset[held]) if shared else starts
+        shared = len(occupied_rows) < len(owners)
+        earliest[occupied_rows] = np.minimum.reduceat(starts, offset[occupied_rows]) if shared else starts
+        latest[occupied_rows] = np.maximum.reduceat(starts, offset[occupied_rows]) if shared else starts
     return earliest, latest

@@ -157,41 +157,45 @@ def of_part(facts: GpuFacts) -> GpuFacts:
     return replace(facts, memory_gib=None, power_w=None, used_before=before, peaks_pct=peaks)
 
 
-def find(held: HeldGpus, signatures: Sequence[Signature], *, source: Source = "history") -> list[Finding]:
+def find(gpus: HeldGpus, signatures: Sequence[Signature], *, source: Source = "history") -> list[Finding]:
     """Return the findings, without their queue impact."""
-    if held.pairs.is_empty() or not signatures:
+    if gpus.pairs.is_empty() or not signatures:
         return []
-    chosen = np.zeros(held.pairs.height, np.bool_)
+    chosen = np.zeros(gpus.pairs.height, np.bool_)
     for signature in signatures:
-        chosen |= _may_fit(held, signature)
-    run_of = held.pairs["run"].to_numpy()
+        chosen |= _may_fit(gpus, signature)
+    run_of = gpus.pairs["run"].to_numpy()
     selected = np.unique(run_of[chosen])
     if not len(selected):
         return []
-    rows = held.runs.filter(pl.col("run").is_in(selected)).rows(named=True)
+    rows = gpus.runs.filter(pl.col("run").is_in(selected)).rows(named=True)
     low, high = np.searchsorted(run_of, selected), np.searchsorted(run_of, selected, side="right")
-    at = held.pairs["at"].to_numpy()
-    places = np.unique(at[np.isin(run_of, selected)])
-    devices = dict(zip(places.tolist(), held.devices[places.tolist()].rows(named=True), strict=True))
-    nodes = dict(held.nodes.filter(pl.col("run").is_in(selected)).group_by("run").agg("node").iter_rows())
+    device_rows = gpus.pairs["at"].to_numpy()
+    places = np.unique(device_rows[np.isin(run_of, selected)])
+    devices = dict(zip(places.tolist(), gpus.devices[places.tolist()].rows(named=True), strict=True))
+    nodes = dict(gpus.nodes.filter(pl.col("run").is_in(selected)).group_by("run").agg("node").iter_rows())
     squatters: list[Finding] = []
     for row, first, last in zip(rows, low, high, strict=True):
-        if row["state"] == "SUSPENDED" and run_facts(row, held.query.end_of(row["cluster"])).running:
+        if row["state"] == "SUSPENDED" and run_facts(row, gpus.query.end_of(row["cluster"])).running:
             continue
-        seen = [_see(held, devices[at[i]], i, signatures, row) for i in range(first, last)]
-        made = finding(
-            run_ref(row, held.query.end_of(row["cluster"])), row, tuple(nodes.get(row["run"], ())), seen, source
+        observed_gpus = [_see(gpus, devices[device_rows[i]], i, signatures, row) for i in range(first, last)]
+        new_finding = finding(
+            run_ref(row, gpus.query.end_of(row["cluster"])),
+            row,
+            tuple(nodes.get(row["run"], ())),
+            observed_gpus,
+            source,
         )
-        if made is not None:
-            squatters.append(made)
+        if new_finding is not None:
+            squatters.append(new_finding)
     return squatters
 
 
-def _may_fit(held: HeldGpus, signature: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _may_fit(gpus: HeldGpus, signature: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return the pairs that have been idle long enough for the signature."""
-    followed = held.followed[signature.compute.at_most_pct]
+    followed = gpus.followed[signature.compute.at_most_pct]
     fits: np.ndarray[Any, np.dtype[np.bool_]] = followed.since != NEVER
-    fits &= followed.until - followed.since - held.suspended_ms >= signature.time.longer_than_s * 1000
+    fits &= followed.until - followed.since - gpus.suspended_ms >= signature.time.longer_than_s * 1000
     return fits
 
 
@@ -216,60 +220,66 @@ class ObservedGpu:
 
 
 def _see(
-    held: HeldGpus, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]
+    gpus: HeldGpus, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]
 ) -> ObservedGpu:
-    run = run_facts(row, held.query.end_of(row["cluster"]))
+    run = run_facts(row, gpus.query.end_of(row["cluster"]))
     best: ObservedGpu | None = None
     for signature in signatures:
         limit_pct = signature.compute.at_most_pct
-        facts, since = facts_of(held, limit_pct, i)
+        facts, since = facts_of(gpus, limit_pct, i)
         verdict = judge(signature, facts, run)
-        seen = _observed_gpu(held, limit_pct, i, device, facts, since)
+        observed_gpu = _observed_gpu(gpus, limit_pct, i, device, facts, since)
         if verdict.fits:
-            return replace(seen, verdict=verdict, gpu=replace(seen.gpu, flagged=True))
-        best = best or seen
+            return replace(observed_gpu, verdict=verdict, gpu=replace(observed_gpu.gpu, flagged=True))
+        best = best or observed_gpu
     assert best is not None  # noqa: S101 - there is a signature
     return best
 
 
-def facts_of(held: HeldGpus, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
+def facts_of(gpus: HeldGpus, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
     """Return the facts about pair ``i``, and the start of its trailing idle window (``NEVER`` if it is not idle).
 
     The GPU is unknown if its samples end long before the run (or the interval), or if the last one has no activity
     signal.
     """
-    seen, end_ms, step_ms = held.followed[limit_pct], int(held.pairs["end_ms"][i]), int(held.steps_ms[i])
-    limit = max(step_ms * held.query.thresholds.max_gap_steps, 1000)
-    stale = seen.last[i] == NEVER or seen.last[i] != seen.newest[i] or end_ms - int(seen.last[i]) > limit + step_ms
-    total = None if np.isnan(seen.fb_total[i]) else float(seen.fb_total[i]) / MIB_PER_GIB
-    fb = float(seen.fb_ms[i] / seen.fb_known_ms[i]) / MIB_PER_GIB if seen.fb_known_ms[i] else None
-    power = float(seen.power_ms[i] / seen.power_known_ms[i]) if seen.power_known_ms[i] else None
-    peak = None if np.isnan(seen.fb_peak[i]) else float(seen.fb_peak[i]) / MIB_PER_GIB
+    trailing, end_ms, step_ms = gpus.followed[limit_pct], int(gpus.pairs["end_ms"][i]), int(gpus.steps_ms[i])
+    limit = max(step_ms * gpus.query.thresholds.max_gap_steps, 1000)
+    stale = (
+        trailing.last[i] == NEVER
+        or trailing.last[i] != trailing.newest[i]
+        or end_ms - int(trailing.last[i]) > limit + step_ms
+    )
+    total = None if np.isnan(trailing.fb_total[i]) else float(trailing.fb_total[i]) / MIB_PER_GIB
+    fb = float(trailing.fb_ms[i] / trailing.fb_known_ms[i]) / MIB_PER_GIB if trailing.fb_known_ms[i] else None
+    power = float(trailing.power_ms[i] / trailing.power_known_ms[i]) if trailing.power_known_ms[i] else None
+    peak = None if np.isnan(trailing.fb_peak[i]) else float(trailing.fb_peak[i]) / MIB_PER_GIB
     if stale:
         # Memory of a GPU without activity signals is shown, but never sufficient for a finding.
-        return GpuFacts(memory_total_gib=total, memory_gib=peak if seen.last[i] == NEVER else None), NEVER
-    since = int(seen.since[i])
-    if since != NEVER and held.suspended_ms[i]:
+        return GpuFacts(memory_total_gib=total, memory_gib=peak if trailing.last[i] == NEVER else None), NEVER
+    since = int(trailing.since[i])
+    if since != NEVER and gpus.suspended_ms[i]:
         # The program may have been suspended for that part of the window.
-        since = min(since + int(held.suspended_ms[i]), int(seen.until[i]))
+        since = min(since + int(gpus.suspended_ms[i]), int(trailing.until[i]))
     if since == NEVER:
-        peaks: dict[str, float | None] = {"busiest signal": float(seen.peak_all[i])}
+        peaks: dict[str, float | None] = {"busiest signal": float(trailing.peak_all[i])}
         facts = GpuFacts(peaks, 0.0, peak, total, power, used_before=True)
     else:
-        known = {name: float(seen.peaks[i, k]) for k, name in enumerate(ACTIVITY) if not np.isnan(seen.peaks[i, k])}
-        used = int(held.used[limit_pct][i])
+        peaks_pct = {
+            name: float(trailing.peaks[i, k]) for k, name in enumerate(ACTIVITY) if not np.isnan(trailing.peaks[i, k])
+        }
+        used = int(gpus.used[limit_pct][i])
         before = None if used == UNSEEN else used == USED
-        facts = GpuFacts(known, (int(seen.until[i]) - since) / 1000, fb, total, power, before)
-    return (of_part(facts) if held.shared[i] else facts), since
+        facts = GpuFacts(peaks_pct, (int(trailing.until[i]) - since) / 1000, fb, total, power, before)
+    return (of_part(facts) if gpus.shared[i] else facts), since
 
 
 def _observed_gpu(  # noqa: PLR0917
-    held: HeldGpus, limit_pct: float, i: int, device: dict[str, Any], facts: GpuFacts, since: int
+    gpus: HeldGpus, limit_pct: float, i: int, device: dict[str, Any], facts: GpuFacts, since: int
 ) -> ObservedGpu:
-    followed, shared = held.followed[limit_pct], bool(held.shared[i])
+    followed, shared = gpus.followed[limit_pct], bool(gpus.shared[i])
     gib_s = float(followed.fb_ms[i]) / MIB_PER_GIB / 1000 if followed.fb_known_ms[i] and not shared else None
     return ObservedGpu(
-        replace(gpu_evidence(followed, i, device, facts), mapping=held.pairs["mapping"][i], shared=shared),
+        replace(gpu_evidence(followed, i, device, facts), mapping=gpus.pairs["mapping"][i], shared=shared),
         None,
         facts.peak_pct is not None and since == NEVER,
         idle_windows.moment(since),
@@ -277,7 +287,7 @@ def _observed_gpu(  # noqa: PLR0917
         idle_windows.moment(int(followed.last[i])),
         gib_s,
         int(followed.measured_ms[i]) / 1000,
-        (held.pairs["end_ms"][i] - held.pairs["start_ms"][i]) / 1000,
+        (gpus.pairs["end_ms"][i] - gpus.pairs["start_ms"][i]) / 1000,
     )
 
 
@@ -353,24 +363,24 @@ def _batch(line: str | None) -> bool | None:
 
 
 def finding(
-    ref: JobAttempt, row: dict[str, Any], nodes: tuple[str, ...], seen: Sequence[ObservedGpu], source: Source
+    ref: JobAttempt, row: dict[str, Any], nodes: tuple[str, ...], observed_gpus: Sequence[ObservedGpu], source: Source
 ) -> Finding | None:
     """Return the finding for the GPUs of a job, or ``None``. ``row``: cluster, user, account, partition, qos, gpus."""
-    flagged = [(observed, observed.verdict) for observed in seen if observed.verdict is not None]
+    flagged = [(observed, observed.verdict) for observed in observed_gpus if observed.verdict is not None]
     if not flagged:
         return None
     idle = [observed for observed, _ in flagged]
     squatting = [(observed, verdict) for observed, verdict in flagged if verdict.signature.kind == "squatter"]
-    computing = [observed for observed in seen if observed.computes]
+    computing = [observed for observed in observed_gpus if observed.computes]
     worst, verdict = max(squatting or flagged, key=lambda pair: pair[0].window_s)
     kind, variant = _kind([verdict.signature.name for _, verdict in flagged], verdict, computes=bool(computing))
-    allocated = max(int(row["gpus"] or 0), len(seen))
-    gpus = tuple(sorted((observed.gpu for observed in seen), key=lambda gpu: (gpu.node or "", order(gpu.gpu))))
-    known = [gib_s for observed in idle if (gib_s := _held_gib_s(observed)) is not None]
+    allocated = max(int(row["gpus"] or 0), len(observed_gpus))
+    gpus = tuple(sorted((observed.gpu for observed in observed_gpus), key=lambda gpu: (gpu.node or "", order(gpu.gpu))))
+    gib_seconds = [gib_s for observed in idle if (gib_s := _held_gib_s(observed)) is not None]
     # The end of one job does not free a shared GPU.
-    shared = any(observed.gpu.shared for observed in seen)
-    share = _measured_share(seen, allocated)
-    about = (*_about_gpus(idle, computing, allocated, len(seen), seen), *_about_share(share))
+    shared = any(observed.gpu.shared for observed in observed_gpus)
+    share = _measured_share(observed_gpus, allocated)
+    about = (*_about_gpus(idle, computing, allocated, len(observed_gpus), observed_gpus), *_about_share(share))
     if shared:
         about = (*about, evidence("idle.shared-live" if source == "live" else "idle.shared-history", "yes", met=False))
     return Finding(
@@ -388,7 +398,7 @@ def finding(
         score=verdict.score if share is None else min(verdict.score, 2 * share),
         evidence=(*verdict.evidence, *about),
         held_gpu_hours=None if shared else sum(observed.window_s for observed in idle) / 3600,
-        held_gib_hours=sum(known) / 3600 if known else None,
+        held_gib_hours=sum(gib_seconds) / 3600 if gib_seconds else None,
         impact=None,
         source=source,
         observed_at=max((observed.last for observed in idle if observed.last is not None), default=datetime.now(UTC)),
@@ -428,12 +438,16 @@ def _held_gib_s(observed: ObservedGpu) -> float | None:
     return observed.gpu.held_gib * observed.window_s  # a live check has no samples: use the current memory
 
 
-def _measured_share(seen: Sequence[ObservedGpu], allocated: int) -> float | None:
+def _measured_share(observed_gpus: Sequence[ObservedGpu], allocated: int) -> float | None:
     """Return the measured share of a job's GPU time; ``None`` if not based on samples over time."""
-    whole_s = max((observed.whole_s for observed in seen if observed.whole_s is not None), default=0.0)
+    whole_s = max((observed.whole_s for observed in observed_gpus if observed.whole_s is not None), default=0.0)
     if whole_s <= 0:
         return None
-    return min(1.0, sum(observed.measured_s or 0.0 for observed in seen) / (whole_s * max(allocated, len(seen), 1)))
+    return min(
+        1.0,
+        sum(observed.measured_s or 0.0 for observed in observed_gpus)
+        / (whole_s * max(allocated, len(observed_gpus), 1)),
+    )
 
 
 def _about_share(share: float | None) -> tuple[Evidence, ...]:
@@ -448,7 +462,7 @@ def _about_gpus(
     computing: Sequence[ObservedGpu],
     allocated: int,
     mapped: int,
-    seen: Sequence[ObservedGpu],
+    observed_gpus: Sequence[ObservedGpu],
 ) -> tuple[Evidence, ...]:
     rows = [
         evidence("idle.gpus", float(len(flagged)), met=False, allocated=allocated, computing=len(computing) or None)
@@ -457,7 +471,7 @@ def _about_gpus(
     if kinds:
         origins = " and ".join(MAPPINGS[kind] for kind in kinds)
         rows.append(evidence("idle.mapping", ", ".join(kinds), met=False, origins=origins))
-    unmeasured = allocated - mapped + sum(not observed.gpu.measured for observed in seen)
+    unmeasured = allocated - mapped + sum(not observed.gpu.measured for observed in observed_gpus)
     if unmeasured > 0:
         rows.append(evidence("idle.coverage", None, count=unmeasured))
     return tuple(rows)

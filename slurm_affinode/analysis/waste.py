@@ -101,14 +101,14 @@ Spans = tuple[Ints, Ints, Ints, Floats]
 """Columns: place, start and end (ms), number of GPUs (negative: in use)."""
 
 
-def not_allocated_ms(existing: pl.DataFrame, held: pl.DataFrame, lacking: pl.DataFrame) -> float:
+def not_allocated_ms(existing: pl.DataFrame, allocated_slots: pl.DataFrame, lacking: pl.DataFrame) -> float:
     """Return the GPU time, ms, of GPUs that are known to have existed while no run held them.
 
-    ``existing``: from ``_existing``. ``held``: ``slot``, ``start_ms``, ``end_ms`` of runs. ``lacking``: GPUs of runs
-    that are mapped to no device: ``cluster``, ``node`` (None: unknown), ``gpus``, ``start_ms``, ``end_ms``. They are
-    assumed to be free GPUs of that node, or of the cluster, as far as there are any.
+    ``existing``: from ``_existing``. ``allocated_slots``: ``slot``, ``start_ms``, ``end_ms`` of runs. ``lacking``:
+    GPUs of runs that are mapped to no device: ``cluster``, ``node`` (None: unknown), ``gpus``, ``start_ms``,
+    ``end_ms``. They are assumed to be free GPUs of that node, or of the cluster, as far as there are any.
     """
-    free = _remaining(_spans(slots.united(existing), 1.0), _spans(slots.united(held), -1.0))
+    free = _remaining(_spans(slots.united(existing), 1.0), _spans(slots.united(allocated_slots), -1.0))
     if lacking.is_empty():
         return float((free[2] - free[1]).sum())
     # The devices of a slot are on one node.
@@ -164,14 +164,14 @@ def _existing(joined: _Joined, max_gap_steps: float) -> pl.DataFrame:
     return slots.clipped(spans, joined.mapped.counted)
 
 
-def _remaining(free: Spans, held: Spans) -> Spans:
-    """Return the periods in which ``free`` exceeds ``held``, and the difference."""
-    place, start, end, gpus = (np.concatenate([a, b]) for a, b in zip(free, held, strict=True))
-    at, time, change = np.concatenate([place, place]), np.concatenate([start, end]), np.concatenate([gpus, -gpus])
-    order = np.lexsort((time, at))
-    at, time, net = at[order], time[order], np.cumsum(change[order])
-    keep = (at[1:] == at[:-1]) & (time[1:] > time[:-1]) & (net[:-1] > _NEGLIGIBLE)
-    return at[:-1][keep], time[:-1][keep], time[1:][keep], net[:-1][keep]
+def _remaining(free: Spans, taken_spans: Spans) -> Spans:
+    """Return the periods in which ``free`` exceeds ``taken_spans``, and the difference."""
+    place, start, end, gpus = (np.concatenate([a, b]) for a, b in zip(free, taken_spans, strict=True))
+    places, time, change = np.concatenate([place, place]), np.concatenate([start, end]), np.concatenate([gpus, -gpus])
+    order = np.lexsort((time, places))
+    places, time, net = places[order], time[order], np.cumsum(change[order])
+    keep = (places[1:] == places[:-1]) & (time[1:] > time[:-1]) & (net[:-1] > _NEGLIGIBLE)
+    return places[:-1][keep], time[:-1][keep], time[1:][keep], net[:-1][keep]
 
 
 _DECADE = timedelta(days=3653)
@@ -232,7 +232,7 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     about = joined.gpu_runs.filter(pl.col("selected"))
     shares = measures.per_allocation(joined.totals, joined.cells, joined.allocations)
     shares = measures.without_suspended(shares, joined.mapped.pairs, joined.runs)
-    kept = shares["kept"].to_numpy()
+    kept_share = shares["kept"].to_numpy()
     parts = measures.breakdown(shares, joined.mapped.pairs, about, joined.nodes, joined.devices, prices)
     rows = _jobs(about, parts).join(measures.of_runs(shares, about), on="run", how="left", maintain_order="left")
     chosen = _most_idle(about, rows, top_runs)
@@ -244,11 +244,13 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         total=total,
         jobs=rows.select(*JOB_COLUMNS, *MEASURES, *RUN_MEASURES),
         groups=_groups(about, parts),
-        over_time=over_time.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about, kept),
+        over_time=over_time.over_time(
+            joined.buckets, joined.totals, joined.cells, joined.allocations, about, kept_share
+        ),
         bucket_s=joined.buckets.width_s,
         idle_fraction_histogram=over_time.idle_fraction_histogram(rows),
-        window_histogram=over_time.window_histogram(joined.totals, known=total["gpu_hours_idle"] is not None),
-        timelines=_timelines(query, joined, chosen, kept),
+        window_histogram=over_time.window_histogram(joined.totals, is_known=total["gpu_hours_idle"] is not None),
+        timelines=_timelines(query, joined, chosen, kept_share),
         quality=data_quality.describe(
             data_quality.Coverage(
                 runs=joined.runs.filter(pl.col("selected")),
@@ -271,44 +273,44 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         price_note=prices.note,
         accounting_note=job_runs.caution(query, jobs, now),
         waits=_waits(query, about),
-        working_hours=_working_hours(joined, about, kept),
+        working_hours=_working_hours(joined, about, kept_share),
         gpus=measures.gpu_hours(shares, about, joined.devices, joined.taking_part),
         gpu_memory=measures.gpu_memory(joined.devices, samples.memory_mib(joined.index), joined.taking_part),
-        demand=_demand(query, joined, about, kept, known=total["gpu_hours_idle"] is not None),
+        demand=_demand(query, joined, about, kept_share, known=total["gpu_hours_idle"] is not None),
     )
 
 
 def _demand(
-    query: WasteQuery, joined: _Joined, about: pl.DataFrame, kept: Floats, *, known: bool
+    query: WasteQuery, joined: _Joined, about: pl.DataFrame, kept_share: Floats, *, known: bool
 ) -> UnmetDemand | None:
     if query.users or query.accounts:  # jobs of all users wait for the same GPUs
         return None
     models = joined.devices.select(measures.model_name().alias("model")).to_series()
-    idle = demand.IdleTime(joined.totals, joined.cells, joined.allocations, kept, models)
+    idle = demand.IdleTime(joined.totals, joined.cells, joined.allocations, kept_share, models)
     return demand.unmet(about, epoch_ms(query.since), epoch_ms(query.until), idle if known else None)
 
 
-def _working_hours(joined: _Joined, about: pl.DataFrame, kept: Floats) -> pl.DataFrame | None:
+def _working_hours(joined: _Joined, about: pl.DataFrame, kept_share: Floats) -> pl.DataFrame | None:
     if joined.working is None:
         return None
     times, inside = joined.working
     parts = over_time.Buckets(0, times)  # of several lengths
-    hours = over_time.over_time(parts, joined.totals, joined.cells, joined.allocations, about, kept)
+    hours = over_time.over_time(parts, joined.totals, joined.cells, joined.allocations, about, kept_share)
     return working_hours.divided(hours, times, inside)
 
 
 def _waits(query: WasteQuery, about: pl.DataFrame) -> StartedWaits | None:
     """Return the waits of the runs that started in the interval; ``about``: GPU runs that pass the filters."""
-    known = about.filter(
+    measured_runs = about.filter(
         pl.col("start").is_between(query.since, query.until, closed="left") & pl.col("eligible").is_not_null()
     ).select("gpus", ((pl.col("start") - pl.col("eligible")).dt.total_milliseconds() / 1000).clip(0).alias("wait_s"))
-    if known.is_empty():
+    if measured_runs.is_empty():
         return None
-    waited = known.filter(pl.col("wait_s") > WAITED_S)
-    hours = (known["gpus"] * known["wait_s"]).sum() / 3600
+    waited = measured_runs.filter(pl.col("wait_s") > WAITED_S)
+    hours = (measured_runs["gpus"] * measured_runs["wait_s"]).sum() / 3600
     wait = pl.col("wait_s")
     median, longest = waited.select(wait.median().alias("median"), wait.max().alias("longest")).fill_null(0.0).row(0)
-    return StartedWaits(known.height, waited.height, float(hours), median, longest)
+    return StartedWaits(measured_runs.height, waited.height, float(hours), median, longest)
 
 
 def _join(  # noqa: PLR0917
@@ -341,13 +343,13 @@ def _join(  # noqa: PLR0917
         cut_device=np.repeat(active, len(cuts)),
         cut_time=np.tile(cuts, len(active)),
     )
-    done = 0
+    finished = 0
 
     def report(rows: int) -> None:
-        nonlocal done
-        done += rows
+        nonlocal finished
+        finished += rows
         if advance is not None:
-            advance(done, index.rows)
+            advance(finished, index.rows)
 
     summed = fold(index, allocations, cells, query.thresholds, report)
     gpu_runs = find_gpu_runs(runs, mapped)
@@ -374,8 +376,8 @@ def _jobs(about: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
 
 def _groups(about: pl.DataFrame, parts: pl.DataFrame) -> Mapping[str, pl.DataFrame]:
     of_runs = ("user", "account", "partition", "qos", "cluster")
-    known = parts.join(about.select("run", *of_runs), on="run", how="left", maintain_order="left")
-    return {by: measures.aggregate(known, [by]).rename({by: "name"}) for by in GROUPINGS}
+    described_parts = parts.join(about.select("run", *of_runs), on="run", how="left", maintain_order="left")
+    return {by: measures.aggregate(described_parts, [by]).rename({by: "name"}) for by in GROUPINGS}
 
 
 def _total(
@@ -410,8 +412,8 @@ def _not_allocated_h(joined: _Joined, existing: pl.DataFrame, about: pl.DataFram
     lacking = pl.concat([lacking, lost.select(lacking.columns)], how="vertical_relaxed")
     times = job_runs.certain(joined.runs).select("run", "start_ms", "end_ms")
     # A run that holds one device of a slot holds the slot.
-    held = joined.mapped.pairs.join(times, on="run")
-    return not_allocated_ms(existing, held, lacking) / measures.MS_PER_HOUR
+    pair_spans = joined.mapped.pairs.join(times, on="run")
+    return not_allocated_ms(existing, pair_spans, lacking) / measures.MS_PER_HOUR
 
 
 def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFrame:
@@ -419,10 +421,10 @@ def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFr
     return idle.select("run").join(about, on="run", how="inner", maintain_order="left")
 
 
-def _timelines(query: WasteQuery, joined: _Joined, chosen: pl.DataFrame, kept: Floats) -> pl.DataFrame:
+def _timelines(query: WasteQuery, joined: _Joined, chosen: pl.DataFrame, kept_share: Floats) -> pl.DataFrame:
     if chosen.is_empty():
         return pl.DataFrame(schema=over_time.TIMELINE)
     pieces = joined.index.pieces
-    slots = over_time.slots_of(chosen, joined.allocations, joined.cells, pieces, len(joined.index.devices), kept)
+    slots = over_time.slots_of(chosen, joined.allocations, joined.cells, pieces, len(joined.index.devices), kept_share)
     blocks = samples.blocks_of(joined.index, slots.pieces)
     return over_time.timelines(slots, blocks, pieces, query.thresholds, chosen)

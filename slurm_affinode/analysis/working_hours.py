@@ -75,7 +75,7 @@ def edges(working: WorkingTime, since: datetime, until: datetime, zone: tzinfo) 
     spans = [(epoch_ms(begin), epoch_ms(end)) for begin, end in working.spans(since, until, zone)]
     times = sorted({low, high, *(time for span in spans for time in span if low < time < high)})
     starts = [begin for begin, _ in spans]
-    inside = [(at := bisect_right(starts, time) - 1) >= 0 and time < spans[at][1] for time in times[:-1]]
+    inside = [(position := bisect_right(starts, time) - 1) >= 0 and time < spans[position][1] for time in times[:-1]]
     if len(set(inside)) < len(WHEN):
         return None
     return np.array(times, np.int64), inside
@@ -90,6 +90,6 @@ def divided(hours: pl.DataFrame, times: Ints, inside: list[bool]) -> pl.DataFram
     states = ("gpu_hours_idle", "gpu_hours_low", "gpu_hours_busy")
     sums = placed.group_by("when").agg(pl.col("hours", "gpu_hours_allocated", "gpu_hours_unknown", *states).sum())
     measured = (pl.sum_horizontal(states) > 0) | (pl.col("gpu_hours_allocated") == 0)
-    known = sums.with_columns(pl.when(measured).then(pl.col(name)).alias(name) for name in states)
-    rows = pl.DataFrame({"when": WHEN}).join(known, on="when", maintain_order="left")
+    state_sums = sums.with_columns(pl.when(measured).then(pl.col(name)).alias(name) for name in states)
+    rows = pl.DataFrame({"when": WHEN}).join(state_sums, on="when", maintain_order="left")
     return rows.select(pl.col(name).cast(dtype) for name, dtype in HOURS.items())
