@@ -71,10 +71,10 @@ def replacing(path: Path, *, mode: int = 0o644, owner: int | None = None, durabl
 def _new_file(directory: int, name: str) -> tuple[str, int]:
     """Create a new file in a directory, readable by its owner only; return its name and a descriptor."""
     while True:
-        made = f".{name}.{secrets.token_hex(4)}.tmp"
+        temporary_name = f".{name}.{secrets.token_hex(4)}.tmp"
         with contextlib.suppress(FileExistsError):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            return made, os.open(made, flags, 0o600, dir_fd=directory)
+            return temporary_name, os.open(temporary_name, flags, 0o600, dir_fd=directory)
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = True) -> None:
@@ -115,9 +115,9 @@ def give_to_owner(directory: Path, names: Iterable[str]) -> None:
             os.close(top)
 
 
-def _give(at: int, name: str, owner: os.stat_result, depth: int) -> None:
+def _give(directory: int, name: str, owner: os.stat_result, depth: int) -> None:
     with contextlib.suppress(OSError):  # it was deleted meanwhile
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
         try:
             facts = os.fstat(fd)
             if stat.S_ISDIR(facts.st_mode):

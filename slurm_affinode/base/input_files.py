@@ -103,20 +103,22 @@ def whole_lines(
 
     def refuse(line: int, data: bytes) -> bool:
         nonlocal nul_lines
-        at = data.find(b"\0")
-        if at >= 0:
+        position = data.find(b"\0")
+        if position >= 0:
             nul_lines += 1
             if nul_lines > _MOST_NUL_LINES:
                 raise InputError("is a binary file, not text", where=f"{where}:{line}")
-            reject(line, f"holds a NUL byte in column {at + 1}: the file may be damaged", data)
+            reject(line, f"holds a NUL byte in column {position + 1}: the file may be damaged", data)
         elif len(data) > longest:
             reject(line, f"is longer than {longest >> 10:,} KiB", data)
-        return at >= 0 or len(data) > longest
+        return position >= 0 or len(data) > longest
 
     def cleaned(data: bytes) -> bytes:
         if b"\0" not in data and not _has_run(data, longest):
             return data
-        return b"\n".join(b"" if refuse(number + at, line) else line for at, line in enumerate(data.split(b"\n")))
+        return b"\n".join(
+            b"" if refuse(number + offset, line) else line for offset, line in enumerate(data.split(b"\n"))
+        )
 
     number, tail, returns, skipping = 1, b"", None, False
     while data := read(chunk):
@@ -145,7 +147,7 @@ def whole_lines(
 def count_byte(data: bytes, byte: bytes) -> int:
     """Return how often one byte occurs; ``bytes.count`` is slow for a byte as frequent as a delimiter."""
     values = np.frombuffer(data, np.uint8)
-    blocks = (values[at : at + _COUNTED] for at in range(0, len(values), _COUNTED))
+    blocks = (values[offset : offset + _COUNTED] for offset in range(0, len(values), _COUNTED))
     return sum(int(np.count_nonzero(block == byte[0])) for block in blocks)
 
 
@@ -153,7 +155,7 @@ def _has_run(data: bytes, longest: int) -> bool:
     """Return whether ``data`` may have a line longer than ``longest``: a block of half the size without a line end."""
     step = max(1, longest // 2)
     return len(data) > longest and any(
-        data.find(b"\n", at, at + step) < 0 for at in range(0, len(data) - step + 1, step)
+        data.find(b"\n", offset, offset + step) < 0 for offset in range(0, len(data) - step + 1, step)
     )
 
 

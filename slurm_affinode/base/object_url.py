@@ -64,7 +64,7 @@ def store_place(text: str, cache: Path, cache_bytes: int) -> StorePlace:
     if scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return Path(unquote(parts.path))
     if scheme not in SCHEMES or not parts.hostname or parts.fragment or not text.isprintable() or " " in text:
-        known = ", ".join(f"{name}://" for name in ("file", *SCHEMES))
-        raise AffinodeError(f"{text!r} is not the URL of an object store ({known})", hint=_EXAMPLE)
+        schemes = ", ".join(f"{name}://" for name in ("file", *SCHEMES))
+        raise AffinodeError(f"{text!r} is not the URL of an object store ({schemes})", hint=_EXAMPLE)
     url = f"{scheme}://{parts.netloc}/{parts.path.strip('/')}".rstrip("/")
     return ObjectPrefix(url, cache / blake2b(url.encode(), digest_size=8).hexdigest(), cache_bytes)

@@ -131,7 +131,9 @@ class Process:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -158,17 +160,17 @@ class Process:
         The process determines the size of ``cmdline`` and ``environ``: read them with a limit. Raises
         ``ProcessGoneError``, ``OSError``; without a limit, ``ExhaustedError`` for a file of more than 256 MiB.
         """
-        left = _MOST_BYTES + 1 if limit is None else limit
+        remaining_bytes = _MOST_BYTES + 1 if limit is None else limit
         parts = []
         fd = self.open(name)
         try:
             with _gone(self.pid):
-                while left and (chunk := os.read(fd, min(_CHUNK, left))):
+                while remaining_bytes and (chunk := os.read(fd, min(_CHUNK, remaining_bytes))):
                     parts.append(chunk)
-                    left -= len(chunk)
+                    remaining_bytes -= len(chunk)
         finally:
             os.close(fd)
-        if limit is None and not left:
+        if limit is None and not remaining_bytes:
             why = f"/proc/{self.pid}/{name} is larger than 256 MiB"
             raise ExhaustedError(f"process {self.pid} cannot be examined: {why}")
         return b"".join(parts)
@@ -204,11 +206,11 @@ class Process:
         """
         entries = b"\0" + self.read("environ", _MOST_VARIABLES)
         key = f"\0{name}=".encode()
-        at = entries.rfind(key)
-        if at < 0:
+        position = entries.rfind(key)
+        if position < 0:
             return None
-        end = entries.find(b"\0", at + 1)
-        return entries[at + len(key) : end if end >= 0 else None].decode("utf-8", "replace")
+        end = entries.find(b"\0", position + 1)
+        return entries[position + len(key) : end if end >= 0 else None].decode("utf-8", "replace")
 
     def text(self, name: str) -> str:
         """As ``read``; bytes that are not UTF-8 are replaced."""
@@ -366,13 +368,13 @@ class Process:
             os.close(descriptor)
             raise
 
-    def shares(self, number: int, other: Process, other_fd: int) -> bool:
+    def shares(self, number: int, other_process: Process, other_fd: int) -> bool:
         """Return whether a descriptor has the open file description of a descriptor of another process (``kcmp(2)``).
 
         False if one of the descriptors is closed. Raises ``ProcessGoneError``, ``OSError``.
         """
-        order, code = _compare(self.pid, other.pid, _KCMP_FILE, number, other_fd)
-        for process in (self, other):
+        order, code = _compare(self.pid, other_process.pid, _KCMP_FILE, number, other_fd)
+        for process in (self, other_process):
             process.check()  # not ended, so the PIDs were theirs during the call
         if order < 0 and code != errno.EBADF:
             raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
@@ -420,14 +422,14 @@ class SharedPart(IntEnum):
     """Working and root directory, and umask."""
 
 
-def _compare(pid: int, other: int, kind: int, first: int = 0, second: int = 0) -> tuple[int, int]:
+def _compare(pid: int, other_pid: int, kind: int, first: int = 0, second: int = 0) -> tuple[int, int]:
     """Return the result of kcmp(2) for two threads and, if it is negative, ``errno``. Raises ``OSError``."""
     call = _SYS_KCMP.get(os.uname().machine)
     if call is None:
         raise OSError(errno.ENOSYS, "the number of kcmp(2) on this machine is not known")
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = (ctypes.c_ulong(first), ctypes.c_ulong(second))
-    return int(libc.syscall(call, pid, other, kind, *arguments)), ctypes.get_errno()
+    return int(libc.syscall(call, pid, other_pid, kind, *arguments)), ctypes.get_errno()
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +457,9 @@ class _gone:  # noqa: N801 - a function in all but speed: every file of every pr
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None or isinstance(error, ProcessGoneError):
             return
         if isinstance(error, ProcessLookupError):
@@ -617,20 +621,20 @@ class Namespace:
 
     def all_processes(self) -> Iterator[Process]:
         """Yield each process except PID 1, including those in PID namespaces below this one (containers)."""
-        known = {self.identity: True}
+        below_init = {self.identity: True}
         for process in processes_elsewhere(proc=self._proc):
             if process.pid == self.init.pid:
                 continue
             with contextlib.suppress(OSError):
                 space = process.link("ns/pid")
-                if space not in known:
-                    known[space] = self._hangs_below(process, known)
-                if known[space]:
+                if space not in below_init:
+                    below_init[space] = self._hangs_below(process, below_init)
+                if below_init[space]:
                     yield process
 
     @staticmethod
-    def _hangs_below(process: Process, known: Mapping[str, bool]) -> bool:
-        """Return whether the namespace of a process is below this one, as ``known`` of its nearest known ancestor."""
+    def _hangs_below(process: Process, below_init: Mapping[str, bool]) -> bool:
+        """Return whether the namespace of a process is below this one, as ``below_init`` of its nearest ancestor."""
         with contextlib.ExitStack() as stack:
             try:
                 fd = process.open("ns/pid")
@@ -639,7 +643,7 @@ class Namespace:
                     # EPERM: the parent is the parent of our own namespace, and not visible from here.
                     fd = fcntl.ioctl(fd, _NS_GET_PARENT)
                     stack.callback(os.close, fd)
-                    below = known.get(f"pid:[{os.fstat(fd).st_ino}]")
+                    below = below_init.get(f"pid:[{os.fstat(fd).st_ino}]")
                     if below is not None:
                         return below
             except OSError as error:
@@ -720,11 +724,11 @@ def namespace(init: Id, *, process: Process | None = None, proc: Path = PROC) ->
     if proc != PROC:
         return Namespace(process or Process(init.pid, started=init.started, proc=proc), proc=proc)
     with _held_lock:
-        for known in [key for key, held in _held.items() if held.init.ended()]:
-            del _held[known]  # its users still hold it
-        kept = _held.get(init)
-    if kept is None:
-        made = Namespace(process or Process(init.pid, started=init.started))
+        for ended_init in [key for key, entry in _held.items() if entry.init.ended()]:
+            del _held[ended_init]  # its users still hold it
+        cached_namespace = _held.get(init)
+    if cached_namespace is None:
+        new_namespace = Namespace(process or Process(init.pid, started=init.started))
         with _held_lock:
-            kept = _held.setdefault(init, made)
-    return kept
+            cached_namespace = _held.setdefault(init, new_namespace)
+    return cached_namespace

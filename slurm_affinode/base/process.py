@@ -78,7 +78,7 @@ def run(
             return _by(argv, timeout_s=timeout_s, env=env, check=check, stdin=stdin, pass_fds=pass_fds, group=group)
     name = argv[0]
     try:
-        done = _communicate(argv, stdin or b"", timeout_s, env=env, pass_fds=pass_fds, group=group)
+        completion = _communicate(argv, stdin or b"", timeout_s, env=env, pass_fds=pass_fds, group=group)
     except FileNotFoundError as error:
         hint = f"install the package that contains {name}, or put it on PATH"
         if name in (*SLURM_COMMANDS, "sacctmgr"):
@@ -90,10 +90,10 @@ def run(
         raise UnreachableError(f"{name}: cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(f"{name}: timed out after {timeout_s:g} s") from error
-    stderr = done.stderr.decode("utf-8", "backslashreplace")
-    if check and done.returncode != 0:
-        raise UnreachableError(f"{name} ended with status {done.returncode}: {last_line(stderr) or 'no output'}")
-    return Completed(tuple(argv), done.returncode, done.stdout, stderr)
+    stderr = completion.stderr.decode("utf-8", "backslashreplace")
+    if check and completion.returncode != 0:
+        raise UnreachableError(f"{name} ended with status {completion.returncode}: {last_line(stderr) or 'no output'}")
+    return Completed(tuple(argv), completion.returncode, completion.stdout, stderr)
 
 
 def find(name: str) -> str:
@@ -112,10 +112,10 @@ def find(name: str) -> str:
 
 def _refuse_others(path: Path) -> None:
     """Raise ``UnreachableError`` if another user can replace a program. ``OSError``: see ``replaceable``."""
-    at = replaceable(path)
-    if at is not None:
+    target = replaceable(path)
+    if target is not None:
         raise UnreachableError(
-            f"{path}: users other than root may write to {at}",
+            f"{path}: users other than root may write to {target}",
             hint="root runs only programs that no other user can change",
         )
 
@@ -126,22 +126,22 @@ def replaceable(path: Path) -> Path | None:
     Parts are the file, and the directories and links on the way to it. ``path`` is absolute. Raises ``OSError`` if it
     leads nowhere.
     """
-    at, rest, links = Path("/"), [*reversed(path.parts[1:]), "/"], 0
+    position, rest, links = Path("/"), [*reversed(path.parts[1:]), "/"], 0
     while rest:
         part = rest.pop()
-        at = at.parent if part == ".." else at / part
-        facts = at.lstat()
+        position = position.parent if part == ".." else position / part
+        facts = position.lstat()
         link = stat.S_ISLNK(facts.st_mode)
         # In a sticky directory, other users cannot replace files of root.
         sticky = stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX
         if facts.st_uid not in (0, os.geteuid()) or (facts.st_mode & 0o022 and not link and not sticky):
-            return at
+            return position
         if link:
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            target = at.readlink()
-            at = Path("/") if target.is_absolute() else at.parent
+            target = position.readlink()
+            position = Path("/") if target.is_absolute() else position.parent
             rest += [component for component in reversed(target.parts) if component != "/"]
     return None
 
@@ -266,15 +266,15 @@ class Child:
         answer, _, self._rest = b"".join(chunks).partition(b"\n")
         return answer
 
-    def _end(self, how: str, *, kill: bool = False) -> str:
+    def _end(self, reason: str, *, kill: bool = False) -> str:
         status = self._finish(kill)
         if not kill:
-            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            reason = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         size = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
         last = last_line(tail)
         self.close()
-        return f"{how}: {last}" if last else how
+        return f"{reason}: {last}" if last else reason
 
     def _finish(self, kill: bool) -> int:
         if kill:

@@ -108,10 +108,10 @@ class Workers:
 
         ``each``, ``most``: see ``WorkQueue``. ``last``: ``finish`` waits for its calls.
         """
-        made = WorkQueue(self, name, limit, each=each, most=most, last=last)
+        work_queue = WorkQueue(self, name, limit, each=each, most=most, last=last)
         with self.lock:
-            self._queues.append(made)
-        return made
+            self._queues.append(work_queue)
+        return work_queue
 
     def close(self) -> None:
         """Close all queues."""
@@ -180,9 +180,9 @@ class WorkQueue:
 
     def submit(self, call: Callable[..., T], *arguments: Any, user: int = 0) -> Future[T]:
         """Run a call as soon as there is a slot; the future holds its result. It is canceled after ``close``."""
-        made = _Call(partial(call, *arguments), user)
-        self.add(made)
-        return made.future
+        pending_call = _Call(partial(call, *arguments), user)
+        self.add(pending_call)
+        return pending_call.future
 
     def post(self, call: Callable[..., object], *arguments: Any, user: int = 0) -> None:
         """Run a call as soon as there is a slot; its errors are logged. Without effect after ``close``."""
@@ -301,11 +301,11 @@ def in_own_thread(name: str, call: Callable[[], T]) -> T:
 
     For what a thread cannot undo: a change of its credentials or namespaces.
     """
-    made = _Call(call, 0)
-    thread = threading.Thread(target=made.run, name=name)
+    pending_call = _Call(call, 0)
+    thread = threading.Thread(target=pending_call.run, name=name)
     thread.start()
     thread.join()
-    return made.future.result()
+    return pending_call.future.result()
 
 
 class Repeated:

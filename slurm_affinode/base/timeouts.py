@@ -79,12 +79,12 @@ class FileSystemCalls:
         """
         if self.unresponsive:
             raise NoAnswerError
-        made = _Call(call, late)
-        self._start(made)
-        while not made.over.wait(self._probe_s):
-            if not self._answers() and self._abandon(made):
+        new_call = _Call(call, late)
+        self._start(new_call)
+        while not new_call.over.wait(self._probe_s):
+            if not self._answers() and self._abandon(new_call):
                 raise NoAnswerError
-        result: T = made.result()
+        result: T = new_call.result()
         return result
 
     def _answers(self) -> bool:
@@ -166,11 +166,11 @@ class _Call:
         except BaseException as error:
             self._error = error
         with self._lock:
-            left = self._left
-            if not left:
+            remaining_s = self._left
+            if not remaining_s:
                 free()
             self.over.set()
-        if left and self._error is None:
+        if remaining_s and self._error is None:
             self._late(self._value)
 
     def leave(self) -> bool:

@@ -138,6 +138,6 @@ def edges(since: datetime, until: datetime, width_s: int, zone: tzinfo) -> list[
                 moments.add(moment)
         wall += width
     ordered = sorted(moments)
-    begin = max(at for at in ordered if at <= since)
-    end = min(at for at in ordered if at >= until)
-    return [at for at in ordered if begin <= at <= end]
+    begin = max(time for time in ordered if time <= since)
+    end = min(time for time in ordered if time >= until)
+    return [time for time in ordered if begin <= time <= end]

@@ -85,7 +85,7 @@ _REPAIR = "lines have the form key = value, texts need quotes, and tables begin 
 
 def _scan(text: str) -> Iterator[tuple[Key, int]]:
     """Yield each header, and each key at the beginning of a line, with its line. Skips multi-line strings and lists."""
-    at: Key = ()
+    table_key: Key = ()
     counts: dict[Key, int] = {}
     depth, fence = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -93,13 +93,13 @@ def _scan(text: str) -> Iterator[tuple[Key, int]]:
             header = _HEADER.match(line)
             key = None if header else _KEY.match(line)
             if header:
-                at = _enter(_words(header[2]), counts, several=header[1] == "[[")
-                yield at, number
+                table_key = _enter(_words(header[2]), counts, several=header[1] == "[[")
+                yield table_key, number
                 continue
             if key:
                 words = _words(key[1])
                 for length in range(1, len(words) + 1):
-                    yield (*at, *words[:length]), number
+                    yield (*table_key, *words[:length]), number
         depth, fence = _brackets_after(line, depth, fence)
 
 
@@ -109,15 +109,15 @@ def _words(text: str) -> list[str]:
 
 def _enter(words: list[str], counts: dict[Key, int], *, several: bool) -> Key:
     """Return the path of a table; a parent that is a list of tables means its last element."""
-    at: Key = ()
+    key: Key = ()
     for position, word in enumerate(words):
-        at = (*at, word)
+        key = (*key, word)
         last = position == len(words) - 1
         if last and several:
-            counts[at] = counts.get(at, -1) + 1
-        if at in counts and (several or not last):
-            at = (*at, counts[at])
-    return at
+            counts[key] = counts.get(key, -1) + 1
+        if key in counts and (several or not last):
+            key = (*key, counts[key])
+    return key
 
 
 def _brackets_after(line: str, depth: int, fence: str) -> tuple[int, str]:

@@ -38,10 +38,12 @@ class TomlError(ConfigError, InputError):
     """A TOML file is invalid. As text: the first error, and the number of further ones."""
 
     def __init__(self, where: str, faults: Iterable[TomlFault]) -> None:
-        first, *others = faults
-        more = f" (and {len(others)} more)" if others else ""
+        first, *other_faults = faults
+        more = f" (and {len(other_faults)} more)" if other_faults else ""
         super().__init__(f"{first.message}{more}", where=f"{where}:{first.line}", hint=first.hint)
-        self._lines = tuple(escaped(fault.line_of(where)) for fault in (first, *others)) if others else (str(self),)
+        self._lines = (
+            tuple(escaped(fault.line_of(where)) for fault in (first, *other_faults)) if other_faults else (str(self),)
+        )
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -121,11 +123,11 @@ class TomlFile:
         self.fault((key,), f"is a list of tables: write [[{key}]]")
         return []
 
-    def known(self, name: str, known: Collection[str], path: Key) -> bool:
+    def known(self, name: str, names: Collection[str], path: Key) -> bool:
         """Return whether a key is known; or report a fault that names similar ones."""
-        if name in known:
+        if name in names:
             return True
-        self.fault((*path, name), "unknown key", _suggestion(name, known))
+        self.fault((*path, name), "unknown key", _suggestion(name, names))
         return False
 
     def required(self, data: Any, path: Key, keys: Iterable[str]) -> bool:
@@ -151,9 +153,9 @@ def shown(path: Key) -> str:
     return text
 
 
-def _suggestion(name: str, known: Collection[str]) -> str:
-    similar = difflib.get_close_matches(name, known, 1)
-    return f"is {similar[0]} meant?" if similar else f"known here: {', '.join(sorted(known))}"
+def _suggestion(name: str, names: Collection[str]) -> str:
+    similar = difflib.get_close_matches(name, names, 1)
+    return f"is {similar[0]} meant?" if similar else f"known here: {', '.join(sorted(names))}"
 
 
 class KindStructure:
@@ -184,8 +186,8 @@ class TomlTable(KindStructure):
         """See ``KindStructure``."""
         if not _is_table(file, value, path):
             return INVALID
-        known = [key for key in value if file.known(key, self.keys, path)]
-        values = {key: file.value(self.keys[key], value[key], (*path, key)) for key in known}
+        known_keys = [key for key in value if file.known(key, self.keys, path)]
+        values = {key: file.value(self.keys[key], value[key], (*path, key)) for key in known_keys}
         return {key: item for key, item in values.items() if item is not INVALID}
 
 
@@ -218,8 +220,8 @@ class TomlEntries(KindStructure):
         """See ``KindStructure``."""
         if not _is_table(file, value, path):
             return INVALID
-        known = [name for name in value if self.names is None or file.known(name, self.names, path)]
-        entries = {name: file.value(self.kind, value[name], (*path, name)) for name in known}
+        known_names = [name for name in value if self.names is None or file.known(name, self.names, path)]
+        entries = {name: file.value(self.kind, value[name], (*path, name)) for name in known_names}
         return {name: item for name, item in entries.items() if item is not INVALID}
 
 

@@ -204,21 +204,21 @@ def _whole(decided: Sequence[Action], parts: Mapping[int, Collection[int]] | Non
         job = action.finding.job
         if job is not None and "+" in job.id and action.finding.kind in IDLE_KINDS:
             groups.setdefault((action.finding.cluster, job.id.partition("+")[0]), {})[job.job_id] = action
-    made = {
+    replacements = {
         action.finding.key: _part(action, group, group if parts is None else parts.get(number))
         for group in groups.values() for number, action in group.items()
     }  # fmt: skip
-    return [made.get(action.finding.key, action) for action in decided]
+    return [replacements.get(action.finding.key, action) for action in decided]
 
 
 def _part(action: Action, group: Mapping[int, Action], holding: Collection[int] | None) -> Action:
     """Decide about one part. ``group``: the parts with findings; ``holding``: the parts with GPUs, if known."""
-    others = [] if holding is None else [group.get(number) for number in holding]
+    held_groups = [] if holding is None else [group.get(number) for number in holding]
     if action.verb != "cancel":
-        idle = bool(others) and all(other and enough_idle(other.settings, other.finding) for other in others)
+        idle = bool(held_groups) and all(group and enough_idle(group.settings, group.finding) for group in held_groups)
         return action if idle else replace(action, stays=True)
-    if others and all(other and other.verb == "cancel" for other in others):
-        return replace(action, parts=tuple(other.finding for other in others if other and other is not action))
+    if held_groups and all(group and group.verb == "cancel" for group in held_groups):
+        return replace(action, parts=tuple(group.finding for group in held_groups if group and group is not action))
     text = "it is a part of a heterogeneous job, and what its other parts do speaks against it, or is not known"
     return replace(action, verb="none", code="part", reason=f"{action.reason}; {text}")
 
@@ -278,8 +278,8 @@ def extra_s(settings: Settings, finding: Finding) -> float:
 
 def enough_idle(settings: Settings, finding: Finding) -> bool:
     """Return whether enough of the job's GPUs are idle to cancel it. Unknown GPUs do not count as idle."""
-    held = _held(finding)
-    return held > 0 and len(finding.flagged_gpus) / held >= settings.gpu_fraction
+    gpu_count = _held(finding)
+    return gpu_count > 0 and len(finding.flagged_gpus) / gpu_count >= settings.gpu_fraction
 
 
 def _gpus_needed(settings: Settings, finding: Finding) -> int:
@@ -312,8 +312,8 @@ class _Case:
 
         A small change in a job's memory changes its kind, and its owner has been warned already.
         """
-        others = IDLE_KINDS - {self.finding.kind} if self.finding.kind in IDLE_KINDS and self.finding.job else ()
-        alike = [replace(self.finding, kind=kind) for kind in others]
+        other_kinds = IDLE_KINDS - {self.finding.kind} if self.finding.kind in IDLE_KINDS and self.finding.job else ()
+        alike = [replace(self.finding, kind=kind) for kind in other_kinds]
         return [
             self.finding,
             *(finding for finding in alike if effective(self.policy, finding).settings == self.settings),
@@ -390,17 +390,17 @@ class _Case:
 
     def _job(self, job: JobAttempt) -> Action:
         finding, settings = self.finding, self.settings
-        kept = self._kept(job)
-        if kept is not None:
-            return kept
-        held = _held(finding)
-        small = self._small(job, held)
+        keep_action = self._kept(job)
+        if keep_action is not None:
+            return keep_action
+        gpu_count = _held(finding)
+        small = self._small(job, gpu_count)
         if small is not None:
             return small
         if job.batch is False:
             allowed = settings.interactive
             most_s = -1.0 if allowed.max_run_s is None else allowed.max_run_s
-            if job.time_limit_s is not None and job.time_limit_s <= most_s and held <= allowed.max_gpus:
+            if job.time_limit_s is not None and job.time_limit_s <= most_s and gpu_count <= allowed.max_gpus:
                 text = f"interactive, at most {counted(allowed.max_gpus, 'GPU')} for at most {span(most_s)}"
                 return self.none("interactive", text)
         since = idle_since(settings, finding)
@@ -415,11 +415,13 @@ class _Case:
             return self.none("kept", f"{keep.user} requested an exemption until {self._clock(keep.until)}: {keep.why}")
         return None
 
-    def _small(self, job: JobAttempt, held: int) -> Action | None:
+    def _small(self, job: JobAttempt, gpu_count: int) -> Action | None:
         """Return no action if the finding is below the thresholds of the rule."""
         settings, score = self.settings, self.finding.score
-        if held < settings.min_gpus and (held > 0 or self.finding.kind in IDLE_KINDS):
-            return self.none("few-gpus", f"it has {counted(held, 'GPU')}; the rule is for {settings.min_gpus} or more")
+        if gpu_count < settings.min_gpus and (gpu_count > 0 or self.finding.kind in IDLE_KINDS):
+            return self.none(
+                "few-gpus", f"it has {counted(gpu_count, 'GPU')}; the rule is for {settings.min_gpus} or more"
+            )
         if score < settings.min_score:
             return self.none("score", f"its score {score:.2f} is below {settings.min_score:.2f}")
         ran_s = None if job.start is None else ((job.end or self.now) - job.start).total_seconds()
@@ -443,8 +445,8 @@ class _Case:
         if not sent and self.looked_from is not None and since >= self.looked_from:
             before = max((warning.at for warning in warnings), default=None)
             if before is not None and self._age_s(before) < self.settings.repeat_s:
-                seen = f"{idle} as far as this run saw"
-                text = f"{seen}; it was warned at {self._clock(before)}, and its activity since then is unknown"
+                activity = f"{idle} as far as this run saw"
+                text = f"{activity}; it was warned at {self._clock(before)}, and its activity since then is unknown"
                 return self.none("told", text)
         if count < len(times):
             need_s = times[count] + more_s
@@ -485,8 +487,10 @@ class _Case:
             return "a GPU that is to count as idle was not measured"
         guessed = [gpu for gpu in flagged if gpu.mapping not in self.settings.mappings]
         if guessed:
-            how = MAPPINGS.get(guessed[0].mapping or "", "nothing")
-            return f"that GPU {guessed[0].gpu} is the job's is known from {how} alone, which {self.rule.rule} excludes"
+            source = MAPPINGS.get(guessed[0].mapping or "", "nothing")
+            return (
+                f"that GPU {guessed[0].gpu} is the job's is known from {source} alone, which {self.rule.rule} excludes"
+            )
         return None
 
     # --- findings without stages: misfits, processes, nodes, model servers
@@ -524,7 +528,11 @@ class _Case:
         return self.do(verb, text)
 
     def _repeat(self, text: str) -> Action:
-        when = [at for finding in self._mailed_findings() if (at := self.ledger.mailed.get(finding.matter)) is not None]
+        when = [
+            sent_at
+            for finding in self._mailed_findings()
+            if (sent_at := self.ledger.mailed.get(finding.matter)) is not None
+        ]
         mailed, repeat_s = max(when, default=None), self.settings.repeat_s
         if mailed is not None and self._age_s(mailed) < repeat_s:
             return self.none("told", f"already mailed at {self._clock(mailed)}; again after {span(repeat_s)}")
@@ -538,6 +546,6 @@ class _Case:
         return self.none("nobody", f"{text}; {self.rule.rule} mails no one")
 
 
-def _is_same_attempt(submit: datetime | None, kept: datetime) -> bool:
+def _is_same_attempt(submit: datetime | None, recorded_submit: datetime) -> bool:
     """Return whether both are the same attempt of a job, as far as known. Slurm's times are whole seconds."""
-    return submit is None or int(submit.timestamp()) == int(kept.timestamp())
+    return submit is None or int(submit.timestamp()) == int(recorded_submit.timestamp())

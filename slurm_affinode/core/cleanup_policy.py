@@ -68,8 +68,8 @@ def _from(low: int, high: int | None = None) -> CheckedKind:
     return checked(whole, within(low, high))
 
 
-def _word(*known: str) -> CheckedKind:
-    return checked(text, either(*known))
+def _word(*words: str) -> CheckedKind:
+    return checked(text, either(*words))
 
 
 _STAGES: dict[str, Kind] = {"first_warning": seconds, "second_warning": seconds, "cancel": seconds}
@@ -198,8 +198,8 @@ def _exemptions(file: TomlFile, expand: Expand | None) -> tuple[Exemption, ...]:
     exemptions = []
     for index, table in enumerate(file.tables("exempt")):
         path = ("exempt", index)
-        known = {**_MATCH, "until": values.day, "reason": text, "warnings": yes_no}
-        row = file.table(table, path, known)
+        keys = {**_MATCH, "until": values.day, "reason": text, "warnings": yes_no}
+        row = file.table(table, path, keys)
         match = _match(file, expand, row, path)
         if match == Match():
             file.fault(path, "it would exempt everything", "name users, accounts, jobs, partitions, ...")
@@ -234,10 +234,10 @@ def _match(file: TomlFile, expand: Expand | None, row: Mapping[str, Any], path: 
 
 
 def _calendar(file: TomlFile, data: Any) -> Calendar:
-    known: dict[str, Kind] = {
+    keys: dict[str, Kind] = {
         "timezone": values.zone, "working_days": values.weekdays, "hours": values.hours, "holidays": values.holidays,
     }  # fmt: skip
-    entries = file.table(data, ("calendar",), known)
+    entries = file.table(data, ("calendar",), keys)
     calendar = Calendar(entries.get("timezone"))
     if "working_days" in entries:
         calendar = replace(calendar, working_days=frozenset(entries["working_days"]))
@@ -276,7 +276,7 @@ _SMTP: dict[str, Kind] = {
 
 
 def _mail(file: TomlFile, data: Any) -> MailPolicy:
-    known: dict[str, Kind] = {
+    keys: dict[str, Kind] = {
         "via": _word("none", "smtp", "command", "webhook"), "sender": values.address,
         "address": values.address_pattern, "addresses": TomlEntries(values.address), "admins": values.addresses,
         "reply_to": values.address, "language": values.language, "languages": TomlEntries(values.language),
@@ -284,7 +284,7 @@ def _mail(file: TomlFile, data: Any) -> MailPolicy:
         "webhook_format": _word("json", "slack", "mattermost", "teams"), "webhook_token_file": text,
         "help_url": values.url,
     }  # fmt: skip
-    entries = file.table(data, ("mail",), known)
+    entries = file.table(data, ("mail",), keys)
     if "smtp" in entries:
         table = entries["smtp"]
         if (

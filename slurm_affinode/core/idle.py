@@ -152,11 +152,11 @@ def judge(rule: IdleRule, sample: Sample) -> tuple[Verdict, str, tuple[Signal, .
         ]
         signals += readings
         busy += [str(signal) for signal in readings if signal.verdict is Verdict.BUSY]
-        known = sum(signal.value is not None for signal in readings)
+        readings_known = sum(signal.value is not None for signal in readings)
         if gpu.fault is not None:
             unknown.append(f"{gpu.name}: {gpu.fault}")
-        elif known < rule.min_signals:
-            unknown.append(f"{gpu.name}: {known} of the {rule.min_signals} signals needed could be read")
+        elif readings_known < rule.min_signals:
+            unknown.append(f"{gpu.name}: {readings_known} of the {rule.min_signals} signals needed could be read")
     if sample.stopped:
         unknown.insert(0, STOPPED)
     if not sample.gpus:
@@ -179,29 +179,29 @@ def observe(rule: IdleRule, before: IdleState | None, sample: Sample) -> IdleSta
     """Return the state after one more sample; ``before`` is the previous state."""
     verdict, why, signals = judge(rule, sample)
     since = None if before is None else before.since_s
-    seen = None if before is None else before.seen_s
+    measured_s = None if before is None else before.seen_s
     broken = "" if before is None else before.broken
-    if since is not None and seen is not None and not 0 <= sample.time_s - seen <= rule.max_gap_s:
-        since = seen = None
+    if since is not None and measured_s is not None and not 0 <= sample.time_s - measured_s <= rule.max_gap_s:
+        since = measured_s = None
         broken = f"no sample for more than {rule.max_gap_s:g} s showed it as idle"
     if verdict is Verdict.BUSY or sample.stopped:
         if since is not None or before is None:
             broken = why
-        since = seen = None
+        since = measured_s = None
     elif verdict is Verdict.IDLE:
         since = sample.time_s if since is None else since
-        seen = sample.time_s
+        measured_s = sample.time_s
     used = [gpu.used_bytes for gpu in sample.gpus]
-    known = [size for size in used if size is not None]
+    sizes = [size for size in used if size is not None]
     return IdleState(
         time_s=sample.time_s,
         verdict=verdict,
         why=why,
         window_s=rule.window_s,
         since_s=since,
-        seen_s=seen,
+        seen_s=measured_s,
         signals=signals,
-        used_bytes=sum(known) if known and len(known) == len(used) else None,
+        used_bytes=sum(sizes) if sizes and len(sizes) == len(used) else None,
         broken=broken,
     )
 

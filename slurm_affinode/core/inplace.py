@@ -178,7 +178,7 @@ def _attainable(
     """Return the bytes of each GPU that would be free if all jobs in place slept, where free memory is known."""
     holders = [*(job.held for job in awake), *(job.held for job in arriving), *(waiter.held for waiter in queue)]
     return {
-        card.uuid: min(card.limit, card.free - MARGIN + sum(held.get(card.uuid, 0) for held in holders))
+        card.uuid: min(card.limit, card.free - MARGIN + sum(amounts.get(card.uuid, 0) for amounts in holders))
         for card in cards if card.free is not None
     }  # fmt: skip
 
@@ -194,8 +194,8 @@ def _room(
 ) -> _Room:
     free = {card.uuid: (card.free or 0) - MARGIN for card in cards}
     bound = {card.uuid: card.limit for card in cards}
-    for held in (*(job.held for job in awake), *(waiter.held for waiter in queue)):
-        for uuid, count in held.items():
+    for amounts in (*(job.held for job in awake), *(waiter.held for waiter in queue)):
+        for uuid, count in amounts.items():
             if uuid in bound:
                 bound[uuid] -= count
     for arrival in arriving:
@@ -209,12 +209,12 @@ def _room(
 def _make_room(
     waiter: Waiter,
     lack: Bytes,
-    others: tuple[Sequence[Awake], Sequence[Arriving]],
+    rivals: tuple[Sequence[Awake], Sequence[Arriving]],
     yielding: Mapping[int, int],
     room: _Room,
 ) -> tuple[tuple[int, ...], str]:
     """Return the jobs to move out for ``waiter``, and the reason shown for its wait."""
-    awake, arriving = others
+    awake, arriving = rivals
     holders = [job for job in awake if job.job_id != waiter.job_id and any(job.held.get(uuid, 0) for uuid in lack)]
     leaving = [job for job in holders if job.leaving]
     if _enough(lack, leaving):
@@ -248,7 +248,7 @@ def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
     for job in sorted(
         selection, key=lambda job: (job.idle_s is None, price(job)), reverse=True
     ):  # drop jobs that more expensive ones made redundant
-        rest = [other for other in selection if other is not job]
+        rest = [candidate for candidate in selection if candidate is not job]
         if _enough(lack, rest):
             selection = rest
     return tuple(selection)
@@ -276,9 +276,9 @@ def _remaining_lack(lack: Bytes, leaving: Iterable[Awake]) -> dict[str, int]:
 
 
 def _waiting_reason(
-    waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Arriving]], room: _Room
+    waiter: Waiter, lack: Bytes, rivals: tuple[Sequence[Awake], Sequence[Arriving]], room: _Room
 ) -> str:
-    holders, arriving = others
+    holders, arriving = rivals
     uuid = max(lack, key=lambda gpu: lack[gpu])
     need, name = waiter.needs[uuid], _name(room.cards, uuid)
     available = max(0, min(room.free[uuid], room.bound[uuid]))

@@ -230,13 +230,15 @@ def _enough(waiting: Waiting, gpus: int, cpus: int, memory_mib: int) -> bool:
     return waiting.gpus <= gpus and waiting.cpus <= cpus and waiting.memory_mib <= memory_mib
 
 
-def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[Candidate] = ()) -> tuple[Waiting, ...]:
+def pressing(
+    surroundings: Surroundings, candidate: Candidate, other_candidates: Sequence[Candidate] = ()
+) -> tuple[Waiting, ...]:
     """Return the pending jobs that need ``candidate`` to be suspended, by priority.
 
     None needs a job in place: it keeps its allocation, and Slurm allocates shares regardless of free memory.
     A job does not count if it fits into the free resources, or if GPUs have been promised to it. A job that needs the
-    GPUs of several jobs of the node counts if ``candidate`` and ``others``, the further jobs of the node with a full
-    idle window, would together free enough.
+    GPUs of several jobs of the node counts if ``candidate`` and ``other_candidates``, the further jobs of the node
+    with a full idle window, would together free enough.
     """
     node = surroundings.node
     if node is None or surroundings.waiting is None or candidate.in_place:
@@ -251,7 +253,7 @@ def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[
             continue
         if not _unserved(waiting, node.name, surroundings.promises):
             continue
-        freed = (candidate, *(other for other in others if other.job_id != candidate.job_id))
+        freed = (candidate, *(peer for peer in other_candidates if peer.job_id != candidate.job_id))
         for count in (1, len(freed)):
             part = freed[:count]
             if _enough(
@@ -298,14 +300,17 @@ def too_often(policy: SuspendPolicy, attempts: int, since_s: float) -> Refusal |
 
 
 def decide(
-    policy: SuspendPolicy, candidate: Candidate, surroundings: Surroundings, others: Sequence[Candidate] = ()
+    policy: SuspendPolicy, candidate: Candidate, surroundings: Surroundings, other_candidates: Sequence[Candidate] = ()
 ) -> Decision:
-    """Decide whether to suspend ``candidate`` now, with all reasons against it. ``others``: see ``pressing``."""
+    """Decide whether to suspend ``candidate`` now, with all reasons against it.
+
+    ``other_candidates``: see ``pressing``.
+    """
     if candidate.busy_with is not None:
         return Decision(False, "under-way", f"it is being worked on: {candidate.busy_with}")
-    presses = pressing(surroundings, candidate, others)
+    presses = pressing(surroundings, candidate, other_candidates)
     against = (*candidate.refusals, *_rules(policy, candidate), *_limits(policy, candidate, surroundings))
-    against += tuple(_pressure(candidate, surroundings, presses, others))
+    against += tuple(_pressure(candidate, surroundings, presses, other_candidates))
     names = tuple(waiting.shown_id for waiting in presses)
     why = _because(candidate, names)
     idle = candidate.idle
@@ -447,7 +452,10 @@ _ALONE = "no other job could use their memory while it sleeps in place; with whe
 
 
 def _pressure(
-    candidate: Candidate, surroundings: Surroundings, presses: tuple[Waiting, ...], others: Sequence[Candidate]
+    candidate: Candidate,
+    surroundings: Surroundings,
+    presses: tuple[Waiting, ...],
+    other_candidates: Sequence[Candidate],
 ) -> Iterable[Refusal]:
     if candidate.option.when is Pressure.ALWAYS or candidate.needed_by:
         return
@@ -459,7 +467,9 @@ def _pressure(
     elif surroundings.waiting is None or surroundings.node is None:
         yield Refusal(RefusalCode.QUEUE_UNKNOWN, "the pending jobs are unknown: slurmctld has not responded lately")
     elif not presses:
-        served = pressing(replace(surroundings, promises=()), candidate, others) if surroundings.promises else ()
+        served = (
+            pressing(replace(surroundings, promises=()), candidate, other_candidates) if surroundings.promises else ()
+        )
         if served:
             ids = {job.job_id for job in served}
             nodes = sorted({promise.node for promise in surroundings.promises if promise.job_id in ids})

@@ -32,9 +32,9 @@ def _job_pattern(value: str) -> str:
     return value
 
 
-def words(*known: str) -> TomlList:
-    """Return the kind of lists of at least one of the ``known`` words."""
-    return TomlList(checked(text, either(*known)), single=True, whole_set="everything")
+def words(*alternatives: str) -> TomlList:
+    """Return the kind of lists of at least one of the ``alternatives`` words."""
+    return TomlList(checked(text, either(*alternatives)), single=True, whole_set="everything")
 
 
 texts = TomlList(text, single=True)
@@ -80,8 +80,8 @@ def zone_of(name: str | None) -> tzinfo | None:
 def _weekday(value: str) -> int:
     named = [number for number, name in enumerate(_DAYS) if name.startswith(value.lower())]
     if len(named) != 1 or len(value) < _SHORTEST_DAY:
-        known = ", ".join(name[:_SHORTEST_DAY] for name in _DAYS)
-        raise AffinodeError(f"{value!r} is not a day of the week; known: {known}")
+        day_names = ", ".join(name[:_SHORTEST_DAY] for name in _DAYS)
+        raise AffinodeError(f"{value!r} is not a day of the week; known: {day_names}")
     return named[0]
 
 

@@ -94,9 +94,9 @@ def make_room(
     if freed == need:
         return EvictionPlan((), need)
     limit = math.inf if must else incoming.density
-    others = [image for image in images if image.held > 0 and image.name != incoming.name]
+    candidates = [image for image in images if image.held > 0 and image.name != incoming.name]
     cuts = []
-    for image in sorted(others, key=lambda image: (image.density, image.name)):
+    for image in sorted(candidates, key=lambda image: (image.density, image.name)):
         if image.density >= limit or freed >= need:
             break
         take = min(image.held, -(-(need - freed) // grain) * grain)

@@ -239,14 +239,14 @@ def _memory(rule: MemoryCondition, gpu: GpuFacts) -> Evidence:
 
 
 def _compute(rule: Compute, gpu: GpuFacts) -> Evidence:
-    known = {name: value for name, value in gpu.peaks_pct.items() if value is not None}
-    if not known:
+    peaks = {name: value for name, value in gpu.peaks_pct.items() if value is not None}
+    if not peaks:
         return TEXTS.evidence("gpu.compute", None, rule.weight, limit=rule.at_most_pct)
-    busiest = max(known, key=lambda name: known[name])
-    met = known[busiest] <= rule.at_most_pct
+    busiest = max(peaks, key=lambda name: peaks[name])
+    met = peaks[busiest] <= rule.at_most_pct
     return TEXTS.evidence(
-        "gpu.compute" if met else "gpu.compute-busy", known[busiest], rule.weight, met=met, sources=len(known),
-        limit=rule.at_most_pct, count=len(known), names=", ".join(known), busiest=busiest,
+        "gpu.compute" if met else "gpu.compute-busy", peaks[busiest], rule.weight, met=met, sources=len(peaks),
+        limit=rule.at_most_pct, count=len(peaks), names=", ".join(peaks), busiest=busiest,
     )  # fmt: skip
 
 
@@ -347,11 +347,11 @@ class Tried:
 
 def try_examples(file: SignatureFile) -> tuple[Tried, ...]:
     """Evaluate every example of the file; examples of unknown signatures are skipped."""
-    known = {signature.name: signature for signature in file.signatures}
+    signature_by_name = {signature.name: signature for signature in file.signatures}
     return tuple(
-        Tried(example, judge(known[example.signature], example.gpu, example.run))
+        Tried(example, judge(signature_by_name[example.signature], example.gpu, example.run))
         for example in file.examples
-        if example.signature in known
+        if example.signature in signature_by_name
     )
 
 
@@ -367,7 +367,7 @@ def parse(source: str) -> SignatureFile:
     for index, row in enumerate(rows):
         path: Key = ("signature", index)
         signature = _signature(file, row, path)
-        if signature is not None and any(signature.name == other.name for other in signatures):
+        if signature is not None and any(signature.name == previous.name for previous in signatures):
             file.fault((*path, "name"), f"{signature.name} is there twice")
         if signature is not None and file.valid(*path):
             signatures.append(signature)
@@ -499,10 +499,10 @@ def _examples(file: TomlFile, row: Mapping[str, Any], path: Key) -> list[Example
         return []
     examples = []
     for index, example in enumerate(rows):
-        at: Key = (*path, "example", index)
-        values = file.table(example, at, _EXAMPLE)
-        if file.required(example, at, ("says", "fits")) and file.valid(*at):
-            examples.append(_example(values, str(row.get("name")), file.line(at)))
+        location: Key = (*path, "example", index)
+        values = file.table(example, location, _EXAMPLE)
+        if file.required(example, location, ("says", "fits")) and file.valid(*location):
+            examples.append(_example(values, str(row.get("name")), file.line(location)))
     return examples
 
 

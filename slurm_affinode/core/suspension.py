@@ -258,10 +258,10 @@ def pair_gpus(old: Sequence[GpuFact], new: Sequence[GpuFact]) -> dict[str, str] 
             return Refusal(
                 RefusalCode.GPU_COUNT, f"the job held {counted(_count(old), 'GPU')} and has {_count(new)} now"
             )
-        for previous, other in _matched(before, after):
-            if previous.model != other.model:
-                return Refusal(RefusalCode.GPU_MODEL, f"it was on {previous.model}, and is given {other.model}")
-            pairs[previous.uuid] = other.uuid
+        for previous, candidate in _matched(before, after):
+            if previous.model != candidate.model:
+                return Refusal(RefusalCode.GPU_MODEL, f"it was on {previous.model}, and is given {candidate.model}")
+            pairs[previous.uuid] = candidate.uuid
     return None if all(a == b for a, b in pairs.items()) else pairs
 
 
@@ -274,9 +274,9 @@ def _matched(before: list[GpuFact], after: list[GpuFact]) -> list[tuple[GpuFact,
     for gpu in before:
         if gpu.uuid in same:
             continue
-        other = next((o for o in unmatched if o.model == gpu.model), unmatched[0])
-        unmatched.remove(other)
-        pairs.append((gpu, other))
+        replacement = next((o for o in unmatched if o.model == gpu.model), unmatched[0])
+        unmatched.remove(replacement)
+        pairs.append((gpu, replacement))
     return pairs
 
 

@@ -38,16 +38,16 @@ def wake_time(text: str, since: float, zone: tzinfo | None = None) -> float:
         moment = _at(today, clock, zone)
         return moment if moment > since else _at(today + timedelta(days=1), clock, zone)
     if re.fullmatch(r"\d{4}-\d\d-\d\d(?:T\d?\d:\d\d(?::\d\d)?)?", text):
-        day, at, clock_text = text.partition("T")
-        return _at(date.fromisoformat(day), time.fromisoformat(_full_hour(clock_text)) if at else time(0), zone)
+        day, separator, clock_text = text.partition("T")
+        return _at(date.fromisoformat(day), time.fromisoformat(_full_hour(clock_text)) if separator else time(0), zone)
     raise ValueError(f"{text!r} is not a time to wake at")
 
 
 def _moment_after(since: float, seconds: int) -> float:
-    at = since + seconds
-    if at >= _END_OF_TIME:
+    wake_at = since + seconds
+    if wake_at >= _END_OF_TIME:
         raise ValueError(f"{seconds} seconds from now is not a valid time")
-    return at
+    return wake_at
 
 
 def _full_hour(clock: str) -> str:

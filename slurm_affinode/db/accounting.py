@@ -156,15 +156,15 @@ def merge(incoming: pl.DataFrame, existing: pl.DataFrame, key: Sequence[str]) ->
     )  # fmt: skip
     wins = _order(values) >= _order(values, _OLD)
     surpasses = _stage(values) > _stage(values, _OLD)
-    seen = pl.col(_SEEN).is_not_null()
+    was_seen = pl.col(_SEEN).is_not_null()
     merged = joined.select(
         *key,
-        *(_value(name, wins, surpasses, seen).alias(name) for name in values),
-        seen.alias(_SEEN),
+        *(_value(name, wins, surpasses, was_seen).alias(name) for name in values),
+        was_seen.alias(_SEEN),
         pl.any_horizontal(
-            pl.lit(False), *(_value(name, wins, surpasses, seen).ne_missing(pl.col(name + _OLD)) for name in values)
+            pl.lit(False), *(_value(name, wins, surpasses, was_seen).ne_missing(pl.col(name + _OLD)) for name in values)
         )
-        .and_(seen)
+        .and_(was_seen)
         .alias("changed" + _OLD),
     )
     new = merged.height - int(merged.get_column(_SEEN).sum())
@@ -202,11 +202,11 @@ def _order(values: Sequence[str], suffix: str = "") -> pl.Expr:
     return stage.cast(pl.Int64) * _STAGE + pl.when(stage == 1).then(elapsed).otherwise(0)
 
 
-def _value(name: str, wins: pl.Expr, surpasses: pl.Expr, seen: pl.Expr) -> pl.Expr:
+def _value(name: str, wins: pl.Expr, surpasses: pl.Expr, was_seen: pl.Expr) -> pl.Expr:
     new, old = pl.col(name), pl.col(name + _OLD)
     won = pl.when(surpasses).then(new).otherwise(pl.coalesce(new, old)) if name in TRANSIENT else pl.coalesce(new, old)
     lost = old if name in TRANSIENT else pl.coalesce(old, new)
-    return pl.when(~seen | wins).then(won).otherwise(lost)
+    return pl.when(~was_seen | wins).then(won).otherwise(lost)
 
 
 SLICE = 20_000
@@ -288,12 +288,12 @@ def _statement(connection: Connection, table: Table, columns: Sequence[str]) -> 
     names = ", ".join(quote(name) for name in columns)
     marks = ", ".join(mark for _ in columns)
     insert = f"INSERT INTO {quote(table.name)} ({names}) VALUES ({marks})"  # noqa: S608 - names of our own tables
-    others = [quote(name) for name in columns if name not in key]
+    value_columns = [quote(name) for name in columns if name not in key]
     if connection.dialect.name in ("mysql", "mariadb"):
-        return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(f'{name} = VALUES({name})' for name in others)}"
+        return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(f'{name} = VALUES({name})' for name in value_columns)}"
     return (
         f"{insert} ON CONFLICT ({', '.join(quote(name) for name in key)}) "
-        f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in others)}"
+        f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in value_columns)}"
     )
 
 
@@ -367,11 +367,11 @@ def _within(jobs: pl.DataFrame) -> pl.DataFrame:
 
 def _pairs(incoming: pl.DataFrame, existing: pl.DataFrame) -> pl.DataFrame:
     """Return the runs stored under another submit time (``old``) than that of the incoming record (``submit``)."""
-    known = existing.filter(pl.col("start").is_not_null()).select(*_RUN, pl.col("submit").alias("old"))
+    earlier_runs = existing.filter(pl.col("start").is_not_null()).select(*_RUN, pl.col("submit").alias("old"))
     begun = incoming.filter(pl.col("start").is_not_null()).select(*_RUN, "submit")
     of_key = begun.select("cluster", "job_id", pl.col("submit").alias("old"), pl.col("start").alias("claims"))
     pairs = (
-        begun.join(known, on=_RUN)
+        begun.join(earlier_runs, on=_RUN)
         .filter(pl.col("submit") != pl.col("old"))
         .join(existing.select(*_KEY, pl.col("start").alias("began"), taken=True), on=_KEY, how="left")
         .join(of_key, on=["cluster", "job_id", "old"], how="left")
@@ -490,9 +490,9 @@ class AccountingQueries:
     def steps_of(self, job_ids: Sequence[int]) -> pl.DataFrame:
         """Return the stored steps of every run with one of these raw IDs, in any cluster, as ``STEPS``."""
         step = tables.steps.c
-        known = step.cluster.in_(self._clusters(step.cluster))
+        of_clusters = step.cluster.in_(self._clusters(step.cluster))
         parts = [
-            self._frame(tables.steps, STEPS, and_(known, step.job_id.in_(job_ids[first : first + _IN_LIST])))
+            self._frame(tables.steps, STEPS, and_(of_clusters, step.job_id.in_(job_ids[first : first + _IN_LIST])))
             for first in range(0, len(job_ids), _IN_LIST)
         ]
         return pl.concat(parts) if parts else from_stored(from_rows((), STEPS), STEPS)
@@ -526,10 +526,10 @@ class AccountingQueries:
             for same, of_these in conditions
         ]
         frame = pl.concat([from_stored(from_rows((), ALLOCATION_GPUS), ALLOCATION_GPUS), *frames])
-        known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
+        has_start = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
         frame = frame.with_columns(
             pl.col("cluster") if only is None else pl.lit(only).alias("cluster"),
-            pl.when(known).then("start"),
+            pl.when(has_start).then("start"),
             pl.when(pl.col("node") != "").then("node"),
         )
         attempts = self._attempts() if frame["start"].has_nulls() else pl.DataFrame(schema=_ATTEMPTS)
@@ -555,8 +555,8 @@ class AccountingQueries:
         """
         job = tables.jobs.c
         # Elapsed time is without the time in which Slurm had suspended the job.
-        seen = job.start + job.elapsed_s + func.coalesce(job.suspended_s, 0)
-        times = (func.max(job.submit), func.max(job.start), func.max(seen))
+        last_seen = job.start + job.elapsed_s + func.coalesce(job.suspended_s, 0)
+        times = (func.max(job.submit), func.max(job.start), func.max(last_seen))
         # No time of an ended run is later than its end, and ends are indexed, so no table is scanned. Grouping by an
         # expression keeps SQLite from using the index on clusters, which would read all rows of a cluster.
         cluster = job.cluster.concat("")

@@ -142,21 +142,21 @@ class ZombieLog:
             rows = connection.execute(
                 select(table.finding, table.number, table.at_ms).where(table.at_ms >= epoch_ms(now - REMEMBERED))
             ).all()
-            kept = (
+            kept_rows = (
                 connection.execute(select(zombie_keeps).where(zombie_keeps.c.until_ms > epoch_ms(now))).mappings().all()
             )
         warnings: dict[str, tuple[SentWarning, ...]] = {}
         mailed: dict[str, datetime] = {}
-        seen: dict[str, datetime] = {}
+        warned_at: dict[str, datetime] = {}
         for key, number, at_ms in sorted(rows, key=lambda row: int(row.at_ms)):
             if number == SEEN:
-                seen[key] = _moment(at_ms)
+                warned_at[key] = _moment(at_ms)
             elif number == 0:
                 mailed[key] = _moment(at_ms)
             else:
                 warnings[key] = (*warnings.get(key, ()), SentWarning(key, int(number), _moment(at_ms)))
-        keeps = sorted((_keep(dict(row)) for row in kept), key=lambda keep: keep.submit)
-        return Ledger(warnings, {(keep.cluster, keep.job_id): keep for keep in keeps}, mailed, seen)
+        keeps = sorted((_keep(dict(row)) for row in kept_rows), key=lambda keep: keep.submit)
+        return Ledger(warnings, {(keep.cluster, keep.job_id): keep for keep in keeps}, mailed, warned_at)
 
     def see(self, keys: Iterable[str], now: datetime, *, all_of: Iterable[str] = ()) -> None:
         """Record when these findings were first seen; a finding that was not seen for a day counts as new.
@@ -169,8 +169,8 @@ class ZombieLog:
         def work(connection: Connection) -> None:
             for begin in all_of:
                 alike = and_(table.finding.startswith(begin, autoescape=True), table.number == SEEN)
-                known = connection.execute(select(table.finding).where(alike)).scalars().all()
-                for key in set(known) - bounded_keys:
+                finding_keys = connection.execute(select(table.finding).where(alike)).scalars().all()
+                for key in set(finding_keys) - bounded_keys:
                     expired = and_(table.finding == key, table.number == SEEN)
                     connection.execute(delete(zombie_warnings).where(expired))
             for key in bounded_keys:
@@ -192,14 +192,14 @@ class ZombieLog:
         return write(self._engine, lambda connection: _take(connection, claim, run, now, hold))
 
     def claim_warning(
-        self, key: str, number: int, run: str, *, now: datetime, hold: timedelta, seen: datetime | None
+        self, key: str, number: int, run: str, *, now: datetime, hold: timedelta, last_seen: datetime | None
     ) -> bool:
-        """Claim a warning. ``False`` also if it was sent since the decision; ``seen``: last time known to it."""
+        """Claim a warning. ``False`` also if it was sent since the decision; ``last_seen``: last time known to it."""
 
         def work(connection: Connection) -> bool:
             condition = and_(zombie_warnings.c.finding == bounded(key), zombie_warnings.c.number == number)
             sent = connection.execute(select(zombie_warnings.c.at_ms).where(condition)).scalar()
-            if sent is not None and (seen is None or int(sent) > epoch_ms(seen)):
+            if sent is not None and (last_seen is None or int(sent) > epoch_ms(last_seen)):
                 return False
             return _take(connection, warning_claim(key, number), run, now, hold)
 
@@ -223,7 +223,7 @@ class ZombieLog:
         condition = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
         write(self._engine, lambda c: c.execute(delete(zombie_claims).where(condition)))
 
-    def warned(self, key: str, number: int, at: datetime, recipient: str, run: str) -> None:
+    def warned(self, key: str, number: int, sent_at: datetime, recipient: str, run: str) -> None:
         """Record that a warning was sent, and release its claim."""
 
         def work(connection: Connection) -> None:
@@ -232,7 +232,7 @@ class ZombieLog:
             # After a repeated warning, the later ones are counted anew.
             later = and_(zombie_warnings.c.finding == finding, zombie_warnings.c.number > number)
             connection.execute(delete(zombie_warnings).where(or_(condition, later) if number > 0 else condition))
-            row = {"finding": finding, "number": number, "at_ms": epoch_ms(at), "recipient": storable(recipient)}
+            row = {"finding": finding, "number": number, "at_ms": epoch_ms(sent_at), "recipient": storable(recipient)}
             connection.execute(insert(zombie_warnings).values(**row))
             claim = bounded(warning_claim(key, number), CLAIM_LENGTH)
             connection.execute(delete(zombie_claims).where(zombie_claims.c.claim == claim, zombie_claims.c.run == run))

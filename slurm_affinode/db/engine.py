@@ -126,8 +126,8 @@ def may_not_write(path: Path) -> bool:
 
 def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
     """Open a connection that never writes."""
-    how = "mode=ro" if _logged(path) else "mode=ro&immutable=1"
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?{how}", timeout_s, uri=True)
+    mode = "mode=ro" if _logged(path) else "mode=ro&immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", timeout_s, uri=True)
 
 
 @contextlib.contextmanager

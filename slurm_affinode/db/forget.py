@@ -42,13 +42,13 @@ class _Person:
 
 def forget(connection: Connection, user: str, now_s: int, revision: int) -> tuple[str, Rows]:
     """Replace a user in all tables by a pseudonym; return it, and the number of rows. Repeating it is a no-op."""
-    known = _load(connection)
-    digest = _digest(known["salt"], user)
-    pseudonym = known["users"].get(digest, [f"{PREFIX}{secrets.token_hex(4)}"])[0]
+    salt_file = _load(connection)
+    digest = _digest(salt_file["salt"], user)
+    pseudonym = salt_file["users"].get(digest, [f"{PREFIX}{secrets.token_hex(4)}"])[0]
     rows = _clear(connection, _Person(user, pseudonym, now_s), revision)
     rows += _clear_logs(connection, user, pseudonym)
-    known["users"][digest] = [pseudonym, now_s]
-    journal.put(connection, _META, json.dumps(known))
+    salt_file["users"][digest] = [pseudonym, now_s]
+    journal.put(connection, _META, json.dumps(salt_file))
     return pseudonym, {name: count for name, count in rows.items() if count}
 
 
@@ -56,24 +56,24 @@ def forget_again(connection: Connection, revision: int) -> bool:
     """Forget users whose records were ingested again with this ``revision``. Return whether rows were changed."""
     if journal.get(connection, _META) is None:
         return False
-    known = _load(connection)
+    salt_file = _load(connection)
     changed = 0
     for table in (tables.jobs, tables.suspensions):
         recent = select(table.c.user).where(table.c.revision == revision, table.c.user.is_not(None)).distinct()
         for (name,) in connection.execute(recent).all():
-            record = known["users"].get(_digest(known["salt"], name))
+            record = salt_file["users"].get(_digest(salt_file["salt"], name))
             if record is not None:
                 changed += _clear(connection, _Person(name, *record), revision).total()
     # Records that were completed keep the pseudonym, and may have got their texts again.
-    for pseudonym, until_s in known["users"].values():
+    for pseudonym, until_s in salt_file["users"].values():
         changed += _clear(connection, _Person(pseudonym, pseudonym, until_s), revision, only=revision).total()
     return changed > 0
 
 
 def _load(connection: Connection) -> dict[str, Any]:
     text = journal.get(connection, _META)
-    known: dict[str, Any] = {"salt": secrets.token_hex(16), "users": {}} if text is None else json.loads(text)
-    return known
+    salt_file: dict[str, Any] = {"salt": secrets.token_hex(16), "users": {}} if text is None else json.loads(text)
+    return salt_file
 
 
 def _digest(salt: str, user: str) -> str:
@@ -111,8 +111,8 @@ def _clear(connection: Connection, person: _Person, revision: int, *, only: int 
     ]  # fmt: skip
     for table, condition, values in changes:
         recent = true() if only is None else table.c.revision == only
-        done = connection.execute(update(table).where(condition, recent).values(**values, revision=revision))
-        rows[table.name] += done.rowcount
+        result = connection.execute(update(table).where(condition, recent).values(**values, revision=revision))
+        rows[table.name] += result.rowcount
     return rows
 
 

@@ -92,18 +92,18 @@ def migrations(dialect: str, directory: Path | None = None) -> tuple[Migration, 
 
 def status(engine: Engine, directory: Path | None = None) -> Status:
     """Compare the database with the files. Raises ``AffinodeError`` for a changed or a newer migration."""
-    known = migrations(_dialect(engine), directory)
+    available = migrations(_dialect(engine), directory)
     with reading(engine) as connection:
-        return _compare(_applied(connection), known, shown(engine.url))
+        return _compare(_applied(connection), available, shown(engine.url))
 
 
 def upgrade(engine: Engine, directory: Path | None = None) -> tuple[Migration, ...]:
     """Apply pending migrations and return them. Of concurrent upgrades, the later one waits and finds none pending."""
-    known = migrations(_dialect(engine), directory)
+    available = migrations(_dialect(engine), directory)
 
     def work(connection: Connection) -> tuple[Migration, ...]:
         schema_migrations.create(connection, checkfirst=True)
-        pending = _compare(_applied(connection), known, shown(engine.url)).pending
+        pending = _compare(_applied(connection), available, shown(engine.url)).pending
         for migration in pending:
             for statement in migration.statements:
                 connection.exec_driver_sql(statement.replace("%", "%%") if _percent(engine) else statement)
@@ -138,18 +138,18 @@ def _applied(connection: Connection) -> dict[int, tuple[str, str]]:
     return {row.version: (row.name, row.checksum) for row in rows}
 
 
-def _compare(applied: dict[int, tuple[str, str]], known: tuple[Migration, ...], where: str) -> Status:
+def _compare(applied: dict[int, tuple[str, str]], available: tuple[Migration, ...], where: str) -> Status:
     newest = max(applied, default=0)
-    if newest > len(known):
+    if newest > len(available):
         raise AffinodeError(
-            f"{where}: the database has schema {newest}, this slurm-affinode knows up to {len(known)}",
+            f"{where}: the database has schema {newest}, this slurm-affinode knows up to {len(available)}",
             hint="it was upgraded by a newer slurm-affinode: use that one",
         )
-    for migration in known:
+    for migration in available:
         record = applied.get(migration.version)
         if record is not None and record[1] != migration.checksum:
             raise AffinodeError(
                 f"{where}: migration {migration.version:04d} ({record[0]}) differs from the one that was applied",
                 hint="the installation's sql/migrations was changed: install slurm-affinode again",
             )
-    return Status(newest, tuple(m for m in known if m.version not in applied))
+    return Status(newest, tuple(m for m in available if m.version not in applied))

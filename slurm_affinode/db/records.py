@@ -20,8 +20,8 @@ class Counts:
         """Number of all records."""
         return self.new + self.updated + self.unchanged
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.new + other.new, self.updated + other.updated, self.unchanged + other.unchanged)
+    def __add__(self, summand: Counts) -> Counts:
+        return Counts(self.new + summand.new, self.updated + summand.updated, self.unchanged + summand.unchanged)
 
 
 @dataclass(frozen=True, slots=True)

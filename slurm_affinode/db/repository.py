@@ -50,8 +50,8 @@ def _merge(connection: Connection, entries: Iterable[LedgerEntry], revision: int
     count = 0
     for entry in entries:
         count += 1
-        known = merged.get(entry.key)
-        merged[entry.key] = entry if known is None else known.merged(entry)
+        earlier_entry = merged.get(entry.key)
+        merged[entry.key] = entry if earlier_entry is None else earlier_entry.merged(entry)
     new = updated = 0
     for key, entry in merged.items():
         condition = and_(*(table.c[name] == value for name, value in zip(KEY, key, strict=True)))
@@ -166,8 +166,8 @@ class Repository(AccountingQueries, IngestJournal):
         """
 
         def work(connection: Connection, revision: int) -> tuple[Upserted, bool]:
-            done = accounting.upsert_runs(connection, jobs, steps, revision)
-            return done, done.jobs.new + done.jobs.updated + done.steps.new + done.steps.updated > 0
+            result = accounting.upsert_runs(connection, jobs, steps, revision)
+            return result, result.jobs.new + result.jobs.updated + result.steps.new + result.steps.updated > 0
 
         return self._change(work)
 

@@ -83,7 +83,7 @@ def remove(directory: Path, job: str, *, lock_s: float = LOCK_S) -> None:
     with _locked(directory, lock_s):
         for path in sorted(directory.iterdir()):
             if _NAME.fullmatch(path.name) and job in (jobs := _jobs(path)):
-                _write(path, tuple(other for other in jobs if other != job))
+                _write(path, tuple(number for number in jobs if number != job))
 
 
 def _check(job: str) -> None:

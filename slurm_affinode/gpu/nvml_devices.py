@@ -53,9 +53,9 @@ class GpuInventory:
 
     def _instances(self, whole: Device, handle: Any) -> Iterator[OpenGpu]:
         nvml = self._nvml
-        for at in range(self._described(lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))) or 0):
+        for index in range(self._described(lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))) or 0):
             try:
-                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
                 number = int(nvml.nvmlDeviceGetGpuInstanceId(part))
             except nvml.NVMLError:
                 continue  # instance numbers have gaps

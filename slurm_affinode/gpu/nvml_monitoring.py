@@ -49,11 +49,11 @@ class Activity:
             request.version = nvml.NVML_GPM_METRICS_GET_VERSION
             request.numMetrics = len(METRICS)
             request.sample1, request.sample2 = self._before, self._now
-            for at, number in enumerate(METRICS.values()):
-                request.metrics[at].metricId = number
+            for index, number in enumerate(METRICS.values()):
+                request.metrics[index].metricId = number
             nvml.nvmlGpmMetricsGet(request)
-            for at, field in enumerate(METRICS):
-                metric = request.metrics[at]
+            for index, field in enumerate(METRICS):
+                metric = request.metrics[index]
                 # NaN if the counters did not advance between the two.
                 if metric.nvmlReturn == 0 and 0 <= metric.value <= 100 * 1.05:
                     values[field] = min(1.0, metric.value / 100)

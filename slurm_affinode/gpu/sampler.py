@@ -315,7 +315,7 @@ def run(
 
     Each problem is reported once, and again when all are gone.
     """
-    began, done, reported = monotonic(), 0, frozenset[str]()
+    began, sampled, reported = monotonic(), 0, frozenset[str]()
     try:
         while not stop.is_set():
             sweep = sampler.sweep()
@@ -330,8 +330,8 @@ def run(
                 say("all GPUs respond again")
             reported = wrong
             passed = monotonic() - began
-            done = max(done + 1, int(passed / period_s) + (passed % period_s > 0))
-            stop.wait(max(0.0, began + done * period_s - monotonic()))
+            sampled = max(sampled + 1, int(passed / period_s) + (passed % period_s > 0))
+            stop.wait(max(0.0, began + sampled * period_s - monotonic()))
     finally:
         for sink in sinks:
             sink.close()

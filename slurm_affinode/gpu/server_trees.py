@@ -112,7 +112,7 @@ def _host(text: str) -> str | None:
     """Return the address to connect to for one written by the kernel: words of 32 bits in the byte order of the CPU."""
     if len(text) not in (8, 32):
         return None
-    words = [kernel_text.number(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    words = [kernel_text.number(text[offset : offset + 8], 16) for offset in range(0, len(text), 8)]
     if any(word is None for word in words):
         return None
     packed = struct.pack(f"={len(words)}I", *words)
@@ -166,8 +166,8 @@ class ServerTrees:
             with contextlib.suppress(OSError):  # it has ended
                 self._note(holder, by_job.get(holder.job, {}))
         with self._lock:
-            known = list(self._members)
-        ended_trees = [tree for tree in known if not self._alive(tree)]
+            trees = list(self._members)
+        ended_trees = [tree for tree in trees if not self._alive(tree)]
         with self._lock:
             for ended in ended_trees:
                 self._members.pop(ended, None)
@@ -182,9 +182,9 @@ class ServerTrees:
             if ref is None or ref.job_id != holder.job:
                 return
             with contextlib.suppress(OSError):
-                held = [inode for inode in sockets_of(above) if inode in ports]
+                held_ports = [inode for inode in sockets_of(above) if inode in ports]
                 with self._lock:
-                    for inode in held:
+                    for inode in held_ports:
                         self._add(holder, ports[inode], above.id)
 
     def _add(self, holder: GpuHolder, port: ServerPort, process: Id) -> None:

@@ -350,8 +350,8 @@ def without_repeated_hours(findings: Iterable[Finding]) -> list[Finding]:
     longest: dict[tuple[str, int] | None, Finding] = {}
     for finding, job in zip(rows, jobs, strict=True):
         if finding.kind == "model-server" and job not in idle:
-            known = longest.setdefault(job, finding)
-            longest[job] = max(known, finding, key=lambda each: each.held_gpu_hours or 0.0)
+            longest_finding = longest.setdefault(job, finding)
+            longest[job] = max(longest_finding, finding, key=lambda each: each.held_gpu_hours or 0.0)
     return [
         finding for finding, job in zip(rows, jobs, strict=True)
         if finding.kind != "model-server" or longest.get(job) is finding

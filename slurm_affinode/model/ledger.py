@@ -83,8 +83,8 @@ class LedgerEntry:
 
     def merged(self, later: LedgerEntry) -> LedgerEntry:
         """Return this entry, updated by ``later``, an entry of the same suspension."""
-        known = {name: value for name, value in asdict(later).items() if value is not None}
-        return replace(self, **known)
+        values = {name: value for name, value in asdict(later).items() if value is not None}
+        return replace(self, **values)
 
 
 KEY = ("cluster", "job_id", "submit", "began_ms")
@@ -98,8 +98,8 @@ COLUMNS = tuple(field.name for field in fields(LedgerEntry))
 
 def encode(entry: LedgerEntry) -> str:
     """Return the line of an entry, without a newline."""
-    known = {name: value for name, value in asdict(entry).items() if value is not None}
-    return json.dumps({"version": VERSION, **known}, separators=(",", ":"), ensure_ascii=False)
+    values = {name: value for name, value in asdict(entry).items() if value is not None}
+    return json.dumps({"version": VERSION, **values}, separators=(",", ":"), ensure_ascii=False)
 
 
 def decode(line: str) -> LedgerEntry:
@@ -118,8 +118,8 @@ def decode(line: str) -> LedgerEntry:
     if missing:
         raise ValueError(f"{missing[0]} is missing")
     # Unknown keys are ignored: a later release may add some.
-    known: dict[str, Any] = {name: _checked(name, value[name]) for name in COLUMNS if value.get(name) is not None}
-    return LedgerEntry(**known)
+    values: dict[str, Any] = {name: _checked(name, value[name]) for name in COLUMNS if value.get(name) is not None}
+    return LedgerEntry(**values)
 
 
 def _checked(name: str, value: Any) -> str | int:

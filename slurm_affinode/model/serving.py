@@ -164,17 +164,17 @@ class EngineHealth:
         If the last scrapes failed, and do not show that the server has ended, these are the diagnoses of the load that
         held at the last response: a loaded server responds late.
         """
-        held = [
+        holding_jobs = [
             diagnosis
             for diagnosis in self.diagnoses
             if diagnosis.until >= self.until and (diagnosis.kind == "ended" or not self.late)
         ]
         if self.late:
-            return tuple(held)
-        if not held and self.responded is not None:
-            held = [
+            return tuple(holding_jobs)
+        if not holding_jobs and self.responded is not None:
+            holding_jobs = [
                 diagnosis
                 for diagnosis in self.diagnoses
                 if diagnosis.kind in LOADED and diagnosis.until >= self.responded
             ]
-        return tuple(sorted(held, key=lambda diagnosis: BY_SEVERITY.index(diagnosis.severity)))
+        return tuple(sorted(holding_jobs, key=lambda diagnosis: BY_SEVERITY.index(diagnosis.severity)))

@@ -119,15 +119,15 @@ def prepare(submissions: pl.DataFrame, target: PredictionTarget, *, tested: bool
     models: tuple[str, ...] = ()
     moment = table.submit[min(fitted, len(table) - 1)]
     # A model has only seen jobs that had ended when it was trained.
-    known = np.flatnonzero((np.arange(len(table)) < fitted) & (table.end >= 0) & (table.end < moment)
+    past_rows = np.flatnonzero((np.arange(len(table)) < fitted) & (table.end >= 0) & (table.end < moment)
                            & ~np.isnan(table.actual))  # fmt: skip
-    if quantile_model.available() and len(known) >= quantile_model.LEAST_ROWS:
-        models = quantile_model.train(table, known)
+    if quantile_model.available() and len(past_rows) >= quantile_model.LEAST_ROWS:
+        models = quantile_model.train(table, past_rows)
         predictions[MODEL] = quantile_model.predict(models, table, first=fitted)
     compared = np.arange(fitted, selected)
     if tested and selected < len(table):  # the choice is that of the first submission of the test
         compared = compared[(table.end[compared] >= 0) & (table.end[compared] < table.submit[selected])]
-    choice = _choose(table, predictions, compared, len(known))
+    choice = _choose(table, predictions, compared, len(past_rows))
     return PreparedTarget(table, predictions, choice, models, fitted, selected)
 
 
@@ -158,10 +158,10 @@ def pinball(actual: Floats, predicted: Floats, level: float) -> Floats:
 
 def _comparable(table: FeatureTable, predictions: Mapping[str, Floats], rows: Ints) -> Ints:
     """Return those of ``rows`` that have an actual value and all predictions."""
-    known = ~np.isnan(table.actual[rows])
+    complete = ~np.isnan(table.actual[rows])
     for values in predictions.values():
-        known &= ~np.isnan(values[:, rows]).any(axis=0)
-    return rows[known]
+        complete &= ~np.isnan(values[:, rows]).any(axis=0)
+    return rows[complete]
 
 
 def _choose(table: FeatureTable, predictions: Mapping[str, Floats], rows: Ints, fitted_jobs: int) -> Choice:
@@ -194,7 +194,7 @@ def _choose(table: FeatureTable, predictions: Mapping[str, Floats], rows: Ints, 
 def _quality(name: str, actual: Floats, values: Floats, bounds: Floats) -> Quality:
     median = values[MEDIAN]
     low, high = bounds
-    known = ~np.isnan(low)
+    has_quantiles = ~np.isnan(low)
     whole = float(actual.sum())
     inside = (actual >= low) & (actual <= high)
 
@@ -205,12 +205,12 @@ def _quality(name: str, actual: Floats, values: Floats, bounds: Floats) -> Quali
         predictor=name,
         jobs=len(actual),
         pinball=float(pinball(actual, median, 0.5).mean()),
-        pinball_low=mean(pinball(actual[known], low[known], LEVELS[0])),
-        pinball_high=mean(pinball(actual[known], high[known], LEVELS[-1])),
-        coverage=float(inside[known].mean()) if known.any() else None,
+        pinball_low=mean(pinball(actual[has_quantiles], low[has_quantiles], LEVELS[0])),
+        pinball_high=mean(pinball(actual[has_quantiles], high[has_quantiles], LEVELS[-1])),
+        coverage=float(inside[has_quantiles].mean()) if has_quantiles.any() else None,
         over_requested=float(np.maximum(median - actual, 0).sum()) / whole if whole else 0.0,
         under_requested=float((actual > median).mean()),
-        upper_over_requested=float(np.maximum(high - actual, 0)[known].sum()) / float(actual[known].sum())
-        if known.any() else None,
-        upper_under_requested=float((actual > high)[known].mean()) if known.any() else None,
+        upper_over_requested=float(np.maximum(high - actual, 0)[has_quantiles].sum())
+        / float(actual[has_quantiles].sum()) if has_quantiles.any() else None,
+        upper_under_requested=float((actual > high)[has_quantiles].mean()) if has_quantiles.any() else None,
     )  # fmt: skip

@@ -175,10 +175,10 @@ def _baselines(
 
 def first_known(*choices: Floats) -> Floats:
     """Return for each element the first of ``choices`` that is not NaN."""
-    known = choices[-1]
+    filled = choices[-1]
     for values in reversed(choices[:-1]):
-        known = np.where(np.isnan(values), known, values)
-    return known
+        filled = np.where(np.isnan(values), filled, values)
+    return filled
 
 
 def within(values: Floats, limit: Floats) -> Floats:

@@ -25,10 +25,10 @@ class History:
 
     def __init__(self, keys: Ints, ends: Ints, values: Floats) -> None:
         """``keys``: -1 belongs to nothing; ``ends``: -1 has not ended, else 0 to 2**32 - 1; ``values``: NaN unknown."""
-        known = (keys >= 0) & (ends >= 0) & ~np.isnan(values)
-        order = np.argsort(keys[known] * _SPAN + ends[known], kind="stable")
-        self._places = (keys[known] * _SPAN + ends[known])[order]
-        self._values = values[known][order]
+        usable = (keys >= 0) & (ends >= 0) & ~np.isnan(values)
+        order = np.argsort(keys[usable] * _SPAN + ends[usable], kind="stable")
+        self._places = (keys[usable] * _SPAN + ends[usable])[order]
+        self._values = values[usable][order]
 
     def before(self, keys: Ints, moments: Ints) -> EndedValues:
         """Return for each key and moment the values of this key that ended before it."""
@@ -54,10 +54,10 @@ class EndedValues:
 
     def last(self, back: int) -> Floats:
         """Return the value that ended ``back`` (1: last) values before; NaN: there is none."""
-        at = self._after - back
+        positions = self._after - back
         if not len(self._values):
-            return np.full(len(at), np.nan)
-        return np.where(at >= self._first, self._values[np.maximum(at, 0)], np.nan)
+            return np.full(len(positions), np.nan)
+        return np.where(positions >= self._first, self._values[np.maximum(positions, 0)], np.nan)
 
     def quantiles(self, window: int, levels: Sequence[float]) -> Floats:
         """Return quantiles of the last ``window`` values, one row per level; NaN: there is none."""
@@ -68,9 +68,9 @@ class EndedValues:
         size = max(1, _CHUNK // window)
         for begin in range(0, len(after), size):
             part = slice(begin, begin + size)
-            at = after[part, None] - 1 - np.arange(window)
-            exists = at >= first[part, None]
-            values = np.where(exists, self._values[np.maximum(at, 0)], np.nan)
+            positions = after[part, None] - 1 - np.arange(window)
+            exists = positions >= first[part, None]
+            values = np.where(exists, self._values[np.maximum(positions, 0)], np.nan)
             values.sort(axis=1)  # NaN last
             rows, most = np.arange(len(values)), np.maximum(exists.sum(axis=1), 1) - 1
             for number, level in enumerate(levels):

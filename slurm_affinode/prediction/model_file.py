@@ -62,9 +62,9 @@ def target_model(prepared: PreparedTarget) -> TargetModel:
     choice, table = prepared.choice, prepared.table
     learned = choice.predictor == MODEL
     factors = last_factors(table, prepared.predictions[choice.predictor], prepared.fitted if learned else 0)
-    known = int((table.actual == table.actual).sum())  # NaN differs from itself
+    actual_count = int((table.actual == table.actual).sum())  # NaN differs from itself
     return TargetModel(
-        table.target.name, choice.predictor, choice.reason, known, dict(choice.losses), factors,
+        table.target.name, choice.predictor, choice.reason, actual_count, dict(choice.losses), factors,
         prepared.models if learned else (),
     )  # fmt: skip
 

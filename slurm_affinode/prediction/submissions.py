@@ -36,12 +36,12 @@ def conform(frame: pl.DataFrame) -> pl.DataFrame:
         (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SUBMISSIONS.items()
     )
-    known = frame.select(*columns).with_columns(
+    requests = frame.select(*columns).with_columns(
         pl.when(pl.col(name) > 0).then(name).alias(name) for name in ("request_s", "request_mem_bytes", "run_s")
     )
-    known = known.with_columns(pl.col("idle_pct").clip(1.0, 100.0))
+    requests = requests.with_columns(pl.col("idle_pct").clip(1.0, 100.0))
     cut = pl.min_horizontal("run_s", "request_s")  # null counts as missing
-    return known.with_columns(pl.when(pl.col("run_s").is_not_null()).then(cut).alias("run_s")).sort(
+    return requests.with_columns(pl.when(pl.col("run_s").is_not_null()).then(cut).alias("run_s")).sort(
         "submit_s", maintain_order=True
     )
 

@@ -74,17 +74,17 @@ def difference(client: SlurmClient, commands: SlurmClient) -> str | None:
     running = [job for job in client.jobs() if job.array_job_id is None and job.het_job_id is None and job.allocated]
     for job in sorted(running, key=lambda job: (-(job.cpus or 0), job.job_id)):
         try:
-            other = commands.job(job.job_id)
+            current_job = commands.job(job.job_id)
         except UnknownJobError:
             continue
-        if not other.allocated or other.start != job.start:
+        if not current_job.allocated or current_job.start != job.start:
             continue
         names = [name.name for name in fields(job) if name.name not in _CHANGING]
-        differing = [name for name in names if getattr(job, name) != getattr(other, name)]
+        differing = [name for name in names if getattr(job, name) != getattr(current_job, name)]
         if not differing:
             return None
         name = differing[0]
-        return f"of job {job.id}, it reads {name} {getattr(job, name)!r}, scontrol {getattr(other, name)!r}"
+        return f"of job {job.id}, it reads {name} {getattr(job, name)!r}, scontrol {getattr(current_job, name)!r}"
     return "no job runs with which it could be verified"
 
 

@@ -63,10 +63,10 @@ class CommandsClient:
     def overview(self) -> tuple[Job, ...]:
         """See ``SlurmClient``. Uses squeue, and scontrol for the GPU indices."""
         mark = f"|{secrets.token_hex(6)}|"
-        done = self._call(*squeue.argv(mark), more={"SLURM_TIME_FORMAT": "%s"})
-        if done.returncode != 0:
-            raise interface.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
-        return self._complete(squeue.jobs(done.stdout, mark, self._node_gpus()))
+        completion = self._call(*squeue.argv(mark), more={"SLURM_TIME_FORMAT": "%s"})
+        if completion.returncode != 0:
+            raise interface.refusal("list jobs", completion.stderr or completion.stdout.decode("utf-8", "replace"))
+        return self._complete(squeue.jobs(completion.stdout, mark, self._node_gpus()))
 
     def with_gpu_numbers(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the jobs with their GPU indices per node; ``None`` where these are uncertain.
@@ -83,10 +83,10 @@ class CommandsClient:
 
         @cache
         def details() -> scontrol.Details:
-            done = self._call(*scontrol.ARGV)
-            if done.returncode != 0:
-                raise interface.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
-            return scontrol.Details(done.stdout)
+            completion = self._call(*scontrol.ARGV)
+            if completion.returncode != 0:
+                raise interface.refusal("list jobs", completion.stderr or completion.stdout.decode("utf-8", "replace"))
+            return scontrol.Details(completion.stdout)
 
         def node_gpus(
             job_id: int, state: str, nodes: tuple[str, ...], allocated: GpuCount | None
@@ -100,12 +100,12 @@ class CommandsClient:
     def _complete(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the jobs; look up the first ``MOST_SINGLE`` of those whose GPU indices are uncertain."""
         with without_collection():
-            listed = list(jobs)
-        uncertain = [place for place, job in enumerate(listed) if job.node_gpus is None]
+            job_list = list(jobs)
+        uncertain = [place for place, job in enumerate(job_list) if job.node_gpus is None]
         for place in uncertain[:MOST_SINGLE]:
             with contextlib.suppress(interface.SlurmError):  # the job has ended meanwhile
-                listed[place] = replace(listed[place], node_gpus=self.job(listed[place].job_id).node_gpus or ())
-        return tuple(listed)
+                job_list[place] = replace(job_list[place], node_gpus=self.job(job_list[place].job_id).node_gpus or ())
+        return tuple(job_list)
 
     def job(self, job: int | str) -> Job:
         """See ``SlurmClient``."""
@@ -143,10 +143,10 @@ class CommandsClient:
 
     def ping(self) -> None:
         """See ``SlurmClient``."""
-        done = self._call("scontrol", "ping")
-        output = done.stdout.decode("utf-8", "replace")
+        completion = self._call("scontrol", "ping")
+        output = completion.stdout.decode("utf-8", "replace")
         if " is UP" not in output:
-            down = [line.strip() for line in (output + done.stderr).splitlines() if line.strip()]
+            down = [line.strip() for line in (output + completion.stderr).splitlines() if line.strip()]
             raise interface.ControllerDownError(
                 f"slurmctld does not respond: {down[0] if down else 'scontrol ping prints nothing'}",
                 hint="is slurmctld running, and does this machine have its slurm.conf? try: scontrol ping",
@@ -276,12 +276,12 @@ class CommandsClient:
         self._act(f"{doing} job {target}", target, "scontrol", "--", "update", f"JobId={target}", *changes)
 
     def _act(self, doing: str, target: Target | str, *argv: str) -> None:
-        done = self._call(*argv)
-        errors = done.stderr
+        completion = self._call(*argv)
+        errors = completion.stderr
         if argv[0] == "scancel":  # exits with 0 for unknown and ended jobs; --verbose reports them
             errors = "\n".join(line for line in errors.splitlines() if "error:" in line)
-        if done.returncode != 0 or (argv[0] == "scancel" and errors.strip()):
-            raise interface.refusal(doing, errors or done.stdout.decode("utf-8", "replace"), target=str(target))
+        if completion.returncode != 0 or (argv[0] == "scancel" and errors.strip()):
+            raise interface.refusal(doing, errors or completion.stdout.decode("utf-8", "replace"), target=str(target))
 
     def _json(self, key: str, doing: str, *words: str) -> list[Mapping[str, object]]:
         records, answered = self._ask_json(key, doing, *words)
@@ -295,21 +295,23 @@ class CommandsClient:
 
     def _ask_json(self, key: str, doing: str, *words: str) -> tuple[list[Mapping[str, object]], bool]:
         if self._parser is None:
-            listed = self._call(*scontrol.LIST_PARSERS)
-            if listed.returncode != 0:
-                raise interface.refusal(doing, listed.stderr or listed.stdout.decode("utf-8", "replace"))
-            self._parser = scontrol.parser(listed.stdout)
-        done = self._call("scontrol", "--all", f"--json={self._parser}", "--", *words)
-        if done.returncode != 0 and (done.stderr.strip() or not done.stdout.lstrip().startswith(b"{")):
+            parsers = self._call(*scontrol.LIST_PARSERS)
+            if parsers.returncode != 0:
+                raise interface.refusal(doing, parsers.stderr or parsers.stdout.decode("utf-8", "replace"))
+            self._parser = scontrol.parser(parsers.stdout)
+        completion = self._call("scontrol", "--all", f"--json={self._parser}", "--", *words)
+        if completion.returncode != 0 and (
+            completion.stderr.strip() or not completion.stdout.lstrip().startswith(b"{")
+        ):
             self._parser = None  # an upgrade of Slurm may have removed it
-            raise interface.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
-        return scontrol.document(done.stdout, key)
+            raise interface.refusal(doing, completion.stderr or completion.stdout.decode("utf-8", "replace"))
+        return scontrol.document(completion.stdout, key)
 
     def _text(self, doing: str, *argv: str) -> str:
-        done = self._call(*argv)
-        if done.returncode != 0:
-            raise interface.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
-        return done.stdout.decode("utf-8", "backslashreplace")
+        completion = self._call(*argv)
+        if completion.returncode != 0:
+            raise interface.refusal(doing, completion.stderr or completion.stdout.decode("utf-8", "replace"))
+        return completion.stdout.decode("utf-8", "backslashreplace")
 
     def _call(self, *argv: str, more: Mapping[str, str] | None = None) -> Completed:
         return self._run(list(argv), timeout_s=self._timeout_s, env={**self._env, **(more or {})}, check=False)
@@ -317,13 +319,19 @@ class CommandsClient:
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without variables that change the behavior of the commands; times are in UTC."""
-    kept = {
+    kept_environment = {
         name: value
         for name, value in environ.items()
         if name not in _SETTINGS and not name.startswith(_SETTING_PREFIXES)
     }
     # SLURM_BITSTR_LEN=0: do not truncate the task list of a pending array after 64 characters.
-    return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C.UTF-8"}
+    return {
+        **kept_environment,
+        "TZ": "UTC",
+        "SLURM_TIME_FORMAT": "standard",
+        "SLURM_BITSTR_LEN": "0",
+        "LC_ALL": "C.UTF-8",
+    }
 
 
 def called(target: Target) -> str:

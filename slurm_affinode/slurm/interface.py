@@ -144,9 +144,9 @@ def clean(line: str) -> str:
     return one_line(_ABOUT.sub("", bare)) or one_line(line)
 
 
-def complaint(done: Completed) -> str:
+def complaint(completion: Completed) -> str:
     """Return the last line that a Slurm program wrote to standard error, without the name of the program."""
-    return clean(last_line(done.stderr)) or "no output"
+    return clean(last_line(completion.stderr)) or "no output"
 
 
 class Runner(Protocol):

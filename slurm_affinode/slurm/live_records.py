@@ -52,12 +52,12 @@ def job(
     administrator holds it. ``fields``: the other fields of ``Job``.
     """
     pending, over = state in PENDING_STATES, state in ENDED_STATES or state == "COMPLETING"
-    held = pending and priority == 0
+    is_held = pending and priority == 0
     return Job(
         state=state,
         priority=priority,
-        held=held,
-        held_by_admin=held and by_admin,
+        held=is_held,
+        held_by_admin=is_held and by_admin,
         start=None if pending else start,
         end=end if over else None,
         expected_start=start if pending else None,

@@ -298,8 +298,8 @@ class PyslurmClient:
 
     def set_begin(self, job: int | str, when: datetime) -> None:
         """See ``SlurmClient``."""
-        at = int(when.timestamp())
-        if not self._act_on_plain("set the begin time of", job, "modify", begin_time=at):
+        epoch_s = int(when.timestamp())
+        if not self._act_on_plain("set the begin time of", job, "modify", begin_time=epoch_s):
             self._commands.set_begin(job, when)
 
     def notify(self, job: int | str, message: str) -> None:
@@ -405,14 +405,14 @@ def _sendable(text: str) -> bool:
     return bool(text) and not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
 
 
-def _death(doing: str, how: str) -> AffinodeError:
-    lowered = how.lower()
+def _death(doing: str, manner: str) -> AffinodeError:
+    lowered = manner.lower()
     if "slurm.conf" in lowered or "s_p_parse_file" in lowered or "configuration" in lowered:
         return interface.ControllerDownError(
-            f"{doing}: the pyslurm process {how}", hint="this machine needs a valid slurm.conf (SLURM_CONF names it)"
+            f"{doing}: the pyslurm process {manner}", hint="this machine needs a valid slurm.conf (SLURM_CONF names it)"
         )
     return interface.WorkerDiedError(
-        f"{doing}: the pyslurm process {how}",
+        f"{doing}: the pyslurm process {manner}",
         hint="whether it was done is not known; Slurm's commands instead: --slurm-backend commands",
     )
 

@@ -52,13 +52,13 @@ class Details:
 
     def _reported(self, begin: int, end: int) -> tuple[NodeGpus, ...]:
         rows: list[NodeGpus] = []
-        at = self._data.find(_BLOCK_BEGIN, begin, end)
-        while at >= 0:
-            match = _BLOCK.match(self._data, at, end)
+        position = self._data.find(_BLOCK_BEGIN, begin, end)
+        while position >= 0:
+            match = _BLOCK.match(self._data, position, end)
             if match is not None:
                 names = self._nodes(match[1])
                 rows += live_records.node_gpus(names, [match[2].decode("utf-8", "replace")] * len(names))
-            at = self._data.find(_BLOCK_BEGIN, at + 1 if match is None else match.end(), end)
+            position = self._data.find(_BLOCK_BEGIN, position + 1 if match is None else match.end(), end)
         return tuple(rows)
 
 
@@ -88,13 +88,13 @@ LIST_PARSERS = ("scontrol", "--json=list", "ping")
 _DIGITS = 20
 
 
-def parser(listed: bytes) -> str:
+def parser(listing: bytes) -> str:
     """Return the newest of ``PARSERS`` in the output of ``LIST_PARSERS``.
 
     Raises ``UnreachableError`` if there is none: this Slurm is older or newer than those that are supported, or lacks
     the plugins.
     """
-    plugins = {line.strip().rpartition("/")[2] for line in listed.decode("utf-8", "replace").splitlines()}
+    plugins = {line.strip().rpartition("/")[2] for line in listing.decode("utf-8", "replace").splitlines()}
     newest = next((name for name in PARSERS if name in plugins), None)
     if newest is None:
         names = sorted(name for name in plugins if re.fullmatch(r"v[\d.]+", name))

@@ -236,7 +236,7 @@ def _group(rows: pl.DataFrame, whole: float) -> ExecutionGroup:
     )
 
 
-def _pod_figures(files: Sequence[Path], known: pl.DataFrame | None) -> dict[str, Any]:
+def _pod_figures(files: Sequence[Path], known_pods: pl.DataFrame | None) -> dict[str, Any]:
     names = ("days", "pods", "pods_by_type", "covered_before", "covered_from", "days_with_states")
     if not files:
         return dict.fromkeys(names)
@@ -261,8 +261,10 @@ def _pod_figures(files: Sequence[Path], known: pl.DataFrame | None) -> dict[str,
         unique = pl.concat(pods).unique()
         days += 1
         with_states += 2 * states[0] > states[1]
-        if known is not None and unique.height:
-            covered[day >= COMPLETE_FROM_DAY].append(unique.join(known, on="pod", how="semi").height / unique.height)
+        if known_pods is not None and unique.height:
+            covered[day >= COMPLETE_FROM_DAY].append(
+                unique.join(known_pods, on="pod", how="semi").height / unique.height
+            )
     whole = pl.concat(sums).group_by("type").agg(pl.col(*_SUMS).sum())
     return {
         "days": days,
@@ -290,8 +292,8 @@ def _pod_sums(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _pod_hours(rows: pl.DataFrame) -> PodHours:
     requested, used, idle, unknown = (float(rows[name].sum()) for name in _SUMS)
-    known = requested - unknown
-    return PodHours(requested, used, idle, unknown, idle / known if known > 0 else None)
+    known_hours = requested - unknown
+    return PodHours(requested, used, idle, unknown, idle / known_hours if known_hours > 0 else None)
 
 
 def _capacity(files: Sequence[Path]) -> dict[str, Any]:

@@ -94,10 +94,10 @@ def read(path: Path) -> RequestTrace:
             lines = lines[1:]
         if header is None:
             continue
-        cells, others = columns(lines, ",", len(header))
+        cells, irregular = columns(lines, ",", len(header))
         rows = cells.select("number", *(value.alias(name) for name, value in _values(header).items()))
         usable = pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
-        skip(*others["number"], *rows.filter(~usable)["number"])
+        skip(*irregular["number"], *rows.filter(~usable)["number"])
         frames.append(rows.filter(usable).select(*REQUESTS))
     # The order of the file does not decide between requests of the same time.
     good = pl.concat(frames).sort(*REQUESTS)
@@ -131,7 +131,7 @@ def _values(header: list[str]) -> dict[str, pl.Expr]:
     }  # fmt: skip
     raw = cell["time"]
     offset = raw.str.extract(rf"({_OFFSET})").str.replace("Z", "+0000").str.replace(":", "")
-    hours, minutes = (offset.str.slice(at, 2).cast(pl.Int64, strict=False) for at in (1, 3))
+    hours, minutes = (offset.str.slice(start, 2).cast(pl.Int64, strict=False) for start in (1, 3))
     sign = pl.when(offset.str.starts_with("-")).then(-1).otherwise(1)
     seconds = pl.when(offset.is_null()).then(0).otherwise((hours * 3600 + minutes * 60) * sign)
     # Polars reads fractions of up to nine digits; offsets only where every row has one.

@@ -70,12 +70,12 @@ def judge(table: Mapping[str, Any], figures: Mapping[str, Any], cluster: str | N
 def _judge(entry: Mapping[str, Any], sources: Mapping[str, str], figures: Mapping[str, Any]) -> Claim:
     decimals, published, published_to = int(entry["decimals"]), float(entry["value"]), entry.get("to")
     computed = _scaled(figures.get(entry["measure"]), entry["scale"])
-    other = _scaled(figures.get(entry.get("other", "")), entry["scale"])
+    reference = _scaled(figures.get(entry.get("other", "")), entry["scale"])
     if computed is None:
         verdict = UNKNOWN
     elif agrees(computed, published, decimals, published_to):
         verdict = BORNE_OUT
-    elif other is not None and agrees(other, published, decimals, published_to):
+    elif reference is not None and agrees(reference, published, decimals, published_to):
         verdict = OTHER_RECIPE
     else:
         verdict = NOT_BORNE_OUT
@@ -83,7 +83,7 @@ def _judge(entry: Mapping[str, Any], sources: Mapping[str, str], figures: Mappin
     return Claim(
         id=entry["id"], finding=entry["finding"], text=entry["text"], source=sources[entry["source"]],
         measure=entry["measure"], unit=entry["unit"], decimals=decimals, published=published, computed=computed,
-        verdict=verdict, note=entry.get("note"), other_recipe=entry.get("other_recipe"), other_computed=other,
+        verdict=verdict, note=entry.get("note"), other_recipe=entry.get("other_recipe"), other_computed=reference,
         published_to=published_to, reason=entry["contradiction"] if contradicted else None,
     )  # fmt: skip
 

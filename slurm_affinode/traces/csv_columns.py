@@ -47,8 +47,8 @@ def typed(
             rows = rows[1:]
         if header is None:
             continue
-        cells, others = columns(rows, ",", len(header))
-        for number in others["number"].head(1):
+        cells, irregular = columns(rows, ",", len(header))
+        for number in irregular["number"].head(1):
             block.cut_off(number, where)
             raise InputError(f"has another number of columns than its header, {len(header)}", where=f"{where}:{number}")
         yield _typed(cells, header, types, where)
@@ -67,12 +67,12 @@ def _header(line: str, types: Mapping[str, pl.DataType], where: str, trace: str)
 
 def _typed(cells: pl.DataFrame, header: list[str], types: Mapping[str, pl.DataType], where: str) -> pl.DataFrame:
     text = {name: pl.col(f"c{header.index(name)}").str.strip_chars().str.strip_chars('"') for name in types}
-    known = cells.select(
+    values = cells.select(
         pl.col("number").cast(pl.Int64).alias("line"),
         *(pl.when(~cell.str.to_lowercase().is_in(_EMPTY)).then(cell).alias(name) for name, cell in text.items()),
     )
     # Whole numbers may be written as 5.0.
-    typed = known.select(
+    typed = values.select(
         "line",
         *(
             pl.col(name) if dtype == pl.String() else pl.col(name).cast(pl.Float64, strict=False).alias(name)
@@ -82,9 +82,9 @@ def _typed(cells: pl.DataFrame, header: list[str], types: Mapping[str, pl.DataTy
     for name in types:
         if typed[name].dtype == pl.String():
             continue
-        bad = typed.filter(known[name].is_not_null() & ~(pl.col(name).abs() <= _MOST).fill_null(value=False))
+        bad = typed.filter(values[name].is_not_null() & ~(pl.col(name).abs() <= _MOST).fill_null(value=False))
         if bad.height:
-            cell, number = known.filter(pl.col("line") == bad["line"][0])[name][0], bad[name][0]
+            cell, number = values.filter(pl.col("line") == bad["line"][0])[name][0], bad[name][0]
             problem = "is not a number" if number is None or math.isinf(number) else "is too large"
             raise InputError(f"{name} {problem}: {one_line(cell, 40)}", where=f"{where}:{bad['line'][0]}")
     return typed

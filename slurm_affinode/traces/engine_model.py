@@ -159,15 +159,15 @@ class _Run:
     def _make_room(self) -> tuple[int, bool]:
         """Return the blocks in use after one more token for each running request, and whether one was preempted."""
         blocks = self._blocks(self._prompt[self._running] + self._done[self._running] + 1)
-        used, kept = int(blocks.sum()), len(blocks)
+        used, free_blocks = int(blocks.sum()), len(blocks)
         while used > self._pool:
-            kept -= 1
-            used -= int(blocks[kept])
-            self._preemptions[self._running[kept]] += 1
-            self._waiting.appendleft(int(self._running[kept]))
+            free_blocks -= 1
+            used -= int(blocks[free_blocks])
+            self._preemptions[self._running[free_blocks]] += 1
+            self._waiting.appendleft(int(self._running[free_blocks]))
             self._unfilled = 0
-        preempted = kept < len(self._running)
-        self._running = self._running[:kept]
+        preempted = free_blocks < len(self._running)
+        self._running = self._running[:free_blocks]
         return used, preempted
 
     def _budget(self) -> int | None:
@@ -268,8 +268,8 @@ def prefilled(
     lasts = engine.base_s + engine.per_prefill_token_s * np.maximum(np.asarray(context, np.int64), 1)
     free = [0.0] * max(1, min(engines, len(arrival)))
     began = np.empty(len(arrival))
-    for index, (at, seconds) in enumerate(zip(arrival.tolist(), lasts.tolist(), strict=True)):
-        begin = max(heappop(free), at)
+    for index, (time, seconds) in enumerate(zip(arrival.tolist(), lasts.tolist(), strict=True)):
+        begin = max(heappop(free), time)
         began[index] = begin
         heappush(free, begin + seconds)
     # Requests begin in the order of arrival, so those that have not begun are the last ones.

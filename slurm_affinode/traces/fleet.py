@@ -56,20 +56,20 @@ def lorenz(amounts: Sequence[float]) -> list[tuple[float, float]]:
     total = math.fsum(ordered)
     if total <= 0:
         return []
-    points, held = [(0.0, 0.0)], 0.0
+    points, cumulative = [(0.0, 0.0)], 0.0
     for i, x in enumerate(ordered, start=1):
-        held += x
-        points.append((i / len(ordered), min(1.0, held / total)))
+        cumulative += x
+        points.append((i / len(ordered), min(1.0, cumulative / total)))
     points[-1] = (1.0, 1.0)
     return points
 
 
 def percentile(values: pl.Series, q: float) -> float | None:
     """Return the quantile q (0-1), with linear interpolation. Nulls are ignored; None if there is no value."""
-    known = values.drop_nulls()
-    if known.is_empty():
+    measured = values.drop_nulls()
+    if measured.is_empty():
         return None
-    result = known.quantile(q, interpolation="linear")
+    result = measured.quantile(q, interpolation="linear")
     return None if result is None else float(result)
 
 
@@ -233,9 +233,9 @@ def analyse(trace: GenTrace) -> ServingResult:
         figures |= requests(trace.requests, popularity)
     figures |= _other_figures(trace.metrics, latency)
     figures |= computation_share(_samples(trace, "predict", notes), _samples(trace, "pipeline_inference", notes))
-    known = {field.name for field in fields(ServingSummary)}
+    field_names = {field.name for field in fields(ServingSummary)}
     return ServingResult(
-        ServingSummary(**{name: value for name, value in figures.items() if name in known}),
+        ServingSummary(**{name: value for name, value in figures.items() if name in field_names}),
         bands=bands(duty, joined),
         devices=devices.sort("idle_fraction", "pod", descending=[True, False]),
         over_time=over_time(joined),
@@ -317,7 +317,7 @@ def memory_waste(joined: pl.DataFrame, devices: pl.DataFrame, step_s: float | No
     """
     if joined.is_empty():
         return {"joined_samples": 0}
-    held = _number(joined["memory_bytes"].sum()) / 1e9
+    held_gb = _number(joined["memory_bytes"].sum()) / 1e9
     idle_rows = joined.filter(pl.col("value") <= IDLE_PCT)["memory_bytes"]
     idle = _number(idle_rows.sum()) / 1e9
     held_by_pod = joined.group_by("pod", maintain_order=True).agg(pl.col("memory_bytes").sum())
@@ -326,14 +326,14 @@ def memory_waste(joined: pl.DataFrame, devices: pl.DataFrame, step_s: float | No
     mean_idle, mean_busy = mean(idle_rows), mean(joined.filter(pl.col("value") > BUSY_PCT)["memory_bytes"])
     hours = None if step_s is None else step_s / 3600
     idle_at_once = ratio(idle, joined["time_s"].n_unique())
-    held_mean, fraction_by_pod = ratio(held, joined.height), ratio(by_pod, held)
+    held_mean, fraction_by_pod = ratio(held_gb, joined.height), ratio(by_pod, held_gb)
     return {
         "joined_samples": joined.height,
-        "memory_time_gb_samples": held,
-        "memory_time_gb_h": None if hours is None else held * hours,
+        "memory_time_gb_samples": held_gb,
+        "memory_time_gb_h": None if hours is None else held_gb * hours,
         "idle_memory_time_gb_samples": idle,
         "idle_memory_time_gb_h": None if hours is None else idle * hours,
-        "idle_memory_fraction": ratio(idle, held),
+        "idle_memory_fraction": ratio(idle, held_gb),
         "idle_memory_time_gb_samples_per_device": by_pod,
         "idle_memory_fraction_per_device": fraction_by_pod,
         "memory_mean_idle_gb": ratio(mean_idle, 1e9),

@@ -176,11 +176,11 @@ def _load(s: ServingSummary) -> list[str]:
     means = s.load_latency_mean_s or {}
     words = {"base_model": "a base model", "lora": "a LoRA adapter", "controlnet": "a ControlNet",
              "pipeline": "a whole pipeline"}  # fmt: skip
-    known = [f"{text} {quantity(means[key], 's', 2)}" for key, text in words.items() if means.get(key) is not None]
-    if not known:
+    parts = [f"{text} {quantity(means[key], 's', 2)}" for key, text in words.items() if means.get(key) is not None]
+    if not parts:
         return ["Load latency is unknown without the latency tables."]
     return [
-        f"Mean time to load: {', '.join(known)}. That is the price of giving memory back and needing it again; "
+        f"Mean time to load: {', '.join(parts)}. That is the price of giving memory back and needing it again; "
         "nothing was published about it to compare with."
     ]
 

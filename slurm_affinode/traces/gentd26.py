@@ -390,8 +390,8 @@ def _number(frame: pl.DataFrame, column: str, where: str) -> pl.Series:
     values = text.cast(pl.Float64, strict=False)
     bad = (values.is_null() & text.is_not_null() & (text != "")) | values.is_nan() | values.is_infinite()
     if bad.any():
-        at = int(bad.fill_null(value=False).arg_max() or 0)
-        raise InputError(f"{column} is {text[at]!r}, not a number", where=f"{where}, record {at + 1}")
+        row = int(bad.fill_null(value=False).arg_max() or 0)
+        raise InputError(f"{column} is {text[row]!r}, not a number", where=f"{where}, record {row + 1}")
     return values
 
 

@@ -187,8 +187,11 @@ def _gpus(trace: InstanceTrace, s: InstanceSummary) -> tuple[str, ...]:
 
 def _over_time(trace: InstanceTrace, result: InstanceResult) -> Markup:
     frame = result.over_time
-    held = [name for name, group in result.summary.groups.items() if group.gpus_sum > 0]
-    series = [Series(_name(trace, name), frame[name].to_list(), f"{at % 6 + 1}") for at, name in enumerate(held)]
+    group_names = [name for name, group in result.summary.groups.items() if group.gpus_sum > 0]
+    series = [
+        Series(_name(trace, name), frame[name].to_list(), f"{number % 6 + 1}")
+        for number, name in enumerate(group_names)
+    ]
     words = Words(
         "gpus-over-time", "GPUs requested by scheduled " + trace.instance + "s",
         f"The largest number at the same time is {fmt.number(result.summary.peak_gpus)}.",

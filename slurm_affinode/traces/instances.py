@@ -207,9 +207,9 @@ def _held(rows: pl.DataFrame, first: float, last: float) -> pl.DataFrame:
 
 def _sampled(curves: Mapping[str, pl.DataFrame], first: float, last: float) -> pl.DataFrame:
     """Return the curves at equal steps, without the very end, at which every instance that continues is cut off."""
-    at = pl.DataFrame({"at": [first + (last - first) * i / POINTS for i in range(POINTS)]})
-    frame = at.select(day=(pl.col("at") - first) / 86400)
+    days = pl.DataFrame({"at": [first + (last - first) * i / POINTS for i in range(POINTS)]})
+    frame = days.select(day=(pl.col("at") - first) / 86400)
     for name, curve in curves.items():
-        joined = at.join_asof(curve, on="at").select(pl.col("gpus").fill_null(0.0).alias(name))
+        joined = days.join_asof(curve, on="at").select(pl.col("gpus").fill_null(0.0).alias(name))
         frame = frame.hstack(joined)
     return frame

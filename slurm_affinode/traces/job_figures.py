@@ -132,10 +132,10 @@ class JobLogSummary:
 
 def spread(values: pl.Series) -> Spread | None:
     """Return the distribution of the known values; ``None`` without any."""
-    known = values.drop_nulls().cast(pl.Float64)
-    if known.is_empty():
+    values_f64 = values.drop_nulls().cast(pl.Float64)
+    if values_f64.is_empty():
         return None
-    figures = known.to_frame("v").select(
+    figures = values_f64.to_frame("v").select(
         pl.col("v").mean().alias("mean"), pl.col("v").median().alias("median"),
         *(pl.col("v").quantile(q, "linear").alias(f"p{q * 100:.0f}") for q in (0.9, 0.99)),
         pl.col("v").max().alias("max"),
@@ -248,7 +248,7 @@ def _arrivals(submit_s: pl.Series, epoch_s: int | None, zone: tzinfo | None) -> 
     by_hour: dict[int, int] = dict(local.dt.hour().value_counts().iter_rows())
     return JobArrivals(
         zone=None if zone is None else str(zone),
-        weekday={name: by_day.get(at, 0) for at, name in enumerate(WEEKDAYS, start=1)},
+        weekday={name: by_day.get(day, 0) for day, name in enumerate(WEEKDAYS, start=1)},
         hour={f"{hour:02}": by_hour.get(hour, 0) for hour in range(24)},
         busiest_hour_share=max(by_hour.values()) / len(submit_s),
     )  # fmt: skip

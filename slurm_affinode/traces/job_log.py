@@ -160,8 +160,8 @@ def in_parts(gpus: pl.Series) -> tuple[pl.Series, int]:
 
     A GPU is one part if all sizes are whole; otherwise it has ``FINEST`` parts, and sizes are rounded to them.
     """
-    known = gpus.drop_nulls()
-    parts = 1 if (known == known.round()).all() else FINEST
+    counts = gpus.drop_nulls()
+    parts = 1 if (counts == counts.round()).all() else FINEST
     return (gpus * parts).round().clip(1, _LARGEST).cast(pl.Int64).alias("units"), parts
 
 

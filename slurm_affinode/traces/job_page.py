@@ -91,13 +91,13 @@ def note(unit: str, part: LeftOut) -> str:
 
 def notes(s: JobLogSummary) -> tuple[str, ...]:
     """Return the sentences about jobs that were left out, and about a column that contradicts others."""
-    other = []
+    other_cards = []
     if s.recorded_runs_differ:
-        other.append(
+        other_cards.append(
             f"the column of run times differs from end minus start for {counted(s.recorded_runs_differ, 'job')} (mean "
             f"{fmt.number(s.recorded_run_mean_s)} s): run times are end minus start"
         )
-    return (*(note(s.unit, part) for part in s.left_out), *other)
+    return (*(note(s.unit, part) for part in s.left_out), *other_cards)
 
 
 def _answer(s: JobLogSummary) -> str:

@@ -415,9 +415,9 @@ def _sensors(sensors: pl.DataFrame | None, tasks: pl.DataFrame | None) -> dict[s
     )
     if sensors is None:
         return {**dict.fromkeys(names), "buckets": ()}
-    known = sensors.filter(pl.col("util_pct").is_not_null())
-    util = known["util_pct"].cast(pl.Float64)
-    joined = None if tasks is None else _with_tasks(known, tasks)
+    measured = sensors.filter(pl.col("util_pct").is_not_null())
+    util = measured["util_pct"].cast(pl.Float64)
+    joined = None if tasks is None else _with_tasks(measured, tasks)
     return {
         "sensor_records": sensors.height,
         "util_mean_pct": _float(util.mean()),
@@ -425,7 +425,7 @@ def _sensors(sensors: pl.DataFrame | None, tasks: pl.DataFrame | None) -> dict[s
         "util_zero_share": _float((util == 0).mean()),
         "util_below_10_share": _float((util < 10).mean()),
         "util_from_50_share": _float((util >= 50).mean()),
-        "buckets": _buckets(known, joined),
+        "buckets": _buckets(measured, joined),
         "plan_use": None if joined is None else _plan_use(joined),
     }
 

@@ -48,10 +48,10 @@ def _read_csv(path: Path) -> JobLog:
             header = _header(lines["line"][0], where)
             lines = lines[1:]
         if header is not None:
-            cells, others = columns(lines, ",", len(header))
-            for number in others["number"].tail(1):
+            cells, irregular = columns(lines, ",", len(header))
+            for number in irregular["number"].tail(1):
                 block.cut_off(number, where)
-            frames.append(_rows(cells, others, header))
+            frames.append(_rows(cells, irregular, header))
     if header is None or not any(frame.height for frame in frames):
         raise InputError("the log is empty: it has no job", where=where)
     rows = pl.concat(frames).with_row_index("number")
@@ -78,7 +78,7 @@ def _header(line: str, where: str) -> list[str]:
     return names
 
 
-def _rows(cells: pl.DataFrame, others: pl.DataFrame, header: list[str]) -> pl.DataFrame:
+def _rows(cells: pl.DataFrame, irregular: pl.DataFrame, header: list[str]) -> pl.DataFrame:
     cell = {name: pl.col(f"c{header.index(title)}").str.strip_chars() for name, title in _COLUMNS.items()}
     submit = cell["submit"].str.replace("T", " ").str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ms", strict=False)
     good = cells.select(
@@ -86,5 +86,5 @@ def _rows(cells: pl.DataFrame, others: pl.DataFrame, header: list[str]) -> pl.Da
         cell["run"].cast(pl.Float64, strict=False).fill_nan(None).alias("run"),
         cell["units"].cast(pl.Int64, strict=False).alias("units"), cell["cluster"].alias("cluster"),
     )  # fmt: skip
-    bad = others.select(pl.col("number").cast(pl.Int64).alias("line"))
+    bad = irregular.select(pl.col("number").cast(pl.Int64).alias("line"))
     return pl.concat([good, bad], how="diagonal").sort("line")

@@ -301,12 +301,12 @@ def busiest_span(requests: pl.DataFrame) -> pl.DataFrame:
 def _load(busy: pl.DataFrame, engine: EngineModel) -> Load:
     minutes = busy.upsample("minute", every="1m").with_columns(pl.all().exclude("minute").fill_null(0))
     iteration_s = engine.base_s + engine.per_request_s * engine.max_running / 2
-    held = minutes["steps"].to_numpy() * iteration_s / 60
+    held_tokens = minutes["steps"].to_numpy() * iteration_s / 60
     prefill = minutes["context"].to_numpy() * engine.per_prefill_token_s / 60
-    load = prefill + held / engine.kv_tokens
+    load = prefill + held_tokens / engine.kv_tokens
     return Load(
-        iteration_s=iteration_s, kv_tokens=engine.kv_tokens, kv_needed_mean=float(held.mean()),
-        kv_needed_peak=float(held.max()), prefill_peak=float(prefill.max()), mean=float(load.mean()),
+        iteration_s=iteration_s, kv_tokens=engine.kv_tokens, kv_needed_mean=float(held_tokens.mean()),
+        kv_needed_peak=float(held_tokens.max()), prefill_peak=float(prefill.max()), mean=float(load.mean()),
         peak=float(load.max()), overloaded_share=float((load > 1).mean()),
         engines_needed=max(1, math.ceil(float(load.max()))),
     )  # fmt: skip
@@ -322,7 +322,11 @@ def _experience(engines: str, modeled: ModeledRequests) -> Experience:
 
 
 def _spread(values: np.ndarray) -> dict[str, float | None]:
-    known = values[np.isfinite(values)]
-    if not len(known):
+    finite = values[np.isfinite(values)]
+    if not len(finite):
         return {"mean": None, "p50": None, "p99": None}
-    return {"mean": float(known.mean()), "p50": float(np.quantile(known, 0.5)), "p99": float(np.quantile(known, 0.99))}
+    return {
+        "mean": float(finite.mean()),
+        "p50": float(np.quantile(finite, 0.5)),
+        "p99": float(np.quantile(finite, 0.99)),
+    }

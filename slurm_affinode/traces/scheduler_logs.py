@@ -142,8 +142,8 @@ def _zone(offsets: list[str | None]) -> tzinfo | None:
 def _cluster(file: Path, clusters: tuple[str, ...]) -> str | None:
     """Return the cluster that the name of the directory or file says."""
     names = f"{file.absolute().parent.name} {file.name}".lower()
-    known = [cluster for cluster in clusters if cluster.lower() in names]
-    return known[0] if len(known) == 1 else None
+    present = [cluster for cluster in clusters if cluster.lower() in names]
+    return present[0] if len(present) == 1 else None
 
 
 def _helios_gpus(directory: Path) -> int | None:

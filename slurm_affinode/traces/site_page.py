@@ -29,16 +29,16 @@ def html(trace: SiteTrace, jobs: JobLogSummary, idle: IdleFigures, classes: Mapp
     """Return the self-contained page. ``classes``: by priority; ``None``: the data set has none."""
     kind = job_page.TRACES["site"]
     page = job_page.context(kind, jobs, ())
-    known = idle.idle_share is not None
+    measured = idle.idle_share is not None
     cards = (
         card(
             "Idle GPU-hours",
             fmt.percent(idle.idle_share, digits=1),
             "of those with samples",
-            known=known,
-            kind="idle" if known else "",
+            known=measured,
+            kind="idle" if measured else "",
         ),
-        card("Idle while waited for", quantity(idle.idle_while_waiting_gpu_hours, "GPU-h", 0), known=known),
+        card("Idle while waited for", quantity(idle.idle_while_waiting_gpu_hours, "GPU-h", 0), known=measured),
     )
     completed = replace(
         page,

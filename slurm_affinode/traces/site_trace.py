@@ -245,8 +245,8 @@ def _with_priority_class(jobs: pl.DataFrame, least: int) -> tuple[pl.DataFrame, 
     Equal priorities have the same class, that of the highest of them. A request has classes if ``least`` users have
     made it with each of them, and with unknown priority if there are such jobs.
     """
-    known = pl.col("priority").is_not_null()
-    rank = pl.col("priority").rank("max") / known.sum()
+    has_priority = pl.col("priority").is_not_null()
+    rank = pl.col("priority").rank("max") / has_priority.sum()
     jobs = jobs.with_columns((rank * PRIORITY_CLASSES).ceil().cast(pl.Int64).alias("priority_class"))
     common = (pl.col("user").n_unique().over(*REQUEST, "priority_class") >= least).all().over(REQUEST)
     classed = jobs.with_columns(pl.when(common).then("priority_class").alias("priority_class"))
@@ -282,7 +282,10 @@ def _pseudonymous(jobs: pl.DataFrame, key: bytes) -> pl.DataFrame:
         schema={"_user": pl.String(), "_name": pl.String(), "name": pl.String()},
         orient="row",
     )
-    ordered = [pseudonym(key, "o", str(run), str(at)) for run, at in jobs.select("run", "exact_submit_s").iter_rows()]
+    ordered = [
+        pseudonym(key, "o", str(run), str(submit_s))
+        for run, submit_s in jobs.select("run", "exact_submit_s").iter_rows()
+    ]
     with_names = jobs.with_columns(
         pl.col("user").fill_null("").alias("_user"),
         pl.col("job_name").fill_null("").alias("_name"),
@@ -318,18 +321,18 @@ def queue_of(jobs: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
     submit = jobs["submit_s"].to_numpy()
     start = submit + jobs["wait_s"].to_numpy()
     end, gpus = start + jobs["run_s"].to_numpy(), jobs["gpus"].to_numpy()
-    at = np.arange(int(submit.min()), int(end.max()) + 1, QUEUE_STEP_S, dtype=np.int64)
+    at_s = np.arange(int(submit.min()), int(end.max()) + 1, QUEUE_STEP_S, dtype=np.int64)
     idle_jobs = idle.join(
         jobs.select("job", "gpus", (pl.col("submit_s") + pl.col("wait_s")).alias("start_s")), on="job"
     )
     begin_idle = (idle_jobs["start_s"] + idle_jobs["begin_s"]).to_numpy()
     end_idle = (idle_jobs["start_s"] + idle_jobs["end_s"]).to_numpy()
     levels = {
-        "at_s": at,
-        "waiting_jobs": _level(submit, start, np.ones_like(gpus), at),
-        "waiting_gpus": _level(submit, start, gpus, at),
-        "running_gpus": _level(start, end, gpus, at),
-        "idle_gpus": _level(begin_idle, end_idle, idle_jobs["gpus"].to_numpy(), at),
+        "at_s": at_s,
+        "waiting_jobs": _level(submit, start, np.ones_like(gpus), at_s),
+        "waiting_gpus": _level(submit, start, gpus, at_s),
+        "running_gpus": _level(start, end, gpus, at_s),
+        "idle_gpus": _level(begin_idle, end_idle, idle_jobs["gpus"].to_numpy(), at_s),
     }
     return pl.DataFrame(levels, schema=QUEUE_COLUMNS)
 
@@ -337,13 +340,13 @@ def queue_of(jobs: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
 _Ints = npt.NDArray[np.int64]
 
 
-def _level(begin: _Ints, end: _Ints, weight: _Ints, at: _Ints) -> _Ints:
+def _level(begin: _Ints, end: _Ints, weight: _Ints, points: _Ints) -> _Ints:
     """Return the sum of the weights of the half-open intervals that contain each time."""
 
     def until(times: _Ints) -> _Ints:
         order = np.argsort(times, kind="stable")
         sums = np.concatenate(([0], np.cumsum(weight[order])))
-        result: _Ints = sums[np.searchsorted(times[order], at, side="right")]
+        result: _Ints = sums[np.searchsorted(times[order], points, side="right")]
         return result
 
     return until(begin) - until(end)

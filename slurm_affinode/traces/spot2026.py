@@ -215,10 +215,10 @@ def _sampled(
     if window is None:
         return pl.DataFrame(schema={"day": pl.Float64(), **dict.fromkeys(curves, pl.Float64())})
     first, last = window
-    at = pl.DataFrame({"at": [first + (last - first) * step / POINTS for step in range(POINTS)]})
-    frame = at.select(day=(pl.col("at") - first) / 86400)
+    days = pl.DataFrame({"at": [first + (last - first) * step / POINTS for step in range(POINTS)]})
+    frame = days.select(day=(pl.col("at") - first) / 86400)
     for name, curve in curves.items():
-        joined = at.join_asof(curve, on="at")
+        joined = days.join_asof(curve, on="at")
         frame = frame.hstack(joined.select((pl.col("gpus").fill_null(0.0) / gpus[name]).alias(name)))
     return frame
 

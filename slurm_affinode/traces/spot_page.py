@@ -86,13 +86,13 @@ def _lead(s: SpotSummary) -> str:
 
 
 def _cards(s: SpotSummary) -> tuple[Card, ...]:
-    known = s.jobs is not None
+    jobs_known = s.jobs is not None
     return (
         card("GPUs", fmt.count(s.gpus), f"on {counted(s.nodes, 'node')}", known=True),
-        card("Jobs", fmt.count(s.jobs), f"{fmt.count(s.spot_jobs)} spot", known=known),
-        card("GPU-hours requested", fmt.count(s.gpu_hours), f"{_share(s.spot_gpu_hours_share)} spot", known=known),
-        card("Mean demand", _share(s.total.demand_share), "of the GPUs", known=known),
-        card("High priority alone", _share(s.total.high_priority_share), "of the GPUs", known=known),
+        card("Jobs", fmt.count(s.jobs), f"{fmt.count(s.spot_jobs)} spot", known=jobs_known),
+        card("GPU-hours requested", fmt.count(s.gpu_hours), f"{_share(s.spot_gpu_hours_share)} spot", known=jobs_known),
+        card("Mean demand", _share(s.total.demand_share), "of the GPUs", known=jobs_known),
+        card("High priority alone", _share(s.total.high_priority_share), "of the GPUs", known=jobs_known),
     )
 
 
@@ -159,8 +159,8 @@ def _demand_chart(s: SpotSummary) -> Markup:
 def _over_time(result: SpotResult) -> Markup:
     frame = result.over_time
     series = [
-        Series(name, [100 * value for value in frame[name].to_list()], f"{at % 6 + 1}")
-        for at, name in enumerate(result.summary.models)
+        Series(name, [100 * value for value in frame[name].to_list()], f"{number % 6 + 1}")
+        for number, name in enumerate(result.summary.models)
     ]
     words = Words("demand-over-time", "Demand by GPU model", "100 % are the GPUs of the model.")
     return lines(words, frame["day"].to_list(), series, unit="%", x_label="Days since the first submission")

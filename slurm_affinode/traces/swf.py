@@ -74,10 +74,10 @@ def read(path: Path) -> JobLog:
     rows = rows.filter((_PARTIAL & pl.col("number").is_in(whole.implode())).fill_null(value=False).not_())
     units = pl.when(pl.col("requested") > 0).then("requested").otherwise("allocated").alias("units")
     usable, left_out = divide(rows.with_columns(units), _REASONS, where)
-    known = pl.when(pl.col("request_s") > 0).then("request_s").otherwise(UNKNOWN).alias("request_s")
+    requested_s = pl.when(pl.col("request_s") > 0).then("request_s").otherwise(UNKNOWN).alias("request_s")
     wait = pl.when(pl.col("wait_s") >= 0).then("wait_s").otherwise(UNKNOWN).alias("wait_s")
     user = pl.when(pl.col("user") >= 0).then("user").otherwise(UNKNOWN).alias("user")
-    every = with_user_means(usable.with_columns(known, wait, user))
+    every = with_user_means(usable.with_columns(requested_s, wait, user))
     jobs = every.select(*JOBS).cast(JOBS)  # type: ignore[arg-type]
     described = every.select(
         pl.when(pl.col(name) >= (1 if dtype == pl.Float64() else 0)).then(name).cast(dtype).alias(name)
@@ -115,8 +115,8 @@ def _rows(lines: pl.DataFrame) -> pl.DataFrame:
     """
     cells = lines["line"].str.split(" ")
     fits = cells.list.len() == len(COLUMNS)
-    values = [cells.list.get(at, null_on_oob=True).cast(pl.Float64, strict=False).alias(name)
-              for at, name in enumerate(COLUMNS)]  # fmt: skip
+    values = [cells.list.get(index, null_on_oob=True).cast(pl.Float64, strict=False).alias(name)
+              for index, name in enumerate(COLUMNS)]  # fmt: skip
     frame = pl.DataFrame([lines["number"].alias("line"), fits.alias("fits"), *values])
     good = pl.col("fits") & pl.all_horizontal(pl.col(name).is_finite().fill_null(value=False) for name in COLUMNS)
     within = [pl.when(good).then(pl.col(name).clip(-1, 2**53)).cast(pl.Int64).alias(name) for name in _READ]

@@ -211,7 +211,7 @@ def _separate_runs(jobs: pl.DataFrame) -> pl.DataFrame:
     changed: dict[int, datetime] = {}
     before: tuple[object, ...] = ()
     submit = began = over = None
-    for at, *key, start, end in several.sort(*JOB_KEY, "start").select("at", *JOB_KEY, "start", "end").iter_rows():
+    for row, *key, start, end in several.sort(*JOB_KEY, "start").select("at", *JOB_KEY, "start", "end").iter_rows():
         if (*key,) != before:
             before, submit, began, over = (*key,), key[-1], start, end
         elif start == began:
@@ -219,7 +219,7 @@ def _separate_runs(jobs: pl.DataFrame) -> pl.DataFrame:
         elif over is not None and start >= over:
             submit, began, over = over, start, end
         if submit is not None and submit != key[-1]:
-            changed[at] = submit
+            changed[row] = submit
     if not changed:
         return jobs
     submits = jobs["submit"].scatter(list(changed), pl.Series(list(changed.values()), dtype=TIME))
@@ -273,7 +273,7 @@ def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     )
     positions: list[int] = []
     starts: list[datetime] = []
-    for at, cluster, job, line, start, _ in unassigned.iter_rows():
+    for row, cluster, job, line, start, _ in unassigned.iter_rows():
         candidates = runs_of.get((cluster, job))
         if not candidates:
             continue
@@ -284,7 +284,7 @@ def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
             chosen = within[0] if len(within) == 1 else None
         if chosen is None:
             continue
-        positions.append(at)
+        positions.append(row)
         starts.append(chosen[1])
     if not positions:
         return steps

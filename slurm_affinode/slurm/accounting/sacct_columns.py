@@ -55,28 +55,28 @@ Cells = pl.Series | native.Column
 """A column as text, or as the compiled library has converted it."""
 
 
-def mapped(cells: Cells, function: Callable[[str], Any], dtype: pl.DataType, known: Known | None = None) -> Typed:
+def mapped(cells: Cells, function: Callable[[str], Any], dtype: pl.DataType, cache: Known | None = None) -> Typed:
     """Apply ``function`` to each distinct cell once; ``ValueError`` from it marks the cell as bad.
 
-    ``known``: the results of earlier calls with the same function, to which those of this call are added.
+    ``cache``: the results of earlier calls with the same function, to which those of this call are added.
     """
-    known = known or Known()
-    if known.values is None or len(known.values) > _MOST_KNOWN:
-        known.values, known.places, known.wrong = pl.Series([None], dtype=dtype), {None: 0}, {}
+    cache = cache or Known()
+    if cache.values is None or len(cache.values) > _MOST_KNOWN:
+        cache.values, cache.places, cache.wrong = pl.Series([None], dtype=dtype), {None: 0}, {}
     encoded = cells if isinstance(cells, native.Encoded) else _encoded(as_text(cells))
     keys = encoded.distinct.to_list()
-    if new := [key for key in keys if key not in known.places]:
+    if new := [key for key in keys if key not in cache.places]:
         out: list[Any] = []
         for key in new:
-            known.places[key] = len(known.places)
+            cache.places[key] = len(cache.places)
             try:
                 out.append(function(key))
             except (ValueError, OverflowError) as error:
                 out.append(None)
-                known.wrong[key] = str(error)
-        known.values = pl.concat([known.values, pl.Series(out, dtype=dtype, strict=False)], rechunk=True)
-    values = encoded.spread(known.values[[known.places[key] for key in keys]])
-    return Typed(values.rename(cells.name), _positions(encoded, keys, known.wrong))
+                cache.wrong[key] = str(error)
+        cache.values = pl.concat([cache.values, pl.Series(out, dtype=dtype, strict=False)], rechunk=True)
+    values = encoded.spread(cache.values[[cache.places[key] for key in keys]])
+    return Typed(values.rename(cells.name), _positions(encoded, keys, cache.wrong))
 
 
 def _encoded(cells: pl.Series) -> native.Encoded:
@@ -88,12 +88,12 @@ def _encoded(cells: pl.Series) -> native.Encoded:
 
 
 def _positions(encoded: native.Encoded, keys: list[str | None], wrong: dict[str | None, str]) -> dict[int, str]:
-    unreadable = [at for at, key in enumerate(keys) if key in wrong] if wrong else []
+    unreadable = [index for index, key in enumerate(keys) if key in wrong] if wrong else []
     if not unreadable:
         return {}
     rows = encoded.places.is_in(pl.Series(unreadable, dtype=pl.UInt32).implode()).arg_true()
     places = encoded.places.gather(rows).to_list()
-    return {at: wrong[keys[place]] for at, place in zip(rows.to_list(), places, strict=True)}
+    return {index: wrong[keys[place]] for index, place in zip(rows.to_list(), places, strict=True)}
 
 
 def as_text(cells: Cells) -> pl.Series:
@@ -110,7 +110,7 @@ def of_distinct(cells: Cells, function: Callable[[pl.Series], pl.Series]) -> pl.
 
 def merged(values: pl.Series, odd: native.Ints, typed: Typed) -> Typed:
     """Return ``values`` with the result for the rows ``odd``."""
-    return Typed(values.scatter(odd, typed.values), {int(odd[at]): why for at, why in typed.bad.items()})
+    return Typed(values.scatter(odd, typed.values), {int(odd[index]): why for index, why in typed.bad.items()})
 
 
 def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]) -> Typed:
@@ -124,7 +124,7 @@ def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]
     slow = mapped(cells.gather(where), function, quick.dtype)
     values = quick.scatter(where, slow.values) if slow.values.null_count() < len(where) else quick
     positions = where.to_list() if slow.bad else []
-    return Typed(values, {positions[at]: why for at, why in slow.bad.items()})
+    return Typed(values, {positions[index]: why for index, why in slow.bad.items()})
 
 
 def _conversion(convert: Callable[[pl.Series], Typed]) -> Callable[[Cells], Typed]:
@@ -231,11 +231,11 @@ def moments(cells: Cells, zone: str) -> Times:
             return Times(local, {}, open_)
         rest = moments(cells.cells, zone)
         local, open_ = _local(naive, zone)
-        at = {place: int(odd[place]) for place in {*rest.bad, *rest.open}}
+        row_of_place = {place: int(odd[place]) for place in {*rest.bad, *rest.open}}
         return Times(
             local.scatter(odd, rest.values),
-            {at[place]: why for place, why in rest.bad.items()},
-            dict(sorted({**open_, **{at[place]: moment for place, moment in rest.open.items()}}.items())),
+            {row_of_place[place]: why for place, why in rest.bad.items()},
+            dict(sorted({**open_, **{row_of_place[place]: moment for place, moment in rest.open.items()}}.items())),
         )
     cells = as_text(cells)
     naive = cells.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False, exact=True)
@@ -248,13 +248,13 @@ def moments(cells: Cells, zone: str) -> Times:
     utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
     if (cells.str.len_bytes() > 19).any():
         utc = _with_offset(cells, utc)
-    left = naive.is_null() & utc.is_null() & cells.is_not_null()
-    slow = mapped(cells.filter(left), times.normalise, pl.String()) if left.any() else None
+    unparsed = naive.is_null() & utc.is_null() & cells.is_not_null()
+    slow = mapped(cells.filter(unparsed), times.normalise, pl.String()) if unparsed.any() else None
     bad: dict[int, str] = {}
     if slow is not None:
-        where = left.arg_true()
+        where = unparsed.arg_true()
         positions = where.to_list()
-        bad = {positions[at]: why for at, why in slow.bad.items()}
+        bad = {positions[index]: why for index, why in slow.bad.items()}
         ends_z = slow.values.str.ends_with("Z").fill_null(value=False)
         parsed = slow.values.str.strip_suffix("Z").str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms")
         naive = naive.scatter(where.filter(~ends_z), parsed.filter(~ends_z))
@@ -292,7 +292,7 @@ def _local(naive: pl.Series, zone: str) -> tuple[pl.Series, dict[int, Any]]:
     if not doubtful.any():
         return first.cast(TIME), {}
     where = doubtful.arg_true().to_list()
-    return first.cast(TIME), {at: naive[at] for at in where}
+    return first.cast(TIME), {index: naive[index] for index in where}
 
 
 TRES = {
@@ -301,7 +301,7 @@ TRES = {
 }  # fmt: skip
 
 
-def tres_columns(cells: Cells, known: Known | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
+def tres_columns(cells: Cells, cache: Known | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
     """Parse TRES strings to the columns of ``TRES`` (``mem`` in bytes); also return the unreadable cells.
 
     ``gpus_bad`` is the error of an unreadable number of GPUs; the rest of that cell is used.
@@ -323,7 +323,7 @@ def tres_columns(cells: Cells, known: Known | None = None) -> tuple[pl.DataFrame
             "gpus_bad": bad,
         }
 
-    typed = mapped(cells, parts, pl.Struct(TRES), known)
+    typed = mapped(cells, parts, pl.Struct(TRES), cache)
     return typed.values.struct.unnest(), typed.bad
 
 
@@ -400,8 +400,8 @@ class Converter:
                 continue
             size = self._cells[name].str.len_bytes()
             over = (size > most).fill_null(value=False).arg_true()
-            for at in over.to_list():
-                self._problem(at, name, too_long(size[at], most), needed=name in _NEEDED or name == "cluster")
+            for row in over.to_list():
+                self._problem(row, name, too_long(size[row], most), needed=name in _NEEDED or name == "cluster")
             self._cells = self._cells.with_columns(self._cells[name].scatter(over, None))
 
     def _column(self, *names: str) -> Cells | None:
@@ -415,21 +415,21 @@ class Converter:
         texts = as_text(cells)
         return texts if isinstance(cells, native.Encoded) else texts.set(texts == "", None)
 
-    def _problem(self, at: int, name: str, why: str, *, needed: bool) -> None:
-        if self._bad.get(at):
+    def _problem(self, row: int, name: str, why: str, *, needed: bool) -> None:
+        if self._bad.get(row):
             return
-        self._bad[at] = needed
-        printed = (self._out["printed"][at] or None) if "printed" in self._out else None
+        self._bad[row] = needed
+        printed = (self._out["printed"][row] or None) if "printed" in self._out else None
         reason = f"{why}, so it is unknown" if not needed else why
-        self.problems.append(Problem(self._cells[LINE][at], printed, printed_name(name), reason, dropped=needed))
+        self.problems.append(Problem(self._cells[LINE][row], printed, printed_name(name), reason, dropped=needed))
 
     def _take(self, typed: Typed, name: str, target: str) -> None:
         self._out[target] = typed.values
         self._note(typed.bad, name)
 
     def _note(self, bad: dict[int, str], name: str) -> None:
-        for at, why in bad.items():
-            self._problem(at, name, why, needed=name in _NEEDED)
+        for row, why in bad.items():
+            self._problem(row, name, why, needed=name in _NEEDED)
 
     def _ids(self) -> None:
         printed, raw = self._column("jobid", "jobidraw"), self._column("jobidraw")
@@ -453,9 +453,9 @@ class Converter:
         if (step.str.len_bytes() == _SPECIAL_DIGITS).any():
             step = step.replace(identifiers.SPECIAL_STEPS)
         self._out["step_id"] = step
-        for at in job_ids.is_null().arg_true().to_list():
-            text = self._out["printed"][at] or ""
-            self._problem(at, "jobid", f"{shorten(text)} is not a job ID", needed=True)
+        for row in job_ids.is_null().arg_true().to_list():
+            text = self._out["printed"][row] or ""
+            self._problem(row, "jobid", f"{shorten(text)} is not a job ID", needed=True)
 
     @staticmethod
     def _shown(printed: Cells, raw: Cells | None, raw_parts: pl.DataFrame | None) -> tuple[pl.Series, pl.DataFrame]:
@@ -470,8 +470,8 @@ class Converter:
             return _id_texts(printed), pl.DataFrame(parts[name].zip_with(incomplete, raw_parts[name]) for name in names)
         raw, printed = as_text(raw), as_text(printed)
         shown = printed.set(printed == "", None).fill_null(raw)
-        other = (incomplete & (shown != raw).fill_null(value=True)).arg_true()
-        return shown, _replaced(raw_parts, other, _id_parts(shown.gather(other)))
+        other_rows = (incomplete & (shown != raw).fill_null(value=True)).arg_true()
+        return shown, _replaced(raw_parts, other_rows, _id_parts(shown.gather(other_rows)))
 
     def _state(self) -> None:
         if (cells := self._column("state")) is not None:
@@ -527,8 +527,8 @@ class Converter:
             typed = moments(cells, self._zone)
             self._out[name] = typed.values
             self._note(typed.bad, name)
-            for at, local in typed.open.items():
-                open_.setdefault(at, {})[name] = local
+            for row, local in typed.open.items():
+                open_.setdefault(row, {})[name] = local
         doubt = self._decide(open_) if open_ else {}
         none = pl.repeat(0, self._cells.height, dtype=pl.Int64, eager=True)
         self._out["time_doubt_s"] = none.scatter(list(doubt), list(doubt.values())) if doubt else none
@@ -546,24 +546,24 @@ class Converter:
         starts = self._job_starts
         doubt: dict[int, int] = {}
         suspended = self._out.get("suspended_s")
-        for at in sorted(open_):
+        for row in sorted(open_):
             candidates = {
-                name: times.readings(open_[at][name], zone) if name in open_[at] else (self._out[name][at],)
+                name: times.readings(open_[row][name], zone) if name in open_[row] else (self._out[name][row],)
                 for name in present
-                if name in open_[at] or self._out[name][at] is not None
+                if name in open_[row] or self._out[name][row] is not None
             }
-            elapsed = self._out["elapsed_s"][at] if "elapsed_s" in self._out else None
+            elapsed = self._out["elapsed_s"][row] if "elapsed_s" in self._out else None
             if elapsed is not None and suspended is not None:
-                elapsed += suspended[at] or 0  # Elapsed is without the time in which the job was suspended
-            job, step = self._out["job_id"][at], self._out["step_id"][at]
+                elapsed += suspended[row] or 0  # Elapsed is without the time in which the job was suspended
+            job, step = self._out["job_id"][row], self._out["step_id"][row]
             picked = times.choose(candidates, elapsed, not_before=starts.get(job) if step is not None else None)
             if step is None and "start" in picked:
                 starts[job] = picked["start"]
                 if doubt_s := times.doubt_s(candidates, elapsed):
-                    doubt[at] = doubt_s
-            for name, local in open_[at].items():
-                chosen[name][at] = picked[name]
-                line, printed = self._cells[LINE][at], self._out["printed"][at]
+                    doubt[row] = doubt_s
+            for name, local in open_[row].items():
+                chosen[name][row] = picked[name]
+                line, printed = self._cells[LINE][row], self._out["printed"][row]
                 exists = times.exists(local, zone)
                 self.decisions.append(TimeDecision(line, printed, name, local, picked[name].astimezone(UTC), exists))
         for name, values in chosen.items():
@@ -583,8 +583,8 @@ class Converter:
                 self._note(bad, name)
                 why = tres[name]["gpus_bad"]
                 unreadable = why.is_not_null().arg_true().to_list() if why.null_count() < height else ()
-                for at in unreadable:
-                    self._problem(at, name, why[at], needed=False)
+                for row in unreadable:
+                    self._problem(row, name, why[row], needed=False)
         for name in ("alloctres", "reqtres"):
             if name not in tres:
                 tres[name] = pl.DataFrame(schema=TRES).clear(height)
@@ -752,10 +752,10 @@ def _id_parts(cells: Cells, *, arrays: bool = False) -> pl.DataFrame:
     where = odd.arg_true()
     if where.is_empty():
         return plain
-    left = cells.gather(where)
+    remaining = cells.gather(where)
     if not arrays:
-        return _replaced(plain, where, _id_parts(left, arrays=True))
-    groups = left.str.strip_chars().str.extract_groups(identifiers.PATTERN).struct.unnest()
+        return _replaced(plain, where, _id_parts(remaining, arrays=True))
+    groups = remaining.str.strip_chars().str.extract_groups(identifiers.PATTERN).struct.unnest()
     groups.columns = plain.columns
     return _replaced(plain, where, groups)
 
@@ -772,10 +772,10 @@ def _replaced(frame: pl.DataFrame, where: pl.Series, rows: pl.DataFrame) -> pl.D
 def _coalesce(*series: pl.Series | None) -> pl.Series:
     columns = [column for column in series if column is not None]
     first = columns[0]
-    for other in columns[1:]:
+    for next_column in columns[1:]:
         if not first.has_nulls():
             break
-        first = first.zip_with(first.is_not_null(), other.cast(first.dtype))
+        first = first.zip_with(first.is_not_null(), next_column.cast(first.dtype))
     return first
 
 

@@ -36,8 +36,8 @@ _SETTINGS = ("SACCT_FORMAT", "SACCT_FEDERATION", "SACCT_LOCAL", "SLURM_TIME_FORM
 
 def sacct_fields(run: Runner = process.run, *, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the fields of ``sacct_header.WANTED`` that this sacct has, in that order. Raises ``UnreachableError``."""
-    done = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env)
-    supported = {word.lower() for word in done.stdout.decode("utf-8", "replace").split()}
+    completion = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env)
+    supported = {word.lower() for word in completion.stdout.decode("utf-8", "replace").split()}
     columns = tuple(name for name in READ_COLUMNS if name.lower() in supported)
     if not {"jobid", "jobidraw"} & {name.lower() for name in columns}:
         raise UnreachableError("sacct --helpformat lists no JobID: this is not Slurm's sacct")
@@ -132,8 +132,8 @@ def output_files(job: str, *, run: Runner = process.run, env: Mapping[str, str] 
     Patterns such as ``%j`` are expanded. Of an array, those of all tasks are returned. Empty if accounting does not
     record them (before Slurm 24.05), or the job is not a batch job. Raises ``UnreachableError``.
     """
-    listed = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env).stdout.decode("utf-8", "replace").lower().split()
-    if not {"stdout", "stderr"} <= set(listed):
+    fields = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env).stdout.decode("utf-8", "replace").lower().split()
+    if not {"stdout", "stderr"} <= set(fields):
         return ()
     argv = [
         f"--jobs={job}", "--allocations", "--parsable2", f"--delimiter={DELIMITER}", "--expand-patterns",
@@ -177,9 +177,11 @@ def _stamp(moment: datetime) -> str:
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    kept = {name: value for name, value in (os.environ if env is None else env).items() if name not in _SETTINGS}
+    kept_environment = {
+        name: value for name, value in (os.environ if env is None else env).items() if name not in _SETTINGS
+    }
     # SLURM_BITSTR_LEN=0: do not truncate the task list of a pending array after 64 characters.
-    return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+    return {**kept_environment, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 
 
 def _sacct(run: Runner, arguments: Sequence[str], timeout_s: float, env: Mapping[str, str] | None) -> Completed:

@@ -156,6 +156,6 @@ def _header(line: str, delimiter: str | None) -> Header | None:
         return None
     unique: list[str] = []
     for name in names:
-        times = sum(seen.partition("#")[0] == name for seen in unique)
+        times = sum(previous_name.partition("#")[0] == name for previous_name in unique)
         unique.append(f"{name}#{times + 1}" if times else name)
     return Header(tuple(unique), delimiter if len(unique) > 1 or trailing else None, trailing)

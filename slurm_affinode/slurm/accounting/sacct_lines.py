@@ -100,8 +100,8 @@ def repair(pieces: list[str], header: Header) -> list[str] | None:
     if any([cells[i] for i in fixed] != [readings[0][i] for i in fixed] for cells in readings[1:]):
         return None
     if "submitline" in header.names:
-        at = header.names.index("submitline")
-        readings = [cells for cells in readings if _COMMAND.match(cells[at])] or readings
+        column = header.names.index("submitline")
+        readings = [cells for cells in readings if _COMMAND.match(cells[column])] or readings
     return readings[0]
 
 
@@ -196,16 +196,18 @@ class SlowPath:
             self._run_before_id(irregular)
             return
         odd = set(irregular)
-        at = 0
-        while at < len(irregular):
-            start = irregular[at]
+        position = 0
+        while position < len(irregular):
+            start = irregular[position]
             group = [start]
-            at += 1
+            position += 1
             while (
-                at < len(irregular) and irregular[at] == group[-1] + 1 and not self._begins(self._lines[group[-1] + 1])
+                position < len(irregular)
+                and irregular[position] == group[-1] + 1
+                and not self._begins(self._lines[group[-1] + 1])
             ):
-                group.append(irregular[at])
-                at += 1
+                group.append(irregular[position])
+                position += 1
             texts = [self._lines[i] for i in group]
             while texts and not texts[-1]:
                 texts.pop()
@@ -322,8 +324,8 @@ class SlowPath:
             self.continued.append(line)
 
     def _job(self, pieces: list[str]) -> str | None:
-        at = self._header.id_column
-        return pieces[at] if at < len(pieces) and fits("jobid", pieces[at]) else None
+        column = self._header.id_column
+        return pieces[column] if column < len(pieces) and fits("jobid", pieces[column]) else None
 
     def _count(self, text: str) -> str:
         delimiter = self._header.delimiter
@@ -458,10 +460,10 @@ def _left_out(line: int, why: str, data: bytes, header: Header) -> Problem:
     if header.delimiter is None:
         return Problem(line, None, None, why)
     cells = data.split(header.delimiter.encode())
-    nul_cell = next((at for at, cell in enumerate(cells) if b"\0" in cell), None)
-    at = max(range(len(cells)), key=lambda at: len(cells[at])) if nul_cell is None else nul_cell
-    job = cells[header.id_column].decode("utf-8", "replace") if header.id_column < min(at, len(cells)) else ""
-    field = printed_name(header.names[at]) if at < len(header.names) else None
+    nul_cell = next((index for index, cell in enumerate(cells) if b"\0" in cell), None)
+    cell_index = max(range(len(cells)), key=lambda index: len(cells[index])) if nul_cell is None else nul_cell
+    job = cells[header.id_column].decode("utf-8", "replace") if header.id_column < min(cell_index, len(cells)) else ""
+    field = printed_name(header.names[cell_index]) if cell_index < len(header.names) else None
     return Problem(line, job if fits("jobid", job) and job else None, field, why)
 
 
@@ -539,11 +541,11 @@ def _blocks(
         return [replace(block, not_utf8=wrong)], header
     bounds = [(-1, header), *headers, (len(lines), header)]
     blocks: list[CellBlock] = []
-    for (at, current), (end, _) in itertools.pairwise(bounds):
-        if end > at + 1:
+    for (begin, current), (end, _) in itertools.pairwise(bounds):
+        if end > begin + 1:
             complete = end < len(lines) or buffer.endswith(b"\n")
-            part = lines.slice(at + 1, end - at - 1)
-            blocks.append(_block(part, current, first_line + at + 1, complete=complete))
+            part = lines.slice(begin + 1, end - begin - 1)
+            blocks.append(_block(part, current, first_line + begin + 1, complete=complete))
     if blocks:
         blocks[0] = replace(blocks[0], not_utf8=wrong)
     return blocks, headers[-1][1]

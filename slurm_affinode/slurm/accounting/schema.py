@@ -50,8 +50,8 @@ class TimeDecision:
     """False: the clocks never showed this time; True: they showed it twice."""
 
     def __str__(self) -> str:
-        how = "exists twice" if self.exists else "does not exist"
-        return f"job {self.job}: {self.field} {self.local.isoformat()} {how}: taken as {utc(self.chosen)}"
+        reading = "exists twice" if self.exists else "does not exist"
+        return f"job {self.job}: {self.field} {self.local.isoformat()} {reading}: taken as {utc(self.chosen)}"
 
 
 @dataclass(frozen=True, slots=True)
