@@ -109,7 +109,7 @@ def scrape(url: str, *, now: Callable[[], datetime] = lambda: datetime.now(UTC))
         raise InputError("is no http URL", where=url, hint="write for example http://gpu01:8000/metrics")
     whole = parts._replace(path=parts.path if parts.path.strip("/") else "/metrics").geturl()
     tls: ssl.SSLContext = tls_context(None)
-    started, at = time.monotonic(), now()
+    started, scraped_at = time.monotonic(), now()
     body, error = b"", None
     try:
         response = fetch(whole, headers={"Accept": "text/plain"}, timeout_s=SCRAPE_S, largest=LARGEST_SCRAPE, tls=tls)
@@ -119,7 +119,7 @@ def scrape(url: str, *, now: Callable[[], datetime] = lambda: datetime.now(UTC))
             error = f"HTTP {response.status}"
     except HttpError as failed:
         error = str(failed)
-    return Scrape(whole, parts.netloc.rpartition("@")[2], at, time.monotonic() - started, body, error)
+    return Scrape(whole, parts.netloc.rpartition("@")[2], scraped_at, time.monotonic() - started, body, error)
 
 
 def samples_of(
@@ -130,11 +130,11 @@ def samples_of(
     Raises ``InputError`` if it failed and no engine is known there.
     """
     if scraped.error is not None:
-        known = store.devices(scraped.time - _REMEMBERED, scraped.time).filter(pl.col("address") == scraped.address)
-        if known.is_empty():
+        devices = store.devices(scraped.time - _REMEMBERED, scraped.time).filter(pl.col("address") == scraped.address)
+        if devices.is_empty():
             raise InputError(scraped.error, where=scraped.url, hint=_HINT)
         notes.problem(None, f"the scrape failed: {scraped.error}", strict=False)
-        row = known.select(*IDENTITY).with_columns(
+        row = devices.select(*IDENTITY).with_columns(
             time=pl.lit(scraped.time), scrape_s=pl.lit(scraped.took_s), error=pl.lit(scraped.error)
         )
         yield row.select(

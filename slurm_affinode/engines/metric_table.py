@@ -183,11 +183,11 @@ def program_names(arguments: Sequence[str]) -> list[str]:
 
 def servers_named(names: Iterable[str]) -> list[EngineNames]:
     """Return the engines of which one of these programs is a server."""
-    known = tuple(names)
+    all_names = tuple(names)
     return [
         engine
         for engine in load().engines.values()
-        if any(fnmatchcase(name, pattern) for name in known for pattern in engine.programs)
+        if any(fnmatchcase(name, pattern) for name in all_names for pattern in engine.programs)
     ]
 
 

@@ -41,12 +41,12 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
     """Return the metrics of the table that the server has in the requested interval, and those of their processes."""
     del options
     table = metric_table.load()
-    known = {*table.by_name, *metric_table.exported_fields(), *metric_table.exported_buckets(), EXPORTED_UP}
+    metric_names = {*table.by_name, *metric_table.exported_fields(), *metric_table.exported_buckets(), EXPORTED_UP}
     selectors = ["{" + ",".join(map(str, question.matchers)) + "}"] if question.matchers else []
     try:
-        present = {*client.names(selectors, question.since_ms, question.until_ms)} & known
+        present = {*client.names(selectors, question.since_ms, question.until_ms)} & metric_names
     except (RefusedError, TooMuchError):  # some proxies forward queries only
-        present = known
+        present = metric_names
     of_process = {name for name in present if any(source.engine == PROCESS for source in table.by_name.get(name, ()))}
     names = sorted(present - of_process)
     if not names:

@@ -92,9 +92,9 @@ def _detect(path: Path, name: str, options: ReadOptions) -> str:
 def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None, address: str | None) -> str:
     """Return a digest of the file's content and of everything that determines how it is read."""
     labels = [sorted(options.aliases.labels[field]) for field in ("cluster", "node", "job")]
-    how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, options.start,
+    digest_parts = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, options.start,
            options.interval_s, labels, address or address_of(path))  # fmt: skip
-    return inputs.digest(path, name, how)
+    return inputs.digest(path, name, digest_parts)
 
 
 class EngineReader:
@@ -180,22 +180,22 @@ class EngineReader:
     def _with_scrape(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Add ``scraped``, the time in ms of the recorded scrape that a line belongs to; return the scrapes, too."""
         parts = frame["line"].str.extract_groups(_SCRAPE).struct.unnest()
-        at, how, took, why = parts.columns
-        frame = frame.with_columns(parts[at].cast(pl.Int64).alias("scraped"))
-        durations = parts.filter(pl.col(at).is_not_null())
+        scraped, outcome, took, why = parts.columns
+        frame = frame.with_columns(parts[scraped].cast(pl.Int64).alias("scraped"))
+        durations = parts.filter(pl.col(scraped).is_not_null())
         if len(durations):
-            times = durations[at].cast(pl.Int64)
+            times = durations[scraped].cast(pl.Int64)
             before = times if self._scraped_ms is None else pl.concat([pl.Series([self._scraped_ms]), times])
             self._notes.decide(_SET_BACK, int((before.diff() < 0).sum()))
         carried = pl.coalesce(pl.col("scraped").forward_fill(), pl.lit(self._scraped_ms, pl.Int64))
         frame = frame.with_columns(carried.alias("scraped"))
         if len(durations):
-            self._scraped_ms = int(durations[at].cast(pl.Int64)[-1])
+            self._scraped_ms = int(durations[scraped].cast(pl.Int64)[-1])
         reason = pl.coalesce(pl.col(why), pl.lit("the scrape failed")).str.slice(0, _LONGEST_REASON)
         scrapes = durations.select(
-            pl.col(at).cast(pl.Int64).cast(TIME).alias("time"),
+            pl.col(scraped).cast(pl.Int64).cast(TIME).alias("time"),
             pl.col(took).cast(pl.Float64, strict=False).alias("scrape_s"),
-            pl.when(pl.col(how) == "failed after").then(reason).alias("error"),
+            pl.when(pl.col(outcome) == "failed after").then(reason).alias("error"),
         )
         return frame, scrapes.cast(SCRAPES)  # type: ignore[arg-type]
 
@@ -211,27 +211,27 @@ class EngineReader:
                 self._reject(frame.filter(pl.col("name") == name), "cannot be read as labels, value and time")
         if not selected:
             return pl.DataFrame(schema=ENTRIES)
-        known = split_samples(frame.filter(pl.col("name").is_in(selected)))
-        bad = known["raw"].is_null()
-        self._reject(known.filter(bad), "cannot be read as labels, value and time")
-        known = known.filter(~bad).with_columns(pl.col("raw").cast(pl.Float64, strict=False).alias("value"))
-        unread = known.filter(pl.col("value").is_null())
+        values = split_samples(frame.filter(pl.col("name").is_in(selected)))
+        bad = values["raw"].is_null()
+        self._reject(values.filter(bad), "cannot be read as labels, value and time")
+        values = values.filter(~bad).with_columns(pl.col("raw").cast(pl.Float64, strict=False).alias("value"))
+        unread = values.filter(pl.col("value").is_null())
         invalid = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw)]
         wrong = pl.col("value").is_null() & pl.col("raw").is_in(invalid)
-        self._reject(known.filter(wrong), "has a value that is not a number")
-        return self._numbered(self._timed(known.filter(~wrong)))
+        self._reject(values.filter(wrong), "has a value that is not a number")
+        return self._numbered(self._timed(values.filter(~wrong)))
 
-    def _timed(self, known: pl.DataFrame) -> pl.DataFrame:
-        known = known.with_columns(to_epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
+    def _timed(self, rows: pl.DataFrame) -> pl.DataFrame:
+        rows = rows.with_columns(to_epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
-        self._reject(known.filter(bad), "has an invalid timestamp")
-        known = known.filter(~bad).with_columns(pl.coalesce("ms", "scraped").alias("ms"))
-        return with_times(known, self._scrapes, self._options, self._notes.name)
+        self._reject(rows.filter(bad), "has an invalid timestamp")
+        rows = rows.filter(~bad).with_columns(pl.coalesce("ms", "scraped").alias("ms"))
+        return with_times(rows, self._scrapes, self._options, self._notes.name)
 
-    def _numbered(self, known: pl.DataFrame) -> pl.DataFrame:
+    def _numbered(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Replace names and labels by the numbers of series; drop series that cannot be used."""
-        known = known.with_columns(pl.col("labels").fill_null(""))
-        distinct = known.select("name", "labels").unique(maintain_order=True)
+        rows = rows.with_columns(pl.col("labels").fill_null(""))
+        distinct = rows.select("name", "labels").unique(maintain_order=True)
         numbers: list[tuple[str, str, int]] = []
         rejected: list[tuple[str, str, str]] = []
         for key in distinct.iter_rows():
@@ -244,13 +244,13 @@ class EngineReader:
                 numbers += [(*key, series_number) for series_number in outcome]
         if rejected:
             why = pl.DataFrame(rejected, schema=["name", "labels", "why"], orient="row")
-            lines = known.join(why, on=["name", "labels"], maintain_order="left")
+            lines = rows.join(why, on=["name", "labels"], maintain_order="left")
             for (reason,), group in lines.group_by("why", maintain_order=True):
                 self._reject(group, str(reason))
         table = pl.DataFrame(
             numbers, schema={"name": pl.String(), "labels": pl.String(), "series": pl.UInt32()}, orient="row"
         )
-        return known.join(table, on=["name", "labels"], how="inner", maintain_order="left").select(*ENTRIES)
+        return rows.join(table, on=["name", "labels"], how="inner", maintain_order="left").select(*ENTRIES)
 
     def _series(self, name: str, text: str) -> list[int] | str:
         try:

@@ -183,8 +183,8 @@ class SampleBuilder:
         for field, text in (("model", served), ("rank", ranked)):
             if text is not None and (why := limits.excess(field, text)):
                 return f"{field} {why}"
-        at = self._endpoints.setdefault(endpoint, len(self._endpoints))
-        combination = _Combination(at, source.engine, served, ranked)
+        endpoint_index = self._endpoints.setdefault(endpoint, len(self._endpoints))
+        combination = _Combination(endpoint_index, source.engine, served, ranked)
         index = self._combinations.setdefault(combination, len(self._combinations))
         if index == len(self._listed):
             self._listed.append(combination)
@@ -201,8 +201,8 @@ class SampleBuilder:
         """Add scrapes of an endpoint that failed. They count for the engines that it was found to have."""
         endpoint = self._identifier.endpoint(labels)
         if not isinstance(endpoint, str):
-            at = self._endpoints.setdefault(endpoint, len(self._endpoints))
-            self._failures += [(at, time, reason) for time in times]
+            endpoint_index = self._endpoints.setdefault(endpoint, len(self._endpoints))
+            self._failures += [(endpoint_index, time, reason) for time in times]
 
     # -- values -------------------------------------------------------------------------------------------------
 
@@ -234,10 +234,12 @@ class SampleBuilder:
     def _failed(self) -> Iterator[pl.DataFrame]:
         failures, self._failures = self._failures, []
         engines_of: dict[int, list[int]] = {}
-        for endpoint in {at for at, _, _ in failures}:
-            known = [index for combination, index in self._combinations.items() if combination.endpoint == endpoint]
-            engines_of[endpoint] = sorted({to for _, to in self._resolved(known)})
-        rows = [(to, time, reason) for at, time, reason in failures for to in engines_of[at]]
+        for endpoint in {endpoint for endpoint, _, _ in failures}:
+            endpoint_indexes = [
+                index for combination, index in self._combinations.items() if combination.endpoint == endpoint
+            ]
+            engines_of[endpoint] = sorted({to for _, to in self._resolved(endpoint_indexes)})
+        rows = [(to, time, reason) for endpoint, time, reason in failures for to in engines_of[endpoint]]
         if rows:
             schema = {"at": pl.UInt32(), "time": TIME, "error": pl.String()}
             yield self._identified(pl.DataFrame(rows, schema=schema, orient="row"))
@@ -250,7 +252,7 @@ class SampleBuilder:
 
     def _wide(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return one row per engine and time. ``at``: the index of its combination of endpoint and labels."""
-        known = pl.DataFrame(
+        series_frame = pl.DataFrame(
             self._series,
             schema={"at": pl.UInt32(), "source": pl.UInt32(), "constant": pl.Float64(), "le": pl.Float64()},
             orient="row",
@@ -259,10 +261,10 @@ class SampleBuilder:
         differ = (pl.col("value").min() != pl.col("value").max()).fill_null(value=False)
         rows = rows.group_by("series", "time").agg(pl.col("value").last(), differ.alias("differ"))
         self._notes.decide("values of a series at the same time differ: the last one counts", int(rows["differ"].sum()))
-        value = pl.coalesce(known["constant"].gather(rows["series"]), pl.col("value"))
+        value = pl.coalesce(series_frame["constant"].gather(rows["series"]), pl.col("value"))
         sound = pl.when(value.is_finite() & (value >= 0)).then(value)
         entries = rows.select(
-            *(known[name].gather(rows["series"]).alias(name) for name in ("at", "source", "le")), "time",
+            *(series_frame[name].gather(rows["series"]).alias(name) for name in ("at", "source", "le")), "time",
             sound.alias("value"),
         )  # fmt: skip
         entries = self._assigned(entries)
@@ -282,11 +284,11 @@ class SampleBuilder:
 
     def _assigned(self, entries: pl.DataFrame) -> pl.DataFrame:
         """Replace each combination by the engines that it belongs to; drop what belongs to none."""
-        listed = self._listed
-        where = pl.Series([combination.endpoint for combination in listed], dtype=pl.UInt32)
+        combinations = self._listed
+        where = pl.Series([combination.endpoint for combination in combinations], dtype=pl.UInt32)
         present: dict[int, list[int]] = {}
         for index in entries["at"].unique().sort():
-            present.setdefault(listed[index].endpoint, []).append(index)
+            present.setdefault(combinations[index].endpoint, []).append(index)
         single, several = [], []
         pairs: list[tuple[int, int, int]] = []
         for endpoint, indexes in present.items():
@@ -322,10 +324,12 @@ class SampleBuilder:
 
     def _resolved(self, indexes: Sequence[int]) -> list[tuple[int, int]]:
         """Return pairs of a combination and an engine that it belongs to, for the combinations seen at one time."""
-        listed = {index: self._listed[index].labels for index in indexes}
-        numbers = {labels: index for index, labels in listed.items()}
-        owners = metric_table.owners(numbers, (labels for index, labels in listed.items() if index in self._defining))
-        return [(index, numbers[owner]) for index, labels in listed.items() for owner in owners[labels]]
+        labels_by_index = {index: self._listed[index].labels for index in indexes}
+        numbers = {labels: index for index, labels in labels_by_index.items()}
+        owners = metric_table.owners(
+            numbers, (labels for index, labels in labels_by_index.items() if index in self._defining)
+        )
+        return [(index, numbers[owner]) for index, labels in labels_by_index.items() for owner in owners[labels]]
 
     def _fields(self, entries: pl.DataFrame) -> pl.DataFrame:
         """Return ``at``, ``time`` and the plain columns of the schema."""
@@ -394,29 +398,29 @@ class SampleBuilder:
         if wide is None:
             if not last:
                 return
-            seen = pl.DataFrame(schema={"time": TIME, "engines": pl.List(pl.UInt32)})
+            engines_by_time = pl.DataFrame(schema={"time": TIME, "engines": pl.List(pl.UInt32)})
         else:
             until = wide["time"].max()
             self._scrapes = [] if last else [scrapes.filter(pl.col("time") > until)]
             wide = wide.drop("scrape_s", "error").join(scrapes, on="time", how="left")
-            seen = wide.group_by("time").agg(pl.col("at").unique().alias("engines")).sort("time")
+            engines_by_time = wide.group_by("time").agg(pl.col("at").unique().alias("engines")).sort("time")
             yield self._identified(wide)
             if not last:
                 scrapes = scrapes.filter(pl.col("time") <= until)
         failed = scrapes.filter(pl.col("error").is_not_null())
         if self._last_engines is not None:
-            seen = pl.concat([self._last_engines, seen])
-        if len(seen):
-            self._last_engines = seen.tail(1)
+            engines_by_time = pl.concat([self._last_engines, engines_by_time])
+        if len(engines_by_time):
+            self._last_engines = engines_by_time.tail(1)
         if failed.is_empty():
             return
-        if seen.is_empty():
+        if engines_by_time.is_empty():
             self._notes.problem(
                 None, f"{len(failed):,} failed scrapes are skipped: no scrape identifies the engine", strict=False
             )
             return
-        failed = failed.join_asof(seen, on="time", strategy="backward")
-        first = seen["engines"].head(1)
+        failed = failed.join_asof(engines_by_time, on="time", strategy="backward")
+        first = engines_by_time["engines"].head(1)
         failed = failed.with_columns(pl.col("engines").fill_null(pl.lit(first)))
         yield self._identified(failed.explode("engines", empty_as_null=False).rename({"engines": "at"}))
 

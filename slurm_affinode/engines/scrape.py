@@ -75,13 +75,13 @@ def readings(text: str) -> list[EngineReading]:
     engines: dict[EngineLabels, dict[int, list[float]]] = {}
     counts: dict[EngineLabels, dict[str, dict[float, float]]] = {}
     makers: set[EngineLabels] = set()
-    seen: dict[tuple[str, str], float] = {}
+    values_by_series: dict[tuple[str, str], float] = {}
     for name, written, value in _samples(text):
-        if len(seen) >= MOST_SERIES and (name, written) not in seen:
+        if len(values_by_series) >= MOST_SERIES and (name, written) not in values_by_series:
             break
         if name in table.by_name:
-            seen[name, written] = value  # the same series twice: the last value counts
-    for (name, written), value in seen.items():
+            values_by_series[name, written] = value  # the same series twice: the last value counts
+    for (name, written), value in values_by_series.items():
         labels = _labels(written)
         if labels is None:
             continue
@@ -178,13 +178,13 @@ def _samples(text: str) -> Iterator[tuple[str, str, float]]:
 
 def _labels(text: str) -> dict[str, str] | None:
     labels: dict[str, str] = {}
-    at = 0
-    while text[at:].strip():
-        match = _LABEL.match(text, at)
+    position = 0
+    while text[position:].strip():
+        match = _LABEL.match(text, position)
         if match is None:
             return None
         labels[match[1]] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], match[2])
-        at = match.end()
+        position = match.end()
     return labels
 
 

@@ -144,12 +144,12 @@ class Tuning:
         row: dict[str, Any] = plain(self)
         return row
 
-    def agrees(self, other: Tuning) -> bool:
+    def agrees(self, tuning: Tuning) -> bool:
         """Return whether both advise the same changes. Values that follow the load may differ by a tenth."""
-        return len(self.recommendations) == len(other.recommendations) and all(
+        return len(self.recommendations) == len(tuning.recommendations) and all(
             (advice.setting, advice.direction) == (counterpart.setting, counterpart.direction)
             and _close(advice.proposed, counterpart.proposed)
-            for advice, counterpart in zip(self.recommendations, other.recommendations, strict=True)
+            for advice, counterpart in zip(self.recommendations, tuning.recommendations, strict=True)
         )
 
     def command(self, served: str | None) -> str | None:
@@ -161,8 +161,8 @@ class Tuning:
         start, advised = COMMANDS.get(self.facts.engine), self.options
         if start is None or not advised:
             return None
-        kept = (part for option in self.facts.options or () if option[0] not in advised for part in option)
-        return shlex.join([*start, self.facts.model or served or "MODEL", *kept, *advised])
+        kept_options = (part for option in self.facts.options or () if option[0] not in advised for part in option)
+        return shlex.join([*start, self.facts.model or served or "MODEL", *kept_options, *advised])
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -178,10 +178,10 @@ class Tuning:
         )
 
 
-def _close(value: float | str | None, other: float | str | None) -> bool:
-    if isinstance(value, int | float) and isinstance(other, int | float):
-        return math.isclose(value, other, rel_tol=0.1)
-    return value == other
+def _close(value: float | str | None, reference: float | str | None) -> bool:
+    if isinstance(value, int | float) and isinstance(reference, int | float):
+        return math.isclose(value, reference, rel_tol=0.1)
+    return value == reference
 
 
 def observe(
@@ -196,7 +196,7 @@ def observe(
     limits: Capacity = estimate(series)
     waiting = series.value("waiting") > 0
     usage = series.value("kv_usage")[waiting]
-    known = usage[np.isfinite(usage)]
+    finite = usage[np.isfinite(usage)]
     kinds = {diagnosis.kind for diagnosis in diagnoses}
     ratios = [value for diagnosis in diagnoses for name, value in diagnosis.figures if name == "overload"]
     lost = [value for diagnosis in diagnoses for name, value in diagnosis.figures if name == "lost_share"]
@@ -210,7 +210,7 @@ def observe(
         requests=series.sum_of("finished", 0, last),
         kv_tokens=series.peak_of("kv_tokens", 0, last) or (float(start.kv_tokens) if start.kv_tokens else None),
         kv_peak=series.peak_of("kv_usage", 0, last),
-        kv_when_waiting=float(known.mean()) if len(known) else None,
+        kv_when_waiting=float(finite.mean()) if len(finite) else None,
         memory_share=series.peak_of("memory_share", 0, last),
         max_running=series.peak_of("max_running", 0, last) or (limits.batch_limit if limits.batch_seen else None),
         max_length=start.max_length,
@@ -244,7 +244,7 @@ def _longest(series: EngineSeries, name: str) -> float | None:
     """
     longest = None
     for first, end in series.segments:
-        buckets = next((counts for at in range(end - 1, first - 1, -1) if (counts := series.buckets(name, at))), None)
+        buckets = next((counts for row in range(end - 1, first - 1, -1) if (counts := series.buckets(name, row))), None)
         if buckets and buckets[-1]["count"] > 0:
             bound = next(bucket["le"] for bucket in buckets if bucket["count"] >= buckets[-1]["count"])
             longest = max(longest or 0.0, bound)
@@ -340,10 +340,11 @@ def _lower_share(facts: TuningFacts, failure: LogFailure) -> Recommendation:
     if share is not None and total and requested is not None:
         short = max(0.0, requested - (failure.free or 0.0)) / total + RESERVE_SHARE
         proposed = max(0.01, math.floor(100 * (share - short)) / 100)
-    others = sum(held for _, held in failure.holders)
+    other_bytes = sum(held_bytes for _, held_bytes in failure.holders)
     return _advice(
         facts, "memory-share.lower", share, proposed, requested=_rounded(requested),
-        free=None if requested is None else _rounded(failure.free), others=_rounded(others) if others else None,
+        free=None if requested is None else _rounded(failure.free),
+        others=_rounded(other_bytes) if other_bytes else None,
     )  # fmt: skip
 
 
@@ -384,13 +385,13 @@ def _max_length(facts: TuningFacts, failures: Mapping[str, LogFailure]) -> list[
 def _max_running(facts: TuningFacts, failures: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
     if "kv-cache-exhausted" in failures:
         return [_advice(facts, "max-running.lower-exhausted", facts.max_running, None)]
-    held = _mean_tokens(facts)
-    if held is None and (facts.preemptions or facts.batch_limited):
+    mean_tokens = _mean_tokens(facts)
+    if mean_tokens is None and (facts.preemptions or facts.batch_limited):
         unknown.append("unknown.lengths")
-    if held is None or facts.kv_tokens is None:
+    if mean_tokens is None or facts.kv_tokens is None:
         return []
-    fits = max(1, math.floor(facts.kv_tokens / max(1.0, held)))
-    return _smaller_batch(facts, fits, held, unknown) or _larger_batch(facts, fits)
+    fits = max(1, math.floor(facts.kv_tokens / max(1.0, mean_tokens)))
+    return _smaller_batch(facts, fits, mean_tokens, unknown) or _larger_batch(facts, fits)
 
 
 def _mean_tokens(facts: TuningFacts) -> float | None:
@@ -402,7 +403,7 @@ def _mean_tokens(facts: TuningFacts) -> float | None:
     return facts.prompt_mean + ((square / facts.output_mean + 1) / 2 if facts.output_mean > 0 else 0.0)
 
 
-def _smaller_batch(facts: TuningFacts, fits: int, held: float, unknown: list[str]) -> list[Recommendation]:
+def _smaller_batch(facts: TuningFacts, fits: int, mean_tokens: float, unknown: list[str]) -> list[Recommendation]:
     """Advise a smaller batch where preemptions are frequent and cost throughput."""
     preemptions, running = facts.preemptions, facts.running_peak
     if preemptions is None or facts.requests is None or preemptions <= COSTLY_PREEMPTIONS * facts.requests:
@@ -417,7 +418,7 @@ def _smaller_batch(facts: TuningFacts, fits: int, held: float, unknown: list[str
     return [
         _advice(
             facts, "max-running.lower", facts.max_running, fits, preemptions=preemptions, running=running,
-            lost=facts.lost_share, fits=fits, held=held,
+            lost=facts.lost_share, fits=fits, held=mean_tokens,
         )
     ]  # fmt: skip
 

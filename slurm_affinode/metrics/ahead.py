@@ -42,18 +42,18 @@ def read_ahead(
     waiting = deque[tuple[_Reading[Item], int]]()
     source_iterator = iter(sources)
     following = next(source_iterator, None)
-    held = 0
+    bytes_in_memory = 0
     try:
         while following is not None or waiting:
             while following is not None and (
-                not waiting or (len(waiting) < workers and held + following.cost <= budget)
+                not waiting or (len(waiting) < workers and bytes_in_memory + following.cost <= budget)
             ):  # fmt: skip
                 waiting.append((_Reading(following.produce), following.cost))
-                held += following.cost
+                bytes_in_memory += following.cost
                 following = next(source_iterator, None)
             yield waiting[0][0].items(idle)
             _, cost = waiting.popleft()
-            held -= cost
+            bytes_in_memory -= cost
     finally:
         for reading, _ in waiting:
             reading.stop()

@@ -137,10 +137,11 @@ def load(extra: Path | None = None, columns: Mapping[str, str] | None = None) ->
 
 def _column_alias(header: str, what: str) -> Alias:
     field, _, unit = what.partition(":")
-    known = {*VALUES, *IDENTITY, "job", "time", "metric", "value"}
-    if field not in known:
+    fields_known = {*VALUES, *IDENTITY, "job", "time", "metric", "value"}
+    if field not in fields_known:
         raise ConfigError(
-            f"gpu_history.columns: {header!r}: {field!r} is not a field", hint=f"fields: {', '.join(sorted(known))}"
+            f"gpu_history.columns: {header!r}: {field!r} is not a field",
+            hint=f"fields: {', '.join(sorted(fields_known))}",
         )
     if unit and unit not in UNITS:
         raise ConfigError(f"gpu_history.columns: {header!r}: {unit!r} is not a unit", hint=f"units: {', '.join(UNITS)}")

@@ -106,8 +106,8 @@ def fill(history: SampleStore, averages: pl.DataFrame) -> None:
     rows = samples(averages)
     described = with_device(rows.select(*IDENTITY).unique(maintain_order=True))
     keyed = rows.join(described, on=list(IDENTITY), nulls_equal=True).sort("device", "time")
-    kept = keyed.unique(["device", "time"], keep="last", maintain_order=True)
-    for (day,), part in kept.group_by(pl.col("time").dt.date(), maintain_order=True):
+    unique_rows = keyed.unique(["device", "time"], keep="last", maintain_order=True)
+    for (day,), part in unique_rows.group_by(pl.col("time").dt.date(), maintain_order=True):
         identities = part.select("device", *IDENTITY).unique(maintain_order=True)
         history.write_day(day, [part.select("device", "time", *METRICS, "job")], identities)
 

@@ -20,11 +20,11 @@ def distinct(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
     """
     filled = [column for column in rows if column.null_count() < len(column)] or rows.get_columns()[:1]
     if (starts := _runs(filled)) is not None:
-        known, at = _hashed(rows[starts], [column[starts] for column in filled])
-        return known, pl.Series("at", np.repeat(at.to_numpy(), np.diff(starts, append=len(rows))))
+        identities, row_numbers = _hashed(rows[starts], [column[starts] for column in filled])
+        return identities, pl.Series("at", np.repeat(row_numbers.to_numpy(), np.diff(starts, append=len(rows))))
     if (length := _cycle(filled)) is not None:
-        known, at = _hashed(rows[:length], [column[:length] for column in filled])
-        return known, pl.Series("at", np.resize(at.to_numpy(), len(rows)))
+        identities, row_numbers = _hashed(rows[:length], [column[:length] for column in filled])
+        return identities, pl.Series("at", np.resize(row_numbers.to_numpy(), len(rows)))
     return _hashed(rows, filled)
 
 
@@ -61,10 +61,10 @@ def _hashed(rows: pl.DataFrame, filled: list[pl.Series]) -> tuple[pl.DataFrame, 
     hashes = pl.DataFrame(filled).hash_rows().alias("hash").to_frame()
     first = hashes.with_row_index("first").unique("hash", keep="first", maintain_order=True)
     numbered = first.select("hash").with_row_index("at")
-    at = hashes.join(numbered, on="hash", how="left", maintain_order="left")["at"]
-    known = rows[first["first"]]
-    if all(column.eq_missing(known[column.name].gather(at)).all() for column in filled):
-        return known, at
-    known = rows.unique(maintain_order=True)
-    numbered = known.with_row_index("at")
-    return known, rows.join(numbered, on=rows.columns, how="left", nulls_equal=True, maintain_order="left")["at"]
+    row_numbers = hashes.join(numbered, on="hash", how="left", maintain_order="left")["at"]
+    first_rows = rows[first["first"]]
+    if all(column.eq_missing(first_rows[column.name].gather(row_numbers)).all() for column in filled):
+        return first_rows, row_numbers
+    first_rows = rows.unique(maintain_order=True)
+    numbered = first_rows.with_row_index("at")
+    return first_rows, rows.join(numbered, on=rows.columns, how="left", nulls_equal=True, maintain_order="left")["at"]

@@ -198,8 +198,8 @@ def ingest_files(
     """
     files, unusable = inputs.expand(paths)
     missing = [FileOutcome(path, "failed", error=f"{path}: {why}") for path, why in unusable]
-    known = frozenset[str]() if again or dry_run else store.sources()
-    run = SourceRun(options, format, known, now, advance, reader=reader)
+    known_sources = frozenset[str]() if again or dry_run else store.sources()
+    run = SourceRun(options, format, known_sources, now, advance, reader=reader)
     if dry_run or not files:
         for _ in run.take(files, count):
             pass
@@ -222,12 +222,12 @@ _PACKED = 20
 def _groups(files: Sequence[Path]) -> Iterator[list[Path]]:
     """Yield ``files`` in groups of limited number and size."""
     group: list[Path] = []
-    held = 0
+    pending_bytes = 0
     for path in files:
-        held += inputs.size(path)
-        if group and (held > _BYTES_AT_ONCE or len(group) == _FILES_AT_ONCE):
+        pending_bytes += inputs.size(path)
+        if group and (pending_bytes > _BYTES_AT_ONCE or len(group) == _FILES_AT_ONCE):
             yield group
-            group, held = [], inputs.size(path)
+            group, pending_bytes = [], inputs.size(path)
         group.append(path)
     if group:
         yield group
@@ -292,13 +292,13 @@ class SourceRun:
     """State of an ingest."""
 
     def __init__(
-        self, options: ReadOptions, format: str | None, known: frozenset[str], now: Callable[[], datetime],
+        self, options: ReadOptions, format: str | None, known_sources: frozenset[str], now: Callable[[], datetime],
         advance: Advance, *, reader: FileReader,
     ) -> None:  # fmt: skip
         self._options = options
         self._reader = reader
         self._format = format
-        self._known = known
+        self._known = known_sources
         self._now = now
         self._advance = advance
         self._seen = SeenFiles()
@@ -399,9 +399,9 @@ class SourceRun:
     def _report_progress(self) -> None:
         """Pass on how much of the current file was read."""
         if self._current is not None:
-            done = self._bytes_read[self._current]
-            self._advance(done - self._reported_bytes)
-            self._reported_bytes = done
+            bytes_read = self._bytes_read[self._current]
+            self._advance(bytes_read - self._reported_bytes)
+            self._reported_bytes = bytes_read
 
     def _ready(self, paths: Sequence[Path]) -> dict[Path, _Ready]:
         digests: dict[Path, str] = {}
@@ -443,22 +443,22 @@ class SourceRun:
         started, notes = self._now(), ReadingNotes(name)
         try:
             kind, frames, digest = read(notes)
-            seen = SeenFiles(self._reader.checked, self._reader.table)
+            file_history = SeenFiles(self._reader.checked, self._reader.table)
             source = SampleSource(name, digest, origin)
-            taken = add(_not_empty(seen.watch(frames, notes), notes, self._reader), source)
-            self._outcomes[name] = replace(_outcome(notes, taken, started, self._now()), format=kind)
-            self._seen.devices |= seen.devices
-            self._seen.nodes |= seen.nodes
-        except _KnownError as known:
-            self._outcomes[name] = FileOutcome(name, "known", fingerprint=known.fingerprint)
+            addition = add(_not_empty(file_history.watch(frames, notes), notes, self._reader), source)
+            self._outcomes[name] = replace(_outcome(notes, addition, started, self._now()), format=kind)
+            self._seen.devices |= file_history.devices
+            self._seen.nodes |= file_history.nodes
+        except _KnownError as known_error:
+            self._outcomes[name] = FileOutcome(name, "known", fingerprint=known_error.fingerprint)
         except (UnreachableError, DiskError):
             raise
         except AffinodeError as error:
             self._outcomes[name] = _failure(name, notes, error, started, self._now())
 
-    def landed(self, taken: Sequence[Taken]) -> None:
+    def landed(self, additions: Sequence[Taken]) -> None:
         """Record that files are durable, which may happen before ``take`` returns for the last of them."""
-        self._durable += [entry.source.name for entry in taken]
+        self._durable += [entry.source.name for entry in additions]
 
     def report(self, on_landed: Callable[[Sequence[FileOutcome]], None]) -> None:
         """Report the files that have become durable."""
@@ -508,8 +508,8 @@ def sampling_steps(
     """Return the sampling intervals in seconds with their numbers of ``devices``, from ``first`` to ``last``."""
     if first is None or last is None:
         return ()
-    known = store.devices(first, last + timedelta(milliseconds=1))
-    of_devices = known.filter(pl.col("device").is_in(list(devices)))
+    known_devices = store.devices(first, last + timedelta(milliseconds=1))
+    of_devices = known_devices.filter(pl.col("device").is_in(list(devices)))
     counts = Counter(round(step / 1000, 1) for step in of_devices["step_ms"].drop_nulls())
     return tuple(counts.most_common())
 
@@ -534,18 +534,18 @@ def _not_empty(frames: Iterator[Prepared], notes: ReadingNotes, reader: FileRead
     )
 
 
-def _outcome(notes: ReadingNotes, taken: Taken, started: datetime, finished: datetime) -> FileOutcome:
+def _outcome(notes: ReadingNotes, addition: Taken, started: datetime, finished: datetime) -> FileOutcome:
     return FileOutcome(
         notes.name,
         "taken",
-        samples=taken.samples,
-        first=_moment(taken.first_ms),
-        last=_moment(taken.last_ms),
+        samples=addition.samples,
+        first=_moment(addition.first_ms),
+        last=_moment(addition.last_ms),
         problems=tuple(notes.problems),
         problem_count=notes.problem_count,
         unknown=tuple(notes.unknown.most_common()),
         decisions=tuple(notes.decisions.items()),
-        fingerprint=taken.source.fingerprint,
+        fingerprint=addition.source.fingerprint,
         started=started,
         finished=finished,
     )

@@ -83,7 +83,7 @@ def write(
     """
     devices = history.devices(since, until)
     samples = series = 0
-    seen: set[int] = set()
+    device_numbers: set[int] = set()
     times: list[datetime] = []
     for family in FAMILIES:
         out.write(f"# HELP {family.name} {family.help}\n# TYPE {family.name} gauge\n".encode())
@@ -94,12 +94,12 @@ def write(
                 out.write("".join(lines["line"]).encode())
                 samples += len(values)
                 series += values.select("device", "job").n_unique()
-                seen.update(values["device"].unique())
+                device_numbers.update(values["device"].unique())
                 span = values.select(pl.col("time").min(), pl.col("time").max().alias("last")).row(0)
                 times += span
             advance(int(group["rows"].sum()))
     out.write(b"# EOF\n")
-    return Written(samples, series, len(seen), min(times, default=None), max(times, default=None))
+    return Written(samples, series, len(device_numbers), min(times, default=None), max(times, default=None))
 
 
 def _groups(devices: pl.DataFrame, rows_at_once: int) -> Iterator[pl.DataFrame]:

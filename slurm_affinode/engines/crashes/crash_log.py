@@ -459,22 +459,22 @@ class LogScanner:
             self._examine(self._rest, len(self._rest), final=True)
             self._lines += not self._rest.endswith(b"\n")
             self._rest = b""
-        kept = [failure for kind in self._first for failure in (*self._first[kind], *self._last.get(kind, ()))]
-        ordered = tuple(sorted(kept, key=lambda failure: failure.line))
+        failures = [failure for kind in self._first for failure in (*self._first[kind], *self._last.get(kind, ()))]
+        ordered = tuple(sorted(failures, key=lambda failure: failure.line))
         return LogFindings(self._log, self._bytes, self._lines, ordered, self._dropped, self._startup, self._cut)
 
     def _examine(self, data: bytes, end: int, *, final: bool) -> bytes:
         """Examine whole lines and return what the next block has to begin with."""
-        at = counted = 0
+        position = counted = 0
         every = np.frombuffer(data, np.uint8, count=end)
         if len(self._plain) < end:  # kept, as new memory takes longer than the search
             self._plain = np.empty(end, np.uint8)
         hits = _ascii(every, self._plain).str.find_many(list(TRIGGERS), leftmost=True)[0].to_list()
         for hit in hits:
-            if hit < at:
+            if hit < position:
                 continue
             # A line begins at ``at``: nothing before it is searched, as there may be many lines that end in CR.
-            newline = max(data.rfind(b"\n", at, hit), at - 1)
+            newline = max(data.rfind(b"\n", position, hit), position - 1)
             start = max(newline, data.rfind(b"\r", newline + 1, hit)) + 1
             self._lines += int(np.count_nonzero(every[counted:start] == _NEWLINE))
             counted = start
@@ -482,13 +482,13 @@ class LogScanner:
                 after = self._tracebacks(data, start, end, hits)
                 if after is None and not final:
                     return data[start:]
-                at = end if after is None else after
+                position = end if after is None else after
                 for note in self._noted:
                     note()
                 continue
             stop = _end_of_line(data, start, end)
             self._line(_line_of(data, start, stop), self._lines + 1)
-            at = stop + 1
+            position = stop + 1
         self._lines += int(np.count_nonzero(every[counted:end] == _NEWLINE))
         return data[end:]
 
@@ -509,10 +509,10 @@ class LogScanner:
         """
         begun: dict[object, _Traceback] = {}
         self._noted = []
-        at, limit, number = start, min(end, start + _TRACEBACK_BYTES), self._lines + 1
-        while at < limit:
-            stop = _end_of_line(data, at, end)
-            line = _line_of(data, at, stop)
+        position, limit, number = start, min(end, start + _TRACEBACK_BYTES), self._lines + 1
+        while position < limit:
+            stop = _end_of_line(data, position, end)
+            line = _line_of(data, position, stop)
             who = line.facts.get("pid"), line.facts.get("process")
             traceback = begun.get(who)
             text = _GROUP.sub("", line.text, count=1)
@@ -523,13 +523,13 @@ class LogScanner:
                 traceback.leveled = line.leveled if traceback.leveled is None else traceback.leveled
             elif traceback is not None and traceback.leveled in (None, line.leveled):
                 self._noted.append(functools.partial(self._raised, text.strip(), begun.pop(who)))
-            elif (near := bisect.bisect_left(hits, at)) < len(hits) and hits[near] < stop:
+            elif (near := bisect.bisect_left(hits, position)) < len(hits) and hits[near] < stop:
                 self._noted.append(functools.partial(self._line, line, number))
-            number += data.count(b"\n", at, stop + 1)
-            at = stop + 1
+            number += data.count(b"\n", position, stop + 1)
+            position = stop + 1
             if not begun:
-                return at
-        return None if at >= end and end - start < _TRACEBACK_BYTES else at
+                return position
+        return None if position >= end and end - start < _TRACEBACK_BYTES else position
 
     def _raised(self, text: str, traceback: _Traceback) -> None:
         failure = classify(text)

@@ -102,7 +102,7 @@ class CrashTriage:
         row["metrics"] = [
             {**plain(last_metrics), "figures": dict(last_metrics.figures)} for last_metrics in self.metrics
         ]
-        row["holders"] = [{"process": name, "bytes": held} for name, held in self.holders]
+        row["holders"] = [{"process": name, "bytes": held_bytes} for name, held_bytes in self.holders]
         row["logs"] = [{"log": name, "bytes": read} for name, read in self.logs]
         return row
 
@@ -233,15 +233,15 @@ def _confidence(
         recorded = 0.3 if agrees else 0.1 if job.running else 0.0
         if cause is None and agrees:
             recorded = 0.6
-    others = {failure.kind for failure in failures if failure.rank == rank}
-    alone = 0.2 if len(others) <= 1 else 0.05
+    kinds = {failure.kind for failure in failures if failure.rank == rank}
+    alone = 0.2 if len(kinds) <= 1 else 0.05
     return round(min(1.0, named + recorded + alone), 2)
 
 
 def _holders(cause: LogFailure | None, job: JobOutcome | None) -> tuple[tuple[str, float], ...]:
     holders: list[tuple[str, float]] = []
     if cause is not None:
-        holders += [(f"PID {pid}", held) for pid, held in cause.holders]
+        holders += [(f"PID {pid}", held_bytes) for pid, held_bytes in cause.holders]
         if cause.used is not None:
             who = TEXTS.entry("holder.job" if cause.memory == "job" else "holder.process")
             holders.append((_process(cause) if cause.pid or cause.process else who, cause.used))
@@ -306,13 +306,13 @@ def _advice(
 def _memory_of_others(cause: LogFailure | None) -> dict[str, int | None]:
     """Return the values of advice on memory that other processes, or the allocator, held."""
     holders = () if cause is None else cause.holders
-    held, alone = round(sum(count for _, count in holders)), len(holders) == 1
+    held_bytes, alone = round(sum(count for _, count in holders)), len(holders) == 1
     unused = None
     if cause is not None and cause.unused and cause.requested and cause.unused >= cause.requested:
         unused = round(cause.unused)
     return {
-        "held_alone": held if alone else None, "held": held, "holders": len(holders) if len(holders) > 1 else None,
-        "unused": unused,
+        "held_alone": held_bytes if alone else None, "held": held_bytes,
+        "holders": len(holders) if len(holders) > 1 else None, "unused": unused,
     }  # fmt: skip
 
 

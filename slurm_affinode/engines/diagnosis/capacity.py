@@ -49,8 +49,8 @@ def estimate(series: EngineSeries) -> Capacity:
     """Estimate the limits of the engine."""
     running, waiting, usage = series.value("running"), series.value("waiting"), series.value("kv_usage")
     queued = waiting > 0
-    held = (usage / np.where(running >= 1, running, np.nan))[(running >= 1) & (usage > 0)]
-    demand = float(np.median(held)) if len(held) else _demand_by_length(series)
+    usage_per_request = (usage / np.where(running >= 1, running, np.nan))[(running >= 1) & (usage > 0)]
+    demand = float(np.median(usage_per_request)) if len(usage_per_request) else _demand_by_length(series)
     full: float | None = None
     at_wait: float | None = None
     if series.known("kv_usage"):
@@ -61,13 +61,13 @@ def estimate(series: EngineSeries) -> Capacity:
         at_wait = full
         if len(plateau) >= _ENOUGH:
             at_wait = float(np.clip(np.quantile(plateau, 0.25), max(MIN_LEVEL, full - 0.3), full))
-    limit, seen = _batch_limit(series, running, queued)
+    limit, batch_tokens = _batch_limit(series, running, queued)
     kv_full = np.zeros(len(series), np.bool_)
     if full is not None and at_wait is not None:
         kv_full |= (usage >= full) | (queued & (usage >= at_wait))
     kv_full |= series.change("preemptions") > 0
     batch_full = queued & (running >= limit) if limit is not None else np.zeros(len(series), np.bool_)
-    return Capacity(demand, full, at_wait, limit, seen, kv_full, batch_full)
+    return Capacity(demand, full, at_wait, limit, batch_tokens, kv_full, batch_full)
 
 
 def _demand_by_length(series: EngineSeries) -> float | None:
@@ -232,8 +232,8 @@ class _CalmIntervals:
     def of(cls, series: EngineSeries) -> _CalmIntervals:
         tokens, spans, running = series.change("generation_tokens"), series.interval, series.value("running")
         usable = (series.change("preemptions") == 0) & np.isfinite(tokens) & np.isfinite(spans) & (running >= 1)
-        at = np.flatnonzero(usable)
-        return cls(at, tokens[at], spans[at], running[at])
+        positions = np.flatnonzero(usable)
+        return cls(positions, tokens[positions], spans[positions], running[positions])
 
     def rate_until(self, last: int) -> float | None:
         """Return the output rate up to a sample, over the intervals in which as many requests ran as in a storm.

@@ -73,18 +73,18 @@ def lasting(series: EngineSeries, mask: Bools) -> list[tuple[int, int]]:
         if not part.any():
             continue
         total = np.concatenate([[0], np.cumsum(part)])
-        at = np.arange(len(part))
-        low, high = np.maximum(at - WINDOW // 2, 0), np.minimum(at + WINDOW // 2, len(part))
+        sample_numbers = np.arange(len(part))
+        low, high = np.maximum(sample_numbers - WINDOW // 2, 0), np.minimum(sample_numbers + WINDOW // 2, len(part))
         share = (total[high] - total[low]) / (high - low)
         edges = np.flatnonzero(np.diff(np.concatenate([[0], (share >= LEAVE).astype(np.int8), [0]])))
-        begins, ends, held = edges[::2], edges[1::2], np.flatnonzero(part)
+        begins, ends, occupied = edges[::2], edges[1::2], np.flatnonzero(part)
         if not len(begins):
             continue
         # Up to the next episode, the share is below that in this one.
         peak = np.maximum.reduceat(share, begins)
-        low, high = np.searchsorted(held, begins), np.searchsorted(held, ends)
+        low, high = np.searchsorted(occupied, begins), np.searchsorted(occupied, ends)
         long = (high - low >= 2) & (peak >= ENTER)
-        pairs = zip(held[low[long]].tolist(), held[high[long] - 1].tolist(), strict=True)
+        pairs = zip(occupied[low[long]].tolist(), occupied[high[long] - 1].tolist(), strict=True)
         intervals += [(first + begin, first + last) for begin, last in pairs]
     return intervals
 

@@ -350,8 +350,8 @@ def _have_lengths(samples: pl.LazyFrame) -> bool:
     names = samples.collect_schema().names()
     if "generation_lengths" not in names:
         return False
-    known = samples.select(pl.col(name).is_not_null().any() for name in _HISTOGRAMS if name in names)
-    return any(known.collect(engine="streaming").row(0))
+    presence = samples.select(pl.col(name).is_not_null().any() for name in _HISTOGRAMS if name in names)
+    return any(presence.collect(engine="streaming").row(0))
 
 
 def _by_job(samples: pl.DataFrame) -> dict[str | None, pl.DataFrame]:
@@ -359,9 +359,9 @@ def _by_job(samples: pl.DataFrame) -> dict[str | None, pl.DataFrame]:
 
     A scrape without a job, for example a failed one, belongs to the job before it.
     """
-    known = samples["job"].drop_nulls().unique()
-    if len(known) < 2:
-        return {str(known[0]) if len(known) else None: samples}
+    jobs = samples["job"].drop_nulls().unique()
+    if len(jobs) < 2:
+        return {str(jobs[0]) if len(jobs) else None: samples}
     ordered = samples.sort("time", maintain_order=True)
     job = pl.col("job").forward_fill().backward_fill().cast(pl.String).alias("of")
     parts = ordered.with_columns(job).partition_by("of", as_dict=True, include_key=False, maintain_order=True)

@@ -33,12 +33,12 @@ _SAWTOOTH = 2
 def without_progress(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     """Return the times in which requests are held and none makes progress: stalls, and requests that cannot fit."""
     running, waiting = series.value("running"), series.value("waiting")
-    held = (np.nan_to_num(running) + np.nan_to_num(waiting)) > 0
+    occupied = (np.nan_to_num(running) + np.nan_to_num(waiting)) > 0
     moves = series.progress
     # Without counters, only an empty batch with a queue shows that nothing is processed.
-    still = held & np.where(np.isfinite(moves), moves == 0, (running == 0) & (waiting > 0))
+    still = occupied & np.where(np.isfinite(moves), moves == 0, (running == 0) & (waiting > 0))
     # A preempted request prefills again: the counter of prompt tokens may grow, but no token is generated.
-    looping = held & (series.change("preemptions") > 0) & _none_ends(series)
+    looping = occupied & (series.change("preemptions") > 0) & _none_ends(series)
     candidates = still | looping
     if not candidates.any():
         return []
@@ -47,8 +47,8 @@ def without_progress(series: EngineSeries, capacity: Capacity) -> list[Diagnosis
     pauses = [_length(series, first, last) for first, last in stuck]
     for number, (first, last) in enumerate(stuck):
         first = max(first - 1, 0) if np.isfinite(series.interval[first]) and not series.restarts[first] else first  # noqa: PLW2901
-        others = [pause for i, pause in enumerate(pauses) if i != number and stuck[i][1] < len(series) - 1]
-        usual = float(np.quantile(others, 0.9)) if others else 0.0
+        other_pauses = [pause for i, pause in enumerate(pauses) if i != number and stuck[i][1] < len(series) - 1]
+        usual = float(np.quantile(other_pauses, 0.9)) if other_pauses else 0.0
         limit = max(STALL_STEPS * series.step_s, STALL_S, STALL_PAUSES * usual)
         length = float(series.time[last] - series.time[first])
         if length < limit or last - first < 3:
@@ -58,9 +58,9 @@ def without_progress(series: EngineSeries, capacity: Capacity) -> list[Diagnosis
 
 
 def _none_ends(series: EngineSeries) -> Bools:
-    ended, made = series.change("finished"), series.change("generation_tokens")
-    unknown = ~np.isfinite(ended) & ~np.isfinite(made)
-    none: Bools = (np.nan_to_num(ended) == 0) & (np.nan_to_num(made) == 0) & ~unknown
+    ended, generated = series.change("finished"), series.change("generation_tokens")
+    unknown = ~np.isfinite(ended) & ~np.isfinite(generated)
+    none: Bools = (np.nan_to_num(ended) == 0) & (np.nan_to_num(generated) == 0) & ~unknown
     return none
 
 
@@ -189,14 +189,14 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
             diagnoses.append(diagnosis("out-of-memory.load", moment(begin), moment(end), proof, certainty=0.6,
                                    doubts=["out-of-memory.doubt-reserved"], share=gpu_share))  # fmt: skip
     # An error is logged on many lines: one diagnosis of a kind.
-    others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in reported}
+    other_events = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in reported}
     # Of several ends, an event without a time may belong to any.
     edges = (
         (series.all_times[series_outages[0].first], series.all_times[series_outages[-1].last])
         if series_outages
         else (series.all_times[-1],) * 2
     )
-    for event in others.values():
+    for event in other_events.values():
         begin, end = edges if event.time is None else (event.time.timestamp(),) * 2
         diagnoses.append(_out_of_memory(series, begin, end, event))
     refused = {refusal.time: refusal for refusal in events if refusal.kind == "request-too-large"}
@@ -208,8 +208,8 @@ def _load_before(series: EngineSeries, position: int) -> tuple[float | None, flo
     before = np.flatnonzero(series.reached < position)
     if not len(before):
         return None, None
-    held = [float(series.value(name)[before[-1]]) for name in ("running", "waiting")]
-    running, waiting = (0.0 if np.isnan(requests) else requests for requests in held)
+    request_counts = [float(series.value(name)[before[-1]]) for name in ("running", "waiting")]
+    running, waiting = (0.0 if np.isnan(requests) else requests for requests in request_counts)
     return (running, waiting) if running + waiting else (None, None)
 
 
@@ -226,9 +226,9 @@ def _out_of_memory(series: EngineSeries, begin: float, end: float, event: Engine
 
 
 def _refused_start(series: EngineSeries, event: EngineEvent) -> Diagnosis:
-    at = moment(series.all_times[-1]) if event.time is None else event.time
+    event_time = moment(series.all_times[-1]) if event.time is None else event.time
     proof = [evidence("request-too-large.log", event.text, 1.0)]
-    return diagnosis("request-too-large.refused", at, at, proof)
+    return diagnosis("request-too-large.refused", event_time, event_time, proof)
 
 
 def orphans(series: EngineSeries) -> list[Diagnosis]:

@@ -56,21 +56,26 @@ def gpu_state(series: EngineSeries, gpus: pl.DataFrame | None) -> GpuState | Non
     ).sort("device", "at")  # fmt: skip
     columns: dict[str, list[Floats]] = {name: [] for name in names}
     for (_,), part in table.group_by(["device"], maintain_order=True):
-        at = part["at"].to_numpy()
+        times = part["at"].to_numpy()
         # Also a sample shortly after the scrape, as clocks differ.
-        nearest = np.clip(np.searchsorted(at, series.time + 1.0, side="right") - 1, 0, None)
-        near = np.abs(at[nearest] - series.time) <= tolerance
+        nearest = np.clip(np.searchsorted(times, series.time + 1.0, side="right") - 1, 0, None)
+        near = np.abs(times[nearest] - series.time) <= tolerance
         for name in names:
             value = part[name].fill_null(np.nan).to_numpy()[nearest]
             columns[name].append(np.where(near, value, np.nan))
     stacked = {name: np.vstack(values) for name, values in columns.items()}
-    held = stacked["fb_used_mib"]
+    used_mib = stacked["fb_used_mib"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = held / np.where(stacked["fb_total_mib"] > 0, stacked["fb_total_mib"], np.nan)
+        share = used_mib / np.where(stacked["fb_total_mib"] > 0, stacked["fb_total_mib"], np.nan)
     power = stacked["power_w"].sum(axis=0)
     peak = float(np.nanmax(power)) if np.isfinite(power).any() else None
     return GpuState(
-        len(held), held.sum(axis=0) / 1024, np.fmax.reduce(share), np.fmax.reduce(stacked["util_pct"]), power, peak
+        len(used_mib),
+        used_mib.sum(axis=0) / 1024,
+        np.fmax.reduce(share),
+        np.fmax.reduce(stacked["util_pct"]),
+        power,
+        peak,
     )
 
 
@@ -78,9 +83,9 @@ def resting(series: EngineSeries) -> tuple[Bools, Bools]:
     """Return for each sample whether the engine is idle, and whether it is asleep. What is unknown is neither."""
     asleep = series.value("asleep") == 1
     running, waiting, moves = series.value("running"), series.value("waiting"), series.progress
-    known = np.isfinite(running) | np.isfinite(moves)
+    measured = np.isfinite(running) | np.isfinite(moves)
     busy = (np.nan_to_num(running) > 0) | (np.nan_to_num(waiting) > 0) | (np.nan_to_num(moves) > 0)
-    return known & ~busy & ~asleep, asleep
+    return measured & ~busy & ~asleep, asleep
 
 
 def unused(series: EngineSeries, gpus: GpuState | None, idle_s: float) -> list[Diagnosis]:
@@ -101,26 +106,26 @@ def _unused(  # noqa: PLR0917
     length = float(series.time[last] - series.time[first])
     count = len(series.gpus) or (gpus.count if gpus is not None else 0)
     hours = count * length / 3600 if count else None
-    held = _mean(gpus.held_gib, first, last) if gpus is not None else None
-    gib_hours = None if held is None else held * length / 3600
+    held_gib = _mean(gpus.held_gib, first, last) if gpus is not None else None
+    gib_hours = None if held_gib is None else held_gib * length / 3600
     proof = [
         evidence("idle.time", length, 0.7, least=idle_s) if kind == "idle" else evidence("asleep.time", length, 0.7),
-        evidence("idle.memory", held, 0.3, met=(held or 0) > 0.5) if kind == "idle" else
-        evidence("asleep.memory", held, 0.0, met=(held or 0) > 0.5),
+        evidence("idle.memory", held_gib, 0.3, met=(held_gib or 0) > 0.5) if kind == "idle" else
+        evidence("asleep.memory", held_gib, 0.0, met=(held_gib or 0) > 0.5),
     ]  # fmt: skip
-    kept = kind == "asleep" and gpus is not None and (_mean(gpus.share, first, last) or 0.0) >= 0.5
+    memory_kept = kind == "asleep" and gpus is not None and (_mean(gpus.share, first, last) or 0.0) >= 0.5
     return diagnosis(
         "idle.unused" if kind == "idle" else "asleep.unused", moment(series.time[first]), moment(series.time[last]),
-        proof, doubts=["asleep.doubt-memory"] if kept else [],
-        figures={"gpu_hours": hours, "gib_hours": gib_hours, "held_gib": held},
-        length=length, hours=hours, gib_hours=gib_hours, held=held,
+        proof, doubts=["asleep.doubt-memory"] if memory_kept else [],
+        figures={"gpu_hours": hours, "gib_hours": gib_hours, "held_gib": held_gib},
+        length=length, hours=hours, gib_hours=gib_hours, held=held_gib,
     )  # fmt: skip
 
 
 def _mean(values: Floats, first: int, last: int) -> float | None:
     part = values[first : last + 1]
-    known = part[np.isfinite(part)]
-    return float(known.mean()) if len(known) else None
+    finite = part[np.isfinite(part)]
+    return float(finite.mean()) if len(finite) else None
 
 
 def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, running_job: bool | None) -> list[Diagnosis]:
@@ -137,7 +142,7 @@ def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, runnin
         share, use = _mean(gpus.share, first, last) or 0.0, _mean(gpus.utilization, first, last)
         power = _mean(gpus.power_w, first, last)
         hours = gpus.count * length / 3600
-        held = _mean(gpus.held_gib, first, last)
+        held_gib = _mean(gpus.held_gib, first, last)
         served = series.sum_of("generation_tokens", first, last)
         proof = [
             evidence("squatter-signature.memory", share * 100, 0.4, share=share),
@@ -160,8 +165,10 @@ def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, runnin
         diagnoses.append(diagnosis(
             "squatter-signature.held", moment(series.time[first]), moment(series.time[last]), proof,
             share=share, use=use, length=length, hours=hours, power=power, served=served,
-            figures={"gpu_hours": hours, "gib_hours": None if held is None else held * length / 3600, "power_w": power},
-            doubts=doubts, certainty=0.5 if served else 1.0,
+            figures={
+                "gpu_hours": hours, "gib_hours": None if held_gib is None else held_gib * length / 3600,
+                "power_w": power,
+            }, doubts=doubts, certainty=0.5 if served else 1.0,
         ))  # fmt: skip
     return diagnoses
 
@@ -172,10 +179,10 @@ def leaks(series: EngineSeries) -> list[Diagnosis]:
     edges = [0, *np.flatnonzero(series.restarts).tolist(), len(series)]
     lives = sorted(itertools.pairwise(edges), key=lambda life: life[0] - life[1])
     for first, end in lives[:1]:
-        at = np.arange(first, end)[np.isfinite(memory[first:end])]
-        if len(at) < _LEAK_SAMPLES:
+        positions = np.arange(first, end)[np.isfinite(memory[first:end])]
+        if len(positions) < _LEAK_SAMPLES:
             continue
-        blocks = np.array_split(at, _BLOCKS)
+        blocks = np.array_split(positions, _BLOCKS)
         # The smallest value of each block: requests in flight, which add to memory for a time, do not count.
         floors = np.array([float(memory[block].min()) for block in blocks])
         rises = np.diff(floors)
@@ -185,12 +192,12 @@ def leaks(series: EngineSeries) -> list[Diagnosis]:
         if grown < max(_LEAK_SHARE * begin, _LEAK_BYTES) or lasting < _BLOCKS - 2 or rises[-2:].mean() < mean / 3:
             continue
         load = np.nan_to_num(series.value("running")) + np.nan_to_num(series.value("waiting"))
-        held = np.array([float(load[block].min()) for block in blocks])
-        follows = held[-1] > held[0] and held.std() > 0 and float(np.corrcoef(held, floors)[0, 1]) > _WITH_LOAD
+        loads = np.array([float(load[block].min()) for block in blocks])
+        follows = loads[-1] > loads[0] and loads.std() > 0 and float(np.corrcoef(loads, floors)[0, 1]) > _WITH_LOAD
         if follows:
             continue
-        hours = float(series.time[at[-1]] - series.time[at[0]]) / 3600
-        stuck = series.sum_of("uncollectable", int(at[0]), int(at[-1]))
+        hours = float(series.time[positions[-1]] - series.time[positions[0]]) / 3600
+        stuck = series.sum_of("uncollectable", int(positions[0]), int(positions[-1]))
         rate = grown / hours
         proof = [
             evidence("memory-leak.growth", grown / 2**20, 0.4, begin=begin, end=float(floors[-1]), length=hours * 3600),
@@ -199,7 +206,7 @@ def leaks(series: EngineSeries) -> list[Diagnosis]:
         ]
         brief = hours < 1
         return [diagnosis(
-            "memory-leak.growth-rate", moment(series.time[at[0]]), moment(series.time[at[-1]]), proof,
+            "memory-leak.growth-rate", moment(series.time[positions[0]]), moment(series.time[positions[-1]]), proof,
             rate=rate, begin=begin, end=float(floors[-1]),
             figures={"bytes_per_hour": rate, "grown_bytes": grown, "uncollectable": stuck},
             doubts=["memory-leak.doubt-short"] if brief else [],

@@ -88,11 +88,11 @@ def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
         if backlog[first : last + 1].max() < _LEAST:
             continue
         lead, tail = _widen(series, first, last)
-        at = np.arange(lead, tail + 1)
-        at = at[np.isfinite(backlog[at])]
-        if len(at) < 3 or float(backlog[at].max()) < _LEAST:
+        positions = np.arange(lead, tail + 1)
+        positions = positions[np.isfinite(backlog[positions])]
+        if len(positions) < 3 or float(backlog[positions].max()) < _LEAST:
             continue
-        diagnoses += _queue_diagnosis(series, capacity, at, backlog[at], dispersion)
+        diagnoses += _queue_diagnosis(series, capacity, positions, backlog[positions], dispersion)
     return diagnoses
 
 
@@ -115,10 +115,10 @@ def _dispersion(series: EngineSeries, backlog: Floats) -> float:
     ended = series.change("finished")
     if not np.isfinite(ended).any():
         ended = series.change("e2e_count")
-    held = backlog + np.nan_to_num(series.value("running"))
-    arrived = ended + np.concatenate([[np.nan], np.diff(held)])
-    known = np.isfinite(arrived)
-    total, clock = np.cumsum(np.where(known, arrived, 0.0)), np.cumsum(np.where(known, series.interval, 0.0))
+    requests = backlog + np.nan_to_num(series.value("running"))
+    arrived = ended + np.concatenate([[np.nan], np.diff(requests)])
+    finite = np.isfinite(arrived)
+    total, clock = np.cumsum(np.where(finite, arrived, 0.0)), np.cumsum(np.where(finite, series.interval, 0.0))
     if not len(clock) or clock[-1] < _PERIOD_S * _PARTS or total[-1] <= 0:
         return 1.0
     period = max(_PERIOD_S, series.step_s, _ARRIVALS * float(clock[-1] / total[-1]))
@@ -155,11 +155,11 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
     spans, change = np.diff(time[::scale]), np.diff(queue[::scale])
     squares = np.sort(np.diff(change / spans) ** 2 / (1 / spans[1:] + 1 / spans[:-1]))
     variances = [float(squares[: math.ceil(0.75 * len(squares))].mean()) / _SMALLEST_SQUARES]
-    at = 2 * (time - time[0]) / length - 1
-    line = queue[0] + (queue[-1] - queue[0]) * (at + 1) / 2
+    scaled_time = 2 * (time - time[0]) / length - 1
+    line = queue[0] + (queue[-1] - queue[0]) * (scaled_time + 1) / 2
     variances.append(6 * float(np.mean((queue - line) ** 2)) / length)  # mean square of a Brownian bridge: V T / 6
     if steps >= _PARTS and min(variances) > max(rate, 1e-9):  # otherwise the third one makes no difference
-        basis = np.vander(at, 3)
+        basis = np.vander(scaled_time, 3)
         residuals = queue - basis @ np.linalg.lstsq(basis, queue, rcond=None)[0]
         # Mean square of Brownian motion without its parabola: 3 V T / 70.
         variances.append(70 / 3 * float(np.mean(residuals**2)) / length)
@@ -167,34 +167,34 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
 
 
 def _queue_diagnosis(
-    series: EngineSeries, capacity: Capacity, at: Integers, queue: Floats, dispersion: float
+    series: EngineSeries, capacity: Capacity, positions: Integers, queue: Floats, dispersion: float
 ) -> list[Diagnosis]:
-    time = series.time[at]
+    time = series.time[positions]
     parts = legs(time, queue, _variance(time, queue, 0.0))
     growths: list[Growth] = []
     for leg in _merged(parts, queue):
-        growth = _growth(series, at, queue, leg, dispersion)
+        growth = _growth(series, positions, queue, leg, dispersion)
         if growth is None and (steeper := _after_calm(leg, queue)).first > leg.first:
-            growth = _growth(series, at, queue, steeper, dispersion)
+            growth = _growth(series, positions, queue, steeper, dispersion)
         if growth is not None:
             growths.append(growth)
     diagnoses: list[Diagnosis] = []
     for number, growth in enumerate(growths):
-        until = growths[number + 1].first if number + 1 < len(growths) else int(at[-1])
-        recovery = _recovery(series, at, queue, growth, until)
-        end = growth.last if recovery else _persistence(series, at, queue, growth, until)
+        until = growths[number + 1].first if number + 1 < len(growths) else int(positions[-1])
+        recovery = _recovery(series, positions, queue, growth, until)
+        end = growth.last if recovery else _persistence(series, positions, queue, growth, until)
         diagnoses.append(_unstable(series, capacity, growth, end))
         diagnoses += recovery
     return diagnoses
 
 
-def _persistence(series: EngineSeries, at: Integers, queue: Floats, growth: Growth, until: int) -> int:
+def _persistence(series: EngineSeries, positions: Integers, queue: Floats, growth: Growth, until: int) -> int:
     """Return the last sample shortly after the growth at which the queue is as long as before.
 
     A queue fluctuates while it grows: an overload is not over because the last scrape saw a few requests less.
     """
-    inside = (at >= growth.last) & (at <= until)
-    where, level = at[inside], queue[inside]
+    inside = (positions >= growth.last) & (positions <= until)
+    where, level = positions[inside], queue[inside]
     limit = series.time[growth.last] + max(SUSTAINED_S, _LATE * series.step_s)
     fell = np.flatnonzero((level < (1 - _DIP) * level[0]) | (series.time[where] > limit))
     return int(where[fell[0] - 1] if len(fell) else where[-1])
@@ -224,11 +224,11 @@ def _after_calm(leg: Leg, queue: Floats) -> Leg:
     return Leg(begin, leg.last, float(queue[leg.last] - queue[begin]))
 
 
-def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg, dispersion: float) -> Growth | None:
+def _growth(series: EngineSeries, positions: Integers, queue: Floats, leg: Leg, dispersion: float) -> Growth | None:
     """Return the growth over a rising leg, or ``None`` if it is random, short, or a single burst."""
-    time = series.time[at]
+    time = series.time[positions]
     length, steps = float(time[leg.last] - time[leg.first]), leg.last - leg.first
-    first, last = int(at[leg.first]), int(at[leg.last])
+    first, last = int(positions[leg.first]), int(positions[leg.last])
     if steps < 2 or length < SUSTAINED_S or leg.rise < _LEAST:
         return None
     service_s = _request_s(series, first, last)
@@ -260,11 +260,11 @@ def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg, dispers
     if _paused_s(series, first, last) > _PAUSED * length:
         return None
     service = None if served is None else served / length
-    held = _held_change(series, first, last)
+    held_change = _held_change(series, first, last)
     arrivals = (
         None
-        if served is None or held is None
-        else (served + held + (leg.rise - _waiting(series, first, last))) / length
+        if served is None or held_change is None
+        else (served + held_change + (leg.rise - _waiting(series, first, last))) / length
     )
     return Growth(first, last, leg.rise, deviations, steps, arrivals, service)
 
@@ -322,13 +322,13 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: i
     estimate = overload(series, capacity, growth)
     ratio = growth.arrivals / growth.service if growth.arrivals is not None and growth.service else None
     tokens, error = (None, None) if estimate is None else estimate
-    known = None not in (ratio, growth.arrivals, growth.service)
-    arrivals, service = (growth.arrivals, growth.service) if known else (None, None)
+    rates_known = None not in (ratio, growth.arrivals, growth.service)
+    arrivals, service = (growth.arrivals, growth.service) if rates_known else (None, None)
     proof = [
         evidence("queue-unstable.queue", growth.deviations, 0.4, least=SIGNIFICANT, rise=growth.rise, end=end,
                  length=length),
         _limit_evidence(series, capacity, growth),
-        evidence("queue-unstable.arrivals" if known else "queue-unstable.arrivals-unknown", growth.arrivals, 0.2,
+        evidence("queue-unstable.arrivals" if rates_known else "queue-unstable.arrivals-unknown", growth.arrivals, 0.2,
                  service=service, ratio=ratio, met=ratio is not None and ratio > 1),
         evidence("queue-unstable.ttft", ttft, 0.1, usual=usual,
                  met=ttft is not None and (usual is None or ttft > 2 * usual)),
@@ -358,10 +358,10 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: i
 def _limit_evidence(series: EngineSeries, capacity: Capacity, growth: Growth) -> Evidence:
     part = slice(growth.first, growth.last + 1)
     full, batch = float(capacity.kv_full[part].mean()), float(capacity.batch_full[part].mean())
-    known = series.known("kv_usage") or series.known("preemptions") or capacity.batch_limit is not None
+    limit_known = series.known("kv_usage") or series.known("preemptions") or capacity.batch_limit is not None
     share = max(full, batch)
     return evidence("queue-unstable.limit-batch" if batch > full else "queue-unstable.limit",
-                    share * 100 if known else None, 0.2, share=share, limit=capacity.batch_limit,
+                    share * 100 if limit_known else None, 0.2, share=share, limit=capacity.batch_limit,
                     met=share >= 0.5)  # fmt: skip
 
 
@@ -436,10 +436,10 @@ def second_moment(series: EngineSeries, first: int, last: int, mean: float) -> t
     return mean**2 * (1 + half), mean**2 * half
 
 
-def _recovery(series: EngineSeries, at: Integers, queue: Floats, growth: Growth, until: int) -> list[Diagnosis]:
+def _recovery(series: EngineSeries, positions: Integers, queue: Floats, growth: Growth, until: int) -> list[Diagnosis]:
     """Return the time in which the queue of an overload gets shorter, if it does."""
-    inside = (at >= growth.last) & (at <= until)
-    where, level = at[inside], queue[inside]
+    inside = (positions >= growth.last) & (positions <= until)
+    where, level = positions[inside], queue[inside]
     if len(where) < 3:
         return []
     peak = float(level[0])

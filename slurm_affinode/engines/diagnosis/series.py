@@ -140,15 +140,15 @@ class EngineSeries:
         """Whether another process answered than at the previous scrape."""
         start = self.value("start_time")
         before = np.concatenate([[np.nan], start[:-1]]) if len(self) else start
-        known = np.isfinite(start) & np.isfinite(before)
-        moved = known & (np.abs(start - before) > 1)
+        finite = np.isfinite(start) & np.isfinite(before)
+        moved = finite & (np.abs(start - before) > 1)
         counts = [self.value(name) for name in _RESTART if self.known(name)]
         if counts:
             table = np.vstack(counts)
             earlier = np.concatenate([np.full((len(counts), 1), np.nan), table[:, :-1]], axis=1)
             fell = (table < earlier).sum(axis=0)
             comparable = (np.isfinite(table) & np.isfinite(earlier) & (earlier > 0)).sum(axis=0)
-            moved |= ~known & (comparable > 0) & (fell * 2 > comparable)
+            moved |= ~finite & (comparable > 0) & (fell * 2 > comparable)
         return moved
 
     @cached_property
@@ -213,28 +213,28 @@ class EngineSeries:
     def rate_of(self, name: str, first: int, last: int) -> float | None:
         """Return the growth per second, over the intervals in which it is known."""
         part = slice(first + 1, last + 1)
-        known = self._known_change(name)[part]
-        grown, length = self.change(name)[part][known], np.add.reduce(self.interval[part][known])
+        finite = self._known_change(name)[part]
+        grown, length = self.change(name)[part][finite], np.add.reduce(self.interval[part][finite])
         return float(np.add.reduce(grown) / length) if len(grown) and length > 0 else None
 
     def ratio_of(self, amount: str, count: str, first: int, last: int) -> float | None:
         """Return the growth of one counter by that of another: a mean over events; ``None`` without an event."""
         part = slice(first + 1, last + 1)
-        known = self._known_change(amount)[part] & self._known_change(count)[part]
-        events = float(np.add.reduce(self.change(count)[part][known]))
-        return float(np.add.reduce(self.change(amount)[part][known])) / events if events > 0 else None
+        finite = self._known_change(amount)[part] & self._known_change(count)[part]
+        events = float(np.add.reduce(self.change(count)[part][finite]))
+        return float(np.add.reduce(self.change(amount)[part][finite])) / events if events > 0 else None
 
     def mean_of(self, name: str, first: int, last: int) -> float | None:
         """Return the mean of a gauge over the samples."""
         part = self.value(name)[first : last + 1]
-        known = part[np.isfinite(part)]
-        return float(known.mean()) if len(known) else None
+        finite = part[np.isfinite(part)]
+        return float(finite.mean()) if len(finite) else None
 
     def peak_of(self, name: str, first: int, last: int) -> float | None:
         """Return the maximum of a gauge."""
         part = self.value(name)[first : last + 1]
-        known = part[np.isfinite(part)]
-        return float(np.maximum.reduce(known)) if len(known) else None
+        finite = part[np.isfinite(part)]
+        return float(np.maximum.reduce(finite)) if len(finite) else None
 
 
 def _repeated(samples: pl.DataFrame) -> Bools | None:
@@ -258,7 +258,9 @@ def _orphaned(samples: pl.DataFrame) -> list[tuple[float, float, float | None]]:
     if not {*ORPHANED} <= {*samples.columns} or samples[ORPHANED[0]].null_count() == len(samples):
         return []
     rows = samples.filter(pl.col(ORPHANED[0]) > 0)
-    return [(at.timestamp(), count, held) for at, count, held in rows.select("time", *ORPHANED).iter_rows()]
+    return [
+        (time.timestamp(), count, held_bytes) for time, count, held_bytes in rows.select("time", *ORPHANED).iter_rows()
+    ]
 
 
 def _last(samples: pl.DataFrame, name: str) -> str | None:
@@ -284,8 +286,8 @@ def streams(key: EngineKey, samples: pl.DataFrame) -> Iterator[EngineSeries]:
 def _in_turn(whole: EngineSeries) -> Iterator[tuple[str | None, pl.DataFrame]]:
     """Yield rank and samples of each process that responds in turn with others. Rank ``None``: there is only one."""
     samples, start = whole.samples, whole.value("start_time")
-    known = np.round(start[np.isfinite(start)])
-    changes, distinct = int((np.abs(np.diff(known)) > 1).sum()), np.unique(known)
+    starts = np.round(start[np.isfinite(start)])
+    changes, distinct = int((np.abs(np.diff(starts)) > 1).sum()), np.unique(starts)
     if changes > len(distinct) >= 2:
         rounded = pl.col("start_time").round()
         for started in distinct.tolist():
@@ -294,7 +296,7 @@ def _in_turn(whole: EngineSeries) -> Iterator[tuple[str | None, pl.DataFrame]]:
                 samples.filter(rounded.is_null() | (rounded == started)),
             )
         return
-    numbers = None if len(known) else _by_counters(whole)
+    numbers = None if len(starts) else _by_counters(whole)
     if numbers is None:
         yield None, samples
         return
@@ -310,10 +312,10 @@ def _by_counters(series: EngineSeries) -> Integers | None:
     ``None``: there is one process, or they cannot be separated. A scrape is of the process whose counters have grown
     least since. Before the counters fall for the first time, those of two processes look like a jump of one.
     """
-    known = [series.value(name) for name in _RESTART if series.known(name)]
-    if not series.disordered or not known:
+    restart_values = [series.value(name) for name in _RESTART if series.known(name)]
+    if not series.disordered or not restart_values:
         return None
-    counts = np.log1p(np.vstack(known).T)
+    counts = np.log1p(np.vstack(restart_values).T)
     chains: list[list[int]] = []
     for place, now in enumerate(counts):
         fitting = [chain for chain in chains if not (now < counts[chain[-1]]).any()]

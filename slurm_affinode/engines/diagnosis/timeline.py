@@ -38,11 +38,11 @@ def timeline(
     count = -(-round((until - since).total_seconds() * 1e6) // step_us)
     axis = pl.DataFrame({"slot": range(count)}, schema={"slot": pl.Int64})
     slot = (((pl.col("time") - pl.lit(since)).dt.total_microseconds()) // step_us).alias("slot")
-    known = samples.filter(pl.col("error").is_null()).sort("time")
-    gauges = known.group_by(slot).agg(expression.alias(name) for name, expression in _GAUGES.items())
-    table = _held(axis, gauges, _reach(known["time"], step_us))
+    valid_samples = samples.filter(pl.col("error").is_null()).sort("time")
+    gauges = valid_samples.group_by(slot).agg(expression.alias(name) for name, expression in _GAUGES.items())
+    table = _held(axis, gauges, _reach(valid_samples["time"], step_us))
     for name, rate in _RATES.items():
-        table = table.with_columns(_rates(known, name, since, step_us, count).alias(rate))
+        table = table.with_columns(_rates(valid_samples, name, since, step_us, count).alias(rate))
     if gpus is not None and gpus.height:
         each = [
             _held(axis, gpu.group_by(slot).agg(pl.col("util_pct").mean(), pl.col("fb_used_mib").mean() / 1024),
@@ -82,11 +82,11 @@ def _held(axis: pl.DataFrame, values: pl.DataFrame, reach: int) -> pl.DataFrame:
     return joined.with_columns(pl.exclude("slot").forward_fill(limit=reach)) if reach else joined
 
 
-def _rates(known: pl.DataFrame, name: str, since: datetime, step_us: int, count: int) -> pl.Series:
+def _rates(valid_samples: pl.DataFrame, name: str, since: datetime, step_us: int, count: int) -> pl.Series:
     """Return the rate of a counter in each step, spread evenly between scrapes."""
     if name not in COUNTERS:
         raise ValueError(f"{name} is no counter")
-    rows = known.filter(pl.col(name).is_not_null()).select(
+    rows = valid_samples.filter(pl.col(name).is_not_null()).select(
         ((pl.col("time") - pl.lit(since)).dt.total_microseconds() / step_us).alias("at"), pl.col(name)
     )
     places, values = rows["at"].to_list(), rows[name].to_list()

@@ -78,13 +78,13 @@ def usage(health: EngineHealth, series: EngineSeries) -> EngineUsage:
     """Return the figures of an engine. ``series``: the samples from which its health was diagnosed."""
     last = len(series) - 1
     failed = [series.sum_of(name, 0, last) for name in ("failed", "rejected")]
-    known = [value for value in failed if value is not None]
+    failure_counts = [value for value in failed if value is not None]
     spans = [float(series.time[end - 1] - series.time[first]) for first, end in series.segments]
     return EngineUsage(
         health,
         uptime_s=sum(spans),
         requests=series.sum_of("finished", 0, last),
-        failed_requests=sum(known) if known else None,
+        failed_requests=sum(failure_counts) if failure_counts else None,
         generated_tokens=series.sum_of("generation_tokens", 0, last),
         kv_max=series.peak_of("kv_usage", 0, last),
         waiting_max=series.peak_of("waiting", 0, last),
@@ -144,9 +144,9 @@ def costs(engines: Iterable[EngineUsage]) -> tuple[DiagnosisCost, ...]:
     for engine in engines:
         for diagnosis in engine.health.diagnoses:
             by_kind.setdefault(diagnosis.kind, []).append((engine, diagnosis))
-    made = [_cost(kind, cases) for kind, cases in by_kind.items()]
+    costs = [_cost(kind, cases) for kind, cases in by_kind.items()]
     return tuple(
-        sorted(made, key=lambda cost: (BY_SEVERITY.index(cost.severity), -(cost.gpu_hours or 0.0), -cost.seconds))
+        sorted(costs, key=lambda cost: (BY_SEVERITY.index(cost.severity), -(cost.gpu_hours or 0.0), -cost.seconds))
     )
 
 

@@ -120,8 +120,8 @@ class StoreBucket(StoreDirectory):
     def size(self, path: Path) -> int:
         """Return the size of a file of samples in bytes; 0 if it is not in the manifest."""
         current, _ = self._read() if self._known is None else self._known
-        known = current.samples.get(_part_name(path))
-        return 0 if known is None else known.size
+        samples_file = current.samples.get(_part_name(path))
+        return 0 if samples_file is None else samples_file.size
 
     def _copy(self, current: StoreManifest, path: Path) -> None:
         name = self._name(path)
@@ -152,7 +152,7 @@ class StoreBucket(StoreDirectory):
             return self._known
         where = f"{self.url}/{manifest.FILE}"
         if answer is None:
-            part = next((listed.name for listed in self._client.names() if _is_part(listed.name)), None)
+            part = next((entry.name for entry in self._client.names() if _is_part(entry.name)), None)
             if part is not None:
                 raise AffinodeError(
                     f"{where}: is missing, and there are samples ({part.partition('/')[0]})",
@@ -199,8 +199,8 @@ class StoreBucket(StoreDirectory):
         names = {entry.name for _, entry in staged}
 
         def add(current: StoreManifest) -> StoreManifest | None:
-            known = {entry.name for entries in current.days.values() for entry in entries}
-            new = [(day, entry) for day, entry in staged if entry.name not in known]
+            known_names = {entry.name for entries in current.days.values() for entry in entries}
+            new = [(day, entry) for day, entry in staged if entry.name not in known_names]
             changed = replace(current.with_parts(by_day(new)), samples={**current.samples, **samples})
             return changed if new else None
 
@@ -247,9 +247,11 @@ class StoreBucket(StoreDirectory):
         began = self._now()
 
         def remove(current: StoreManifest) -> StoreManifest | None:
-            removed_days[:] = [known for known in current.days if known < day]
+            removed_days[:] = [part_day for part_day in current.days if part_day < day]
             removed = tuple(
-                RemovedPart(known, entry.name, began) for known in removed_days for entry in current.days[known]
+                RemovedPart(part_day, entry.name, began)
+                for part_day in removed_days
+                for entry in current.days[part_day]
             )
             return (
                 replace(current.without(removed_days), removed=(*current.removed, *removed)) if removed_days else None
@@ -332,9 +334,9 @@ class StoreBucket(StoreDirectory):
         waiting = {part.name for part in current.removed if part.at >= before}
         due = {part.name for part in current.removed} - waiting
         stale = [
-            listed.name
-            for listed in self._client.names()
-            if _is_part(listed.name) and listed.written < before and _part_name(listed.name) not in waiting
+            entry.name
+            for entry in self._client.names()
+            if _is_part(entry.name) and entry.written < before and _part_name(entry.name) not in waiting
         ]
         live = _live(current)
         stale = [name for name in stale if _part_name(name) not in live]
@@ -343,8 +345,8 @@ class StoreBucket(StoreDirectory):
 
         # A writer whose parts are among them reads the manifest again, and notices that it is late.
         def forget(current: StoreManifest) -> StoreManifest:
-            kept = tuple(part for part in current.removed if part.name not in due)
-            return replace(current, removed=kept, generation=current.generation + 1)
+            remaining = tuple(part for part in current.removed if part.name not in due)
+            return replace(current, removed=remaining, generation=current.generation + 1)
 
         self._commit(forget, self._now())
         live = _live(self._read()[0])
@@ -373,7 +375,9 @@ def _live(current: StoreManifest) -> frozenset[str]:
 
 def _pruned(current: StoreManifest) -> StoreManifest:
     live = _live(current)
-    return replace(current, samples={name: known for name, known in current.samples.items() if name in live})
+    return replace(
+        current, samples={name: samples_file for name, samples_file in current.samples.items() if name in live}
+    )
 
 
 def _expected(current: StoreManifest, path: Path) -> tuple[int | None, str | None]:
@@ -382,8 +386,8 @@ def _expected(current: StoreManifest, path: Path) -> tuple[int | None, str | Non
     day = date.fromisoformat(path.parent.name.removeprefix("day="))
     entry = next((entry for entry in current.days.get(day, ()) if entry.name == name), None)
     if kind == "part":
-        known = current.samples.get(name)
-        return (None, None) if known is None else (known.size, known.digest)
+        samples_file = current.samples.get(name)
+        return (None, None) if samples_file is None else (samples_file.size, samples_file.digest)
     if entry is None:
         return None, None
     return None, entry.devices_digest if kind == "devices" else entry.jobs_digest

@@ -160,7 +160,7 @@ class StoreDirectory:
             return []
         with self.locked():
             current = self.load()
-            removed_days = [known for known in current.days if known < day]
+            removed_days = [part_day for part_day in current.days if part_day < day]
             if removed_days:
                 changed = current.without(removed_days)
                 manifest.save(self.root, changed)

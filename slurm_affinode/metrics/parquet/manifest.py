@@ -58,11 +58,11 @@ class SamplesFile:
     @classmethod
     def of(cls, path: Path) -> SamplesFile:
         """Return those of a file."""
-        made = blake2b(digest_size=_DIGEST_BYTES)
+        hasher = blake2b(digest_size=_DIGEST_BYTES)
         with path.open("rb") as file:
             while block := file.read(1 << 20):
-                made.update(block)
-            return cls(file.tell(), made.hexdigest())
+                hasher.update(block)
+            return cls(file.tell(), hasher.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +95,14 @@ class StoreManifest:
 
     def with_day(self, day: date, entries: tuple[PartEntry, ...]) -> StoreManifest:
         """Return this manifest with the parts of ``day`` replaced."""
-        days = {known: parts for known, parts in self.days.items() if known != day}
+        days = {part_day: parts for part_day, parts in self.days.items() if part_day != day}
         return replace(self, days={**days, day: entries}, generation=self.generation + 1)
 
     def without(self, days: Iterable[date]) -> StoreManifest:
         """Return this manifest without ``days``."""
         removed = frozenset(days)
-        kept = {day: parts for day, parts in self.days.items() if day not in removed}
-        return replace(self, days=kept, generation=self.generation + len(removed))
+        kept_days = {day: parts for day, parts in self.days.items() if day not in removed}
+        return replace(self, days=kept_days, generation=self.generation + len(removed))
 
 
 def digest(content: bytes) -> str:
@@ -152,8 +152,11 @@ def parsed(content: str, where: str) -> StoreManifest:
         days = {
             date.fromisoformat(day): tuple(_entry(entry) for entry in entries) for day, entries in data["days"].items()
         }
-        samples = {name: SamplesFile(**known) for name, known in data.get("samples", {}).items()}
-        removed = [RemovedPart(date.fromisoformat(day), name, float(at)) for day, name, at in data.get("removed", [])]
+        samples = {name: SamplesFile(**samples_file) for name, samples_file in data.get("samples", {}).items()}
+        removed = [
+            RemovedPart(date.fromisoformat(day), name, float(removed_at))
+            for day, name, removed_at in data.get("removed", [])
+        ]
         return StoreManifest(dict(sorted(days.items())), int(data["generation"]), samples, tuple(removed))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise AffinodeError(f"{where}: is damaged: {error!r}", hint=_HINT) from error
@@ -179,7 +182,7 @@ def text(manifest: StoreManifest) -> str:
     days = {day.isoformat(): [asdict(entry) for entry in parts] for day, parts in sorted(manifest.days.items())}
     data: dict[str, object] = {"version": VERSION, "generation": manifest.generation, "days": days}
     if manifest.samples:
-        data["samples"] = {name: asdict(known) for name, known in manifest.samples.items()}
+        data["samples"] = {name: asdict(samples_file) for name, samples_file in manifest.samples.items()}
     if manifest.removed:
         data["removed"] = [(part.day.isoformat(), part.name, part.at) for part in manifest.removed]
     return json.dumps(data, indent=1) + "\n"

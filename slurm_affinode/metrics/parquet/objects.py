@@ -97,12 +97,12 @@ class ObjectClient:
             with _trusting(bundle):
                 self._store: Any = from_url(url, **options)
 
-    def get(self, name: str, known: Version | None = None) -> tuple[bytes, Version] | None:
+    def get(self, name: str, version: Version | None = None) -> tuple[bytes, Version] | None:
         """Return content and version of an object; ``None`` if it does not exist.
 
-        Raises ``UnchangedError`` if it still has the version ``known``.
+        Raises ``UnchangedError`` if it still has the version ``version``.
         """
-        options: Any = {"if_none_match": known["e_tag"]} if known is not None and "e_tag" in known else None
+        options: Any = {"if_none_match": version["e_tag"]} if version is not None and "e_tag" in version else None
         try:
             with self._errors(name, "read", NotModifiedError, FileNotFoundError):
                 answer = obstore.get(self._store, name, options=options)
@@ -113,18 +113,18 @@ class ObjectClient:
             self._raise_without_bucket(name, "read", error)
             return None
 
-    def put(self, name: str, content: bytes, known: Version | None) -> Version:
-        """Write an object if its version is still ``known``, or if ``None``, if it does not exist.
+    def put(self, name: str, content: bytes, version: Version | None) -> Version:
+        """Write an object if its version is still ``version``, or if ``None``, if it does not exist.
 
         Raises ``ConflictError``.
         """
         try:
-            return self._put(name, content, "create" if known is None else known)
+            return self._put(name, content, "create" if version is None else version)
         except ConflictError:
-            if known is None or "e_tag" not in known or not self._unchanged(name, known):
+            if version is None or "e_tag" not in version or not self._unchanged(name, version):
                 raise
             # Ceph 16 compares If-Match with the ETag without its quotes, and so refuses the version that it has.
-            return self._put(name, content, {**known, "e_tag": known["e_tag"].strip('"')})
+            return self._put(name, content, {**version, "e_tag": version["e_tag"].strip('"')})
 
     def _put(self, name: str, content: bytes, mode: Any) -> Version:
         try:
@@ -133,9 +133,9 @@ class ObjectClient:
         except (AlreadyExistsError, PreconditionError) as error:
             raise ConflictError(name) from error
 
-    def _unchanged(self, name: str, known: Version) -> bool:
+    def _unchanged(self, name: str, version: Version) -> bool:
         try:
-            self.get(name, known)
+            self.get(name, version)
         except UnchangedError:
             return True
         return False
@@ -150,7 +150,7 @@ class ObjectClient:
 
         Raises ``OSError`` if the file cannot be written.
         """
-        made, size = blake2b(digest_size=16), 0
+        hasher, size = blake2b(digest_size=16), 0
         try:
             with self._errors(name, "read", FileNotFoundError):
                 answer = obstore.get(self._store, name)
@@ -164,11 +164,11 @@ class ObjectClient:
                     chunk = next(chunks, None)
                 if chunk is None:
                     break
-                made.update(chunk)
+                hasher.update(chunk)
                 size += file.write(chunk)
         if size != answer.meta["size"]:
             raise UnreachableError(f"{self.url}/{name}: cannot be read: {size:,} of {answer.meta['size']:,} bytes came")
-        return size, made.hexdigest()
+        return size, hasher.hexdigest()
 
     def names(self) -> Iterator[ListedObject]:
         """Yield all objects below the URL."""
@@ -178,8 +178,8 @@ class ObjectClient:
                 page = next(pages, None)
             if page is None:
                 return
-            for listed in page:
-                yield ListedObject(listed["path"], listed["last_modified"].timestamp())
+            for entry in page:
+                yield ListedObject(entry["path"], entry["last_modified"].timestamp())
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects; those that do not exist are ignored."""
@@ -191,11 +191,11 @@ class ObjectClient:
                 self._raise_without_bucket(name, "deleted", error)
 
     @contextmanager
-    def _errors(self, name: str, doing: str, *others: type[Exception]) -> Iterator[None]:
-        """Convert errors of the libraries; those of the types ``others`` are passed on."""
+    def _errors(self, name: str, doing: str, *error_types: type[Exception]) -> Iterator[None]:
+        """Convert errors of the libraries; those of the types ``error_types`` are passed on."""
         try:
             yield
-        except others:
+        except error_types:
             raise
         except (BaseError, BotoCoreError, OSError, ValueError) as error:
             raise self._error(name, doing, error) from None  # its text may quote the request

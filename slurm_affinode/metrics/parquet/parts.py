@@ -101,14 +101,14 @@ def _corrected(frame: pl.LazyFrame, described: tuple[str, ...], table: SampleTab
     """Keep the values of the last ingest of each source, in one row per (device, time) and source."""
     names = frame.collect_schema().names()
     source = (pl.col(ORIGIN) // _SOURCE).alias("source")
-    kept = [pl.col(name).drop_nulls().last() for name in table.metrics]
+    latest_values = [pl.col(name).drop_nulls().last() for name in table.metrics]
     more = [*(agreed(name) for name in described), united_jobs(pl.col("job")).alias("job"), pl.col(ORIGIN).last()]
     by_ingest = frame.group_by(*SORT, ORIGIN, maintain_order=True).agg(
         *(value for value in _values(table) if value.meta.output_name() != ORIGIN),
         *(agreed(name) for name in described),
     )
     ordered = by_ingest.sort(*SORT, ORIGIN, maintain_order=True)
-    return ordered.group_by(*SORT, source, maintain_order=True).agg(*kept, *more).select(names)
+    return ordered.group_by(*SORT, source, maintain_order=True).agg(*latest_values, *more).select(names)
 
 
 def _values(table: SampleTable) -> list[pl.Expr]:
@@ -488,23 +488,23 @@ class PartWriter:
             return
         rows = pl.concat(self._pending)
         cut = len(rows) if everything else _last_boundary(rows)
-        done, rest = rows[:cut], rows[cut:]
+        complete, rest = rows[:cut], rows[cut:]
         self._pending, self._pending_rows = ([rest] if len(rest) else []), len(rest)
-        if done.is_empty():
+        if complete.is_empty():
             return
-        self._writer.write_table(self._table(done), row_group_size=ROW_GROUP // self._of.breadth)
-        self._devices.append(_summary(done))
-        self._jobs.append(job_runs(done))
+        self._writer.write_table(self._table(complete), row_group_size=ROW_GROUP // self._of.breadth)
+        self._devices.append(_summary(complete))
+        self._jobs.append(job_runs(complete))
 
     def _table(self, rows: pl.DataFrame) -> pa.Table:
         starts = device_starts(rows)
         devices = pl.DataFrame({"device": rows["device"][starts]})
-        at = devices.join(
+        row_numbers = devices.join(
             self._identities.with_row_index("at").select("device", "at"), on="device", how="left", maintain_order="left"
         )["at"]
-        if at.has_nulls():
+        if row_numbers.has_nulls():
             raise ValueError("a device was written that has no identity")
-        places = pa.array(np.repeat(at.to_numpy(), np.diff(starts, append=len(rows))))
+        places = pa.array(np.repeat(row_numbers.to_numpy(), np.diff(starts, append=len(rows))))
         columns = [
             _encoded(rows[name]) if dtype == pl.String() else rows[name].to_arrow()
             for name, dtype in self._of.columns.items()
@@ -667,5 +667,5 @@ def read_rows(files: PartFiles, start: int, length: int) -> pl.DataFrame:
 
 def concat(frames: Iterable[pl.DataFrame], table: SampleTable) -> pl.DataFrame:
     """Concatenate ``frames``; without frames, return an empty one with the columns of ``table``."""
-    listed = list(frames)
-    return pl.concat(listed) if listed else pl.DataFrame(schema=table.columns)
+    frame_list = list(frames)
+    return pl.concat(frame_list) if frame_list else pl.DataFrame(schema=table.columns)

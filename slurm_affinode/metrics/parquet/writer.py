@@ -74,13 +74,15 @@ def adoptions(identities: pl.DataFrame, several: pl.DataFrame) -> dict[int, int]
 
 def _described(identities: pl.DataFrame, several: pl.DataFrame) -> pl.DataFrame:
     """Return the identities with a further row for each of several names of a device."""
-    known = identities.select("device", *IDENTITY)
-    names = several.join(known, on="device")
+    identities_known = identities.select("device", *IDENTITY)
+    names = several.join(identities_known, on="device")
     more = [
-        group.with_columns(pl.col("value").cast(IDENTITY[str(column)]).alias(str(column))).select(known.columns)
+        group.with_columns(pl.col("value").cast(IDENTITY[str(column)]).alias(str(column))).select(
+            identities_known.columns
+        )
         for (column,), group in names.group_by("column", maintain_order=True)
     ]
-    return pl.concat([known, *more])
+    return pl.concat([identities_known, *more])
 
 
 def _pci(row: Row) -> Hashable:
@@ -95,23 +97,23 @@ def _unique(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Hashabl
     """Return key -> its only device. Keys with a missing last element or several devices are omitted."""
     devices: dict[Hashable, set[int]] = {}
     for row in rows:
-        at = key(row)
-        if isinstance(at, tuple) and at[-1] is not None:
-            devices.setdefault(at, set()).add(row["device"])  # type: ignore[arg-type]
-    return {at: next(iter(ids)) for at, ids in devices.items() if len(ids) == 1}
+        row_key = key(row)
+        if isinstance(row_key, tuple) and row_key[-1] is not None:
+            devices.setdefault(row_key, set()).add(row["device"])  # type: ignore[arg-type]
+    return {known_key: next(iter(ids)) for known_key, ids in devices.items() if len(ids) == 1}
 
 
 def merged_identities(
-    identities: pl.DataFrame, known: pl.DataFrame | None = None, table: SampleTable = GPU
+    identities: pl.DataFrame, known_devices: pl.DataFrame | None = None, table: SampleTable = GPU
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Reduce to one row per ``device``, sorted, and the names of devices with several.
 
-    ``known``: ``NAMES`` of devices that had several before. An identity column with several values for a device is
-    null: which of them applies to a sample is not known. The second frame (``NAMES``) has these values.
+    ``known_devices``: ``NAMES`` of devices that had several before. An identity column with several values for a device
+    is null: which of them applies to a sample is not known. The second frame (``NAMES``) has these values.
     """
-    if (known is None or known.is_empty()) and identities["device"].is_unique().all():
+    if (known_devices is None or known_devices.is_empty()) and identities["device"].is_unique().all():
         return identities.select("device", *table.identity).sort("device"), pl.DataFrame(schema=NAMES)
-    names = [names_of(identities, table), *([] if known is None else [known])]
+    names = [names_of(identities, table), *([] if known_devices is None else [known_devices])]
     several = several_names(pl.concat(names).select(*NAMES).unique(maintain_order=True))
     merged = identities.group_by("device", maintain_order=True).agg(agreed(name) for name in table.identity)
     return without_names(merged.sort("device"), several), several
@@ -134,12 +136,12 @@ def compact(
     """Merge ``parts`` (in the order of ingest) into ``target`` and return its entry."""
     table = target.table
     fetch(parts, (files.samples for files in parts))
-    known = pl.concat([files.several() for files in parts])
-    slices = _slices(parts, known, table)
+    devices = pl.concat([files.several() for files in parts])
+    slices = _slices(parts, devices, table)
     to = slices.select("device", "to").unique()
-    known = known.join(to, on="device").with_columns(pl.col("to").alias("device")).select(*NAMES)
+    devices = devices.join(to, on="device").with_columns(pl.col("to").alias("device")).select(*NAMES)
     described = slices.select(pl.col("to").alias("device"), *table.identity)
-    with PartWriter(target, name, *merged_identities(described, known, table)) as writer:
+    with PartWriter(target, name, *merged_identities(described, devices, table)) as writer:
         for group in _ranges(slices, rows_at_once // table.breadth):
             writer.write(merge(concat(_read(parts, group), table), table))
     return writer.entry
@@ -288,7 +290,7 @@ class StoreWriter:
         number = source_number(secrets.token_hex(8) if source.origin is None else source.origin)
         origin = pl.lit(number * 2**32 + self._number, pl.UInt64).alias(ORIGIN)
         staged: list[tuple[date, PartEntry]] = []
-        rows, held, first, last = 0, 0, None, None
+        rows, held_rows, first, last = 0, 0, None, None
         try:
             for frame in frames:
                 ready = frame if isinstance(frame, Prepared) else prepared(frame, self._table)
@@ -296,23 +298,23 @@ class StoreWriter:
                     ready = replace(ready, rows=ready.rows.with_columns(origin))
                 pending.append(ready)
                 rows += len(ready.rows)
-                held += len(ready.rows)
+                held_rows += len(ready.rows)
                 if len(ready.rows):
                     times = ready.rows["time"].dt.epoch("ms")
                     low, high = times.min(), times.max()
                     first = min(low, first) if first is not None else low  # type: ignore[type-var]
                     last = max(high, last) if last is not None else high  # type: ignore[type-var]
-                if held >= self._rows_at_once:
+                if held_rows >= self._rows_at_once:
                     with writing(self._root):
                         staged += self._stage(pending)
-                    pending, held = [], 0
-            taken = Taken(source, rows, first, last)  # type: ignore[arg-type]
+                    pending, held_rows = [], 0
+            addition = Taken(source, rows, first, last)  # type: ignore[arg-type]
             if staged:
                 with writing(self._root):
                     staged += self._stage(pending)
                     self.flush()
-                    self._land(staged, [taken])
-                return taken
+                    self._land(staged, [addition])
+                return addition
         except BaseException:
             for _, entry in staged:
                 for path in PartFiles.of(self._staging.path, entry.name).all():
@@ -320,11 +322,11 @@ class StoreWriter:
             raise
         self._buffer += pending
         self._buffered += rows
-        self._waiting.append(taken)
+        self._waiting.append(addition)
         if self._buffered >= self._rows_at_once or len(self._waiting) >= SOURCES_AT_ONCE:
             with writing(self._root):
                 self.flush()
-        return taken
+        return addition
 
     def flush(self) -> None:
         """Publish the buffered sources."""
@@ -334,8 +336,8 @@ class StoreWriter:
         self._buffer, self._waiting, self._buffered = [], [], 0
         self._land(self._stage(buffer), waiting)
 
-    def _stage(self, held: Sequence[Prepared]) -> list[tuple[date, PartEntry]]:
-        whole = [ready for ready in held if len(ready.rows)]
+    def _stage(self, prepared: Sequence[Prepared]) -> list[tuple[date, PartEntry]]:
+        whole = [ready for ready in prepared if len(ready.rows)]
         if not whole:
             return []
         described = pl.concat([ready.identities for ready in whole])
@@ -350,14 +352,14 @@ class StoreWriter:
             staged.append((day, writer.entry))
         return staged
 
-    def _land(self, staged: Sequence[tuple[date, PartEntry]], taken: Sequence[Taken]) -> None:
-        sources = [(entry.source.name, entry.source.fingerprint) for entry in taken]
+    def _land(self, staged: Sequence[tuple[date, PartEntry]], additions: Sequence[Taken]) -> None:
+        sources = [(entry.source.name, entry.source.fingerprint) for entry in additions]
         before = self._files.land(self._staging.path, staged, sources)
         for day, _ in staged:
             self._before.setdefault(day, sum(part.rows for part in before.days.get(day, ())))
-        self._samples += sum(entry.samples for entry in taken)
+        self._samples += sum(entry.samples for entry in additions)
         if self._on_landed is not None:
-            self._on_landed(taken)
+            self._on_landed(additions)
 
 
 def _by_day(rows: pl.DataFrame) -> Iterator[tuple[date, pl.DataFrame]]:
@@ -423,16 +425,16 @@ def _separated(
     if any(full[name].has_nulls() for name in table.required):
         raise ValueError(f"samples need {' and '.join(f'a {name}' for name in table.required)}")
     # There are few identities and many rows.
-    described, at = distinct(full.select(*table.identity))
-    known = table.numbered(described)
+    described, row_numbers = distinct(full.select(*table.identity))
+    numbered = table.numbered(described)
     rows = full.select(
-        known["device"].gather(at), *(name for name in table.columns if name in table.samples), *more
+        numbered["device"].gather(row_numbers), *(name for name in table.columns if name in table.samples), *more
     )  # fmt: skip
     if ORIGIN in table.columns:
         rows = rows.with_columns(pl.lit(None, pl.UInt64).alias(ORIGIN))
-    days = _days(full.select(at.alias("at"), "time", *more), len(known))
-    identities = known[days["at"]].with_columns(days["day"], *(days[name] for name in more))
-    return rows, identities.select(*known.columns, "day", *more)
+    days = _days(full.select(row_numbers.alias("at"), "time", *more), len(numbered))
+    identities = numbered[days["at"]].with_columns(days["day"], *(days[name] for name in more))
+    return rows, identities.select(*numbered.columns, "day", *more)
 
 
 def _days(rows: pl.DataFrame, count: int) -> pl.DataFrame:

@@ -64,9 +64,9 @@ def _parse(text: str) -> list[Matcher]:
     if inner.startswith("{") and inner.endswith("}"):
         inner = inner[1:-1]
     matchers: list[Matcher] = []
-    at = 0
-    while inner[at:].strip():
-        match = _MATCHER.match(inner, at)
+    position = 0
+    while inner[position:].strip():
+        match = _MATCHER.match(inner, position)
         if match is None:
             raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
         label, operator, quoted, end = match.groups()
@@ -76,8 +76,8 @@ def _parse(text: str) -> list[Matcher]:
                 hint="name further metrics in a file and give it as gpu_history.aliases",
             )
         matchers.append(Matcher(label, operator, _unquoted(quoted)))
-        at = match.end()
-        if end != "," and inner[at:].strip():
+        position = match.end()
+        if end != "," and inner[position:].strip():
             raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
     if not matchers:
         raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
@@ -190,9 +190,11 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
         spelled = [aliases.spelled[name] for name in aliases.metrics if name in aliases.spelled]
         names = [name for name in spelled if _chosen(name.lower(), options) and _present(client, question, name)]
     chosen = [name for name in names if _chosen(name.lower(), options)]
-    known = {name: alias for name in chosen if (alias := aliases.metric(name)) is not None}
-    other = [name for name in chosen if name not in known]
-    return ServerMetrics(tuple(sorted(known, key=lambda name: (-known[name].rank, name))), tuple(sorted(other)))
+    metric_aliases = {name: alias for name in chosen if (alias := aliases.metric(name)) is not None}
+    other_names = [name for name in chosen if name not in metric_aliases]
+    return ServerMetrics(
+        tuple(sorted(metric_aliases, key=lambda name: (-metric_aliases[name].rank, name))), tuple(sorted(other_names))
+    )
 
 
 def _chosen(name: str, options: ReadOptions) -> bool:
@@ -267,22 +269,22 @@ class QueryReader:
             return
         self._step_ms = question.step_ms
         self._percent = self._in_percent(metrics)
-        at, width = question.since_ms, FIRST_WINDOW_MS
+        window_start, width = question.since_ms, FIRST_WINDOW_MS
         refused, calm = 2 * LONGEST_WINDOW_MS, 0
-        while at < question.until_ms:
-            until = min(at + self._bounded(width), question.until_ms)
+        while window_start < question.until_ms:
+            until = min(window_start + self._bounded(width), question.until_ms)
             try:
-                frames, largest = self._window(metrics, at, until)
+                frames, largest = self._window(metrics, window_start, until)
             except TooMuchError:
-                if until - at <= DIVIDED_WINDOW_MS and self._divide(metrics):
+                if until - window_start <= DIVIDED_WINDOW_MS and self._divide(metrics):
                     continue
-                if until - at <= SHORTEST_WINDOW_MS:
+                if until - window_start <= SHORTEST_WINDOW_MS:
                     raise
-                refused, calm = until - at, 0
-                width = max(SHORTEST_WINDOW_MS, (until - at) // 2000 * 1000)
+                refused, calm = until - window_start, 0
+                width = max(SHORTEST_WINDOW_MS, (until - window_start) // 2000 * 1000)
                 continue
-            yield Window(at, until, frames)
-            at = until
+            yield Window(window_start, until, frames)
+            window_start = until
             calm += 1
             if 2 * largest < self.target_points and (2 * width < refused or calm >= _CALM_WINDOWS):
                 width = min(2 * width, LONGEST_WINDOW_MS)
@@ -390,7 +392,7 @@ class QueryReader:
     def _in_percent(self, metrics: ServerMetrics) -> set[tuple[str, str | None]]:
         """Return (metric, node) of metrics in percent or ratio that have a value above 1 in the interval."""
         identifier = Identifier(self.options, self.options.node)
-        seen: set[tuple[str, str | None]] = set()
+        series_keys: set[tuple[str, str | None]] = set()
         for name in metrics.names:
             alias = self.options.aliases.metric(name)
             if alias is None or alias.unit != "percent_or_ratio":
@@ -404,8 +406,8 @@ class QueryReader:
             for series in answer:
                 identity = identifier.from_labels(series.get("metric") or {})
                 if not isinstance(identity, str) and 1 < _value(series) <= 100:
-                    seen.add((name, identity[1]))
-        return seen
+                    series_keys.add((name, identity[1]))
+        return series_keys
 
     def _is_percent(self, metric: str, identity: Identity) -> bool:
         return (metric, identity[1]) in self._percent

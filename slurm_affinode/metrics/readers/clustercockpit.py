@@ -103,8 +103,8 @@ def _locate(path: Path) -> tuple[Path, list[Path]]:
         if path.is_dir():
             databases = sorted(p for p in path.iterdir() if p.suffix.lower() in DATABASE_ENDINGS and p.is_file())
             if len(databases) != 1:
-                listed = ", ".join(p.name for p in databases)
-                what = "no database" if not databases else f"{len(databases)} databases ({listed})"
+                database_names = ", ".join(p.name for p in databases)
+                what = "no database" if not databases else f"{len(databases)} databases ({database_names})"
                 raise InputError(f"{what} in this directory", where=str(path), hint=_HINT)
             database = databases[0]
         with database.open("rb") as file:

@@ -78,12 +78,12 @@ def split_lines(block: LineBlock, delimiter: str, count: int) -> SplitLines | No
     doubtful = ~((values[begins] - ord("0")) < 10).any(axis=1)  # the difference is unsigned
     places = np.flatnonzero(fits)
     apart = np.sort(np.concatenate([np.flatnonzero(~fits), places[doubtful]]))
-    others = [(block.first + at, text[starts[at] : ends[at]].decode()) for at in apart.tolist()]
+    irregular = [(block.first + index, text[starts[index] : ends[index]].decode()) for index in apart.tolist()]
     if doubtful.any():
         places, begins, stops = places[~doubtful], begins[~doubtful], stops[~doubtful]
-    columns = pieces(text, *((begins[:, at], stops[:, at]) for at in range(count)))
-    frame = pl.DataFrame({f"c{at}": column for at, column in enumerate(columns)})
-    return SplitLines(frame.with_columns(pl.Series("number", block.first + places, pl.Int64)), others)
+    columns = pieces(text, *((begins[:, index], stops[:, index]) for index in range(count)))
+    frame = pl.DataFrame({f"c{index}": column for index, column in enumerate(columns)})
+    return SplitLines(frame.with_columns(pl.Series("number", block.first + places, pl.Int64)), irregular)
 
 
 def _even_lines(block: LineBlock, delimiter: str, count: int) -> pl.DataFrame | None:
@@ -104,7 +104,7 @@ def even_cells(text: bytes, delimiter: str, count: int) -> pl.DataFrame | None:
     lines = count_byte(text, b"\n")
     if not lines or count < 2:
         return None
-    return native.split(text, delimiter, [f"c{at}" for at in range(count)], lines, skip_spaces=True)
+    return native.split(text, delimiter, [f"c{index}" for index in range(count)], lines, skip_spaces=True)
 
 
 def columns(lines: pl.DataFrame, delimiter: str, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -113,7 +113,7 @@ def columns(lines: pl.DataFrame, delimiter: str, count: int) -> tuple[pl.DataFra
     good = lines.filter(fits)
     # split_exact cannot split into one part.
     cells = good["line"].str.split_exact(delimiter, count - 1).struct.unnest() if count > 1 else good.select("line")
-    cells.columns = [f"c{at}" for at in range(count)]
+    cells.columns = [f"c{index}" for index in range(count)]
     return cells.with_columns(good["number"]), lines.filter(~fits)
 
 
@@ -153,14 +153,16 @@ def is_table(line: str, aliases: Aliases) -> bool:
     if not any(mark in line for mark in DELIMITERS):
         return False
     cells = [cell.strip().strip('"') for cell in line.split(delimiter_of(line))]
-    known = [alias for cell in cells if (alias := aliases.column(cell)) is not None]
-    return len(known) >= 2 or any(alias.field in VALUES for alias in known)
+    aliases_known = [alias for cell in cells if (alias := aliases.column(cell)) is not None]
+    return len(aliases_known) >= 2 or any(alias.field in VALUES for alias in aliases_known)
 
 
 def after_preface(lines: list[str], aliases: Aliases) -> list[str]:
     """Return ``lines`` from the header of a table, if only comments and Excel's ``sep=`` precede it; else all."""
-    at = next((at for at, line in enumerate(lines) if not _PREFACE.match(line) or is_table(line, aliases)), None)
-    return lines[at:] if at is not None and is_table(lines[at], aliases) else lines
+    start = next(
+        (index for index, line in enumerate(lines) if not _PREFACE.match(line) or is_table(line, aliases)), None
+    )
+    return lines[start:] if start is not None and is_table(lines[start], aliases) else lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +189,8 @@ class CsvReader:
         """Yield samples."""
         rest = ""
         number = 1
-        for at, raw_block in enumerate(blocks):
-            whole = raw_block if at else self._after_preface(raw_block)
+        for index, raw_block in enumerate(blocks):
+            whole = raw_block if index else self._after_preface(raw_block)
             block = whole if rest else self._without_header(whole)
             if not rest and (split := self._split(block)) is not None:
                 cells, misfits = split
@@ -218,14 +220,14 @@ class CsvReader:
         if self._header or self._options.fields:
             return block
         lines = block.head(_PREFACE_LINES)
-        at = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
-        if at + 1 >= len(lines) or lines[at].count('"') % 2:
+        start = next((index for index, line in enumerate(lines) if line.strip()), len(lines))
+        if start + 1 >= len(lines) or lines[start].count('"') % 2:
             return block
-        rows, _ = self._records(lines[at] + "\n", block.first + at)
+        rows, _ = self._records(lines[start] + "\n", block.first + start)
         if not rows:
             return block
         self._with_header(rows)
-        return block.after(at + 1)
+        return block.after(start + 1)
 
     def _split(self, block: LineBlock) -> tuple[pl.DataFrame, list[tuple[int, list[str]]]] | None:
         """Return the cells of the rows with a cell per column, and the other rows, without headers.
@@ -298,8 +300,8 @@ class CsvReader:
         names = [cell.strip() for cell in cells]
         if names[0] == self._header[0] and self._is_same(names):
             return True
-        known = [alias for name in names if (alias := self._options.aliases.column(name)) is not None]
-        return len(known) > 1 and any(alias.field in _TELLING for alias in known)
+        aliases_known = [alias for name in names if (alias := self._options.aliases.column(name)) is not None]
+        return len(aliases_known) > 1 and any(alias.field in _TELLING for alias in aliases_known)
 
     def _taken(self, good: pl.DataFrame) -> Iterator[pl.DataFrame]:
         if good.is_empty():
@@ -359,7 +361,9 @@ class CsvReader:
 
 def _frame(rows: list[tuple[int, list[str]]]) -> pl.DataFrame:
     """Convert rows to columns ``c0``, ``c1``, ... and ``number``."""
-    columns = {f"c{at}": list(column) for at, column in enumerate(zip(*(cells for _, cells in rows), strict=True))}
+    columns = {
+        f"c{index}": list(column) for index, column in enumerate(zip(*(cells for _, cells in rows), strict=True))
+    }
     frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
     return frame.with_columns(pl.Series("number", [number for number, _ in rows], pl.Int64))
 
@@ -372,5 +376,5 @@ def _whole_records(text: str) -> tuple[str, str]:
     """Split before a record with open quotes; a single quote more than 64 KiB back is ignored."""
     if text.count('"') % 2 == 0:
         return text, ""
-    at = text.rfind("\n", 0, text.rfind('"')) + 1
-    return (text[:at], text[at:]) if len(text) - at < 64 * 1024 else (text, "")
+    position = text.rfind("\n", 0, text.rfind('"')) + 1
+    return (text[:position], text[position:]) if len(text) - position < 64 * 1024 else (text, "")

@@ -81,7 +81,7 @@ class DmonReader:
         squeezed = LineBlock(text, block.first)
         starts, ends = squeezed.bounds
         values = np.frombuffer(text + b"\n\n", np.uint8)
-        is_row = np.logical_and.reduce([values[starts + at] == byte for at, byte in enumerate(b"GPU")])
+        is_row = np.logical_and.reduce([values[starts + offset] == byte for offset, byte in enumerate(b"GPU")])
         if not is_row.any():
             return None
         apart = np.flatnonzero(~is_row)
@@ -113,24 +113,24 @@ class DmonReader:
         texts, text_of = distinct(lines.select(pl.col("line").gather(places)))
         headers = [HEADER.match(text) for text in texts["line"]]
         columns = [None if header is None else _VALUE.findall(header.group(2)) for header in headers]
-        for at, text in zip(places.to_list(), text_of.to_list(), strict=True):
+        for end, text in zip(places.to_list(), text_of.to_list(), strict=True):
             if (names := columns[text]) is not None and names != self._names:
-                yield lines[begin:at]
-                begin, self._names, self._table = at, names, None
+                yield lines[begin:end]
+                begin, self._names, self._table = end, names, None
         yield lines[begin:]
 
     def _rows(self, lines: pl.DataFrame, open_line: int | None) -> tuple[pl.DataFrame, list[_Row]]:
         """Return the plain rows of lines below a header by columns (``_cells``), and the other rows."""
         plain = lines["line"].str.contains(_plain_row(len(self._names))) if self._names else pl.Series([False])
         plain &= ~lines["line"].str.contains(r"N/A[^ ]")
-        others = lines.filter(~plain)
-        texts, text_of = distinct(others.select("line"))
+        irregular = lines.filter(~plain)
+        texts, text_of = distinct(irregular.select("line"))
         between = [
             HEADER.match(line) or _EMPTY_LINE.match(line + " ") or _UNITS.match(line) for line in texts["line"]
         ]  # fmt: skip
         bare = pl.Series([match is not None for match in between], dtype=pl.Boolean).gather(text_of)
         rows: list[_Row] = []
-        for line, number in others.filter(~bare).iter_rows():
+        for line, number in irregular.filter(~bare).iter_rows():
             row = self._row(line, number, last=number == open_line)
             rows += [row] if row is not None else []
         return self._cells(lines.filter(plain)), rows
@@ -185,10 +185,10 @@ class DmonReader:
             self._table = TableReader(header, self._notes, self._options, self._node, self._ticks)
         if rows:
             cells = zip(*(cells for _, cells in rows), strict=True)
-            columns = {f"c{at}": list(column) for at, column in enumerate(cells)}
-            others = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
-            others = others.with_columns(pl.Series("number", [number for number, _ in rows], pl.Int64))
-            plain = others if plain.is_empty() else pl.concat([plain, others]).sort("number")
+            columns = {f"c{index}": list(column) for index, column in enumerate(cells)}
+            irregular = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
+            irregular = irregular.with_columns(pl.Series("number", [number for number, _ in rows], pl.Int64))
+            plain = irregular if plain.is_empty() else pl.concat([plain, irregular]).sort("number")
         yield from self._table.rows(plain)
 
 
@@ -198,7 +198,7 @@ def _by_entity(cells: list[pl.Series], numbers: pl.Series, stamp: pl.Series | No
     missing = pl.Series([None], dtype=pl.String).new_from_index(0, len(entity))
     whole = entity == "GPU"
     columns = (missing if stamp is None else stamp, ident.zip_with(whole, missing), missing.zip_with(whole, ident))
-    named = [column.alias(f"c{at}") for at, column in enumerate((*columns, *values))]
+    named = [column.alias(f"c{index}") for index, column in enumerate((*columns, *values))]
     return pl.DataFrame([*named, numbers])
 
 
@@ -210,8 +210,8 @@ def _squeezed(text: bytes) -> bytes | None:
         return None
     dropped = values == ord(" ")
     dropped[:-1] &= dropped[1:] | ends[1:]  # the last space of several is kept
-    kept: bytes = values[~dropped].tobytes()
-    return kept.replace(b"\n ", b"\n").removeprefix(b" ")
+    kept_bytes: bytes = values[~dropped].tobytes()
+    return kept_bytes.replace(b"\n ", b"\n").removeprefix(b" ")
 
 
 def _plain_row(values: int) -> str:

@@ -57,15 +57,15 @@ def parse_labels(text: str) -> dict[str, str]:
     Raises ``ValueError``.
     """
     labels: dict[str, str] = {}
-    at = 0
-    while text[at:].strip():
-        match = _LABEL.match(text, at)
+    position = 0
+    while text[position:].strip():
+        match = _LABEL.match(text, position)
         if match is None:
-            raise ValueError(f"labels cannot be read from {text[at : at + _SHOWN]!r}")
+            raise ValueError(f"labels cannot be read from {text[position : position + _SHOWN]!r}")
         labels[match.group(1)] = _ESCAPE.sub(_unescaped, match.group(2))
-        at = match.end()
-        if match.group(3) != "," and text[at:].strip():
-            raise ValueError(f"labels cannot be read from {text[at : at + _SHOWN]!r}")
+        position = match.end()
+        if match.group(3) != "," and text[position:].strip():
+            raise ValueError(f"labels cannot be read from {text[position : position + _SHOWN]!r}")
     return labels
 
 
@@ -167,18 +167,18 @@ class ScrapeCounter:
         return (numbers - 1).clip(0).alias("scrape")
 
 
-def with_times(known: pl.DataFrame, scrapes: ScrapeCounter, options: ReadOptions, where: str) -> pl.DataFrame:
+def with_times(frame: pl.DataFrame, scrapes: ScrapeCounter, options: ReadOptions, where: str) -> pl.DataFrame:
     """Add the column ``time``: that of the sample (``ms``), or else of its scrape by the options of the user.
 
     Raises ``InputError`` if neither is known. ``where``: name of the file.
     """
-    if not known["ms"].has_nulls():
-        return known.with_columns(pl.col("ms").cast(TIME).alias("time"))
+    if not frame["ms"].has_nulls():
+        return frame.with_columns(pl.col("ms").cast(TIME).alias("time"))
     start, interval = options.start, options.interval_s
     if start is None:
         raise InputError(
             "the sample has no timestamp",
-            where=f"{where}:{known.filter(pl.col('ms').is_null())['number'][0]}",
+            where=f"{where}:{frame.filter(pl.col('ms').is_null())['number'][0]}",
             hint="give --start TIME of the first scrape, and --interval where the file has several",
         )
     if scrapes.count > 1 and interval is None:
@@ -188,7 +188,7 @@ def with_times(known: pl.DataFrame, scrapes: ScrapeCounter, options: ReadOptions
             hint="give --interval, the time between two scrapes, e.g. 30s",
         )
     assumed = pl.lit(round(start.timestamp() * 1000)) + (pl.col("scrape") * round((interval or 0) * 1000))
-    return known.with_columns(pl.col("ms").fill_null(assumed).cast(TIME).alias("time"))
+    return frame.with_columns(pl.col("ms").fill_null(assumed).cast(TIME).alias("time"))
 
 
 class ExpositionReader:
@@ -248,25 +248,25 @@ class ExpositionReader:
         starts, ends = block.bounds
         braces = positions(block.text, b"}")
         count = np.searchsorted(braces, ends)
-        at = np.flatnonzero(count)
-        last = braces[count[at] - 1] + 1
-        usual = (last > starts[at]) & (at + block.first != block.open_line)
-        at, last = at[usual], last[usual]
-        heads, tails = pieces(block.text, (starts[at], last), (last, ends[at]))
+        lines_with_labels = np.flatnonzero(count)
+        last = braces[count[lines_with_labels] - 1] + 1
+        usual = (last > starts[lines_with_labels]) & (lines_with_labels + block.first != block.open_line)
+        lines_with_labels, last = lines_with_labels[usual], last[usual]
+        heads, tails = pieces(block.text, (starts[lines_with_labels], last), (last, ends[lines_with_labels]))
         texts, place = distinct(heads.alias("head").to_frame())
         self._heads.add(texts["head"].to_list(), self._head)
         numbers = pl.Series("head", self._heads.places(texts["head"].to_list()), pl.Int32).gather(place)
         raw, stamp = tails.str.strip_chars_start(" ").str.splitn(" ", 2).struct.unnest().get_columns()
         value = raw.cast(pl.Float64, strict=False)
         ms = epoch_ms(stamp.cast(pl.Float64, strict=False))
-        lines = pl.DataFrame({"number": at + block.first, "head": numbers, "value": value, "ms": ms})
+        lines = pl.DataFrame({"number": lines_with_labels + block.first, "head": numbers, "value": value, "ms": ms})
         sound = lines.select(
             pl.col("value").is_not_null() & pl.col("ms").is_between(0, _LATEST_MS) & (pl.col("head") != _NO_HEAD)
         ).to_series().fill_null(value=False)  # fmt: skip
-        known = self._heads.columns["known"].gather(lines["head"].clip(0)) if len(self._heads) else sound
-        quick = lines.filter(sound & known)
-        other = lines.filter(sound & ~known & value.is_finite().fill_null(value=False))
-        unknown = other.select("number", self._heads.columns["name"].gather(other["head"]))
+        has_head = self._heads.columns["known"].gather(lines["head"].clip(0)) if len(self._heads) else sound
+        quick = lines.filter(sound & has_head)
+        slow_lines = lines.filter(sound & ~has_head & value.is_finite().fill_null(value=False))
+        unknown = slow_lines.select("number", self._heads.columns["name"].gather(slow_lines["head"]))
         odd_lines = self._odd_lines(block, quick, unknown)
         # A metric is unknown, or its lines are no samples, by the first of them.
         if len(unknown):
@@ -276,9 +276,9 @@ class ExpositionReader:
                 odd_lines = self._odd_lines(block, quick, unknown)
         return quick, unknown, odd_lines
 
-    def _odd_lines(self, block: LineBlock, *others: pl.DataFrame) -> pl.DataFrame:
+    def _odd_lines(self, block: LineBlock, *frames: pl.DataFrame) -> pl.DataFrame:
         irregular = np.ones(len(block.bounds[0]), np.bool_)
-        for frame in others:
+        for frame in frames:
             irregular[frame["number"].to_numpy() - block.first] = False
         return block.some(np.flatnonzero(irregular))
 
@@ -313,20 +313,20 @@ class ExpositionReader:
             self._state.percent.update(self._heads.columns["name"].gather(shown))
 
     def _quick_entries(self, quick: pl.DataFrame) -> pl.DataFrame:
-        at, value, heads = quick["head"], measured(quick["value"]), self._heads.columns
+        head_rows, value, heads = quick["head"], measured(quick["value"]), self._heads.columns
         factors = heads["factor"]
         if self._heads.ratios:
             percent = heads["name"].is_in(list(self._state.percent))
             ratio = percent.replace_strict([True, False], [1.0, 100.0], return_dtype=pl.Float64)
             factors = ratio.zip_with(factors.is_nan(), factors)
         if (factors != 1.0).any():
-            value *= factors.gather(at)
-        series = heads["series"].gather(at)
+            value *= factors.gather(head_rows)
+        series = heads["series"].gather(head_rows)
         ended = quick["value"].is_nan()
         if ended.any():
-            series = heads["ended"].gather(at).zip_with(ended, series)
+            series = heads["ended"].gather(head_rows).zip_with(ended, series)
         columns = [
-            series.alias("series"), heads["code"].gather(at), value.alias("value"),
+            series.alias("series"), heads["code"].gather(head_rows), value.alias("value"),
             quick["ms"].cast(TIME).alias("time"),
         ]  # fmt: skip
         return pl.DataFrame([*(quick[name] for name in self._kept), *columns])
@@ -360,13 +360,13 @@ class ExpositionReader:
         aliases = self._aliases(frame, block)
         if not aliases:
             return pl.DataFrame(schema={**{name: frame.schema[name] for name in self._kept}, **ENTRIES})
-        known = frame.filter(pl.col("name").is_in(list(aliases)))
-        known = split_samples(known)
-        self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
-        known = known.filter(pl.col("raw").is_not_null())
-        known = self._timed(self._numbered(known, block), block)
-        known = self._identified(known, block)
-        return self._scaled(known, aliases)
+        values = frame.filter(pl.col("name").is_in(list(aliases)))
+        values = split_samples(values)
+        self._reject(values.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
+        values = values.filter(pl.col("raw").is_not_null())
+        values = self._timed(self._numbered(values, block), block)
+        values = self._identified(values, block)
+        return self._scaled(values, aliases)
 
     def _aliases(self, frame: pl.DataFrame, block: LineBlock) -> dict[str, Alias]:
         """Return the metrics of the alias table, and note the other ones."""
@@ -384,39 +384,39 @@ class ExpositionReader:
                 self._reject(frame.filter(pl.col("name") == name), block, "cannot be read as labels, value and time")
         return aliases
 
-    def _numbered(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+    def _numbered(self, values: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         value = pl.col("raw").cast(pl.Float64, strict=False)
-        known = known.with_columns(value.alias("value"))
-        unread = known.filter(pl.col("value").is_null())
+        values = values.with_columns(value.alias("value"))
+        unread = values.filter(pl.col("value").is_null())
         invalid = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw) and raw.upper() != "N/A"]
         if invalid:
             bad = pl.col("value").is_null() & pl.col("raw").is_in(invalid)
-            self._reject(known.filter(bad), block, "has a value that is not a number")
-            known = known.filter(~bad)
-        return known
+            self._reject(values.filter(bad), block, "has a value that is not a number")
+            values = values.filter(~bad)
+        return values
 
-    def _timed(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+    def _timed(self, values: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         last = block.open_line or 0
-        known = known.with_columns(to_epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
+        values = values.with_columns(to_epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, _LATEST_MS))
-        self._reject(known.filter(bad), block, "has an invalid timestamp")
-        known = known.filter(~bad)
+        self._reject(values.filter(bad), block, "has an invalid timestamp")
+        values = values.filter(~bad)
         early = (pl.col("ms") < _LONG_AGO_MS) & (pl.col("number") == last) & pl.lit(self._state.recent)
-        self._reject(known.filter(early), block, "has a timestamp that is cut off")
-        self._state.recent = self._state.recent or bool((known["ms"] > _LONG_AGO_MS).any())
-        return with_times(known, self._scrapes, self._options, self._notes.name)
+        self._reject(values.filter(early), block, "has a timestamp that is cut off")
+        self._state.recent = self._state.recent or bool((values["ms"] > _LONG_AGO_MS).any())
+        return with_times(values, self._scrapes, self._options, self._notes.name)
 
-    def _identified(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
-        texts = known["labels"].fill_null("").unique(maintain_order=True)
+    def _identified(self, values: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+        texts = values["labels"].fill_null("").unique(maintain_order=True)
         for text in texts:
             if text not in self._series:
                 self._series[text] = self._number(text)
         entries = [(text, self._series[text]) for text in texts]
         good = [(text, *what) for text, what in entries if not isinstance(what, str)]
         reasons = {text: what for text, what in entries if isinstance(what, str)}
-        known = known.with_columns(pl.col("labels").fill_null(""))
+        values = values.with_columns(pl.col("labels").fill_null(""))
         if reasons:
-            rejected = known.filter(pl.col("labels").is_in(list(reasons)))
+            rejected = values.filter(pl.col("labels").is_in(list(reasons)))
             for (text,), lines in rejected.group_by("labels", maintain_order=True):
                 self._reject(lines, block, reasons[str(text)])
         numbers = pl.DataFrame(
@@ -424,7 +424,7 @@ class ExpositionReader:
         )
         # Prometheus stores NaN where a series ends: a sample without a value, and the job may have ended, too.
         ended = pl.col("value").is_nan().fill_null(value=False)
-        return known.join(numbers, on="labels", how="inner", maintain_order="left").with_columns(
+        return values.join(numbers, on="labels", how="inner", maintain_order="left").with_columns(
             pl.when(ended).then("ended").otherwise("series").alias("series")
         )
 
@@ -439,21 +439,21 @@ class ExpositionReader:
             return identity
         return self._long.series(identity, self._identifier.job_of(labels)), self._long.series(identity, None)
 
-    def _scaled(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.DataFrame:
-        factor = self._factor(known, aliases)
-        known = known.with_columns(measured(known["value"]))
+    def _scaled(self, values: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.DataFrame:
+        factor = self._factor(values, aliases)
+        values = values.with_columns(measured(values["value"]))
         value = pl.col("value") if factor is None else pl.col("value") * factor
         codes = [code_of(alias) for alias in aliases.values()]
         code = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt16)
-        return known.select(*self._kept, "series", code.alias("code"), value.alias("value"), "time")
+        return values.select(*self._kept, "series", code.alias("code"), value.alias("value"), "time")
 
-    def _factor(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.Expr | None:
+    def _factor(self, values: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.Expr | None:
         """Return the factor of the values; None: all are in the unit of the schema."""
         factors = {}
         for name, alias in aliases.items():
             factors[name] = alias.factor
             if alias.unit == "percent_or_ratio":
-                if shows_percent(known.filter(pl.col("name") == name)["value"]):
+                if shows_percent(values.filter(pl.col("name") == name)["value"]):
                     self._state.percent.add(name)
                 factors[name] = 1.0 if name in self._state.percent else 100.0
         if all(factor == 1.0 for factor in factors.values()):
@@ -518,19 +518,19 @@ class SmallFilesReader(ExpositionReader):
         }
 
     def _aliases(self, frame: pl.DataFrame, block: LineBlock) -> dict[str, Alias]:
-        known = {}
+        alias_by_name = {}
         names = frame.group_by("file", "name", maintain_order=True).agg(
             pl.len(), pl.col("line").first(), pl.col("number").first()
         )  # fmt: skip
         aliases = {name: self._options.aliases.metric(name) for name in names["name"].unique(maintain_order=True)}
         for file, name, count, line, number in names.iter_rows():
             if (alias := aliases[name]) is not None:
-                known[name] = alias
+                alias_by_name[name] = alias
             elif is_sample(line):
                 self._unknown_names.append((number, name, count))
             else:
                 self._left_out.add(file)
-        return known
+        return alias_by_name
 
     def _quick_lines(self, block: LineBlock) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         quick, unknown, odd = super()._quick_lines(block)
@@ -553,14 +553,14 @@ class SmallFilesReader(ExpositionReader):
             self._unknown.setdefault(int(self._files[number - 1]), Counter())[name] += count
         self._unknown_names = []
 
-    def _timed(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
-        without = known["stamp"].is_null()
+    def _timed(self, values: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+        without = values["stamp"].is_null()
         if without.any():
-            self._left_out.update(known["file"].filter(without))
-            known = known.filter(~without)
-        return super()._timed(known, block)
+            self._left_out.update(values["file"].filter(without))
+            values = values.filter(~without)
+        return super()._timed(values, block)
 
-    def _factor(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.Expr | None:
+    def _factor(self, values: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.Expr | None:
         factors = {name: alias.factor for name, alias in aliases.items()}
         factor = pl.col("name").replace_strict(list(factors), list(factors.values()), return_dtype=pl.Float64)
         ratios = [name for name, alias in aliases.items() if alias.unit == "percent_or_ratio"]
@@ -580,25 +580,25 @@ def is_sample(line: str) -> bool:
     return match is not None and (NUMBERS.fullmatch(match[1]) is not None or match[1].upper() == "N/A")
 
 
-def split_samples(known: pl.DataFrame) -> pl.DataFrame:
+def split_samples(values: pl.DataFrame) -> pl.DataFrame:
     """Add ``labels`` (without braces), ``raw`` (the value) and ``stamp``; ``raw`` is null if a line is no sample.
 
     One regular expression for the whole line would be ten times slower, because it has to search for the closing brace.
     """
-    known = known.with_columns(pl.col("line").str.replace(NAME, "").alias("body"))
-    exemplars = known["body"].str.contains("# {", literal=True)
+    values = values.with_columns(pl.col("line").str.replace(NAME, "").alias("body"))
+    exemplars = values["body"].str.contains("# {", literal=True)
     if exemplars.any():
-        cut = known["body"].str.replace(_EXEMPLAR, "$1")
-        known = known.with_columns(cut.zip_with(exemplars, known["body"]).alias("body"))
-    known = known.with_columns(pl.col("body").str.extract(_TAIL, 1).alias("tail"))
+        cut = values["body"].str.replace(_EXEMPLAR, "$1")
+        values = values.with_columns(cut.zip_with(exemplars, values["body"]).alias("body"))
+    values = values.with_columns(pl.col("body").str.extract(_TAIL, 1).alias("tail"))
     length = pl.col("body").str.len_bytes() - pl.col("tail").str.len_bytes()
-    known = known.with_columns(
+    values = values.with_columns(
         pl.col("body").cast(pl.Binary).bin.slice(0, length).cast(pl.String).alias("labels"),
         pl.col("tail").str.extract_groups(_VALUE_AND_TIME).struct.rename_fields(["raw", "stamp"]).alias("parts"),
     ).unnest("parts")
     labels = pl.col("labels")
     whole = (labels == "") | (labels.str.starts_with("{") & labels.str.ends_with("}"))
-    return known.with_columns(
+    return values.with_columns(
         pl.when(whole).then(pl.col("raw")).alias("raw"),
         labels.str.strip_prefix("{").str.strip_suffix("}").alias("labels"),
     ).drop("body", "tail")

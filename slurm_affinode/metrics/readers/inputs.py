@@ -122,10 +122,14 @@ def _is_exposition(lines: list[str]) -> bool:
     """Return whether most of the first lines are samples or comments; the last one may be truncated."""
     if "{" in lines[0] and _SAMPLE.match(lines[0]):
         return True
-    seen = lines[: min(50, max(1, len(lines) - 1))]
-    hits = sum(bool(_SAMPLE.match(line) or line.startswith("#")) for line in seen)
-    metrics = any("{" in line for line in seen) or any(not line.startswith("#") for line in seen)
-    return metrics and 2 * hits >= len(seen) and not any(mark in seen[0].split("{")[0] for mark in (",", ";", "\t"))
+    first_lines = lines[: min(50, max(1, len(lines) - 1))]
+    hits = sum(bool(_SAMPLE.match(line) or line.startswith("#")) for line in first_lines)
+    metrics = any("{" in line for line in first_lines) or any(not line.startswith("#") for line in first_lines)
+    return (
+        metrics
+        and 2 * hits >= len(first_lines)
+        and not any(mark in first_lines[0].split("{")[0] for mark in (",", ";", "\t"))
+    )
 
 
 _TOOL_WORD = re.compile(
@@ -171,9 +175,9 @@ def _host(part: str) -> str | None:
         words = words[1:]
     while len(words) > 1 and _TOOL_WORD.fullmatch(words[-1]):
         words = words[:-1]
-    kept = "-".join(words)
-    match = _HOST.fullmatch(kept)
-    return kept if match is not None and len(kept) <= 40 and not _is_numbered_file(match.group(1)) else None
+    host = "-".join(words)
+    match = _HOST.fullmatch(host)
+    return host if match is not None and len(host) <= 40 and not _is_numbered_file(match.group(1)) else None
 
 
 def _is_numbered_file(word: str) -> bool:
@@ -318,7 +322,7 @@ def read_small(paths: Sequence[Path], options: ReadOptions, format: str | None) 
     if len(texts) < 2 or options.start is not None:
         return {}
     samples = exposition.SmallFilesReader(options).read_together(list(texts.values()))
-    return {path: samples[at] for at, path in enumerate(texts) if at in samples}
+    return {path: samples[index] for index, path in enumerate(texts) if index in samples}
 
 
 def _small_text(path: Path, options: ReadOptions, format: str | None) -> str | None:
@@ -349,17 +353,17 @@ class _Verbatim(str):
 
 def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None) -> str:
     """Return a digest of the file's content and of everything that determines how it is read."""
-    how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
+    digest_parts = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
            options.start, options.interval_s, options.fields, *map(_Verbatim, options.aliases.texts),
            None if options.node else node_from_path(str(path.absolute())), time_from_name(path.name))  # fmt: skip
-    return digest(path, name, how)
+    return digest(path, name, digest_parts)
 
 
-def digest(path: Path, name: str, how: tuple[object, ...]) -> str:
-    """Return a digest of a file's content and of ``how`` it is read. Raises ``InputError``."""
+def digest(path: Path, name: str, parts: tuple[object, ...]) -> str:
+    """Return a digest of a file's content and of ``parts`` it is read. Raises ``InputError``."""
     with reading(name), path.open("rb") as file:
         hashed = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-    hashed.update(repr(how).encode("utf-8", "surrogatepass"))
+    hashed.update(repr(parts).encode("utf-8", "surrogatepass"))
     return hashed.hexdigest()
 
 

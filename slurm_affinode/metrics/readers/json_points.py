@@ -98,8 +98,8 @@ def _parts(text: bytes) -> tuple[str, list[SeriesPoints]] | None:
     columns, counts = _columns(text, begins, ends) or (None, None)
     if columns is None or counts is None:
         return None
-    kept = zip([0, *(ends + 2).tolist()], [*(begins - 2).tolist(), len(text)], strict=True)
-    rest = [text[start:end].decode() for start, end in kept]
+    kept_spans = zip([0, *(ends + 2).tolist()], [*(begins - 2).tolist(), len(text)], strict=True)
+    rest = [text[start:end].decode() for start, end in kept_spans]
     if any(_STAND_IN in part for part in rest):
         return None
     last = np.cumsum(counts)

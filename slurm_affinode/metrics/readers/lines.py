@@ -59,11 +59,11 @@ class LineBlock:
         """``line`` (without its end) and ``number`` (from 1)."""
         return self.some(np.arange(len(self.bounds[0])))
 
-    def some(self, at: NDArray[np.int64]) -> pl.DataFrame:
+    def some(self, positions: NDArray[np.int64]) -> pl.DataFrame:
         """Return ``line`` and ``number`` of the lines at some places, ascending."""
         starts, ends = self.bounds
-        (lines,) = pieces(self.text, (starts[at], ends[at]))
-        return pl.DataFrame({"line": lines, "number": self.first + at})
+        (lines,) = pieces(self.text, (starts[positions], ends[positions]))
+        return pl.DataFrame({"line": lines, "number": self.first + positions})
 
     def head(self, count: int) -> list[str]:
         """Return up to ``count`` lines."""
@@ -77,11 +77,11 @@ class LineBlock:
 
     def _start(self, number: int) -> int:
         """Return where the line after the first ``number`` begins; the length of the text if it has fewer lines."""
-        at = 0
+        position = 0
         for _ in range(number):
-            if not (at := self.text.find(b"\n", at) + 1):
+            if not (position := self.text.find(b"\n", position) + 1):
                 return len(self.text)
-        return at
+        return position
 
     def cut_off(self, number: int, name: str) -> None:
         """Raise ``InputError`` if the unreadable line is the last one and unfinished: the file is truncated."""
@@ -208,8 +208,8 @@ def _blocks(
     reject: Callable[[int, str, bytes], None],
 ) -> Iterator[LineBlock]:  # fmt: skip
     number = 1
-    for at, piece in enumerate(whole_lines(read, chunk, where=name, longest=GPU_LINE_BYTES, reject=reject)):
-        data = piece if at else piece.removeprefix(b"\xef\xbb\xbf")
+    for index, piece in enumerate(whole_lines(read, chunk, where=name, longest=GPU_LINE_BYTES, reject=reject)):
+        data = piece if index else piece.removeprefix(b"\xef\xbb\xbf")
         complete = data.endswith(b"\n")
         text = _clean(data if complete else data + b"\n")
         block = LineBlock(text, number)

@@ -62,7 +62,7 @@ def parse(
         utc = naive.dt.replace_time_zone("UTC").alias("time")
         if zoned.all():
             return utc, {}
-        times, decisions = localise(naive, zone, device, known=known)
+        times, decisions = localise(naive, zone, device, known_count=known)
         return (utc.zip_with(zoned, times) if zoned.any() else times).alias("time"), decisions
     frame = texts.alias("text").to_frame()
     some, place = distinct(frame)
@@ -71,7 +71,7 @@ def parse(
     local = frame["local"]
     if not local.any():
         return frame["time"], {}
-    times, decisions = localise(frame["naive"], zone, device, known=known)
+    times, decisions = localise(frame["naive"], zone, device, known_count=known)
     return (times if local.all() else times.zip_with(local, frame["time"])).alias("time"), decisions
 
 
@@ -98,8 +98,8 @@ def _read(texts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _naive(part: pl.Expr) -> pl.Expr:
-    def number(at: int) -> pl.Expr:
-        return part.struct.field(str(at)).cast(pl.Int32, strict=False)
+    def number(index: int) -> pl.Expr:
+        return part.struct.field(str(index)).cast(pl.Int32, strict=False)
 
     fraction = ("0." + part.struct.field("7")).cast(pl.Float64, strict=False).fill_null(0.0)
     # pl.datetime raises for impossible dates; conversion from text gives null.
@@ -123,7 +123,7 @@ def _offset(text: pl.Expr) -> pl.Expr:
 
 
 def localise(
-    naive: pl.Series, zone: tzinfo | None, device: pl.Series | None = None, *, known: int = 0
+    naive: pl.Series, zone: tzinfo | None, device: pl.Series | None = None, *, known_count: int = 0
 ) -> tuple[pl.Series, dict[str, int]]:
     """Convert ``naive`` local times of ``zone`` to UTC; return the times and decisions (see ``parse``)."""
     zone = zone or local_zone()
@@ -149,7 +149,7 @@ def localise(
         .fill_null(pl.col("before")).dt.convert_time_zone("UTC").alias("time")
     )["time"]  # fmt: skip
     never = early.is_null() & naive.is_not_null()
-    counts = {TWICE: int(frame["twice"][known:].sum()), NEVER: int(never[known:].sum())}
+    counts = {TWICE: int(frame["twice"][known_count:].sum()), NEVER: int(never[known_count:].sum())}
     return times, {what: count for what, count in counts.items() if count}
 
 

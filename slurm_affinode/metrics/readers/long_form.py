@@ -85,18 +85,18 @@ class LongForm:
             for identity, job in self._numbers
         ]
         table = pl.DataFrame(numbers, schema={"at": pl.UInt64(), "job": pl.Int32()}, orient="row")
-        at = table["at"].gather(rows["series"])
+        row_numbers = table["at"].gather(rows["series"])
         if "file" in rows.columns:  # devices of different files are different ones until their samples are complete
-            at += rows["file"].cast(pl.UInt64) * len(identities)
-        numbered = rows.with_columns(at.alias("at"), table["job"].gather(rows["series"]).alias("job"))
+            row_numbers += rows["file"].cast(pl.UInt64) * len(identities)
+        numbered = rows.with_columns(row_numbers.alias("at"), table["job"].gather(rows["series"]).alias("job"))
         is_job = rows["code"] >= JOB_CODE
         reported = numbered.filter(is_job)
         measured = numbered.filter(~is_job) if len(reported) else numbered
         wide = _with_reported_jobs(_wide(measured, [job for job in jobs if job is not None]), reported)
-        known, device = identity_frame(list(identities)), wide["at"] % len(identities)
+        identity_values, device = identity_frame(list(identities)), wide["at"] % len(identities)
         file = [(wide["at"] // len(identities)).alias("file")] if "file" in rows.columns else []
         return wide.select(
-            *(known[name].gather(device).alias(name) for name in IDENTITY), "time", *METRICS, "job", *file
+            *(identity_values[name].gather(device).alias(name) for name in IDENTITY), "time", *METRICS, "job", *file
         )
 
 
@@ -106,7 +106,7 @@ _NO_JOB = -1
 def _wide(rows: pl.DataFrame, jobs: Sequence[str]) -> pl.DataFrame:
     """Return one row per device and time, sorted: a value of each field (``_combined``), and the union of the job IDs.
 
-    ``rows``: ``ENTRIES`` with ``at``, the device, and ``job``, a place in ``jobs`` or ``_NO_JOB``.
+    ``rows``: ``ENTRIES`` with ``rows_of_name``, the device, and ``job``, a place in ``jobs`` or ``_NO_JOB``.
     """
     times, time = _places(rows["time"].to_physical())
     devices, device = _places(rows["at"])
@@ -115,8 +115,8 @@ def _wide(rows: pl.DataFrame, jobs: Sequence[str]) -> pl.DataFrame:
     present: dict[str, list[NDArray[np.float64]]] = {}
     for each in sorted(rows["code"].unique()):
         name = _FIELDS[each // RANKS]
-        at = np.flatnonzero(code == each)
-        present.setdefault(name, []).append(_extremes(name, cell[at], value[at], len(cells)))
+        rows_of_name = np.flatnonzero(code == each)
+        present.setdefault(name, []).append(_extremes(name, cell[rows_of_name], value[rows_of_name], len(cells)))
     columns = [pl.Series(name, _combined(name, values), nan_to_null=True) for name, values in present.items()]
     wide = pl.DataFrame(
         [
@@ -140,17 +140,17 @@ def _places(values: pl.Series, at_most: int | None = None) -> tuple[NDArray[np.i
     if at_most is not None and at_most <= _SPARSE * len(values):
         used = np.zeros(at_most, np.bool_)
         used[values.to_numpy()] = True
-        known = np.flatnonzero(used)
-        return known, (np.cumsum(used) - 1)[values.to_numpy()]
-    known = values.unique().sort().to_numpy().astype(np.int64)
-    offsets = values.to_numpy().astype(np.int64) - known[0]
-    step = max(1, int(np.gcd.reduce(np.diff(known)))) if len(known) > 1 else 1
-    size = int(known[-1] - known[0]) // step + 1
+        used_values = np.flatnonzero(used)
+        return used_values, (np.cumsum(used) - 1)[values.to_numpy()]
+    used_values = values.unique().sort().to_numpy().astype(np.int64)
+    offsets = values.to_numpy().astype(np.int64) - used_values[0]
+    step = max(1, int(np.gcd.reduce(np.diff(used_values)))) if len(used_values) > 1 else 1
+    size = int(used_values[-1] - used_values[0]) // step + 1
     if size > _SPARSE * len(values):
-        return known, np.searchsorted(known - known[0], offsets)
+        return used_values, np.searchsorted(used_values - used_values[0], offsets)
     places = np.zeros(size, np.int64)
-    places[(known - known[0]) // step] = np.arange(len(known))
-    return known, places[offsets // step if step > 1 else offsets]
+    places[(used_values - used_values[0]) // step] = np.arange(len(used_values))
+    return used_values, places[offsets // step if step > 1 else offsets]
 
 
 _SPARSE = 4
@@ -184,11 +184,11 @@ def _combined(field: str, values: Sequence[NDArray[np.float64]]) -> NDArray[np.f
 
 def _united(cells: NDArray[np.int64], numbers: NDArray[np.int32], count: int, jobs: Sequence[str]) -> pl.Series:
     """Return the job IDs of each of ``count`` cells: those of all entries, united."""
-    known = numbers != _NO_JOB
-    if not known.any():
+    has_job = numbers != _NO_JOB
+    if not has_job.any():
         return pl.Series([None], dtype=pl.String).new_from_index(0, count)
-    if not known.all():
-        cells, numbers = cells[known], numbers[known]
+    if not has_job.all():
+        cells, numbers = cells[has_job], numbers[has_job]
     number = np.full(count, len(jobs), np.int32)
     number[cells] = numbers
     texts = pl.Series([*jobs, None], dtype=pl.String)
@@ -198,8 +198,8 @@ def _united(cells: NDArray[np.int64], numbers: NDArray[np.int32], count: int, jo
         return result
     several = np.zeros(count, np.bool_)
     several[cells[differ]] = True
-    at = several[cells]
-    entries = pl.DataFrame({"cell": cells[at], "job": texts.gather(numbers[at])})
+    entry_jobs = several[cells]
+    entries = pl.DataFrame({"cell": cells[entry_jobs], "job": texts.gather(numbers[entry_jobs])})
     united = entries.group_by("cell").agg(united_jobs(pl.col("job").unique()).alias("job"))
     return result.scatter(united["cell"], united["job"])
 

@@ -46,12 +46,12 @@ def opened(path: Path, where: str) -> Iterator[pq.ParquetFile]:
 
 def _checked(file: pq.ParquetFile, size: int, where: str) -> list[pq.ColumnSchema]:
     """Return the columns of a file. Raises ``InputError`` if it is larger than its size explains."""
-    metadata, columns = file.metadata, [file.schema.column(at) for at in range(len(file.schema))]
-    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    metadata, columns = file.metadata, [file.schema.column(column) for column in range(len(file.schema))]
+    groups = [metadata.row_group(row_group) for row_group in range(metadata.num_row_groups)]
     count, most = metadata.num_rows, max(FEW_VALUES, UNPACKED_RATIO * size)
     unpacked = 0
-    for at in range(len(columns)):
-        chunks = [group.column(at) for group in groups]
+    for position in range(len(columns)):
+        chunks = [group.column(position) for group in groups]
         count = max(count, sum(chunk.num_values for chunk in chunks))
         unpacked += sum(chunk.total_uncompressed_size for chunk in chunks)
     if count > most:

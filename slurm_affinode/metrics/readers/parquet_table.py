@@ -30,10 +30,12 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
             places = layout(header, notes, options)
             if not file.metadata.num_rows:
                 raise InputError("has columns and no rows", where=notes.name)
-            expected = sorted({*(at for at, _ in places.values.values()), *places.parts.values()}
-                            | {at for at in (places.time, places.metric, places.value) if at is not None})  # fmt: skip
+            indexes = (places.time, places.metric, places.value, *places.parts.values())
+            expected = sorted(
+                {*(index for index, _ in places.values.values()), *(index for index in indexes if index is not None)}
+            )
             quiet = ReadingNotes(notes.name, notes.problems, notes.problem_count, decisions=notes.decisions)
-            columns = [header[at] for at in expected]
+            columns = [header[index] for index in expected]
             table = TableReader(columns, quiet, options, fallback_node)
             first = 1
             _check_names(columns, header, notes)
@@ -81,11 +83,13 @@ def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _as_cells(rows: pl.DataFrame, first: int, fields: Layout) -> pl.DataFrame:
     """Return the columns as read by ``TableReader``: as text, unless it reads them as they are; times in ISO 8601."""
-    values = {fields.value, *(at for at, _ in fields.values.values())}
+    values = {fields.value, *(column for column, _ in fields.values.values())}
     columns = []
-    for at, name in enumerate(rows.columns):
-        if (at in values and rows.schema[name] in _EXACT) or (at == fields.time and _is_plain_time(rows[name])):
-            columns.append(pl.col(name).alias(f"c{at}"))
+    for position, name in enumerate(rows.columns):
+        if (position in values and rows.schema[name] in _EXACT) or (
+            position == fields.time and _is_plain_time(rows[name])
+        ):
+            columns.append(pl.col(name).alias(f"c{position}"))
             continue
         dtype = rows.schema[name]
         column = pl.col(name)
@@ -102,5 +106,5 @@ def _as_cells(rows: pl.DataFrame, first: int, fields: Layout) -> pl.DataFrame:
                 column = column.dt.to_string("%Y-%m-%dT%H:%M:%S%.6f")
         elif isinstance(dtype, pl.List):
             column = column.cast(pl.List(pl.String)).list.join(",")
-        columns.append(column.cast(pl.String, strict=False).alias(f"c{at}"))
+        columns.append(column.cast(pl.String, strict=False).alias(f"c{position}"))
     return rows.select(columns).with_columns(pl.int_range(first, first + len(rows)).alias("number"))

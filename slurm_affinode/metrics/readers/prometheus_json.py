@@ -141,16 +141,16 @@ class SeriesReader:
             single = (self.entries(result, number, long) for number, result in batch)
             yield from (entries for entries in single if entries is not None)
             return
-        known: list[tuple[int, int, float] | tuple[None, None, None]] = []
+        sequences: list[tuple[int, int, float] | tuple[None, None, None]] = []
         for (number, _), (labels, values), shown in zip(batch, sound, points.percent, strict=True):
             series = self._known(number, labels, len(values), long)
-            known.append(
+            sequences.append(
                 (None, None, None) if series is None else (series.number, series.code, self._factor(series, shown))
             )
         counts = [len(values) for _, values in sound]
-        of_series = pl.DataFrame(known, schema=_SERIES, orient="row")
-        at = pl.Series(np.repeat(np.arange(len(known)), counts))
-        frame = of_series.select(pl.all().gather(at)).with_columns(
+        of_series = pl.DataFrame(sequences, schema=_SERIES, orient="row")
+        sequence_rows = pl.Series(np.repeat(np.arange(len(sequences)), counts))
+        frame = of_series.select(pl.all().gather(sequence_rows)).with_columns(
             measured(points.values).alias("value"), pl.Series("time", points.ms).cast(TIME)
         )
         yield frame.filter(pl.col("series").is_not_null()).select(
@@ -165,14 +165,14 @@ class SeriesReader:
             notes.problem(None, f"series {number}: is not a series with labels and points", strict=options.strict)
             return None
         labels, points = parsed
-        known = self._known(number, labels, len(points), long)
-        if known is None:
+        cached = self._known(number, labels, len(points), long)
+        if cached is None:
             return None
         frame = points_of(points, notes, options, number)
-        factor = self._factor(known, shows_percent(frame["value"]))
+        factor = self._factor(cached, shows_percent(frame["value"]))
         return frame.select(
-            pl.lit(known.number, pl.UInt32).alias("series"),
-            pl.lit(known.code, pl.UInt16).alias("code"),
+            pl.lit(cached.number, pl.UInt32).alias("series"),
+            pl.lit(cached.code, pl.UInt16).alias("code"),
             (measured(frame["value"]) * factor).alias("value"),
             "time",
         )

@@ -88,7 +88,7 @@ class _Query:
         if key == "gpu instance id" and self._device is not None and self._device is not self._gpu:
             self._device.mig = value
             # Compute instances of one GPU instance share its memory.
-            if not any(other.pci == self._device.pci and other.mig == value for other in self.snapshot.devices):
+            if not any(device.pci == self._device.pci and device.mig == value for device in self.snapshot.devices):
                 self.snapshot.add(self._device)
 
     def _process_value(self, key: str, value: str) -> None:

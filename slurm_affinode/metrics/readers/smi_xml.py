@@ -117,7 +117,7 @@ class _Document:
     def _mig_value(self, instance: SmiDevice, name: str, value: str) -> None:
         # Compute instances of one GPU instance share its memory.
         if name == "gpu_instance_id" and not any(
-            other.pci == instance.pci and other.mig == value for other in self.snapshot.devices
+            device.pci == instance.pci and device.mig == value for device in self.snapshot.devices
         ):
             instance.mig = value
             self.snapshot.add(instance)

@@ -70,9 +70,9 @@ def _from_parts(part: dict[str, str | None]) -> SnapshotTime:
         hour = hour % 12 + (12 if part["half"] == "PM" else 0)
     month = _MONTHS.index(part["month"] or "Jan") + 1
     zone = part["zone"]
-    known = zone in _UNIVERSAL or (zone is not None and zone[0] in "+-")
+    zone_known = zone in _UNIVERSAL or (zone is not None and zone[0] in "+-")
     text = f"{part['year']}-{month:02}-{int(part['day'] or 0):02} {hour:02}:{part['minute']}:{part['second']}"
-    return SnapshotTime(f"{text}{zone if known else ''}", None if known else zone)
+    return SnapshotTime(f"{text}{zone if zone_known else ''}", None if zone_known else zone)
 
 
 def time_from_name(name: str) -> str | None:

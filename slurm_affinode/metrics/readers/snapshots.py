@@ -102,7 +102,7 @@ class SnapshotReader:
         """Yield samples. A snapshot without an end, at the end of a log, is reported and left out."""
         rows: list[tuple[int, str | None, SmiDevice]] = []
         incomplete: list[SmiOutput] = []
-        count, held = 0, 0
+        count, held_count = 0, 0
         for snapshot in self._parser(_lines(blocks), self._notes.name):
             if snapshot.incomplete is not None:
                 incomplete.append(snapshot)
@@ -110,7 +110,7 @@ class SnapshotReader:
             if not self._is_usable(snapshot, first=not count):
                 continue
             count += 1
-            held += sum(_is_held(device) for device in snapshot.devices)
+            held_count += sum(_is_held(device) for device in snapshot.devices)
             rows += [(device.line, self._time(snapshot), device) for device in snapshot.devices]
             if len(rows) >= _FLUSH_ROWS:
                 yield from self._samples(rows)
@@ -121,7 +121,7 @@ class SnapshotReader:
             reason = f"the snapshot is cut off, or still being written: {snapshot.incomplete}"
             self._notes.problem(snapshot.last_line, reason, strict=self._options.strict)
         yield from self._samples(rows)
-        self._notes.decide(HELD, held)
+        self._notes.decide(HELD, held_count)
 
     def _without_samples(self, incomplete: list[SmiOutput]) -> InputError:
         if not incomplete:
@@ -170,7 +170,7 @@ class SnapshotReader:
             header = ("timestamp" if self._timed else "", *_COLUMNS)
             self._table = TableReader(header, self._notes, self._options, self._node)
         cells = [(time, *device.row(), number) for number, time, device in rows]
-        schema = {**{f"c{at}": pl.String() for at in range(len(_COLUMNS) + 1)}, "number": pl.Int64()}
+        schema = {**{f"c{index}": pl.String() for index in range(len(_COLUMNS) + 1)}, "number": pl.Int64()}
         yield from self._table.rows(pl.DataFrame(cells, schema=schema, orient="row"))
 
 

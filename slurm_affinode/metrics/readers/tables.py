@@ -70,18 +70,18 @@ class Layout:
 def layout(header: Sequence[str], notes: ReadingNotes, options: ReadOptions) -> Layout:
     """Determine the fields of the columns. Raises ``InputError`` if no column is a metric."""
     best: dict[str, tuple[int, Alias]] = {}
-    known: list[tuple[int, Alias]] = []
+    columns_known: list[tuple[int, Alias]] = []
     for position, name in enumerate(header):
         alias = options.aliases.column(name)
         if alias is not None:
-            known.append((position, alias))
+            columns_known.append((position, alias))
         elif name.strip():
             notes.unknown[name.strip()] += 1
-    for position, alias in known:
+    for position, alias in columns_known:
         if alias.field not in best or alias.rank < best[alias.field][1].rank:
             best[alias.field] = (position, alias)
     # If there is another column of UUIDs, one such as ``gpu_id`` has the index.
-    for position, alias in known:
+    for position, alias in columns_known:
         if alias.field == "uuid" and position != best["uuid"][0]:
             best.setdefault("index", (position, alias))
     values = {field: column for field, column in best.items() if field in VALUES}
@@ -199,9 +199,9 @@ class TableReader:
             frame = self._number(frame, position, field, alias)
         missing = [pl.lit(None, pl.Float64).alias(name) for name in VALUES if name not in self.layout.values]
         frame = with_total(frame.with_columns(missing))
-        known = identity_frame(list(self._numbers))
+        identities = identity_frame(list(self._numbers))
         return frame.with_columns(
-            *(known[name].gather(frame["at"]).alias(name) for name in IDENTITY), self._jobs(frame)
+            *(identities[name].gather(frame["at"]).alias(name) for name in IDENTITY), self._jobs(frame)
         ).select(*SAMPLES)
 
     def _jobs(self, frame: pl.DataFrame) -> pl.Series:
@@ -255,7 +255,7 @@ class TableReader:
         frame = frame.with_columns(self._jobs(frame))
         series = frame.select("at", "job").unique(maintain_order=True)
         devices = list(self._numbers)
-        numbers_ = [self._long.series(devices[at], job) for at, job in series.iter_rows()]
+        numbers_ = [self._long.series(devices[index], job) for index, job in series.iter_rows()]
         numbered = series.with_columns(pl.Series("series", numbers_, pl.UInt32))
         frame = frame.join(numbered, on=["at", "job"], nulls_equal=True, maintain_order="left")
         frames: list[pl.DataFrame] = []
@@ -299,9 +299,9 @@ def numbers(texts: pl.Series, *, decimal_comma: bool = False) -> tuple[pl.Series
         number = texts.str.strip_suffix(unit).cast(pl.Float64, strict=False)
         if number.null_count() == texts.null_count():
             return number, missing if unit.strip() == "%" else missing.fill_null(unit.strip().lower()), sound
-    known, place = distinct(texts.to_frame())
-    if 2 * len(known) < len(texts):  # such as "0 %" to "100 %"
-        first, second, third = numbers(known.to_series(), decimal_comma=decimal_comma)
+    unique_texts, place = distinct(texts.to_frame())
+    if 2 * len(unique_texts) < len(texts):  # such as "0 %" to "100 %"
+        first, second, third = numbers(unique_texts.to_series(), decimal_comma=decimal_comma)
         return first.gather(place), second.gather(place), third.gather(place)
     lower = pl.col(texts.name).str.strip_chars().str.to_lowercase()
     bare = lower.str.replace(_UNIT, "")
@@ -356,11 +356,13 @@ class Ticks:
         self._devices: dict[Identity, int] = {}
         self._seen: set[int] = set()
 
-    def times(self, devices: Sequence[Identity], at: pl.Series, numbers: pl.Series) -> pl.Series:
+    def times(self, devices: Sequence[Identity], device_rows: pl.Series, numbers: pl.Series) -> pl.Series:
         """Return the UTC times of rows in the order of the file, given their devices by position in ``devices``."""
-        known = np.array([self._devices.setdefault(device, len(self._devices)) for device in devices], np.int64)
+        device_numbers = np.array(
+            [self._devices.setdefault(device, len(self._devices)) for device in devices], np.int64
+        )
         before = sorted(self._seen)
-        rows = np.concatenate([np.array(before, np.int64), known[at.to_numpy()]])
+        rows = np.concatenate([np.array(before, np.int64), device_numbers[device_rows.to_numpy()]])
         starts = _tick_starts(rows)
         self._seen = set(rows[starts[-1] :].tolist())
         ticks = np.zeros(len(rows), np.int64)
@@ -403,16 +405,16 @@ class _Clock:
 
     def times(self, texts: pl.Series, devices: pl.Series, notes: ReadingNotes) -> pl.Series:
         """Return UTC times, null where a text is no time; decisions are added to ``notes``."""
-        held = len(self._texts)
+        first_count = len(self._texts)
         all_texts = pl.concat([self._texts, texts.rename("text")])
         all_devices = pl.concat([self._devices, devices.rename("device")])
-        times, decisions = local_time.parse(all_texts, self._zone, all_devices, known=held)
+        times, decisions = local_time.parse(all_texts, self._zone, all_devices, known=first_count)
         for what, count in decisions.items():
             notes.decide(what, count)
         last = times.filter(times.is_between(*local_time.POSSIBLE)).max()
         recent = times >= last - _RECENT if isinstance(last, datetime) else times.is_not_null()
         self._texts, self._devices = all_texts.filter(recent), all_devices.filter(recent)
-        return times[held:].alias("time")
+        return times[first_count:].alias("time")
 
 
 def _check_identity(table_layout: Layout, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None) -> None:
