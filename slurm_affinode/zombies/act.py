@@ -122,15 +122,15 @@ def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
     outcomes: list[Outcome] = []
     actions = list(actions)
     tools.cancellations_left = tools.policy.limits.cancel - sum(action.verb == "cancel" for action in actions)
-    held = [action.held for action in actions if action.held is not None]
+    held_actions = [action.held for action in actions if action.held is not None]
     todo = deque(action for action in actions if action.verb in DESTRUCTIVE)
     while todo:
         action = todo.popleft()
         tools.step(f"{action.verb}: {action.target}")
         outcomes.append(_execute(action, tools))
-        following = next((candidate for candidate in held if candidate.verb == action.verb), None)
+        following = next((candidate for candidate in held_actions if candidate.verb == action.verb), None)
         if outcomes[-1].result == "spared" and following is not None:
-            held.remove(following)
+            held_actions.remove(following)
             todo.append(following)
     mailed = [outcome.action for outcome in outcomes if outcome.result == "done" and _owned(outcome.action)]
     mail_done(mailed, tools)
@@ -179,17 +179,17 @@ def _claim(action: Action) -> str:
 
 def _attempt(action: Action, tools: Tools) -> Outcome:
     # The owner may have requested an exemption since the decision, in the database or in the job's comment.
-    kept = _kept(action, tools)
-    if kept is not None:
-        return kept
+    keep_outcome = _kept(action, tools)
+    if keep_outcome is not None:
+        return keep_outcome
     observation = _observe(action, tools)
     if observation.job is not None and action.verb in ("cancel", "suspend"):
         exemption_intake.collect(
             [observation.job], action.finding.cluster, tools.policy.keep, tools.log, now=tools.now(), run=tools.who.run
         )  # fmt: skip
-        kept = _kept(action, tools)
-        if kept is not None:
-            return kept
+        keep_outcome = _kept(action, tools)
+        if keep_outcome is not None:
+            return keep_outcome
     if observation.verdict != "still":
         result: Result = "gone" if observation.verdict == "gone" else "spared"
         return Outcome(action, result, f"{action.target}: {observation.text}", observation)
@@ -198,14 +198,14 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
         return Outcome(action, "spared", f"{action.target}: {longer}", observation)
     if action.verb == "cancel" and action.settings.prefer_suspend and observation.job is not None:
         # Since the decision, the agent may have come back and report that the job opted in, or the job was suspended.
-        known = opted_in([action], tools.ask)
-        if known.unknown:
-            why = f"the agent on {min(known.unknown)} does not respond"
+        opted_jobs = opted_in([action], tools.ask)
+        if opted_jobs.unknown:
+            why = f"the agent on {min(opted_jobs.unknown)} does not respond"
             text = f"{action.target}: whether it sleeps in place is not known: {why}"
             return Outcome(action, "spared", text, observation)
-        if observation.job.job_id in known.asleep:
+        if observation.job.job_id in opted_jobs.asleep:
             return Outcome(action, "spared", f"{action.target}: it now sleeps in place", observation)
-        if observation.job.job_id in known.watched:
+        if observation.job.job_id in opted_jobs.watched:
             action = replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
     try:
         return _done(action, tools, observation)
@@ -226,8 +226,8 @@ def _interactive(action: Action, tools: Tools, observation: Observation) -> str 
     finding, ref = action.finding, action.finding.job
     if ref is None or ref.batch is not None or observation.job is None or observation.job.batch is not False:
         return None
-    known, now = replace(finding, subject=replace(ref, batch=False)), tools.now()
-    again = decide(known, tools.policy, tools.log.ledger(now), now)
+    job_finding, now = replace(finding, subject=replace(ref, batch=False)), tools.now()
+    again = decide(job_finding, tools.policy, tools.log.ledger(now), now)
     return None if again.verb in DESTRUCTIVE else f"it is interactive: {again.reason}"
 
 
@@ -246,8 +246,8 @@ def _cancel_instead(action: Action, tools: Tools, observation: Observation, why:
     tools.cancellations_left -= 1
     action = replace(action, verb="cancel", reason=f"{action.reason}; it cannot be suspended: {why}")
     try:
-        done = _done(action, tools, observation)
-        return replace(done, text=f"{done.text}, for it cannot be suspended: {why}")
+        outcome = _done(action, tools, observation)
+        return replace(outcome, text=f"{outcome.text}, for it cannot be suspended: {why}")
     except (UnknownJobError, AlreadyDoneError) as error:
         return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", observation)
 
@@ -263,8 +263,12 @@ def _observe(action: Action, tools: Tools) -> Observation:
         return tools.recheck.node(finding, _node(finding, tools))
     if not isinstance(finding.subject, JobAttempt):
         return Observation("unknown", "it is not about a job")
-    for other in action.parts:
-        part = tools.recheck.job(other, other.subject) if isinstance(other.subject, JobAttempt) else None
+    for part_finding in action.parts:
+        part = (
+            tools.recheck.job(part_finding, part_finding.subject)
+            if isinstance(part_finding.subject, JobAttempt)
+            else None
+        )
         if part is not None and part.verdict not in ("still", "gone"):
             return part
     return tools.recheck.job(finding, finding.subject)

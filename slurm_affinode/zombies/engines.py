@@ -36,11 +36,11 @@ def find(
     by_id = {str(job.job_id): job for job in jobs}
     try:
         query = ServerQuery(now - servers.PERIOD, now, jobs=tuple(by_id))
-        known = servers.find(config, query).engines if by_id else ()
+        engines = servers.find(config, query).engines if by_id else ()
     except NoStoreError:
         return []
     by_key: dict[str, Finding] = {}
-    for health in known:
+    for health in engines:
         if health.key.cluster not in (None, cluster, config.cluster.name_or_default) or health.until < now - FRESH:
             continue
         job = by_id[health.job or ""]

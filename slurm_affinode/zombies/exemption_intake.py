@@ -22,12 +22,12 @@ def collect(
     A request for longer than the policy allows is shortened to the maximum, counted from now.
     """
     recorded: list[Keep] = []
-    known = log.ledger(now).keeps
+    keeps = log.ledger(now).keeps
     for job in jobs:
         exemption = exemptions.parse(job.comment) if job.allocated else None
         if exemption is None or job.submit is None or not policy.allow or exemption.until <= now:
             continue
-        stored = known.get((cluster, job.job_id))
+        stored = keeps.get((cluster, job.job_id))
         if stored is not None and int(stored.submit.timestamp()) == int(job.submit.timestamp()):
             continue
         until = min(exemption.until, now + timedelta(seconds=policy.max_s))

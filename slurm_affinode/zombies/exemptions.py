@@ -55,10 +55,10 @@ def comment_with(comment: str | None, exemption: ExemptionRequest) -> str:
     why = " ".join(exemption.why.replace("[", "(").replace("]", ")").split())
     until = utc(exemption.until)
     mark = f"[keep until={until} why={why}]"
-    made = f"{comment} {mark}" if comment else mark
-    if len(made.encode()) > 1024:
+    marked_comment = f"{comment} {mark}" if comment else mark
+    if len(marked_comment.encode()) > 1024:
         raise AffinodeError("the reason is too long for the job's comment", hint="shorten the reason")
-    return made
+    return marked_comment
 
 
 def check(exemption: ExemptionRequest, policy: KeepPolicy, now: datetime) -> None:

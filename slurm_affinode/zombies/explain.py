@@ -100,22 +100,22 @@ def explain(
             asleep = row["end"] is None and _sleeps(store.suspensions(begin, finish), row)
         late = job_runs.caution(replace(query, until=until or moment), stored, moment) if row["end"] is None else ""
         notes += [late] if late else []
-        held = find.hold(query, jobs, gpus, samples, file.signatures, moment)
+        held_gpus = find.hold(query, jobs, gpus, samples, file.signatures, moment)
         nodes, trouble = find.slurm_nodes(slurm)
         kinds = tuple(kind for kind in KINDS if kind not in USER_KINDS)
         request = Request(kinds=kinds, clusters=(row["cluster"],))
         everything = find.judge(
-            config, request, held, file.signatures, find.waiting_jobs(jobs, pending, query), nodes, notes=trouble
+            config, request, held_gpus, file.signatures, find.waiting_jobs(jobs, pending, query), nodes, notes=trouble
         )
         ref = squatters.run_ref(row, finish)
         findings = tuple(
             finding for finding in everything.findings if finding.job is not None and _is_same_attempt(finding.job, ref)
         )
-        run = _number_of(row, held)
-        pages = _pages(row, run, held, file.signatures, findings, samples)
+        run = _number_of(row, held_gpus)
+        pages = _pages(row, run, held_gpus, file.signatures, findings, samples)
     if not pages and (row["gpus"] or 0) > 0:
         notes.append(WHICH_UNKNOWN)
-    node_names = () if run is None else tuple(held.nodes.filter(pl.col("run") == run)["node"])
+    node_names = () if run is None else tuple(held_gpus.nodes.filter(pl.col("run") == run)["node"])
     page = Explanation(
         ref, row["cluster"], row["user"], row["account"], row["partition"], row["qos"], node_names, row["gpus"],
         begin, finish, findings, pages, (*notes, *trouble), stored.height,
@@ -139,38 +139,41 @@ def _asleep(page: Explanation) -> Explanation:
     return replace(page, findings=tuple(findings), asleep=True)
 
 
-def _number_of(row: dict[str, Any], held: HeldGpus) -> int | None:
+def _number_of(row: dict[str, Any], gpus: HeldGpus) -> int | None:
     """Return the number of an attempt in ``held.runs``, or ``None``."""
     key = [pl.col(name) == row[name] for name in ("cluster", "job_id", "submit")]
-    numbers = held.runs.filter(*key)["run"]
+    numbers = gpus.runs.filter(*key)["run"]
     return None if numbers.is_empty() else int(numbers[0])
 
 
 def _pages(  # noqa: PLR0917
     row: dict[str, Any],
     run: int | None,
-    held: HeldGpus,
+    gpus: HeldGpus,
     signatures: Sequence[Signature],
     findings: Sequence[Finding],
     samples: SampleStore,
 ) -> tuple[GpuPage, ...]:
     """Return, for each GPU of an attempt, the measurements, the verdict of every signature, and the timeline."""
-    begin, finish = held.query.since, held.query.until
+    begin, finish = gpus.query.since, gpus.query.until
     facts = squatters.run_facts(row, finish)
     flagged = {(gpu.node, gpu.gpu) for finding in findings for gpu in finding.flagged_gpus}
     pages = []
-    for pair, (of_run, at) in enumerate(held.pairs.select("run", "at").iter_rows()):
+    for pair, (of_run, device_row) in enumerate(gpus.pairs.select("run", "at").iter_rows()):
         if of_run != run:
             continue
-        device = held.devices.row(at, named=True)
+        device = gpus.devices.row(device_row, named=True)
         limits_pct = [signature.compute.at_most_pct for signature in signatures]
-        seen = [squatters.facts_of(held, limit_pct, pair)[0] for limit_pct in limits_pct]
-        verdicts = tuple(judge_gpu(signature, known, facts) for signature, known in zip(signatures, seen, strict=True))
+        gpu_facts = [squatters.facts_of(gpus, limit_pct, pair)[0] for limit_pct in limits_pct]
+        verdicts = tuple(
+            judge_gpu(signature, facts_known, facts)
+            for signature, facts_known in zip(signatures, gpu_facts, strict=True)
+        )
         # A file of signatures has at least one.
-        gpu = squatters.gpu_evidence(held.followed[limits_pct[0]], pair, device, seen[0], flagged)
-        gpu = replace(gpu, mapping=held.pairs["mapping"][pair])
-        slots = _timeline(samples, device["device"], begin, finish, int(held.steps_ms[pair]),
-                          held.query.thresholds.floors_pct)  # fmt: skip
+        gpu = squatters.gpu_evidence(gpus.followed[limits_pct[0]], pair, device, gpu_facts[0], flagged)
+        gpu = replace(gpu, mapping=gpus.pairs["mapping"][pair])
+        slots = _timeline(samples, device["device"], begin, finish, int(gpus.steps_ms[pair]),
+                          gpus.query.thresholds.floors_pct)  # fmt: skip
         pages.append(GpuPage(gpu, verdicts, slots))
     return tuple(pages)
 
@@ -205,8 +208,8 @@ def check_single(job: str, stored: pl.DataFrame) -> None:
         raise AffinodeError(f"{job} is {count} jobs", hint=f"name one of them, such as {job}_1 or {job}+1")
 
 
-def _is_same_attempt(attempt: JobAttempt, other: JobAttempt) -> bool:
-    return attempt.job_id == other.job_id and attempt.submit == other.submit
+def _is_same_attempt(attempt: JobAttempt, reference: JobAttempt) -> bool:
+    return attempt.job_id == reference.job_id and attempt.submit == reference.submit
 
 
 def grid(begin: datetime, finish: datetime, step_ms: int = 0) -> tuple[Slot, ...]:
@@ -237,8 +240,8 @@ def _timeline(  # noqa: PLR0917
     )
     with naming_damage(history, begin, finish):
         frame = rows.collect()
-    known = {row["slot"]: row for row in frame.iter_rows(named=True)}
-    return tuple(_filled(slot, known.get(number)) for number, slot in enumerate(slots))
+    row_by_slot = {row["slot"]: row for row in frame.iter_rows(named=True)}
+    return tuple(_filled(slot, row_by_slot.get(number)) for number, slot in enumerate(slots))
 
 
 def _filled(slot: Slot, row: dict[str, Any] | None) -> Slot:
@@ -259,9 +262,9 @@ class _Readings:
 
     rows: dict[tuple[str, str], list[tuple[float, LiveGpu]]] = field(default_factory=dict)
 
-    def __call__(self, at: float, gpus: Iterable[LiveGpu]) -> None:
+    def __call__(self, time_s: float, gpus: Iterable[LiveGpu]) -> None:
         for gpu in gpus:
-            self.rows.setdefault(gpu.key, []).append((at, gpu))
+            self.rows.setdefault(gpu.key, []).append((time_s, gpu))
 
 
 def explain_live(
@@ -307,9 +310,9 @@ def explain_live(
         config, request, looked, slurm=slurm, watch_s=watch_s, history=history, only=running
     ) as now:  # fmt: skip
         try:
-            with temporary_store(config, now.snapshot, now.at) as made:
+            with temporary_store(config, now.snapshot, now.at) as temporary_config:
                 page = explain(
-                    made, job, since=since, until=until or now.at, window_s=window_s, now=now.at,
+                    temporary_config, job, since=since, until=until or now.at, window_s=window_s, now=now.at,
                     slurm=lambda: contextlib.nullcontext(SnapshotNodes(now.snapshot)),  # type: ignore[arg-type, return-value]
                     history=lambda: contextlib.nullcontext(now.history),
                 )  # fmt: skip
@@ -370,13 +373,13 @@ def _gpu(  # noqa: PLR0917
 ) -> GpuPage:
     watched = now.samples.watched[gpu.key]
     sight, verdicts = live.see(job, watched, now, gpu.mapping), live.verdicts(job, watched, now)
-    known = next(
+    match = next(
         (shown.slots for shown in page.gpus if shown.gpu.node == gpu.node
          and (shown.gpu.uuid == gpu.uuid if shown.gpu.uuid and gpu.uuid else shown.gpu.gpu == sight.gpu.gpu)), None,
     )  # fmt: skip
     flagged = any(finding.kind in IDLE_KINDS for finding in findings) and sight.verdict is not None
     # Stored samples of a shared GPU are of all jobs on it.
-    before = grid(page.since, page.until, STEP_MS) if known is None or gpu.part_of is not None else known
+    before = grid(page.since, page.until, STEP_MS) if match is None or gpu.part_of is not None else match
     slots = _with_samples(before, page.until, readings.rows.get(gpu.key, ()))
     return GpuPage(replace(sight.gpu, flagged=flagged), verdicts, slots)
 
@@ -386,17 +389,17 @@ def _with_samples(
 ) -> tuple[Slot, ...]:  # fmt: skip
     """Return ``slots`` with live readings in the slots that have no stored activity."""
     ends = [*(slot.start for slot in slots[1:]), until + timedelta(seconds=1)]
-    made = []
+    filled_slots = []
     for slot, end in zip(slots, ends, strict=True):
-        slot_gpus = [gpu for at, gpu in node_samples if slot.start.timestamp() <= at < end.timestamp()]
+        slot_gpus = [gpu for time_s, gpu in node_samples if slot.start.timestamp() <= time_s < end.timestamp()]
         if slot.activity_pct is not None or not slot_gpus:
-            made.append(slot)
+            filled_slots.append(slot)
             continue
         busy = [max(gpu.signals_pct.values()) for gpu in slot_gpus if gpu.signals_pct]
-        held = [gpu.used_mib / 1024 for gpu in slot_gpus if gpu.used_mib is not None]
+        used_gib = [gpu.used_mib / 1024 for gpu in slot_gpus if gpu.used_mib is not None]
         watts = [gpu.power_w for gpu in slot_gpus if gpu.power_w is not None]
-        made.append(Slot(slot.start, _mean(busy), _mean(held), _mean(watts)))
-    return tuple(made)
+        filled_slots.append(Slot(slot.start, _mean(busy), _mean(used_gib), _mean(watts)))
+    return tuple(filled_slots)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -404,7 +407,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 @contextlib.contextmanager
-def temporary_store(config: Config, snapshot: Snapshot, at: datetime) -> Iterator[Config]:
+def temporary_store(config: Config, snapshot: Snapshot, moment: datetime) -> Iterator[Config]:
     """Yield a configuration with a temporary database that holds the jobs of the snapshot."""
     history = config.history_dir
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
@@ -412,10 +415,10 @@ def temporary_store(config: Config, snapshot: Snapshot, at: datetime) -> Iterato
         with Repository.open(url) as store:
             store.upsert(pl.concat([live.frame(snapshot, {}), live.pending(snapshot)]))
             store.upsert_allocation_gpus(allocations(snapshot))
-            stored_accounting.reached(store, at, [snapshot.cluster])
-        made = replace(config, store=replace(config.store, db=url))
-        assert made.history_dir == history  # noqa: S101 - it is beside the state, not beside the store
-        yield made
+            stored_accounting.reached(store, moment, [snapshot.cluster])
+        temporary_config = replace(config, store=replace(config.store, db=url))
+        assert temporary_config.history_dir == history  # noqa: S101 - it is beside the state, not beside the store
+        yield temporary_config
 
 
 def allocations(snapshot: Snapshot) -> pl.DataFrame:

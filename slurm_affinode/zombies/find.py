@@ -173,16 +173,16 @@ def find(
                     hint="ingest accounting first: slurm-affinode ingest sacct --since 2d",
                 )
         say("following the GPUs")
-        held = hold(query, jobs, gpus, samples, file.signatures, moment, spread=spread)
+        held_gpus = hold(query, jobs, gpus, samples, file.signatures, moment, spread=spread)
         nodes, trouble = slurm_nodes(slurm)
         names = frozenset(node.name for node in nodes)
         rule = leftover_memory.LeftoverSearch(
             FREE_MIB, request.window_s or HELD_S, {name: query.end_of(name) for name in jobs["cluster"].unique()}, names
         )
         leftovers = (
-            leftover_memory.find(held, samples, rule, spread) if "orphan-memory" in request.requested_kinds else []
+            leftover_memory.find(held_gpus, samples, rule, spread) if "orphan-memory" in request.requested_kinds else []
         )
-    assessment = judge(config, request, held, file.signatures, waiting_jobs(jobs, pending, query), nodes,
+    assessment = judge(config, request, held_gpus, file.signatures, waiting_jobs(jobs, pending, query), nodes,
                   notes=(*notes, *trouble, *strangers(request, nodes), *_only_live(request)),
                   more=leftovers)  # fmt: skip
     late = job_runs.caution(query, jobs, moment)
@@ -191,8 +191,10 @@ def find(
 
 def strangers(request: Request, nodes: Sequence[Node]) -> list[str]:
     """Return a note for each requested node that Slurm does not know; none if ``nodes`` is empty."""
-    known = {node.name for node in nodes}
-    return [f"{name}: Slurm knows no node of that name" for name in request.nodes if known and name not in known]
+    node_names = {node.name for node in nodes}
+    return [
+        f"{name}: Slurm knows no node of that name" for name in request.nodes if node_names and name not in node_names
+    ]
 
 
 def _only_live(request: Request) -> list[str]:
@@ -251,7 +253,7 @@ def hold(  # noqa: PLR0917
 def judge(  # noqa: PLR0917
     config: Config,
     request: Request,
-    held: HeldGpus,
+    held_gpus: HeldGpus,
     chosen: Sequence[Signature],
     queue: Iterable[PendingJob] | None,
     nodes: Sequence[Node],
@@ -259,14 +261,14 @@ def judge(  # noqa: PLR0917
     notes: Iterable[str] = (),
     more: Iterable[Finding] = (),
 ) -> Assessment:
-    """Return the findings among ``held``, and ``more``. ``queue``: ``None`` if the waiting jobs are unknown."""
+    """Return the findings among ``held_gpus``, and ``more``. ``queue``: ``None`` if the waiting jobs are unknown."""
     requested_kinds = request.requested_kinds
     classes = {**config.zombies.nodes, **node_classes(nodes)}
     rules = config.zombies.misfits
-    findings = [*squatters.find(held, chosen), *more]
-    findings += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested_kinds,
+    findings = [*squatters.find(held_gpus, chosen), *more]
+    findings += misfits.find(held_gpus, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested_kinds,
                           gpu_partitions=gpu_partitions(nodes))  # fmt: skip
-    by_run = {tuple(key): kind for *key, kind in held.runs.select(*JOB_KEY, "gpu_type").iter_rows()}
+    by_run = {tuple(key): kind for *key, kind in held_gpus.runs.select(*JOB_KEY, "gpu_type").iter_rows()}
 
     def gpu_type(finding: Finding) -> str | None:
         named = by_run.get((finding.cluster, finding.job.job_id, finding.job.submit)) if finding.job else None
@@ -274,11 +276,11 @@ def judge(  # noqa: PLR0917
 
     if queue is not None:
         findings = with_impact(findings, PendingQueue(queue), gpu_type=gpu_type, nodes=nodes)
-    about = held.runs.filter(pl.col("selected") & (pl.col("gpus").fill_null(0) > 0))
-    pairs = held.pairs.filter(pl.col("run").is_in(about["run"].implode()))
-    measured = int((held.any.samples > 0).sum())
+    about = held_gpus.runs.filter(pl.col("selected") & (pl.col("gpus").fill_null(0) > 0))
+    pairs = held_gpus.pairs.filter(pl.col("run").is_in(about["run"].implode()))
+    measured = int((held_gpus.any.samples > 0).sum())
     return select(
-        Assessment((), held.query.since, held.query.until, "history", about.height, pairs.height,
+        Assessment((), held_gpus.query.since, held_gpus.query.until, "history", about.height, pairs.height,
               max(0, int(about["gpus"].sum() or 0) - measured), tuple(notes)),
         findings, request,
     )  # fmt: skip
@@ -290,7 +292,7 @@ def select(about: Assessment, findings: Iterable[Finding], request: Request) -> 
     Its counts cover all ``findings`` of the requested clusters.
     """
     counts: dict[str, int] = {}
-    kept: list[Finding] = []
+    remaining: list[Finding] = []
     filters = {"clusters": request.clusters, "partitions": request.partitions, "accounts": request.accounts,
              "users": request.users}  # fmt: skip
     for finding in findings:
@@ -314,12 +316,12 @@ def select(about: Assessment, findings: Iterable[Finding], request: Request) -> 
             for key, names in applicable.items()
         ):
             continue
-        kept.append(finding)
+        remaining.append(finding)
     order = list(KINDS)
-    kept.sort(
+    remaining.sort(
         key=lambda finding: (-(finding.held_gpu_hours or 0.0), order.index(finding.kind), -finding.score, finding.key)
     )
-    return replace(about, findings=tuple(kept), counts=counts)
+    return replace(about, findings=tuple(remaining), counts=counts)
 
 
 def type_of(model: str | None) -> str | None:
@@ -336,8 +338,8 @@ def types_of(finding: Finding, models: Mapping[str, Collection[str | None]] = Ma
     ``models``: node -> the models of its GPUs, for a finding that names no GPUs.
     """
     flagged = {gpu.model for gpu in finding.flagged_gpus}
-    known = flagged or {model for node in finding.nodes for model in models.get(node) or (None,)}
-    kinds = [type_of(model) for model in known]
+    gpu_models = flagged or {model for node in finding.nodes for model in models.get(node) or (None,)}
+    kinds = [type_of(model) for model in gpu_models]
     return "+".join(sorted({kind for kind in kinds if kind})) if kinds and all(kinds) else None
 
 
@@ -440,9 +442,9 @@ def find_in_averages(config: Config, request: Request, jobs: pl.DataFrame, per_r
         history = SampleStore(Path(directory))
         try:
             averages.fill(history, per_run)
-            held = hold(query, jobs, averages.allocation_gpus(per_run), history, strict, now)
+            held_gpus = hold(query, jobs, averages.allocation_gpus(per_run), history, strict, now)
             waiting = waiting_jobs(jobs, jobs.head(0), query)
-            return judge(config, request, held, strict, waiting, (), notes=(NOTE,))
+            return judge(config, request, held_gpus, strict, waiting, (), notes=(NOTE,))
         finally:
             history.close()
 

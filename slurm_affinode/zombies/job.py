@@ -81,18 +81,20 @@ def summarize(
         number = chosen_attempt(job, stored.height, attempt)
         # Without nodes, the rules about a share of a node are not applied; that is no fault of the job's data.
         nodes, _ = find.slurm_nodes(slurm)
-        [made] = summaries(config, store, samples, stored[number - 1], moment, nodes=nodes)
+        [summary] = summaries(config, store, samples, stored[number - 1], moment, nodes=nodes)
     several = stored["user"].drop_nulls().n_unique() > 1
     notes = [_OTHER_USERS.format(count=stored.height, job=job)] if several else []
-    return replace(made, attempt=number, attempts=stored.height, notes=(*made.notes, *notes))
+    return replace(summary, attempt=number, attempts=stored.height, notes=(*summary.notes, *notes))
 
 
 def chosen_attempt(job: str, count: int, attempt: int | None) -> int:
     """Return the number of an attempt, from 1. Raises ``NoAttemptError`` unless it is one of ``count``."""
     number = count if attempt is None else attempt if attempt > 0 else count + 1 + attempt
     if not 1 <= number <= count:
-        known = "there is one" if count == 1 else f"there are {count}"
-        raise NoAttemptError(f"job {job} has no attempt {attempt}: {known}", hint="omit --attempt for the last one")
+        count_text = "there is one" if count == 1 else f"there are {count}"
+        raise NoAttemptError(
+            f"job {job} has no attempt {attempt}: {count_text}", hint="omit --attempt for the last one"
+        )
     return number
 
 
@@ -137,14 +139,14 @@ def summaries(
     jobs = store.jobs(begin, finish, columns=COLUMNS)
     recorded = store.allocation_gpus(begin, finish)
     file = find.site_signatures(config)
-    held = find.hold(query, jobs, recorded, samples, file.signatures, now, attempts)
+    held_gpus = find.hold(query, jobs, recorded, samples, file.signatures, now, attempts)
     all_steps = store.steps_of(sorted(set(attempts["job_id"].to_list())))
     work = _Work(
-        config, held, gpu_tracks.follow(held, samples),
-        _by_key([*squatters.find(held, file.signatures), *_misfits(config, held, nodes)]),
+        config, held_gpus, gpu_tracks.follow(held_gpus, samples),
+        _by_key([*squatters.find(held_gpus, file.signatures), *_misfits(config, held_gpus, nodes)]),
         all_steps.partition_by("job_id", as_dict=True),
         _by_job(store.suspensions(begin, now)),
-        {tuple(key): number for number, *key in held.runs.select("run", *JOB_KEY).iter_rows()},
+        {tuple(key): number for number, *key in held_gpus.runs.select("run", *JOB_KEY).iter_rows()},
         now, source,
     )  # fmt: skip
     # A job that has ended is not affected by old data.
@@ -158,11 +160,11 @@ def _end(row: Mapping[str, Any], query: WasteQuery) -> datetime:
     return max(end, start + timedelta(seconds=1))
 
 
-def _misfits(config: Config, held: HeldGpus, nodes: Sequence[Node]) -> list[Finding]:
+def _misfits(config: Config, held_gpus: HeldGpus, nodes: Sequence[Node]) -> list[Finding]:
     # The minimum hours are of all jobs of a user, for mails; the owner asks about one job.
     rules = replace(config.zombies.misfits, min_gpu_hours=0.0, min_core_hours=0.0)
     classes = {**config.zombies.nodes, **find.node_classes(nodes)}
-    return misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=_KINDS,
+    return misfits.find(held_gpus, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=_KINDS,
                         gpu_partitions=find.gpu_partitions(nodes), rules=misfits.OWNER_RULES)  # fmt: skip
 
 
@@ -171,18 +173,20 @@ Key = tuple[Any, ...]
 
 
 def _by_key(findings: Iterable[Finding]) -> dict[Key, list[Finding]]:
-    made: dict[Key, list[Finding]] = {}
+    findings_by_attempt: dict[Key, list[Finding]] = {}
     for finding in findings:
         if finding.job is not None:
-            made.setdefault((finding.cluster, finding.job.job_id, finding.job.submit), []).append(finding)
-    return made
+            findings_by_attempt.setdefault((finding.cluster, finding.job.job_id, finding.job.submit), []).append(
+                finding
+            )
+    return findings_by_attempt
 
 
 def _by_job(entries: Iterable[LedgerEntry]) -> dict[tuple[str, int], list[LedgerEntry]]:
-    made: dict[tuple[str, int], list[LedgerEntry]] = {}
+    entries_by_job: dict[tuple[str, int], list[LedgerEntry]] = {}
     for entry in entries:
-        made.setdefault((entry.cluster, entry.job_id), []).append(entry)
-    return made
+        entries_by_job.setdefault((entry.cluster, entry.job_id), []).append(entry)
+    return entries_by_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ class _Work:
     def _gpus(self, row: dict[str, Any], run: int | None) -> tuple[tuple[GpuUse, ...], list[GpuTrack], int]:
         """Return the GPUs of an attempt in order of node and index, their tracks, and twice their sampling interval."""
         pairs = [] if run is None else _pairs_of_run(self.held, run)
-        made = []
+        uses = []
         for pair in pairs:
             device = self.held.devices.row(self.held.pairs["at"][pair], named=True)
             device["name"] = squatters.name_of(device)
@@ -251,10 +255,10 @@ class _Work:
                 self.tracks[pair], device, row["suspended_s"] or 0, self.held.pairs["mapping"][pair],
                 shared=bool(self.held.shared[pair]),
             )  # fmt: skip
-            made.append((use, self.tracks[pair]))
-        made.sort(key=lambda each: (each[0].node or "", squatters.order(each[0].gpu)))
+            uses.append((use, self.tracks[pair]))
+        uses.sort(key=lambda each: (each[0].node or "", squatters.order(each[0].gpu)))
         slack_ms = 2 * max((int(self.held.steps_ms[pair]) for pair in pairs), default=0)
-        return tuple(use for use, _ in made), [track for _, track in made], slack_ms
+        return tuple(use for use, _ in uses), [track for _, track in uses], slack_ms
 
     def _suspensions(self, row: dict[str, Any]) -> tuple[JobSuspension, ...]:
         entries = self.ledger.get((row["cluster"], row["job_id"]), [])
@@ -270,9 +274,9 @@ class _Work:
         )  # fmt: skip
 
 
-def _pairs_of_run(held: HeldGpus, run: int) -> list[int]:
+def _pairs_of_run(held_gpus: HeldGpus, run: int) -> list[int]:
     """Return the numbers of the pairs of a run; pairs are sorted by run."""
-    column = held.pairs["run"]
+    column = held_gpus.pairs["run"]
     first, last = column.search_sorted(run, side="left"), column.search_sorted(run, side="right")
     return list(range(int(first), int(last)))
 
@@ -321,10 +325,10 @@ def summarize_live(
     with (
         live.observe(config, Request(kinds=("idle-allocation",)), sampler, slurm=slurm, history=history, only=running)
         as now,
-        explain.temporary_store(config, now.snapshot, now.at) as made,
+        explain.temporary_store(config, now.snapshot, now.at) as temporary_config,
     ):  # fmt: skip
         summary = summarize(
-            made, job, history=lambda: contextlib.nullcontext(now.history), now=now.at,
+            temporary_config, job, history=lambda: contextlib.nullcontext(now.history), now=now.at,
             slurm=lambda: contextlib.nullcontext(explain.SnapshotNodes(now.snapshot)),  # type: ignore[arg-type, return-value]
         )  # fmt: skip
         gpus = now.samples.by_job.get(summary.job.job_id, ())
@@ -360,8 +364,8 @@ def summarize_accounting(
     moment = now or datetime.now(UTC)
     explain.parse(job)
     text = sacct_command.run_sacct_of(job, cluster=cluster, run=run)
-    how = SacctReading(cluster=config.cluster.name_or_default, delimiter=sacct_command.DELIMITER)
-    accounting = sacct.read(text, where=f"sacct --jobs={job}", how=how)
+    reading = SacctReading(cluster=config.cluster.name_or_default, delimiter=sacct_command.DELIMITER)
+    accounting = sacct.read(text, where=f"sacct --jobs={job}", how=reading)
     if accounting.jobs.is_empty():
         return None
     with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
@@ -369,10 +373,10 @@ def summarize_accounting(
         with Repository.open(url) as store:
             store.upsert(accounting.jobs, accounting.steps)
             stored_accounting.reached(store, moment, accounting.jobs["cluster"].unique())
-        made = replace(config, store=replace(config.store, db=url))
+        temporary_config = replace(config, store=replace(config.store, db=url))
         no_samples = functools.partial(SampleStore, Path(directory) / "samples")
         summary = summarize(
-            made, job, cluster=cluster, attempt=attempt, slurm=slurm, now=moment,
+            temporary_config, job, cluster=cluster, attempt=attempt, slurm=slurm, now=moment,
             history=lambda: contextlib.closing(no_samples()),
         )  # fmt: skip
     verdict = summary.verdict if summary.gpu_count == 0 else "Unknown: the site's GPU metrics were not read."
@@ -381,12 +385,12 @@ def summarize_accounting(
 
 def _present_only(gpu: LiveGpu, ran_s: float) -> GpuUse:
     """Return a GPU of which only the present is known: the last slot."""
-    held = gpu.evidence()
+    evidence = gpu.evidence()
     return GpuUse(
-        node=gpu.node, gpu=held.gpu, uuid=gpu.uuid, model=gpu.model, mapping=gpu.mapping, shared=held.shared,
-        busy_s=0.0, low_s=0.0, idle_s=0.0, unknown_s=ran_s, utilization_pct=None, memory_peak_gib=held.held_gib,
-        memory_total_gib=held.total_gib, longest_idle_s=None,
-        activity_pct=(*(None,) * (gpu_tracks.SLOTS - 1), held.activity_pct),
+        node=gpu.node, gpu=evidence.gpu, uuid=gpu.uuid, model=gpu.model, mapping=gpu.mapping, shared=evidence.shared,
+        busy_s=0.0, low_s=0.0, idle_s=0.0, unknown_s=ran_s, utilization_pct=None, memory_peak_gib=evidence.held_gib,
+        memory_total_gib=evidence.total_gib, longest_idle_s=None,
+        activity_pct=(*(None,) * (gpu_tracks.SLOTS - 1), evidence.activity_pct),
     )  # fmt: skip
 
 
@@ -409,22 +413,25 @@ def publish(config: Config, store: Repository, samples: SampleStore, now: dateti
         seconds=parse_span_s(config.nightly.sacct_overlap)))  # fmt: skip
     rows = store.jobs(since, now).filter(pl.col("start").is_not_null(), pl.col("start") > now - _LONGEST)
     nodes, _ = find.slurm_nodes(functools.partial(open_client, config.slurm.backend))  # type: ignore[arg-type]
-    made: list[JobSummary] = []
+    job_summaries: list[JobSummary] = []
     days = rows.with_columns(pl.col("end").dt.date().alias("day"))
     # By day of the end, so that the attempts of a chunk, and their samples, are of about the same time.
     for chunk in days.sort("end", nulls_last=True).partition_by("day", maintain_order=True, include_key=False):
-        made += summaries(config, store, samples, chunk, now, nodes=nodes, source="published")
-    done = job_files.publish(settings.directory, config.job_summaries_dir, made, keep_since)
+        job_summaries += summaries(config, store, samples, chunk, now, nodes=nodes, source="published")
+    published = job_files.publish(settings.directory, config.job_summaries_dir, job_summaries, keep_since)
     store.set(_PUBLISHED, json.dumps([utc(now), str(settings.directory)]))
-    say(f"  {counted(done.jobs, 'job')} of {counted(done.users, 'user')} in {settings.directory}")
-    if done.skipped:
-        say(f"  {counted(done.skipped, 'user')} skipped: unknown on this machine, or with another UID in accounting")
-    return done.users
+    say(f"  {counted(published.jobs, 'job')} of {counted(published.users, 'user')} in {settings.directory}")
+    if published.skipped:
+        say(
+            f"  {counted(published.skipped, 'user')} skipped: "
+            "unknown on this machine, or with another UID in accounting"
+        )
+    return published.users
 
 
 def _published_until(store: Repository, directory: Path) -> datetime:
     """Return the time of the last publication into a directory; the epoch: there was none."""
-    known = json.loads(store.get(_PUBLISHED) or "null")
-    if known is None or known[1] != str(directory):
+    last_publication = json.loads(store.get(_PUBLISHED) or "null")
+    if last_publication is None or last_publication[1] != str(directory):
         return datetime.fromtimestamp(0, UTC)
-    return datetime.fromisoformat(known[0])
+    return datetime.fromisoformat(last_publication[0])

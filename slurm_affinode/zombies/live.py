@@ -52,7 +52,7 @@ class Now:
 
 
 def find_live_misfits(
-    config: Config, request: Request, seen: Now, history: SampleStore, holding: Mapping[int, Job]
+    config: Config, request: Request, observed: Now, history: SampleStore, holding: Mapping[int, Job]
 ) -> tuple[list[Finding], list[str]]:
     """Return findings about misfits, and notes on gaps in the data.
 
@@ -61,22 +61,22 @@ def find_live_misfits(
     requested = request.requested_kinds & MISFIT_KINDS
     if not requested:
         return [], []
-    since = request.since or seen.at - timedelta(seconds=parse_span_s(config.zombies.look_back))
-    ended, recorded, notes = _ended_runs(config, since, seen.at, seen.snapshot.cluster)
-    uses = _uses(seen)
-    jobs = _combine(ended, frame(seen.snapshot, uses))
-    gpus = pl.concat([recorded, _allocations(seen)])
+    since = request.since or observed.at - timedelta(seconds=parse_span_s(config.zombies.look_back))
+    ended, recorded, notes = _ended_runs(config, since, observed.at, observed.snapshot.cluster)
+    uses = _uses(observed)
+    jobs = _combine(ended, frame(observed.snapshot, uses))
+    gpus = pl.concat([recorded, _allocations(observed)])
     rules = config.zombies.misfits
     gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
-    query = WasteQuery(since, seen.at, request.clusters, request.partitions, request.accounts, request.users,
+    query = WasteQuery(since, observed.at, request.clusters, request.partitions, request.accounts, request.users,
                        thresholds=gaps)  # fmt: skip
-    held = squatters.hold(query, jobs, gpus, history, [misfits.IDLE_PCT], seen.at)
-    classes = {**config.zombies.nodes, **node_classes(seen.snapshot.nodes)}
+    held_gpus = squatters.hold(query, jobs, gpus, history, [misfits.IDLE_PCT], observed.at)
+    classes = {**config.zombies.nodes, **node_classes(observed.snapshot.nodes)}
     live_misfits = misfits.find(
-        held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested,
-        gpu_partitions=gpu_partitions(seen.snapshot.nodes),
+        held_gpus, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=requested,
+        gpu_partitions=gpu_partitions(observed.snapshot.nodes),
     )  # fmt: skip
-    notes = [*notes, *_unsampled(seen, uses, requested, history, since)]
+    notes = [*notes, *_unsampled(observed, uses, requested, history, since)]
     return [_live(finding, holding) for finding in live_misfits], notes
 
 
@@ -88,7 +88,7 @@ FRESH_S = 600.0
 
 
 def _unsampled(
-    seen: Now, uses: Collection[int], requested: Collection[str], history: SampleStore, since: datetime
+    observed: Now, uses: Collection[int], requested: Collection[str], history: SampleStore, since: datetime
 ) -> list[str]:
     """Return a note for each rule that cannot be evaluated, with the data that it needs."""
     notes = []
@@ -97,12 +97,12 @@ def _unsampled(
     if blind and (covered is None or covered[1] < since):
         availability = "none are stored for this time" if covered else "none are stored"
         notes.append(f"{blind}: not searched for: GPU metrics are needed, and {availability}; --prometheus, ingest gpu")
-    elif blind and covered is not None and (seen.at - covered[1]).total_seconds() > FRESH_S:
+    elif blind and covered is not None and (observed.at - covered[1]).total_seconds() > FRESH_S:
         notes.append(
-            f"{blind}: from the stored GPU metrics, which end {span((seen.at - covered[1]).total_seconds())} ago"
+            f"{blind}: from the stored GPU metrics, which end {span((observed.at - covered[1]).total_seconds())} ago"
         )
     mute = " and ".join(kind for kind in BY_USE if kind in requested)
-    running = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.gpus_allocated]
+    running = [job for job in observed.snapshot.jobs if job.state == "RUNNING" and job.gpus_allocated]
     unknown = sum(job.job_id not in uses for job in running)
     if mute and unknown:
         notes.append(f"{mute}: unknown of {unknown} of {len(running)} jobs: the agents of their nodes do not report "
@@ -156,10 +156,10 @@ def _columns(cluster: str, jobs: Sequence[Job], uses: Mapping[int, JobUse | None
         "cpus": [job.cpus for job in jobs],
         "alloc_mem_bytes": [_bytes(job.tres_allocated.get("mem")) for job in jobs],
         "gpus": [
-            (0 if job.tres_allocated else None) if held is None else held.count
-            for job, held in zip(jobs, gpus, strict=True)
+            (0 if job.tres_allocated else None) if allocated is None else allocated.count
+            for job, allocated in zip(jobs, gpus, strict=True)
         ],
-        "gpu_type": [None if held is None else held.kind for held in gpus],
+        "gpu_type": [None if allocated is None else allocated.kind for allocated in gpus],
         "constraints": [job.features for job in jobs],
         "total_cpu_s": [None if use is None else use.cpu_s for use in used],
         "max_rss_bytes": [None if use is None else int(use.memory_mib * 2**20) for use in used],
@@ -175,25 +175,27 @@ def _bytes(text: str | None) -> int | None:
     return None if memory is None else memory.size_bytes
 
 
-def _uses(seen: Now) -> dict[int, JobUse | None]:
+def _uses(observed: Now) -> dict[int, JobUse | None]:
     """Return total CPU time and the largest memory use on one node, for each job reported by all of its nodes."""
-    by_node = {answer.node: answer.uses for answer in seen.answers}
+    by_node = {answer.node: answer.uses for answer in observed.answers}
     by_job: dict[int, JobUse | None] = {}
-    for job in seen.snapshot.jobs:
+    for job in observed.snapshot.jobs:
         if job.state != "RUNNING" or not job.nodes:
             continue
         shares = [None if (uses := by_node.get(node)) is None else uses.get(job.job_id) for node in job.nodes]
-        known = [share for share in shares if share is not None]
-        if len(known) == len(shares):
-            by_job[job.job_id] = JobUse(sum(share.cpu_s for share in known), max(share.memory_mib for share in known))
+        measured = [share for share in shares if share is not None]
+        if len(measured) == len(shares):
+            by_job[job.job_id] = JobUse(
+                sum(share.cpu_s for share in measured), max(share.memory_mib for share in measured)
+            )
     return by_job
 
 
-def _allocations(seen: Now) -> pl.DataFrame:
-    starts = {job.job_id: job.start for job in seen.snapshot.jobs}
+def _allocations(observed: Now) -> pl.DataFrame:
+    starts = {job.job_id: job.start for job in observed.snapshot.jobs}
     rows = [
-        (seen.snapshot.cluster, number, starts.get(number), gpu.node, gpu.uuid or str(gpu.index))
-        for number, gpus in seen.gpus.items() for gpu in gpus
+        (observed.snapshot.cluster, number, starts.get(number), gpu.node, gpu.uuid or str(gpu.index))
+        for number, gpus in observed.gpus.items() for gpu in gpus
     ]  # fmt: skip
     return conform(pl.DataFrame(rows, schema=ALLOCATION_GPUS, orient="row"), RECORDED_GPUS)
 
@@ -257,8 +259,8 @@ def find_live(
 ) -> Assessment:
     """Return the current findings. Raises ``UnreachableError`` if slurmctld does not respond."""
     sampler = NodeSampler(ask or asker(config), now, sleep, step or (lambda _: None))
-    with observe(config, request, sampler, slurm=slurm, watch_s=watch_s, history=history) as seen:
-        return judged(config, request, seen)
+    with observe(config, request, sampler, slurm=slurm, watch_s=watch_s, history=history) as observed:
+        return judged(config, request, observed)
 
 
 @contextlib.contextmanager
@@ -318,13 +320,13 @@ def observe(
 
 
 @without_collection()
-def judged(config: Config, request: Request, seen: Observed) -> Assessment:
+def judged(config: Config, request: Request, observed: Observed) -> Assessment:
     """Return the findings of a live observation."""
-    (cluster, jobs, nodes), moment, samples = _parts(seen.snapshot), seen.at, seen.samples
-    findings = [finding for job in jobs if (finding := _job(job, seen)) is not None]
-    looked = Now(seen.snapshot, samples.first_answers, sampling.timed(samples), moment)
+    (cluster, jobs, nodes), moment, samples = _parts(observed.snapshot), observed.at, observed.samples
+    findings = [finding for job in jobs if (finding := _job(job, observed)) is not None]
+    looked = Now(observed.snapshot, samples.first_answers, sampling.timed(samples), moment)
     by_id = {job.job_id: job for job in jobs if job.allocated}
-    shapes, unknown = find_live_misfits(config, request, looked, seen.history, by_id)
+    shapes, unknown = find_live_misfits(config, request, looked, observed.history, by_id)
     findings += shapes
     completing_s = parse_span_s(config.zombies.completing)
     findings += orphans.find(
@@ -334,7 +336,7 @@ def judged(config: Config, request: Request, seen: Observed) -> Assessment:
         samples.first_answers,
         samples.answers,
         moment,
-        before=seen.before,
+        before=observed.before,
         completing_s=completing_s,
     )
     if "model-server" in request.requested_kinds:
@@ -351,8 +353,8 @@ def judged(config: Config, request: Request, seen: Observed) -> Assessment:
     findings = with_impact(findings, PendingQueue(waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
     holding = [job for job in jobs if job.allocated and (job.gpus_allocated or samples.by_job.get(job.job_id))]
     unmeasured = sum(not watched.gpu.signals_pct for watched in samples.whole)
-    about = Assessment((), seen.since, moment, "live", len(holding), len(samples.whole), unmeasured,
-                  (*seen.notes, *unknown, *_unseen(seen)), snapshot=seen.snapshot)  # fmt: skip
+    about = Assessment((), observed.since, moment, "live", len(holding), len(samples.whole), unmeasured,
+                  (*observed.notes, *unknown, *_unseen(observed)), snapshot=observed.snapshot)  # fmt: skip
     return find.select(about, findings, request)
 
 
@@ -360,10 +362,10 @@ def _parts(snapshot: Snapshot) -> tuple[str, Sequence[Job], Sequence[Node]]:
     return snapshot.cluster, snapshot.jobs, snapshot.nodes
 
 
-def _unseen(seen: Observed) -> Iterator[str]:
+def _unseen(observed: Observed) -> Iterator[str]:
     """Yield a note on the jobs whose share of a GPU is not measured."""
-    sharing = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.shares_gpus]
-    by_job, watched = seen.samples.by_job, seen.samples.watched
+    sharing = [job for job in observed.snapshot.jobs if job.state == "RUNNING" and job.shares_gpus]
+    by_job, watched = observed.samples.by_job, observed.samples.watched
     parts = {job.id: by_job.get(job.job_id, ()) for job in sharing if not job.gpus_allocated}
     dark = [name for name, on in parts.items() if not any(watched[gpu.key].gpu.signals_pct for gpu in on)]
     if dark:
@@ -371,40 +373,40 @@ def _unseen(seen: Observed) -> Iterator[str]:
         yield f"{', '.join(dark[:3])}{more}: activity on shared GPUs is unknown: it is not reported per process"
 
 
-def _job(job: Job, seen: Observed) -> Finding | None:
+def _job(job: Job, observed: Observed) -> Finding | None:
     """Return the finding about a job's idle GPUs, if there is one."""
-    on, watched = seen.samples.by_job.get(job.job_id, ()), seen.samples.watched
+    on, watched = observed.samples.by_job.get(job.job_id, ()), observed.samples.watched
     if job.state != "RUNNING" or job.start is None or not on:
         return None
     if not any(watched[gpu.key].idle_since is not None for gpu in on):
         return None  # every GPU is active or unknown: no signature matches
-    sights = [see(job, watched[gpu.key], seen, gpu.mapping) for gpu in on]
-    row = {"cluster": seen.snapshot.cluster, "user": job.user, "account": job.account, "qos": job.qos,
+    sights = [see(job, watched[gpu.key], observed, gpu.mapping) for gpu in on]
+    row = {"cluster": observed.snapshot.cluster, "user": job.user, "account": job.account, "qos": job.qos,
            "partition": next(iter(job.partitions), None),
            "gpus": None if job.gpus_allocated is None else job.gpus_allocated.count}  # fmt: skip
     return squatters.finding(JobAttempt.of(job), row, job.nodes, sights, "live")
 
 
-def see(job: Job, watched: Watched, seen: Observed, mapping: str | None) -> ObservedGpu:
+def see(job: Job, watched: Watched, observed: Observed, mapping: str | None) -> ObservedGpu:
     """Return the evidence about a job's GPU, with the first signature that matches. ``mapping``: see ``LiveGpu``."""
-    facts, since = seen.facts(job, watched)
+    facts, since = observed.facts(job, watched)
     gpu = watched.gpu
-    fits = next((verdict for verdict in _judge_each(job, facts, seen) if verdict.fits), None)
+    fits = next((verdict for verdict in _judge_each(job, facts, observed) if verdict.fits), None)
     shown = replace(
         gpu.evidence(), peak_pct=facts.peak_pct, idle_s=facts.idle_s, mapping=mapping, flagged=fits is not None
     )
     computes = fits is None and bool(gpu.signals_pct) and watched.idle_since is None
-    return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, seen.at)
+    return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, observed.at)
 
 
-def verdicts(job: Job, watched: Watched, seen: Observed) -> tuple[SignatureVerdict, ...]:
+def verdicts(job: Job, watched: Watched, observed: Observed) -> tuple[SignatureVerdict, ...]:
     """Return the verdict of every signature about a job's GPU."""
-    return tuple(_judge_each(job, seen.facts(job, watched)[0], seen))
+    return tuple(_judge_each(job, observed.facts(job, watched)[0], observed))
 
 
-def _judge_each(job: Job, facts: GpuFacts, seen: Observed) -> Iterator[SignatureVerdict]:
-    run = seen.run(job)
-    return (judge(signature, facts, run) for signature in seen.signatures)
+def _judge_each(job: Job, facts: GpuFacts, observed: Observed) -> Iterator[SignatureVerdict]:
+    run = observed.run(job)
+    return (judge(signature, facts, run) for signature in observed.signatures)
 
 
 def waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[PendingJob]:

@@ -59,7 +59,9 @@ def _mail(
     claimed: set[tuple[str, int]] = set()
     for action in group:
         name = (_key(action), action.number)
-        if name in claimed or tools.log.claim_warning(*name, run, now=now, hold=HOLD, seen=_last_sent(action, ledger)):
+        if name in claimed or tools.log.claim_warning(
+            *name, run, now=now, hold=HOLD, last_seen=_last_sent(action, ledger)
+        ):
             claimed.add(name)
             own_actions.append(action)
         else:

@@ -130,10 +130,10 @@ class LiveGpu:
 
     def evidence(self) -> GpuEvidence:
         """Return the GPU, or the share of it, for a finding, without durations."""
-        held, total = (None if mib is None else mib / 1024 for mib in (self.used_mib, self.total_mib))
+        used_gib, total = (None if mib is None else mib / 1024 for mib in (self.used_mib, self.total_mib))
         return GpuEvidence(
-            self.node, self.uuid or "?" if self.index is None else str(self.index), self.uuid, self.model, held, total,
-            max(self.signals_pct.values(), default=None), power_w=self.power_w, xid=self.xid,
+            self.node, self.uuid or "?" if self.index is None else str(self.index), self.uuid, self.model, used_gib,
+            total, max(self.signals_pct.values(), default=None), power_w=self.power_w, xid=self.xid,
             measured=bool(self.signals_pct), mapping=self.mapping, shared=self.part_of is not None,
         )  # fmt: skip
 
@@ -203,10 +203,10 @@ def _with_xids(answer: NodeAnswer, config: ZombiesConfig) -> NodeAnswer:
     if not any((gpu.used_mib or 0) > FREE_MIB and gpu.processes == () and not gpu.xid for gpu in answer.gpus):
         return answer
     try:
-        known = {gpu.uuid: gpu.xid for gpu in exposed(answer.node, _metrics(config, answer.node)) if gpu.xid}
+        xids = {gpu.uuid: gpu.xid for gpu in exposed(answer.node, _metrics(config, answer.node)) if gpu.xid}
     except AffinodeError:
         return answer
-    return replace(answer, gpus=tuple(replace(gpu, xid=gpu.xid or known.get(gpu.uuid, gpu.xid)) for gpu in answer.gpus))
+    return replace(answer, gpus=tuple(replace(gpu, xid=gpu.xid or xids.get(gpu.uuid, gpu.xid)) for gpu in answer.gpus))
 
 
 def sleeps(config: Config, node: str, job_id: int) -> bool:

@@ -73,9 +73,9 @@ def _engine(
     )  # fmt: skip
     subject = ProcessRef(node, process.pid, process.start_ticks, process.command, process.uid, str(job.job_id),
                          JobAttempt.of(job))  # fmt: skip
-    made = _made("orphaned-engine", cluster, subject, proof, now, user=job.user, node=node, gpus=gpus)
+    orphan = _made("orphaned-engine", cluster, subject, proof, now, user=job.user, node=node, gpus=gpus)
     return replace(
-        made, account=job.account, partition=job.partitions[0] if job.partitions else None, qos=job.qos,
+        orphan, account=job.account, partition=job.partitions[0] if job.partitions else None, qos=job.qos,
         since=server.ended, window_s=lasting,  # the GPU-hours are unknown: the job may compute on the GPU
         held_gib_hours=None if used_gib is None else used_gib * lasting / 3600,
         allocated_gpus=len(gpus) if job.gpus_allocated is None else job.gpus_allocated.count,
@@ -132,24 +132,24 @@ def orphan(process: LiveProcess, jobs: Iterable[Job], node: str) -> str | None:
     return None if code is None else evidence(code, "none", job=process.job).text
 
 
-def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
+def _orphan(process: LiveProcess, owners: _Known, node: str) -> str | None:
     """Return the code of the evidence that a process belongs to no job. When in doubt, it is not an orphan."""
     if process.system or process.source == "slurmstepd":
         return None
-    over = process.job is not None and process.job not in known.alive
+    over = process.job is not None and process.job not in owners.alive
     # The environment names any job: that it is one of its user's must be known.
     if over and process.job is not None:
-        owner = known.ended.get(process.job)
+        owner = owners.ended.get(process.job)
         if process.source != "environment" or (owner is not None and owner == process.uid):
             return "orphan-process.job-ended"
     # The job in the environment does not count if it is another user's.
     if (
         process.job is not None
         and not over
-        and (process.source != "environment" or process.may_be_of(known.alive[process.job]))
+        and (process.source != "environment" or process.may_be_of(owners.alive[process.job]))
     ):
         return None
-    if any(process.may_be_of(job.uid) for job in known.on.get(node, ())):
+    if any(process.may_be_of(job.uid) for job in owners.on.get(node, ())):
         return None
     if over:
         return "orphan-process.job-ended"
@@ -163,29 +163,29 @@ def seem(jobs: Iterable[Job], first_answers: Iterable[NodeAnswer], answers: Iter
 
 
 def _strays(
-    cluster: str, known: _Known, first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
+    cluster: str, owners: _Known, first_answers: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
 ) -> list[Finding]:
     """Return processes and memory without a job that are in both the first and the last response of their node."""
     first = [gpu for answer in first_answers for gpu in answer.gpus]
     first_processes = {(gpu.node, process.pid, process.start_ticks) for gpu in first for process in gpu.processes or ()}
-    held = {gpu.key for gpu in first if _unowned(gpu)}
+    earlier_keys = {gpu.key for gpu in first if _unowned(gpu)}
     findings: list[Finding] = []
     for answer in answers:
         if answer.by != "agent":
             continue
-        findings += _processes(cluster, answer, first_processes, known, now)
-        lasting = [gpu for gpu in answer.gpus if _unowned(gpu) and gpu.key in held]
-        claims = _Claims.of(answer.node, known.on.get(answer.node, ())) if lasting else None
+        findings += _processes(cluster, answer, first_processes, owners, now)
+        lasting = [gpu for gpu in answer.gpus if _unowned(gpu) and gpu.key in earlier_keys]
+        claims = _Claims.of(answer.node, owners.on.get(answer.node, ())) if lasting else None
         findings += [_memory(cluster, gpu, now) for gpu in lasting if claims is not None and not claims.may_cover(gpu)]
     return findings
 
 
 def _processes(
-    cluster: str, answer: NodeAnswer, first_processes: Collection[tuple[str, int, int]], known: _Known, now: datetime
+    cluster: str, answer: NodeAnswer, first_processes: Collection[tuple[str, int, int]], owners: _Known, now: datetime
 ) -> list[Finding]:
     findings = []
     for process, gpus in _by_process(answer):
-        code = _orphan(process, known, answer.node)
+        code = _orphan(process, owners, answer.node)
         if code is None or (answer.node, process.pid, process.start_ticks) not in first_processes:
             continue
         used_gib = _gib(process.used_mib)

@@ -246,7 +246,7 @@ def replay(
 
     Assumes that no owner requests an exemption and that nothing fails.
     """
-    done: list[Replayed] = []
+    replays: list[Replayed] = []
     warnings: dict[str, tuple[SentWarning, ...]] = {}
     mailed: dict[str, datetime] = {}
     over: set[str] = set()
@@ -262,9 +262,9 @@ def replay(
             key = action.finding.key
             if action.verb == "none":
                 if action.code == "limit":
-                    done.append(Replayed(moment, action))
+                    replays.append(Replayed(moment, action))
                 continue
-            done.append(Replayed(moment, action))
+            replays.append(Replayed(moment, action))
             if action.number:
                 warnings[key] = (*warnings.get(key, ()), SentWarning(key, action.number, moment))
             elif action.verb.startswith("warn"):
@@ -272,4 +272,4 @@ def replay(
             else:
                 over.add(_subject(action.finding))
         moment += every
-    return done
+    return replays

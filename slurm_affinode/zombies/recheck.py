@@ -82,7 +82,7 @@ class Recheck:
         flagged = finding.flagged_gpus
         if not flagged:
             return Observation("unknown", "no GPU is named that could be checked again", job)
-        seen: list[dict[str, Any]] = []
+        observations: list[dict[str, Any]] = []
         for number in range(self.samples):
             if number:
                 self.sleep(BETWEEN_S)
@@ -92,15 +92,17 @@ class Recheck:
                 try:
                     answer = self.ask(node, {"verb": "processes", "since": _us(finding.observed_at), "each": True})
                 except AffinodeError as error:
-                    return Observation("unknown", f"the evidence cannot be read again: {error}", job, seen)
+                    return Observation("unknown", f"the evidence cannot be read again: {error}", job, observations)
                 for gpu in (candidate for candidate in flagged if candidate.node == node):
                     observation = self._gpu(gpu, answer, job)
-                    seen.append(
+                    observations.append(
                         {"node": node, "gpu": gpu.gpu, "reading": observation.evidence, "verdict": observation.verdict}
                     )
                     if observation.verdict != "still":
-                        return Observation(observation.verdict, observation.text, job, seen)
-        return Observation("still", f"{counted(len(flagged), 'GPU')} still idle in {self.samples} samples", job, seen)
+                        return Observation(observation.verdict, observation.text, job, observations)
+        return Observation(
+            "still", f"{counted(len(flagged), 'GPU')} still idle in {self.samples} samples", job, observations
+        )
 
     def _gpu(self, gpu: GpuEvidence, answer: Mapping[str, Any], job: Job) -> Observation:
         name = f"GPU {gpu.gpu} on {gpu.node}"
@@ -163,9 +165,9 @@ class Recheck:
     def _around(state: Callable[[], Observation], matter: Callable[[], Observation]) -> Observation:
         """Check the node's state in Slurm before and after the agent's slower check; the last result counts."""
         for observe in (state, matter):
-            seen = observe()
-            if seen.verdict != "still":
-                return seen
+            observation = observe()
+            if observation.verdict != "still":
+                return observation
         return state()
 
     def _in_service(self, name: str) -> Observation:

@@ -75,7 +75,7 @@ class NodeSampler:
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda _: None
-    on_round: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
+    on_round: Callable[[float, Iterable[LiveGpu]], None] = lambda _time_s, _gpus: None
 
 
 def observe(
@@ -193,13 +193,13 @@ def _part(gpu: LiveGpu, job: int, processes: Sequence[LiveProcess], limit_pct: f
     )
 
 
-def _watched(gpu: LiveGpu, at: float, limit: float) -> Watched:
+def _watched(gpu: LiveGpu, time_s: float, limit: float) -> Watched:
     peaks = dict(gpu.signals_pct)
     idle = bool(peaks) and gpu.fault is None and max(peaks.values()) <= limit
-    return Watched(gpu, at if idle else None, peaks)
+    return Watched(gpu, time_s if idle else None, peaks)
 
 
-def _add_round(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu], at: float, limit: float) -> None:
+def _add_round(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu], time_s: float, limit: float) -> None:
     """Add a round of readings. A GPU without a reading is unknown until it has one again."""
     by_key = {gpu.key: gpu for gpu in gpus}
     for key, previous in watched.items():
@@ -213,7 +213,7 @@ def _add_round(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu],
         if max(gpu.signals_pct.values()) > limit:
             watched[key] = Watched(gpu, None, peaks)
         elif previous.idle_since is None:
-            watched[key] = Watched(gpu, at, dict(gpu.signals_pct))
+            watched[key] = Watched(gpu, time_s, dict(gpu.signals_pct))
         else:
             watched[key] = Watched(gpu, previous.idle_since, peaks)
 
@@ -350,10 +350,10 @@ def past(  # noqa: PLR0917
         )
         return now, None
     end = min(now, covered[1] + timedelta(milliseconds=1))
-    known = store.devices(max(since, covered[0]), end)
+    device_rows = store.devices(max(since, covered[0]), end)
     by_name = {
         (node, uuid, mig, index if uuid is None else None): (device, step)
-        for node, uuid, mig, index, device, step in known.select(
+        for node, uuid, mig, index, device, step in device_rows.select(
             "node", "uuid", "mig", "index", "device", "step_ms"
         ).iter_rows()
         if uuid is not None or index is not None
@@ -379,9 +379,9 @@ def past(  # noqa: PLR0917
         np.full(count, end_ms), np.array(steps, np.int64),
     )  # fmt: skip
     rules = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
-    seen = idle_windows.follow(store, pairs, since, end, limit, rules)
-    used = idle_windows.used_before(store, pairs, seen, pairs.start, since, rules, limit)
-    return since, Past(rows, seen, used)
+    trailing = idle_windows.follow(store, pairs, since, end, limit, rules)
+    used = idle_windows.used_before(store, pairs, trailing, pairs.start, since, rules, limit)
+    return since, Past(rows, trailing, used)
 
 
 def facts_now(
@@ -420,5 +420,5 @@ def facts_now(
         value = float(past.seen.peaks[row, k])
         if not np.isnan(value):
             peaks[name] = max(value, peaks.get(name, 0.0))
-    known = replace(facts, peaks_pct=peaks, idle_s=measured + after, used_before=before)
-    return known, idle_windows.moment(begun)
+    extended_facts = replace(facts, peaks_pct=peaks, idle_s=measured + after, used_before=before)
+    return extended_facts, idle_windows.moment(begun)

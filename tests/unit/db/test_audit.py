@@ -90,29 +90,29 @@ def test_concurrent_claims_are_granted_once(log: ZombieLog) -> None:
 
 def test_warning_sent_meanwhile_is_not_sent_again(log: ZombieLog) -> None:
     """The second run decided before the first had sent the warning."""
-    assert log.claim_warning(KEY, 1, "r1", now=NOW, hold=HOLD, seen=None)
-    assert not log.claim_warning(KEY, 1, "r2", now=NOW, hold=HOLD, seen=None)
+    assert log.claim_warning(KEY, 1, "r1", now=NOW, hold=HOLD, last_seen=None)
+    assert not log.claim_warning(KEY, 1, "r2", now=NOW, hold=HOLD, last_seen=None)
     log.warned(KEY, 1, NOW, "alice@example.org", "r1")
-    assert not log.claim_warning(KEY, 1, "r2", now=NOW, hold=HOLD, seen=None)
-    assert log.claim_warning(KEY, 2, "r2", now=NOW, hold=HOLD, seen=None)
+    assert not log.claim_warning(KEY, 1, "r2", now=NOW, hold=HOLD, last_seen=None)
+    assert log.claim_warning(KEY, 2, "r2", now=NOW, hold=HOLD, last_seen=None)
 
 
 def test_new_first_warning_resets_the_later_ones(log: ZombieLog) -> None:
     """A job that used its GPUs in between gets all warnings again."""
     for number in (1, 2):
-        log.claim_warning(KEY, number, "r1", now=NOW, hold=HOLD, seen=None)
+        log.claim_warning(KEY, number, "r1", now=NOW, hold=HOLD, last_seen=None)
         log.warned(KEY, number, NOW, "alice", "r1")
     seen = log.ledger(NOW).warnings[KEY]
     assert [item.number for item in seen] == [1, 2]
     later = NOW + timedelta(hours=9)
-    assert log.claim_warning(KEY, 1, "r2", now=later, hold=HOLD, seen=seen[0].at)
+    assert log.claim_warning(KEY, 1, "r2", now=later, hold=HOLD, last_seen=seen[0].at)
     log.warned(KEY, 1, later, "alice", "r2")
     assert [(warning.number, warning.at) for warning in log.ledger(later).warnings[KEY]] == [(1, later)]
 
 
 def test_notices_without_stages_are_separate_from_warnings(log: ZombieLog) -> None:
     """Their number is 0."""
-    log.claim_warning(KEY, 0, "r1", now=NOW, hold=HOLD, seen=None)
+    log.claim_warning(KEY, 0, "r1", now=NOW, hold=HOLD, last_seen=None)
     log.warned(KEY, 0, NOW, "alice", "r1")
     ledger = log.ledger(NOW)
     assert ledger.mailed == {KEY: NOW}
