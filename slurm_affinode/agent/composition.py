@@ -161,7 +161,7 @@ def build(context: AgentContext) -> Orchestration:
     if warning is not None:
         LOG.warning("%s", warning)
     gpus = DriverGpus(context.gpus)
-    cuda = Cuda(driver_version=gpus.version, held=gpus.held)
+    cuda = Cuda(driver_version=gpus.version, held_bytes=gpus.held)
     services = Services(suspend.services, uids(suspend.service_users))
     criu = Criu(program=suspend.criu, plugin=suspend.criu_plugin, services=services)
     slurm = per_thread(context.slurm)

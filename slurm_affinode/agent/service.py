@@ -354,7 +354,7 @@ class Service:
         """
         clock = self.loop.clock()
         with self._lock:
-            self._seen = {label: word for label, word in self._seen.items() if 0 <= clock - word[0] < SEEN_S}
+            self._seen = {number: word for number, word in self._seen.items() if 0 <= clock - word[0] < SEEN_S}
             state = self._seen.get(job_id)
         if state is not None:
             return state[1:]

@@ -96,7 +96,7 @@ def install(
         written += [fill(asset_dir("reports") / "systemd" / name, units / name, values) for name in (_SERVICE, _TIMER)]
     else:
         line = f"{_minutes(every)} * * * * {user} {command.replace('%', chr(92) + '%')}"
-        values = {f"*/15 * * * * root {_COMMAND}": line} | crontab_values(config, here=root is None)
+        values = {f"*/15 * * * * root {_COMMAND}": line} | crontab_values(config, on_this_host=root is None)
         written.append(fill(asset_dir("reports") / "cron.d" / _CRON, cron, values))
     if root is None and by_systemd:
         process.run(("systemctl", "daemon-reload"), timeout_s=SYSTEMCTL_S)
@@ -116,7 +116,7 @@ def _service(config: Config, command: str, user: str, policy: str, *, here: bool
     }  # fmt: skip
     if user != "root":
         values[_CAPABILITIES] = "CapabilityBoundingSet=\n"
-    return values | unit_values(config, here=here)
+    return values | unit_values(config, on_this_host=here)
 
 
 def _minutes(every_s: float) -> str:

@@ -125,19 +125,19 @@ def record(kind: type[Kind], **fields: Any) -> Kind:
 
     An array may be None.
     """
-    made = kind()
-    made.arrays = []
+    plan = kind()
+    plan.arrays = []
     for name, (_, dtype) in kind.types.items():
         value = fields[name]
         if isinstance(value, Record):
-            made.arrays += value.arrays
+            plan.arrays += value.arrays
         elif dtype is not None and value is not None:
             if value.dtype != dtype or not value.flags.c_contiguous:
                 raise TypeError(f"{name}: {value.dtype} instead of {dtype}, or not contiguous")
-            made.arrays.append(value)
+            plan.arrays.append(value)
             value = value.ctypes.data
-        setattr(made, name, value)
-    return made
+        setattr(plan, name, value)
+    return plan
 
 
 @cache

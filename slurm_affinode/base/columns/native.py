@@ -289,7 +289,7 @@ def read(
     if (code := library()) is None or not kinds or not _is_utf8(text):
         return None
     results = {
-        name: tuple(_result(lines, dtype, odd=not at) for at, (dtype, _) in enumerate(_RESULTS.get(kind, ())))
+        name: tuple(_result(lines, dtype, odd=not column) for column, (dtype, _) in enumerate(_RESULTS.get(kind, ())))
         for name, kind in kinds.items()
     }
     texts = {
@@ -299,8 +299,8 @@ def read(
     plans = (Plan * len(kinds))()
     for plan, (name, kind) in zip(plans, kinds.items(), strict=True):
         plan.kind = kind.value
-        for at, result in enumerate(results[name]):
-            plan.results[at] = ctypes.addressof(result)
+        for row, result in enumerate(results[name]):
+            plan.results[row] = ctypes.addressof(result)
         plan.texts = ctypes.addressof(texts[name]) if name in texts else None
     longest = np.zeros(len(kinds), np.int64)
     words = b"".join(_short_view(word) for word in refused)
@@ -315,12 +315,12 @@ def read(
     for name, kind in kinds.items():
         if kind is Kind.TEXTS:
             columns[name] = Encoded(name, _copied(code, texts[name], name, text), pl.Series(texts[name].kept[0]))
-        elif made := results[name]:
+        elif type_results := results[name]:
             values = tuple(
-                _series(result, name, type_) for result, (_, type_) in zip(made, _RESULTS[kind], strict=True)
+                _series(result, name, type_) for result, (_, type_) in zip(type_results, _RESULTS[kind], strict=True)
             )
-            odd, views = made[0].kept[2:]
-            rows = odd[: made[0].odds].copy()
+            odd, views = type_results[0].kept[2:]
+            rows = odd[: type_results[0].odds].copy()
             cells = _text(views[: len(rows)].copy(), len(rows), buffer)
             ids = _copied(code, texts[name], name, text) if name in texts else None
             columns[name] = Parsed(name, values, rows, cells, ids)
@@ -329,9 +329,9 @@ def read(
 
 def _texts(count: int, *, encoded: bool) -> TextViews:
     codes, views = np.empty(count if encoded else 0, np.uint32), np.empty(count, _VIEW)
-    made = TextViews(codes.ctypes.data if encoded else None, views.ctypes.data)
-    made.kept = codes, views
-    return made
+    text_views = TextViews(codes.ctypes.data if encoded else None, views.ctypes.data)
+    text_views.kept = codes, views
+    return text_views
 
 
 def _copied(code: ctypes.CDLL, texts: TextViews, name: str, text: bytes) -> pl.Series:

@@ -237,12 +237,12 @@ def pieces(text: bytes, *bounds: tuple[NDArray[np.int64], NDArray[np.int64]]) ->
     """
     count, width = len(bounds[0][0]), 2 * len(bounds)
     offsets = np.empty((count, width), np.int64)
-    for at, (starts, ends) in enumerate(bounds):
-        offsets[:, 2 * at], offsets[:, 2 * at + 1] = starts, ends
+    for index, (starts, ends) in enumerate(bounds):
+        offsets[:, 2 * index], offsets[:, 2 * index + 1] = starts, ends
     flat = np.append(offsets, len(text))
     # Arrow reads the text at these offsets without further checks.
     if (flat[1:] < flat[:-1]).any() or flat[0] < 0:
         raise ValueError("pieces of text are out of order")
     arrow = pa.LargeStringArray.from_buffers(len(flat) - 1, pa.py_buffer(flat), pa.py_buffer(text))
     every = pl.Series(pl.from_arrow(arrow))
-    return [every.gather_every(width, 2 * at) for at in range(len(bounds))]
+    return [every.gather_every(width, 2 * index) for index in range(len(bounds))]

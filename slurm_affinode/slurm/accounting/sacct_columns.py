@@ -381,9 +381,9 @@ class Converter:
         columns_ = {name: series.alias(name) for name, series in self._out.items()}
         frame = settle(conform(pl.DataFrame(columns_), RECORDS))
         backwards = (frame["end"] < frame["start"]).fill_null(value=False)
-        for at in backwards.arg_true().to_list():
-            self._problem(at, "end", "End is before Start", needed=True)
-        dropped = sorted(at for at, gone in self._bad.items() if gone)
+        for row in backwards.arg_true().to_list():
+            self._problem(row, "end", "End is before Start", needed=True)
+        dropped = sorted(row for row, gone in self._bad.items() if gone)
         if dropped:
             keep = pl.repeat(True, frame.height, dtype=pl.Boolean, eager=True).scatter(dropped, [False] * len(dropped))
             frame = frame.filter(keep)
