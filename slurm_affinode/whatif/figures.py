@@ -61,12 +61,12 @@ def head_of_line_wait(jobs: Workload, starts: Ints, capacity: int) -> Ints:
     return blocked_s((jobs.submit, starts, jobs.units), (starts, starts + jobs.run, jobs.units), capacity)
 
 
-def blocked_s(waits: tuple[Ints, Ints, Ints], held: tuple[Ints, Ints, Ints], capacity: int) -> Ints:
+def blocked_s(waits: tuple[Ints, Ints, Ints], held_units: tuple[Ints, Ints, Ints], capacity: int) -> Ints:
     """Return for how long of each wait as many units as it is for were free, s.
 
-    ``waits`` and ``held``: begin, end and units of each interval.
+    ``waits`` and ``held_units``: begin, end and units of each interval.
     """
-    begin, end, units = held
+    begin, end, units = held_units
     edges = np.concatenate([begin, end])
     order = np.argsort(edges, kind="stable")
     times = edges[order]
@@ -80,10 +80,10 @@ def blocked_s(waits: tuple[Ints, Ints, Ints], held: tuple[Ints, Ints, Ints], cap
         fits = free >= needed
         sums = np.concatenate([[0], np.cumsum(np.where(fits, spans, 0))])
         for moments, sign in ((last[rows], 1), (first[rows], -1)):
-            at = np.searchsorted(times, moments, side="right") - 1
-            begun = np.maximum(at, 0)
+            index = np.searchsorted(times, moments, side="right") - 1
+            begun = np.maximum(index, 0)
             within = np.where(fits[begun], moments - times[begun], 0)
-            blocked[rows] += sign * np.where(at >= 0, sums[begun] + within, moments - times[0])
+            blocked[rows] += sign * np.where(index >= 0, sums[begun] + within, moments - times[0])
     return blocked
 
 

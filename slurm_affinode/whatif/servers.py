@@ -113,11 +113,11 @@ class _Servers:
 
     def run(self) -> None:
         """Serve all requests."""
-        at, arrival, events = 0, self._arrival, self._events
+        position, arrival, events = 0, self._arrival, self._events
         now = 0.0
-        while at < len(arrival) or events:
+        while position < len(arrival) or events:
             # What ends at the time of an arrival ends before it.
-            if events and (at == len(arrival) or events[0][0] <= arrival[at]):
+            if events and (position == len(arrival) or events[0][0] <= arrival[position]):
                 now, kind, server = heappop(events)
                 if kind == _IDLE:
                     if self._idle.get(server) == now:
@@ -128,9 +128,9 @@ class _Servers:
                             self.wake_waits[request] = now - arrival[request]
                     self._next(server, now)
             else:
-                now = arrival[at]
-                self._arrived(at, now)
-                at += 1
+                now = arrival[position]
+                self._arrived(position, now)
+                position += 1
         self.awake_s += sum(now - since for since in self._since.values())
 
     def _arrived(self, request: int, now: float) -> None:

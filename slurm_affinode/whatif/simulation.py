@@ -86,8 +86,8 @@ class _Estimates:
         """Whether estimates depend on the jobs that have ended."""
         self._corrected = predicted or self.learns
         self._request: list[int] = jobs.request.tolist() if self._corrected else []
-        known = _predicted(jobs) if predicted else jobs.request if policy.requests else jobs.run
-        self.known: list[int] = known.tolist()
+        estimates = _predicted(jobs) if predicted else jobs.request if policy.requests else jobs.run
+        self.known: list[int] = estimates.tolist()
 
     def submitted(self, job: int) -> None:
         """Estimate a job by the mean of the last two of its user that have ended; at most the requested time."""
@@ -114,8 +114,8 @@ def _predicted(jobs: Workload) -> Ints:
     if jobs.predicted is None:
         raise ValueError("the jobs have no predicted run times")
     limit = np.where(jobs.request > 0, jobs.request, _LONGEST_S)
-    known: Ints = np.where(jobs.predicted < 0, limit, np.clip(jobs.predicted, 1, limit))
-    return known
+    estimates: Ints = np.where(jobs.predicted < 0, limit, np.clip(jobs.predicted, 1, limit))
+    return estimates
 
 
 class _Pool:
@@ -152,9 +152,9 @@ class _Pool:
         reservations, learns = self._reservations, self._estimates.learns
         continued = {row for row, _ in self._next.values()}
         arrivals = [job for job in range(len(submit)) if job not in continued] if continued else range(len(submit))
-        at, count = 0, len(arrivals)
+        position, count = 0, len(arrivals)
         while len(self._begun) < len(submit):
-            now = submit[arrivals[at]] if at < count else _LATE
+            now = submit[arrivals[position]] if position < count else _LATE
             if wakes and wakes[0] >> JOB_BITS < now:
                 now = wakes[0] >> JOB_BITS
             if ends and ends[0] >> JOB_BITS < now:
@@ -169,11 +169,11 @@ class _Pool:
             while corrections and corrections[0] < later:
                 self._correct(heappop(corrections) & JOB_MASK, now)
             self._begin(now)
-            while at < count and submit[arrivals[at]] == now:
+            while position < count and submit[arrivals[position]] == now:
                 if learns:
-                    self._estimates.submitted(arrivals[at])
-                self._submitted(arrivals[at], now)
-                at += 1
+                    self._estimates.submitted(arrivals[position])
+                self._submitted(arrivals[position], now)
+                position += 1
             while wakes and wakes[0] < later:
                 job = heappop(wakes) & JOB_MASK
                 if learns:
@@ -282,9 +282,9 @@ class _Easy(_Pool):
         """Keys and jobs in the order in which they come first, and perhaps some that have started."""
         self._waits = bytearray(len(self._submit))
         """Which of the jobs wait behind the first one."""
-        known = self._estimates.known
-        positions = None if self._order == "sjf" else self._rank or range(len(known))
-        self._others = BackfillQueue(self._units, known, positions)
+        estimates = self._estimates.known
+        positions = None if self._order == "sjf" else self._rank or range(len(estimates))
+        self._others = BackfillQueue(self._units, estimates, positions)
 
     def _correct(self, number: int, now: int) -> None:
         job = self._begun[number]
@@ -365,7 +365,7 @@ class _Easy(_Pool):
 
     def _backfill(self, now: int) -> None:
         """Start others that do not delay the first one."""
-        units, begun, known = self._units, self._begun, self._estimates.known
+        units, begun, estimates = self._units, self._begun, self._estimates.known
         lacking = units[self._first] - self._free
         start = _LATE
         for ending in self._running:
@@ -377,7 +377,7 @@ class _Easy(_Pool):
         while (job := self._others.take(self._free, spare, window)) >= 0:
             self._waits[job] = 0
             self._count -= 1
-            if known[job] > window:
+            if estimates[job] > window:
                 spare -= units[job]
             self._begin_job(job, now)
 
@@ -401,23 +401,23 @@ class _Profile:
         if start >= end:
             return
         first, last = self._breakpoint(start), self._breakpoint(end)
-        for at in range(first, last):
-            self._free[at] += units
-        for at in (last, first):  # equal neighbors would let the profile grow with each job
-            if 0 < at < len(self._free) and self._free[at] == self._free[at - 1]:
-                del self._times[at], self._free[at]
+        for index in range(first, last):
+            self._free[index] += units
+        for index in (last, first):  # equal neighbors would let the profile grow with each job
+            if 0 < index < len(self._free) and self._free[index] == self._free[index - 1]:
+                del self._times[index], self._free[index]
 
     def earliest(self, units: int, span: int) -> int:
         """Return the earliest time from which ``units`` are free for ``span``."""
         times, free = self._times, self._free
         start = -1
-        for at, time in enumerate(times):
-            if free[at] < units:
+        for index, time in enumerate(times):
+            if free[index] < units:
                 start = -1
                 continue
             if start < 0:
                 start = time
-            if at + 1 == len(times) or times[at + 1] - start >= span:
+            if index + 1 == len(times) or times[index + 1] - start >= span:
                 return start
         raise ValueError(f"{units} units are never free")
 
@@ -428,15 +428,15 @@ class _Profile:
         """
         times, free = self._times, self._free
         start = -1
-        for at, time in enumerate(times):
+        for index, time in enumerate(times):
             if time >= before:  # from here on, its own units are enough
                 break
-            if free[at] < units:
+            if free[index] < units:
                 start = -1
                 continue
             if start < 0:
                 start = time
-            if at + 1 < len(times) and times[at + 1] - start >= span:
+            if index + 1 < len(times) and times[index + 1] - start >= span:
                 break
         return before if start < 0 else start
 
@@ -446,12 +446,12 @@ class _Profile:
 
     def _breakpoint(self, time: int) -> int:
         """Return the place of a breakpoint at ``time``, which is inserted if there is none."""
-        at = bisect_right(self._times, time) - 1
-        if self._times[at] == time:
-            return at
-        self._times.insert(at + 1, time)
-        self._free.insert(at + 1, self._free[at])
-        return at + 1
+        index = bisect_right(self._times, time) - 1
+        if self._times[index] == time:
+            return index
+        self._times.insert(index + 1, time)
+        self._free.insert(index + 1, self._free[index])
+        return index + 1
 
 
 class _FirstTimes(dict[int, int]):
@@ -464,8 +464,8 @@ class _FirstTimes(dict[int, int]):
 
     def __missing__(self, units: int) -> int:
         """Return a time after all others if they are never free."""
-        at = bisect_left(self._most, units)
-        time = self[units] = self._times[at] if at < len(self._most) else _LATE
+        index = bisect_left(self._most, units)
+        time = self[units] = self._times[index] if index < len(self._most) else _LATE
         return time
 
 
@@ -534,21 +534,21 @@ class _Conservative(_Pool):
 
     def _move_forward(self) -> None:
         """Give each waiting job, in order, an earlier reservation if there is one."""
-        profile, units, known, reserved = self._profile, self._units, self._estimates.known, self._reserved
+        profile, units, estimates, reserved = self._profile, self._units, self._estimates.known, self._reserved
         first_times = profile.first_times()
         for entry in self._in_order:
             job = entry & JOB_MASK
             before = reserved[job]
             if first_times[units[job]] >= before:
                 continue
-            start = profile.earlier(units[job], known[job], before)
+            start = profile.earlier(units[job], estimates[job], before)
             if start < before:
-                profile.add(before, before + known[job], units[job])
+                profile.add(before, before + estimates[job], units[job])
                 self._hold(job, start)
                 first_times = profile.first_times()
-                left = self._starting[before] - 1
-                if left:
-                    self._starting[before] = left
+                remaining = self._starting[before] - 1
+                if remaining:
+                    self._starting[before] = remaining
                 else:
                     del self._starting[before]
 

@@ -139,17 +139,17 @@ def _parts(job: GpuJob, rule: SuspensionRule | None) -> tuple[list[tuple[int, in
         return [(job.run, 0)], 0
     dump, restore, window = (max(1, round(value)) for value in (rule.dump_s, rule.restore_s, rule.window_s))
     parts: list[tuple[int, int]] = []
-    at, delay, extra = 0, 0, 0
+    position, delay, extra = 0, 0, 0
     for begin, end in job.idle:
         frozen = begin + window
         free = frozen + dump
-        if free >= min(end, job.run) or begin < at:
+        if free >= min(end, job.run) or begin < position:
             continue
-        parts.append((free - at + extra, delay))
+        parts.append((free - position + extra, delay))
         if end >= job.run:
             return parts, job.run - free
-        at, delay, extra = end, end - free, restore
-    return [*parts, (job.run - at + extra, delay)], 0
+        position, delay, extra = end, end - free, restore
+    return [*parts, (job.run - position + extra, delay)], 0
 
 
 def _remaining(whole: Sequence[int], owner: Ints, run: Ints, *, at_least: Ints) -> Ints:
@@ -171,8 +171,8 @@ def _used(  # noqa: PLR0917 - the two sets of intervals
     times = np.concatenate([starts, ends, from_, until])
     changes = np.concatenate([units, -units, asleep, -asleep])
     order = np.argsort(times, kind="stable")
-    times, held = times[order], np.cumsum(changes[order])
-    return float((np.maximum(0, held[:-1] - capacity) * np.diff(times)).sum())
+    times, held_units = times[order], np.cumsum(changes[order])
+    return float((np.maximum(0, held_units[:-1] - capacity) * np.diff(times)).sum())
 
 
 def most_concurrent(jobs: Sequence[GpuJob], starts: Sequence[int]) -> int:
@@ -181,9 +181,9 @@ def most_concurrent(jobs: Sequence[GpuJob], starts: Sequence[int]) -> int:
         edge for job, start in zip(jobs, starts, strict=True)
         for edge in ((start, job.gpus), (start + job.run, -job.gpus))
     )  # fmt: skip
-    held = most = 0
+    units = most = 0
     for (time, change), (later, _) in pairwise([*edges, (2**62, 0)]):
-        held += change
+        units += change
         if later != time:
-            most = max(most, held)
+            most = max(most, units)
     return most

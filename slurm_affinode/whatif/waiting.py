@@ -26,7 +26,7 @@ class SizeClasses:
     def __init__(self, sizes: Sequence[int]) -> None:
         """``sizes``: of every job, waiting or not."""
         self._levels = sorted(set(sizes))
-        level = {size: at for at, size in enumerate(self._levels)}
+        level = {size: index for index, size in enumerate(self._levels)}
         self._level = [level[size] for size in sizes]
         self._heaps: list[list[int]] = [[] for _ in self._levels]
         self._heads = [NONE] * (len(self._levels) + 1)
@@ -70,15 +70,15 @@ class _OrderedJobs:
         self._positions = positions
         self._levels = list(members)
         self._members = list(members.values())
-        level = {size: at for at, size in enumerate(self._levels)}
+        level = {size: level_number for level_number, size in enumerate(self._levels)}
         self._level = [level[size] for size in sizes]
         self._leaf = [0] * len(positions)
         self._trees: list[list[int]] = []
         for jobs in self._members:
             leaves = 1 << (len(jobs) - 1).bit_length()
             self._trees.append([NONE] * (2 * leaves))
-            for at, job in enumerate(jobs):
-                self._leaf[job] = leaves + at
+            for leaf_number, job in enumerate(jobs):
+                self._leaf[job] = leaves + leaf_number
 
     def add(self, job: int, key: int) -> None:
         """Add a job, whose estimate is known. ``key`` is not used: the position counts."""
@@ -104,9 +104,9 @@ class _OrderedJobs:
         """Return the first job of at most ``units`` that ends within ``window`` or needs at most ``spare``; else -1."""
         positions = self._positions
         job, place = -1, len(positions)
-        for at in range(bisect_right(self._levels, units)):
-            tree = self._trees[at]
-            longest = _ANY if self._levels[at] <= spare else window
+        for index in range(bisect_right(self._levels, units)):
+            tree = self._trees[index]
+            longest = _ANY if self._levels[index] <= spare else window
             if tree[1] > longest:
                 continue
             node, leaves = 1, len(tree) >> 1
@@ -114,9 +114,9 @@ class _OrderedJobs:
                 node <<= 1
                 if tree[node] > longest:
                     node += 1
-            other = self._members[at][node - leaves]
-            if positions[other] < place:
-                job, place = other, positions[other]
+            candidate = self._members[index][node - leaves]
+            if positions[candidate] < place:
+                job, place = candidate, positions[candidate]
         return job
 
 
@@ -166,10 +166,10 @@ class BackfillQueue:
             self._add_indexed(job, key)
             return
         entry = key << JOB_BITS | job
-        at = bisect_left(self._entries, entry)
-        self._entries.insert(at, entry)
-        self._entry_sizes.insert(at, self._sizes[job])
-        self._entry_estimates.insert(at, self._estimates[job])
+        index = bisect_left(self._entries, entry)
+        self._entries.insert(index, entry)
+        self._entry_sizes.insert(index, self._sizes[job])
+        self._entry_estimates.insert(index, self._estimates[job])
         if len(self._entries) > _MANY:
             for waiting in self._entries:
                 self._add_indexed(waiting & JOB_MASK, waiting >> JOB_BITS)
@@ -198,15 +198,15 @@ class BackfillQueue:
             if job >= 0:
                 self._remove_indexed(job)
             return job
-        for at, size in enumerate(self._entry_sizes):
-            if size <= units and (size <= spare or self._entry_estimates[at] <= window):
-                job = self._entries[at] & JOB_MASK
-                self._remove_entry(at)
+        for index, size in enumerate(self._entry_sizes):
+            if size <= units and (size <= spare or self._entry_estimates[index] <= window):
+                job = self._entries[index] & JOB_MASK
+                self._remove_entry(index)
                 return job
         return -1
 
-    def _remove_entry(self, at: int) -> None:
-        del self._entries[at], self._entry_sizes[at], self._entry_estimates[at]
+    def _remove_entry(self, index: int) -> None:
+        del self._entries[index], self._entry_sizes[index], self._entry_estimates[index]
 
     @cached_property
     def _index(self) -> _OrderedJobs | _ShortestJobs:
@@ -223,6 +223,6 @@ class BackfillQueue:
         del self._keys[job]
         if len(self._keys) < _FEW:
             waiting, self._keys = self._keys, {}
-            for other, key in waiting.items():
-                self._index.remove(other)
-                self.add(other, key)
+            for pending_job, key in waiting.items():
+                self._index.remove(pending_job)
+                self.add(pending_job, key)
