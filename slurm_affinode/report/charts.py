@@ -221,9 +221,9 @@ def time_ticks(since: datetime, until: datetime, zone: tzinfo) -> tuple[TimeTick
     # Labels with seconds are longer.
     step = next((s for s in _STEPS_S if span_s / s <= (_MAX_TICKS if s % 60 == 0 else _MAX_TICKS - 3)), None)
     ticks = _months(since, until, zone) if step is None else times.edges(since, until, step, zone)
-    moments = [at for at in ticks if since <= at < until] or [since]
+    moments = [tick for tick in ticks if since <= tick < until] or [since]
     every = max(1, -(-len(moments) // 4))
-    return tuple(TimeTick(at, _label(at.astimezone(zone), step), i % every == 0) for i, at in enumerate(moments))
+    return tuple(TimeTick(tick, _label(tick.astimezone(zone), step), i % every == 0) for i, tick in enumerate(moments))
 
 
 def _months(since: datetime, until: datetime, zone: tzinfo) -> Iterator[datetime]:
@@ -236,12 +236,12 @@ def _months(since: datetime, until: datetime, zone: tzinfo) -> Iterator[datetime
             yield datetime(first.year + index // 12, index % 12 + 1, 1, tzinfo=zone).astimezone(UTC)
 
 
-def _label(at: datetime, step_s: int | None) -> str:
+def _label(moment: datetime, step_s: int | None) -> str:
     if step_s is None:
-        return at.strftime("%Y" if at.month == 1 else "%b")
-    if step_s < _DAY_S and at.time() != time.min:
-        return at.strftime("%H:%M" if step_s % 60 == 0 else "%H:%M:%S")
-    return f"{at.day} {at:%b}"
+        return moment.strftime("%Y" if moment.month == 1 else "%b")
+    if step_s < _DAY_S and moment.time() != time.min:
+        return moment.strftime("%H:%M" if step_s % 60 == 0 else "%H:%M:%S")
+    return f"{moment.day} {moment:%b}"
 
 
 MAX_POINTS = 600
@@ -400,7 +400,7 @@ def stacked_time(
         body.append(text(x, _TOP + _PLOT + 18, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
     numbers = Numbers(
         ["Start", *(s.label for s in series)],
-        [[fmt.moment(at, zone), *(fmt.number(s.values[i]) for s in series)] for i, at in enumerate(starts)],
+        [[fmt.moment(start, zone), *(fmt.number(s.values[i]) for s in series)] for i, start in enumerate(starts)],
         f"{words.title} ({unit})",
     )
     picture = svg(words, _TOP + _PLOT + _BELOW, body)
@@ -408,12 +408,12 @@ def stacked_time(
 
 
 def _stack(axis: ValueAxis, parts: Sequence[tuple[float | None, str]], x: float, width: float) -> Markup:
-    done, drawn = 0.0, []
+    end_of_bars, drawn = 0.0, []
     for amount, fill in parts:
-        high = done + max(0.0, amount or 0.0)
+        high = end_of_bars + max(0.0, amount or 0.0)
         y = _TOP + _PLOT * (1 - high / axis.top)
-        drawn.append(rect(x, y, width, _PLOT * (high - done) / axis.top, fill))
-        done = high
+        drawn.append(rect(x, y, width, _PLOT * (high - end_of_bars) / axis.top, fill))
+        end_of_bars = high
     return Markup("").join(drawn)
 
 
@@ -535,14 +535,14 @@ def time_lines(
 
     ``None`` interrupts a curve. Charts with the same moments have the same time axis.
     """
-    known = [v for s in series for v in s.values if v is not None]
-    if len(moments) < 2 or not known:
+    values = [v for s in series for v in s.values if v is not None]
+    if len(moments) < 2 or not values:
         return empty(words, "Not measured.")
     step = moments[1] - moments[0]
     first, last = moments[0], moments[-1] + step
     span = (last - first).total_seconds()
-    axis = value_axis(max(known))
-    xs = [(at - first + step / 2).total_seconds() for at in moments]
+    axis = value_axis(max(values))
+    xs = [(time - first + step / 2).total_seconds() for time in moments]
     body = [horizontal_grid(axis, height, _TOP, unit)]
     for band in bands:
         low = max(0.0, (band.start - first).total_seconds()) / span
@@ -558,8 +558,8 @@ def time_lines(
     every = max(1, len(moments) // 60)
     numbers = Numbers(
         ["Start", *(s.label for s in series)],
-        [[fmt.moment(at, zone, seconds=step < timedelta(minutes=1)), *(value(s.values[i]) for s in series)]
-         for i, at in enumerate(moments) if i % every == 0],
+        [[fmt.moment(time, zone, seconds=step < timedelta(minutes=1)), *(value(s.values[i]) for s in series)]
+         for i, time in enumerate(moments) if i % every == 0],
         f"{words.title} ({unit})",
     )  # fmt: skip
     return figure(
@@ -590,12 +590,12 @@ def split(words: Words, parts: Sequence[Series], *, value: Formatter = fmt.numbe
     whole = sum(amounts)
     if whole <= 0:
         return Markup("")
-    done, body = 0.0, []
+    end_of_bars, body = 0.0, []
     for part, amount in zip(parts, amounts, strict=True):
         size = 100 * amount / whole
         tip = f"{part.label}: {value(part.values[0])}"
-        body.append(Markup("<g><title>{}</title>{}</g>").format(tip, rect(done, 0, size, 36, part.fill)))
-        done += size
+        body.append(Markup("<g><title>{}</title>{}</g>").format(tip, rect(end_of_bars, 0, size, 36, part.fill)))
+        end_of_bars += size
     return svg(words, 36, body, axes=False)
 
 
@@ -612,10 +612,10 @@ def strip(label: str, slots: Sequence[Sequence[tuple[float, str]]]) -> Markup:
         j = i + 1
         while j < len(slots) and list(slots[j]) == list(slots[i]):
             j += 1
-        done = 0.0
+        share_end = 0.0
         for share, fill in slots[i]:
-            body.append(rect(i * width, 28 * (1 - done - share), (j - i) * width + 0.1, 28 * share, fill))
-            done += share
+            body.append(rect(i * width, 28 * (1 - share_end - share), (j - i) * width + 0.1, 28 * share, fill))
+            share_end += share
         i = j
     return Markup(
         '<svg role="img" class="strip" width="100%" height="28" aria-label="{}"><title>{}</title>{}</svg>'
@@ -626,10 +626,10 @@ def meter(label: str, parts: Sequence[tuple[float, str]], whole: float) -> Marku
     """Draw a small stacked bar for a table cell: (value, fill) parts to the scale of ``whole``."""
     if whole <= 0:
         return Markup("")
-    done, body = 0.0, []
+    end_of_bars, body = 0.0, []
     for value, fill in parts:
-        body.append(rect(100 * done / whole, 0, 100 * value / whole, 14, fill))
-        done += value
+        body.append(rect(100 * end_of_bars / whole, 0, 100 * value / whole, 14, fill))
+        end_of_bars += value
     return Markup(
         '<svg role="img" class="meter" width="100%" height="14" aria-label="{}"><title>{}</title>{}</svg>'
     ).format(label, label, Markup("").join(body))

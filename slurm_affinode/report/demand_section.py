@@ -94,7 +94,7 @@ def _waiting(row: Row, links: Links) -> Cell:
         return Cell("")
     job = {name.removeprefix("waiting_"): value for name, value in row.items() if name.startswith("waiting_")}
     job["cluster"] = row["cluster"]
-    others = int(row["waiting_jobs"] or 0) - 1
-    more = "" if others < 1 else f" and {fmt.count(others)} more {'job' if others == 1 else 'jobs'}"
+    other_count = int(row["waiting_jobs"] or 0) - 1
+    more = "" if other_count < 1 else f" and {fmt.count(other_count)} more {'job' if other_count == 1 else 'jobs'}"
     sub = f"{fmt.clip(fmt.name(job['user']), 40)}{more}"
     return Cell(job_label(job), "text job", sort=str(job["job_id"]), href=links.job(job), sub=sub)

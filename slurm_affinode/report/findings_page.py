@@ -82,7 +82,7 @@ def _sentence(text: str) -> str:
 
 def _cards(page: Explanation) -> list[Card]:
     counted = without_repeated_hours(page.findings)
-    held = sum(finding.held_gpu_hours or 0.0 for finding in counted)
+    held_hours = sum(finding.held_gpu_hours or 0.0 for finding in counted)
     gib = [finding.held_gib_hours for finding in counted if finding.held_gib_hours is not None]
     idle = [finding for finding in page.findings if finding.held_gpu_hours is not None]
     waited = [finding.impact for finding in page.findings if finding.impact is not None]
@@ -93,7 +93,7 @@ def _cards(page: Explanation) -> list[Card]:
         Card("Looked at", span((page.until - page.since).total_seconds()),
              sub="" if limit is None else f"of at most {span(limit)}"),
         Card("Idle until the end", span(max((finding.window_s for finding in idle), default=0.0)), kind="idle"),
-        Card("Held and not used", fmt.number(held), "GPU h",
+        Card("Held and not used", fmt.number(held_hours), "GPU h",
              sub=f"{fmt.number(sum(gib))} GiB h of GPU memory" if gib else "GPU memory not known"),
         Card("Jobs that waited meanwhile",
              str(max((impact.jobs for impact in waited), default=0)) if waited else "unknown", unknown=not waited),
@@ -146,8 +146,8 @@ def _gpu(page: GpuPage, number: int, most_w: float, zone: tzinfo) -> GpuRow:
 def _bars(  # noqa: PLR0917
     key: str, title: str, slots: Sequence[Slot], values: Sequence[float | None], most: float, unit: str, zone: tzinfo
 ) -> Markup:
-    known = [measured for measured in values if measured is not None]
-    if not known:
+    measured_values = [measured for measured in values if measured is not None]
+    if not measured_values:
         return charts.empty(charts.Words(key, title, "Not measured."), "Not measured.")
     each = 100 / len(values)
     rects = []
@@ -158,8 +158,8 @@ def _bars(  # noqa: PLR0917
         fill = "1" if unit != "%" else "idle" if value <= IDLE_PCT else "busy"
         high = 2.0 if most <= 0 else max(2.0, min(1.0, value / most) * HEIGHT)
         rects.append(_rect(number * each, each, HEIGHT - high, high, fill))
-    mean = sum(known) / len(known)
-    summary = f"{title}: mean {mean:.1f} {unit}, largest {max(known):.1f} {unit}."
+    mean = sum(measured_values) / len(measured_values)
+    summary = f"{title}: mean {mean:.1f} {unit}, largest {max(measured_values):.1f} {unit}."
     svg = Markup('<svg class="strip" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
         HEIGHT, summary, Markup("").join(rects)
     ) + _times(slots, zone)

@@ -75,10 +75,10 @@ def _requeued(total: Row) -> str:
 
 def _in_place(total: Row) -> str:
     memory = total["gpu_mem_gib_hours"]
-    left = "; how much GPU memory they left to others is unknown" if memory is None else (
+    memory_text = "; how much GPU memory they left to others is unknown" if memory is None else (
         f" and left {fmt.number(memory)} GiB-hours of GPU memory to others"
     )  # fmt: skip
-    return f"{_jobs(total['in_place_jobs'])} slept in place {_times(total['in_place_sleeps'])}{left}."
+    return f"{_jobs(total['in_place_jobs'])} slept in place {_times(total['in_place_sleeps'])}{memory_text}."
 
 
 def _jobs(number: float | None, noun: str = "job") -> str:

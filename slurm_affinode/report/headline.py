@@ -71,11 +71,11 @@ def findings(result: WasteResult) -> tuple[str, ...]:
     if not idle:
         return ()
     sentences = [_users_concentration(result, idle), _jobs_concentration(result, idle)]
-    held, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
-    if held and idle_held:
+    held_gib_hours, idle_held = known(total, "mem_gib_h"), known(total, "idle_mem_gib_h")
+    if held_gib_hours and idle_held:
         sentences.append(
-            f"{fmt.percent(idle_held / held)} of the GPU memory-time held by jobs was held while the GPU was idle "
-            f"({fmt.gib_hours(idle_held)} of {fmt.gib_hours(held)})."
+            f"{fmt.percent(idle_held / held_gib_hours)} of the GPU memory-time held by jobs was held while the GPU "
+            f"was idle ({fmt.gib_hours(idle_held)} of {fmt.gib_hours(held_gib_hours)})."
         )
     longest = known(total, "longest_idle_s")
     if longest:
@@ -90,10 +90,10 @@ def working_hours(result: WasteResult) -> str:
     if outside is None or result.working_hours is None or result.query.working is None or result.averaged:
         return ""
     hours, share = outside
-    inside, other = result.working_hours.iter_rows(named=True)
-    span = fmt.percent(inside["hours"] / (inside["hours"] + other["hours"]))
-    held = [row["gpu_hours_allocated"] for row in (inside, other)]
-    shares = [row["gpu_hours_idle"] / row["gpu_hours_allocated"] for row in (inside, other) if all(held)]
+    inside, outside_hours = result.working_hours.iter_rows(named=True)
+    span = fmt.percent(inside["hours"] / (inside["hours"] + outside_hours["hours"]))
+    allocated = [row["gpu_hours_allocated"] for row in (inside, outside_hours)]
+    shares = [row["gpu_hours_idle"] / row["gpu_hours_allocated"] for row in (inside, outside_hours) if all(allocated)]
     rates = "" if not shares else (
         f" Of the allocated GPU-hours, {fmt.percent(shares[0])} were idle in working hours, and "
         f"{fmt.percent(shares[1])} outside of them."
@@ -108,18 +108,18 @@ def idle_outside(result: WasteResult) -> tuple[float, float] | None:
     """Return the idle GPU-hours outside of working hours, and their share of all idle ones; ``None`` if unknown."""
     if result.working_hours is None:
         return None
-    inside, other = (known(row, "gpu_hours_idle") for row in result.working_hours.iter_rows(named=True))
-    if inside is None or other is None or not inside + other:
+    inside, outside = (known(row, "gpu_hours_idle") for row in result.working_hours.iter_rows(named=True))
+    if inside is None or outside is None or not inside + outside:
         return None
-    return other, other / (inside + other)
+    return outside, outside / (inside + outside)
 
 
 def _working_time(working: WorkingTime) -> str:
     """Return ``Monday to Friday, 08:00 to 18:00``."""
     days = [WEEKDAYS[day] for day in working.days]
     together = len(days) > 2 and working.days[-1] - working.days[0] == len(days) - 1
-    listed = f"{days[0]} to {days[-1]}" if together else ", ".join(days)
-    return f"{listed}, {' to '.join(working.clock)}"
+    day_text = f"{days[0]} to {days[-1]}" if together else ", ".join(days)
+    return f"{day_text}, {' to '.join(working.clock)}"
 
 
 def _suspensions(result: WasteResult, idle: float) -> str:
@@ -239,7 +239,7 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
     who = f", {fmt.count(total.get('users'))} user{'' if total.get('users') == 1 else 's'}"
     if len(result.query.users) == 1:
         who = ""
-    made = [
+    all_cards = [
         _card(result, "gpu_hours_capacity", "Capacity", "allocated + not allocated"),
         _card(result, "unallocated_gpu_hours", "Not allocated", "held by no job"),
         _card(result, "gpu_hours_allocated", "Allocated", f"{_runs(total.get('jobs'))}{who}"),
@@ -251,10 +251,10 @@ def cards(result: WasteResult) -> tuple[Card, ...]:
         _card(result, "util_mean_pct", "Mean utilization", "over time, where given"),
     ]
     if not result.priced:
-        made = [c for c in made if c.label != "Cost of the idle hours"]
+        all_cards = [c for c in all_cards if c.label != "Cost of the idle hours"]
     if known(total, "gpu_hours_capacity") is None and known(total, "unallocated_gpu_hours") is None:
-        made = [c for c in made if c.label not in ("Capacity", "Not allocated")]
-    return tuple(made)
+        all_cards = [c for c in all_cards if c.label not in ("Capacity", "Not allocated")]
+    return tuple(all_cards)
 
 
 def _emissions(result: WasteResult) -> tuple[Card, ...]:
@@ -298,8 +298,8 @@ def money_note(result: WasteResult) -> str:
     notes = []
     missing: Sequence[str] = sorted(fmt.name(m) for m, price in result.prices.items() if price is None)
     if missing:
-        listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
-        notes.append(f"Amounts leave out GPUs without a known price: {listed}.")
+        missing_text = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
+        notes.append(f"Amounts leave out GPUs without a known price: {missing_text}.")
     return " ".join(notes)
 
 

@@ -73,11 +73,11 @@ def _level(share: float) -> int:
     return min(_LEVELS, 1 + int(share * _LEVELS * 0.999))
 
 
-def gpu_map(result: WasteResult, links: Links = NO_LINKS, listed: int = 0) -> Markup:
+def gpu_map(result: WasteResult, links: Links = NO_LINKS, row_count: int = 0) -> Markup:
     """Draw the idle share of each GPU, a row for each node: those with most idle GPU-hours.
 
     A field links to the run with most idle time on the GPU: to its page, or else to its row in the table of all jobs,
-    which has the first ``listed`` runs.
+    which has the first ``row_count`` runs.
     """
     help_text = (
         "Each row is a node, each field one of its GPUs. Point at a field for its hours. Its link leads to the job run "
@@ -88,7 +88,7 @@ def gpu_map(result: WasteResult, links: Links = NO_LINKS, listed: int = 0) -> Ma
     if frame is None or frame.is_empty():
         return charts.empty(words, "There are no GPU metrics.")
     several = frame["cluster"].n_unique() > 1
-    keys = result.jobs.head(listed).select("cluster", "job_id", "submit").rows()
+    keys = result.jobs.head(row_count).select("cluster", "job_id", "submit").rows()
     places = {key: f"#{tables.anchor(number)}" for number, key in enumerate(keys)}
     idle = frame.group_by("cluster", "node").agg(pl.col("gpu_hours_idle").sum(), pl.len().alias("gpus"))
     order = idle.sort("gpu_hours_idle", "cluster", "node", descending=[True, False, False], nulls_last=True)
@@ -136,18 +136,18 @@ def week_map(result: WasteResult) -> Markup:
     if width < _HOUR_S or frame.is_empty():
         return charts.empty(words, "The interval is too short.")
 
-    def column(at: datetime) -> str:
+    def column(moment: datetime) -> str:
         if width == _DAY_S:
-            year, week, _ = at.isocalendar()
+            year, week, _ = moment.isocalendar()
             return f"{year}-W{week:02d}"
-        until = (at + timedelta(seconds=width)).hour or 24
-        return f"{at.hour}" if width == _HOUR_S else f"{at.hour}\N{EN DASH}{until} h"
+        until = (moment + timedelta(seconds=width)).hour or 24
+        return f"{moment.hour}" if width == _HOUR_S else f"{moment.hour}\N{EN DASH}{until} h"
 
-    local = [at.astimezone(zone) for at in frame["bucket"].to_list()]
+    local = [time.astimezone(zone) for time in frame["bucket"].to_list()]
     placed = frame.with_columns(
-        pl.Series("weekday", [at.weekday() for at in local], pl.Int64),
-        pl.Series("column", [column(at) for at in local]),
-        pl.Series("order", [at.toordinal() // 7 if width == _DAY_S else at.hour for at in local], pl.Int64),
+        pl.Series("weekday", [time.weekday() for time in local], pl.Int64),
+        pl.Series("column", [column(time) for time in local]),
+        pl.Series("order", [time.toordinal() // 7 if width == _DAY_S else time.hour for time in local], pl.Int64),
     )
     names = placed.sort("order", maintain_order=True)["column"].unique(maintain_order=True).to_list()
     sums = placed.group_by("weekday", "column").agg(

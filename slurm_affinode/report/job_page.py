@@ -68,7 +68,7 @@ def render(summary: JobSummary, zone: tzinfo, thresholds: Thresholds) -> str:
         windows=_windows(summary, zone) if summary.idle_windows else None,
         suspensions=_suspensions(summary, zone) if summary.suspensions else None,
         findings=tuple((KINDS.get(each.kind, each.kind), visible(each.text)) for each in summary.findings),
-        notes=tuple(map(visible, (*summary.notes, *job_text.origin(summary, lambda at: fmt.moment(at, zone))))),
+        notes=tuple(map(visible, (*summary.notes, *job_text.origin(summary, lambda moment: fmt.moment(moment, zone))))),
     )
     return render_page("job.html.j2", title=f"Job {job.id}{name}", zone=zone, generated=summary.generated, j=context)
 
@@ -108,12 +108,12 @@ def _gpu(gpu: GpuUse, thresholds: Thresholds) -> tuple[Cell, ...]:
     memory = fmt.number(peak)
     if peak is not None and gpu.memory_total_gib is not None:
         memory += f" of {fmt.number(gpu.memory_total_gib)}"
-    known = gpu.measured_s > 0
+    is_known = gpu.measured_s > 0
     return (
         Cell(visible(gpu.name), "text", sub=fmt.name(gpu.model), name=True),
         Cell(picture=strip, kind="picture"),
         _number(gpu.utilization_pct, fmt.pct(gpu.utilization_pct)),
-        _number(gpu.idle_s if known else None, fmt.duration(gpu.idle_s)),
+        _number(gpu.idle_s if is_known else None, fmt.duration(gpu.idle_s)),
         _number(gpu.longest_idle_s, fmt.duration(gpu.longest_idle_s)),
         _number(peak, memory),
     )

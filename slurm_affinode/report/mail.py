@@ -140,8 +140,8 @@ def _filled(text: str, values: Mapping[str, object]) -> str:
 def _pattern(pattern: str) -> re.Pattern[str]:
     """Return the pattern of an English sentence that has ``{name}`` in place of values."""
     parts = re.split(r"\{(\w+)\}", pattern)
-    made = [re.escape(part) if i % 2 == 0 else f"(?P<{part}>.+?)" for i, part in enumerate(parts)]
-    return re.compile("".join(made), re.DOTALL)
+    pattern_parts = [re.escape(part) if i % 2 == 0 else f"(?P<{part}>.+?)" for i, part in enumerate(parts)]
+    return re.compile("".join(pattern_parts), re.DOTALL)
 
 
 def shown(text: str, length: int = 400) -> str:
@@ -249,9 +249,9 @@ def _summary(
     actions: Sequence[Action], texts: Texts, now: datetime, timezone: str | None
 ) -> list[tuple[str, str]]:  # fmt: skip
     """Return what the mail is about in up to five counts."""
-    done = [action for action in actions if action.verb in DESTRUCTIVE]
-    ended = [action for action in actions if _ended(action) and action not in done]
-    present = [action for action in actions if action not in done and action not in ended]
+    final_actions = [action for action in actions if action.verb in DESTRUCTIVE]
+    ended = [action for action in actions if _ended(action) and action not in final_actions]
+    present = [action for action in actions if action not in final_actions and action not in ended]
     idle = [action for action in present if action.finding.kind in IDLE_KINDS]
     times = sorted(moment for action in idle if (moment := _deadline(action, now)) is not None)
     lines = []
@@ -262,20 +262,20 @@ def _summary(
     if times:
         value = texts.say("summary_due_value", jobs=len(times), time=clock(times[0], timezone))
         lines.append((texts.say("summary_due"), value))
-    for key, group in (("summary_done", done), ("summary_ended", ended)):
+    for key, group in (("summary_done", final_actions), ("summary_ended", ended)):
         if group:
             value = texts.say("summary_value", count=len(group), hours=_hours(group, texts))
             lines.append((texts.say(key), value))
-    if others := len(present) - len(idle):
-        lines.append((texts.say("summary_others"), str(others)))
+    if other_count := len(present) - len(idle):
+        lines.append((texts.say("summary_others"), str(other_count)))
     return lines
 
 
 def _hours(actions: Sequence[Action], texts: Texts) -> str:
     """Return the GPU-hours held without use, at least the known ones."""
-    known = [hours for action in actions if (hours := action.finding.held_gpu_hours) is not None]
-    hours = sum(known)
-    return f"{hours:.{1 if hours < 100 else 0}f}" if known else texts.say("not_known")
+    known_hours = [hours for action in actions if (hours := action.finding.held_gpu_hours) is not None]
+    hours = sum(known_hours)
+    return f"{hours:.{1 if hours < 100 else 0}f}" if known_hours else texts.say("not_known")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,16 +385,16 @@ def _subject(actions: Sequence[Action], texts: Texts, cluster: str, user: str | 
     if user is None:
         return texts.several("subject_admin", len(actions), cluster=cluster, count=len(actions))
     alike = len({(action.verb, action.steps) for action in actions}) == 1
-    done = {"cancel": "stage_cancelled", "suspend": "stage_suspended"}.get(actions[0].verb) if alike else None
+    stage = {"cancel": "stage_cancelled", "suspend": "stage_suspended"}.get(actions[0].verb) if alike else None
     steps = actions[0].steps
-    done = None if steps else done
-    if len(actions) > 1 and done is not None:
-        return texts.say("subject_many_done", cluster=cluster, count=len(actions), done=texts.say(done).lower())
+    stage = None if steps else stage
+    if len(actions) > 1 and stage is not None:
+        return texts.say("subject_many_done", cluster=cluster, count=len(actions), done=texts.say(stage).lower())
     if len(actions) > 1:
         return texts.say("subject_many", cluster=cluster, count=len(actions))
     job = actions[0].finding.job
-    if done is not None and job is not None:
-        return texts.say("subject_done", cluster=cluster, job=job.id, done=texts.say(done).lower())
+    if stage is not None and job is not None:
+        return texts.say("subject_done", cluster=cluster, job=job.id, done=texts.say(stage).lower())
     if steps and job is not None:
         return texts.say("subject_steps", cluster=cluster, job=job.id)
     if job is None or actions[0].finding.kind not in IDLE_KINDS:
@@ -496,8 +496,8 @@ def _facts(finding: Finding, texts: Texts, timezone: str | None, *, admin: bool)
     if finding.nodes:
         facts.append((texts.say("nodes"), shown(", ".join(finding.nodes[:MAX_GPUS]))))
     if finding.gpus:
-        held = finding.allocated_gpus if finding.allocated_gpus is not None else len(finding.gpus)
-        idle = texts.say("gpus_idle", idle=len(finding.flagged_gpus), all=held)
+        gpu_count = finding.allocated_gpus if finding.allocated_gpus is not None else len(finding.gpus)
+        idle = texts.say("gpus_idle", idle=len(finding.flagged_gpus), all=gpu_count)
         facts.append((texts.say("gpus"), idle))
     if finding.job is not None and finding.job.end is not None:
         facts.append((texts.say("ended"), clock(finding.job.end, timezone)))
@@ -548,23 +548,23 @@ def clock(moment: datetime, timezone: str | None) -> str:
 
 def message(summary: Digest, mail: MailPolicy, now: datetime) -> EmailMessage:
     """Return the mail message with text and HTML. Raises ``InputError`` for an invalid address."""
-    made = EmailMessage()
+    mail_message = EmailMessage()
     try:
         if not summary.recipient:
             raise ValueError("it is empty")  # noqa: TRY301
-        made["From"] = mail.sender
-        made["To"] = Address(addr_spec=summary.recipient) if "@" in summary.recipient else summary.recipient
+        mail_message["From"] = mail.sender
+        mail_message["To"] = Address(addr_spec=summary.recipient) if "@" in summary.recipient else summary.recipient
         if mail.reply_to:
-            made["Reply-To"] = mail.reply_to
-        made["Subject"] = shown(summary.subject, 200)
+            mail_message["Reply-To"] = mail.reply_to
+        mail_message["Subject"] = shown(summary.subject, 200)
     except (ValueError, IndexError, MessageError) as error:
         raise InputError(f"{shown(summary.recipient)!r} is not a mail address: {error}") from error
-    made["Date"] = format_datetime(now)
-    made["Message-ID"] = make_msgid("slurm-affinode", "localhost")
-    made["Auto-Submitted"] = "auto-generated"
-    made.set_content(summary.text)
-    made.add_alternative(summary.html, subtype="html")
-    return made
+    mail_message["Date"] = format_datetime(now)
+    mail_message["Message-ID"] = make_msgid("slurm-affinode", "localhost")
+    mail_message["Auto-Submitted"] = "auto-generated"
+    mail_message.set_content(summary.text)
+    mail_message.add_alternative(summary.html, subtype="html")
+    return mail_message
 
 
 def address_of(user: str, mail: MailPolicy) -> str:

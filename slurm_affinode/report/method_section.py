@@ -38,11 +38,11 @@ def quality_facts(result: WasteResult) -> tuple[Fact, ...]:
     """Return the extent of the data behind the figures."""
     quality = result.quality
     steps = sorted(quality.steps_s.items(), key=lambda item: -item[1])
-    listed = ", ".join(f"{fmt.duration(step)} on {fmt.count(devices)} GPUs" for step, devices in steps[:4])
+    step_text = ", ".join(f"{fmt.duration(step)} on {fmt.count(devices)} GPUs" for step, devices in steps[:4])
     return (
         Fact("GPU samples", fmt.count(quality.samples)),
         Fact("GPUs seen", f"{fmt.count(quality.devices)} on {fmt.count(quality.nodes)} nodes"),
-        Fact("Sampling interval", (listed + (", ..." if len(steps) > 4 else "")) or fmt.UNKNOWN),
+        Fact("Sampling interval", (step_text + (", ..." if len(steps) > 4 else "")) or fmt.UNKNOWN),
         Fact("Job runs", f"{fmt.count(quality.job_runs)}, of which {fmt.count(quality.gpu_job_runs)} with GPUs"),
         Fact(
             "Measured", f"{shown(result.total, 'gpu_hours_measured')} of {shown(result.total, 'gpu_hours_allocated')}"

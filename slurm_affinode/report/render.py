@@ -55,7 +55,7 @@ def page(template: str, *, title: str, zone: tzinfo, generated: datetime | None 
     ``zone`` is the time zone of its times, which the page names once.
     """
     style, script = _asset("style.css"), _asset("page.js")
-    made = Page(
+    page = Page(
         title=visible(title),
         generated=fmt.moment(generated or datetime.now(UTC), zone),
         zone=str(zone),
@@ -63,7 +63,7 @@ def page(template: str, *, title: str, zone: tzinfo, generated: datetime | None 
         script=Markup(script),  # noqa: S704 - our own file
         csp=_policy(style, script),
     )
-    return environment().get_template(template).render(page=made, **context)
+    return environment().get_template(template).render(page=page, **context)
 
 
 @functools.cache

@@ -43,11 +43,11 @@ def _lead(engines: Sequence[EngineUsage]) -> str:
     problems = [f"{_several(critical, 'engine')} had a critical diagnosis"] if critical else []
     problems += [f"{_several(warning, 'engine')} had a warning"] if warning else []
     idle = [engine.idle_gpu_hours for engine in engines if engine.idle_gpu_hours]
-    held = [engine.idle_gib_hours for engine in engines if engine.idle_gib_hours]
+    gib_hours = [engine.idle_gib_hours for engine in engines if engine.idle_gib_hours]
     text = f"{_several(len(engines), 'inference engine')}{of}: {', '.join(problems) or 'no problem was diagnosed'}."
     if idle:
         text += f" {fmt.hours(sum(idle), 'GPU-hours')} passed without requests"
-        text += f", holding {fmt.gib_hours(sum(held))} of GPU memory." if held else "."
+        text += f", holding {fmt.gib_hours(sum(gib_hours))} of GPU memory." if gib_hours else "."
     return text
 
 
@@ -75,8 +75,8 @@ def _engines(report: ServerReport, query: WasteQuery, top: int) -> Table:
 def _row(engine: EngineUsage, query: WasteQuery, *, linked: bool) -> tuple[Cell, ...]:
     health, key = engine.health, engine.health.key
     server = fmt.clip(f"{visible(key.engine)} at {visible(key.address)}", _NAME_LENGTH)
-    known = [key.model or "", "" if key.rank is None else f"rank {key.rank}"]
-    model = fmt.clip(", ".join(visible(text) for text in known if text), _NAME_LENGTH)
+    name_parts = [key.model or "", "" if key.rank is None else f"rank {key.rank}"]
+    model = fmt.clip(", ".join(visible(text) for text in name_parts if text), _NAME_LENGTH)
     user = fmt.clip(fmt.name(health.user), _NAME_LENGTH)
     failed = f"{fmt.count(engine.failed_requests)} failed" if engine.failed_requests else ""
     return (
@@ -115,7 +115,7 @@ def _listed(engine: EngineUsage, query: WasteQuery) -> Cell:
 def interval(case: Diagnosis, query: WasteQuery) -> str:
     """Return the interval of a diagnosis, without dates if the report covers a single day."""
     seconds = (case.until - case.since).total_seconds() < 3600
-    begin, end = (fmt.moment(at, query.zone, seconds=seconds) for at in (case.since, case.until))
+    begin, end = (fmt.moment(moment, query.zone, seconds=seconds) for moment in (case.since, case.until))
     if _day(query.since, query.zone) == _day(query.until, query.zone, ends=True):
         begin, end = begin.partition(" ")[2], end.partition(" ")[2]
     elif begin.partition(" ")[0] == end.partition(" ")[0]:
@@ -123,8 +123,8 @@ def interval(case: Diagnosis, query: WasteQuery) -> str:
     return f"{begin}–{end}"
 
 
-def _day(at: datetime, zone: tzinfo, *, ends: bool = False) -> object:
-    local = at.astimezone(zone)
+def _day(moment: datetime, zone: tzinfo, *, ends: bool = False) -> object:
+    local = moment.astimezone(zone)
     return (local - local.resolution if ends else local).date()
 
 

@@ -154,7 +154,7 @@ def _servers(result: WasteResult, top: int) -> Summary | None:
     from slurm_affinode.report.servers_page import page_name  # noqa: PLC0415
 
     frame = table(report.engines)
-    listed = zip(_rows(frame.head(top)), report.engines, strict=False)
+    pairs = zip(_rows(frame.head(top)), report.engines, strict=False)
     return {
         "engines": frame.height,
         "idle_gpu_hours": _sum(frame["idle_gpu_hours"]),
@@ -171,7 +171,7 @@ def _servers(result: WasteResult, top: int) -> Summary | None:
                     for case in foremost(engine.health.diagnoses)
                 ],
             }
-            for place, (row, engine) in enumerate(listed)
+            for place, (row, engine) in enumerate(pairs)
         ],
     }
 
@@ -185,9 +185,9 @@ _DIAGNOSIS = ("kind", "severity", "since", "until", "confidence", "summary", "ad
 
 def _sum(values: pl.Series) -> float | None:
     """Return the sum of the known values; ``None`` if there is none, or all are 0 while others are unknown."""
-    known = values.drop_nulls()
-    total = float(known.sum())
-    return _plain(total) if total or (len(known) and len(known) == len(values)) else None
+    values_known = values.drop_nulls()
+    total = float(values_known.sum())
+    return _plain(total) if total or (len(values_known) and len(values_known) == len(values)) else None
 
 
 def _quality(result: WasteResult) -> Summary:

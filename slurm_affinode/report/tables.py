@@ -120,9 +120,9 @@ def _user_cell(row: Row, links: Links) -> Cell:
 
 def _strips(timelines: pl.DataFrame) -> dict[tuple[str, int, datetime], Markup]:
     states = [state for state, _ in STATES]
-    made: dict[tuple[str, int, datetime], Markup] = {}
+    cells: dict[tuple[str, int, datetime], Markup] = {}
     if timelines.height == 0:
-        return made
+        return cells
     for key, part in timelines.sort("slot").group_by("cluster", "job_id", "submit", maintain_order=True):
         slots = [
             [(share, state) for share, state in zip(row, states, strict=True) if share]
@@ -130,8 +130,8 @@ def _strips(timelines: pl.DataFrame) -> dict[tuple[str, int, datetime], Markup]:
         ]
         means = {state: part[state].mean() for state in states}
         spoken = ", ".join(f"{state} {fmt.percent(_number(means[state]))}" for state in states)
-        made[key] = charts.strip(f"Timeline, mean shares: {spoken}", slots)
-    return made
+        cells[key] = charts.strip(f"Timeline, mean shares: {spoken}", slots)
+    return cells
 
 
 def _number(value: object) -> float | None:
@@ -203,8 +203,8 @@ def all_jobs(
         *(column(*m) for m in _ALL_MEASURES),
         Column("GPUs", unit="model"), Column("Partition", unit="QOS"), Column("Start", unit="state"),
     )  # fmt: skip
-    listed = _all_rows(result.jobs.head(limit), result.query.zone, links, anchors=anchors)
-    rows = tuple(_within(listed, _ALL_JOBS_BYTES))
+    shown_rows = _all_rows(result.jobs.head(limit), result.query.zone, links, anchors=anchors)
+    rows = tuple(_within(shown_rows, _ALL_JOBS_BYTES))
     more = result.jobs.height - len(rows)
     note = _left_out(len(rows), more, csv_name) if more > 0 else ""
     caption = "All job runs with GPUs" if more <= 0 else f"The {fmt.count(len(rows))} job runs with most idle GPU-hours"

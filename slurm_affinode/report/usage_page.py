@@ -107,21 +107,23 @@ def render(
 
 
 def _findings(part: WasteResult, by: str, rank: Rank | None) -> tuple[str, ...]:
-    made = []
+    cards = []
     share = idle_share(part.total)
     if rank is not None:
-        made.append(
+        cards.append(
             f"Place {fmt.count(rank.place)} of {fmt.count(rank.count)} {by}s by idle GPU-hours; place 1 has most."
         )
         if rank.median_share is not None and share is not None:
-            made.append(
+            cards.append(
                 f"The idle share is {fmt.percent(share)} of the allocated GPU-hours; "
                 f"the median of all {by}s is {fmt.percent(rank.median_share)}."
             )
-    held, idle_held = known(part.total, "mem_gib_h"), known(part.total, "idle_mem_gib_h")
-    if held and idle_held:
-        made.append(f"{fmt.percent(idle_held / held)} of the GPU memory-time was held while the GPU was idle.")
+    held_gib_hours, idle_held = known(part.total, "mem_gib_h"), known(part.total, "idle_mem_gib_h")
+    if held_gib_hours and idle_held:
+        cards.append(
+            f"{fmt.percent(idle_held / held_gib_hours)} of the GPU memory-time was held while the GPU was idle."
+        )
     longest = known(part.total, "longest_idle_s")
     if longest:
-        made.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
-    return tuple(made)
+        cards.append(f"The longest idle time of one GPU within one job: {fmt.duration(longest)}.")
+    return tuple(cards)

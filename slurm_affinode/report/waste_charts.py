@@ -51,13 +51,13 @@ def hours_over_time(result: WasteResult) -> Markup:
         for state, label in STATES
     ]
     idle = series[2].values
-    at = max(range(len(starts)), key=lambda i: idle[i] or 0.0)
+    peak = max(range(len(starts)), key=lambda i: idle[i] or 0.0)
     most = "None that was measured was idle."
     if known(result.total, "gpu_hours_idle") is None:
         most = "How many of them were idle is unknown."
-    elif idle[at]:
-        whole = fmt.number(sum(s.values[at] or 0.0 for s in series))
-        most = f"Most were idle from {fmt.moment(starts[at], zone)}: {fmt.number(idle[at])} of {whole}."
+    elif idle[peak]:
+        whole = fmt.number(sum(s.values[peak] or 0.0 for s in series))
+        most = f"Most were idle from {fmt.moment(starts[peak], zone)}: {fmt.number(idle[peak])} of {whole}."
     summary = f"Mean number of allocated GPUs per {step}. {most}"
     words = Words("over-time", "Allocated GPUs over time", summary, help_text)
     note = f"One bar is {step}." if step[0].isdigit() else f"One bar is a {step}."
@@ -68,9 +68,9 @@ def hours_over_time(result: WasteResult) -> Markup:
 _WIDER = ("week", "month", "year")
 
 
-def _begin(at: datetime, zone: tzinfo, name: str) -> datetime:
-    """Return the start of the local week (from Monday), month or year that contains ``at``, in UTC."""
-    day = at.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+def _begin(moment: datetime, zone: tzinfo, name: str) -> datetime:
+    """Return the start of the local week (from Monday), month or year that contains ``moment``, in UTC."""
+    day = moment.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
     match name:
         case "week":
             day -= timedelta(days=day.weekday())
@@ -93,9 +93,12 @@ def _next(start: datetime, width_s: int, zone: tzinfo) -> datetime:
 
 def _in_larger_units(days: pl.DataFrame, zone: tzinfo) -> tuple[pl.DataFrame, str]:
     """Aggregate days to weeks, months or years; also return the name of the unit."""
-    listed = days["bucket"].to_list()
-    name = next((name for name in _WIDER if len({_begin(at, zone, name) for at in listed}) <= _MAX_TIME_BARS), "year")
-    starts = pl.Series("bucket", [_begin(at, zone, name) for at in listed]).cast(days["bucket"].dtype)
+    bucket_starts = days["bucket"].to_list()
+    name = next(
+        (name for name in _WIDER if len({_begin(start, zone, name) for start in bucket_starts}) <= _MAX_TIME_BARS),
+        "year",
+    )
+    starts = pl.Series("bucket", [_begin(start, zone, name) for start in bucket_starts]).cast(days["bucket"].dtype)
     buckets = days.with_columns(starts).group_by("bucket", maintain_order=True).agg(pl.col("^gpu_hours_.*$").sum())
     # A sum of unknown hours only is unknown.
     allocated, unknown = pl.col("gpu_hours_allocated"), pl.col("gpu_hours_unknown")
@@ -192,16 +195,16 @@ def _points(frame: pl.DataFrame) -> pl.DataFrame:
         return points.with_columns(pl.lit("").alias("label"))
     columns = ("job_id", "user", "util_mean_pct", "fb_mean_gib", "gpu_hours_allocated")
     labels = [
-        f"job {job}, {fmt.name(user)}: {fmt.pct(util)} utilization, {fmt.number(held)} GiB, {fmt.hours(hours)}"
-        for job, user, util, held, hours in frame.select(columns).iter_rows()
+        f"job {job}, {fmt.name(user)}: {fmt.pct(util)} utilization, {fmt.number(held_gib)} GiB, {fmt.hours(hours)}"
+        for job, user, util, held_gib, hours in frame.select(columns).iter_rows()
     ]
     return points.with_columns(pl.Series("label", labels, pl.String))
 
 
 def idle_shares(result: WasteResult) -> Markup:
     """Draw the distribution of jobs and their GPU-hours over the idle share of the allocated hours."""
-    held = result.jobs.filter(pl.col("gpu_hours_allocated") > 0)
-    frame = over_time.idle_fraction_histogram(held.with_columns(_IDLE_SHARE.alias("idle_fraction")))
+    held_runs = result.jobs.filter(pl.col("gpu_hours_allocated") > 0)
+    frame = over_time.idle_fraction_histogram(held_runs.with_columns(_IDLE_SHARE.alias("idle_fraction")))
     jobs, hours = _shares(frame, "jobs"), _shares(frame, "gpu_hours_allocated")
     bins = [f"{100 * row[0]:.0f}–{100 * row[1]:.0f}" for row in frame.select("lower", "upper").iter_rows()]
     never = hours[-1] if hours else None
