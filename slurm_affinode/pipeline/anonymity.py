@@ -97,10 +97,10 @@ class Pseudonyms:
     def _job_names(self, jobs: pl.DataFrame) -> pl.Series:
         """Return pseudonyms of users and names of jobs: the same for repeated jobs of a user."""
         pairs = jobs.select(pl.col("user").fill_null(""), "job_name").rows()
-        made = {
+        pseudonyms = {
             (user, name): None if name is None else pseudonym(self.key, "n", user, name) for user, name in set(pairs)
         }
-        return pl.Series("job_name", [made[pair] for pair in pairs], pl.String)
+        return pl.Series("job_name", [pseudonyms[pair] for pair in pairs], pl.String)
 
 
 Anonymize = Callable[[WasteResult], WasteResult]

@@ -86,8 +86,8 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         # The longest first: one may be a part of another.
-        known = sorted({secret for secret in secrets if len(secret) >= _LEAST}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        known_secrets = sorted({secret for secret in secrets if len(secret) >= _LEAST}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known_secrets))) if known_secrets else None
         self.removed = 0
 
     def __call__(self, text: str) -> str:

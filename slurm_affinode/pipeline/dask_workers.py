@@ -63,13 +63,13 @@ def connected(
     the directory ``state``, which the nodes see. Partial results are kept there; ``warned`` gets a line about them.
     Raises ``UnreachableError`` without a scheduler or a worker.
     """
-    kept = nullcontext() if state is None else PartialResults(state / partial_results.DIRECTORY, warned)
+    state_context = nullcontext() if state is None else PartialResults(state / partial_results.DIRECTORY, warned)
     if address == "slurm":
         with (
             _keys(state) as security,
             _jobs(settings, security) as cluster,
             _client(cluster.scheduler_address, security) as client,
-            kept as partial,
+            state_context as partial,
         ):
 
             def submit() -> None:
@@ -83,7 +83,7 @@ def connected(
         return
     if not address.startswith(SCHEMES):
         raise AffinodeError(f"{address}: not an address of a Dask scheduler", hint="it is tcp://HOST:PORT or slurm")
-    with _client(address) as client, kept as partial:
+    with _client(address) as client, state_context as partial:
         yield _with_worker(DaskWorkers(client, address, FIRST_WORKER_S, partial=partial))
 
 
@@ -102,11 +102,12 @@ def _keys(shared: Path | None) -> Iterator[Security]:
 
     A client of a scheduler can run any program as its workers: only holders of these keys are admitted.
     """
-    made = Security.temporary()
+    credentials = Security.temporary()
     with TemporaryDirectory(prefix="dask-", dir=shared) as directory:
         paths = {}
         for name, text in (
-            ("ca", made.tls_ca_file), ("cert", made.tls_scheduler_cert), ("key", made.tls_scheduler_key)
+            ("ca", credentials.tls_ca_file), ("cert", credentials.tls_scheduler_cert),
+            ("key", credentials.tls_scheduler_key)
         ):  # fmt: skip
             paths[name] = Path(directory) / f"{name}.pem"
             paths[name].touch(mode=0o600)
@@ -259,12 +260,12 @@ class DaskWorkers:
 
         Raises ``UnreachableError`` for workers of another version, and if the workers or the scheduler end.
         """
-        done = attempts = 0
+        finished = attempts = 0
         try:
-            while done < len(todo):
+            while finished < len(todo):
                 try:
-                    for result in self._attempt(function, todo[done:], shared):
-                        done, attempts = done + 1, 0
+                    for result in self._attempt(function, todo[finished:], shared):
+                        finished, attempts = finished + 1, 0
                         yield result
                 except (FutureCancelledError, _NoWorkerError):  # all workers that had the input are gone
                     attempts += 1
@@ -285,12 +286,14 @@ class DaskWorkers:
     ) -> Iterator[Result]:
         shared_input = self._client.scatter(shared, broadcast=True, hash=False)
         waiting: deque[Future] = deque()
-        at = 0
-        while at < len(todo) or waiting:
+        position = 0
+        while position < len(todo) or waiting:
             threads = sum(self._client.nthreads().values())
-            while at < len(todo) and len(waiting) < _AHEAD * max(threads, 1):
-                waiting.append(self._client.submit(_task, function, todo[at], shared_input, identity(), pure=False))
-                at += 1
+            while position < len(todo) and len(waiting) < _AHEAD * max(threads, 1):
+                waiting.append(
+                    self._client.submit(_task, function, todo[position], shared_input, identity(), pure=False)
+                )
+                position += 1
             yield self._result(waiting.popleft())
 
     def _result(self, future: Future) -> Any:

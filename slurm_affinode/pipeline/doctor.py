@@ -63,10 +63,10 @@ def known_hole_checks(program: str, version: str) -> list[Check]:
         (HoleFinding.AFFECTED, PROBLEM, "has known security holes"),
         (HoleFinding.UNKNOWN, SKIPPED, "may have known security holes"),
     ):
-        holes = [hole for hole, known in verdicts if known is verdict]
+        holes = [hole for hole, hole_verdict in verdicts if hole_verdict is verdict]
         if not holes:
             continue
-        listed = "; ".join(f"{hole.name} ({hole.date}): {hole.about}" for hole in holes)
+        hole_list = "; ".join(f"{hole.name} ({hole.date}): {hole.about}" for hole in holes)
         fixes = "; ".join(f"{hole.name}: {', '.join(hole.fixed)}, {hole.source}" for hole in holes)
         advice = (
             f"update {program}"
@@ -74,7 +74,7 @@ def known_hole_checks(program: str, version: str) -> list[Check]:
             else f"see the changelog of your package of {program}"
         )
         name = f"{program} security" if status == PROBLEM else f"{program} security, unknown"
-        detail = f"{version} {what} (as of {table.as_of}): {listed}"
+        detail = f"{version} {what} (as of {table.as_of}): {hole_list}"
         checks.append(Check(name, status, detail, f"{advice}; fixed in {fixes}"))
     return checks
 
@@ -143,12 +143,12 @@ def _backend(requested: str, commands: Availability, pyslurm: Availability) -> C
     if requested == "pyslurm" and not pyslurm.usable:
         detail = f"pyslurm was requested and cannot be used: {pyslurm.reason}"
         return Check("Slurm backend", PROBLEM, detail, pyslurm.hint)
-    known = [
+    notes = [
         f"{availability.backend} {availability.version or ''}".strip()
         + (": available" if availability.usable else f": not usable: {availability.reason}")
         for availability in (pyslurm, commands)
     ]
-    return Check("Slurm backend", OK, f"{used.backend} ({requested} was requested); {'; '.join(known)}")
+    return Check("Slurm backend", OK, f"{used.backend} ({requested} was requested); {'; '.join(notes)}")
 
 
 def _controller(run: Runner, version: str | None) -> Check:

@@ -193,11 +193,11 @@ class _Announcement:
         with contextlib.suppress(OSError):
             names.append(process.link("exe").rpartition("/")[2])
         servers = metric_table.servers_named(names)
-        listed = any(
+        has_ports = any(
             fnmatchcase(name.removesuffix(".py"), pattern.removesuffix(".py")) for name in names for pattern in programs
         )
         named = _named_ports(process)
-        if not servers and not listed:
+        if not servers and not has_ports:
             return cls(named) if named else None
         numbers = (kernel_text.number(word.rpartition("=")[2].rpartition(":")[2]) for word in arguments)
         defaults = frozenset(port for engine in servers for port in engine.ports)
@@ -243,9 +243,9 @@ def request(port: ListeningPort) -> list[EngineReading]:
         "slurm_affinode.engines.scrape", port.host, str(port.port), str(port.uid), str(port.gid),
         ",".join(map(str, port.groups)),
     )  # fmt: skip
-    done = run_program(argv, timeout_s=PROGRAM_S)
+    completion = run_program(argv, timeout_s=PROGRAM_S)
     try:
-        return scrape.decode(done.stdout.strip())
+        return scrape.decode(completion.stdout.strip())
     except (ValueError, RecursionError) as error:
         raise UnreachableError(f"{port.host}:{port.port}: the result of the scrape {error}") from error
 
@@ -346,16 +346,16 @@ class EngineScraper:
         serving = {process for process, _ in self._proven}
         probed: set[Id] = set()
         for port in sorted(listening_ports, key=lambda port: (self._quiet.get(port.key, (0.0, 0.0))[1], port.rank)):
-            known, paused = port.key in self._known, self._quiet.get(port.key, (now, 0.0))[0] > now
-            if known and self._once:
+            is_known, paused = port.key in self._known, self._quiet.get(port.key, (now, 0.0))[0] > now
+            if is_known and self._once:
                 continue
             if paused:
-                waiting += [port] * known
+                waiting += [port] * is_known
             elif port.key in self._proven:
                 due.append(port)
             elif port.process not in probed and (port.rank == _ANNOUNCED or port.process not in serving):
-                at, refusals = self._refusals.get(port.process, (now, 0))
-                if at <= now and refusals < MOST_REFUSALS:
+                refused_until, refusals = self._refusals.get(port.process, (now, 0))
+                if refused_until <= now and refusals < MOST_REFUSALS:
                     probed.add(port.process)
                     due.append(port)
         return due, waiting
@@ -413,8 +413,8 @@ class EngineScraper:
     def _lives(self, process: Id) -> bool:
         """Return whether a process has not ended."""
         try:
-            with Process(process.pid, started=process.started, proc=self._proc) as held:
-                return not held.ended()
+            with Process(process.pid, started=process.started, proc=self._proc) as process_fd:
+                return not process_fd.ended()
         except ExhaustedError:
             return True
         except OSError:
@@ -423,16 +423,18 @@ class EngineScraper:
     def _runs(self, process: Id) -> bool:
         """Return whether a process has not ended and is neither stopped nor frozen."""
         try:
-            with Process(process.pid, started=process.started, proc=self._proc) as held:
-                return not self._freezer.held(held.pid) and not held.ended()  # not ended: the PID was its own
+            with Process(process.pid, started=process.started, proc=self._proc) as process_fd:
+                return (
+                    not self._freezer.held(process_fd.pid) and not process_fd.ended()
+                )  # not ended: the PID was its own
         except OSError:
             return False
 
     def _still_there(self, port: ListeningPort) -> bool:
         """Return whether the process still holds the socket: otherwise another program may have responded."""
         try:
-            with Process(port.process.pid, started=port.process.started, proc=self._proc) as held:
-                return port.inode in sockets_of(held)
+            with Process(port.process.pid, started=port.process.started, proc=self._proc) as process_fd:
+                return port.inode in sockets_of(process_fd)
         except OSError:
             return False
 

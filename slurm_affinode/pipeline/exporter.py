@@ -79,8 +79,8 @@ class LastEngines(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
-        at, engines = self._last
-        if self._now() - at > self._stale_s:
+        scraped_at, engines = self._last
+        if self._now() - scraped_at > self._stale_s:
             return
         gpus = self._gpus()
         # A user may serve two engines with the same labels: each series may occur once.

@@ -113,6 +113,6 @@ def _remaining(config: Config, user: str) -> list[str]:
         rows = engines.scan(datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC))
         count = rows.filter(pl.col("user") == user).select(pl.len()).collect().item()
     if count:
-        kept = config.nightly.keep_samples
-        places.append(f"{config.serving_dir}: {counted(count, 'engine sample')}, which are deleted after {kept}")
+        keep = config.nightly.keep_samples
+        places.append(f"{config.serving_dir}: {counted(count, 'engine sample')}, which are deleted after {keep}")
     return [*places, "backups, logs, and mails that were sent"]

@@ -64,24 +64,24 @@ def publish(
     be written, and ``UnreachableError`` if files cannot be given to their owners: these are not published then.
     """
     owned, skipped = _by_owner(fresh, uid_of)
-    at = _own_directory(directory)
+    directory_fd = _own_directory(directory)
     try:
         copies.mkdir(parents=True, exist_ok=True, mode=0o700)
         users = jobs = 0
         for uid in sorted(owned.keys() | set(_uids(copies))):
             lines = _merged(copies / _name(uid), uid, owned.get(uid, {}), keep_since, uid_of)
             if not lines:
-                _remove(copies / _name(uid), at, uid)
+                _remove(copies / _name(uid), directory_fd, uid)
                 continue
             text = "".join(lines)
             _write(copies / _name(uid), text)
-            _give(directory, at, uid, text)
+            _give(directory, directory_fd, uid, text)
             users += 1
             jobs += len(lines)
     except OSError as error:
         raise unwritable(error.filename or directory, error) from error
     finally:
-        os.close(at)
+        os.close(directory_fd)
     return Published(users, jobs, skipped)
 
 
@@ -94,12 +94,12 @@ def _by_owner(
     """
     owned: dict[int, dict[Key, str]] = {}
     skipped = set()
-    known: dict[str, int | None] = {}
+    uids: dict[str, int | None] = {}
     for summary in fresh:
         name = summary.user or ""
-        if name not in known:
-            known[name] = uid_of(name) if name else None
-        uid = known[name]
+        if name not in uids:
+            uids[name] = uid_of(name) if name else None
+        uid = uids[name]
         if uid is None or (summary.uid is not None and summary.uid != uid):
             skipped.add(name)
         elif uid != 0:
@@ -128,20 +128,20 @@ def _own_directory(directory: Path) -> int:
     try:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=_DIRECTORY_MODE)
-        at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         hint = "nightly.jobs.directory is a directory, no symbolic link, of the user who runs nightly"
         raise unwritable(directory, error, hint=hint, doing="used") from error
-    facts = os.fstat(at)
+    facts = os.fstat(directory_fd)
     if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
-        os.close(at)
+        os.close(directory_fd)
         why = "others may write to it" if facts.st_uid == os.geteuid() else "it belongs to another user"
         raise UnreachableError(
             f"{directory}: is not used for job summaries: {why}",
             hint="give the directory to the user who runs nightly, with mode 0711",
         )
-    os.fchmod(at, _DIRECTORY_MODE)  # the umask, or an administrator, may have set another mode
-    return at
+    os.fchmod(directory_fd, _DIRECTORY_MODE)  # the umask, or an administrator, may have set another mode
+    return directory_fd
 
 
 def _merged(
@@ -176,10 +176,10 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _give(directory: Path, at: int, uid: int, text: str) -> None:
+def _give(directory: Path, directory_fd: int, uid: int, text: str) -> None:
     """Replace the file of a user. The directory is addressed by its descriptor: its path may be exchanged meanwhile."""
     try:
-        with replacing(Path(f"/proc/self/fd/{at}") / _name(uid), mode=_FILE_MODE, owner=uid) as temporary:
+        with replacing(Path(f"/proc/self/fd/{directory_fd}") / _name(uid), mode=_FILE_MODE, owner=uid) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except PermissionError as error:
         raise UnreachableError(
@@ -190,10 +190,10 @@ def _give(directory: Path, at: int, uid: int, text: str) -> None:
         raise unwritable(directory / _name(uid), error) from error
 
 
-def _remove(copy: Path, at: int, uid: int) -> None:
+def _remove(copy: Path, directory_fd: int, uid: int) -> None:
     copy.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(_name(uid), dir_fd=at)
+        os.unlink(_name(uid), dir_fd=directory_fd)
 
 
 def read(

@@ -62,11 +62,11 @@ def postman(mail: MailPolicy, now: Callable[[], datetime], sleep: Callable[[floa
         unanswered.clear()
 
     def send(digest: Digest) -> None:
-        made = message(digest, mail, now())
+        mail_message = message(digest, mail, now())
         if mail.via == "smtp":
-            _smtp(made, mail.smtp)
+            _smtp(mail_message, mail.smtp)
         elif mail.via == "command":
-            _command(made, digest, mail)
+            _command(mail_message, digest, mail)
         elif mail.via == "webhook" and mail.webhook is not None:
             webhook.send(digest, mail.webhook)
         else:
@@ -77,7 +77,7 @@ def postman(mail: MailPolicy, now: Callable[[], datetime], sleep: Callable[[floa
     return post
 
 
-def _smtp(made: EmailMessage, server: Smtp) -> None:
+def _smtp(mail_message: EmailMessage, server: Smtp) -> None:
     where = f"mail server {server.host}:{server.port}"
     context, accepted = tls_context(server.ca_file), False
     try:
@@ -91,7 +91,7 @@ def _smtp(made: EmailMessage, server: Smtp) -> None:
                 connection.starttls(context=context)
             if server.user is not None:
                 connection.login(server.user, "" if server.password_file is None else _secret(server.password_file))
-            connection.send_message(made)
+            connection.send_message(mail_message)
             accepted = True
     except smtplib.SMTPRecipientsRefused as error:
         reasons = "; ".join(
@@ -112,7 +112,7 @@ def _secret(path: str) -> str:
         raise InputError(f"cannot be read: {error}", where=path) from error
 
 
-def _command(made: EmailMessage, digest: Digest, mail: MailPolicy) -> None:
+def _command(mail_message: EmailMessage, digest: Digest, mail: MailPolicy) -> None:
     values = {"{to}": digest.recipient, "{subject}": shown(digest.subject, 200), "{user}": digest.user or ""}
     argv = list(mail.command)
     for place, value in values.items():
@@ -120,7 +120,7 @@ def _command(made: EmailMessage, digest: Digest, mail: MailPolicy) -> None:
         argv[1:] = [
             word.replace(place, value) if not (word == place and value.startswith("-")) else "" for word in argv[1:]
         ]
-    process.run(argv, timeout_s=COMMAND_S, stdin=made.as_bytes(), group=True)
+    process.run(argv, timeout_s=COMMAND_S, stdin=mail_message.as_bytes(), group=True)
 
 
 class _Webhook:

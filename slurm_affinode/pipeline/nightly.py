@@ -134,8 +134,12 @@ def describe_failures(outcome: NightlyOutcome) -> str:
         lines.append(f"  {failure.part}: {failure.message}")
         if failure.hint:
             lines.append(f"    {failure.hint}")
-    made = len(outcome.rendered)
-    reports = "no report was due" if made == 0 else f"{made} {'report' if made == 1 else 'reports'} made"
+    report_count = len(outcome.rendered)
+    reports = (
+        "no report was due"
+        if report_count == 0
+        else f"{report_count} {'report' if report_count == 1 else 'reports'} made"
+    )
     lines.append(f"The other parts were done: {reports}, in {outcome.out}")
     return "\n".join(lines)
 
@@ -185,12 +189,12 @@ def _sacct(
 
 def _files(config: Config, store: Repository, patterns: Iterable[str]) -> Iterator[str | Failure]:
     zone = zone_name(config.cluster.timezone)
-    known = store.fingerprints("sacct")
+    fingerprints = store.fingerprints("sacct")
     for pattern in patterns:
         try:
             for path in expand(pattern):
                 content = _content(path)
-                if hashlib.sha256(content).hexdigest() in known:
+                if hashlib.sha256(content).hexdigest() in fingerprints:
                     yield f"{path}: unchanged"
                 else:
                     yield _take_in(config, store, content, str(path), zone=zone)[0]
@@ -203,13 +207,13 @@ def _take_in(
 ) -> tuple[str, frozenset[str]]:
     """Ingest one input; return a message and the clusters in the input."""
     started = datetime.now(UTC)
-    how = SacctReading(
+    reading = SacctReading(
         cluster=config.cluster.name_or_default,
         zone=zone,
         delimiter=delimiter,
         counting=stored_accounting.counting_clusters(store),
     )
-    accounting = sacct.read(content, where=name, how=how)
+    accounting = sacct.read(content, where=name, how=reading)
     counts = stored_accounting.ingest_accounting(
         store,
         accounting,
@@ -541,10 +545,10 @@ class _Night:
 
     def _link(self, pages: UsagePages, period: Period, newest: bool, result: WasteResult) -> Links:
         """Make the pages of a report; without them, the report has no links."""
-        made: list[Links] = []
+        links: list[Links] = []
         with self.log.part(f"pages of {period.kind} {period.label}"):
-            made.append(pages.publish(period, result, newest=newest))
-        return made[0] if made else NO_LINKS
+            links.append(pages.publish(period, result, newest=newest))
+        return links[0] if links else NO_LINKS
 
     def _make(self, period: Period, record: ReportRecord | None, *, newest: bool) -> WasteResult | None:
         """Render a report unless it is up to date; return its figures, ``None`` if nothing was rendered."""
@@ -584,8 +588,10 @@ class _Night:
         with contextlib.closing(engine_store(self.config.serving_dir)) as serving:
             parts += [part.entry.name for part in serving.parts(period.since, period.until)]
         facts = self.store.fingerprint(period.since, period.until)
-        known = stored_accounting.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
-        ends = sorted((name, min(moment, period.until)) for name, moment in known.items())
+        known_until = stored_accounting.with_known(
+            WasteQuery(period.since, period.until), self.store, self.now
+        ).known_until
+        ends = sorted((name, min(moment, period.until)) for name, moment in known_until.items())
         floors = sorted(self.config.agent.floors_pct.items())
         pages = None if self.pages is None else self.config.nightly.pages
         anonymous = None if self.pseudonyms is None else self.pseudonyms.fingerprint

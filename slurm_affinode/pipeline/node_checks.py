@@ -255,9 +255,9 @@ def services(suspend: SuspendConfig, *, proc: Path = PROC, nsswitch: Path = NSSW
 
     CRIU cannot dump a connection to a service outside of the job, such as SSSD.
     """
-    name, listed = "name services", Services(suspend.services)
+    name, services = "name services", Services(suspend.services)
     with suppress(OSError):
-        listening = sorted({address for address in _listening(proc / "net" / "unix") if listed.names(address)})
+        listening = sorted({address for address in _listening(proc / "net" / "unix") if services.names(address)})
         shown = f"a restore closes connections to {_few(listening)}" if listening else "no service of suspend.services"
         reason = device_files.why_no_plugin(suspend.criu_plugin)
         if listening and reason is not None:

@@ -45,12 +45,12 @@ class NodeChecks:
         return [check for check in self.checks if check.status in (PROBLEM, UNREACHABLE)]
 
 
-def chosen(nodes: Iterable[Node], listed: str | None) -> list[str]:
+def chosen(nodes: Iterable[Node], node_list: str | None) -> list[str]:
     """Return the nodes to check: those listed, else those with GPUs that are powered. Raises ``InputError``."""
-    if listed is None:
+    if node_list is None:
         return sorted(node.name for node in nodes if node.gpus is not None and node.powered)
     try:
-        names = expand(listed)
+        names = expand(node_list)
     except ValueError as error:
         raise InputError(f"--nodes: {error}", hint="write for example gpu[01-40],gpu99") from None
     if wrong := next((name for name in names if not _NAME.fullmatch(name)), None):

@@ -120,31 +120,31 @@ class PartialResults:
     def _resumed(self, key: TasksKey, compute: Callable[[int], Results]) -> Results:
         with contextlib.ExitStack() as stack:
             file = self._open(key, stack)
-            done = 0
+            count = 0
             if file is not None:
                 try:
                     for result in _kept(file, key, self._warned):
-                        done += 1
+                        count += 1
                         yield result
                 except BaseException:
-                    self._report(key, done)
+                    self._report(key, count)
                     raise
             keeping = file is not None
-            results = stack.enter_context(contextlib.closing(compute(done)))
+            results = stack.enter_context(contextlib.closing(compute(count)))
             try:
                 for result in results:
                     if keeping and file is not None:
                         try:
-                            _append(file, key, done, result)
+                            _append(file, key, count, result)
                         except OSError as error:
                             keeping = False
                             self._warned(f"{file.name}: partial results are not kept: {one_line(error)}")
                         else:
-                            done += 1
+                            count += 1
                     yield result
             except BaseException:
-                if done:
-                    self._report(key, done)
+                if count:
+                    self._report(key, count)
                 elif file is not None:
                     _delete(self._path(key))
                 raise
@@ -171,15 +171,15 @@ class PartialResults:
             self._warned(f"{self._directory}: partial results are not kept: {one_line(error)}")
             return None
 
-    def _report(self, key: TasksKey, done: int = 0) -> None:
-        """Say how the command continues, once for an interval. ``done``: tasks of ``key``, unless it is complete."""
+    def _report(self, key: TasksKey, finished: int = 0) -> None:
+        """Say how the command continues, once for an interval. ``finished``: tasks of ``key`` unless complete."""
         if _interval(key) in self._reported:
             return
         self._reported.add(_interval(key))
         complete = sum(same.tasks for same in self._complete if _interval(same) == _interval(key))
-        tasks = complete + (key.tasks if done else 0)
+        tasks = complete + (key.tasks if finished else 0)
         self._warned(
-            f"the results of {complete + done:,} of {counted(tasks, 'task')} are kept: the same command with "
+            f"the results of {complete + finished:,} of {counted(tasks, 'task')} are kept: the same command with "
             f"--since {key.since} --until {key.until} continues"
         )
 
@@ -312,15 +312,15 @@ def _append(file: FileIO, key: TasksKey, number: int, result: Any) -> None:
 
 
 def _write(file: FileIO, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[file.write(left) :]
+    remaining = memoryview(content)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
 
 
 def _digest(key: TasksKey, number: int, content: bytes) -> bytes:
-    made = blake2b(f"{key.digest} {number}\n".encode(), digest_size=_DIGEST_BYTES)
-    made.update(content)
-    return made.digest()
+    hasher = blake2b(f"{key.digest} {number}\n".encode(), digest_size=_DIGEST_BYTES)
+    hasher.update(content)
+    return hasher.digest()
 
 
 def _delete(path: Path) -> None:

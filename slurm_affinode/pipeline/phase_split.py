@@ -140,8 +140,8 @@ def _require_room(requests: RequestArrays, engine: EngineModel, path: Path) -> N
 
 
 def _all_known(deployments: Sequence[Deployment | None]) -> tuple[Deployment, ...] | None:
-    known = tuple(deployment for deployment in deployments if deployment is not None)
-    return known if known and len(known) == len(deployments) else None
+    usable = tuple(deployment for deployment in deployments if deployment is not None)
+    return usable if usable and len(usable) == len(deployments) else None
 
 
 def _arrays(requests: pl.DataFrame, origin: datetime) -> RequestArrays:

@@ -231,17 +231,19 @@ def _exported(data: bytes, names: Collection[str]) -> Iterator[tuple[str, bytes]
     loaded = [
         (begin, begin + length, offset)
         for kind, _, offset, begin, _, length, *_ in (
-            struct.unpack_from("<IIQQQQQQ", data, programs + program_size * at) for at in range(program_count)
+            struct.unpack_from("<IIQQQQQQ", data, programs + program_size * index) for index in range(program_count)
         )
         if kind == _LOADED
     ]
-    headers = [struct.unpack_from("<IIQQQQIIQQ", data, sections + section_size * at) for at in range(section_count)]
+    headers = [
+        struct.unpack_from("<IIQQQQIIQQ", data, sections + section_size * index) for index in range(section_count)
+    ]
     for _, kind, _, _, offset, length, linked, *_ in headers:
         if kind != _DYNAMIC_SYMBOLS:
             continue
         texts = headers[linked][4]
-        for at in range(offset, offset + length, 24):
-            name_at, _, _, section, value, size = struct.unpack_from("<IBBHQQ", data, at)
+        for position in range(offset, offset + length, 24):
+            name_at, _, _, section, value, size = struct.unpack_from("<IBBHQQ", data, position)
             begin = texts + name_at
             name = data[begin : begin + _MOST_BYTES].partition(b"\0")[0].decode("ascii", "replace")
             place = next((value - first + start for first, last, start in loaded if first <= value < last), None)

@@ -134,11 +134,11 @@ def idle_shares(
             gpus = store.allocation_gpus(since, until)
             query = stored_accounting.with_known(query, store, moment)
         limit_pct = query.thresholds.idle_pct
-        held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment)
-        periods = idle_periods.find(samples, held, limit_pct)
-    measured = held.pairs.group_by("run").agg(pl.col("at").n_unique().cast(pl.Int64).alias("devices"))
+        gpus_of_runs = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment)
+        periods = idle_periods.find(samples, gpus_of_runs, limit_pct)
+    measured = gpus_of_runs.pairs.group_by("run").agg(pl.col("at").n_unique().cast(pl.Int64).alias("devices"))
     idle = periods.group_by("run").agg((pl.col("end_ms") - pl.col("begin_ms")).sum().alias("idle_ms"))
-    runs = held.runs.filter(
+    runs = gpus_of_runs.runs.filter(
         (pl.col("gpus") > 0) & pl.col("end").is_not_null() & (pl.col("start") >= since) & (pl.col("end") <= until)
     )
     share = 100.0 * pl.col("idle_ms").fill_null(0) / (pl.col("end") - pl.col("start")).dt.total_milliseconds()
@@ -319,10 +319,10 @@ class IdleRisk:
 def idle_risk(source: SubmissionSource) -> IdleRisk:
     """Return the idle share that the best predictor gives for each submission. Raises ``InputError`` for few jobs."""
     target = next(target for target in features.TARGETS if target.name == "idle_pct")
-    known = source.submissions[target.name].count()
-    if known < evaluation.LEAST_JOBS:
+    count = source.submissions[target.name].count()
+    if count < evaluation.LEAST_JOBS:
         raise InputError(
-            f"{known:,} jobs have samples of all their GPUs, fewer than the {evaluation.LEAST_JOBS} that a prediction "
+            f"{count:,} jobs have samples of all their GPUs, fewer than the {evaluation.LEAST_JOBS} that a prediction "
             "of idle time needs", where=source.name,
         )  # fmt: skip
     prepared = evaluation.prepare(source.submissions, target)

@@ -211,7 +211,7 @@ def earlier_periods(
     if result.trend is not None:
         return result.trend
     kind, intervals = report_archive.preceding(query, most)
-    made: list[PeriodHours] = []
+    period_hours: list[PeriodHours] = []
     for period in intervals:
         if step:
             step(f"computing the trend: {period.label}")
@@ -220,8 +220,8 @@ def earlier_periods(
             total = analyse_stored(config, earlier, now=now, top_runs=0, fold=fold).total
         except NoAccountingError:
             break
-        made.append(PeriodHours(period.label, period.since, period.until, total))
-    return Trend(kind, tuple(reversed(made))) if made else None
+        period_hours.append(PeriodHours(period.label, period.since, period.until, total))
+    return Trend(kind, tuple(reversed(period_hours))) if period_hours else None
 
 
 def _take_in_suspensions(config: Config, store: Repository, warned: Step) -> None:
@@ -236,8 +236,8 @@ def _stored(config: Config) -> History:
 
 
 def _advance(say: Step) -> Callable[[int, int], None]:
-    def report_progress(done: int, whole: int) -> None:
-        share = percent(done / whole if whole else 1.0)
+    def report_progress(finished: int, whole: int) -> None:
+        share = percent(finished / whole if whole else 1.0)
         say(f"joining with the GPU metrics: {share} of {fmt.count(whole)} samples")
 
     return report_progress
@@ -261,8 +261,8 @@ def _there_is(name: str, present: Collection[str]) -> str:
     close = difflib.get_close_matches(name, present, n=3)
     names = [*close, *sorted(set(present) - set(close))]
     remaining = len(names) - _MOST_NAMES
-    listed = ", ".join(visible(existing) for existing in names[:_MOST_NAMES])
-    return f"there is: {listed}" + (f", and {remaining} more" if remaining > 0 else "")
+    listing = ", ".join(visible(existing) for existing in names[:_MOST_NAMES])
+    return f"there is: {listing}" + (f", and {remaining} more" if remaining > 0 else "")
 
 
 def _interval(query: WasteQuery) -> str:

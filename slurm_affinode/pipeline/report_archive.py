@@ -169,12 +169,12 @@ def preceding(query: WasteQuery, count: int) -> tuple[str, list[Period]]:
         if (current.since, current.until) == (query.since, query.until):
             return kind, complete(kind, query.since, query.zone, count)
     form = "%Y-%m-%d" if first.time() == time() and after - first >= timedelta(days=1) else "%Y-%m-%d %H:%M"
-    made = []
+    periods = []
     for _ in range(count):
         first, after = first - (after - first), first
         since, until = (moment.replace(tzinfo=query.zone).astimezone(UTC) for moment in (first, after))
-        made.append(Period(kind or "interval", f"{first:{form}}", since, until))
-    return kind or "interval", made
+        periods.append(Period(kind or "interval", f"{first:{form}}", since, until))
+    return kind or "interval", periods
 
 
 def _kind(query: WasteQuery) -> str | None:
@@ -211,12 +211,12 @@ def write_index(
         for record in records
         if holds(out, record.path)
     ]
-    listed = {
+    fields = {
         "generator": f"slurm-affinode {__version__}",
         "timezone": str(zone),
         "reports": [_plain(entry) for entry in entries],
     }
-    data = json.dumps(listed, indent=1, ensure_ascii=False) + "\n"
+    data = json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
     if not force and (out / INDEX).is_file() and _read(out / INDEX_DATA) == data:
         return False
     html = render_index(entries, generated=now, zone=zone)

@@ -287,13 +287,13 @@ def with_settings(text: str, settings: Mapping[tuple[str, str], str], *, where: 
             lines.insert(header + 1, line)
         else:
             lines[place] = line
-    made = "\n".join(lines) + "\n"
+    settings_text = "\n".join(lines) + "\n"
     for (section, key), value in settings.items():
         values.setdefault(section, {}).setdefault(key, value)
-    made_file = TomlFile(made)
+    made_file = TomlFile(settings_text)
     if made_file.faults or made_file.data != values:
         raise ConfigError(f"{where}: cannot be extended: its sections are not written as [section]", hint="edit it")
-    return made if settings else text
+    return settings_text if settings else text
 
 
 def _configuration(request: SetupRequest, host: Host) -> _Part:
@@ -428,14 +428,14 @@ def _owned_by_root(path: Path) -> Iterator[Path]:
 def _timer(request: SetupRequest, host: Host) -> _Part:
     config = configuration(request, host)
     if not request.systemd:
-        values = {f"* * * {USER} ": f"* * * {request.user} "} | crontab_values(config, here=True)
+        values = {f"* * * {USER} ": f"* * * {request.user} "} | crontab_values(config, on_this_host=True)
         target = Path("/etc/cron.d") / _CRON
         texts = {target: filled(asset_dir("reports") / "cron.d" / _CRON, values)}
     else:
         values = {
             f"User={USER}\nGroup={USER}\n": f"User={request.user}\nGroup={request.user}\n",
             f"-o {USER} -g {USER} ": f"-o {request.user} -g {request.user} ",
-        } | unit_values(config, here=True)
+        } | unit_values(config, on_this_host=True)
         if config.nightly.out is not None:
             values["CapabilityBoundingSet=\n"] = (
                 f"ReadWritePaths={quoted('-' + absolute(config.nightly.out))}\nCapabilityBoundingSet=\n"

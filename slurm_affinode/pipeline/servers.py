@@ -230,9 +230,9 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
             for used in of_each(samples, _used, _fleet(config, query.since, query.until, gpus)):
                 health = used.health
                 owner = owners.get((health.key.cluster, health.job), {})
-                known = used if health.user else replace(used, health=replace(health, user=owner.get("user")))
-                if _matches(query, {**owner, "user": known.health.user}):
-                    engines.append(known)
+                server = used if health.user else replace(used, health=replace(health, user=owner.get("user")))
+                if _matches(query, {**owner, "user": server.health.user}):
+                    engines.append(server)
             engines.sort(key=lambda engine: engine.urgency)
             charts = tuple(_chart(engine.health, samples, gpus) for engine in engines[:timelines])
     return ServerReport(tuple(engines), charts) if engines else None
@@ -384,11 +384,11 @@ def _room(gpus: pl.DataFrame | None) -> tuple[float | None, float | None]:
     """Return the memory of a GPU and the least free memory of one of them, in GiB."""
     if gpus is None:
         return None, None
-    known = gpus.filter(pl.col("fb_used_mib").is_not_null() & pl.col("fb_total_mib").is_not_null())
-    if known.is_empty():
+    measured = gpus.filter(pl.col("fb_used_mib").is_not_null() & pl.col("fb_total_mib").is_not_null())
+    if measured.is_empty():
         return None, None
-    free = (known["fb_total_mib"] - known["fb_used_mib"]).min()
-    return float(known["fb_total_mib"].min()) / 1024, float(free) / 1024  # type: ignore[arg-type]
+    free = (measured["fb_total_mib"] - measured["fb_used_mib"]).min()
+    return float(measured["fb_total_mib"].min()) / 1024, float(free) / 1024  # type: ignore[arg-type]
 
 
 def _samples_of(health: EngineHealth, samples: pl.LazyFrame) -> pl.DataFrame:

@@ -53,9 +53,9 @@ def ingest_accounting(
     """
     accounting = _raw_ids(repository, accounting)
     stored = repository.upsert(accounting.jobs, accounting.steps)
-    known = counting_clusters(repository)
-    if accounting.gpu_clusters - known:
-        repository.set(_COUNTING, json.dumps(sorted(known | accounting.gpu_clusters)))
+    counting = counting_clusters(repository)
+    if accounting.gpu_clusters - counting:
+        repository.set(_COUNTING, json.dumps(sorted(counting | accounting.gpu_clusters)))
     total = stored.jobs + stored.steps
     if total.new + total.updated == 0 and fingerprint is not None and fingerprint in repository.fingerprints("sacct"):
         # The bad records of this content are already in the journal.
@@ -95,8 +95,8 @@ def _raw_ids(repository: Repository, accounting: Accounting) -> Accounting:
     if tasks.is_empty():
         return accounting
     first, last = tasks.select(pl.col("start").min(), pl.col("start").max().alias("last")).row(0)
-    known = repository.jobs(first, last + timedelta(seconds=1), columns=["job_id", *task])
-    pairs = tasks.join(known.rename({"job_id": "stored"}), on=task).filter(pl.col("job_id") != pl.col("stored"))
+    earlier_jobs = repository.jobs(first, last + timedelta(seconds=1), columns=["job_id", *task])
+    pairs = tasks.join(earlier_jobs.rename({"job_id": "stored"}), on=task).filter(pl.col("job_id") != pl.col("stored"))
     outdated = pairs.filter(pl.col("stored") < 0)
     repository.delete_runs(list(outdated.select("cluster", "stored", "submit").iter_rows()))
     if not made_up:
@@ -138,15 +138,15 @@ def with_known(query: WasteQuery, repository: Repository, now: datetime) -> Wast
     That is the latest time in its records or the end of the last query with sacct, whichever is later. Ingesting an old
     file today does not make its accounting current.
     """
-    known = repository.newest_times()
+    newest = repository.newest_times()
     queried, until = repository.get(_QUERIED), repository.get(_UNTIL)
     if queried is not None:
         moments = {name: datetime.fromisoformat(text) for name, text in json.loads(queried).items()}
     else:  # a database of an earlier release, which did not record the cluster
-        moments = {} if until is None else dict.fromkeys(known, datetime.fromisoformat(until))
+        moments = {} if until is None else dict.fromkeys(newest, datetime.fromisoformat(until))
     for name, moment in moments.items():
-        known[name] = max(moment, known.get(name, moment))
-    return replace(query, known_until={name: min(moment, now) for name, moment in known.items()})
+        newest[name] = max(moment, newest.get(name, moment))
+    return replace(query, known_until={name: min(moment, now) for name, moment in newest.items()})
 
 
 def check_known(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> None:

@@ -42,10 +42,10 @@ _TEXT = str(pl.String())
 
 def digest(*values: Any) -> str:
     """Return a digest of values that is the same in every process. Raises ``TypeError`` for one without bytes."""
-    made = blake2b(digest_size=DIGEST_BYTES)
+    hasher = blake2b(digest_size=DIGEST_BYTES)
     for value in values:
-        _put(value, made.update)
-    return made.hexdigest()
+        _put(value, hasher.update)
+    return hasher.hexdigest()
 
 
 def encoded(value: Any) -> bytes:
@@ -158,8 +158,8 @@ def _put_series(series: pl.Series, sink: _Sink) -> None:
     sink(b"S")
     _put_text(b"s", series.name, sink)
     _put_text(b"s", str(series.dtype), sink)
-    known = series.is_not_null()
-    _put(None if known.all() else np.packbits(known.to_numpy()), sink)
+    present = series.is_not_null()
+    _put(None if present.all() else np.packbits(present.to_numpy()), sink)
     if series.dtype == pl.String():
         lengths = series.str.len_bytes().fill_null(0).cast(pl.Int64)
         _put_array(lengths.to_numpy(), sink)
@@ -293,7 +293,7 @@ class _Reader:
 
     def series(self) -> pl.Series:
         name, kind = self._typed(str), self._typed(str)
-        known, values = self._typed(type(None), np.ndarray), self._typed(np.ndarray)
+        validity, values = self._typed(type(None), np.ndarray), self._typed(np.ndarray)
         if values.ndim != 1:
             raise ValueError("a column has the wrong shape")
         if kind == _TEXT:
@@ -302,11 +302,11 @@ class _Reader:
             series = pl.Series(name, values).cast(_TYPES[kind])
         else:
             raise ValueError("a column has the wrong type")
-        if known is None:
+        if validity is None:
             return series
-        if known.dtype != np.uint8 or len(known) != (len(series) + 7) // 8:
+        if validity.dtype != np.uint8 or len(validity) != (len(series) + 7) // 8:
             raise ValueError("a column has the wrong length")
-        mask = pl.Series("known", np.unpackbits(known, count=len(series)).astype(np.bool_))
+        mask = pl.Series("known", np.unpackbits(validity, count=len(series)).astype(np.bool_))
         return pl.select(pl.when(mask).then(series).alias(name)).to_series()
 
     def _texts(self, lengths: np.ndarray[Any, Any]) -> list[str]:

@@ -23,8 +23,10 @@ _PATH = "PATH=/opt/slurm-affinode/bin:/usr/local/bin:/usr/bin:/bin"
 _PLAIN = re.compile(r"[\w/.:=@+,%-]+")
 
 
-def unit_values(config: Config, *, here: bool) -> dict[str, str]:
-    """Return the replacements of environment and state directory in a shipped service; ``here``: see ``search_path``.
+def unit_values(config: Config, *, on_this_host: bool) -> dict[str, str]:
+    """Return the replacements of environment and state directory in a shipped service.
+
+    ``on_this_host``: see ``search_path``.
 
     Raises ``AffinodeError`` if a path cannot be written into a unit.
     """
@@ -34,13 +36,13 @@ def unit_values(config: Config, *, here: bool) -> dict[str, str]:
         state = absolute(config.store.state_dir)
         values[f"' {STATE_DIR}\n"] = f"' {quoted(state).replace('$', '$$')}\n"
         values[f"=-{STATE_DIR}\n"] = f"={quoted('-' + state)}\n"
-    return values | search_path(config, quoted, here=here)
+    return values | search_path(config, quoted, on_this_host=on_this_host)
 
 
-def crontab_values(config: Config, *, here: bool) -> dict[str, str]:
-    """Return the replacements of the environment in a shipped crontab; ``here``: see ``search_path``."""
+def crontab_values(config: Config, *, on_this_host: bool) -> dict[str, str]:
+    """Return the replacements of the environment in a shipped crontab; ``on_this_host``: see ``search_path``."""
     values = {f"{_HOME}\n": "".join(f"{variable}\n" for variable in environment(config))}
-    return values | search_path(config, lambda text: text, here=here)
+    return values | search_path(config, lambda text: text, on_this_host=on_this_host)
 
 
 def environment(config: Config) -> list[str]:
@@ -53,16 +55,16 @@ def environment(config: Config) -> list[str]:
     return variables
 
 
-def search_path(config: Config, quote: Callable[[str], str], *, here: bool) -> dict[str, str]:
+def search_path(config: Config, quote: Callable[[str], str], *, on_this_host: bool) -> dict[str, str]:
     """Return the replacement of ``PATH``.
 
-    Slurm's directory is prepended and, with ``here`` (the file is for this machine and not for an OS image), this
+    Slurm's directory is prepended and, with ``on_this_host`` (the file is for this machine, not for an OS image), this
     program's directory if the default ``PATH`` lacks it.
     """
     places = [] if config.slurm.bin_dir is None else [absolute(config.slurm.bin_dir)]
     interpreter_dir, default_path = Path(sys.executable).parent, _PATH.partition("=")[2]
     if (
-        here
+        on_this_host
         and not shutil.which(_PROGRAM, path=default_path)
         and (interpreter_dir / _PROGRAM).exists()
         and ":" not in str(interpreter_dir)

@@ -58,10 +58,10 @@ def collect(
     limit_pct = query.thresholds.idle_pct
     step("reading GPU metrics")
     with contextlib.closing(SampleStore(config.history_dir)) as samples:
-        held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment)
+        held_gpus = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment)
         step("searching idle periods")
-        periods = idle_periods.find(samples, held, limit_pct)
-    runs = held.runs.filter(pl.col("gpus").fill_null(1) > 0)
+        periods = idle_periods.find(samples, held_gpus, limit_pct)
+    runs = held_gpus.runs.filter(pl.col("gpus").fill_null(1) > 0)
     name = _cluster(runs, cluster)
     runs = runs.filter(pl.col("cluster") == name)
     since_ms, until_ms = epoch_ms(query.since), epoch_ms(query.until)
@@ -72,12 +72,12 @@ def collect(
         "without a user": pl.col("user").is_null(),
     }
     prepared = job_runs.prepare(jobs, query, moment).filter(pl.col("cluster") == name, pl.col("gpus").fill_null(1) > 0)
-    uncertain = prepared.join(held.runs, on=["cluster", "job_id", "submit"], how="anti").height
+    uncertain = prepared.join(held_gpus.runs, on=["cluster", "job_id", "submit"], how="anti").height
     left_out = {"without a certain start and end": uncertain}
     for reason, test in reasons.items():
         left_out[reason] = runs.filter(test).height
         runs = runs.filter(~test)
-    whole = held.pairs.group_by("run").agg(pl.col("at").n_unique().cast(pl.Int64).alias("devices"))
+    whole = held_gpus.pairs.group_by("run").agg(pl.col("at").n_unique().cast(pl.Int64).alias("devices"))
     submitted = pl.min_horizontal(pl.coalesce("eligible", "submit"), "start")
     rows = runs.join(whole, on="run", how="left").select(
         "run", "user", "account", "job_name", "partition", "gpu_type", "gpus", "timelimit_s",
@@ -87,9 +87,9 @@ def collect(
         pl.col("end").dt.epoch("s").alias("end_s"),
         (pl.col("devices").fill_null(0) >= pl.col("gpus")).alias("measured"),
     )  # fmt: skip
-    divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
+    divided = pl.col("at").is_in(held_gpus.divided.cast(pl.UInt32).implode())
     in_cluster = (pl.col("cluster") == name).fill_null(value=True)
-    devices = held.devices.with_row_index("at").filter(~divided, in_cluster).height
+    devices = held_gpus.devices.with_row_index("at").filter(~divided, in_cluster).height
     idle = periods.select(
         "run", (pl.col("begin_ms") // 1000).alias("begin_s"), (pl.col("end_ms") // 1000).alias("end_s")
     ).filter(pl.col("run").is_in(rows["run"].implode()))

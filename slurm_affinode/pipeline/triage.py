@@ -106,11 +106,11 @@ def examine(
             "name the logs after the job"
         )
     result = triage(findings, outcome)
-    known = outcome or _named(result)
-    if known is not None:
+    known_outcome = outcome or _named(result)
+    if known_outcome is not None:
         try:
             failed = None if result.cause is None else result.cause.time
-            result = replace(result, metrics=tuple(metrics(known, failed)))
+            result = replace(result, metrics=tuple(metrics(known_outcome, failed)))
         except AffinodeError as error:
             problems.append(str(error))
     return JobTriage(result, tuple(problems))

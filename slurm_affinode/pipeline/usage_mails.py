@@ -158,11 +158,11 @@ def to_files(directory: Path, policy: MailPolicy, now: datetime) -> Post:
     """Return a function that writes each mail to a file in ``directory``, named after recipient and content."""
 
     def post(digest: Digest) -> None:
-        made = message(digest, policy, now)
+        mail_message = message(digest, policy, now)
         path = directory / _file_name(digest)
         try:
             with replacing(path) as temporary:
-                temporary.write_bytes(made.as_bytes())
+                temporary.write_bytes(mail_message.as_bytes())
         except OSError as error:
             raise unwritable(path, error) from error
 

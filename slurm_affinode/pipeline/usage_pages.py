@@ -102,8 +102,8 @@ class UsagePages:
         Only what has changed is made. ``analyze`` is called for reports that this run has not rendered. Return the
         number of users with pages. Raises ``AffinodeError`` as ``publish`` does.
         """
-        known = json.loads(self.store.get(_PUBLISHED) or "{}")
-        current = known["reports"] if known.get("directory") == str(self.root) else {}
+        publication = json.loads(self.store.get(_PUBLISHED) or "{}")
+        current = publication["reports"] if publication.get("directory") == str(self.root) else {}
         kinds = tuple(kind for kind in usage_page.KINDS if kind in {record.period for record in newest})
         try:
             _prepare(self.root)
@@ -143,9 +143,9 @@ class UsagePages:
                 jobs = list(directory.glob("job-*.html"))
                 unwanted = by == "account" and not self.config.nightly.pages.account_jobs
                 expired = [path for path in jobs if unwanted or path.stat().st_mtime < before]
-                listed = by == "user" or directory.name in self.config.nightly.pages.accounts
+                is_listed = by == "user" or directory.name in self.config.nightly.pages.accounts
                 inactive = self.shown(by, directory.name) not in active and len(expired) == len(jobs)
-                if inactive or not listed:
+                if inactive or not is_listed:
                     shutil.rmtree(directory)
                     continue
                 for path in expired:
@@ -318,8 +318,8 @@ class UsagePages:
         period: ReportRecord,
         earlier: Sequence[tuple[ReportRecord, Mapping[str, PeriodHours]]],
     ) -> Trend | None:
-        known = [table[shown] for _, table in earlier if (shown := self.shown(by, name)) in table]
-        return Trend(period.period, tuple(known)) if known else None
+        known_rows = [table[shown] for _, table in earlier if (shown := self.shown(by, name)) in table]
+        return Trend(period.period, tuple(known_rows)) if known_rows else None
 
     def _table(self, record: ReportRecord, by: str) -> Mapping[str, PeriodHours]:
         """Return the figures of all users or accounts in a stored report."""

@@ -207,17 +207,17 @@ def replay_site(
     step("reading GPU metrics")
     limit_pct = query.thresholds.idle_pct
     with contextlib.closing(SampleStore(config.history_dir)) as samples:
-        held = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment, spread=spread)
+        held_gpus = squatters.hold(query, jobs, gpus, samples, [limit_pct], moment, spread=spread)
         idle = pl.DataFrame(schema=idle_periods.PERIODS)
         if change.suspend_idle_s is not None or change.windows_s or change.idle_risk:
             step("searching idle periods")
-            idle = idle_periods.find(samples, held, limit_pct, spread)
-    lost = job_runs.prepare(jobs, query, moment).join(held.runs, on=["cluster", "job_id", "submit"], how="anti")
+            idle = idle_periods.find(samples, held_gpus, limit_pct, spread)
+    lost = job_runs.prepare(jobs, query, moment).join(held_gpus.runs, on=["cluster", "job_id", "submit"], how="anti")
     costs = suspensions.totals(suspensions.given_back(entries, query, now=moment))
-    known = costs["suspend_s"] is not None and costs["restore_s"] is not None
+    costs_known = costs["suspend_s"] is not None and costs["restore_s"] is not None
     dump_s, restore_s = float(costs["suspend_s"] or DUMP_S), float(costs["restore_s"] or RESTORE_S)
     replays = []
-    for cluster in sorted(held.runs.filter(pl.col("gpus").fill_null(1) > 0)["cluster"].drop_nulls().unique()):
+    for cluster in sorted(held_gpus.runs.filter(pl.col("gpus").fill_null(1) > 0)["cluster"].drop_nulls().unique()):
         step(f"replaying {cluster}")
         uncertain = lost.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0)).height
         predicted = None
@@ -229,8 +229,8 @@ def replay_site(
             step(f"predicting idle time of {cluster}")
             risk = _idle_risk(config, query, cluster, step)
         replays.append(_replay(
-            cluster, held, idle, change, (dump_s, restore_s, "the ledger" if known else "docs/hardware.md"), uncertain,
-            predicted, risk, spread or in_turn,
+            cluster, held_gpus, idle, change, (dump_s, restore_s, "the ledger" if costs_known else "docs/hardware.md"),
+            uncertain, predicted, risk, spread or in_turn,
         ))  # fmt: skip
     if not replays:
         raise NoAccountingError("no GPU job ran in this interval", hint="choose an earlier --since, or ingest sacct")
@@ -270,10 +270,10 @@ class _Risk:
 
 
 def _replay(  # noqa: PLR0917
-    cluster: str, held: HeldGpus, idle: pl.DataFrame, change: Change, costs: tuple[float, float, str], uncertain: int,
-    predicted: _Predictions | None, risk: _Risk | None, spread: Spread,
+    cluster: str, held_gpus: HeldGpus, idle: pl.DataFrame, change: Change, costs: tuple[float, float, str],
+    uncertain: int, predicted: _Predictions | None, risk: _Risk | None, spread: Spread,
 ) -> ClusterReplay:  # fmt: skip
-    runs = held.runs.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0))
+    runs = held_gpus.runs.filter((pl.col("cluster") == cluster) & (pl.col("gpus").fill_null(1) > 0))
     left_out = {"without a certain start and end": uncertain, "without a GPU count": int(runs["gpus"].null_count())}
     runs = runs.filter(pl.col("gpus").is_not_null())
     whole_h = _gpu_hours(runs)
@@ -287,16 +287,16 @@ def _replay(  # noqa: PLR0917
     share = 1 - _gpu_hours(runs) / whole_h if whole_h else 0.0
     _check_left_out(cluster, runs.height, left_out, share, partial=change.partial)
     jobs, starts, interactive, rows = _jobs(
-        runs, idle, held.query, {} if predicted is None else predicted.run_s, {} if risk is None else risk.idle_pct
+        runs, idle, held_gpus.query, {} if predicted is None else predicted.run_s, {} if risk is None else risk.idle_pct
     )
-    divided = pl.col("at").is_in(held.divided.cast(pl.UInt32).implode())
+    divided = pl.col("at").is_in(held_gpus.divided.cast(pl.UInt32).implode())
     in_cluster = (pl.col("cluster") == cluster).fill_null(value=True)
-    devices = held.devices.with_row_index("at").filter(~divided, in_cluster)
-    pools = _pools(jobs, starts, rows, held.nodes, devices, one_pool=change.one_pool)
+    devices = held_gpus.devices.with_row_index("at").filter(~divided, in_cluster)
+    pools = _pools(jobs, starts, rows, held_gpus.nodes, devices, one_pool=change.one_pool)
     subject = _Subject(
         cluster, {reason: number for reason, number in left_out.items() if number}, share, policy,
         None if predicted is None else predicted.predictor, costs,
-        (held.query.since.timestamp(), held.query.until.timestamp()), devices,
+        (held_gpus.query.since.timestamp(), held_gpus.query.until.timestamp()), devices,
         None if risk is None else risk.predictor,
     )  # fmt: skip
     return _compare(subject, jobs, interactive, pools, change, spread)
@@ -437,7 +437,7 @@ def _compare(  # noqa: PLR0917
         dump_s=dump_s,
         restore_s=restore_s,
         costs_from=source,
-        interactive=sum(job.run < other.run for job, other in zip(changed, jobs, strict=True)),
+        interactive=sum(job.run < original.run for job, original in zip(changed, jobs, strict=True)),
         sweep=tuple(sweep),
         idle_predictor=subject.idle_predictor,
         idle_risk=() if subject.idle_predictor is None else _risk_classes(jobs, after),
@@ -493,8 +493,8 @@ def _pools(
     sized = []
     for pool in pools:
         measured = devices if one_pool else devices.filter(pl.col("node").is_in(list(pool.nodes)))
-        held = most_concurrent([jobs[number] for number in pool.jobs], [starts[number] for number in pool.jobs])
-        sized.append((pool, max(measured.height, held)))
+        concurrent = most_concurrent([jobs[number] for number in pool.jobs], [starts[number] for number in pool.jobs])
+        sized.append((pool, max(measured.height, concurrent)))
     return sized
 
 
@@ -502,7 +502,7 @@ def _with_more(pools: list[tuple[Pool, int]], jobs: list[GpuJob], more: int) -> 
     """Return the pools with more GPUs in the one whose jobs waited longest, in sum."""
     waited = [sum(jobs[number].recorded_wait for number in pool.jobs) for pool, _ in pools]
     longest = waited.index(max(waited))
-    return [(pool, gpus + (more if at == longest else 0)) for at, (pool, gpus) in enumerate(pools)]
+    return [(pool, gpus + (more if index == longest else 0)) for index, (pool, gpus) in enumerate(pools)]
 
 
 def _pool_figures(  # noqa: PLR0917

@@ -178,7 +178,7 @@ def _by_wakes(replay: ClusterReplay, key: str) -> Markup:
     wakes = sorted(points)
     return lines(
         Words(f"wakes-{key}", "GPU-hours against wakes a day", _sweep_text(replay)), wakes,
-        _series([points[at] for at in wakes]), unit="GPU-hours", x_label="Wakes a day",
+        _series([points[index] for index in wakes]), unit="GPU-hours", x_label="Wakes a day",
     )  # fmt: skip
 
 
